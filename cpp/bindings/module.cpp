@@ -1,0 +1,10 @@
+// The table of contents of ntk_alibi._core. Arguments are validated in Python (_validation.py); an
+// exception from here is a bug there.
+#include "bindings/pybind.h"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "Compiled core of ntk_alibi; see _core.pyi for the signatures.";
+  module.attr("__version__") = NTK_ALIBI_VERSION;
+  ntk_alibi::register_runtime(module);
+  ntk_alibi::register_bias(module);
+}

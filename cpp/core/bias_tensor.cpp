@@ -1,0 +1,89 @@
+#include "core/bias_tensor.h"
+
+#include <vector>
+
+#include "core/isa.h"
+#include "core/parallel.h"
+
+namespace ntk_alibi {
+namespace {
+
+// Above this size a tensor does not fit the last-level cache beside what its reader needs, and
+// stores that bypass the caches save reading each line before it is overwritten.
+constexpr std::int64_t stream_above_bytes = std::int64_t{16} << 20;
+
+// Rows handed to a thread at a time hold at least this many elements, so that waking it pays.
+constexpr std::int64_t elements_per_task = std::int64_t{1} << 15;
+
+// Slack behind the positions: kernels load whole vectors, 64 bytes at most.
+constexpr std::int64_t vector_slack = 16;
+
+std::int64_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
+
+float slope_at(const SlopeView& slopes, std::int64_t b, std::int64_t h, std::int64_t q) {
+  return slopes.data[b * slopes.batch_stride + h * slopes.head_stride + q * slopes.query_stride];
+}
+
+void count_positions(const std::uint8_t* mask, std::int64_t key_length, Anchor anchor,
+                     std::int32_t* positions) {
+  std::int32_t last = -1;
+  for (std::int64_t k = 0; k < key_length; ++k) {
+    last += mask[k] != 0;
+    positions[k] = mask[k] ? last : 0;
+  }
+  if (anchor == Anchor::first) return;
+  for (std::int64_t k = 0; k < key_length; ++k) {
+    if (mask[k]) positions[k] -= last;
+  }
+}
+
+// Calls write(row, destination, stream) for every row of `row_length` elements of a contiguous
+// tensor.
+template <class Write>
+void for_each_row(std::int64_t rows, std::int64_t row_length, DType dtype, void* out, Write write) {
+  const std::int64_t row_bytes = row_length * element_size(dtype);
+  if (rows == 0 || row_bytes == 0) return;
+  const bool stream = rows * row_bytes > stream_above_bytes;
+  const KernelTable& kernels = active_kernels();
+  parallel_for(rows, 1 + elements_per_task / row_length, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row)
+      write(kernels, row, static_cast<char*>(out) + row * row_bytes, stream);
+    if (stream) kernels.stream_fence();
+  });
+}
+
+}  // namespace
+
+void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const SlopeView& slopes,
+              Anchor anchor, DType dtype, void* out) {
+  std::vector<std::int32_t> positions(shape.batch * shape.key_length + vector_slack);
+  parallel_for(shape.batch, 1 + elements_per_task / (shape.key_length + 1),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t b = begin; b < end; ++b) {
+                   const std::int64_t row = b * shape.key_length;
+                   count_positions(mask + row, shape.key_length, anchor, positions.data() + row);
+                 }
+               });
+  for_each_row(shape.batch * shape.heads, shape.key_length, dtype, out,
+               [&](const KernelTable& kernels, std::int64_t row, void* destination, bool stream) {
+                 const std::int64_t b = row / shape.heads, h = row % shape.heads;
+                 kernels.scaled_positions(positions.data() + b * shape.key_length, shape.key_length,
+                                          slope_at(slopes, b, h, 0), dtype, stream, destination);
+               });
+}
+
+void relative_bias(const RelativeBiasShape& shape, const SlopeView& left, const SlopeView& right,
+                   DType dtype, void* out) {
+  for_each_row(shape.batch * shape.heads * shape.query_length, shape.key_length, dtype, out,
+               [&](const KernelTable& kernels, std::int64_t row, void* destination, bool stream) {
+                 const std::int64_t q = row % shape.query_length;
+                 const std::int64_t h = row / shape.query_length % shape.heads;
+                 const std::int64_t b = row / shape.query_length / shape.heads;
+                 kernels.linear_bias_row(
+                     {slope_at(left, b, h, q), slope_at(right, b, h, q),
+                      shape.key_length - shape.query_length + q, shape.key_length},
+                     dtype, stream, destination);
+               });
+}
+
+}  // namespace ntk_alibi

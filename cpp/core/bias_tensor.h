@@ -1,0 +1,44 @@
+// Dense bias tensors, row by row on all threads.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+namespace ntk_alibi {
+
+// Slopes of shape (batch, heads, queries); strides in elements, 0 where an axis is broadcast.
+struct SlopeView {
+  const float* data;
+  std::int64_t batch_stride;
+  std::int64_t head_stride;
+  std::int64_t query_stride;
+};
+
+enum class Anchor { first, last };
+
+struct KeyBiasShape {
+  std::int64_t batch;
+  std::int64_t heads;
+  std::int64_t key_length;
+};
+
+// out (batch, heads, keys), contiguous: slope * position for real keys, 0 for padding. Positions
+// count the real keys (mask != 0) of a row from 0 (Anchor::first) or up to 0 at the last one
+// (Anchor::last).
+void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const SlopeView& slopes,
+              Anchor anchor, DType dtype, void* out);
+
+struct RelativeBiasShape {
+  std::int64_t batch;
+  std::int64_t heads;
+  std::int64_t query_length;
+  std::int64_t key_length;
+};
+
+// out (batch, heads, queries, keys), contiguous: the linear bias over distance of kernels.h, the
+// last query aligned with the last key.
+void relative_bias(const RelativeBiasShape& shape, const SlopeView& left, const SlopeView& right,
+                   DType dtype, void* out);
+
+}  // namespace ntk_alibi

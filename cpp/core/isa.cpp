@@ -1,0 +1,100 @@
+#include "core/isa.h"
+
+#include <atomic>
+#include <stdexcept>
+
+namespace ntk_alibi {
+
+#define NTK_ALIBI_DECLARE_KERNELS(isa)   \
+  namespace isa {                        \
+  extern const KernelTable kernel_table; \
+  }
+NTK_ALIBI_DECLARE_KERNELS(portable)
+#ifdef NTK_ALIBI_HAS_avx2
+NTK_ALIBI_DECLARE_KERNELS(avx2)
+#endif
+#ifdef NTK_ALIBI_HAS_avx512
+NTK_ALIBI_DECLARE_KERNELS(avx512)
+#endif
+#ifdef NTK_ALIBI_HAS_neon
+NTK_ALIBI_DECLARE_KERNELS(neon)
+#endif
+#undef NTK_ALIBI_DECLARE_KERNELS
+
+namespace {
+
+struct Isa {
+  const char* name;
+  bool (*runs_here)();
+  const KernelTable* kernels;
+};
+
+bool always() { return true; }
+
+#ifdef NTK_ALIBI_HAS_avx2
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#endif
+#ifdef NTK_ALIBI_HAS_avx512
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+// Plainest first; the last one that runs here is the default.
+const Isa compiled_isas[] = {
+    {"portable", always, &portable::kernel_table},
+#ifdef NTK_ALIBI_HAS_avx2
+    {"avx2", has_avx2, &avx2::kernel_table},
+#endif
+#ifdef NTK_ALIBI_HAS_avx512
+    {"avx512", has_avx512, &avx512::kernel_table},
+#endif
+#ifdef NTK_ALIBI_HAS_neon
+    {"neon", always, &neon::kernel_table},
+#endif
+};
+
+const Isa* best_isa() {
+  const Isa* best = nullptr;
+  for (const Isa& isa : compiled_isas) {
+    if (isa.runs_here()) best = &isa;
+  }
+  return best;
+}
+
+std::atomic<const Isa*>& active() {
+  static std::atomic<const Isa*> isa{best_isa()};
+  return isa;
+}
+
+}  // namespace
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const Isa& isa : compiled_isas) {
+    if (isa.runs_here()) names.push_back(isa.name);
+  }
+  return names;
+}
+
+const char* active_isa() { return active().load()->name; }
+
+void select_isa(const std::string& name) {
+  std::string choices;
+  for (const Isa& isa : compiled_isas) {
+    if (!isa.runs_here()) continue;
+    if (name == isa.name) {
+      active() = &isa;
+      return;
+    }
+    choices += choices.empty() ? "" : ", ";
+    choices += isa.name;
+  }
+  throw std::invalid_argument("NTK_ALIBI_ISA must be one of " + choices +
+                              " on this machine, got '" + name + "'");
+}
+
+const KernelTable& active_kernels() { return *active().load()->kernels; }
+
+}  // namespace ntk_alibi

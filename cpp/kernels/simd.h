@@ -1,0 +1,119 @@
+// Vectors of `lanes` floats for the ISA this translation unit is built for, written with the vector
+// extensions of GCC and Clang so that one source serves every ISA. NTK_ALIBI_VECTOR_BYTES must be
+// the register width of the ISA: wider vectors are legal but an order of magnitude slower.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+constexpr int vector_bytes = NTK_ALIBI_VECTOR_BYTES;
+constexpr int lanes = vector_bytes / 4;
+
+typedef float f32v __attribute__((vector_size(vector_bytes)));
+typedef std::int32_t i32v __attribute__((vector_size(vector_bytes)));
+typedef std::uint32_t u32v __attribute__((vector_size(vector_bytes)));
+typedef std::uint16_t u16v __attribute__((vector_size(vector_bytes / 2)));
+
+// Storage types: 16-bit floats are kept as their bit patterns.
+struct bfloat16 {
+  std::uint16_t bits;
+};
+struct float16 {
+  std::uint16_t bits;
+};
+
+inline f32v broadcast(float x) { return x - f32v{}; }
+inline i32v broadcast(std::int32_t x) { return x - i32v{}; }
+
+inline i32v iota() {
+  i32v v;
+  for (int i = 0; i < lanes; ++i) v[i] = i;
+  return v;
+}
+
+inline f32v to_float(i32v v) { return __builtin_convertvector(v, f32v); }
+inline u32v bits_of(f32v v) { return (u32v)v; }
+inline f32v float_of(u32v v) { return (f32v)v; }
+
+template <class Vector, class T>
+inline Vector load(const T* p) {
+  Vector v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// --- rounding to the 16-bit formats, nearest even, in integers so that every ISA gives the same
+// bits --
+
+inline u16v to_bfloat16(f32v v) {
+  const u32v bits = bits_of(v);
+  const u32v rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const u32v quiet_nan = (bits >> 16) | 0x40u;  // rounding up would turn some NaNs into infinities
+  return __builtin_convertvector((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded, u16v);
+}
+
+inline u16v to_float16(f32v v) {
+  const u32v bits = bits_of(v);
+  const u32v magnitude = bits & 0x7fffffffu;
+  const u32v sign = (bits >> 16) & 0x8000u;
+  // Normal results: move the exponent bias from 127 to 15 and round away the low 13 mantissa bits;
+  // a carry out of the largest finite value lands on infinity.
+  const u32v normal = (magnitude + ((15u - 127u) << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Subnormal results (below 2^-14): adding 0.5 lets the float adder round at half precision's last
+  // bit.
+  const u32v half = bits_of(broadcast(0.5f));
+  const u32v subnormal = bits_of(float_of(magnitude) + broadcast(0.5f)) - half;
+  const u32v infinity_or_nan = magnitude > 0x7f800000u ? u32v{} + 0x7e00u : u32v{} + 0x7c00u;
+  const u32v finite = magnitude < 0x38800000u ? subnormal : normal;
+  return __builtin_convertvector(sign | (magnitude >= 0x47800000u ? infinity_or_nan : finite),
+                                 u16v);
+}
+
+// --- stores: `stream` bypasses the caches and needs an address aligned to the stored bytes
+// ------------
+
+inline void store(float* p, f32v v) { std::memcpy(p, &v, sizeof v); }
+inline void store(bfloat16* p, f32v v) {
+  const u16v rounded = to_bfloat16(v);
+  std::memcpy(p, &rounded, sizeof rounded);
+}
+inline void store(float16* p, f32v v) {
+  const u16v rounded = to_float16(v);
+  std::memcpy(p, &rounded, sizeof rounded);
+}
+
+#if defined(__AVX512F__)
+inline void stream_bytes(void* p, f32v v) { _mm512_stream_ps((float*)p, (__m512)v); }
+inline void stream_bytes(void* p, u16v v) { _mm256_stream_si256((__m256i*)p, (__m256i)v); }
+#elif defined(__AVX__)
+inline void stream_bytes(void* p, f32v v) { _mm256_stream_ps((float*)p, (__m256)v); }
+inline void stream_bytes(void* p, u16v v) { _mm_stream_si128((__m128i*)p, (__m128i)v); }
+#elif defined(__SSE2__)
+inline void stream_bytes(void* p, f32v v) { _mm_stream_ps((float*)p, (__m128)v); }
+inline void stream_bytes(void* p, u16v v) { _mm_stream_si64((long long*)p, (long long)v); }
+#else
+template <class Vector>
+inline void stream_bytes(void* p, Vector v) {
+  std::memcpy(p, &v, sizeof v);
+}
+#endif
+
+inline void stream(float* p, f32v v) { stream_bytes(p, v); }
+inline void stream(bfloat16* p, f32v v) { stream_bytes(p, to_bfloat16(v)); }
+inline void stream(float16* p, f32v v) { stream_bytes(p, to_float16(v)); }
+
+inline void stream_fence() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

@@ -1,0 +1,57 @@
+"""Longer contexts for ALiBi models without fine-tuning, and exact distance biases on CPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ntk_alibi import _runtime
+from ntk_alibi._core import __version__
+from ntk_alibi._runtime import info, set_num_threads
+from ntk_alibi.bias import ALiBi, build_alibi_tensor
+from ntk_alibi.scaling import (
+    NTK,
+    DynamicInterpolation,
+    DynamicNTK,
+    Interpolation,
+    Scaling,
+    scaling_from_config,
+)
+from ntk_alibi.slopes import alibi_slopes
+
+if TYPE_CHECKING:
+    from ntk_alibi import reference
+    from ntk_alibi.integrations import patch
+
+__all__ = [
+    "NTK",
+    "ALiBi",
+    "DynamicInterpolation",
+    "DynamicNTK",
+    "Interpolation",
+    "Scaling",
+    "__version__",
+    "alibi_slopes",
+    "build_alibi_tensor",
+    "info",
+    "patch",
+    "reference",
+    "scaling_from_config",
+    "set_num_threads",
+]
+
+_runtime.start()
+
+
+def __getattr__(name: str) -> Any:
+    """Load on first use what needs more than NumPy, or is seldom needed."""
+    from importlib import import_module
+
+    if name == "patch":
+        return import_module("ntk_alibi.integrations").patch
+    if name == "reference":
+        return import_module("ntk_alibi.reference")
+    raise AttributeError(f"module 'ntk_alibi' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

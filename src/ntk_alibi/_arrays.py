@@ -1,0 +1,115 @@
+"""NumPy arrays and torch tensors behind one set of functions.
+
+Kept apart so that no other module of the NumPy layer mentions torch. Torch is never imported here:
+a tensor or a torch dtype can only reach us if the caller has imported torch already.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _core
+
+if TYPE_CHECKING:
+    import torch
+
+    Array: TypeAlias = NDArray[Any] | torch.Tensor
+    DTypeLike: TypeAlias = np.typing.DTypeLike | torch.dtype
+else:
+    Array = Any
+    DTypeLike = Any
+
+#: The floating types the core writes, by the name that NumPy, ml_dtypes and torch share.
+CORE_DTYPES = {
+    "float32": _core.DType.float32,
+    "bfloat16": _core.DType.bfloat16,
+    "float16": _core.DType.float16,
+}
+
+
+def is_tensor(value: object) -> bool:
+    """Whether value is a torch tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_torch_dtype(dtype: object) -> bool:
+    """Whether dtype is one of torch's."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(dtype, torch.dtype)
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a NumPy or torch dtype: "float32", "bfloat16", "int64" ..."""
+    if is_torch_dtype(dtype):
+        return str(dtype).removeprefix("torch.")
+    return "bfloat16" if dtype == "bfloat16" else np.dtype(dtype).name
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of a floating type; bfloat16 is the one ml_dtypes registers."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        message = "bfloat16 NumPy arrays need ml_dtypes: pip install 'ntk-alibi[bf16]'"
+        raise ImportError(message) from error
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+def empty(shape: tuple[int, ...], dtype: str, *, torch: bool) -> Array:
+    """An uninitialised contiguous array, or tensor in main memory."""
+    if torch:
+        module = sys.modules["torch"]
+        tensor: Array = module.empty(shape, dtype=getattr(module, dtype))
+        return tensor
+    return np.empty(shape, numpy_dtype(dtype))
+
+
+def storage(array: Any) -> NDArray[Any]:
+    """The memory of a floating array as NumPy sees it, without a copy; bfloat16 comes as uint16."""
+    if is_tensor(array):
+        torch = sys.modules["torch"]
+        bits = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
+        memory: NDArray[Any] = bits.detach().numpy()
+    else:
+        memory = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+    return memory
+
+
+def to_numpy(value: Any) -> NDArray[Any]:
+    """Any array, tensor or sequence as a NumPy array; bfloat16 tensors come as float32."""
+    if not is_tensor(value):
+        return np.asarray(value)
+    tensor = value.detach().cpu()
+    if dtype_name(tensor.dtype) == "bfloat16":
+        tensor = tensor.float()
+    return tensor.numpy()  # type: ignore[no-any-return]
+
+
+def like(array: NDArray[Any], example: Any) -> Array:
+    """The array as a tensor on example's device if example is a tensor, else as it is."""
+    if not is_tensor(example):
+        return array
+    return on_device_of(example, sys.modules["torch"].from_numpy(array))
+
+
+def on_device_of(example: Any, array: Any) -> Array:
+    """The array, copied to example's device if that is another."""
+    moved: Array = array.to(example.device) if is_tensor(array) else array
+    return moved
+
+
+def widened(array: Any, out: Any) -> Array:
+    """The array as float64, in out if that is given."""
+    result: Array = array.double() if is_tensor(array) else array.astype(np.float64)
+    if out is not None:
+        out[...] = result
+        result = out
+    return result

@@ -1,0 +1,77 @@
+"""Instruction sets, threads, and what is installed."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from typing import Any
+
+from ntk_alibi import _core, _validation
+
+OPTIONAL_PACKAGES = ("ml_dtypes", "torch", "transformers", "matplotlib", "rich")
+
+
+def start() -> None:
+    """What importing the package does once: choose the instruction set, mind forks."""
+    if isa := os.environ.get("NTK_ALIBI_ISA"):
+        _core.select_isa(isa)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_core.after_fork_in_child)
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Choose how many threads the compiled core uses.
+
+    The default is OpenMP's: OMP_NUM_THREADS, else one a processor. Results are the same bits for
+    any number.
+
+    Args:
+        num_threads: >= 1; 0 returns to the default.
+
+    Raises:
+        TypeError, ValueError: num_threads is no such number.
+        RuntimeError: more than one thread in a forked child, where OpenMP cannot start any.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.set_num_threads(1)
+        >>> na.info()["threads"]
+        1
+        >>> na.set_num_threads(0)
+    """
+    threads = _validation.integer("num_threads", num_threads, minimum=0, maximum=4096)
+    if threads > 1 and _core.forked():
+        raise RuntimeError(
+            f"num_threads must be 1 in a forked process, got {threads}: OpenMP's threads do not "
+            "survive fork(); "
+            "start the process with the 'spawn' or 'forkserver' method to use several"
+        )
+    _core.set_num_threads(threads)
+
+
+def info() -> dict[str, Any]:
+    """What is installed and in use.
+
+    Returns:
+        version; isa (instruction set in use); isas (those this machine runs); threads; packages
+        (optional ones, by name, with their version or None).
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> sorted(na.info())
+        ['isa', 'isas', 'packages', 'threads', 'version']
+    """
+    return {
+        "version": _core.__version__,
+        "isa": _core.active_isa(),
+        "isas": _core.available_isas(),
+        "threads": _core.num_threads(),
+        "packages": {name: _version(name) for name in OPTIONAL_PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,152 @@
+"""Every formula in float64 NumPy, written as the papers write it, one function each.
+
+This is what the package is tested against. It shares no code with the compiled core, favours the
+look of the formula
+over speed, and materialises everything it needs: use it on small inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+
+
+def alibi_slopes(num_heads: int) -> Floats:
+    """ALiBi's slopes (heads,): Press et al. 2022, section 3, and the authors' get_slopes.
+
+    A geometric sequence that starts at 2^(-8/n) with that ratio for n heads, n a power of two;
+    otherwise that of the next lower power of two, then every other slope of the next higher one.
+    """
+    if math.log2(num_heads).is_integer():
+        return np.array([2.0 ** (-8.0 * h / num_heads) for h in range(1, num_heads + 1)])
+    lower = 2 ** math.floor(math.log2(num_heads))
+    interleaved = alibi_slopes(2 * lower)[0::2]
+    return np.concatenate([alibi_slopes(lower), interleaved[: num_heads - lower]])
+
+
+def geometric_slopes(num_heads: int) -> Floats:
+    """m_h = 1 / 2^(8h/H) for every head count, as keezen/ntk_alibi and many tutorials write it."""
+    return np.array([1.0 / 2.0 ** (8.0 * h / num_heads) for h in range(1, num_heads + 1)])
+
+
+def interpolated_slopes(slopes: ArrayLike, factor: float) -> Floats:
+    """Position interpolation: m_h / a."""
+    return np.asarray(slopes, np.float64) / factor
+
+
+def ntk_slopes(slopes: ArrayLike, factor: float) -> Floats:
+    """NTK-ALiBi: m_h / a^t_h with t_h = (e_h - e_min)/(e_max - e_min), m_h = 2^-e_h.
+
+    Equal slopes have t = 1.
+    """
+    slopes = np.asarray(slopes, np.float64)
+    exponents = [-math.log2(slope) for slope in slopes]
+    spread = max(exponents) - min(exponents)
+    weights = [(e - min(exponents)) / spread if spread else 1.0 for e in exponents]
+    return np.array([m / factor**t for m, t in zip(slopes, weights, strict=True)])
+
+
+def published_ntk_slopes(num_heads: int, factor: float) -> Floats:
+    """NTK-ALiBi as published, 1 / (2^(8h/H) a^((h-1)/(H-1))).
+
+    For powers of two from two heads on only.
+    """
+    return np.array(
+        [
+            1.0 / (2.0 ** (8.0 * h / num_heads) * factor ** ((h - 1) / (num_heads - 1)))
+            for h in range(1, num_heads + 1)
+        ]
+    )
+
+
+def dynamic_factor(rate: float, length: int, train_length: int) -> float:
+    """A = max(a0 L / L_train, 1)."""
+    return max(rate * length / train_length, 1.0)
+
+
+def key_positions(attention_mask: ArrayLike) -> Floats:
+    """BLOOM's positions (batch, keys): real tokens counted from 0, 0 at padding."""
+    mask = np.asarray(attention_mask, np.float64)
+    return (np.cumsum(mask, axis=1) - 1.0) * mask
+
+
+def build_alibi_tensor(
+    attention_mask: ArrayLike, slopes: ArrayLike, anchor: str = "first"
+) -> Floats:
+    """The key-only bias (batch * heads, 1, keys); slopes (heads,) or (batch, heads)."""
+    mask = np.asarray(attention_mask, np.float64)
+    batch, keys = mask.shape
+    positions = key_positions(mask)
+    if anchor == "last":
+        positions = (positions - (mask.sum(axis=1, keepdims=True) - 1.0)) * mask
+    slopes = np.broadcast_to(np.asarray(slopes, np.float64), (batch, np.shape(slopes)[-1]))
+    return (slopes[:, :, None] * positions[:, None, :]).reshape(-1, 1, keys)
+
+
+def distances(query_length: int, key_length: int) -> Floats:
+    """D = i - j (queries, keys), the last query aligned with the last key."""
+    queries = np.arange(query_length) + (key_length - query_length)
+    return (queries[:, None] - np.arange(key_length)[None, :]).astype(np.float64)
+
+
+def linear_bias(
+    left_slopes: ArrayLike, right_slopes: ArrayLike, query_length: int, key_length: int
+) -> Floats:
+    """-m_left d for keys behind the query, -m_right |d| for those ahead, 0 at d = 0.
+
+    An infinite slope masks its side.
+
+    Slopes (heads,), (batch, heads) or (batch, heads, queries); result (1 or batch, heads, queries,
+    keys).
+    """
+    d = distances(query_length, key_length)
+
+    def side(slopes: ArrayLike, reach: Floats) -> Floats:
+        slopes = np.asarray(slopes, np.float64)
+        slopes = slopes[None] if slopes.ndim == 1 else slopes
+        slopes = slopes[..., None] if slopes.ndim == 2 else slopes
+        finite = np.where(np.isinf(slopes), 0.0, slopes)[..., None]
+        penalty = -finite * reach
+        return np.where(np.isinf(slopes)[..., None] & (reach > 0), -np.inf, penalty)
+
+    return side(left_slopes, np.maximum(d, 0.0)) + side(right_slopes, np.maximum(-d, 0.0))
+
+
+def symmetric_bias(slopes: ArrayLike, query_length: int, key_length: int) -> Floats:
+    """-m_h |i - j|."""
+    return -np.asarray(slopes, np.float64)[None, :, None, None] * np.abs(
+        distances(query_length, key_length)
+    )
+
+
+def halves_bias(slopes: ArrayLike, query_length: int, key_length: int) -> Floats:
+    """Slopes (H/2,): the first H/2 heads see i >= j, the second i <= j, both with -m_h |i - j|."""
+    d = distances(query_length, key_length)
+    bias = symmetric_bias(slopes, query_length, key_length)
+    return np.concatenate(
+        [np.where(d >= 0, bias, -np.inf), np.where(d <= 0, bias, -np.inf)], axis=1
+    )
+
+
+def attention(
+    query: Any, key: Any, value: Any, bias: ArrayLike = 0.0, scale: float | None = None
+) -> tuple[Floats, Floats]:
+    """softmax(scale q.k + bias) v and its logsumexp; scale = 1/sqrt(D) if None.
+
+    query (..., Q, D), key and value (..., K, D), bias broadcastable to (..., Q, K) with -inf where
+    a key is masked. Rows without a visible key give 0 and logsumexp -inf.
+    """
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = scale * (query @ np.swapaxes(key, -1, -2)) + np.asarray(bias, np.float64)
+    largest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isinf(largest), 0.0, largest))
+    total = weights.sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        logsumexp = (np.log(total) + np.where(np.isinf(largest), 0.0, largest))[..., 0]
+    return (weights / np.where(total == 0.0, 1.0, total)) @ value, logsumexp

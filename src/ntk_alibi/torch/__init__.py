@@ -1,0 +1,1 @@
+"""The torch layer: what needs torch itself and not only its tensors."""

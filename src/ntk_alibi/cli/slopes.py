@@ -1,0 +1,42 @@
+"""`ntk-alibi slopes`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import ntk_alibi
+from ntk_alibi.cli import subcommand
+from ntk_alibi.evaluation.methods import parse_method
+
+
+def register(commands: Any) -> None:
+    """Add the subcommand."""
+    summary = "slopes of ALiBi, plain or scaled"
+    parser = subcommand.add(commands, "slopes", _run, summary, "ntk-alibi slopes 16 --method ntk:4")
+    parser.add_argument("num_heads", type=int, help="number of attention heads")
+    parser.add_argument(
+        "--method",
+        default="original",
+        help="original, interpolation:A, ntk:A, dynamic-ntk:RATE or dynamic-interpolation:RATE",
+    )
+    parser.add_argument("--length", type=int, help="tokens of the text, for the dynamic methods")
+    parser.add_argument(
+        "--train-length", type=int, default=2048, help="tokens trained at (%(default)s)"
+    )
+    parser.add_argument("--rule", choices=("press", "geometric"), default="press")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _run(options: argparse.Namespace) -> None:
+    scaling = parse_method(options.method, options.train_length).scaling
+    lengths = None if options.length is None else [options.length]
+    values = ntk_alibi.alibi_slopes(options.num_heads, scaling, lengths, rule=options.rule)
+    slopes = values.reshape(-1).tolist()
+    if options.json:
+        print(json.dumps(slopes))
+        return
+    print("head  slope       tokens until the bias is -8")
+    for head, slope in enumerate(slopes, 1):
+        print(f"{head:4}  {slope:<10.6g}  {8 / slope:.0f}")

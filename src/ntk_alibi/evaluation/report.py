@@ -1,0 +1,82 @@
+"""Results as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.table import Table
+
+Entry = dict[str, Any]
+
+
+def study_tables(summary: dict[str, Any]) -> list[Table]:
+    """A study's summary as tables: retrieval by length, by distance, perplexity by position."""
+    unit = f"{summary['train_length']} tokens"
+    tables = []
+    for task in dict.fromkeys(entry["task"] for entry in summary["retrieval"]):
+        entries = [entry for entry in summary["retrieval"] if entry["task"] == task]
+        title = f"{task}: accuracy % [95 % interval] by length of the record (1x = {unit})"
+        tables.append(_table(summary, entries, title, _multiple, _accuracy_interval))
+        farthest = [entry for entry in summary["by_distance"] if entry["task"] == task]
+        title = f"{task} at {_multiple(farthest[0])}: accuracy % by distance of the answer"
+        tables.append(_table(summary, farthest, title, _range, _accuracy))
+    if summary["perplexity"]:
+        first = next(iter(summary["methods"].values()))
+        title = f"prose: nats a token by position (difference from {first}, paired, 95 %)"
+        tables.append(_table(summary, summary["perplexity"], title, _range, _nats))
+    return tables
+
+
+def longeval_table(title: str, rows: Sequence[Entry]) -> Table:
+    """LongEval's accuracies: rows of label, cases, accuracy, low, high."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("method")
+    table.add_column("cases", justify="right")
+    table.add_column("accuracy % [95 % interval]", justify="right")
+    for row in rows:
+        table.add_row(row["label"], str(row["cases"]), _accuracy_interval(row))
+    return table
+
+
+def _table(
+    summary: dict[str, Any],
+    entries: list[Entry],
+    title: str,
+    column: Callable[[Entry], str],
+    cell: Callable[[Entry], str],
+) -> Table:
+    """A row for each method, a column for each value of column(entry)."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("method")
+    columns = list(dict.fromkeys(map(column, entries)))
+    for name in columns:
+        table.add_column(name, justify="right")
+    for method, label in summary["methods"].items():
+        cells = {column(entry): cell(entry) for entry in entries if entry["method"] == method}
+        table.add_row(label, *(cells[name] for name in columns))
+    return table
+
+
+def _multiple(entry: Entry) -> str:
+    return f"{entry['multiple']:g}x"
+
+
+def _range(entry: Entry) -> str:
+    return f"{entry['begin']:g}-{entry['end']:g}x"
+
+
+def _accuracy(entry: Entry) -> str:
+    return "" if entry["accuracy"] is None else f"{100 * entry['accuracy']:.0f}"
+
+
+def _accuracy_interval(entry: Entry) -> str:
+    if entry["accuracy"] is None:
+        return ""
+    return f"{_accuracy(entry)} [{100 * entry['low']:.0f}, {100 * entry['high']:.0f}]"
+
+
+def _nats(entry: Entry) -> str:
+    if entry["difference"] == 0.0:
+        return f"{entry['nats']:.3f}"
+    return f"{entry['nats']:.3f} ({entry['difference']:+.3f}±{entry['half_width']:.3f})"

@@ -1,0 +1,61 @@
+"""Loading checkpoints: the embedded one, a folder, or a name on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ntk_alibi import _validation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+#: The training length of BLOOM, whose config does not always tell.
+BLOOM_TRAIN_LENGTH = 2048
+
+
+def nano_bloom_path() -> Path:
+    """The folder of the embedded nano BLOOM; plain transformers loads it too.
+
+    Example:
+        >>> from transformers import AutoModelForCausalLM
+        >>> model = AutoModelForCausalLM.from_pretrained(nano_bloom_path())
+        >>> model.config.model_type, model.num_parameters() < 10**6
+        ('bloom', True)
+    """
+    return Path(str(resources.files("ntk_alibi.models") / "nano_bloom"))
+
+
+def load(
+    model: str | os.PathLike[str] | None = None, dtype: str = "float32"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+    """A causal language model, its tokenizer and its training length, ready for evaluation.
+
+    Args:
+        model: a folder, a hub name such as "bigscience/bloom-560m", or None for the nano BLOOM.
+        dtype: "float32", "bfloat16" or "float16".
+
+    Returns:
+        (model, tokenizer, training length in tokens).
+
+    Raises:
+        ValueError: model is a path without a checkpoint, or dtype is unknown.
+        OSError: the hub does not have it, or cannot be reached.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    _validation.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
+    name = os.fspath(nano_bloom_path() if model is None else model)
+    if (os.path.exists(name) or name.startswith((".", os.sep))) and not os.path.isfile(
+        os.path.join(name, "config.json")
+    ):
+        raise ValueError(
+            "model must be a folder with config.json, weights and tokenizer, or a name on the hub, "
+            f"got {name!r}"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    loaded = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).eval()
+    return loaded, tokenizer, getattr(loaded.config, "seq_length", BLOOM_TRAIN_LENGTH)

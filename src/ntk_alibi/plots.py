@@ -1,0 +1,123 @@
+"""Pictures, as matplotlib figures; nothing here touches pyplot or its global state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: One hue for each kind of method, darker for larger factors; black for the original.
+COLORMAPS = {
+    "interpolation": "Oranges",
+    "ntk": "Blues",
+    "dynamic-ntk": "Greens",
+    "dynamic-interpolation": "Purples",
+}
+
+
+def study_figure(summary: dict[str, Any]) -> Figure:
+    """A study at a glance: accuracy by length and by distance, perplexity by position.
+
+    Args:
+        summary: from `ntk_alibi.evaluation.study.summarise`.
+
+    Returns:
+        The figure; `.savefig(path)` writes it.
+    """
+    from matplotlib.figure import Figure
+
+    tasks = list(dict.fromkeys(entry["task"] for entry in summary["retrieval"]))
+    prose = bool(summary["perplexity"])
+    figure = Figure(figsize=(11, 4.2 * (len(tasks) + prose) + 0.6), layout="constrained")
+    grid = figure.add_gridspec(len(tasks) + prose, 2)
+    for row, task in enumerate(tasks):
+        _accuracy_by_length(figure.add_subplot(grid[row, 0]), summary, task)
+        _accuracy_by_distance(figure.add_subplot(grid[row, 1]), summary, task)
+    if prose:
+        _nats_by_position(figure.add_subplot(grid[len(tasks), :]), summary)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def _accuracy_by_length(axes: Axes, summary: dict[str, Any], task: str) -> None:
+    for method, label in summary["methods"].items():
+        cells = [e for e in summary["retrieval"] if (e["task"], e["method"]) == (task, method)]
+        accuracy = np.array([e["accuracy"] for e in cells])
+        bounds = np.array([[e["low"] for e in cells], [e["high"] for e in cells]])
+        axes.errorbar(
+            [e["multiple"] for e in cells],
+            100 * accuracy,
+            yerr=100 * np.abs(bounds - accuracy),
+            label=label,
+            color=_color(summary, method),
+            marker="o",
+            markersize=4,
+            capsize=2,
+        )
+    axes.set_title(f"{task}: longer records")
+    axes.set_xlabel(f"length of the record / {summary['train_length']} tokens trained")
+    _finish(axes, "accuracy, %", top=103)
+
+
+def _accuracy_by_distance(axes: Axes, summary: dict[str, Any], task: str) -> None:
+    for method in summary["methods"]:
+        cells = [
+            e
+            for e in summary["by_distance"]
+            if (e["task"], e["method"]) == (task, method) and e["accuracy"] is not None
+        ]
+        axes.plot(
+            [(e["begin"] + e["end"]) / 2 for e in cells],
+            [100 * e["accuracy"] for e in cells],
+            color=_color(summary, method),
+            marker="o",
+            markersize=4,
+        )
+    axes.axvline(1, color="0.7", linestyle=":", zorder=0)
+    longest = max(e["multiple"] for e in summary["by_distance"])
+    axes.set_xlim(0, longest)
+    axes.set_title(f"{task} at {longest:g}x: farther answers")
+    axes.set_xlabel("distance from question to answer / training length")
+    _finish(axes, "accuracy, %", top=103)
+
+
+def _nats_by_position(axes: Axes, summary: dict[str, Any]) -> None:
+    for method in summary["methods"]:
+        cells = [e for e in summary["perplexity"] if e["method"] == method]
+        middles = np.array([(e["begin"] + e["end"]) / 2 for e in cells])
+        difference = np.array([e["difference"] for e in cells])
+        half_width = np.array([e["half_width"] for e in cells])
+        color = _color(summary, method)
+        axes.plot(middles, difference, color=color, marker="o", markersize=4)
+        axes.fill_between(
+            middles, difference - half_width, difference + half_width, color=color, alpha=0.15
+        )
+    axes.axvline(1, color="0.7", linestyle=":", zorder=0)
+    first = next(iter(summary["methods"].values()))
+    axes.set_title(f"prose: log perplexity minus that of {first} (band: 95 %, paired)")
+    axes.set_xlabel("position / training length")
+    _finish(axes, "nats a token", top=None)
+
+
+def _finish(axes: Axes, ylabel: str, top: float | None) -> None:
+    axes.set_ylabel(ylabel)
+    if top is not None:
+        axes.set_ylim(0, top)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _color(summary: dict[str, Any], method: str) -> Any:
+    import matplotlib
+
+    kind, colon, _ = method.partition(":")
+    if not colon:
+        return "black"
+    family = [name for name in summary["methods"] if name.partition(":")[0] == kind]
+    shade = 0.5 + 0.4 * (family.index(method) + 1) / len(family)
+    return matplotlib.colormaps[COLORMAPS[kind]](shade)

@@ -46,7 +46,7 @@ class Plan:
         methods: names for `parse_method`.
         multiples: of the training length, at which retrieval is tested.
         line_records: records of lines for each length.
-        line_questions: questions about each.
+        line_questions: about each, at most one for 64 tokens trained at.
         topic_records: conversations for each length.
         topic_questions: questions about each.
         prose_windows: windows for the perplexity, of the greatest length; 0 for none.
@@ -160,10 +160,12 @@ def _pieces(
 
 def _tasks(plan: Plan) -> list[tuple[Task, int]]:
     prose = corpus.sentences(corpus.held_out_text())
-    return [
-        (Lines(plan.line_questions), plan.line_records),
+    line_questions = min(plan.line_questions, max(1, plan.train_length // 64))
+    tasks: list[tuple[Task, int]] = [
+        (Lines(line_questions), plan.line_records),
         (Topics(prose, plan.topic_questions), plan.topic_records),
     ]
+    return [(task, records) for task, records in tasks if records]
 
 
 def _answers(model: PreTrainedModel, *, case: Case) -> dict[str, Any]:

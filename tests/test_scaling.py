@@ -1,0 +1,115 @@
+"""Scalings as values, their configs, and users' own ones."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pytest
+
+import ntk_alibi as na
+
+SCALINGS = [
+    na.Interpolation(2.0),
+    na.NTK(4.0),
+    na.DynamicNTK(1.5, 1024),
+    na.DynamicNTK(1.5, 1024, per="query"),
+    na.DynamicInterpolation(2.0, 2048),
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
+def test_scalings_are_values(scaling: na.Scaling) -> None:
+    assert isinstance(scaling, na.Scaling)
+    assert pickle.loads(pickle.dumps(scaling)) == scaling
+    assert eval(repr(scaling), vars(na)) == scaling
+    assert hash(pickle.loads(pickle.dumps(scaling))) == hash(scaling)
+    with pytest.raises(FrozenInstanceError):
+        scaling.factor = 3.0
+
+
+def test_numbers_of_any_kind_make_the_same_scaling() -> None:
+    assert na.NTK(4) == na.NTK(np.float32(4.0)) == na.NTK(factor=np.int64(4))
+    assert na.DynamicNTK(1, np.int64(2048)) == na.DynamicNTK()
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
+def test_config_round_trip(scaling: na.Scaling) -> None:
+    assert na.scaling_from_config(scaling.to_config()) == scaling
+
+
+def test_configs_in_the_manner_of_transformers() -> None:
+    length = {"original_max_position_embeddings": 1024}
+    for config, scaling in [
+        ({"alibi_type": "default"}, None),
+        ({"alibi_type": "linear", "factor": 2.0}, na.Interpolation(2.0)),
+        ({"alibi_type": "ntk", "factor": 4}, na.NTK(4.0)),
+        ({"alibi_type": "dynamic", "factor": 1.5, **length}, na.DynamicNTK(1.5, 1024)),
+        (
+            {"alibi_type": "dynamic", "factor": 1.5, **length, "per": "query"},
+            na.DynamicNTK(1.5, 1024, per="query"),
+        ),
+        ({"alibi_type": "dynamic_linear", "factor": 1, **length}, na.DynamicInterpolation(1, 1024)),
+    ]:
+        assert na.scaling_from_config(config) == scaling
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "'alibi_type' is missing"),
+        ({"alibi_type": "yarn"}, "alibi_type must be one of 'default', 'linear'.*got 'yarn'"),
+        ({"alibi_type": "ntk"}, "'factor' is missing"),
+        ({"alibi_type": "ntk", "factor": 2.0, "rate": 1}, "'rate' is unknown"),
+        ({"alibi_type": "default", "factor": 2.0}, "'factor' is unknown"),
+        ({"alibi_type": "dynamic", "factor": 1.0}, "'original_max_position_embeddings' is missing"),
+        ({"alibi_type": "ntk", "factor": 0.5}, "factor must be a finite number >= 1, got 0.5"),
+    ],
+)
+def test_wrong_configs_say_what_is_wrong(config: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        na.scaling_from_config(config)
+
+
+def test_a_config_must_be_a_mapping() -> None:
+    with pytest.raises(TypeError, match="config must be a mapping, got 'ntk'"):
+        na.scaling_from_config("ntk")
+
+
+class HalfOfTheHeads:
+    """A user's own scaling: only the flatter half of the heads is interpolated."""
+
+    def scale_exponents(self, exponents, lengths=None):
+        return exponents + (exponents > np.median(exponents))
+
+
+class ByLength:
+    per = "sequence"
+
+    def scale_exponents(self, exponents, lengths=None):
+        return exponents[None] + np.log2(lengths[:, None])
+
+
+def test_users_own_scalings() -> None:
+    slopes = na.alibi_slopes(4, HalfOfTheHeads())
+    assert slopes.tolist() == [2.0**-2, 2.0**-4, 2.0**-7, 2.0**-9]
+    slopes = na.alibi_slopes(4, ByLength(), lengths=[1, 8])
+    assert slopes[:, 0].tolist() == [2.0**-2, 2.0**-5]
+    mask = np.array([[0, 1, 1]])
+    bias = na.build_alibi_tensor(mask, 4, np.float32, ByLength())
+    assert bias[:, 0, 2].tolist() == [2.0**-3, 2.0**-5, 2.0**-7, 2.0**-9]
+
+
+class Wrong:
+    def __init__(self, result):
+        self.result = result
+
+    def scale_exponents(self, exponents, lengths=None):
+        return self.result
+
+
+@pytest.mark.parametrize("result", [np.zeros(3), np.zeros((2, 3)), np.full(4, np.nan)])
+def test_what_a_users_scaling_returns_is_checked(result: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="scale_exponents must return"):
+        na.alibi_slopes(4, Wrong(result))

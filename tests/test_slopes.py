@@ -1,0 +1,139 @@
+"""Slopes against the papers' formulas, the published code and transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+import ntk_alibi as na
+
+#: Correctly rounded float64 arithmetic with an error of a few ulp, then one rounding to float32.
+ROUNDING = 2.0**-24 + 8 * 2.0**-53
+
+every_head_count = pytest.mark.parametrize("heads", [*range(1, 65), 71, 112, 127, 128, 640, 1024])
+
+
+@every_head_count
+def test_press_slopes_are_the_authors(heads: int) -> None:
+    np.testing.assert_allclose(
+        na.alibi_slopes(heads), na.reference.alibi_slopes(heads), rtol=ROUNDING, atol=0
+    )
+
+
+@every_head_count
+def test_geometric_slopes(heads: int) -> None:
+    np.testing.assert_allclose(
+        na.alibi_slopes(heads, rule="geometric"),
+        na.reference.geometric_slopes(heads),
+        rtol=ROUNDING,
+        atol=0,
+    )
+
+
+@every_head_count
+def test_slopes_are_those_of_transformers(heads: int) -> None:
+    # transformers rounds the base to float32 before raising it to powers up to P, which multiplies
+    # its relative error of 2^-24 by P; its pow adds one ulp.
+    power = 2 ** int(np.log2(heads))
+    theirs = _get_alibi_slopes(heads, torch.device("cpu")).numpy()
+    np.testing.assert_allclose(na.alibi_slopes(heads), theirs, rtol=(power + 4) * 2.0**-24, atol=0)
+
+
+@pytest.mark.parametrize("heads", [8, 12, 40, 112])
+def test_slopes_are_those_of_mpt(heads: int) -> None:
+    theirs = -build_mpt_alibi_tensor(heads, 2)[:, 0, 0].numpy()
+    np.testing.assert_allclose(na.alibi_slopes(heads), theirs, rtol=2.0**-22, atol=0)
+
+
+@every_head_count
+@pytest.mark.parametrize("factor", [1.0, 1.5, 4.0, 1000.0])
+def test_scaled_slopes(heads: int, factor: float) -> None:
+    plain = na.reference.alibi_slopes(heads)
+    for scaling, reference in [
+        (na.Interpolation(factor), na.reference.interpolated_slopes),
+        (na.NTK(factor), na.reference.ntk_slopes),
+    ]:
+        np.testing.assert_allclose(
+            na.alibi_slopes(heads, scaling), reference(plain, factor), rtol=2 * ROUNDING, atol=0
+        )
+
+
+@pytest.mark.parametrize("heads", [2, 4, 8, 16, 32, 64, 128])
+def test_ntk_is_the_published_formula_for_powers_of_two(heads: int) -> None:
+    np.testing.assert_allclose(
+        na.alibi_slopes(heads, na.NTK(4.0)),
+        na.reference.published_ntk_slopes(heads, 4.0),
+        rtol=2 * ROUNDING,
+        atol=0,
+    )
+
+
+@given(heads=st.integers(1, 1024), factor=st.floats(1.0, 1e6))
+def test_ntk_keeps_the_steepest_divides_the_flattest_and_keeps_the_order(
+    heads: int, factor: float
+) -> None:
+    plain, scaled = na.alibi_slopes(heads), na.alibi_slopes(heads, na.NTK(factor))
+    steepest, flattest = plain.argmax(), plain.argmin()
+    if heads > 1:
+        assert scaled[steepest] == plain[steepest]
+    assert scaled[flattest] == pytest.approx(plain[flattest] / factor, rel=3e-7)
+    assert (np.diff(scaled[np.argsort(-plain)]) <= 0).all()
+    assert (scaled <= plain).all()
+
+
+@given(heads=st.integers(1, 300))
+def test_factor_one_changes_nothing(heads: int) -> None:
+    for scaling in (na.Interpolation(1.0), na.NTK(1.0)):
+        assert (na.alibi_slopes(heads, scaling) == na.alibi_slopes(heads)).all()
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "static"), [(na.DynamicNTK, na.NTK), (na.DynamicInterpolation, na.Interpolation)]
+)
+def test_dynamic_factor_of_each_row(dynamic: type, static: type) -> None:
+    lengths = [0, 1, 1024, 1025, 4096]
+    slopes = na.alibi_slopes(12, dynamic(2.0, 2048), lengths=lengths)
+    assert slopes.shape == (5, 12)
+    for row, length in zip(slopes, lengths, strict=True):
+        factor = na.reference.dynamic_factor(2.0, length, 2048)
+        assert (row == na.alibi_slopes(12, static(factor))).all()
+
+
+def test_dynamic_factor_of_each_query_is_that_of_its_prefix() -> None:
+    per_query = na.alibi_slopes(6, na.DynamicNTK(1.0, 4, per="query"), lengths=[9, 3])
+    assert per_query.shape == (2, 6, 9)
+    per_row = na.DynamicNTK(1.0, 4)
+    for row, length in enumerate((9, 3)):
+        for query in range(9):
+            prefix = max(length - (8 - query), 0)
+            expected = na.alibi_slopes(6, per_row, lengths=[prefix])[0]
+            assert (per_query[row, :, query] == expected).all()
+
+
+def test_prefix_lengths_may_be_given() -> None:
+    scaling = na.DynamicNTK(1.0, 4, per="query")
+    slopes = na.alibi_slopes(6, scaling, lengths=[[7, 8, 9]])
+    assert (slopes == na.alibi_slopes(6, scaling, lengths=[9])[:, :, -3:]).all()
+
+
+def test_lengths_do_not_matter_to_static_scalings() -> None:
+    assert na.alibi_slopes(8, na.NTK(2.0), lengths=[5, 6]).shape == (8,)
+
+
+def test_what_comes_in_decides_what_goes_out() -> None:
+    assert isinstance(na.alibi_slopes(8), np.ndarray)
+    lengths = torch.tensor([10, 5000])
+    slopes = na.alibi_slopes(8, na.DynamicNTK(), lengths=lengths)
+    assert isinstance(slopes, torch.Tensor)
+    assert slopes.dtype == torch.float32
+    assert slopes.shape == (2, 8)
+
+
+def test_no_rows_give_no_slopes() -> None:
+    assert na.alibi_slopes(8, na.DynamicNTK(), lengths=[]).shape == (0, 8)
+    assert na.alibi_slopes(8, na.DynamicNTK(per="query"), lengths=[]).shape == (0, 8, 0)

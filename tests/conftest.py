@@ -32,3 +32,25 @@ def longeval() -> Path:
         if folder.is_dir():
             return folder
     pytest.skip("LongEval's files are not beside this checkout (../shared/data/longeval)")
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random BLOOM of one layer and the nano tokenizer."""
+    import torch
+    import transformers
+
+    from ntk_alibi.models.tokenizer import SPECIAL_TOKENS, build_tokenizer
+
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=build_tokenizer(), **SPECIAL_TOKENS
+    )
+    tokenizer.save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = transformers.BloomConfig(
+            vocab_size=len(tokenizer), hidden_size=32, n_layer=1, n_head=4, seq_length=64
+        )
+        transformers.BloomForCausalLM(config).save_pretrained(folder)
+    return folder

@@ -79,8 +79,11 @@ def test_rounding_is_to_nearest_even(isa: str, name: str, length: int) -> None:
 
 #: Every float16 and bfloat16 rounding case: subnormals, ties, overflow, infinities.
 HARD_SLOPES = np.array(
-    [6e-8, 2.98e-8, 2.9802322e-8, 5.9604645e-8, 6.1e-5, 6.103515625e-5, 1e-40, 1.5e-45]
-    + [65504.0, 65519.0, 65519.996, 65520.0, 3.4e38, 1.00390625, 1.01171875, np.inf, 0.0, -0.25],
+    [
+        *(6e-8, 2.98e-8, 2.9802322e-8, 5.9604645e-8, 6.1e-5, 6.103515625e-5, 1e-40, 1.5e-45),
+        *(65504.0, 65519.0, 65519.996, 65520.0, 3.4e38, 1.00390625, 1.01171875),
+        *(np.inf, 0.0, -0.25),
+    ],
     np.float32,
 )
 

@@ -1,4 +1,4 @@
-"""Bad input gets a TypeError or ValueError that names the argument, what was expected, what came."""
+"""Bad input gets an error that names the argument, what was expected and what came."""
 
 from __future__ import annotations
 
@@ -88,7 +88,11 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "scaling must not have per='query' here",
     ),
     (lambda: build(out=np.empty((8, 1, 4), np.float32)), ValueError, r"out must have shape \(8, 1"),
-    (lambda: build(out=np.empty((8, 1, 5))), ValueError, "out must have .* float32, got .* float64"),
+    (
+        lambda: build(out=np.empty((8, 1, 5))),
+        ValueError,
+        "out must have .* float32, got .* float64",
+    ),
     (lambda: build(out=torch.empty((8, 1, 5))), TypeError, "out must be a NumPy array, got Tensor"),
     (
         lambda: build(out=np.empty((8, 1, 10), np.float32)[:, :, ::2]),
@@ -99,7 +103,11 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: na.ALiBi(4, sides="both"), ValueError, "sides must be one of 'causal'.* got 'both'"),
     (lambda: na.ALiBi(4, sides="two_slopes"), ValueError, "slopes must be a pair .* got None"),
     (lambda: na.ALiBi(4, slopes=np.ones(3)), ValueError, "slopes must have 4 heads, got 3"),
-    (lambda: na.ALiBi(4, slopes=np.ones((1, 1, 4, 4))), ValueError, r"slopes must have shape \(hea"),
+    (
+        lambda: na.ALiBi(4, slopes=np.ones((1, 1, 4, 4))),
+        ValueError,
+        r"slopes must have shape \(hea",
+    ),
     (lambda: na.ALiBi(4, slopes=np.ones(4, int)), TypeError, "slopes must be floating, got .*int"),
     (lambda: na.ALiBi(1, slopes=np.array([NAN])), ValueError, "slopes must not hold NaN"),
     (lambda: na.ALiBi(4, na.NTK(2.0), slopes=np.ones(4)), ValueError, "scaling must be None when"),
@@ -128,7 +136,11 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: na.ALiBi(4).tensor(-1, 4), ValueError, "query_length must be between 0 .* got -1"),
     (lambda: na.ALiBi(4).tensor(1, 2**31), ValueError, "key_length must be between 0 .*2147483648"),
     (lambda: na.ALiBi(4).tensor(1.5, 4), TypeError, "query_length must be an integer, got 1.5"),
-    (lambda: na.ALiBi(4).tensor(2, 2, np.float64), TypeError, "dtype must be one of .* got float64"),
+    (
+        lambda: na.ALiBi(4).tensor(2, 2, np.float64),
+        TypeError,
+        "dtype must be one of .* got float64",
+    ),
     (
         lambda: na.ALiBi(4, na.DynamicNTK()).tensor(2, 2, lengths=[3]),
         ValueError,

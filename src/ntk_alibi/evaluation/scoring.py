@@ -77,7 +77,7 @@ def score_topics(prediction: str, topics: Sequence[str]) -> bool:
 
 def _plain(text: str) -> str:
     """Lower case words without punctuation and without a leading article."""
-    words = re.findall(r"[\w'-]+", text.casefold())
+    words = re.findall(r"\w+(?:['-]\w+)*", text.casefold())
     return " ".join(words[1:] if len(words) > 1 and words[0] in ("a", "an", "the") else words)
 
 

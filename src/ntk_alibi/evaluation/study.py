@@ -109,7 +109,7 @@ def evaluate(
 
 def _fingerprint(model: PreTrainedModel) -> str:
     """Tells checkpoints apart."""
-    return float(sum(p.double().sum() for p in model.parameters())).hex()
+    return float(sum(p.detach().double().sum() for p in model.parameters())).hex()
 
 
 def run(

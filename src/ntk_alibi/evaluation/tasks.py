@@ -92,7 +92,7 @@ class Task(Protocol):
         """A case of at most, and nearly, length tokens.
 
         Raises:
-            ValueError: length is too short for one question.
+            ValueError: length does not hold a record and the questions.
         """
         ...
 
@@ -149,6 +149,7 @@ class Lines:
         names = [LINE_NAMES[i] for i in rng.choice(len(LINE_NAMES), most, replace=False)]
         numbers = [str(number) for number in rng.integers(1000, 10000, most)]
         count = self._lines_that_fit(encode, names, numbers, length - len(builder))
+        _check_room(count, self.name, length)
         sources = []
         for name, number in zip(names[:count], numbers[:count], strict=True):
             begin, middle, end = encode([LINE_BEGIN.format(name), number, LINE_END])
@@ -175,7 +176,7 @@ class Lines:
             if used + longest > room:
                 break
             fitting += 1
-        return _at_least_one(fitting, self.name, room)
+        return fitting
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class Topics:
         builder = _Builder(encode)
         builder.add(encode([TOPICS_HEADER])[0])
         room = length - len(builder) - self._fixed_length(encode, topics, asked)
-        _at_least_one(room, self.name, room)
+        _check_room(room, self.name, length)
         shares = rng.random(count) + 0.5
         fillers = np.floor(room * shares / shares.sum()).astype(int)
         sources = []
@@ -255,7 +256,6 @@ def cached_encoder(encode: Encode) -> Encode:
     return encode_cached
 
 
-def _at_least_one(count: int, task: str, room: int) -> int:
-    if count < 1:
-        raise ValueError(f"length must leave room for one of the {task}, is short by {1 - room}")
-    return count
+def _check_room(room: int, task: str, length: int) -> None:
+    if room < 1:
+        raise ValueError(f"length must hold a record of {task} and its questions, got {length}")

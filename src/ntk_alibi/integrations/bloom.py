@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import torch
-import transformers
 from torch import nn
 from torch.nn import functional as F
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
@@ -34,6 +33,7 @@ from ntk_alibi.integrations.patching import (
     current,
     override,
     restore,
+    transformers_version,
 )
 from ntk_alibi.slopes import prefix_lengths, scaled_slopes, scaling_per
 from ntk_alibi.torch.sdpa import causal_linear_attention
@@ -127,6 +127,13 @@ class BloomBias:
                 dense[b, :, queries[:, None], keys] = part[0].to(dense.device)
         return dense.flatten(0, 1)
 
+    def baddbmm(self, *_: Any, **__: Any) -> None:
+        """What transformers' own attention would call on a tensor."""
+        raise RuntimeError(
+            "the patch must stay until the backward pass of a gradient-checkpointed forward is "
+            "done, which runs that forward again; it was undone before"
+        )
+
     def rows(self, past_length: int, query_length: int) -> list[Rows]:
         """The batch as problems without padding; queries are the columns from past_length on."""
         key = (past_length, query_length)
@@ -200,7 +207,7 @@ def _supply_mask(
     attentions = kwargs.get("output_attentions")
     attentions = model.config.output_attentions if attentions is None else attentions
     if current(model).attention == "sdpa" and not attentions:
-        mask = mask[:, None, None, :].expand(-1, 1, query_length, -1)
+        mask = mask[:, None, None, :].expand(-1, 1, max(1, query_length), -1)
     kwargs["attention_mask"] = mask
     return (), kwargs
 
@@ -228,7 +235,7 @@ def _attention_forward(
     if not isinstance(alibi, BloomBias):
         raise RuntimeError(
             "transformers built BLOOM's bias without asking the patched model: "
-            f"the patch would have no effect with transformers {transformers.__version__}"
+            f"the patch would have no effect with transformers {transformers_version()}"
         )
     past_length = 0 if layer_past is None else int(layer_past.get_seq_length(attention.layer_idx))
     if alibi.fused:
@@ -272,7 +279,7 @@ def _find(module: nn.Module) -> list[nn.Module]:
 
 
 def _check(model: nn.Module, settings: Settings) -> None:
-    check_version(transformers.__version__)
+    check_version()
     expected = {
         BloomAttention.forward: {
             "hidden_states",
@@ -287,7 +294,7 @@ def _check(model: nn.Module, settings: Settings) -> None:
     for function, names in expected.items():
         if missing := names - set(inspect.signature(function).parameters):
             raise RuntimeError(
-                f"transformers {transformers.__version__} is not what the BLOOM patch expects: "
+                f"transformers {transformers_version()} is not what the BLOOM patch expects: "
                 f"{function.__qualname__} has no {', '.join(sorted(missing))}"
             )
     for attention in _attentions(model):

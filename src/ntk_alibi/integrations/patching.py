@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any, Literal
 
 from packaging.version import Version
@@ -121,9 +122,15 @@ def _stack(target: nn.Module) -> tuple[Settings, ...]:
     return getattr(target, _STACK, ())
 
 
-def check_version(installed: str) -> None:
+def transformers_version() -> str:
+    """The installed version; transformers may replace its own module while it is imported."""
+    version: str = import_module("transformers").__version__
+    return version
+
+
+def check_version() -> None:
     """Refuse versions of transformers that nobody has looked at."""
-    low, high = TRANSFORMERS_VERSIONS
+    installed, (low, high) = transformers_version(), TRANSFORMERS_VERSIONS
     if not low <= Version(installed) < high:
         raise RuntimeError(
             f"transformers must be >= {low} and < {high} for ntk_alibi's patches, got {installed}: "
@@ -132,8 +139,11 @@ def check_version(installed: str) -> None:
 
 
 def override(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
-    """Bind function to this instance in place of its method; a deep copy binds it to the copy."""
-    setattr(module, _slot(module, name), types.MethodType(function, module))
+    """Bind function to this instance in place of its method.
+
+    By a partial, which deep copies and pickles bind to the copy.
+    """
+    setattr(module, _slot(module, name), partial(function, module))
 
 
 def restore(module: nn.Module, name: str) -> None:
@@ -142,7 +152,7 @@ def restore(module: nn.Module, name: str) -> None:
     if slot == name:
         delattr(module, slot)
     else:
-        setattr(module, slot, types.MethodType(getattr(type(module), name), module))
+        setattr(module, slot, getattr(type(module), name).__get__(module))
 
 
 def _slot(module: nn.Module, name: str) -> str:

@@ -48,6 +48,8 @@ def causal_linear_attention(
         As query, differentiable in query, key and value.
     """
     query_length, key_length = query.shape[2], key.shape[2]
+    if query.numel() == 0:
+        return query
     attend = _attend_per_query if slopes.shape[2] > 1 else _attend_per_head
     chunks = []
     for begin in range(0, query_length, QUERY_CHUNK):

@@ -1,0 +1,5 @@
+"""`python -m ntk_alibi.cli`."""
+
+from ntk_alibi.cli import main
+
+main()

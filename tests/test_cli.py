@@ -1,0 +1,123 @@
+"""The command line as its users type it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ntk_alibi as na
+from ntk_alibi.cli import main
+from ntk_alibi.evaluation import study
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["info"])
+    assert f"version      {na.__version__}" in capsys.readouterr().out
+    main(["info", "--json"])
+    assert json.loads(capsys.readouterr().out) == na.info()
+
+
+def test_slopes(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["slopes", "2", "--method", "ntk:4"])
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "   1  0.0625      128",
+        "   2  0.000976562  8192",
+    ]
+    main(["slopes", "12", "--method", "dynamic-ntk:1", "--length", "8192", "--json"])
+    slopes = json.loads(capsys.readouterr().out)
+    assert slopes == na.alibi_slopes(12, na.NTK(4.0)).tolist()
+
+
+@pytest.mark.parametrize("command", [[], ["info"], ["slopes"], ["eval"]])
+def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert not command or f"example:\n  ntk-alibi {command[0]}" in text
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["slopes", "0"], "num_heads must be between 1"),
+        (["slopes", "8", "--method", "yarn:2"], "method must be original or one of"),
+        (["slopes", "8", "--method", "dynamic-ntk:1"], "lengths must be given"),
+        (["eval", "--model", "/nowhere"], "model must be a folder with config.json"),
+        (["eval", "--model", "."], "model must be a folder with config.json"),
+        (["eval", "--task", "longeval-lines"], "--task and --data must be given together"),
+        (
+            ["eval", "--task", "longeval-lines", "--data", "none.jsonl"],
+            "No such file or directory: 'none.jsonl'",
+        ),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], in_tmp: Path
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ntk-alibi: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_eval(
+    tiny_checkpoint: Path,
+    in_tmp: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick = {"multiples": (1,), "line_records": 1, "topic_records": 1, "prose_windows": 0}
+    monkeypatch.setattr(study, "QUICK", quick)
+    arguments = ["eval", "--quick", "--model", str(tiny_checkpoint), "--train-length", "256"]
+    main([*arguments, "--methods", "original", "ntk:2"])
+    out = capsys.readouterr().out
+    assert "lines: accuracy" in out
+    assert "NTK a=2" in out
+    assert "picture: ntk-alibi-eval.png" in out
+    assert [path.name for path in in_tmp.iterdir()] == ["ntk-alibi-eval.png"]
+    main([*arguments, "--json", "--plot", "p.svg", "--output", "all.jsonl"])
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["train_length"] == 256
+    assert len(summary["methods"]) == 7
+    assert {path.name for path in in_tmp.iterdir()} >= {"p.svg", "all.jsonl"}
+
+
+@pytest.mark.parametrize("task", ["lines", "topics"])
+def test_eval_of_longevals_files(
+    task: str, tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases: list[dict[str, Any]] = [
+        {"prompt": f"line a is <{i}>. " * i, "expected_number": i, "topics": ["a", "b"]}
+        for i in range(1, 4)
+    ]
+    (in_tmp / "cases.jsonl").write_text("\n".join(map(json.dumps, cases)))
+    arguments = [
+        *("eval", "--model", str(tiny_checkpoint), "--task", f"longeval-{task}"),
+        *("--data", "cases.jsonl", "--batch-size", "2", "--methods", "original", "ntk:2"),
+    ]
+    main(arguments)
+    out = capsys.readouterr().out
+    assert "truncation: none: prompts are read whole" in out
+    assert f"answers: ntk-alibi-longeval-{task}.jsonl" in out
+    main([*arguments, "--json"])
+    captured = capsys.readouterr()
+    assert "6 answers are there already" in captured.err
+    assert [row["cases"] for row in json.loads(captured.out)["results"]] == [3, 3]
+    with pytest.raises(SystemExit):
+        main([*arguments, "--max-tokens", "1"])
+    with pytest.raises(SystemExit):
+        main([*arguments, "--max-tokens", "10"])
+    assert "holds results of other work" in capsys.readouterr().err

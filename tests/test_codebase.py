@@ -98,7 +98,7 @@ def test_importing_brings_in_nothing_heavy() -> None:
 
 def test_without_optional_packages_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     for name in ("torch", "rich"):
-        (tmp_path / f"{name}.py").write_text(f"raise ImportError('No module named {name!r}')")
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('No module named {name}')")
     done = subprocess.run(
         [sys.executable, "-m", "ntk_alibi.cli", "eval"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},

@@ -1,0 +1,168 @@
+// What Python cannot see: the vector layer and the 16-bit formats of every ISA against plain scalar
+// code, dispatch errors, and that parallel ranges cover everything once.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "core/bias_tensor.h"
+#include "core/isa.h"
+#include "core/parallel.h"
+#include "core/slopes.h"
+
+using namespace ntk_alibi;
+
+namespace {
+
+int failures = 0;
+
+#define CHECK(condition)                                                        \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      std::printf("%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
+      ++failures;                                                               \
+    }                                                                           \
+  } while (false)
+
+// Values of the 16-bit formats by their definition, and rounding by search for the nearest.
+double value_of(std::uint16_t bits, int exponent_bits, int mantissa_bits) {
+  const int exponent = bits >> mantissa_bits & ((1 << exponent_bits) - 1);
+  const int mantissa = bits & ((1 << mantissa_bits) - 1);
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, 1 - bias - mantissa_bits)
+                    : std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+  return bits & 0x8000 ? -magnitude : magnitude;
+}
+
+std::uint16_t nearest_even(float x, int exponent_bits, int mantissa_bits) {
+  const std::uint16_t infinity = ((1 << exponent_bits) - 1) << mantissa_bits;
+  const std::uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+  int low = 0,
+      high =
+          infinity;  // positive patterns are ordered like their values; infinity counts as 2^emax+1
+  const double magnitude = std::fabs(static_cast<double>(x));
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (value_of(middle, exponent_bits, mantissa_bits) <= magnitude ? low : high) = middle;
+  }
+  const double below = magnitude - value_of(low, exponent_bits, mantissa_bits);
+  const double above = value_of(high, exponent_bits, mantissa_bits) - magnitude;
+  const bool up = above < below || (above == below && low % 2 == 1);
+  return sign | (up ? high : low);
+}
+
+std::vector<float> hard_floats() {
+  std::vector<float> values;
+  for (std::uint32_t high = 0; high < 0x7f80; ++high) {  // every bfloat16 and what lies around it
+    for (std::uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu, 0x1000u,
+                              0x0fffu, 0x2fffu, 0x3000u}) {
+      const std::uint32_t bits = high << 16 | low;
+      float value;
+      std::memcpy(&value, &bits, sizeof value);
+      values.push_back(value);
+    }
+  }
+  return values;
+}
+
+void test_sixteen_bit_formats() {
+  const std::vector<float> values = hard_floats();
+  const std::int64_t count = values.size();
+  std::vector<std::uint16_t> out(count);
+  const SlopeView slopes{values.data(), 0, 1, 0};
+  for (int sign = 0; sign < 2; ++sign) {
+    // Each head one value: position 1 of a two-key row, or the key one behind the query.
+    const std::uint8_t mask[] = {1, 1};
+    for (DType dtype : {DType::bfloat16, DType::float16}) {
+      const int exponent_bits = dtype == DType::bfloat16 ? 8 : 5,
+                mantissa_bits = 15 - exponent_bits;
+      std::vector<std::uint16_t> pairs(2 * count);
+      if (sign == 0) {
+        key_bias({1, count, 2}, mask, slopes, Anchor::first, dtype, pairs.data());
+      } else {
+        relative_bias({1, count, 1, 2}, slopes, slopes, dtype, pairs.data());
+      }
+      int wrong = 0;
+      for (std::int64_t i = 0; i < count; ++i) {
+        const float exact = sign == 0 ? values[i] : -values[i];
+        wrong += pairs[2 * i + (sign == 0)] != nearest_even(exact, exponent_bits, mantissa_bits);
+      }
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+void test_rows_of_every_length_and_alignment() {
+  for (std::int64_t length = 0; length < 70; ++length) {
+    for (int offset = 0; offset < 17; ++offset) {
+      std::vector<float> out(length + 40, 7.0f);
+      const float slope = 0.5f;
+      relative_bias({1, 1, 1, length}, {&slope, 0, 0, 0}, {&slope, 0, 0, 0}, DType::float32,
+                    out.data() + offset);
+      bool right = true;
+      for (std::int64_t i = 0; i < static_cast<std::int64_t>(out.size()); ++i) {
+        const std::int64_t k = i - offset;
+        const float expected = k < 0 || k >= length ? 7.0f : -0.5f * (length - 1 - k);
+        right = right && out[i] == expected;
+      }
+      CHECK(right);
+    }
+  }
+}
+
+void test_parallel_for_covers_everything_once() {
+  for (int threads : {1, 2, 3, 8}) {
+    set_num_threads(threads);
+    for (std::int64_t count : {0, 1, 2, 7, 1000}) {
+      for (std::int64_t grain : {1, 3, 5000}) {
+        std::vector<int> visits(count);
+        parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) ++visits[i];
+        });
+        bool once = true;
+        for (int visited : visits) once = once && visited == 1;
+        CHECK(once);
+      }
+    }
+  }
+  set_num_threads(0);
+}
+
+void test_exponents() {
+  double exponents[12];
+  alibi_exponents(12, SlopeRule::press, exponents);
+  CHECK(exponents[0] == 1.0 && exponents[7] == 8.0 && exponents[8] == 0.5 && exponents[11] == 3.5);
+  alibi_exponents(12, SlopeRule::geometric, exponents);
+  CHECK(exponents[11] == 8.0 && exponents[2] == 2.0);
+}
+
+void test_unknown_isas_are_refused() {
+  for (const char* name : {"", "mmx", "AVX2"}) {
+    bool refused = false;
+    try {
+      select_isa(name);
+    } catch (const std::invalid_argument& error) {
+      refused = std::strstr(error.what(), "portable") != nullptr;
+    }
+    CHECK(refused);
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_parallel_for_covers_everything_once();
+  test_exponents();
+  test_unknown_isas_are_refused();
+  for (const std::string& isa : available_isas()) {
+    select_isa(isa);
+    std::printf("%s\n", isa.c_str());
+    test_sixteen_bit_formats();
+    test_rows_of_every_length_and_alignment();
+  }
+  std::printf(failures ? "%d failures\n" : "all tests passed\n", failures);
+  return failures != 0;
+}

@@ -1,0 +1,69 @@
+"""The C++ core with every compiler at hand: builds without warnings, passes its own tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+AARCH64 = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
+
+#: Compiler, options of CMake, and what runs the result.
+COMPILERS = {
+    "g++": ("g++", [], []),
+    "g++ debug": ("g++", ["-DCMAKE_BUILD_TYPE=Debug"], []),
+    "clang++": ("clang++", [], []),
+    "aarch64": (
+        "aarch64-linux-gnu-g++",
+        AARCH64,
+        ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"],
+    ),
+}
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILERS)
+def test_the_core_builds_and_passes_its_tests(name: str, tmp_path: Path) -> None:
+    compiler, options, emulator = COMPILERS[name]
+    for program in (compiler, "cmake", *emulator[:1]):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    run(
+        *("cmake", "-S", str(ROOT), "-B", str(tmp_path), f"-DCMAKE_CXX_COMPILER={compiler}"),
+        *("-DNTK_ALIBI_PYTHON=OFF", "-DNTK_ALIBI_TESTS=ON", "-DCMAKE_CXX_FLAGS=-Werror", *options),
+    )
+    run("cmake", "--build", str(tmp_path), "--parallel", str(os.cpu_count()))
+    output = run(*emulator, str(tmp_path / "core_tests"))
+    assert output.endswith("all tests passed\n")
+    assert ("neon" if name == "aarch64" else "portable") in output
+    if not emulator:
+        _check_isolation(tmp_path)
+
+
+def _check_isolation(build: Path) -> None:
+    """No kernel object may define a symbol another object could be linked to by mistake.
+
+    The linker keeps one of several weak definitions: an inline function compiled for AVX-512 would
+    crash older machines.
+    """
+    objects = list(build.rglob("kernels_*/**/*.o"))
+    assert len(objects) >= 6
+    for path in objects:
+        isa = re.search(r"kernels_(\w+)\.dir", str(path))
+        assert isa is not None
+        for line in run("nm", "-C", "--defined-only", str(path)).splitlines():
+            kind, symbol = line.split(maxsplit=2)[1:]
+            own = f"ntk_alibi::{isa.group(1)}::" in symbol
+            assert own or kind in "rdbtn" or symbol.startswith("DW.ref."), f"{path}: {line}"

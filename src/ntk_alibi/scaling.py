@@ -136,8 +136,7 @@ class NTK:
         array([0.25      , 0.04960628, 0.00984313, 0.00195312], dtype=float32)
 
     Source: keezen/ntk_alibi 2023, whose code covers powers of two only; docs/formulas.md derives
-        the weights for
-    any head count.
+        the weights for any head count.
     """
 
     factor: float
@@ -278,8 +277,7 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
             "default": nothing more, no scaling;
             "linear", "ntk": `factor`;
             "dynamic", "dynamic_linear": `factor` (the rate a0), `original_max_position_embeddings`
-                (the training
-            length) and, if not "sequence", `per`.
+                (the training length) and, if not "sequence", `per`.
 
     Returns:
         A scaling, or None for "default". `to_config` of a scaling is the way back.

@@ -14,8 +14,8 @@ from torch import nn
 
 from ntk_alibi.scaling import Scaling
 
-#: Versions of transformers whose modeling code the patches were read against and tested with; see
-#: tests/test_integrations_versions.py. The upper bound is exclusive.
+#: Versions of transformers whose modeling code the patches were read against;
+#: tests/test_integrations_versions.py lists the ones tested. The upper bound is exclusive.
 TRANSFORMERS_VERSIONS = (Version("5.4"), Version("6"))
 
 #: Where a patched model keeps its settings, newest last. A plain attribute, so that a deep copy has

@@ -272,11 +272,19 @@ class Training:
         """Write what plain transformers loads: float16 weights, config, tokenizer."""
         half: Any = copy.deepcopy(self.model)
         half.half().save_pretrained(output)
-        config = json.loads((output / "config.json").read_text())
-        config["seq_length"] = self.recipe.train_length
-        config["dtype"] = "float32"  # to compute in; only the file is float16
-        (output / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         self.tokenizer.save_pretrained(output)
+        _amend_json(
+            output / "config.json",
+            seq_length=self.recipe.train_length,
+            dtype="float32",  # to compute in; only the file is float16
+        )
+        # The name that transformers 4 knows too.
+        _amend_json(output / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+
+
+def _amend_json(path: Path, **changes: Any) -> None:
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def _parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

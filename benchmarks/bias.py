@@ -32,11 +32,11 @@ def key_only(dtype: torch.dtype, rounds: int) -> str:
     out = torch.empty((BATCH * HEADS, 1, KEYS), dtype=dtype)
     calls: dict[str, Call] = {
         "filling the buffer (`fill_`)": lambda: out.fill_(1.0),
-        "transformers": lambda: transformers_builder(mask, HEADS, dtype),
-        "ours": lambda: na.build_alibi_tensor(mask, HEADS, dtype),
         "ours, `out=`": lambda: na.build_alibi_tensor(mask, HEADS, dtype, out=out),
+        "ours": lambda: na.build_alibi_tensor(mask, HEADS, dtype),
+        "transformers": lambda: transformers_builder(mask, HEADS, dtype),
     }
-    seconds = interleaved(calls, 10 * rounds)
+    seconds = interleaved(calls, 3 * rounds, seconds_per_turn=0.02)
     title = f"`build_alibi_tensor`, ({BATCH}·{HEADS}, 1, {KEYS}), {dtype}"
     return _table(title, seconds, "transformers", out)
 
@@ -48,9 +48,9 @@ def dense(dtype: torch.dtype, rounds: int) -> str:
     slopes = torch.tensor(na.alibi_slopes(DENSE_HEADS))
     calls: dict[str, Call] = {
         "filling the buffer (`fill_`)": lambda: out.fill_(1.0),
-        "torch's one-liner": lambda: one_liner(slopes).to(dtype),
-        "ours": lambda: bias.tensor(DENSE_LENGTH, DENSE_LENGTH, dtype),
         "ours, `out=`": lambda: bias.tensor(DENSE_LENGTH, DENSE_LENGTH, out=out),
+        "ours": lambda: bias.tensor(DENSE_LENGTH, DENSE_LENGTH, dtype),
+        "torch's one-liner": lambda: one_liner(slopes).to(dtype),
     }
     try:
         from x_transformers.x_transformers import AlibiPositionalBias
@@ -64,7 +64,7 @@ def dense(dtype: torch.dtype, rounds: int) -> str:
             return result
 
         calls["x-transformers"] = x_transformers
-    seconds = interleaved(calls, max(1, rounds // 2))
+    seconds = interleaved(calls, rounds, seconds_per_turn=1.0)
     title = f"`ALiBi.tensor`, ({DENSE_HEADS}, {DENSE_LENGTH}, {DENSE_LENGTH}), {dtype}"
     return _table(title, seconds, "torch's one-liner", out)
 

@@ -10,16 +10,33 @@ from collections.abc import Callable, Mapping
 Call = Callable[[], object]
 
 
-def interleaved(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
-    """Median seconds of each call, one repetition of each a round after one to warm up."""
+def interleaved(
+    calls: Mapping[str, Call], rounds: int, seconds_per_turn: float
+) -> dict[str, float]:
+    """Median seconds of each call, one turn of each a round, after one round to warm up.
+
+    Args:
+        calls: the candidates.
+        rounds: how many turns each gets.
+        seconds_per_turn: how long a turn lasts at least; calls are repeated until then, so that the
+            machine, which dozed or did other things since the last turn, is awake for most of it.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):
+        gc.collect()
         for name, call in calls.items():
-            gc.collect()
-            begin = time.perf_counter()
-            result = call()
-            elapsed = time.perf_counter() - begin
-            del result
+            elapsed = _turn(call, seconds_per_turn)
             if number:
                 seconds[name].append(elapsed)
     return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def _turn(call: Call, seconds: float) -> float:
+    """Mean seconds of a call within one turn."""
+    begin = time.perf_counter()
+    count = 0
+    while count == 0 or time.perf_counter() - begin < seconds:
+        result = call()
+        del result  # its memory is part of what it costs
+        count += 1
+    return (time.perf_counter() - begin) / count

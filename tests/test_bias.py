@@ -201,13 +201,14 @@ def test_tensors_too_large_for_the_cache_are_streamed_to_the_same_bits(
     isa: str, name: str, offset: int
 ) -> None:
     dtype = np.dtype(DTYPES[name])
-    shape = (1, 3, 1500, 4001)  # rows of odd length, more than 16 MiB
+    queries = 6000 // dtype.itemsize
+    shape = (1, 3, queries, 4001)  # rows of odd length, more than 64 MiB
     memory = np.empty(np.prod(shape) + offset + 1, dtype)
     memory[-1] = memory[0] = 7
     out = memory[offset:-1].reshape(shape)
     bias = na.ALiBi(3, sides="symmetric")
-    assert bias.tensor(1500, 4001, dtype, out=out) is out
-    assert (out[:, :, ::499] == bias.tensor(1500, 4001)[:, :, ::499].astype(dtype)).all()
+    assert bias.tensor(queries, 4001, dtype, out=out) is out
+    assert (out[:, :, ::499] == bias.tensor(queries, 4001)[:, :, ::499].astype(dtype)).all()
     assert memory[-1] == 7
     assert offset == 0 or memory[0] == 7
 

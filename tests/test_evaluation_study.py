@@ -48,7 +48,7 @@ def test_every_cell_is_there(summary: dict[str, Any]) -> None:
     for cell in cells.values():
         assert cell["cases"] == 4
         assert 0 <= cell["low"] <= cell["accuracy"] <= cell["high"] <= 1
-    assert sum(c["cases"] for c in summary["by_distance"] if c["method"] == "ntk:2") == 8
+    assert sum(c["cases"] for c in summary["by_distance"] if c["method"] == "ntk:2") == 16
     assert len(summary["perplexity"]) == 4 * 4
     assert json.loads(json.dumps(summary)) == summary
 
@@ -142,7 +142,7 @@ def test_tables(summary: dict[str, Any]) -> None:
         console.print(table)
     text = console.export_text()
     assert len(tables) == 5
-    for expected in ("NTK a=2", "lines: accuracy", "topics at 2x", "nats a token by position"):
+    for expected in ("NTK a=2", "lines: accuracy", "topics: accuracy", "nats a token by position"):
         assert expected in text
 
 

@@ -79,7 +79,7 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: build(MASK, 0), ValueError, "num_heads must be between 1"),
     (lambda: build(MASK, 4, np.int32), TypeError, "dtype must be one of float32, .* got int32"),
     (lambda: build(MASK, 4, torch.long), TypeError, "dtype must be one of float32, .* got int64"),
-    (lambda: build(MASK, 4, "flaot"), TypeError, "dtype must be a NumPy or torch dtype"),
+    (lambda: build(MASK, 4, "floot"), TypeError, "dtype must be a NumPy or torch dtype"),
     (lambda: build(MASK, 4, np.complex64), TypeError, "got complex64"),
     (lambda: build(anchor="middle"), ValueError, "anchor must be one of 'first', 'last'"),
     (

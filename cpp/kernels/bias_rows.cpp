@@ -7,60 +7,160 @@ namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 namespace {
 
-// value(k) gives the `lanes` values from element k on; Out is the storage type.
-template <class Out, class Value>
-void write_row(std::int64_t count, bool stream_stores, Out* out, Value value) {
-  const auto write_tail = [&](std::int64_t begin, std::int64_t end) {
-    if (begin >= end) return;
-    Out rounded[lanes];
-    store(rounded, value(begin));
-    std::memcpy(out + begin, rounded, (end - begin) * sizeof(Out));
-  };
-  std::int64_t k = 0;
-  if (stream_stores) {
-    constexpr std::uintptr_t block_bytes = lanes * sizeof(Out);
-    const std::uintptr_t misaligned = reinterpret_cast<std::uintptr_t>(out) % block_bytes;
-    const std::int64_t to_boundary = misaligned ? (block_bytes - misaligned) / sizeof(Out) : 0;
-    k = to_boundary < count ? to_boundary : count;
-    write_tail(0, k);
-    for (; k + lanes <= count; k += lanes) stream(out + k, value(k));
-  } else {
-    for (; k + lanes <= count; k += lanes) store(out + k, value(k));
+// What a row is written in: one register's worth of elements of the storage type.
+template <class Out>
+constexpr int line_length = vector_bytes / static_cast<int>(sizeof(Out));
+
+// Elements k .. k + line_length - 1 of a row that keeps its elements in order.
+template <bool Stream, class Row>
+void write_line(const Row& row, std::int64_t k, float* out) {
+  const f32v line = row.consecutive(k);
+  Stream ? stream(out, line) : store(out, line);
+}
+
+template <bool Stream, class Out>
+void write_halves(u16v first, u16v second, Out* out) {
+  Stream ? stream(out, first) : store(out, first);
+  Stream ? stream(out + lanes, second) : store(out + lanes, second);
+}
+
+template <bool Stream, class Row>
+void write_line(const Row& row, std::int64_t k, float16* out) {
+  write_halves<Stream>(to_float16(row.consecutive(k)), to_float16(row.consecutive(k + lanes)), out);
+}
+
+// One lane of 32 bits holds an even element below its odd neighbour, which spares narrowing; needs
+// little endian, as all ISAs here are.
+template <bool Stream, class Row>
+void write_line(const Row& row, std::int64_t k, bfloat16* out) {
+  const u32v even = rounded_to_upper_half(row.every_second(k));
+  const u32v odd = rounded_to_upper_half(row.every_second(k + 1));
+  const f32v line = float_of((even >> 16) | (odd & 0xffff0000u));
+  Stream ? stream(out, line) : store(out, line);
+}
+
+// Part of a row, for its ends.
+template <class Out, class Row>
+void write_part(const Row& row, std::int64_t begin, std::int64_t end, Out* out) {
+  for (; begin < end; begin += line_length<Out>) {
+    const std::int64_t count = end - begin < line_length<Out> ? end - begin : line_length<Out>;
+    Out line[line_length<Out>];
+    write_line<false>(row, begin, line);
+    std::memcpy(out + begin, line, count * sizeof(Out));
   }
-  write_tail(k, count);
+}
+
+template <bool Stream, class Out, class Row>
+void write_lines(const Row& row, std::int64_t begin, std::int64_t end, Out* out) {
+  for (std::int64_t k = begin; k < end; k += line_length<Out>) write_line<Stream>(row, k, out + k);
+}
+
+// Elements before the first address that streamed stores may go to.
+template <class Out>
+std::int64_t elements_to_boundary(const Out* out) {
+  const std::uintptr_t misaligned = reinterpret_cast<std::uintptr_t>(out) % vector_bytes;
+  return misaligned ? (vector_bytes - misaligned) / sizeof(Out) : 0;
+}
+
+template <class Out>
+std::int64_t last_line_end(std::int64_t first, std::int64_t count) {
+  return first + (count - first) / line_length<Out> * line_length<Out>;
+}
+
+std::int64_t at_most(std::int64_t value, std::int64_t limit) {
+  return value < limit ? value : limit;
+}
+
+template <bool Stream, class Out, class Row>
+void write_row(const Row& row, std::int64_t count, Out* out) {
+  const std::int64_t first = Stream ? at_most(elements_to_boundary(out), count) : 0;
+  const std::int64_t last = last_line_end<Out>(first, count);
+  write_part(row, 0, first, out);
+  row.template write_lines_between<Stream>(first, last, out);
+  write_part(row, last, count, out);
 }
 
 template <class Row>
-void write_row_as(DType dtype, std::int64_t count, bool stream_stores, void* out, Row value) {
+void write_row_as(DType dtype, const Row& row, std::int64_t count, bool streamed, void* out) {
+  const auto write = [&](auto* typed) {
+    streamed ? write_row<true>(row, count, typed) : write_row<false>(row, count, typed);
+  };
   switch (dtype) {
-    case DType::float32: return write_row(count, stream_stores, static_cast<float*>(out), value);
-    case DType::bfloat16:
-      return write_row(count, stream_stores, static_cast<bfloat16*>(out), value);
-    case DType::float16: return write_row(count, stream_stores, static_cast<float16*>(out), value);
+    case DType::float32: return write(static_cast<float*>(out));
+    case DType::bfloat16: return write(static_cast<bfloat16*>(out));
+    case DType::float16: return write(static_cast<float16*>(out));
   }
 }
+
+// slope * positions[k]. Reads whole lines: the core pads `positions` by two vectors.
+struct PositionsRow {
+  const std::int32_t* positions;
+  f32v slope;
+
+  f32v consecutive(std::int64_t k) const { return slope * to_float(load<i32v>(positions + k)); }
+
+  template <bool Stream, class Out>
+  void write_lines_between(std::int64_t begin, std::int64_t end, Out* out) const {
+    write_lines<Stream>(*this, begin, end, out);
+  }
+};
+
+// Positions are in memory, in order: gathering every second one would cost more than narrowing.
+template <bool Stream>
+void write_line(const PositionsRow& row, std::int64_t k, bfloat16* out) {
+  write_halves<Stream>(to_bfloat16(row.consecutive(k)), to_bfloat16(row.consecutive(k + lanes)),
+                       out);
+}
+
+// slope * (query_position - k): one side of a linear bias, where the slope has the side's sign.
+struct OneSide {
+  std::int64_t query_position;
+  f32v slope;
+
+  f32v strided(std::int64_t k, int step) const {
+    return to_float(broadcast(static_cast<std::int32_t>(query_position - k)) - step * iota()) *
+           slope;
+  }
+  f32v consecutive(std::int64_t k) const { return strided(k, 1); }
+  f32v every_second(std::int64_t k) const { return strided(k, 2); }
+};
+
+struct LinearRow {
+  OneSide left, right;
+
+  f32v strided(std::int64_t k, int step) const {
+    const i32v distance =
+        broadcast(static_cast<std::int32_t>(left.query_position - k)) - step * iota();
+    const f32v bias = to_float(distance) * (distance > 0 ? left.slope : right.slope);
+    return distance == 0 ? f32v{} : bias;  // 0 * inf is NaN where a side is masked
+  }
+  f32v consecutive(std::int64_t k) const { return strided(k, 1); }
+  f32v every_second(std::int64_t k) const { return strided(k, 2); }
+
+  // Only the line that holds the query itself has two sides.
+  template <bool Stream, class Out>
+  void write_lines_between(std::int64_t begin, std::int64_t end, Out* out) const {
+    const std::int64_t query = left.query_position;
+    const std::int64_t behind =
+        query <= begin ? begin : at_most(last_line_end<Out>(begin, query), end);
+    const std::int64_t ahead = query < behind ? behind : at_most(behind + line_length<Out>, end);
+    write_lines<Stream>(left, begin, behind, out);
+    write_lines<Stream>(*this, behind, ahead, out);
+    write_lines<Stream>(right, ahead, end, out);
+  }
+};
 
 }  // namespace
 
 void scaled_positions(const std::int32_t* positions, std::int64_t key_length, float slope,
-                      DType dtype, bool stream_stores, void* out) {
-  const f32v slopes = broadcast(slope);
-  // Reads whole vectors: the core pads `positions` by one.
-  write_row_as(dtype, key_length, stream_stores, out,
-               [=](std::int64_t k) { return slopes * to_float(load<i32v>(positions + k)); });
+                      DType dtype, bool streamed, void* out) {
+  write_row_as(dtype, PositionsRow{positions, broadcast(slope)}, key_length, streamed, out);
 }
 
-void linear_bias_row(const LinearBiasRow& row, DType dtype, bool stream_stores, void* out) {
-  const f32v left = broadcast(-row.left_slope);
-  const f32v right = broadcast(row.right_slope);
-  const f32v zero = {};
-  const i32v lane = iota();
-  const std::int64_t query_position = row.query_position;
-  write_row_as(dtype, row.key_length, stream_stores, out, [=](std::int64_t k) {
-    const i32v distance = broadcast(static_cast<std::int32_t>(query_position - k)) - lane;
-    const f32v bias = to_float(distance) * (distance > 0 ? left : right);
-    return distance == 0 ? zero : bias;  // 0 * inf is NaN where a side is masked
-  });
+void linear_bias_row(const LinearBiasRow& row, DType dtype, bool streamed, void* out) {
+  const LinearRow linear{{row.query_position, broadcast(-row.left_slope)},
+                         {row.query_position, broadcast(row.right_slope)}};
+  write_row_as(dtype, linear, row.key_length, streamed, out);
 }
 
 }  // namespace NTK_ALIBI_ISA

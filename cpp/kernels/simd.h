@@ -49,16 +49,30 @@ inline Vector load(const T* p) {
   return v;
 }
 
-// --- rounding to the 16-bit formats, nearest even, in integers so that every ISA gives the same
-// bits --
+// --- rounding to the 16-bit formats, nearest even; not for NaN
+// --------------------------------------
 
-inline u16v to_bfloat16(f32v v) {
+// A bfloat16 in the upper half of each lane; the lower half holds leftovers. A carry out of the
+// largest finite value lands on infinity, and infinity stays what it is.
+inline u32v rounded_to_upper_half(f32v v) {
   const u32v bits = bits_of(v);
-  const u32v rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const u32v quiet_nan = (bits >> 16) | 0x40u;  // rounding up would turn some NaNs into infinities
-  return __builtin_convertvector((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded, u16v);
+  return bits + 0x7fffu + ((bits >> 16) & 1u);
 }
 
+inline u16v to_bfloat16(f32v v) {
+  return __builtin_convertvector(rounded_to_upper_half(v) >> 16, u16v);
+}
+
+#if defined(__AVX512F__)
+inline u16v to_float16(f32v v) {  // masked, since g++ 12 warns of its own header's plain form
+  constexpr __mmask16 all = 0xffff;
+  return (u16v)_mm512_maskz_cvtps_ph(all, (__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+#elif defined(__F16C__)
+inline u16v to_float16(f32v v) {
+  return (u16v)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+#else
 inline u16v to_float16(f32v v) {
   const u32v bits = bits_of(v);
   const u32v magnitude = bits & 0x7fffffffu;
@@ -70,23 +84,18 @@ inline u16v to_float16(f32v v) {
   // bit.
   const u32v half = bits_of(broadcast(0.5f));
   const u32v subnormal = bits_of(float_of(magnitude) + broadcast(0.5f)) - half;
-  const u32v infinity_or_nan = magnitude > 0x7f800000u ? u32v{} + 0x7e00u : u32v{} + 0x7c00u;
+  const u32v infinity = u32v{} + 0x7c00u;
   const u32v finite = magnitude < 0x38800000u ? subnormal : normal;
-  return __builtin_convertvector(sign | (magnitude >= 0x47800000u ? infinity_or_nan : finite),
-                                 u16v);
+  return __builtin_convertvector(sign | (magnitude >= 0x47800000u ? infinity : finite), u16v);
 }
+#endif
 
-// --- stores: `stream` bypasses the caches and needs an address aligned to the stored bytes
-// ------------
+// --- stores of whole vectors: `stream` bypasses the caches and needs an address aligned to them
+// -----
 
-inline void store(float* p, f32v v) { std::memcpy(p, &v, sizeof v); }
-inline void store(bfloat16* p, f32v v) {
-  const u16v rounded = to_bfloat16(v);
-  std::memcpy(p, &rounded, sizeof rounded);
-}
-inline void store(float16* p, f32v v) {
-  const u16v rounded = to_float16(v);
-  std::memcpy(p, &rounded, sizeof rounded);
+template <class Out, class Vector>
+inline void store(Out* p, Vector v) {
+  std::memcpy(p, &v, sizeof v);
 }
 
 #if defined(__AVX512F__)
@@ -105,9 +114,10 @@ inline void stream_bytes(void* p, Vector v) {
 }
 #endif
 
-inline void stream(float* p, f32v v) { stream_bytes(p, v); }
-inline void stream(bfloat16* p, f32v v) { stream_bytes(p, to_bfloat16(v)); }
-inline void stream(float16* p, f32v v) { stream_bytes(p, to_float16(v)); }
+template <class Out, class Vector>
+inline void stream(Out* p, Vector v) {
+  stream_bytes(p, v);
+}
 
 inline void stream_fence() {
 #if defined(__x86_64__)

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: One hue for each kind of method, darker for larger factors; black for the original.
-COLORMAPS = {
-    "interpolation": "Oranges",
-    "ntk": "Blues",
-    "dynamic-ntk": "Greens",
-    "dynamic-interpolation": "Purples",
+#: A hue, a marker and a line for each kind of method, darker for larger factors. Methods that agree
+#: cover each other, so the dynamic ones are dashed.
+STYLES = {
+    "interpolation": ("Oranges", "v", "-"),
+    "ntk": ("Blues", "o", "-"),
+    "dynamic-ntk": ("Greens", "s", "--"),
+    "dynamic-interpolation": ("Purples", "D", "--"),
 }
 
 
@@ -32,7 +33,7 @@ def study_figure(summary: dict[str, Any]) -> Figure:
 
     tasks = list(dict.fromkeys(entry["task"] for entry in summary["retrieval"]))
     prose = bool(summary["perplexity"])
-    figure = Figure(figsize=(11, 4.2 * (len(tasks) + prose) + 0.6), layout="constrained")
+    figure = Figure(figsize=(11, 3.3 * (len(tasks) + prose) + 0.6), layout="constrained")
     grid = figure.add_gridspec(len(tasks) + prose, 2)
     for row, task in enumerate(tasks):
         _accuracy_by_length(figure.add_subplot(grid[row, 0]), summary, task)
@@ -54,10 +55,8 @@ def _accuracy_by_length(axes: Axes, summary: dict[str, Any], task: str) -> None:
             100 * accuracy,
             yerr=100 * np.abs(bounds - accuracy),
             label=label,
-            color=_color(summary, method),
-            marker="o",
-            markersize=4,
             capsize=2,
+            **_style(summary, method),
         )
     axes.set_title(f"{task}: longer records")
     axes.set_xlabel(f"length of the record / {summary['train_length']} tokens trained")
@@ -74,14 +73,11 @@ def _accuracy_by_distance(axes: Axes, summary: dict[str, Any], task: str) -> Non
         axes.plot(
             [(e["begin"] + e["end"]) / 2 for e in cells],
             [100 * e["accuracy"] for e in cells],
-            color=_color(summary, method),
-            marker="o",
-            markersize=4,
+            **_style(summary, method),
         )
     axes.axvline(1, color="0.7", linestyle=":", zorder=0)
-    longest = max(e["multiple"] for e in summary["by_distance"])
-    axes.set_xlim(0, longest)
-    axes.set_title(f"{task} at {longest:g}x: farther answers")
+    axes.set_xlim(0, max(e["end"] for e in summary["by_distance"]))
+    axes.set_title(f"{task}: farther answers, records of all lengths")
     axes.set_xlabel("distance from question to answer / training length")
     _finish(axes, "accuracy, %", top=103)
 
@@ -92,10 +88,15 @@ def _nats_by_position(axes: Axes, summary: dict[str, Any]) -> None:
         middles = np.array([(e["begin"] + e["end"]) / 2 for e in cells])
         difference = np.array([e["difference"] for e in cells])
         half_width = np.array([e["half_width"] for e in cells])
-        color = _color(summary, method)
-        axes.plot(middles, difference, color=color, marker="o", markersize=4)
+        style = _style(summary, method)
+        axes.plot(middles, difference, **style)
         axes.fill_between(
-            middles, difference - half_width, difference + half_width, color=color, alpha=0.15
+            middles,
+            difference - half_width,
+            difference + half_width,
+            color=style["color"],
+            alpha=0.15,
+            linewidth=0,
         )
     axes.axvline(1, color="0.7", linestyle=":", zorder=0)
     first = next(iter(summary["methods"].values()))
@@ -112,12 +113,15 @@ def _finish(axes: Axes, ylabel: str, top: float | None) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _color(summary: dict[str, Any], method: str) -> Any:
+def _style(summary: dict[str, Any], method: str) -> dict[str, Any]:
+    """Color, marker and line of a method; black for the original."""
     import matplotlib
 
     kind, colon, _ = method.partition(":")
     if not colon:
-        return "black"
+        return {"color": "black", "marker": "x", "markersize": 4, "linestyle": "-"}
+    colormap, marker, line = STYLES[kind]
     family = [name for name in summary["methods"] if name.partition(":")[0] == kind]
     shade = 0.5 + 0.4 * (family.index(method) + 1) / len(family)
-    return matplotlib.colormaps[COLORMAPS[kind]](shade)
+    color = matplotlib.colormaps[colormap](shade)
+    return {"color": color, "marker": marker, "markersize": 4, "linestyle": line}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 Entry = dict[str, Any]
@@ -16,26 +17,37 @@ def study_tables(summary: dict[str, Any]) -> list[Table]:
     tables = []
     for task in dict.fromkeys(entry["task"] for entry in summary["retrieval"]):
         entries = [entry for entry in summary["retrieval"] if entry["task"] == task]
-        title = f"{task}: accuracy % [95 % interval] by length of the record (1x = {unit})"
+        cases = f"{entries[0]['cases']} cases"
+        title = f"{task}: accuracy in %, 95 % interval, by length (1x = {unit}; {cases})"
         tables.append(_table(summary, entries, title, _multiple, _accuracy_interval))
-        farthest = [entry for entry in summary["by_distance"] if entry["task"] == task]
-        title = f"{task} at {_multiple(farthest[0])}: accuracy % by distance of the answer"
-        tables.append(_table(summary, farthest, title, _range, _accuracy))
+        entries = [e for e in summary["by_distance"] if e["task"] == task and e["cases"]]
+        title = f"{task}: accuracy in % by distance of the answer / {unit}"
+        tables.append(_table(summary, entries, title, _range, _accuracy))
     if summary["perplexity"]:
         first = next(iter(summary["methods"].values()))
-        title = f"prose: nats a token by position (difference from {first}, paired, 95 %)"
+        widest = max(entry["half_width"] for entry in summary["perplexity"])
+        title = (
+            f"prose: nats a token by position / {unit}; below {first}, the difference from it, "
+            f"whose 95 % half-widths are up to {widest:.3f}"
+        )
         tables.append(_table(summary, summary["perplexity"], title, _range, _nats))
     return tables
 
 
 def longeval_table(title: str, rows: Sequence[Entry]) -> Table:
     """LongEval's accuracies: rows of label, cases, accuracy, low, high."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("method")
+    table = _empty(title)
     table.add_column("cases", justify="right")
-    table.add_column("accuracy % [95 % interval]", justify="right")
+    table.add_column("accuracy in % and its 95 % interval", justify="right")
     for row in rows:
         table.add_row(row["label"], str(row["cases"]), _accuracy_interval(row))
+    return table
+
+
+def _empty(title: str) -> Table:
+    """Narrow enough for 80 columns of a terminal."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("method")
     return table
 
 
@@ -47,8 +59,7 @@ def _table(
     cell: Callable[[Entry], str],
 ) -> Table:
     """A row for each method, a column for each value of column(entry)."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("method")
+    table = _empty(title)
     columns = list(dict.fromkeys(map(column, entries)))
     for name in columns:
         table.add_column(name, justify="right")
@@ -63,7 +74,7 @@ def _multiple(entry: Entry) -> str:
 
 
 def _range(entry: Entry) -> str:
-    return f"{entry['begin']:g}-{entry['end']:g}x"
+    return f"{entry['begin']:g}-{entry['end']:g}"
 
 
 def _accuracy(entry: Entry) -> str:
@@ -73,10 +84,10 @@ def _accuracy(entry: Entry) -> str:
 def _accuracy_interval(entry: Entry) -> str:
     if entry["accuracy"] is None:
         return ""
-    return f"{_accuracy(entry)} [{100 * entry['low']:.0f}, {100 * entry['high']:.0f}]"
+    return f"{_accuracy(entry)} [dim]{100 * entry['low']:.0f}-{100 * entry['high']:.0f}[/]"
 
 
 def _nats(entry: Entry) -> str:
     if entry["difference"] == 0.0:
         return f"{entry['nats']:.3f}"
-    return f"{entry['nats']:.3f} ({entry['difference']:+.3f}±{entry['half_width']:.3f})"
+    return f"{entry['difference']:+.3f}".replace("0.", ".", 1)

@@ -183,8 +183,8 @@ def summarise(plan: Plan, journal: Journal) -> dict[str, Any]:
         train_length and methods (name to label);
         retrieval: for each task, method and multiple of the training length: cases, accuracy and
             its 95 % interval (low, high);
-        by_distance: the same for the longest records, by the distance of the answer (begin, end, in
-            training lengths);
+        by_distance: the same for records of all lengths together, by the distance of the answer
+            (begin, end, in training lengths);
         perplexity: for each method and range of positions (begin, end, in training lengths): nats a
             token, and the difference from the first method, paired by window, with its 95 %
             half-width.
@@ -194,16 +194,19 @@ def summarise(plan: Plan, journal: Journal) -> dict[str, Any]:
     retrieval, by_distance = [], []
     for task, records in _tasks(plan):
         for name in methods:
+            of_all_lengths = []
             for multiple in plan.multiples:
                 answers = [
                     journal[f"{task.name}/{multiple:g}/{record}/{name}"]
                     for record in range(records)
                 ]
-                where = {"task": task.name, "method": name, "multiple": multiple}
-                retrieval.append({**where, **_accuracy([a["right"] for a in answers])})
-                if multiple == longest:
-                    bins = _by_distance(answers, plan.train_length, longest)
-                    by_distance += [{**where, **entry} for entry in bins]
+                of_all_lengths += answers
+                cell = _accuracy([a["right"] for a in answers])
+                retrieval.append({"task": task.name, "method": name, "multiple": multiple, **cell})
+            by_distance += [
+                {"task": task.name, "method": name, **cell}
+                for cell in _by_distance(of_all_lengths, plan.train_length, longest)
+            ]
     return {
         "train_length": plan.train_length,
         "methods": methods,

@@ -75,7 +75,33 @@ def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
 
 
 @dataclass(frozen=True)
-class Interpolation:
+class _Static:
+    """A scaling by one factor; what differs is how it weighs the heads."""
+
+    factor: float
+    per: ClassVar[None] = None
+    alibi_type: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factor", _validation.finite("factor", self.factor, minimum=1.0))
+
+    @staticmethod
+    def _weights(exponents: Floats) -> Floats:
+        raise NotImplementedError
+
+    def scale_exponents(
+        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
+    ) -> Floats:
+        """See `Scaling`; lengths are not used."""
+        return _stretch(exponents, self._weights(exponents), self.factor)
+
+    def to_config(self) -> dict[str, Any]:
+        """The plain dict that `scaling_from_config` reads."""
+        return {"alibi_type": self.alibi_type, "factor": self.factor}
+
+
+@dataclass(frozen=True)
+class Interpolation(_Static):
     """Position interpolation: every slope divided by the factor.
 
     m'_h = m_h / a
@@ -98,25 +124,12 @@ class Interpolation:
     Source: S. Chen et al. 2023 (arXiv 2306.15595) for RoPE; keezen/ntk_alibi 2023 for ALiBi.
     """
 
-    factor: float
-    per: ClassVar[None] = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", _validation.finite("factor", self.factor, minimum=1.0))
-
-    def scale_exponents(
-        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
-    ) -> Floats:
-        """See `Scaling`; lengths are not used."""
-        return _stretch(exponents, _uniform(exponents), self.factor)
-
-    def to_config(self) -> dict[str, Any]:
-        """The plain dict that `scaling_from_config` reads."""
-        return {"alibi_type": "linear", "factor": self.factor}
+    alibi_type: ClassVar[str] = "linear"
+    _weights = staticmethod(_uniform)
 
 
 @dataclass(frozen=True)
-class NTK:
+class NTK(_Static):
     """NTK-ALiBi: the flattest slope divided by the factor, the steepest left as it is.
 
     m'_h = m_h a^(-t_h),  t_h = (e_h - e_min) / (e_max - e_min)
@@ -139,51 +152,51 @@ class NTK:
         the weights for any head count.
     """
 
-    factor: float
-    per: ClassVar[None] = None
+    alibi_type: ClassVar[str] = "ntk"
+    _weights = staticmethod(_by_steepness)
+
+
+@dataclass(frozen=True)
+class _Dynamic:
+    """A scaling whose factor grows with the text; what differs is how it weighs the heads."""
+
+    rate: float = 1.0
+    train_length: int = 2048
+    per: Per = field(default="sequence", kw_only=True)
+    alibi_type: ClassVar[str]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", _validation.finite("factor", self.factor, minimum=1.0))
+        rate = _validation.finite("rate", self.rate, minimum=0.0, inclusive=False)
+        train_length = _validation.integer("train_length", self.train_length, minimum=1)
+        object.__setattr__(self, "rate", rate)
+        object.__setattr__(self, "train_length", train_length)
+        _validation.choice("per", self.per, ("sequence", "query"))
+
+    @staticmethod
+    def _weights(exponents: Floats) -> Floats:
+        raise NotImplementedError
 
     def scale_exponents(
         self, exponents: Floats, lengths: NDArray[np.int64] | None = None
     ) -> Floats:
-        """See `Scaling`; lengths are not used."""
-        return _stretch(exponents, _by_steepness(exponents), self.factor)
+        """See `Scaling`."""
+        if lengths is None:
+            raise ValueError(f"lengths must be given for {self!r}, got None")
+        factor = np.maximum(self.rate * lengths / self.train_length, 1.0)
+        return _stretch(exponents, self._weights(exponents), factor)
 
     def to_config(self) -> dict[str, Any]:
         """The plain dict that `scaling_from_config` reads."""
-        return {"alibi_type": "ntk", "factor": self.factor}
-
-
-def _check_dynamic(scaling: DynamicInterpolation | DynamicNTK) -> None:
-    rate = _validation.finite("rate", scaling.rate, minimum=0.0, inclusive=False)
-    train_length = _validation.integer("train_length", scaling.train_length, minimum=1)
-    object.__setattr__(scaling, "rate", rate)
-    object.__setattr__(scaling, "train_length", train_length)
-    _validation.choice("per", scaling.per, ("sequence", "query"))
-
-
-def _dynamic_factor(
-    scaling: DynamicInterpolation | DynamicNTK, lengths: NDArray[np.int64] | None
-) -> Floats:
-    if lengths is None:
-        raise ValueError(f"lengths must be given for {scaling!r}, got None")
-    factor: Floats = np.maximum(scaling.rate * lengths / scaling.train_length, 1.0)
-    return factor
-
-
-def _dynamic_config(alibi_type: str, scaling: DynamicInterpolation | DynamicNTK) -> dict[str, Any]:
-    return {
-        "alibi_type": alibi_type,
-        "factor": scaling.rate,
-        "original_max_position_embeddings": scaling.train_length,
-        "per": scaling.per,
-    }
+        return {
+            "alibi_type": self.alibi_type,
+            "factor": self.rate,
+            "original_max_position_embeddings": self.train_length,
+            "per": self.per,
+        }
 
 
 @dataclass(frozen=True)
-class DynamicInterpolation:
+class DynamicInterpolation(_Dynamic):
     """Position interpolation with a factor that grows with the text.
 
     m'_h = m_h / a,  a = max(rate n / train_length, 1)
@@ -198,26 +211,12 @@ class DynamicInterpolation:
     Source: keezen/ntk_alibi 2023 names the rule for NTK; this is its interpolation form.
     """
 
-    rate: float = 1.0
-    train_length: int = 2048
-    per: Per = field(default="sequence", kw_only=True)
-
-    def __post_init__(self) -> None:
-        _check_dynamic(self)
-
-    def scale_exponents(
-        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
-    ) -> Floats:
-        """See `Scaling`."""
-        return _stretch(exponents, _uniform(exponents), _dynamic_factor(self, lengths))
-
-    def to_config(self) -> dict[str, Any]:
-        """The plain dict that `scaling_from_config` reads."""
-        return _dynamic_config("dynamic_linear", self)
+    alibi_type: ClassVar[str] = "dynamic_linear"
+    _weights = staticmethod(_uniform)
 
 
 @dataclass(frozen=True)
-class DynamicNTK:
+class DynamicNTK(_Dynamic):
     """NTK-ALiBi with a factor that grows with the text.
 
     m'_h = m_h a^(-t_h),  a = max(rate n / train_length, 1)
@@ -244,29 +243,12 @@ class DynamicNTK:
     Source: keezen/ntk_alibi 2023; per="query" is ours (docs/formulas.md).
     """
 
-    rate: float = 1.0
-    train_length: int = 2048
-    per: Per = field(default="sequence", kw_only=True)
-
-    def __post_init__(self) -> None:
-        _check_dynamic(self)
-
-    def scale_exponents(
-        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
-    ) -> Floats:
-        """See `Scaling`."""
-        return _stretch(exponents, _by_steepness(exponents), _dynamic_factor(self, lengths))
-
-    def to_config(self) -> dict[str, Any]:
-        """The plain dict that `scaling_from_config` reads."""
-        return _dynamic_config("dynamic", self)
+    alibi_type: ClassVar[str] = "dynamic"
+    _weights = staticmethod(_by_steepness)
 
 
-_STATIC_TYPES: dict[str, type[Interpolation | NTK]] = {"linear": Interpolation, "ntk": NTK}
-_DYNAMIC_TYPES: dict[str, type[DynamicInterpolation | DynamicNTK]] = {
-    "dynamic": DynamicNTK,
-    "dynamic_linear": DynamicInterpolation,
-}
+_STATIC_TYPES = {scaling.alibi_type: scaling for scaling in (Interpolation, NTK)}
+_DYNAMIC_TYPES = {scaling.alibi_type: scaling for scaling in (DynamicNTK, DynamicInterpolation)}
 
 
 def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:

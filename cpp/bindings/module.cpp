@@ -7,4 +7,5 @@ PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = NTK_ALIBI_VERSION;
   ntk_alibi::register_runtime(module);
   ntk_alibi::register_bias(module);
+  ntk_alibi::register_attention(module);
 }

@@ -18,6 +18,7 @@ inline SlopeView view_slopes(const py::array_t<float>& slopes) {
           slopes.strides(2) / size};
 }
 
+void register_attention(py::module_& module);
 void register_bias(py::module_& module);
 void register_runtime(py::module_& module);
 

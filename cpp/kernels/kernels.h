@@ -19,11 +19,114 @@ struct LinearBiasRow {
   std::int64_t key_length;
 };
 
+// --- attention
+// ---------------------------------------------------------------------------------------
+
+// Keys are walked in blocks of this many, in the order of the problem's key list.
+constexpr int keys_per_block = 64;
+
+// The queries of a tile; no ISA packs more.
+constexpr int most_queries_per_tile = 32;
+
+// What is added to a score, in nats, of a query at distance d = query_position - key_position.
+enum class BiasKind : int {
+  none,
+  one_sided,  // -left_slope d; only distances >= 0 are visible
+  two_sided,  // -left_slope d for d > 0, right_slope d for d < 0
+  table,      // table[d - table_begin], 0 outside
+  sums,       // query_sums[i] - key_sums[j], differences taken in float64
+  dense       // dense[i * dense_query_stride + j * dense_key_stride]
+};
+
+// For the rows of one tile of one head. Slopes are finite: an infinite one is a mask.
+struct TileBias {
+  BiasKind kind;
+  const float* left_slopes;  // one for each query
+  const float* right_slopes;
+  const float* table;
+  std::int64_t table_begin;
+  std::int64_t table_size;
+  const double* query_sums;
+  const double* key_sums;
+  const float* dense;
+  std::int64_t dense_query_stride;
+  std::int64_t dense_key_stride;
+};
+
+// Positions of a block of keys.
+struct KeyBlock {
+  std::int32_t least_position;
+  std::int32_t greatest_position;
+};
+
+// How far the keys of a block, and of all blocks before and after it, reach: their greatest norms.
+struct BlockNorms {
+  float own;
+  float up_to;  // this block and the ones before it
+  float from;   // this block and the ones after it
+};
+
+// The keys of one batch row that are real.
+struct KeyList {
+  std::int64_t count;
+  const std::int32_t* indices;  // row of each key in `key` and `value`, ascending
+  const std::int32_t* positions;
+  const KeyBlock* blocks;
+  bool positions_rise;  // strictly
+};
+
+// Leave out keys that are proven to weigh no more than this share of each query's sum, together.
+// norms == nullptr: leave out none.
+struct Skipping {
+  double tolerance;
+  const BlockNorms* norms;
+};
+
+// Query i sees the keys at distances least_distances[i] .. greatest_distances[i], and those at
+// positions below sink_end that are not nearer than the least.
+struct TileMask {
+  const std::int32_t* least_distances;
+  const std::int32_t* greatest_distances;
+  std::int32_t sink_end;
+};
+
+struct AttentionTile {
+  DType dtype;
+  const void* query;  // row stride below; elements of a row are adjacent, as for key and value
+  const void* key;
+  const void* value;
+  void* output;
+  float* logsumexp;  // one for each query, or null
+  std::int64_t query_stride;
+  std::int64_t key_stride;
+  std::int64_t value_stride;
+  std::int64_t output_stride;
+  int query_count;
+  int head_dim;
+  float scale;
+  const std::int32_t* query_positions;
+  KeyList keys;
+  TileMask mask;
+  TileBias bias;
+  Skipping skipping;
+};
+
 struct KernelTable {
   // out[k] = slope * positions[k], k < key_length, rounded to nearest even.
   void (*scaled_positions)(const std::int32_t* positions, std::int64_t key_length, float slope,
                            DType dtype, bool stream, void* out);
   void (*linear_bias_row)(const LinearBiasRow& row, DType dtype, bool stream, void* out);
+  // Queries in a tile of attention_tile, and the scratch memory it needs, aligned to 64 bytes.
+  int queries_per_tile;
+  std::int64_t (*attention_scratch_bytes)(int head_dim);
+  // softmax(scale q.k + bias) v over the visible keys, and its logsumexp; 0 and -inf without any.
+  // Returns how many blocks of keys it read.
+  std::int64_t (*attention_tile)(const AttentionTile& tile, void* scratch);
+  // How many it would read without skipping.
+  std::int64_t (*visible_blocks)(const AttentionTile& tile);
+  // The greatest norm among rows given by their indices.
+  float (*greatest_norm)(const void* rows, std::int64_t stride, int head_dim, DType dtype,
+                         const std::int32_t* indices, std::int64_t count);
   // Makes streamed stores visible to other threads; to be called by the thread that streamed.
   void (*stream_fence)();
 };

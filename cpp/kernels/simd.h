@@ -49,6 +49,45 @@ inline Vector load(const T* p) {
   return v;
 }
 
+// The larger of each pair; b where one is NaN.
+#if defined(__AVX512F__)
+inline f32v max(f32v a, f32v b) {
+  return (f32v)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);  // see to_float16
+}
+#elif defined(__AVX__)
+inline f32v max(f32v a, f32v b) { return (f32v)_mm256_max_ps((__m256)a, (__m256)b); }
+#else
+inline f32v max(f32v a, f32v b) { return a > b ? a : b; }
+#endif
+
+// --- the 16-bit formats, exactly
+// --------------------------------------------------------------------
+
+inline float from_bfloat16(std::uint16_t bits) {
+  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+inline f32v from_bfloat16(u16v bits) { return float_of(__builtin_convertvector(bits, u32v) << 16); }
+
+#if defined(__AVX512F__)
+inline f32v from_float16(u16v bits) { return (f32v)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits); }
+#elif defined(__F16C__)
+inline f32v from_float16(u16v bits) { return (f32v)_mm256_cvtph_ps((__m128i)bits); }
+#else
+inline f32v from_float16(u16v bits) {
+  const u32v wide = __builtin_convertvector(bits, u32v);
+  const u32v magnitude = (wide & 0x7fffu) << 13;
+  // Multiplying by 2^112 moves the exponent bias from 15 to 127, subnormals included.
+  const u32v finite =
+      bits_of(float_of(magnitude) * broadcast(5192296858534827628530496329220096.0f));
+  const u32v special = magnitude | 0x7f800000u;
+  return float_of((magnitude >= 0x0f800000u ? special : finite) | (wide & 0x8000u) << 16);
+}
+#endif
+inline float from_float16(std::uint16_t bits) { return from_float16(u16v{} + bits)[0]; }
+
 // --- rounding to the 16-bit formats, nearest even; not for NaN
 // --------------------------------------
 

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "core/attention.h"
 #include "core/bias_tensor.h"
 #include "core/isa.h"
 #include "core/parallel.h"
@@ -113,6 +114,70 @@ void test_rows_of_every_length_and_alignment() {
   }
 }
 
+// Causal attention of one head with slope 1/16 against plain float64 sums; Python tests the rest.
+void test_attention() {
+  constexpr std::int64_t length = 150, dim = 21;
+  constexpr double scale = 0.25, slope = 0.0625;
+  for (DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+    const int exponent_bits = dtype == DType::bfloat16 ? 8 : 5, mantissa_bits = 15 - exponent_bits;
+    std::vector<float> wide(3 * length * dim), out_wide(length * dim);
+    std::vector<std::uint16_t> narrow(wide.size()), out_narrow(length * dim);
+    std::vector<double> exact(wide.size());
+    std::uint32_t state = 1;
+    for (std::size_t i = 0; i < wide.size(); ++i) {
+      state = state * 1664525u + 1013904223u;
+      wide[i] = static_cast<float>(state >> 8) / (1 << 23) - 1.0f;
+      narrow[i] = nearest_even(wide[i], exponent_bits, mantissa_bits);
+      exact[i] =
+          dtype == DType::float32 ? wide[i] : value_of(narrow[i], exponent_bits, mantissa_bits);
+    }
+    const auto view = [&](int part) {
+      void* data = dtype == DType::float32 ? static_cast<void*>(wide.data() + part * length * dim)
+                                           : narrow.data() + part * length * dim;
+      return TensorView{data, 0, 0, dim};
+    };
+    const float slopes[] = {static_cast<float>(slope)};
+    AttentionProblem problem{};
+    problem.dtype = dtype;
+    problem.query = view(0), problem.key = view(1), problem.value = view(2);
+    problem.output = {
+        dtype == DType::float32 ? static_cast<void*>(out_wide.data()) : out_narrow.data(), 0, 0,
+        dim};
+    problem.batch = problem.query_heads = problem.key_heads = 1;
+    problem.query_length = problem.key_length = length;
+    problem.head_dim = dim;
+    problem.scale = static_cast<float>(scale);
+    problem.mask = {true, std::numeric_limits<std::int32_t>::max(), 0, 0};
+    problem.bias.kind = BiasKind::two_sided;
+    problem.bias.left = problem.bias.right = {slopes, 0, 0, 0};
+    problem.skip_tolerance = std::ldexp(1.0, -24);
+    attention(problem);
+    // Values are below 1: the rounding of the result and some units of float32.
+    const double allowed =
+        (dtype == DType::float32 ? 0.0 : std::ldexp(1.0, -mantissa_bits - 1)) + 2e-6;
+    int wrong = 0;
+    for (std::int64_t i = 0; i < length; ++i) {
+      std::vector<double> sum(dim);
+      double total = 0.0;
+      for (std::int64_t j = 0; j <= i; ++j) {
+        double dot = 0.0;
+        for (std::int64_t d = 0; d < dim; ++d)
+          dot += exact[i * dim + d] * exact[(length + j) * dim + d];
+        const double weight = std::exp(scale * dot - slope * static_cast<double>(i - j));
+        total += weight;
+        for (std::int64_t d = 0; d < dim; ++d) sum[d] += weight * exact[(2 * length + j) * dim + d];
+      }
+      for (std::int64_t d = 0; d < dim; ++d) {
+        const double got = dtype == DType::float32
+                               ? out_wide[i * dim + d]
+                               : value_of(out_narrow[i * dim + d], exponent_bits, mantissa_bits);
+        wrong += !(std::fabs(got - sum[d] / total) <= allowed);
+      }
+    }
+    CHECK(wrong == 0);
+  }
+}
+
 void test_parallel_for_covers_everything_once() {
   for (int threads : {1, 2, 3, 8}) {
     set_num_threads(threads);
@@ -162,6 +227,7 @@ int main() {
     std::printf("%s\n", isa.c_str());
     test_sixteen_bit_formats();
     test_rows_of_every_length_and_alignment();
+    test_attention();
   }
   std::printf(failures ? "%d failures\n" : "all tests passed\n", failures);
   return failures != 0;

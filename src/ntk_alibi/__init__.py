@@ -8,6 +8,7 @@ from ntk_alibi import _runtime
 from ntk_alibi._core import __version__
 from ntk_alibi._runtime import info, set_num_threads
 from ntk_alibi.bias import ALiBi, build_alibi_tensor
+from ntk_alibi.fused_attention import attention, merge
 from ntk_alibi.scaling import (
     NTK,
     DynamicInterpolation,
@@ -31,8 +32,10 @@ __all__ = [
     "Scaling",
     "__version__",
     "alibi_slopes",
+    "attention",
     "build_alibi_tensor",
     "info",
+    "merge",
     "patch",
     "reference",
     "scaling_from_config",

@@ -100,6 +100,14 @@ def like(array: NDArray[Any], example: Any) -> Array:
     return on_device_of(example, sys.modules["torch"].from_numpy(array))
 
 
+def as_example(array: NDArray[Any], example: Any) -> Array:
+    """The array rounded to example's dtype, a tensor on its device if example is one."""
+    if not is_tensor(example):
+        return array.astype(example.dtype)
+    tensor: Array = sys.modules["torch"].from_numpy(array).to(example.dtype)
+    return on_device_of(example, tensor)
+
+
 def on_device_of(example: Any, array: Any) -> Array:
     """The array, copied to example's device if that is another."""
     moved: Array = array.to(example.device) if is_tensor(array) else array

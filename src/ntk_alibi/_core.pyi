@@ -33,6 +33,32 @@ def key_bias(
     dtype: DType,
     out: NDArray[Any],
 ) -> None: ...
+
+class AttentionBias: ...
+
+def no_bias() -> AttentionBias: ...
+def linear_bias(left: NDArray[np.float32], right: NDArray[np.float32]) -> AttentionBias: ...
+def table_bias(table: NDArray[np.float32], begin: int) -> AttentionBias: ...
+def sums_bias(sums: NDArray[np.float64]) -> AttentionBias: ...
+def dense_bias(dense: NDArray[np.float32]) -> AttentionBias: ...
+def attention(
+    query: NDArray[Any],
+    key: NDArray[Any],
+    value: NDArray[Any],
+    bias: AttentionBias,
+    dtype: DType,
+    output: NDArray[Any],
+    logsumexp: NDArray[np.float32] | None,
+    scale: float,
+    query_positions: NDArray[np.int32] | None,
+    key_positions: NDArray[np.int32] | None,
+    key_mask: NDArray[np.uint8] | None,
+    causal: bool,
+    window: int,
+    sink: int,
+    skip_tolerance: float,
+    block_counts: NDArray[np.int64] | None,
+) -> None: ...
 def relative_bias(
     left: NDArray[np.float32], right: NDArray[np.float32], dtype: DType, out: NDArray[Any]
 ) -> None: ...

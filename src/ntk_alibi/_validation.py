@@ -104,20 +104,143 @@ def lengths(value: Any, *, ndim: tuple[int, ...] = (1,)) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def attention_mask(value: Any) -> NDArray[np.uint8]:
+def attention_mask(value: Any, name: str = "attention_mask") -> NDArray[np.uint8]:
     """A padding mask (batch, keys) of 0 and 1, any dtype."""
     if not isinstance(value, np.ndarray) and not _arrays.is_tensor(value):
-        raise TypeError(f"attention_mask must be a NumPy array or a torch tensor, got {value!r}")
+        raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {value!r}")
     mask = _arrays.to_numpy(value)
     if mask.ndim != 2:
-        raise ValueError(f"attention_mask must have shape (batch, keys), got {mask.shape}")
+        raise ValueError(f"{name} must have shape (batch, keys), got {mask.shape}")
     if mask.shape[1] > MAX_LENGTH:
-        raise ValueError(f"attention_mask must have at most {MAX_LENGTH} keys, got {mask.shape[1]}")
+        raise ValueError(f"{name} must have at most {MAX_LENGTH} keys, got {mask.shape[1]}")
     ones = mask == 1
     if not np.logical_or(ones, mask == 0).all():
         other = mask[~ones & (mask != 0)].flat[0]
-        raise ValueError(f"attention_mask must hold only 0 and 1, got {other}")
+        raise ValueError(f"{name} must hold only 0 and 1, got {other}")
     return np.ascontiguousarray(ones).view(np.uint8)
+
+
+def key_padding_mask(value: Any, batch: int, keys: int) -> NDArray[np.uint8] | None:
+    """A padding mask of this shape, or None."""
+    if value is None:
+        return None
+    mask = attention_mask(value, "key_padding_mask")
+    if mask.shape != (batch, keys):
+        raise ValueError(
+            f"key_padding_mask must have shape (batch, keys) = ({batch}, {keys}), got {mask.shape}"
+        )
+    return mask
+
+
+def positions(name: str, value: Any, batch: int, length: int) -> NDArray[np.int32] | None:
+    """Positions (length,) or (batch, length), integers below 2^31, as (1 or batch, length)."""
+    if value is None:
+        return None
+    array = _arrays.to_numpy(value)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"{name} must be integers, got dtype {array.dtype}")
+    if array.shape not in ((length,), (1, length), (batch, length)):
+        raise ValueError(
+            f"{name} must have shape ({length},) or ({batch}, {length}), got {array.shape}"
+        )
+    if array.size and not (array.min() >= 0 and array.max() <= MAX_LENGTH):
+        raise ValueError(
+            f"{name} must be between 0 and {MAX_LENGTH}, got {array.min()} to {array.max()}"
+        )
+    return np.ascontiguousarray(np.atleast_2d(array), np.int32)
+
+
+#: Head dimensions that the kernels have scratch memory for.
+MAX_HEAD_DIM = 256
+
+
+def _attention_input(name: str, array: Any) -> None:
+    if not isinstance(array, np.ndarray) and not _arrays.is_tensor(array):
+        raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {array!r}")
+    if array.ndim != 4:
+        raise ValueError(
+            f"{name} must have shape (batch, heads, length, head_dim), got {tuple(array.shape)}"
+        )
+    if _arrays.is_tensor(array) and array.requires_grad:
+        raise ValueError(
+            f"{name} must not require grad, for which there is no backward yet: pass "
+            f"{name}.detach()"
+        )
+    if _arrays.is_tensor(array) and array.device.type != "cpu":
+        raise ValueError(f"{name} must be in main memory, is on {array.device}")
+
+
+def attention_shapes(query: Any, key: Any, value: Any) -> str:
+    """That query, key and value fit together; the name of their dtype."""
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        _attention_input(name, array)
+        if type(array) is not type(query) or array.dtype != query.dtype:
+            expected = f"{type(query).__name__} of {query.dtype} as query"
+            raise TypeError(f"{name} must be a {expected}, got {type(array)} of {array.dtype}")
+    dtype = floating_dtype(query.dtype, _arrays.CORE_DTYPES)
+    (batch, heads, _, head_dim), key_shape = query.shape, tuple(key.shape)
+    if tuple(value.shape) != key_shape:
+        raise ValueError(f"value must have key's shape {key_shape}, got {tuple(value.shape)}")
+    if (key_shape[0], key_shape[3]) != (batch, head_dim):
+        raise ValueError(
+            f"key must have batch {batch} and head_dim {head_dim} as query, got {key_shape}"
+        )
+    if heads != 0 and (key_shape[1] == 0 or heads % key_shape[1]):
+        raise ValueError(f"query must have a multiple of key's {key_shape[1]} heads, got {heads}")
+    integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
+    integer("key length", key_shape[2], minimum=0)
+    return dtype
+
+
+def skip_tolerance(value: Any) -> float | None:
+    """None or a share in [0, 1)."""
+    if value is None:
+        return None
+    share = finite("skip_tolerance", value, minimum=0.0)
+    if share >= 1.0:
+        raise ValueError(f"skip_tolerance must be below 1, got {value!r}")
+    return share
+
+
+def attention_bias(bias: Any, shape: tuple[int, ...], *, causal: bool) -> None:
+    """None, a bias object of as many heads, or numbers broadcastable to shape."""
+    if hasattr(bias, "num_heads"):
+        if bias.num_heads != shape[1]:
+            raise ValueError(f"bias must have query's {shape[1]} heads, got {bias!r}")
+        if bias.sides == "causal" and not causal:
+            raise ValueError(f"causal must be True for a bias of causal sides, got {bias!r}")
+    elif bias is not None:
+        _dense_bias(bias, shape)
+
+
+def _dense_bias(bias: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(bias, np.ndarray) and not _arrays.is_tensor(bias):
+        raise TypeError(f"bias must be None, a bias object, an array or a tensor, got {bias!r}")
+    array = constant("bias", bias)
+    if array.dtype.kind != "f" and _arrays.dtype_name(array.dtype) != "bfloat16":
+        raise TypeError(f"bias must be floating, got dtype {array.dtype}")
+    try:
+        fits = np.broadcast_shapes(array.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"bias must be broadcastable to {shape}, got {array.shape}")
+
+
+def parts(outputs: Any, logsumexps: Any) -> None:
+    """Results of attention over disjoint keys."""
+    if len(outputs) != len(logsumexps) or not outputs:
+        raise ValueError(
+            "outputs and logsumexps must be as many, at least one, got "
+            f"{len(outputs)} and {len(logsumexps)}"
+        )
+    for name, arrays, shape in (
+        ("outputs", outputs, tuple(outputs[0].shape)),
+        ("logsumexps", logsumexps, tuple(outputs[0].shape)[:-1]),
+    ):
+        for array in arrays:
+            if tuple(array.shape) != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
 
 
 def floating_dtype(value: DTypeLike, allowed: Collection[str]) -> str:

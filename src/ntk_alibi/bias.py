@@ -195,7 +195,9 @@ class ALiBi:
         )
         if dtype is None and out is not None:
             name = _validation.floating_dtype(out.dtype, _arrays.CORE_DTYPES)
-        left, right = self._left_right(queries, _validation.row_lengths(lengths, keys))
+        left, right = self.left_right(
+            queries, self._lengths(queries, _validation.row_lengths(lengths, keys))
+        )
         shape = (max(left.shape[0], right.shape[0]), self.num_heads, queries, keys)
         left, right = (np.broadcast_to(slopes, shape[:3]) for slopes in (left, right))
 
@@ -206,19 +208,27 @@ class ALiBi:
         torch = _arrays.is_torch_dtype(dtype) or any(map(_arrays.is_tensor, examples))
         return _filled(write, shape, name, out, torch=torch)
 
-    def _left_right(
-        self, query_length: int, lengths: NDArray[np.int64]
+    def _lengths(
+        self, query_length: int, row_lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """What the scaling asks for, from the number of real tokens of each row."""
+        per = scaling_per(self.scaling)
+        if per == "query":
+            return prefix_lengths(row_lengths, query_length)
+        return None if per is None else row_lengths
+
+    def left_right(
+        self, query_length: int, lengths: NDArray[np.int64] | None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Left and right slopes, (1 or batch, heads, 1 or queries); +inf where a side is masked."""
+        """Left and right slopes, (1 or batch, heads, 1 or queries); +inf where a side is masked.
+
+        Args:
+            query_length: Q.
+            lengths: as the scaling's `per` asks for them.
+        """
         if self.slopes is None:
-            per = scaling_per(self.scaling)
-            row_lengths = {
-                None: None,
-                "sequence": lengths,
-                "query": prefix_lengths(lengths, query_length),
-            }[per]
             heads = self.num_heads // 2 if self.sides == "halves" else self.num_heads
-            left = _with_axes(scaled_slopes(heads, self.scaling, row_lengths))
+            left = _with_axes(scaled_slopes(heads, self.scaling, lengths))
             if self.sides == "halves":
                 left = np.concatenate([left, left], axis=1)
             right = left

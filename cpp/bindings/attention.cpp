@@ -1,0 +1,117 @@
+// Attention.
+#include "core/attention.h"
+
+#include "bindings/pybind.h"
+
+namespace ntk_alibi {
+namespace {
+
+template <class T>
+std::int64_t stride(const py::array_t<T>& array, int axis) {
+  return array.strides(axis) / static_cast<py::ssize_t>(sizeof(T));
+}
+
+TensorView view_tensor(const py::array& array) {
+  const py::ssize_t size = array.itemsize();
+  return {const_cast<void*>(array.data()), array.strides(0) / size, array.strides(1) / size,
+          array.strides(2) / size};
+}
+
+using Positions = std::optional<py::array_t<std::int32_t>>;
+
+PositionView view_positions(const Positions& positions) {
+  if (!positions) return {nullptr, 0};
+  return {positions->data(), positions->shape(0) == 1 ? 0 : stride(*positions, 0)};
+}
+
+AttentionBias no_bias() {
+  AttentionBias bias{};
+  bias.kind = BiasKind::none;
+  return bias;
+}
+
+AttentionBias linear_bias(const py::array_t<float>& left, const py::array_t<float>& right) {
+  AttentionBias bias{};
+  bias.kind = BiasKind::two_sided;
+  bias.left = view_slopes(left);
+  bias.right = view_slopes(right);
+  return bias;
+}
+
+AttentionBias table_bias(const py::array_t<float>& table, std::int64_t begin) {
+  AttentionBias bias{};
+  bias.kind = BiasKind::table;
+  bias.table = table.data();
+  bias.table_head_stride = stride(table, 0);
+  bias.table_begin = begin;
+  bias.table_size = table.shape(1);
+  return bias;
+}
+
+AttentionBias sums_bias(const py::array_t<double>& sums) {
+  AttentionBias bias{};
+  bias.kind = BiasKind::sums;
+  bias.sums = sums.data();
+  bias.sums_batch_stride = stride(sums, 0);
+  bias.sums_head_stride = stride(sums, 1);
+  return bias;
+}
+
+AttentionBias dense_bias(const py::array_t<float>& dense) {
+  AttentionBias bias{};
+  bias.kind = BiasKind::dense;
+  bias.dense = dense.data();
+  for (int axis = 0; axis < 4; ++axis) bias.dense_strides[axis] = stride(dense, axis);
+  return bias;
+}
+
+void bind_attention(const py::array& query, const py::array& key, const py::array& value,
+                    const AttentionBias& bias, DType dtype, py::array output,
+                    std::optional<py::array_t<float>> logsumexp, float scale,
+                    const Positions& query_positions, const Positions& key_positions,
+                    const std::optional<py::array_t<std::uint8_t>>& key_mask, bool causal,
+                    std::int64_t window, std::int64_t sink, double skip_tolerance,
+                    std::optional<py::array_t<std::int64_t>> block_counts) {
+  AttentionProblem problem{};
+  problem.dtype = dtype;
+  problem.query = view_tensor(query);
+  problem.key = view_tensor(key);
+  problem.value = view_tensor(value);
+  problem.output = view_tensor(output);
+  problem.logsumexp = logsumexp ? logsumexp->mutable_data() : nullptr;
+  problem.batch = query.shape(0);
+  problem.query_heads = query.shape(1);
+  problem.key_heads = key.shape(1);
+  problem.query_length = query.shape(2);
+  problem.key_length = key.shape(2);
+  problem.head_dim = query.shape(3);
+  problem.scale = scale;
+  problem.query_positions = view_positions(query_positions);
+  problem.key_positions = view_positions(key_positions);
+  problem.key_mask = key_mask ? key_mask->data() : nullptr;
+  problem.mask = {causal, window, 0, sink};
+  problem.bias = bias;
+  problem.skip_tolerance = skip_tolerance;
+  problem.block_counts = block_counts ? block_counts->mutable_data() : nullptr;
+  py::gil_scoped_release release;
+  attention(problem);
+}
+
+}  // namespace
+
+void register_attention(py::module_& module) {
+  py::class_<AttentionBias>(module, "AttentionBias");
+  module.def("no_bias", &no_bias);
+  module.def("linear_bias", &linear_bias, py::arg("left"), py::arg("right"), py::keep_alive<0, 1>(),
+             py::keep_alive<0, 2>());
+  module.def("table_bias", &table_bias, py::arg("table"), py::arg("begin"), py::keep_alive<0, 1>());
+  module.def("sums_bias", &sums_bias, py::arg("sums"), py::keep_alive<0, 1>());
+  module.def("dense_bias", &dense_bias, py::arg("dense"), py::keep_alive<0, 1>());
+  module.def("attention", &bind_attention, py::arg("query"), py::arg("key"), py::arg("value"),
+             py::arg("bias"), py::arg("dtype"), py::arg("output"), py::arg("logsumexp"),
+             py::arg("scale"), py::arg("query_positions"), py::arg("key_positions"),
+             py::arg("key_mask"), py::arg("causal"), py::arg("window"), py::arg("sink"),
+             py::arg("skip_tolerance"), py::arg("block_counts"));
+}
+
+}  // namespace ntk_alibi

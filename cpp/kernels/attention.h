@@ -1,0 +1,29 @@
+// Attention of one tile of queries over a list of keys. What each function does stands in
+// kernels.h.
+#pragma once
+
+#include "kernels/kernels.h"
+#include "kernels/simd.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+// Vectors of queries in a tile, and keys (or channels) a step of the products works on: as many
+// accumulators as registers hold beside their operands (32 of them on AVX-512 and NEON, else 16).
+#if defined(__AVX512F__)
+constexpr int vectors_per_tile = 2, rows_per_step = 8;
+#elif defined(__aarch64__)
+constexpr int vectors_per_tile = 4, rows_per_step = 4;
+#else
+constexpr int vectors_per_tile = 3, rows_per_step = 4;
+#endif
+constexpr int queries_per_tile = vectors_per_tile * lanes;
+
+std::int64_t attention_scratch_bytes(int head_dim);
+std::int64_t attention_tile(const AttentionTile& tile, void* scratch);
+std::int64_t visible_blocks(const AttentionTile& tile);
+float greatest_norm(const void* rows, std::int64_t stride, int head_dim, DType dtype,
+                    const std::int32_t* indices, std::int64_t count);
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

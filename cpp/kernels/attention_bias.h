@@ -1,0 +1,76 @@
+// Biases as functors, log2 domain: what they make of the products of one key with a vector of
+// queries at the given distances.
+#pragma once
+
+#include "kernels/attention_scratch.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+struct NoBias {
+  NoBias(const AttentionTile&, const Scratch&) {}
+  f32v at(f32v product, std::int64_t, int, i32v) const { return product; }
+};
+
+struct OneSidedBias {
+  OneSidedBias(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
+  f32v at(f32v product, std::int64_t, int v, i32v distance) const {
+    return product - vector_of(slopes, 0, v) * to_float(distance);
+  }
+  const float* slopes;
+};
+
+struct TwoSidedBias {
+  TwoSidedBias(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
+  f32v at(f32v product, std::int64_t, int v, i32v distance) const {
+    const f32v slope = distance > 0 ? -vector_of(slopes, 0, v) : vector_of(slopes, 1, v);
+    return product + slope * to_float(distance);
+  }
+  const float* slopes;
+};
+
+// The rest collect one value a lane.
+struct TableBias {
+  TableBias(const AttentionTile& tile, const Scratch&) : bias(tile.bias) {}
+  f32v at(f32v product, std::int64_t, int, i32v distance) const {
+    f32v value = {};
+    for (int lane = 0; lane < lanes; ++lane) {
+      const std::int64_t index = distance[lane] - bias.table_begin;
+      if (index >= 0 && index < bias.table_size) value[lane] = bias.table[index] * log2_e;
+    }
+    return product + value;
+  }
+  const TileBias& bias;
+};
+
+struct SumsBias {
+  SumsBias(const AttentionTile& tile, const Scratch&) : tile(tile) {}
+  f32v at(f32v product, std::int64_t key, int v, i32v) const {
+    const double behind = tile.bias.key_sums[tile.keys.indices[key]];
+    f32v value = {};
+    for (int lane = 0; lane < lanes; ++lane) {
+      const int i = v * lanes + lane;
+      if (i < tile.query_count)
+        value[lane] = static_cast<float>(tile.bias.query_sums[i] - behind) * log2_e;
+    }
+    return product + value;
+  }
+  const AttentionTile& tile;
+};
+
+struct DenseBias {
+  DenseBias(const AttentionTile& tile, const Scratch&) : tile(tile) {}
+  f32v at(f32v product, std::int64_t key, int v, i32v) const {
+    const float* column = tile.bias.dense + tile.keys.indices[key] * tile.bias.dense_key_stride;
+    f32v value = {};
+    for (int lane = 0; lane < lanes; ++lane) {
+      const int i = v * lanes + lane;
+      if (i < tile.query_count) value[lane] = column[i * tile.bias.dense_query_stride] * log2_e;
+    }
+    return product + value;
+  }
+  const AttentionTile& tile;
+};
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

@@ -1,0 +1,179 @@
+// Which blocks of keys a tile sees, and which it may leave out.
+#pragma once
+
+#include "kernels/attention_scratch.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+// Which keys the tile sees as a whole, from the extremes over its queries.
+struct TileReach {
+  std::int64_t first_seen_by_any, last_seen_by_any;
+  std::int64_t first_seen_by_all, last_seen_by_all;
+  std::int64_t least_query, greatest_query;
+
+  explicit TileReach(const AttentionTile& tile) {
+    least_query = greatest_query = tile.query_positions[0];
+    for (int i = 0; i < tile.query_count; ++i) {
+      const std::int64_t position = tile.query_positions[i];
+      if (position < least_query) least_query = position;
+      if (position > greatest_query) greatest_query = position;
+      const std::int64_t first = position - tile.mask.greatest_distances[i];
+      const std::int64_t last = position - tile.mask.least_distances[i];
+      if (i == 0) {
+        first_seen_by_any = first_seen_by_all = first;
+        last_seen_by_any = last_seen_by_all = last;
+      }
+      if (first < first_seen_by_any) first_seen_by_any = first;
+      if (first > first_seen_by_all) first_seen_by_all = first;
+      if (last > last_seen_by_any) last_seen_by_any = last;
+      if (last < last_seen_by_all) last_seen_by_all = last;
+    }
+  }
+
+  bool sees(const KeyBlock& block, std::int32_t sink_end) const {
+    if (block.least_position > last_seen_by_any) return false;
+    return block.greatest_position >= first_seen_by_any || block.least_position < sink_end;
+  }
+  // Whether no block up to b, or from b on, is seen.
+  bool ends_before(const AttentionTile& tile, std::int64_t b) const {
+    const bool none = tile.keys.blocks[b].greatest_position < first_seen_by_any;
+    return none && tile.keys.positions_rise &&
+           tile.keys.blocks[0].least_position >= tile.mask.sink_end;
+  }
+  bool ends_behind(const AttentionTile& tile, std::int64_t b) const {
+    return tile.keys.positions_rise && tile.keys.blocks[b].least_position > last_seen_by_any;
+  }
+  // How many keys of the block that begins at `begin`: those behind the last one seen are left out.
+  int keys_to_read(const AttentionTile& tile, std::int64_t begin) const {
+    const std::int64_t left = tile.keys.count - begin;
+    int count = static_cast<int>(left < keys_per_block ? left : keys_per_block);
+    if (tile.keys.positions_rise)
+      while (count > 1 && tile.keys.positions[begin + count - 1] > last_seen_by_any) --count;
+    return count;
+  }
+  bool sees_all_of(const KeyBlock& block) const {
+    return block.least_position >= first_seen_by_all && block.greatest_position <= last_seen_by_all;
+  }
+};
+
+// docs/certified-skipping.md has the derivation.
+//
+// What is proven about keys not read, for linear biases whose slopes are >= 0. All logarithms are
+// to the base 2 and in float64; a query's sum means sum_j 2^score_j.
+class Certificate {
+ public:
+  Certificate(const AttentionTile& tile, const Scratch& s, const TileReach& reach)
+      : tile_(tile), s_(s), reach_(reach) {
+    const BiasKind kind = tile.bias.kind;
+    possible_ = tile.skipping.norms != nullptr && tile.skipping.tolerance > 0.0 &&
+                (kind == BiasKind::one_sided || kind == BiasKind::two_sided);
+    if (!possible_) return;
+    double greatest_square = 0.0;
+    left_slope_ = lane_row(s.slopes, 0)[0];
+    right_slope_ = lane_row(s.slopes, 1)[0];
+    for (int r = 0; r < tile.query_count; ++r) {
+      double square = 0.0;
+      for (int d = 0; d < tile.head_dim; ++d) {
+        const double x = lane_row(s.query, d)[r];
+        square += x * x;
+      }
+      if (!(square <= greatest_square)) greatest_square = square;
+      left_slope_ = smaller(left_slope_, lane_row(s.slopes, 0)[r]);
+      right_slope_ = smaller(right_slope_, lane_row(s.slopes, 1)[r]);
+    }
+    possible_ = left_slope_ >= 0.0 && (kind == BiasKind::one_sided || right_slope_ >= 0.0);
+    // Norms are rounded; the slopes of load_tile are, too.
+    score_per_norm_ = __builtin_sqrt(greatest_square) * slack_factor;
+    left_slope_ /= slack_factor;
+    right_slope_ /= slack_factor;
+    allowed_ = __builtin_log2(tile.skipping.tolerance / 3.0);
+  }
+
+  // Whether what all blocks from b back (ahead) hold may be left out.
+  bool drops_back_from(std::int64_t b) const {
+    if (!possible_ || !tile_.keys.positions_rise) return false;
+    const double nearest = static_cast<double>(reach_.least_query) - block(b).greatest_position;
+    const double keys = static_cast<double>((b + 1) * keys_per_block);
+    return nearest > 0.0 &&
+           mass(norms(b).up_to, left_slope_, nearest, keys) <= least_sum_ + allowed_;
+  }
+  bool drops_ahead_from(std::int64_t b) const {
+    if (!possible_ || !tile_.keys.positions_rise) return false;
+    const double nearest = block(b).least_position - static_cast<double>(reach_.greatest_query);
+    const double keys = static_cast<double>(tile_.keys.count - b * keys_per_block);
+    return nearest > 0.0 &&
+           mass(norms(b).from, right_slope_, nearest, keys) <= least_sum_ + allowed_;
+  }
+
+  // Whether block b may be left out, and if so that it is. What was left out before counts.
+  bool drops(std::int64_t b) {
+    if (!possible_ || least_sum_ == -infinity) return false;
+    const double behind = static_cast<double>(reach_.least_query) - block(b).greatest_position;
+    const double ahead = block(b).least_position - static_cast<double>(reach_.greatest_query);
+    const double slope = behind > 0.0 ? left_slope_ : ahead > 0.0 ? right_slope_ : 0.0;
+    const double nearest = behind > 0.0 ? behind : ahead > 0.0 ? ahead : 0.0;
+    const double log_mass = score_per_norm_ * norms(b).own - slope * nearest + log_keys_per_block;
+    const double share = __builtin_exp2(log_mass - least_sum_);
+    if (!(dropped_ + share <= __builtin_exp2(allowed_))) return false;
+    dropped_ += share;
+    return true;
+  }
+
+  // After a block was read: the least sum over the queries, from below.
+  void update() {
+    if (!possible_) return;
+    f32v least = broadcast(infinity);
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      const f32v maximum = vector_of(s_.maximum, 0, v);
+      // The exponent alone: a lower bound of the logarithm.
+      const i32v exponent = (i32v)(bits_of(vector_of(s_.sum, 0, v)) >> 23) - 127;
+      const f32v sum = maximum + to_float(exponent);
+      least = sum < least ? sum : least;
+    }
+    double minimum = infinity;
+    for (int lane = 0; lane < lanes; ++lane) minimum = smaller(minimum, least[lane]);
+    const double before = least_sum_;
+    // Scores are float32: |error| <= (D + 8) u A + 4 u (A + |score|), A = scale |q| |k|.
+    const double reachable = score_per_norm_ * norms(0).from;
+    const double error = unit_roundoff * ((tile_.head_dim + 16.0) * reachable +
+                                          8.0 * (reachable + __builtin_fabs(minimum))) +
+                         1e-5;
+    least_sum_ = minimum - error;
+    // Shares were taken of the sum then.
+    if (dropped_ > 0.0) dropped_ *= __builtin_exp2(before - least_sum_);
+  }
+
+ private:
+  static constexpr double slack_factor = 1.0 + 1e-5;
+  static constexpr double unit_roundoff = 1.0 / (1 << 24);
+  static constexpr double log_keys_per_block = 6.0;
+  static_assert(keys_per_block == 64, "its logarithm is written out");
+
+  // Not fmin, which g++ 12 for aarch64 fails to vectorise with an internal error.
+  static double smaller(double a, double b) { return b < a ? b : a; }
+
+  const KeyBlock& block(std::int64_t b) const { return tile_.keys.blocks[b]; }
+  const BlockNorms& norms(std::int64_t b) const { return tile_.skipping.norms[b]; }
+
+  // Logarithm of a bound on the mass of `keys` keys of norms up to `norm` at distances >= nearest,
+  // no two at the same: a geometric sum.
+  double mass(double norm, double slope, double nearest, double keys) const {
+    const double ratio = 1.0 - __builtin_exp2(-slope);
+    const double sum = ratio * keys > 1.0 ? 1.0 / ratio : keys;
+    return score_per_norm_ * norm - slope * nearest + __builtin_log2(sum);
+  }
+
+  const AttentionTile& tile_;
+  const Scratch& s_;
+  const TileReach& reach_;
+  bool possible_;
+  double left_slope_ = 0.0, right_slope_ = 0.0;  // the least of the tile, log2 domain
+  double score_per_norm_ = 0.0;  // the greatest norm of a query, which has the scale in it
+  double allowed_ = 0.0;         // a third of the tolerance each: back, ahead, single blocks
+  double least_sum_ = -__builtin_inf();
+  double dropped_ = 0.0;  // single blocks, as a share of the least sum
+};
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

@@ -1,0 +1,56 @@
+// Single elements and rows of the storage types, as float32.
+#pragma once
+
+#include "kernels/kernels.h"
+#include "kernels/simd.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+inline float element(const void* row, std::int64_t d, DType dtype) {
+  if (dtype == DType::float32) return static_cast<const float*>(row)[d];
+  const std::uint16_t bits = static_cast<const std::uint16_t*>(row)[d];
+  return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
+}
+
+inline std::int64_t row_bytes(std::int64_t stride, std::int64_t row, DType dtype) {
+  return row * stride * (dtype == DType::float32 ? 4 : 2);
+}
+
+inline const char* row_at(const void* rows, std::int64_t stride, std::int64_t row, DType dtype) {
+  return static_cast<const char*>(rows) + row_bytes(stride, row, dtype);
+}
+
+// A row in place if it is float32, else converted into `converted`.
+inline const float* as_float32(const char* row, int head_dim, DType dtype, float* converted) {
+  if (dtype == DType::float32) return reinterpret_cast<const float*>(row);
+  const std::uint16_t* bits = reinterpret_cast<const std::uint16_t*>(row);
+  int d = 0;
+  for (; d + lanes <= head_dim; d += lanes) {
+    const u16v narrow = load<u16v>(bits + d);
+    store(converted + d, dtype == DType::bfloat16 ? from_bfloat16(narrow) : from_float16(narrow));
+  }
+  for (; d < head_dim; ++d) converted[d] = element(row, d, dtype);
+  return converted;
+}
+
+// Rounds a row to nearest even; NaN becomes NaN.
+inline void write_row(const float* row, int head_dim, DType dtype, char* out) {
+  if (dtype == DType::float32) {
+    __builtin_memcpy(out, row, head_dim * sizeof(float));
+    return;
+  }
+  std::uint16_t* bits = reinterpret_cast<std::uint16_t*>(out);
+  for (int d = 0; d < head_dim; d += lanes) {
+    const int count = head_dim - d < lanes ? head_dim - d : lanes;
+    f32v wide = {};
+    __builtin_memcpy(&wide, row + d, count * sizeof(float));
+    const u16v narrow = dtype == DType::bfloat16 ? to_bfloat16(wide) : to_float16(wide);
+    __builtin_memcpy(bits + d, &narrow, count * sizeof(std::uint16_t));
+    for (int lane = 0; lane < count; ++lane)
+      if (row[d + lane] != row[d + lane]) bits[d + lane] = 0x7fff;
+  }
+}
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

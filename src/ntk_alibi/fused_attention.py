@@ -1,0 +1,248 @@
+"""Fused attention: scores, bias, mask and softmax in one pass, no matrix of all pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _arrays, _core, _validation
+from ntk_alibi._arrays import Array
+from ntk_alibi.bias import ALiBi
+from ntk_alibi.slopes import scaling_per
+
+#: The share of a float32 sum that rounding to nearest may swallow: half an ulp.
+ROUNDING = 2.0**-24
+
+
+@dataclass(frozen=True)
+class Stats:
+    """How much of the keys `attention` read, in blocks of 64 keys by tiles of some queries.
+
+    Attributes:
+        visited: int64 (batch, heads), blocks read.
+        visible: int64 (batch, heads), blocks that the mask leaves.
+    """
+
+    visited: NDArray[np.int64]
+    visible: NDArray[np.int64]
+
+    @property
+    def share(self) -> NDArray[np.float64]:
+        """Visited of visible blocks, (batch, heads); 1 where none is visible."""
+        share: NDArray[np.float64] = np.where(
+            self.visible == 0, 1.0, self.visited / np.maximum(self.visible, 1)
+        )
+        return share
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: ALiBi | Array | None = None,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    sink: int = 0,
+    key_padding_mask: Array | None = None,
+    query_positions: Array | None = None,
+    key_positions: Array | None = None,
+    scale: float | None = None,
+    skip_tolerance: float | None = 0.0,
+    return_logsumexp: bool = False,
+    return_stats: bool = False,
+) -> Any:
+    """Attention with a bias over distance, computed tile by tile in float32.
+
+    output[i] = sum_j softmax_j(scale q_i.k_j + bias(i, j)) v_j
+
+    over the keys j that query i sees. With d = position(i) - position(j) these are the real keys
+    with d >= 0 if causal and |d| < window if there is one, and the first `sink` positions. A query
+    that sees none gets 0 and logsumexp -inf. What it does not see takes part in no arithmetic: NaN
+    in padding or in the future stays there.
+
+    Args:
+        query: (batch, heads, queries, head_dim), float32, bfloat16 or float16, head_dim 1 to 256.
+        key: (batch, key heads, keys, head_dim); heads are a multiple of key heads (GQA, MQA).
+        value: as key.
+        bias: an `ALiBi`, or numbers broadcastable to (batch, heads, queries, keys), or None.
+        causal: whether keys ahead of the query are hidden.
+        window: how many positions back (and ahead) a query sees, itself included.
+        sink: positions below this are seen from beyond the window, too.
+        key_padding_mask: (batch, keys), 1 or True for real keys, as transformers' attention_mask.
+        query_positions: (queries,) or (batch, queries) integers; the columns by default, the last
+            query at the last key. Where key_positions are given, the last of those.
+        key_positions: (keys,) or (batch, keys) integers, the columns by default. BLOOM counts real
+            tokens: cumsum(mask) - 1.
+        scale: of the dot products, 1 / sqrt(head_dim) by default.
+        skip_tolerance: keys that are proven to have at most this share of a query's softmax mass,
+            together, are left out; less than 1. 0.0 leaves out only what rounding would swallow
+            (2^-24); None reads every visible key. Linear biases with slopes >= 0 have a proof
+            (docs/certified-skipping.md), others read all.
+        return_logsumexp: whether to return the logsumexp too, float32 (batch, heads, queries),
+            natural, of the scores as above. `merge` takes both.
+        return_stats: whether to return `Stats` too.
+
+    Returns:
+        The output, or a tuple of it and what else was asked for, in this order. As query:
+        framework, shape and dtype. Strides are taken as they come where the last one is 1; other
+        arrays are copied once.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or two of them contradict each other; a tensor
+            requires grad. float64 is refused: `ntk_alibi.reference.attention` takes it.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> query, key, value = np.ones((3, 1, 8, 5, 16), np.float32)
+        >>> na.attention(query, key, value, na.ALiBi(8, na.NTK(4.0))).shape
+        (1, 8, 5, 16)
+
+    Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
+    """
+    dtype = _validation.attention_shapes(query, key, value)
+    shape = (*query.shape[:3], key.shape[2])
+    batch, _, queries, keys = shape
+    _validation.attention_bias(bias, shape, causal=causal)
+    window = None if window is None else _validation.integer("window", window, minimum=1)
+    mask = _validation.key_padding_mask(key_padding_mask, batch, keys)
+    positions = _positions(query_positions, key_positions, batch, queries, keys)
+    _validation.integer("sink", sink, minimum=0)
+    tolerance = _validation.skip_tolerance(skip_tolerance)
+    if scale is None:
+        scale = 1.0 / math.sqrt(query.shape[3])
+    scale = _validation.finite("scale", scale, minimum=-math.inf)
+    output = _arrays.empty(tuple(query.shape), dtype, torch=_arrays.is_tensor(query))
+    logsumexp = np.empty(shape[:3], np.float32)
+    counts = np.zeros((*shape[:2], 2), np.int64)
+    _core.attention(
+        _readable(query),
+        _readable(key),
+        _readable(value),
+        _core_bias(bias, shape, mask, positions[0]),
+        _arrays.CORE_DTYPES[dtype],
+        _arrays.storage(output),
+        logsumexp,
+        scale,
+        positions[0],
+        positions[1],
+        mask,
+        causal,
+        _validation.MAX_LENGTH if window is None else window,
+        sink,
+        ROUNDING if tolerance == 0.0 else tolerance or 0.0,
+        counts if return_stats else None,
+    )
+    results: list[Any] = [output]
+    if return_logsumexp:
+        results.append(_arrays.like(logsumexp, query))
+    if return_stats:
+        results.append(Stats(counts[..., 0], counts[..., 1]))
+    return tuple(results) if len(results) > 1 else output
+
+
+def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array, Array]:
+    """Join results of `attention` over disjoint sets of keys into the result over all of them.
+
+    logsumexp = log sum_c exp(logsumexp_c),  output = sum_c exp(logsumexp_c - logsumexp) output_c
+
+    Args:
+        outputs: at least one, each (batch, heads, queries, head_dim).
+        logsumexps: as many, each (batch, heads, queries).
+
+    Returns:
+        (output, logsumexp), as the first output and in float32; 0 and -inf for queries that no part
+        saw a key of.
+
+    Raises:
+        TypeError, ValueError: the lists differ in length or hold other shapes.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> query, key, value = np.random.default_rng(0).random((3, 1, 2, 6, 8), np.float32)
+        >>> positions = np.arange(6)
+        >>> parts = [
+        ...     na.attention(query, key[:, :, part], value[:, :, part], query_positions=positions,
+        ...                  key_positions=positions[part], return_logsumexp=True)
+        ...     for part in (slice(0, 2), slice(2, 6))
+        ... ]
+        >>> whole, _ = na.merge(*zip(*parts))
+        >>> bool(np.allclose(whole, na.attention(query, key, value), atol=1e-6))
+        True
+    """
+    _validation.parts(outputs, logsumexps)
+    parts = np.stack([_arrays.to_numpy(part).astype(np.float64) for part in outputs])
+    logs = np.stack([_arrays.to_numpy(log).astype(np.float64) for log in logsumexps])
+    largest = logs.max(axis=0)
+    weights = np.exp(logs - np.where(np.isneginf(largest), 0.0, largest))
+    total = weights.sum(axis=0)
+    with np.errstate(divide="ignore"):
+        logsumexp = (largest + np.log(total)).astype(np.float32)
+    weights /= np.where(total == 0.0, 1.0, total)
+    output = np.where(weights[..., None] == 0.0, 0.0, weights[..., None] * parts).sum(axis=0)
+    return _arrays.as_example(output, outputs[0]), _arrays.like(logsumexp, logsumexps[0])
+
+
+def _readable(array: Any) -> NDArray[Any]:
+    """Memory of an array with unit last stride, copied only where it has another."""
+    memory = _arrays.storage(array)
+    whole = all(stride % memory.itemsize == 0 for stride in memory.strides)
+    unit = memory.strides[-1] == memory.itemsize or memory.shape[-1] <= 1
+    return memory if whole and unit and memory.flags.aligned else np.ascontiguousarray(memory)
+
+
+def _positions(
+    query_positions: Any, key_positions: Any, batch: int, queries: int, keys: int
+) -> tuple[NDArray[np.int32] | None, NDArray[np.int32] | None]:
+    """Positions (1 or batch, length) as the core takes them; None for the columns."""
+    checked_keys = _validation.positions("key_positions", key_positions, batch, keys)
+    if query_positions is None and checked_keys is not None:
+        if queries > keys:
+            raise ValueError(
+                f"query_positions must be given for more queries than keys, {queries} and {keys}"
+            )
+        return np.ascontiguousarray(checked_keys[:, keys - queries :]), checked_keys
+    return _validation.positions("query_positions", query_positions, batch, queries), checked_keys
+
+
+def _core_bias(
+    bias: Any,
+    shape: tuple[int, ...],
+    mask: NDArray[np.uint8] | None,
+    query_positions: NDArray[np.int32] | None,
+) -> _core.AttentionBias:
+    if bias is None:
+        return _core.no_bias()
+    if not isinstance(bias, ALiBi):
+        dense = _arrays.to_numpy(bias).astype(np.float32, copy=False)
+        return _core.dense_bias(np.broadcast_to(dense, shape))
+    lengths = None
+    if scaling_per(bias.scaling) is not None:
+        lengths = _lengths(bias, shape, mask, query_positions)
+    left, right = bias.left_right(shape[2], lengths)
+    return _core.linear_bias(*(np.broadcast_to(slopes, shape[:3]) for slopes in (left, right)))
+
+
+def _lengths(
+    bias: ALiBi,
+    shape: tuple[int, ...],
+    mask: NDArray[np.uint8] | None,
+    query_positions: NDArray[np.int32] | None,
+) -> NDArray[np.int64]:
+    """Real tokens of each row, or for per="query" up to each query."""
+    queries, keys = shape[2:]
+    real = np.ones((1, keys), np.uint8) if mask is None else mask
+    if scaling_per(bias.scaling) == "sequence":
+        rows: NDArray[np.int64] = real.sum(axis=1, dtype=np.int64)
+        return rows
+    if query_positions is not None:
+        return query_positions.astype(np.int64) + 1
+    counts = np.pad(real.cumsum(axis=1, dtype=np.int64), ((0, 0), (1, 0)))
+    columns = np.arange(keys - queries, keys)
+    prefixes: NDArray[np.int64] = counts[:, np.maximum(columns + 1, 0)]
+    return prefixes

@@ -1,0 +1,497 @@
+"""Fused attention against the reference, on every instruction set of the machine."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+import ntk_alibi as na
+from ntk_alibi import _core
+
+UNIT = 2.0**-24
+#: Relative error of rounding to nearest in each dtype.
+ROUNDING = {"float32": UNIT, "bfloat16": 2.0**-9, "float16": 2.0**-12}
+NUMPY = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+def random(seed: int, *shape: int, dtype: str = "float32") -> NDArray[Any]:
+    numbers: NDArray[Any] = np.random.default_rng(seed).standard_normal(shape)
+    return numbers.astype(NUMPY[dtype])
+
+
+def inputs(
+    batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, dtype: str = "float32"
+) -> list[NDArray[Any]]:
+    shapes = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
+    return [random(i, batch, *shape, dim, dtype=dtype) for i, shape in enumerate(shapes)]
+
+
+def visible(
+    q_positions: NDArray[Any],
+    k_positions: NDArray[Any],
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    sink: int = 0,
+    mask: NDArray[Any] | None = None,
+) -> NDArray[np.bool_]:
+    """Which keys each query sees, (1 or batch, 1, queries, keys), by the words of the docstring."""
+    distance = q_positions[..., :, None].astype(float) - k_positions[..., None, :]
+    seen = np.ones(distance.shape, bool)
+    if window is not None:
+        seen = np.abs(distance) < window
+        if sink:
+            seen |= (k_positions < sink)[..., None, :] & (distance >= 0)
+    if causal:
+        seen &= distance >= 0
+    seen = seen[None, None] if seen.ndim == 2 else seen[:, None]
+    return seen if mask is None else seen & mask.astype(bool)[:, None, None, :]
+
+
+def check(
+    query: Any, key: Any, value: Any, bias: NDArray[Any], result: Any, scale: float | None = None
+) -> None:
+    """That (output, logsumexp) are the reference's to rounding; bias is dense, -inf where masked.
+
+    A score's error is at most (D + 8) u A + 4 u (A + |bias|) with A = |scale| |q| |k|, a weight's
+    relative error about that of its score, summing 64 keys at a time adds (64 + blocks) u, and
+    rounding the result its dtype's half ulp.
+    """
+    output, logsumexp = result
+    name = "bfloat16" if output.dtype == ml_dtypes.bfloat16 else output.dtype.name
+    group = query.shape[1] // key.shape[1]
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    key, value = (np.repeat(x, group, axis=1) for x in (key, value))
+    hidden = np.isneginf(bias).all(axis=(1, 2))[:, None, :, None] & np.ones_like(key, bool)
+    key, value = (np.where(hidden, 0.0, x) for x in (key, value))  # NaN of padding is not ours
+    expected, expected_log = na.reference.attention(query, key, value, bias, scale)
+    keys, dim = key.shape[2:]
+    norms = [np.sqrt((x**2).sum(-1)).max(initial=0.0) for x in (query, key)]
+    size = (1 / math.sqrt(dim) if scale is None else abs(scale)) * norms[0] * norms[1]
+    seen = np.where(np.isneginf(bias), 0.0, np.abs(bias)).max(initial=0.0)
+    score_error = UNIT * ((dim + 8) * size + 4 * (size + min(seen, size + 104)))
+    relative = 2 * score_error + UNIT * (80 + keys / 64)
+    largest = np.abs(value).max(initial=0.0)
+    assert np.abs(np.asarray(output, np.float64) - expected).max(initial=0.0) <= largest * (
+        relative + ROUNDING[name]
+    ) + 2.0**-24 * (name == "float16")
+    some = ~np.isneginf(expected_log)
+    assert (np.isneginf(logsumexp) == ~some).all()
+    error = np.abs(logsumexp[some] - expected_log[some])
+    assert (error <= relative + 2 * UNIT * np.abs(expected_log[some])).all()
+
+
+def dense(bias: na.ALiBi | None, q: NDArray[Any], k: NDArray[Any]) -> NDArray[Any]:
+    """A bias of all pairs, float64, by the reference; (1, heads, queries, keys)."""
+    distance = q[:, None].astype(float) - k[None, :]
+    if bias is None:
+        return np.zeros((1, 1, *distance.shape))
+    slopes = np.asarray(na.alibi_slopes(bias.num_heads, bias.scaling), np.float64)
+    return -slopes[None, :, None, None] * np.abs(distance)
+
+
+SHAPES = [
+    (1, 1, 1, 1, 1, 1),
+    (2, 4, 2, 33, 65, 16),
+    (1, 3, 1, 63, 64, 17),
+    (1, 2, 2, 70, 40, 64),
+    (2, 6, 3, 5, 300, 80),
+    (1, 1, 1, 129, 129, 256),
+]
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_causal_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> None:
+    query, key, value = inputs(*shape, dtype=dtype)
+    heads, queries, keys = shape[1], shape[3], shape[4]
+    bias = na.ALiBi(heads, na.NTK(4.0))
+    q, k = np.arange(keys - queries, keys), np.arange(keys)
+    expected = np.where(visible(q, k), dense(bias, q, k), -np.inf)
+    for tolerance in (None, 0.0):
+        result = na.attention(
+            query, key, value, bias, skip_tolerance=tolerance, return_logsumexp=True
+        )
+        assert result[0].dtype == query.dtype
+        check(query, key, value, expected, result)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": False},
+        {"window": 1},
+        {"window": 20},
+        {"window": 20, "sink": 3},
+        {"causal": False, "window": 9},
+        {"causal": False, "window": 9, "sink": 5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(50, 130), (130, 130), (100, 30)])
+def test_masks(isa: str, options: Any, with_bias: bool, queries: int, keys: int) -> None:
+    query, key, value = inputs(2, 2, 2, queries, keys, 24)
+    bias = na.ALiBi(2, sides="symmetric") if with_bias else None
+    q, k = np.arange(keys - queries, keys), np.arange(keys)
+    expected = np.where(visible(q, k, **options), dense(bias, q, k), -np.inf)
+    for tolerance in (None, 0.0):
+        result = na.attention(
+            query, key, value, bias, **options, skip_tolerance=tolerance, return_logsumexp=True
+        )
+        check(query, key, value, expected, result)
+
+
+PADDINGS = {
+    "left": [[0] * 40 + [1] * 60, [1] * 100],
+    "right": [[1] * 60 + [0] * 40, [1] * 100],
+    "holes": [[1, 0, 0, 1] * 25, [0] * 5 + [1, 1, 0, 1, 1] * 19],
+    "empty row": [[0] * 100, [1] * 100],
+}
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("counted", [False, True], ids=["columns", "real tokens"])
+def test_padding_reads_nothing_of_what_it_hides(isa: str, padding: str, counted: bool) -> None:
+    mask = np.array(PADDINGS[padding])
+    query, key, value = inputs(2, 4, 2, 100, 100, 16)
+    for array, poison in ((key, np.nan), (value, np.inf)):
+        array[~np.broadcast_to(mask[:, None, :].astype(bool), array.shape[:3])] = poison
+    positions = np.maximum(mask.cumsum(axis=1) - 1, 0) if counted else np.arange(100)
+    options: dict[str, Any] = {"key_positions": positions} if counted else {}
+    slopes = na.alibi_slopes(4).astype(np.float64)
+    seen = visible(positions, positions, mask=mask)
+    distance = positions[..., :, None].astype(float) - positions[..., None, :]
+    distance = distance[None, None] if distance.ndim == 2 else distance[:, None]
+    expected = np.where(seen, -slopes[:, None, None] * distance, -np.inf)
+    for tolerance in (None, 0.0):
+        result = na.attention(
+            query,
+            key,
+            value,
+            na.ALiBi(4),
+            key_padding_mask=mask,
+            skip_tolerance=tolerance,
+            return_logsumexp=True,
+            **options,
+        )
+        check(query, key, value, expected, result)
+
+
+def test_nothing_of_the_future_leaks(isa: str) -> None:
+    query, key, value = inputs(1, 2, 2, 90, 90, 16)
+    before = na.attention(query, key, value, na.ALiBi(2))
+    for poison in (np.nan, np.inf):
+        key[:, :, 70:], value[:, :, 70:] = poison, poison
+        after = na.attention(query, key, value, na.ALiBi(2))
+        np.testing.assert_array_equal(after[:, :, :70], before[:, :, :70])
+        assert np.isnan(after[:, :, 70:]).all()
+
+
+def test_a_bias_of_all_pairs(isa: str) -> None:
+    query, key, value = inputs(2, 4, 4, 40, 70, 16)
+    q, k = np.arange(30, 70), np.arange(70)
+    for shape in ((2, 4, 40, 70), (4, 1, 70), (1, 1, 40, 70), (2, 1, 1, 70), ()):
+        bias = random(9, *shape)
+        expected = np.where(visible(q, k), np.broadcast_to(bias, (2, 4, 40, 70)), -np.inf)
+        result = na.attention(query, key, value, bias, return_logsumexp=True)
+        check(query, key, value, expected.astype(np.float64), result)
+
+
+def test_tables_and_running_sums_of_the_core(isa: str) -> None:
+    query, key, value = inputs(2, 3, 3, 40, 100, 16)
+    output, logsumexp = np.empty_like(query), np.empty(query.shape[:3], np.float32)
+    q, k = np.arange(60, 100), np.arange(100)
+    distance = q[:, None] - k[None, :]
+    table = random(7, 3, 100)
+    sums = np.cumsum(-np.random.default_rng(8).random((2, 3, 100)), axis=2)
+    for bias, numbers in (
+        (_core.table_bias(table, 0), table[None][:, :, np.maximum(distance, 0)]),
+        (_core.sums_bias(sums), sums[:, :, 60:, None] - sums[:, :, None, :]),
+    ):
+        _core.attention(
+            *(query, key, value, bias, _core.DType.float32, output, logsumexp, 0.25),
+            *(None, None, None, True, 2**31 - 1, 0, 2.0**-24, None),
+        )
+        expected = np.where(visible(q, k), numbers, -np.inf)
+        check(query, key, value, expected, (output, logsumexp), 0.25)
+
+
+@pytest.mark.parametrize("per", ["sequence", "query"])
+def test_dynamic_scalings_count_real_tokens(isa: str, per: Any) -> None:
+    query, key, value = inputs(2, 4, 4, 60, 60, 16)
+    mask = np.array(PADDINGS["left"])[:, 40:]
+    mask[0, :20] = 0
+    scaling = na.DynamicNTK(4.0, 16, per=per)
+    result = na.attention(query, key, value, na.ALiBi(4, scaling), key_padding_mask=mask)
+    for row, real in enumerate(mask.sum(axis=1)):
+        lengths = np.array([real])
+        slopes = np.asarray(na.alibi_slopes(4, scaling, lengths), np.float64)
+        slopes = slopes[:, :, None] if slopes.ndim == 2 else slopes
+        begin = 60 - real
+        d = na.reference.distances(real, real)
+        bias = np.where(d >= 0, -slopes[..., None] * d, -np.inf)
+        part = [x[row : row + 1, :, begin:] for x in (query, key, value)]
+        expected, _ = na.reference.attention(*part, bias)
+        np.testing.assert_allclose(result[row : row + 1, :, begin:], expected, atol=3e-6)
+
+
+def test_halves_and_two_slopes(isa: str) -> None:
+    query, key, value = inputs(1, 4, 4, 50, 50, 16)
+    two = (np.float32([0.5, 0.1, 0.01, 0.2]), np.float32([0.3, 0.0, 0.5, 1.0]))
+    for bias in (na.ALiBi(4, sides="halves"), na.ALiBi(4, slopes=two, sides="two_slopes")):
+        expected = bias.tensor(50, 50).astype(np.float64)
+        result = na.attention(query, key, value, bias, causal=False, return_logsumexp=True)
+        check(query, key, value, expected, result)
+
+
+def test_any_strides_without_a_copy_of_the_fused_layout() -> None:
+    fused = random(3, 2, 30, 4, 3, 16)  # BLOOM's (batch, length, heads, 3, head_dim)
+    query, key, value = (fused[:, :, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    expected = na.attention(*map(np.ascontiguousarray, (query, key, value)), na.ALiBi(4))
+    np.testing.assert_array_equal(na.attention(query, key, value, na.ALiBi(4)), expected)
+    backwards = (x[:, :, ::-1] for x in (query, key, value))
+    other = [np.ascontiguousarray(x.swapaxes(2, 3)).swapaxes(2, 3) for x in (query, key, value)]
+    np.testing.assert_array_equal(na.attention(*other, na.ALiBi(4)), expected)
+    assert np.isfinite(na.attention(*backwards, na.ALiBi(4))).all()
+
+
+def test_positions_of_a_million_lose_nothing(isa: str) -> None:
+    query, key, value = inputs(1, 2, 2, 40, 90, 16, dtype="bfloat16")
+    far = 10**6
+    shifted = na.attention(
+        query,
+        key,
+        value,
+        na.ALiBi(2),
+        query_positions=np.arange(50, 90) + far,
+        key_positions=np.arange(90) + far,
+    )
+    np.testing.assert_array_equal(shifted, na.attention(query, key, value, na.ALiBi(2)))
+
+
+def test_empty_sets() -> None:
+    for batch, heads, queries, keys in itertools.product((0, 2), (0, 2), (0, 3), (0, 4)):
+        query, key, value = inputs(batch, heads, heads, queries, keys, 8)
+        output, logsumexp = na.attention(query, key, value, return_logsumexp=True, causal=False)
+        assert output.shape == query.shape
+        if keys == 0:
+            assert (output == 0).all()
+            assert np.isneginf(logsumexp).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_torch_in_torch_out_and_agrees_with_sdpa(dtype: torch.dtype) -> None:
+    query, key, value = (torch.from_numpy(x).to(dtype) for x in inputs(2, 4, 4, 90, 90, 32))
+    output, logsumexp = na.attention(query, key, value, na.ALiBi(4), return_logsumexp=True)
+    mask = na.ALiBi(4).tensor(90, 90, torch.float32)
+    wide = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), mask)
+    assert output.dtype == dtype
+    assert isinstance(logsumexp, torch.Tensor)
+    atol = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype] * 4
+    torch.testing.assert_close(output.float(), wide, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_same_bits_for_any_number_of_threads(threads: int) -> None:
+    query, key, value = inputs(2, 4, 2, 200, 200, 32)
+    na.set_num_threads(0)
+    expected = na.attention(query, key, value, na.ALiBi(4))
+    na.set_num_threads(threads)
+    try:
+        np.testing.assert_array_equal(na.attention(query, key, value, na.ALiBi(4)), expected)
+    finally:
+        na.set_num_threads(0)
+
+
+# --- certified skipping ---------------------------------------------------------------------------
+
+
+def adversaries(length: int, dim: int) -> dict[str, list[NDArray[Any]]]:
+    """Queries, keys and values that defeat heuristics."""
+    query, key, value = inputs(1, 4, 4, length, length, dim)
+    huge, sinks, growing = key.copy(), key.copy(), key.copy()
+    huge[:, :, 3] = 60.0 * query[:, :, -1]
+    sinks[:, :, :4] *= 20.0
+    growing *= np.linspace(30.0, 0.1, length)[:, None].astype(np.float32)
+    return {
+        "random": [query, key, value],
+        "one huge key far away": [query, huge, value],
+        "sinks": [query, sinks, value],
+        "all keys equal": [query, np.ones_like(key), value],
+        "keys that grow with distance": [query, growing, value],
+        "large norms": [100 * query, 100 * key, value],
+        "zero queries": [0 * query, key, value],
+        "huge values far away": [query, key, value * np.linspace(1e4, 1, length)[:, None]],
+    }
+
+
+@pytest.mark.parametrize("kind", adversaries(8, 4))
+@pytest.mark.parametrize("tolerance", [2.0**-4, 2.0**-9, 0.0])
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_is_left_out_weighs_no_more_than_allowed(
+    isa: str, kind: str, tolerance: float, causal: bool
+) -> None:
+    query, key, value = (x.astype(np.float32) for x in adversaries(700, 16)[kind])
+    bias = na.ALiBi(4, sides="symmetric")
+    whole, whole_log = na.attention(
+        query, key, value, bias, causal=causal, skip_tolerance=None, return_logsumexp=True
+    )
+    output, log, stats = na.attention(
+        query,
+        key,
+        value,
+        bias,
+        causal=causal,
+        skip_tolerance=tolerance,
+        return_logsumexp=True,
+        return_stats=True,
+    )
+    assert (stats.visited <= stats.visible).all()
+    eps = tolerance or 2.0**-24
+    # The logsumexp shows the mass left out; both are rounded, as is the sum behind each.
+    noise = 8 * UNIT * (1 + np.abs(whole_log)) + 40 * UNIT
+    assert (whole_log - log <= math.log1p(eps) + noise).all()
+    assert (log - whole_log <= noise).all()
+    spread = (value.max(axis=2) - value.min(axis=2))[:, :, None]
+    largest = np.abs(value).max(axis=2)[:, :, None]
+    assert (np.abs(whole - output) <= eps * spread + 100 * UNIT * largest).all()
+
+
+def test_skipping_skips_what_is_far_from_steep_heads() -> None:
+    query, key, value = inputs(1, 8, 8, 2048, 2048, 32)
+    shares = []
+    for tolerance in (None, 0.0, 2.0**-9):
+        _, stats = na.attention(
+            query, key, value, na.ALiBi(8), skip_tolerance=tolerance, return_stats=True
+        )
+        shares.append(stats.share[0])
+    assert (shares[0] == 1.0).all()
+    assert (shares[1] >= shares[2]).all()
+    assert shares[1][0] < 0.2 < 0.9 < shares[1][-1]  # slopes 1/2 and 1/256
+
+
+def test_negative_slopes_skip_nothing() -> None:
+    query, key, value = inputs(1, 1, 1, 500, 500, 16)
+    bias = na.ALiBi(1, slopes=np.float32([-0.01]))
+    _, stats = na.attention(query, key, value, bias, skip_tolerance=0.5, return_stats=True)
+    assert (stats.share == 1.0).all()
+
+
+# --- merge, bad input -----------------------------------------------------------------------------
+
+
+@given(
+    cuts=st.lists(st.integers(0, 60), max_size=3),
+    window=st.none() | st.integers(1, 70),
+    seed=st.integers(0, 99),
+)
+def test_parts_merge_to_the_whole(cuts: list[int], window: int | None, seed: int) -> None:
+    query, key, value = (random(seed + i, 1, 2, 60, 8) for i in range(3))
+    positions = np.arange(60)
+    whole = na.attention(
+        query, key, value, na.ALiBi(2), window=window, return_logsumexp=True, skip_tolerance=None
+    )
+    parts = [
+        na.attention(
+            query,
+            key[:, :, a:b],
+            value[:, :, a:b],
+            na.ALiBi(2),
+            window=window,
+            query_positions=positions,
+            key_positions=positions[a:b],
+            return_logsumexp=True,
+        )
+        for a, b in itertools.pairwise(sorted([0, *cuts, 60]))
+    ]
+    merged = na.merge(*zip(*parts, strict=True))
+    np.testing.assert_allclose(merged[0], whole[0], atol=2e-6)
+    np.testing.assert_allclose(merged[1], whole[1], atol=2e-6)
+
+
+QUERY, KEY, VALUE = inputs(1, 4, 2, 3, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (([[1.0]], KEY, VALUE), {}, TypeError, "query must be a NumPy array or a torch tensor"),
+        ((QUERY[0], KEY, VALUE), {}, ValueError, "query must have shape"),
+        ((QUERY, KEY, VALUE[:, :, 1:]), {}, ValueError, "value must have key's shape"),
+        ((QUERY, KEY[..., 1:], VALUE[..., 1:]), {}, ValueError, "head_dim 8 as query"),
+        ((QUERY[:, :3], KEY, VALUE), {}, ValueError, "a multiple of key's 2 heads, got 3"),
+        ((QUERY, KEY.astype(np.float16), VALUE), {}, TypeError, "key must be a ndarray of float32"),
+        ((QUERY.astype(float), KEY.astype(float), VALUE.astype(float)), {}, TypeError, "float64"),
+        (
+            (QUERY[..., :0], KEY[..., :0], VALUE[..., :0]),
+            {},
+            ValueError,
+            "head_dim must be between",
+        ),
+        ((QUERY, KEY, VALUE, na.ALiBi(3)), {}, ValueError, "bias must have query's 4 heads"),
+        ((QUERY, KEY, VALUE, na.ALiBi(4)), {"causal": False}, ValueError, "causal must be True"),
+        ((QUERY, KEY, VALUE, np.ones((2, 5))), {}, ValueError, "bias must be broadcastable"),
+        ((QUERY, KEY, VALUE, np.ones(5, int)), {}, TypeError, "bias must be floating"),
+        ((QUERY, KEY, VALUE, "alibi"), {}, TypeError, "bias must be None, a bias object"),
+        ((QUERY, KEY, VALUE), {"window": 0}, ValueError, "window must be between 1"),
+        ((QUERY, KEY, VALUE), {"sink": -1}, ValueError, "sink must be between 0"),
+        ((QUERY, KEY, VALUE), {"scale": np.inf}, ValueError, "scale must be a finite number"),
+        ((QUERY, KEY, VALUE), {"skip_tolerance": 1}, ValueError, "skip_tolerance must be below 1"),
+        (
+            (QUERY, KEY, VALUE),
+            {"skip_tolerance": -1},
+            ValueError,
+            "skip_tolerance must be a finite",
+        ),
+        (
+            (QUERY, KEY, VALUE),
+            {"key_padding_mask": np.ones((1, 4))},
+            ValueError,
+            "key_padding_mask must have shape",
+        ),
+        (
+            (QUERY, KEY, VALUE),
+            {"key_padding_mask": np.full((1, 5), 2)},
+            ValueError,
+            "key_padding_mask must hold only 0 and 1",
+        ),
+        ((QUERY, KEY, VALUE), {"key_positions": np.arange(4)}, ValueError, "key_positions must"),
+        ((QUERY, KEY, VALUE), {"key_positions": np.ones(5)}, TypeError, "must be integers"),
+        ((QUERY, KEY, VALUE), {"query_positions": [-1, 0, 1]}, ValueError, "between 0 and"),
+        (
+            (QUERY, KEY[:, :, :1], VALUE[:, :, :1]),
+            {"key_positions": [0]},
+            ValueError,
+            "query_positions must be given",
+        ),
+    ],
+)
+def test_bad_input(
+    arguments: tuple[Any, ...], options: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        na.attention(*arguments, **options)
+
+
+def test_tensors_that_require_grad_are_refused() -> None:
+    query = torch.ones((1, 1, 2, 4), requires_grad=True)
+    with pytest.raises(ValueError, match="query must not require grad"):
+        na.attention(query, query.detach(), query.detach())
+
+
+def test_merge_refuses_parts_that_do_not_fit() -> None:
+    output, log = na.attention(QUERY, KEY, VALUE, return_logsumexp=True)
+    for outputs, logs in (([], []), ([output], []), ([output], [log[:, :2]])):
+        with pytest.raises(ValueError, match="must"):
+            na.merge(outputs, logs)

@@ -221,7 +221,7 @@ def test_tables_and_running_sums_of_the_core(isa: str) -> None:
     ):
         _core.attention(
             *(query, key, value, bias, _core.DType.float32, output, logsumexp, 0.25),
-            *(None, None, None, True, 2**31 - 1, 0, 2.0**-24, None),
+            *(None, None, None, True, 2**31 - 1, 0, 2.0**-24, None, None),
         )
         expected = np.where(visible(q, k), numbers, -np.inf)
         check(query, key, value, expected, (output, logsumexp), 0.25)
@@ -312,6 +312,95 @@ def test_the_same_bits_for_any_number_of_threads(threads: int) -> None:
         np.testing.assert_array_equal(na.attention(query, key, value, na.ALiBi(4)), expected)
     finally:
         na.set_num_threads(0)
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "options"),
+    [
+        (64, "float32", {}),
+        (64, "bfloat16", {}),
+        (64, "float16", {}),
+        (21, "float32", {"window": 9000}),
+        (200, "bfloat16", {"window": 100, "sink": 7}),
+        (8, "float32", {"causal": False}),
+    ],
+    ids=str,
+)
+def test_few_queries_on_many_keys(isa: str, dim: int, dtype: str, options: Any) -> None:
+    keys = 9500  # two parts
+    query, key, value = inputs(1, 4, 2, 2, keys, dim, dtype=dtype)
+    bias = na.ALiBi(4, na.NTK(8.0), sides="symmetric")
+    q, k = np.arange(keys - 2, keys), np.arange(keys)
+    expected = np.where(visible(q, k, **options), dense(bias, q, k), -np.inf)
+    for tolerance in (None, 0.0):
+        result = na.attention(
+            query, key, value, bias, **options, skip_tolerance=tolerance, return_logsumexp=True
+        )
+        check(query, key, value, expected, result)
+
+
+def test_few_queries_with_padding_and_far_sinks(isa: str) -> None:
+    query, key, value = inputs(2, 2, 2, 1, 9000, 32)
+    key[:, :, 5] = 40.0 * query[:, :, 0]
+    mask = np.ones((2, 9000), int)
+    mask[1, :300], mask[1, 4000:4100] = 0, 0
+    key[1, :, :300] = np.nan
+    positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
+    seen = visible(positions[:, -1:], positions, mask=mask)
+    distance = (positions[:, -1:, None] - positions[:, None, :])[:, None].astype(float)
+    slopes = na.alibi_slopes(2).astype(np.float64)
+    expected = np.where(seen, -slopes[:, None, None] * distance, -np.inf)
+    for tolerance in (None, 0.0):
+        result = na.attention(
+            query,
+            key,
+            value,
+            na.ALiBi(2),
+            key_padding_mask=mask,
+            key_positions=positions,
+            skip_tolerance=tolerance,
+            return_logsumexp=True,
+        )
+        check(query, key, value, expected, result)
+
+
+def test_one_query_of_a_steep_head_reads_little_of_a_long_cache() -> None:
+    query, key, value = inputs(1, 8, 8, 1, 65536, 16)
+    _, stats = na.attention(query, key, value, na.ALiBi(8), return_stats=True)
+    assert stats.visited[0, 0] <= 3
+    assert (stats.visible == 1024).all()
+    assert stats.share[0, -1] < 0.2
+
+
+def test_kept_key_norms_change_nothing_but_the_time() -> None:
+    query, key, value = inputs(2, 4, 2, 3, 700, 24)
+    norms = na.KeyNorms()
+    for length in (1, 63, 64, 65, 400, 700):
+        part = query[:, :, :1], key[:, :, :length], value[:, :, :length]
+        norms.update(part[1])
+        expected = na.attention(*part, na.ALiBi(4), return_logsumexp=True)
+        result = na.attention(*part, na.ALiBi(4), key_norms=norms, return_logsumexp=True)
+        np.testing.assert_array_equal(result[0], expected[0])
+        np.testing.assert_array_equal(result[1], expected[1])
+    symmetric = na.ALiBi(4, sides="symmetric")
+    result = na.attention(query, key, value, symmetric, causal=False, key_norms=norms)
+    expected = na.attention(query, key, value, symmetric, causal=False)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+def test_key_norms_refuse_other_keys() -> None:
+    query, key, value = inputs(1, 2, 2, 1, 70, 8)
+    norms = na.KeyNorms().update(key)
+    with pytest.raises(ValueError, match="at least 70 keys as before, got 69"):
+        norms.update(key[:, :, 1:])
+    with pytest.raises(ValueError, match="as before"):
+        norms.update(key[:, :1])
+    with pytest.raises(TypeError, match="key_norms must be None or a KeyNorms"):
+        na.attention(query, key, value, key_norms=np.ones(3))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="key_norms must be of key's"):
+        na.attention(query, key[:, :, 1:], value[:, :, 1:], key_norms=norms)
+    with pytest.raises(ValueError, match="must be None with key_padding_mask"):
+        na.attention(query, key, value, key_norms=norms, key_padding_mask=np.ones((1, 70)))
 
 
 # --- certified skipping ---------------------------------------------------------------------------

@@ -71,7 +71,8 @@ void bind_attention(const py::array& query, const py::array& key, const py::arra
                     const Positions& query_positions, const Positions& key_positions,
                     const std::optional<py::array_t<std::uint8_t>>& key_mask, bool causal,
                     std::int64_t window, std::int64_t sink, double skip_tolerance,
-                    std::optional<py::array_t<std::int64_t>> block_counts) {
+                    std::optional<py::array_t<std::int64_t>> block_counts,
+                    const std::optional<py::array_t<float>>& key_norms) {
   AttentionProblem problem{};
   problem.dtype = dtype;
   problem.query = view_tensor(query);
@@ -93,8 +94,24 @@ void bind_attention(const py::array& query, const py::array& key, const py::arra
   problem.bias = bias;
   problem.skip_tolerance = skip_tolerance;
   problem.block_counts = block_counts ? block_counts->mutable_data() : nullptr;
+  if (key_norms) {
+    problem.key_norms = reinterpret_cast<const BlockNorms*>(key_norms->data());
+    problem.key_norms_stride = key_norms->shape(2);
+  }
   py::gil_scoped_release release;
   attention(problem);
+}
+
+// norms: (batch, key heads, blocks, 3), the fields of BlockNorms.
+void bind_measure_key_norms(const py::array& key, DType dtype, std::int64_t first_block,
+                            py::array_t<float> norms) {
+  static_assert(sizeof(BlockNorms) == 3 * sizeof(float), "seen as three floats from Python");
+  const KeyNormsShape shape{key.shape(0), key.shape(1), key.shape(2), key.shape(3)};
+  const TensorView view = view_tensor(key);
+  BlockNorms* destination = reinterpret_cast<BlockNorms*>(norms.mutable_data());
+  const std::int64_t stride = norms.shape(2);
+  py::gil_scoped_release release;
+  measure_key_norms(shape, view, dtype, first_block, destination, stride);
 }
 
 }  // namespace
@@ -111,7 +128,9 @@ void register_attention(py::module_& module) {
              py::arg("bias"), py::arg("dtype"), py::arg("output"), py::arg("logsumexp"),
              py::arg("scale"), py::arg("query_positions"), py::arg("key_positions"),
              py::arg("key_mask"), py::arg("causal"), py::arg("window"), py::arg("sink"),
-             py::arg("skip_tolerance"), py::arg("block_counts"));
+             py::arg("skip_tolerance"), py::arg("block_counts"), py::arg("key_norms"));
+  module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("dtype"),
+             py::arg("first_block"), py::arg("norms"));
 }
 
 }  // namespace ntk_alibi

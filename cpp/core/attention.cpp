@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "core/isa.h"
@@ -18,6 +19,9 @@ namespace {
 constexpr std::int32_t least_int = std::numeric_limits<std::int32_t>::min();
 constexpr std::int32_t greatest_int = std::numeric_limits<std::int32_t>::max();
 constexpr std::align_val_t scratch_alignment{64};
+
+// A tile computes for all its lanes; up to so many queries are cheaper one by one.
+constexpr std::int64_t most_decoded_queries = 2;
 
 std::int64_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
 
@@ -39,6 +43,9 @@ class OwnedKeyList {
     const std::uint8_t* mask =
         problem.key_mask ? problem.key_mask + b * problem.key_length : nullptr;
     const PositionView& view = problem.key_positions;
+    consecutive_ = !mask && !view.data;
+    count_ = problem.key_length;
+    if (consecutive_) return;
     const std::int32_t* positions = view.data ? view.data + b * view.batch_stride : nullptr;
     for (std::int64_t k = 0; k < problem.key_length; ++k) {
       if (mask && !mask[k]) continue;
@@ -56,6 +63,7 @@ class OwnedKeyList {
   }
 
   KeyList view() const {
+    if (consecutive_) return {count_, nullptr, nullptr, nullptr, true};
     return {static_cast<std::int64_t>(indices_.size()), indices_.data(), positions_.data(),
             blocks_.data(), rise_};
   }
@@ -63,7 +71,8 @@ class OwnedKeyList {
  private:
   std::vector<std::int32_t> indices_, positions_;
   std::vector<KeyBlock> blocks_;
-  bool rise_;
+  std::int64_t count_;
+  bool consecutive_, rise_;
 };
 
 std::vector<OwnedKeyList> key_lists(const AttentionProblem& problem) {
@@ -116,13 +125,39 @@ void set_slopes(const AttentionBias& bias, std::int64_t b, std::int64_t h, std::
   rows.right_slopes[r] = std::isinf(right) ? 0.0f : right;
 }
 
+// Norms of the blocks from first_block on, but for `from`.
+void measure_blocks(const KernelTable& kernels, const KeyList& keys, const void* data,
+                    std::int64_t row_stride, std::int64_t head_dim, DType dtype,
+                    std::int64_t first_block, BlockNorms* norms) {
+  const std::int64_t blocks = (keys.count + keys_per_block - 1) / keys_per_block;
+  for (std::int64_t k = first_block; k < blocks; ++k) {
+    norms[k].own =
+        kernels.greatest_norm(keys, k, data, row_stride, static_cast<int>(head_dim), dtype);
+    norms[k].up_to = k ? std::max(norms[k].own, norms[k - 1].up_to) : norms[k].own;
+    norms[k].from = std::numeric_limits<float>::infinity();
+  }
+}
+
+// Calls body(task, scratch) for every task. Tasks differ in cost, so each thread takes the next one
+// when it is done.
+template <class Body>
+void for_each_task(std::int64_t tasks, std::int64_t scratch_bytes, Body&& body) {
+  std::atomic<std::int64_t> next{0};
+  const std::int64_t workers = std::min<std::int64_t>(num_threads(), tasks);
+  parallel_for(workers, 1, [&](std::int64_t, std::int64_t) {
+    void* scratch = ::operator new(scratch_bytes, scratch_alignment);
+    for (std::int64_t task = next++; task < tasks; task = next++) body(task, scratch);
+    ::operator delete(scratch, scratch_alignment);
+  });
+}
+
 class Tiles {
  public:
   explicit Tiles(const AttentionProblem& problem)
       : problem_(problem), kernels_(active_kernels()), lists_(key_lists(problem)) {
     per_head_ = (problem.query_length + kernels_.queries_per_tile - 1) / kernels_.queries_per_tile;
     blocks_ = (problem.key_length + keys_per_block - 1) / keys_per_block;
-    if (problem.skip_tolerance > 0.0 && problem.bias.kind == BiasKind::two_sided) measure_norms();
+    if (problem.skip_tolerance > 0.0 && problem.bias.kind == BiasKind::two_sided) find_norms();
   }
 
   std::int64_t count() const { return problem_.batch * problem_.query_heads * per_head_; }
@@ -137,10 +172,31 @@ class Tiles {
     const std::int64_t b = row / problem_.query_heads, h = row % problem_.query_heads;
     const std::int64_t first = t * kernels_.queries_per_tile;
     TileRows rows;
-    AttentionTile tile = described(b, h, first, rows);
-    const std::int64_t visited = kernels_.attention_tile(tile, scratch);
+    const AttentionTile tile = described(
+        b, h, first,
+        std::min<std::int64_t>(kernels_.queries_per_tile, problem_.query_length - first), rows);
+    count_blocks(row, tile, kernels_.attention_tile(tile, scratch));
+  }
+
+  const KernelTable& kernels() const { return kernels_; }
+
+  // Rows are single queries: (batch, head, query) in this order.
+  std::int64_t rows() const {
+    return problem_.batch * problem_.query_heads * problem_.query_length;
+  }
+  AttentionTile row_tile(std::int64_t row, TileRows& rows) const {
+    const std::int64_t head = row / problem_.query_length;
+    return described(head / problem_.query_heads, head % problem_.query_heads,
+                     row % problem_.query_length, 1, rows);
+  }
+  KeyList keys_of_row(std::int64_t row) const {
+    return keys_of(row / problem_.query_length / problem_.query_heads).view();
+  }
+
+  // Adds to the statistics of a head, numbered as (batch, head).
+  void count_blocks(std::int64_t head, const AttentionTile& tile, std::int64_t visited) const {
     if (problem_.block_counts == nullptr) return;
-    std::int64_t* counts = problem_.block_counts + 2 * row;
+    std::int64_t* counts = problem_.block_counts + 2 * head;
     __atomic_fetch_add(counts, visited, __ATOMIC_RELAXED);
     __atomic_fetch_add(counts + 1, kernels_.visible_blocks(tile), __ATOMIC_RELAXED);
   }
@@ -148,37 +204,34 @@ class Tiles {
  private:
   const OwnedKeyList& keys_of(std::int64_t b) const { return lists_[lists_.size() > 1 ? b : 0]; }
 
-  void measure_norms() {
+  void find_norms() {
     const AttentionProblem& p = problem_;
+    key_norms_ = p.key_norms;
+    key_norms_stride_ = p.key_norms_stride;
+    if (key_norms_ != nullptr) return;
     norms_.resize(p.batch * p.key_heads * blocks_);
+    key_norms_ = norms_.data();
+    key_norms_stride_ = blocks_;
     parallel_for(p.batch * p.key_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; ++row) {
         const std::int64_t b = row / p.key_heads, h = row % p.key_heads;
         const KeyList keys = keys_of(b).view();
-        const void* data = row_of(p.key, p.dtype, b, h, 0);
-        BlockNorms* norms = norms_.data() + row * blocks_;
         const std::int64_t blocks = (keys.count + keys_per_block - 1) / keys_per_block;
-        for (std::int64_t k = 0; k < blocks; ++k) {
-          const std::int64_t first = k * keys_per_block;
-          norms[k].own = kernels_.greatest_norm(
-              data, p.key.row_stride, static_cast<int>(p.head_dim), p.dtype, keys.indices + first,
-              std::min<std::int64_t>(keys_per_block, keys.count - first));
-          norms[k].up_to = k ? std::max(norms[k].own, norms[k - 1].up_to) : norms[k].own;
-        }
+        BlockNorms* norms = norms_.data() + row * blocks_;
+        measure_blocks(kernels_, keys, row_of(p.key, p.dtype, b, h, 0), p.key.row_stride,
+                       p.head_dim, p.dtype, 0, norms);
         for (std::int64_t k = blocks - 1; k >= 0; --k)
           norms[k].from = k + 1 < blocks ? std::max(norms[k].own, norms[k + 1].from) : norms[k].own;
       }
     });
   }
 
-  AttentionTile described(std::int64_t b, std::int64_t h, std::int64_t first,
+  AttentionTile described(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                           TileRows& rows) const {
     const AttentionProblem& p = problem_;
     const AttentionBias& bias = p.bias;
     const bool linear = bias.kind == BiasKind::two_sided;
     const std::int64_t kv_head = h / (p.query_heads / p.key_heads);
-    const std::int64_t count =
-        std::min<std::int64_t>(kernels_.queries_per_tile, p.query_length - first);
     bool right_side_visible = false;
     const double* sums =
         bias.sums ? bias.sums + b * bias.sums_batch_stride + h * bias.sums_head_stride : nullptr;
@@ -221,30 +274,121 @@ class Tiles {
                                  : nullptr;
     tile.bias.dense_query_stride = bias.dense_strides[2];
     tile.bias.dense_key_stride = bias.dense_strides[3];
-    tile.skipping = {p.skip_tolerance, norms_.empty()
-                                           ? nullptr
-                                           : norms_.data() + (b * p.key_heads + kv_head) * blocks_};
+    tile.skipping = {
+        p.skip_tolerance,
+        key_norms_ ? key_norms_ + (b * p.key_heads + kv_head) * key_norms_stride_ : nullptr};
     return tile;
   }
 
   const AttentionProblem& problem_;
   const KernelTable& kernels_;
   std::vector<OwnedKeyList> lists_;
-  std::vector<BlockNorms> norms_;  // (batch, key heads, blocks)
+  std::vector<BlockNorms> norms_;  // (batch, key heads, blocks), unless the caller keeps them
+  const BlockNorms* key_norms_ = nullptr;
+  std::int64_t key_norms_stride_ = 0;
   std::int64_t per_head_, blocks_;
 };
+
+// Few queries: each is split over its keys. The nearest part goes first and tells the others what
+// they need not read.
+class Decoding {
+ public:
+  explicit Decoding(const Tiles& tiles, const AttentionProblem& problem)
+      : tiles_(tiles), problem_(problem), rows_(tiles.rows()) {
+    for (std::int64_t row = 0; row < rows_; ++row)
+      most_parts_ = std::max(most_parts_, part_count(row));
+    parts_.resize(rows_ * most_parts_);
+    outputs_.resize(rows_ * most_parts_ * problem.head_dim);
+    for (std::size_t p = 0; p < parts_.size(); ++p)
+      parts_[p] = {-std::numeric_limits<float>::infinity(),
+                   0.0f,
+                   outputs_.data() + p * problem.head_dim,
+                   0,
+                   0.0,
+                   false};
+  }
+
+  void run() {
+    work(rows_, [&](std::int64_t row, void* scratch) { decode(row, 0, scratch); });
+    std::vector<std::pair<std::int64_t, std::int64_t>> pending;
+    for (std::int64_t p = 1; p < most_parts_; ++p)
+      for (std::int64_t row = 0; row < rows_; ++row)
+        if (p < part_count(row) && !parts_[row * most_parts_].rest_dropped)
+          pending.emplace_back(row, p);
+    work(pending.size(), [&](std::int64_t task, void* scratch) {
+      decode(pending[task].first, pending[task].second, scratch);
+    });
+    work(rows_, [&](std::int64_t row, void* scratch) {
+      TileRows rows;
+      const AttentionTile tile = tiles_.row_tile(row, rows);
+      tiles_.kernels().merge_parts(tile, parts_.data() + row * most_parts_, most_parts_, scratch);
+      std::int64_t visited = 0;
+      for (std::int64_t p = 0; p < most_parts_; ++p)
+        visited += parts_[row * most_parts_ + p].visited;
+      tiles_.count_blocks(row / problem_.query_length, tile, visited);
+    });
+  }
+
+ private:
+  static constexpr std::int64_t blocks_per_part = 128;  // 8192 keys
+
+  std::int64_t block_count(std::int64_t row) const {
+    return (tiles_.keys_of_row(row).count + keys_per_block - 1) / keys_per_block;
+  }
+  std::int64_t part_count(std::int64_t row) const {
+    return (block_count(row) + blocks_per_part - 1) / blocks_per_part;
+  }
+
+  // Part 0 is the nearest.
+  void decode(std::int64_t row, std::int64_t p, void* scratch) {
+    TileRows rows;
+    AttentionTile tile = tiles_.row_tile(row, rows);
+    tile.skipping.tolerance /= static_cast<double>(most_parts_);
+    const std::int64_t end = block_count(row) - p * blocks_per_part;
+    const double known =
+        p ? parts_[row * most_parts_].log_sum : -std::numeric_limits<double>::infinity();
+    const DecodeTask task{std::max<std::int64_t>(0, end - blocks_per_part), end, known};
+    if (end > 0) tiles_.kernels().decode_part(tile, task, scratch, &parts_[row * most_parts_ + p]);
+  }
+
+  template <class Body>
+  void work(std::int64_t tasks, Body&& body) const {
+    for_each_task(tasks, tiles_.kernels().decode_scratch_bytes(static_cast<int>(problem_.head_dim)),
+                  body);
+  }
+
+  const Tiles& tiles_;
+  const AttentionProblem& problem_;
+  std::int64_t rows_, most_parts_ = 1;
+  std::vector<DecodePart> parts_;
+  std::vector<float> outputs_;
+};
+
+bool worth_decoding(const AttentionProblem& problem) {
+  const bool linear =
+      problem.bias.kind == BiasKind::none || problem.bias.kind == BiasKind::two_sided;
+  return linear && problem.query_length <= most_decoded_queries;
+}
 
 }  // namespace
 
 void attention(const AttentionProblem& problem) {
   const Tiles tiles(problem);
-  std::atomic<std::int64_t> next{0};
-  // Tiles differ in cost, so each thread takes the next one when it is done.
-  const std::int64_t workers = std::min<std::int64_t>(num_threads(), tiles.count());
-  parallel_for(workers, 1, [&](std::int64_t, std::int64_t) {
-    void* scratch = ::operator new(tiles.scratch_bytes(), scratch_alignment);
-    for (std::int64_t tile = next++; tile < tiles.count(); tile = next++) tiles.run(tile, scratch);
-    ::operator delete(scratch, scratch_alignment);
+  if (worth_decoding(problem)) return Decoding(tiles, problem).run();
+  for_each_task(tiles.count(), tiles.scratch_bytes(),
+                [&](std::int64_t tile, void* scratch) { tiles.run(tile, scratch); });
+}
+
+void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, DType dtype,
+                       std::int64_t first_block, BlockNorms* norms, std::int64_t norms_stride) {
+  const KeyList keys{shape.key_length, nullptr, nullptr, nullptr, true};
+  const KernelTable& kernels = active_kernels();
+  parallel_for(shape.batch * shape.key_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const void* data = row_of(key, dtype, row / shape.key_heads, row % shape.key_heads, 0);
+      measure_blocks(kernels, keys, data, key.row_stride, shape.head_dim, dtype, first_block,
+                     norms + row * norms_stride);
+    }
   });
 }
 

@@ -57,10 +57,23 @@ struct AttentionProblem {
   const std::uint8_t* key_mask;  // (batch, keys), contiguous, 0 for padding; or null
   MaskRule mask;
   AttentionBias bias;
+  // (batch, key heads) runs of norms, key_norms_stride apart, of consecutive keys that are all
+  // real; or null: measured where needed
+  const BlockNorms* key_norms;
+  std::int64_t key_norms_stride;
   double skip_tolerance;       // 0: visit every block that is not masked
   std::int64_t* block_counts;  // (batch, heads, 2), visited and visible ones are added; or null
 };
 
 void attention(const AttentionProblem& problem);
+
+// Fills norms (batch, key heads, blocks) from first_block on, for the first block_count blocks of
+// 64 keys; `up_to` goes on from the block before, `from` is not known while keys are appended:
+// infinite.
+struct KeyNormsShape {
+  std::int64_t batch, key_heads, key_length, head_dim;
+};
+void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, DType dtype,
+                       std::int64_t first_block, BlockNorms* norms, std::int64_t norms_stride);
 
 }  // namespace ntk_alibi

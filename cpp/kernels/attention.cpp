@@ -7,6 +7,7 @@
 #include "kernels/certificate.h"
 #include "kernels/elements.h"
 #include "kernels/exp2.h"
+#include "kernels/key_list.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
@@ -21,7 +22,7 @@ void find_rows(const AttentionTile& tile, const void* from, std::int64_t stride,
                int count, float* converted, Rows rows) {
   for (int c = 0; c < count; ++c) {
     rows[c] =
-        as_float32(row_at(from, stride, tile.keys.indices[begin + c], tile.dtype), tile.head_dim,
+        as_float32(row_at(from, stride, index_of(tile.keys, begin + c), tile.dtype), tile.head_dim,
                    tile.dtype, converted + static_cast<std::int64_t>(c) * tile.head_dim);
   }
   for (int c = count; c < keys_per_block; ++c) rows[c] = rows[count - 1];
@@ -151,7 +152,7 @@ void score_block(const AttentionTile& tile, const Scratch& s, std::int64_t begin
     const f32v before = vector_of(s.maximum, 0, v);
     f32v maximum = before;
     for (int c = 0; c < count; ++c) {
-      const std::int32_t key_position = tile.keys.positions[begin + c];
+      const std::int32_t key_position = position_of(tile.keys, begin + c);
       const i32v distance = position - broadcast(key_position);
       f32v score = bias.at(vector_of(s.weights, c, v), begin + c, v, distance);
       if (Masked) {
@@ -186,7 +187,7 @@ void visit_block(const AttentionTile& tile, const Scratch& s, const TileReach& r
   find_rows(tile, tile.key, tile.key_stride, begin, count, s.keys, rows);
   multiply_keys(s, rows, count, tile.head_dim);
   find_rows(tile, tile.value, tile.value_stride, begin, count, s.values, rows);
-  if (reach.sees_all_of(tile.keys.blocks[b])) {
+  if (reach.sees_all_of(block_of(tile.keys, b))) {
     score_block<Bias, false>(tile, s, begin, count);
     add_values<false>(s, rows, count, tile.head_dim);
   } else {
@@ -196,21 +197,53 @@ void visit_block(const AttentionTile& tile, const Scratch& s, const TileReach& r
   }
 }
 
+TileBounds bounds_of(const AttentionTile& tile, const Scratch& s) {
+  TileBounds bounds;
+  if (tile.skipping.norms == nullptr) return bounds;
+  for (int r = 0; r < tile.query_count; ++r) {
+    double square = 0.0;
+    for (int d = 0; d < tile.head_dim; ++d) {
+      const double x = lane_row(s.query, d)[r];
+      square += x * x;
+    }
+    const double norm = __builtin_sqrt(square);
+    if (!(norm <= bounds.query_norm)) bounds.query_norm = norm;
+    bounds.left_slope = smaller(bounds.left_slope, lane_row(s.slopes, 0)[r]);
+    bounds.right_slope = smaller(bounds.right_slope, lane_row(s.slopes, 1)[r]);
+  }
+  return bounds;
+}
+
+// The least over the queries of the logarithm of what was summed, from below.
+double least_log_sum(const Scratch& s) {
+  f32v least = broadcast(infinity);
+  for (int v = 0; v < vectors_per_tile; ++v) {
+    const f32v maximum = vector_of(s.maximum, 0, v);
+    // The exponent alone: a lower bound of the logarithm.
+    const i32v exponent = (i32v)(bits_of(vector_of(s.sum, 0, v)) >> 23) - 127;
+    const f32v sum = maximum + to_float(exponent);
+    least = sum < least ? sum : least;
+  }
+  double minimum = infinity;
+  for (int lane = 0; lane < lanes; ++lane) minimum = smaller(minimum, least[lane]);
+  return minimum;
+}
+
 // Walks the blocks from the tile's own position back to the first key, then ahead of it, and leaves
 // out what the certificate allows.
 template <class Bias>
 std::int64_t attend(const AttentionTile& tile, const Scratch& s) {
   const TileReach reach(tile);
-  const std::int64_t blocks = (tile.keys.count + keys_per_block - 1) / keys_per_block;
+  const std::int64_t blocks = block_count(tile.keys);
   std::int64_t middle = blocks - 1;
-  while (middle > 0 && tile.keys.blocks[middle].least_position > reach.greatest_query) --middle;
-  Certificate certificate(tile, s, reach);
+  while (middle > 0 && block_of(tile.keys, middle).least_position > reach.greatest_query) --middle;
+  Certificate certificate(tile, reach, bounds_of(tile, s));
   std::int64_t visited = 0;
   const auto step = [&](std::int64_t b) {
-    if (!reach.sees(tile.keys.blocks[b], tile.mask.sink_end)) return;
+    if (!reach.sees(block_of(tile.keys, b), tile.mask.sink_end)) return;
     if (certificate.drops(b)) return;
     visit_block<Bias>(tile, s, reach, b);
-    certificate.update();
+    certificate.update(least_log_sum(s));
     ++visited;
   };
   for (std::int64_t b = middle; b >= 0; --b) {
@@ -250,16 +283,16 @@ std::int64_t attention_tile(const AttentionTile& tile, void* scratch) {
 std::int64_t visible_blocks(const AttentionTile& tile) {
   const TileReach reach(tile);
   std::int64_t visible = 0;
-  for (std::int64_t begin = 0; begin < tile.keys.count; begin += keys_per_block)
-    visible += reach.sees(tile.keys.blocks[begin / keys_per_block], tile.mask.sink_end);
+  for (std::int64_t b = 0; b < block_count(tile.keys); ++b)
+    visible += reach.sees(block_of(tile.keys, b), tile.mask.sink_end);
   return visible;
 }
 
-float greatest_norm(const void* rows, std::int64_t stride, int head_dim, DType dtype,
-                    const std::int32_t* indices, std::int64_t count) {
+float greatest_norm(const KeyList& keys, std::int64_t b, const void* key, std::int64_t key_stride,
+                    int head_dim, DType dtype) {
   float greatest = 0.0f;
-  for (std::int64_t c = 0; c < count; ++c) {
-    const char* row = row_at(rows, stride, indices[c], dtype);
+  for (int c = 0; c < keys_in_block(keys, b); ++c) {
+    const char* row = row_at(key, key_stride, index_of(keys, b * keys_per_block + c), dtype);
     f32v squares = {};
     int d = 0;
     for (; dtype == DType::float32 && d + lanes <= head_dim; d += lanes) {

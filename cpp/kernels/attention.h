@@ -22,8 +22,8 @@ constexpr int queries_per_tile = vectors_per_tile * lanes;
 std::int64_t attention_scratch_bytes(int head_dim);
 std::int64_t attention_tile(const AttentionTile& tile, void* scratch);
 std::int64_t visible_blocks(const AttentionTile& tile);
-float greatest_norm(const void* rows, std::int64_t stride, int head_dim, DType dtype,
-                    const std::int32_t* indices, std::int64_t count);
+float greatest_norm(const KeyList& keys, std::int64_t b, const void* key, std::int64_t key_stride,
+                    int head_dim, DType dtype);
 
 }  // namespace NTK_ALIBI_ISA
 }  // namespace ntk_alibi

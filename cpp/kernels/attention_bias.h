@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/attention_scratch.h"
+#include "kernels/key_list.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
@@ -46,7 +47,7 @@ struct TableBias {
 struct SumsBias {
   SumsBias(const AttentionTile& tile, const Scratch&) : tile(tile) {}
   f32v at(f32v product, std::int64_t key, int v, i32v) const {
-    const double behind = tile.bias.key_sums[tile.keys.indices[key]];
+    const double behind = tile.bias.key_sums[index_of(tile.keys, key)];
     f32v value = {};
     for (int lane = 0; lane < lanes; ++lane) {
       const int i = v * lanes + lane;
@@ -61,7 +62,7 @@ struct SumsBias {
 struct DenseBias {
   DenseBias(const AttentionTile& tile, const Scratch&) : tile(tile) {}
   f32v at(f32v product, std::int64_t key, int v, i32v) const {
-    const float* column = tile.bias.dense + tile.keys.indices[key] * tile.bias.dense_key_stride;
+    const float* column = tile.bias.dense + index_of(tile.keys, key) * tile.bias.dense_key_stride;
     f32v value = {};
     for (int lane = 0; lane < lanes; ++lane) {
       const int i = v * lanes + lane;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attention_scratch.h"
+#include "kernels/key_list.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
@@ -37,24 +38,33 @@ struct TileReach {
   }
   // Whether no block up to b, or from b on, is seen.
   bool ends_before(const AttentionTile& tile, std::int64_t b) const {
-    const bool none = tile.keys.blocks[b].greatest_position < first_seen_by_any;
+    const bool none = block_of(tile.keys, b).greatest_position < first_seen_by_any;
     return none && tile.keys.positions_rise &&
-           tile.keys.blocks[0].least_position >= tile.mask.sink_end;
+           block_of(tile.keys, 0).least_position >= tile.mask.sink_end;
   }
   bool ends_behind(const AttentionTile& tile, std::int64_t b) const {
-    return tile.keys.positions_rise && tile.keys.blocks[b].least_position > last_seen_by_any;
+    return tile.keys.positions_rise && block_of(tile.keys, b).least_position > last_seen_by_any;
   }
   // How many keys of the block that begins at `begin`: those behind the last one seen are left out.
   int keys_to_read(const AttentionTile& tile, std::int64_t begin) const {
-    const std::int64_t left = tile.keys.count - begin;
-    int count = static_cast<int>(left < keys_per_block ? left : keys_per_block);
+    int count = keys_in_block(tile.keys, begin / keys_per_block);
     if (tile.keys.positions_rise)
-      while (count > 1 && tile.keys.positions[begin + count - 1] > last_seen_by_any) --count;
+      while (count > 1 && position_of(tile.keys, begin + count - 1) > last_seen_by_any) --count;
     return count;
   }
   bool sees_all_of(const KeyBlock& block) const {
     return block.least_position >= first_seen_by_all && block.greatest_position <= last_seen_by_all;
   }
+};
+
+// Not fmin, which g++ 12 for aarch64 fails to vectorise with an internal error.
+inline double smaller(double a, double b) { return b < a ? b : a; }
+
+// What bounds the scores of all queries of a tile, log2 domain.
+struct TileBounds {
+  double query_norm = 0.0;  // the greatest, with the scale in it
+  double left_slope = __builtin_inf();
+  double right_slope = __builtin_inf();
 };
 
 // docs/certified-skipping.md has the derivation.
@@ -63,30 +73,16 @@ struct TileReach {
 // to the base 2 and in float64; a query's sum means sum_j 2^score_j.
 class Certificate {
  public:
-  Certificate(const AttentionTile& tile, const Scratch& s, const TileReach& reach)
-      : tile_(tile), s_(s), reach_(reach) {
-    const BiasKind kind = tile.bias.kind;
+  Certificate(const AttentionTile& tile, const TileReach& reach, const TileBounds& bounds)
+      : tile_(tile), reach_(reach) {
+    const bool one_sided = tile.bias.kind == BiasKind::one_sided;
     possible_ = tile.skipping.norms != nullptr && tile.skipping.tolerance > 0.0 &&
-                (kind == BiasKind::one_sided || kind == BiasKind::two_sided);
-    if (!possible_) return;
-    double greatest_square = 0.0;
-    left_slope_ = lane_row(s.slopes, 0)[0];
-    right_slope_ = lane_row(s.slopes, 1)[0];
-    for (int r = 0; r < tile.query_count; ++r) {
-      double square = 0.0;
-      for (int d = 0; d < tile.head_dim; ++d) {
-        const double x = lane_row(s.query, d)[r];
-        square += x * x;
-      }
-      if (!(square <= greatest_square)) greatest_square = square;
-      left_slope_ = smaller(left_slope_, lane_row(s.slopes, 0)[r]);
-      right_slope_ = smaller(right_slope_, lane_row(s.slopes, 1)[r]);
-    }
-    possible_ = left_slope_ >= 0.0 && (kind == BiasKind::one_sided || right_slope_ >= 0.0);
-    // Norms are rounded; the slopes of load_tile are, too.
-    score_per_norm_ = __builtin_sqrt(greatest_square) * slack_factor;
-    left_slope_ /= slack_factor;
-    right_slope_ /= slack_factor;
+                (one_sided || tile.bias.kind == BiasKind::two_sided) && bounds.left_slope >= 0.0 &&
+                (one_sided || bounds.right_slope >= 0.0);
+    // Norms and slopes are rounded.
+    score_per_norm_ = bounds.query_norm * slack_factor;
+    left_slope_ = bounds.left_slope / slack_factor;
+    right_slope_ = bounds.right_slope / slack_factor;
     allowed_ = __builtin_log2(tile.skipping.tolerance / 3.0);
   }
 
@@ -120,22 +116,16 @@ class Certificate {
     return true;
   }
 
-  // After a block was read: the least sum over the queries, from below.
-  void update() {
+  // Starts from what is summed elsewhere: a logarithm that least_log_sum of another part gave.
+  void begin_with(double log_sum) { least_sum_ = log_sum; }
+  double least_log_sum() const { return least_sum_; }
+
+  // After a block was read: the least sum over the queries as the kernel has it, from below.
+  void update(double minimum) {
     if (!possible_) return;
-    f32v least = broadcast(infinity);
-    for (int v = 0; v < vectors_per_tile; ++v) {
-      const f32v maximum = vector_of(s_.maximum, 0, v);
-      // The exponent alone: a lower bound of the logarithm.
-      const i32v exponent = (i32v)(bits_of(vector_of(s_.sum, 0, v)) >> 23) - 127;
-      const f32v sum = maximum + to_float(exponent);
-      least = sum < least ? sum : least;
-    }
-    double minimum = infinity;
-    for (int lane = 0; lane < lanes; ++lane) minimum = smaller(minimum, least[lane]);
     const double before = least_sum_;
     // Scores are float32: |error| <= (D + 8) u A + 4 u (A + |score|), A = scale |q| |k|.
-    const double reachable = score_per_norm_ * norms(0).from;
+    const double reachable = score_per_norm_ * norms(block_count(tile_.keys) - 1).up_to;
     const double error = unit_roundoff * ((tile_.head_dim + 16.0) * reachable +
                                           8.0 * (reachable + __builtin_fabs(minimum))) +
                          1e-5;
@@ -150,10 +140,7 @@ class Certificate {
   static constexpr double log_keys_per_block = 6.0;
   static_assert(keys_per_block == 64, "its logarithm is written out");
 
-  // Not fmin, which g++ 12 for aarch64 fails to vectorise with an internal error.
-  static double smaller(double a, double b) { return b < a ? b : a; }
-
-  const KeyBlock& block(std::int64_t b) const { return tile_.keys.blocks[b]; }
+  KeyBlock block(std::int64_t b) const { return block_of(tile_.keys, b); }
   const BlockNorms& norms(std::int64_t b) const { return tile_.skipping.norms[b]; }
 
   // Logarithm of a bound on the mass of `keys` keys of norms up to `norm` at distances >= nearest,
@@ -165,7 +152,6 @@ class Certificate {
   }
 
   const AttentionTile& tile_;
-  const Scratch& s_;
   const TileReach& reach_;
   bool possible_;
   double left_slope_ = 0.0, right_slope_ = 0.0;  // the least of the tile, log2 domain

@@ -66,7 +66,8 @@ struct BlockNorms {
   float from;   // this block and the ones after it
 };
 
-// The keys of one batch row that are real.
+// The keys of one batch row that are real. All pointers null: the first `count` keys, at positions
+// 0, 1, ...
 struct KeyList {
   std::int64_t count;
   const std::int32_t* indices;  // row of each key in `key` and `value`, ascending
@@ -111,6 +112,24 @@ struct AttentionTile {
   Skipping skipping;
 };
 
+// One query over a part of the keys: blocks [first_block, end_block), from the last one back. For a
+// tile of one query whose bias is none or linear.
+struct DecodeTask {
+  std::int64_t first_block;
+  std::int64_t end_block;
+  double log_sum;  // to the base 2, a lower bound of what the query sums up elsewhere, or -infinity
+};
+
+// What `merge_parts` joins, log2 domain.
+struct DecodePart {
+  float maximum;
+  float sum;      // relative to the maximum, as output is
+  float* output;  // head_dim floats
+  std::int64_t visited;
+  double log_sum;     // a lower bound of this part's sum, whatever the rounding
+  bool rest_dropped;  // all blocks before this part are proven not to matter, too
+};
+
 struct KernelTable {
   // out[k] = slope * positions[k], k < key_length, rounded to nearest even.
   void (*scaled_positions)(const std::int32_t* positions, std::int64_t key_length, float slope,
@@ -122,11 +141,17 @@ struct KernelTable {
   // softmax(scale q.k + bias) v over the visible keys, and its logsumexp; 0 and -inf without any.
   // Returns how many blocks of keys it read.
   std::int64_t (*attention_tile)(const AttentionTile& tile, void* scratch);
+  std::int64_t (*decode_scratch_bytes)(int head_dim);
+  void (*decode_part)(const AttentionTile& tile, const DecodeTask& task, void* scratch,
+                      DecodePart* part);
+  // Writes output and logsumexp of a tile of one query.
+  void (*merge_parts)(const AttentionTile& tile, const DecodePart* parts, std::int64_t count,
+                      void* scratch);
   // How many it would read without skipping.
   std::int64_t (*visible_blocks)(const AttentionTile& tile);
-  // The greatest norm among rows given by their indices.
-  float (*greatest_norm)(const void* rows, std::int64_t stride, int head_dim, DType dtype,
-                         const std::int32_t* indices, std::int64_t count);
+  // The greatest norm of the keys of block b.
+  float (*greatest_norm)(const KeyList& keys, std::int64_t b, const void* key,
+                         std::int64_t key_stride, int head_dim, DType dtype);
   // Makes streamed stores visible to other threads; to be called by the thread that streamed.
   void (*stream_fence)();
 };

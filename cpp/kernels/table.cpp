@@ -1,14 +1,16 @@
 // The table of this ISA's kernels: the one symbol the core looks up.
 #include "kernels/attention.h"
 #include "kernels/bias_rows.h"
+#include "kernels/decode.h"
 #include "kernels/simd.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-extern const KernelTable kernel_table = {scaled_positions,        linear_bias_row, queries_per_tile,
-                                         attention_scratch_bytes, attention_tile,  visible_blocks,
-                                         greatest_norm,           stream_fence};
+extern const KernelTable kernel_table = {
+    scaled_positions, linear_bias_row,      queries_per_tile, attention_scratch_bytes,
+    attention_tile,   decode_scratch_bytes, decode_part,      merge_parts,
+    visible_blocks,   greatest_norm,        stream_fence};
 
 }  // namespace NTK_ALIBI_ISA
 }  // namespace ntk_alibi

@@ -8,7 +8,7 @@ from ntk_alibi import _runtime
 from ntk_alibi._core import __version__
 from ntk_alibi._runtime import info, set_num_threads
 from ntk_alibi.bias import ALiBi, build_alibi_tensor
-from ntk_alibi.fused_attention import attention, merge
+from ntk_alibi.fused_attention import KeyNorms, attention, merge
 from ntk_alibi.scaling import (
     NTK,
     DynamicInterpolation,
@@ -29,6 +29,7 @@ __all__ = [
     "DynamicInterpolation",
     "DynamicNTK",
     "Interpolation",
+    "KeyNorms",
     "Scaling",
     "__version__",
     "alibi_slopes",

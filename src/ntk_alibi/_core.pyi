@@ -58,6 +58,10 @@ def attention(
     sink: int,
     skip_tolerance: float,
     block_counts: NDArray[np.int64] | None,
+    key_norms: NDArray[np.float32] | None,
+) -> None: ...
+def measure_key_norms(
+    key: NDArray[Any], dtype: DType, first_block: int, norms: NDArray[np.float32]
 ) -> None: ...
 def relative_bias(
     left: NDArray[np.float32], right: NDArray[np.float32], dtype: DType, out: NDArray[Any]

@@ -192,6 +192,30 @@ def attention_shapes(query: Any, key: Any, value: Any) -> str:
     return dtype
 
 
+def key_cache(key: Any, known: tuple[int, ...], length: int) -> str:
+    """A key cache that goes on from `length` keys of (batch, key heads) = known; its dtype."""
+    _attention_input("key", key)
+    if length and tuple(key.shape[:2]) != known:
+        raise ValueError(f"key must have (batch, heads) {known} as before, got {key.shape[:2]}")
+    if key.shape[2] < length:
+        raise ValueError(f"key must have at least {length} keys as before, got {key.shape[2]}")
+    integer("head_dim", key.shape[3], minimum=1, maximum=MAX_HEAD_DIM)
+    return floating_dtype(key.dtype, _arrays.CORE_DTYPES)
+
+
+def key_norms(value: Any, key_shape: tuple[int, ...], *, consecutive: bool) -> None:
+    """Kept norms of consecutive keys of this shape."""
+    if not hasattr(value, "_norms"):
+        raise TypeError(f"key_norms must be None or a KeyNorms, got {value!r}")
+    if not consecutive:
+        raise ValueError("key_norms must be None with key_padding_mask or key_positions")
+    got = (*value._norms.shape[:2], value.length)
+    if got != tuple(key_shape[:3]):
+        raise ValueError(
+            f"key_norms must be of key's (batch, heads, keys) {tuple(key_shape[:3])}, got {got}"
+        )
+
+
 def skip_tolerance(value: Any) -> float | None:
     """None or a share in [0, 1)."""
     if value is None:

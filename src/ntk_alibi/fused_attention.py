@@ -15,6 +15,9 @@ from ntk_alibi._arrays import Array
 from ntk_alibi.bias import ALiBi
 from ntk_alibi.slopes import scaling_per
 
+#: Keys that are skipped, or read, together.
+BLOCK = 64
+
 #: The share of a float32 sum that rounding to nearest may swallow: half an ulp.
 ROUNDING = 2.0**-24
 
@@ -40,6 +43,58 @@ class Stats:
         return share
 
 
+class KeyNorms:
+    """Norms of a growing key cache, kept so that `attention` need not measure them at each call.
+
+    `skip_tolerance` needs the greatest norm of each 64 keys, which costs a pass over all of them;
+    with many keys and one query that pass is most of the work. `update` reads only the keys that
+    were appended since the last one. Keys that were changed in place are not noticed: start anew.
+
+    Attributes:
+        length: keys measured.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> query, key, value = np.random.default_rng(0).random((3, 1, 2, 100, 8), np.float32)
+        >>> norms = na.KeyNorms()
+        >>> for length in (99, 100):
+        ...     cache = key[:, :, :length], value[:, :, :length]
+        ...     output = na.attention(
+        ...         query[:, :, length - 1 : length], *cache, na.ALiBi(2),
+        ...         key_norms=norms.update(cache[0]),
+        ...     )
+        >>> norms.length
+        100
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._norms = np.empty((0, 0, 0, 3), np.float32)  # (batch, key heads, blocks, kinds)
+
+    def update(self, key: Array) -> KeyNorms:
+        """Measure the keys from `length` on; returns itself.
+
+        Args:
+            key: (batch, key heads, keys, head_dim), the whole cache, at least as long as before.
+
+        Raises:
+            TypeError, ValueError: key is no array of that kind, is shorter than before or has
+                another batch or number of heads.
+        """
+        dtype = _validation.key_cache(key, self._norms.shape[:2], self.length)
+        batch, heads, length, _ = key.shape
+        blocks = -(-length // BLOCK)
+        if self._norms.shape[:2] != (batch, heads) or blocks > self._norms.shape[2]:
+            grown = np.empty((batch, heads, max(blocks, 2 * self._norms.shape[2]), 3), np.float32)
+            known = self._norms.shape[2] if self.length else 0
+            grown[:, :, :known] = self._norms[:, :, :known] if known else 0.0
+            self._norms = grown
+        first = self.length // BLOCK
+        _core.measure_key_norms(_readable(key), _arrays.CORE_DTYPES[dtype], first, self._norms)
+        self.length = length
+        return self
+
+
 def attention(
     query: Array,
     key: Array,
@@ -54,6 +109,7 @@ def attention(
     key_positions: Array | None = None,
     scale: float | None = None,
     skip_tolerance: float | None = 0.0,
+    key_norms: KeyNorms | None = None,
     return_logsumexp: bool = False,
     return_stats: bool = False,
 ) -> Any:
@@ -84,6 +140,7 @@ def attention(
             together, are left out; less than 1. 0.0 leaves out only what rounding would swallow
             (2^-24); None reads every visible key. Linear biases with slopes >= 0 have a proof
             (docs/certified-skipping.md), others read all.
+        key_norms: kept by the caller of the very keys, without key_padding_mask and key_positions.
         return_logsumexp: whether to return the logsumexp too, float32 (batch, heads, queries),
             natural, of the scores as above. `merge` takes both.
         return_stats: whether to return `Stats` too.
@@ -114,6 +171,10 @@ def attention(
     positions = _positions(query_positions, key_positions, batch, queries, keys)
     _validation.integer("sink", sink, minimum=0)
     tolerance = _validation.skip_tolerance(skip_tolerance)
+    if key_norms is not None:
+        _validation.key_norms(
+            key_norms, key.shape, consecutive=mask is None and key_positions is None
+        )
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[3])
     scale = _validation.finite("scale", scale, minimum=-math.inf)
@@ -137,6 +198,7 @@ def attention(
         sink,
         ROUNDING if tolerance == 0.0 else tolerance or 0.0,
         counts if return_stats else None,
+        None if key_norms is None else key_norms._norms,
     )
     results: list[Any] = [output]
     if return_logsumexp:

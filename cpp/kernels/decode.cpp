@@ -1,0 +1,245 @@
+// A single query: bound by memory, not by arithmetic. Lanes are channels for the products, which
+// reads rows as they lie, and keys for the softmax.
+#include "kernels/decode.h"
+
+#include "kernels/certificate.h"
+#include "kernels/elements.h"
+#include "kernels/exp2.h"
+#include "kernels/key_list.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+namespace {
+
+constexpr double ln_2 = 0.69314718055994530942;
+
+// Channels that one pass over the values of a block sums up.
+constexpr int vectors_per_pass = 8;
+
+#if defined(__AVX__)
+float horizontal_sum(f32v v) {
+#if defined(__AVX512F__)
+  __m256 halves[2];  // g++ 12 warns of its own header's extraction
+  std::memcpy(halves, &v, sizeof v);
+  const __m256 half = _mm256_add_ps(halves[0], halves[1]);
+#else
+  const __m256 half = (__m256)v;
+#endif
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+#else
+float horizontal_sum(f32v v) {
+  float sum = 0.0f;
+  for (int lane = 0; lane < lanes; ++lane) sum += v[lane];
+  return sum;
+}
+#endif
+
+float horizontal_max(f32v v) {
+  float greatest = v[0];
+  for (int lane = 1; lane < lanes; ++lane) greatest = v[lane] < greatest ? greatest : v[lane];
+  return greatest;
+}
+
+template <DType dtype>
+f32v load_lanes(const char* row, int d) {
+  if (dtype == DType::float32) return load<f32v>(reinterpret_cast<const float*>(row) + d);
+  const u16v bits = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
+  return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
+}
+
+template <DType dtype>
+class Decoder {
+ public:
+  Decoder(const AttentionTile& tile, const DecodeTask& task, void* scratch)
+      : tile_(tile),
+        task_(task),
+        query_(static_cast<float*>(scratch)),
+        weights_(query_ + tile.head_dim) {
+    for (int d = 0; d < tile.head_dim; ++d)
+      query_[d] = element(static_cast<const char*>(tile.query), d, dtype) * tile.scale * log2_e;
+  }
+
+  void run(DecodePart* part) {
+    const TileReach reach(tile_);
+    Certificate certificate(tile_, reach, bounds());
+    part->maximum = -infinity;
+    part->sum = 0.0f;
+    part->visited = 0;
+    part->rest_dropped = false;
+    for (int d = 0; d < tile_.head_dim; ++d) part->output[d] = 0.0f;
+    certificate.begin_with(task_.log_sum);
+    for (std::int64_t b = task_.end_block - 1; b >= task_.first_block; --b) {
+      if (reach.ends_before(tile_, b) || certificate.drops_back_from(b)) {
+        part->rest_dropped = true;
+        break;
+      }
+      if (!reach.sees(block_of(tile_.keys, b), tile_.mask.sink_end) || certificate.drops(b))
+        continue;
+      read_block(b, reach, part);
+      ++part->visited;
+      certificate.update(larger(task_.log_sum, log_sum(*part)));
+    }
+    part->log_sum = certificate.least_log_sum();
+  }
+
+ private:
+  static double larger(double a, double b) { return a < b ? b : a; }
+
+  static double log_sum(const DecodePart& part) {
+    return part.sum > 0.0f ? part.maximum + __builtin_log2(static_cast<double>(part.sum))
+                           : -__builtin_inf();
+  }
+
+  TileBounds bounds() const {
+    double square = 0.0;
+    for (int d = 0; d < tile_.head_dim; ++d) square += static_cast<double>(query_[d]) * query_[d];
+    if (tile_.bias.kind == BiasKind::none) return {__builtin_sqrt(square), 0.0, 0.0};
+    return {__builtin_sqrt(square), tile_.bias.left_slopes[0] * static_cast<double>(log2_e),
+            tile_.bias.right_slopes[0] * static_cast<double>(log2_e)};
+  }
+
+  const char* row(const void* rows, std::int64_t stride, std::int64_t key) const {
+    return row_at(rows, stride, index_of(tile_.keys, key), dtype);
+  }
+
+  void read_block(std::int64_t b, const TileReach& reach, DecodePart* part) {
+    const std::int64_t begin = b * keys_per_block;
+    const int count = reach.keys_to_read(tile_, begin);
+    for (int c = 0; c < count; ++c)
+      weights_[c] = product(row(tile_.key, tile_.key_stride, begin + c));
+    for (int c = count; c < keys_per_block; ++c) weights_[c] = -infinity;
+    const float before = part->maximum;
+    f32v maximum = broadcast(before);
+    for (int c = 0; c < keys_per_block; c += lanes) {
+      const f32v score = biased(load<f32v>(weights_ + c), begin + c, count - c);
+      store(weights_ + c, score);
+      maximum = max(maximum, score);
+    }
+    part->maximum = horizontal_max(maximum);
+    // Without a visible key so far both maxima are -infinity, whose difference is NaN.
+    const float reached = part->maximum == -infinity ? 0.0f : part->maximum;
+    const float rescale = exp2<true>(broadcast(before - reached))[0];
+    f32v sum = {};
+    for (int c = 0; c < keys_per_block; c += lanes) {
+      const f32v weight = exp2<true>(load<f32v>(weights_ + c) - broadcast(reached));
+      store(weights_ + c, weight);
+      sum += weight;
+    }
+    part->sum = part->sum * rescale + horizontal_sum(sum);
+    int d = 0;
+    for (; d + lanes <= tile_.head_dim; d += vectors_per_pass * lanes)
+      add_values(begin, count, d, rescale, part->output);
+    for (d = tile_.head_dim / lanes * lanes; d < tile_.head_dim; ++d) {
+      float channel = 0.0f;
+      for (int c = 0; c < count; ++c)
+        if (weights_[c] != 0.0f)
+          channel +=
+              weights_[c] * element(row(tile_.value, tile_.value_stride, begin + c), d, dtype);
+      part->output[d] = part->output[d] * rescale + channel;
+    }
+  }
+
+  float product(const char* key) const {
+    f32v sum = {};
+    int d = 0;
+    for (; d + lanes <= tile_.head_dim; d += lanes)
+      sum += load<f32v>(query_ + d) * load_lanes<dtype>(key, d);
+    float total = horizontal_sum(sum);
+    for (; d < tile_.head_dim; ++d) total += query_[d] * element(key, d, dtype);
+    return total;
+  }
+
+  // Scores of `lanes` keys from key c on, -infinity where masked or beyond `left` of them.
+  f32v biased(f32v products, std::int64_t c, int left) const {
+    i32v position = broadcast(static_cast<std::int32_t>(c)) + iota();
+    if (tile_.keys.positions != nullptr)
+      for (int lane = 0; lane < lanes; ++lane)
+        position[lane] = lane < left ? tile_.keys.positions[c + lane] : 0;
+    const i32v distance = broadcast(tile_.query_positions[0]) - position;
+    const i32v sunk = position < broadcast(tile_.mask.sink_end);
+    const i32v visible = (distance >= broadcast(tile_.mask.least_distances[0])) &
+                         ((distance <= broadcast(tile_.mask.greatest_distances[0])) | sunk) &
+                         (iota() < broadcast(static_cast<std::int32_t>(left)));
+    f32v score = products;
+    if (tile_.bias.kind != BiasKind::none) {
+      const f32v left_slope = broadcast(-tile_.bias.left_slopes[0] * log2_e);
+      const f32v right_slope = broadcast(tile_.bias.right_slopes[0] * log2_e);
+      score += to_float(distance) * (distance > 0 ? left_slope : right_slope);
+    }
+    return visible ? score : broadcast(-infinity);
+  }
+
+  // Up to vectors_per_pass vectors of channels from d on. Keys of weight 0 are masked, or as good
+  // as.
+  void add_values(std::int64_t begin, int count, int d, float rescale, float* output) const {
+    const int left = (tile_.head_dim - d) / lanes;
+    if (left >= vectors_per_pass)
+      return add_vectors<vectors_per_pass>(begin, count, d, rescale, output);
+    int at = d;
+    if (left & 4) add_vectors<4>(begin, count, at, rescale, output), at += 4 * lanes;
+    if (left & 2) add_vectors<2>(begin, count, at, rescale, output), at += 2 * lanes;
+    if (left & 1) add_vectors<1>(begin, count, at, rescale, output);
+  }
+
+  template <int Vectors>
+  void add_vectors(std::int64_t begin, int count, int d, float rescale, float* output) const {
+    f32v sum[Vectors] = {};
+    for (int c = 0; c < count; ++c) {
+      if (weights_[c] == 0.0f) continue;
+      const f32v weight = broadcast(weights_[c]);
+      const char* value = row(tile_.value, tile_.value_stride, begin + c);
+      for (int v = 0; v < Vectors; ++v) sum[v] += weight * load_lanes<dtype>(value, d + v * lanes);
+    }
+    for (int v = 0; v < Vectors; ++v) {
+      float* at = output + d + v * lanes;
+      store(at, load<f32v>(at) * broadcast(rescale) + sum[v]);
+    }
+  }
+
+  const AttentionTile& tile_;
+  const DecodeTask& task_;
+  float* query_;    // [head_dim], times scale log2 e
+  float* weights_;  // [keys_per_block]
+};
+
+}  // namespace
+
+std::int64_t decode_scratch_bytes(int head_dim) { return 4 * (head_dim + keys_per_block); }
+
+void decode_part(const AttentionTile& tile, const DecodeTask& task, void* scratch,
+                 DecodePart* part) {
+  switch (tile.dtype) {
+    case DType::float32: return Decoder<DType::float32>(tile, task, scratch).run(part);
+    case DType::bfloat16: return Decoder<DType::bfloat16>(tile, task, scratch).run(part);
+    case DType::float16: return Decoder<DType::float16>(tile, task, scratch).run(part);
+  }
+}
+
+void merge_parts(const AttentionTile& tile, const DecodePart* parts, std::int64_t count,
+                 void* scratch) {
+  float* output = static_cast<float*>(scratch);
+  float maximum = -infinity;
+  for (std::int64_t p = 0; p < count; ++p)
+    maximum = parts[p].maximum < maximum ? maximum : parts[p].maximum;
+  float sum = 0.0f;
+  for (int d = 0; d < tile.head_dim; ++d) output[d] = 0.0f;
+  for (std::int64_t p = 0; p < count; ++p) {
+    if (parts[p].sum == 0.0f) continue;
+    const float share = exp2<true>(broadcast(parts[p].maximum - maximum))[0];
+    sum += parts[p].sum * share;
+    for (int d = 0; d < tile.head_dim; ++d) output[d] += parts[p].output[d] * share;
+  }
+  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+  for (int d = 0; d < tile.head_dim; ++d) output[d] *= inverse;
+  write_row(output, tile.head_dim, tile.dtype, static_cast<char*>(tile.output));
+  if (tile.logsumexp != nullptr)
+    *tile.logsumexp =
+        sum == 0.0f ? -infinity
+                    : static_cast<float>(ln_2 * maximum + __builtin_log(static_cast<double>(sum)));
+}
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

@@ -533,6 +533,18 @@ QUERY, KEY, VALUE = inputs(1, 4, 2, 3, 5, 8)
         ((QUERY, KEY, VALUE, np.ones((2, 5))), {}, ValueError, "bias must be broadcastable"),
         ((QUERY, KEY, VALUE, np.ones(5, int)), {}, TypeError, "bias must be floating"),
         ((QUERY, KEY, VALUE, "alibi"), {}, TypeError, "bias must be None, a bias object"),
+        (
+            (QUERY, KEY, VALUE),
+            {"causal": "no"},
+            TypeError,
+            "causal must be True or False, got 'no'",
+        ),
+        (
+            (QUERY, KEY, VALUE, na.ALiBi(4, slopes=np.ones((3, 4), np.float32))),
+            {},
+            ValueError,
+            "slopes must be for 1 row or the batch of 1, got 3",
+        ),
         ((QUERY, KEY, VALUE), {"window": 0}, ValueError, "window must be between 1"),
         ((QUERY, KEY, VALUE), {"sink": -1}, ValueError, "sink must be between 0"),
         ((QUERY, KEY, VALUE), {"scale": np.inf}, ValueError, "scale must be a finite number"),

@@ -90,7 +90,7 @@ void bind_attention(const py::array& query, const py::array& key, const py::arra
   problem.query_positions = view_positions(query_positions);
   problem.key_positions = view_positions(key_positions);
   problem.key_mask = key_mask ? key_mask->data() : nullptr;
-  problem.mask = {causal, window, 0, sink};
+  problem.mask = {causal, window, sink};
   problem.bias = bias;
   problem.skip_tolerance = skip_tolerance;
   problem.block_counts = block_counts ? block_counts->mutable_data() : nullptr;

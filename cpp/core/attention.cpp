@@ -23,12 +23,6 @@ constexpr std::align_val_t scratch_alignment{64};
 // A tile computes for all its lanes; up to so many queries are cheaper one by one.
 constexpr std::int64_t most_decoded_queries = 2;
 
-std::int64_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
-
-std::int32_t clamp(std::int64_t value) {
-  return static_cast<std::int32_t>(std::clamp<std::int64_t>(value, least_int, greatest_int));
-}
-
 void* row_of(const TensorView& view, DType dtype, std::int64_t b, std::int64_t h,
              std::int64_t row) {
   return static_cast<char*>(view.data) +
@@ -98,18 +92,12 @@ std::int32_t query_position(const AttentionProblem& problem, std::int64_t b, std
                    : static_cast<std::int32_t>(problem.key_length - problem.query_length + i);
 }
 
-void set_interval(const MaskRule& rule, std::int32_t position, TileRows& rows, int r) {
+void set_interval(const MaskRule& rule, TileRows& rows, int r) {
   const bool windowed = rule.window < greatest_int;
   rows.least_distances[r] = rule.causal ? 0
                             : windowed  ? static_cast<std::int32_t>(1 - rule.window)
                                         : least_int;
-  std::int64_t greatest = windowed ? rule.window - 1 : greatest_int;
-  if (rule.key_block > 0) {
-    const std::int64_t own = static_cast<std::int64_t>(
-        std::floor(static_cast<double>(position) / static_cast<double>(rule.key_block)));
-    greatest = std::min(greatest, position - (own - 1) * rule.key_block);
-  }
-  rows.greatest_distances[r] = clamp(greatest);
+  rows.greatest_distances[r] = windowed ? static_cast<std::int32_t>(rule.window - 1) : greatest_int;
 }
 
 // An infinite slope hides its side; the kernel gets finite ones.
@@ -238,7 +226,7 @@ class Tiles {
     for (int r = 0; r < count; ++r) {
       const std::int64_t i = first + r;
       rows.positions[r] = query_position(p, b, i);
-      set_interval(p.mask, rows.positions[r], rows, r);
+      set_interval(p.mask, rows, r);
       if (linear) set_slopes(bias, b, h, i, rows, r);
       if (sums) rows.sums[r] = sums[p.key_length - p.query_length + i];
       right_side_visible = right_side_visible || rows.least_distances[r] < 0;
@@ -260,7 +248,8 @@ class Tiles {
     tile.scale = p.scale;
     tile.query_positions = rows.positions;
     tile.keys = keys_of(b).view();
-    tile.mask = {rows.least_distances, rows.greatest_distances, clamp(p.mask.sink)};
+    tile.mask = {rows.least_distances, rows.greatest_distances,
+                 static_cast<std::int32_t>(p.mask.sink)};
     tile.bias.kind = linear && !right_side_visible ? BiasKind::one_sided : bias.kind;
     tile.bias.left_slopes = rows.left_slopes;
     tile.bias.right_slopes = rows.right_slopes;

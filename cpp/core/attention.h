@@ -23,13 +23,11 @@ struct PositionView {
   std::int64_t batch_stride;
 };
 
-// Which keys a query sees, besides key_mask: those at distances d with
-//   d >= 0 if causal,  d < window,  -d < window,  and with key_block > 0 those of its own and the
-// previous block of positions; and those at positions below sink (if d >= 0 or not causal).
+// Which keys a query sees, besides key_mask: those at distances d with d >= 0 if causal, d < window
+// and -d < window; and those at positions below sink (if d >= 0 or not causal).
 struct MaskRule {
   bool causal;
-  std::int64_t window;     // INT32_MAX: none
-  std::int64_t key_block;  // 0: none
+  std::int64_t window;  // INT32_MAX: none
   std::int64_t sink;
 };
 

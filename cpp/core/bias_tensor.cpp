@@ -19,8 +19,6 @@ constexpr std::int64_t elements_per_task = std::int64_t{1} << 15;
 // Slack behind the positions: kernels read for whole vectors of 16-bit results, 32 at most.
 constexpr std::int64_t vector_slack = 32;
 
-std::int64_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
-
 float slope_at(const SlopeView& slopes, std::int64_t b, std::int64_t h, std::int64_t q) {
   return slopes.data[b * slopes.batch_stride + h * slopes.head_stride + q * slopes.query_stride];
 }

@@ -7,6 +7,8 @@
 
 namespace ntk_alibi {
 
+inline std::int64_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
+
 // Slopes of shape (batch, heads, queries); strides in elements, 0 where an axis is broadcast.
 struct SlopeView {
   const float* data;

@@ -13,8 +13,6 @@ namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 namespace {
 
-constexpr double ln_2 = 0.69314718055994530942;
-
 using Rows = const float* [keys_per_block];
 
 // Where the rows of a block of keys (or values) are as float32: in place, or converted.
@@ -61,17 +59,12 @@ void load_tile(const AttentionTile& tile, const Scratch& s) {
 void write_tile(const AttentionTile& tile, const Scratch& s) {
   for (int r = 0; r < tile.query_count; ++r) {
     const float sum = s.sum[r];
-    const bool empty = sum == 0.0f;
-    const float inverse = empty ? 0.0f : 1.0f / sum;
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
     float* row = s.keys;
     for (int d = 0; d < tile.head_dim; ++d) row[d] = lane_row(s.output, d)[r] * inverse;
     write_row(row, tile.head_dim, tile.dtype,
               static_cast<char*>(tile.output) + row_bytes(tile.output_stride, r, tile.dtype));
-    if (tile.logsumexp != nullptr) {
-      tile.logsumexp[r] =
-          empty ? -infinity
-                : static_cast<float>(ln_2 * s.maximum[r] + __builtin_log(static_cast<double>(sum)));
-    }
+    if (tile.logsumexp != nullptr) tile.logsumexp[r] = logsumexp(s.maximum[r], sum);
   }
 }
 

@@ -10,6 +10,13 @@ namespace NTK_ALIBI_ISA {
 constexpr float log2_e = 1.44269504088896340736f;
 constexpr float infinity = __builtin_inff();
 
+// The natural logsumexp of a sum relative to a maximum in the log2 domain; -infinity of nothing.
+inline float logsumexp(float maximum, float sum) {
+  constexpr double ln_2 = 0.69314718055994530942;
+  if (sum == 0.0f) return -infinity;
+  return static_cast<float>(ln_2 * maximum + __builtin_log(static_cast<double>(sum)));
+}
+
 // Memory of one thread; floats [rows][queries_per_tile] but for the converted keys and values.
 struct Scratch {
   float* query;        // [head_dim], times scale log2 e

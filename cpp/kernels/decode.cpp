@@ -2,6 +2,7 @@
 // reads rows as they lie, and keys for the softmax.
 #include "kernels/decode.h"
 
+#include "kernels/attention_scratch.h"
 #include "kernels/certificate.h"
 #include "kernels/elements.h"
 #include "kernels/exp2.h"
@@ -10,8 +11,6 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 namespace {
-
-constexpr double ln_2 = 0.69314718055994530942;
 
 // Channels that one pass over the values of a block sums up.
 constexpr int vectors_per_pass = 8;
@@ -235,10 +234,7 @@ void merge_parts(const AttentionTile& tile, const DecodePart* parts, std::int64_
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
   for (int d = 0; d < tile.head_dim; ++d) output[d] *= inverse;
   write_row(output, tile.head_dim, tile.dtype, static_cast<char*>(tile.output));
-  if (tile.logsumexp != nullptr)
-    *tile.logsumexp =
-        sum == 0.0f ? -infinity
-                    : static_cast<float>(ln_2 * maximum + __builtin_log(static_cast<double>(sum)));
+  if (tile.logsumexp != nullptr) *tile.logsumexp = logsumexp(maximum, sum);
 }
 
 }  // namespace NTK_ALIBI_ISA

@@ -49,6 +49,13 @@ def finite(name: str, value: Any, *, minimum: float, inclusive: bool = True) -> 
     return number
 
 
+def boolean(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def choice(name: str, value: Any, choices: Collection[str]) -> str:
     """Value if it is one of choices."""
     if value not in choices:
@@ -343,6 +350,12 @@ def slope_shapes(left: tuple[int, ...], right: tuple[int, ...], query_length: in
     for shape in (left, right):
         if shape[2] not in (1, query_length):
             raise ValueError(f"slopes must be given for {query_length} queries, got {shape[2]}")
+
+
+def slope_batch(rows: int, batch: int) -> None:
+    """That slopes are for one row or for as many as there are."""
+    if rows not in (1, batch):
+        raise ValueError(f"slopes must be for 1 row or the batch of {batch}, got {rows}")
 
 
 def constant(name: str, value: Any) -> NDArray[Any]:

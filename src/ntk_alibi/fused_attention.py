@@ -163,6 +163,7 @@ def attention(
     Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
     """
     dtype = _validation.attention_shapes(query, key, value)
+    causal = _validation.boolean("causal", causal)
     shape = (*query.shape[:3], key.shape[2])
     batch, _, queries, keys = shape
     _validation.attention_bias(bias, shape, causal=causal)
@@ -287,6 +288,7 @@ def _core_bias(
     if scaling_per(bias.scaling) is not None:
         lengths = _lengths(bias, shape, mask, query_positions)
     left, right = bias.left_right(shape[2], lengths)
+    _validation.slope_batch(max(left.shape[0], right.shape[0]), shape[0])
     return _core.linear_bias(*(np.broadcast_to(slopes, shape[:3]) for slopes in (left, right)))
 
 

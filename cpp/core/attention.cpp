@@ -20,6 +20,8 @@ constexpr std::int32_t least_int = std::numeric_limits<std::int32_t>::min();
 constexpr std::int32_t greatest_int = std::numeric_limits<std::int32_t>::max();
 constexpr std::align_val_t scratch_alignment{64};
 
+constexpr std::int64_t groups_per_thread = 8;
+
 // A tile computes for all its lanes; up to so many queries are cheaper one by one.
 constexpr std::int64_t most_decoded_queries = 2;
 
@@ -145,25 +147,42 @@ class Tiles {
       : problem_(problem), kernels_(active_kernels()), lists_(key_lists(problem)) {
     per_head_ = (problem.query_length + kernels_.queries_per_tile - 1) / kernels_.queries_per_tile;
     blocks_ = (problem.key_length + keys_per_block - 1) / keys_per_block;
+    // Enough groups for the threads to share out evenly.
+    const std::int64_t tiles = problem.batch * problem.query_heads * per_head_;
+    group_ =
+        std::clamp<std::int64_t>(tiles / (groups_per_thread * num_threads()), 1, tiles_per_group);
+    groups_per_head_ = (per_head_ + group_ - 1) / group_;
     if (problem.skip_tolerance > 0.0 && problem.bias.kind == BiasKind::two_sided) find_norms();
   }
 
-  std::int64_t count() const { return problem_.batch * problem_.query_heads * per_head_; }
+  // Groups of tiles.
+  std::int64_t count() const { return problem_.batch * problem_.query_heads * groups_per_head_; }
   std::int64_t scratch_bytes() const {
     return kernels_.attention_scratch_bytes(static_cast<int>(problem_.head_dim));
   }
 
   void run(std::int64_t number, void* scratch) const {
-    // All tiles of a head in a row, so that its keys and values stay in the caches; the last tile
+    // All groups of a head in a row, so that its keys and values stay in the caches; the last one
     // first, which with a causal mask sees the most keys.
-    const std::int64_t row = number / per_head_, t = per_head_ - 1 - number % per_head_;
+    const std::int64_t row = number / groups_per_head_;
     const std::int64_t b = row / problem_.query_heads, h = row % problem_.query_heads;
-    const std::int64_t first = t * kernels_.queries_per_tile;
-    TileRows rows;
-    const AttentionTile tile = described(
-        b, h, first,
-        std::min<std::int64_t>(kernels_.queries_per_tile, problem_.query_length - first), rows);
-    count_blocks(row, tile, kernels_.attention_tile(tile, scratch));
+    const std::int64_t begin = (groups_per_head_ - 1 - number % groups_per_head_) * group_;
+    const int count = static_cast<int>(std::min(group_, per_head_ - begin));
+    TileRows rows[tiles_per_group];
+    AttentionTile tiles[tiles_per_group] = {};
+    bool one_sided = true;
+    for (int t = 0; t < count; ++t) {
+      const std::int64_t first = (begin + t) * kernels_.queries_per_tile;
+      const std::int64_t left = problem_.query_length - first;
+      tiles[t] =
+          described(b, h, first, std::min<std::int64_t>(kernels_.queries_per_tile, left), rows[t]);
+      one_sided = one_sided && tiles[t].bias.kind == BiasKind::one_sided;
+    }
+    std::int64_t visited[tiles_per_group];
+    for (int t = 0; t < count; ++t)
+      if (!one_sided) tiles[t].bias.kind = problem_.bias.kind;
+    kernels_.attention_tiles(tiles, count, scratch, visited);
+    for (int t = 0; t < count; ++t) count_blocks(row, tiles[t], visited[t]);
   }
 
   const KernelTable& kernels() const { return kernels_; }
@@ -276,6 +295,7 @@ class Tiles {
   const BlockNorms* key_norms_ = nullptr;
   std::int64_t key_norms_stride_ = 0;
   std::int64_t per_head_, blocks_;
+  std::int64_t group_, groups_per_head_;  // tiles in a group
 };
 
 // Few queries: each is split over its keys. The nearest part goes first and tells the others what

@@ -16,6 +16,9 @@ NTK_ALIBI_DECLARE_KERNELS(avx2)
 #ifdef NTK_ALIBI_HAS_avx512
 NTK_ALIBI_DECLARE_KERNELS(avx512)
 #endif
+#ifdef NTK_ALIBI_HAS_avx512_bf16
+NTK_ALIBI_DECLARE_KERNELS(avx512_bf16)
+#endif
 #ifdef NTK_ALIBI_HAS_neon
 NTK_ALIBI_DECLARE_KERNELS(neon)
 #endif
@@ -40,6 +43,9 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 #endif
+#ifdef NTK_ALIBI_HAS_avx512_bf16
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
 
 // Plainest first; the last one that runs here is the default.
 const Isa compiled_isas[] = {
@@ -49,6 +55,9 @@ const Isa compiled_isas[] = {
 #endif
 #ifdef NTK_ALIBI_HAS_avx512
     {"avx512", has_avx512, &avx512::kernel_table},
+#endif
+#ifdef NTK_ALIBI_HAS_avx512_bf16
+    {"avx512_bf16", has_avx512_bf16, &avx512_bf16::kernel_table},
 #endif
 #ifdef NTK_ALIBI_HAS_neon
     {"neon", always, &neon::kernel_table},

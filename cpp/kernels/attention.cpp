@@ -8,42 +8,16 @@
 #include "kernels/elements.h"
 #include "kernels/exp2.h"
 #include "kernels/key_list.h"
+#include "kernels/products.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 namespace {
 
-using Rows = const float* [keys_per_block];
-
-// Where the rows of a block of keys (or values) are as float32: in place, or converted.
-void find_rows(const AttentionTile& tile, const void* from, std::int64_t stride, std::int64_t begin,
-               int count, float* converted, Rows rows) {
-  for (int c = 0; c < count; ++c) {
-    rows[c] =
-        as_float32(row_at(from, stride, index_of(tile.keys, begin + c), tile.dtype), tile.head_dim,
-                   tile.dtype, converted + static_cast<std::int64_t>(c) * tile.head_dim);
-  }
-  for (int c = count; c < keys_per_block; ++c) rows[c] = rows[count - 1];
-}
-
-void load_queries(const AttentionTile& tile, const Scratch& s) {
-  Rows rows;
-  for (int r = 0; r < queries_per_tile; ++r) {
-    // Lanes without a query repeat the last one and are not written back.
-    const int i = r < tile.query_count ? r : tile.query_count - 1;
-    rows[r] = as_float32(row_at(tile.query, tile.query_stride, i, tile.dtype), tile.head_dim,
-                         tile.dtype, s.keys + static_cast<std::int64_t>(r) * tile.head_dim);
-  }
-  const float scale = tile.scale * log2_e;
-  for (int d = 0; d < tile.head_dim; ++d)
-    for (int r = 0; r < queries_per_tile; ++r) lane_row(s.query, d)[r] = rows[r][d] * scale;
-}
-
-void load_tile(const AttentionTile& tile, const Scratch& s) {
-  load_queries(tile, s);
+void load_rows(const AttentionTile& tile, const Scratch& s) {
   for (int r = 0; r < queries_per_tile; ++r) {
     const int i = r < tile.query_count ? r : tile.query_count - 1;
-    s.maximum[r] = -infinity;
+    s.maximum[r] = s.log_sum[r] = -infinity;
     s.sum[r] = 0.0f;
     s.ints[r] = tile.query_positions[i];
     s.ints[queries_per_tile + r] = tile.mask.least_distances[i];
@@ -53,224 +27,370 @@ void load_tile(const AttentionTile& tile, const Scratch& s) {
       lane_row(s.slopes, 1)[r] = tile.bias.right_slopes[i] * log2_e;
     }
   }
-  for (std::int64_t i = 0; i < tile.head_dim * tile_row(); ++i) s.output[i] = 0.0f;
+  for (std::int64_t d = 0; d < tile.head_dim; ++d)
+    for (int v = 0; v < vectors_per_tile; ++v) store_vector(s.output, d, v, f32v{});
 }
 
-void write_tile(const AttentionTile& tile, const Scratch& s) {
-  for (int r = 0; r < tile.query_count; ++r) {
-    const float sum = s.sum[r];
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-    float* row = s.keys;
-    for (int d = 0; d < tile.head_dim; ++d) row[d] = lane_row(s.output, d)[r] * inverse;
-    write_row(row, tile.head_dim, tile.dtype,
-              static_cast<char*>(tile.output) + row_bytes(tile.output_stride, r, tile.dtype));
-    if (tile.logsumexp != nullptr) tile.logsumexp[r] = logsumexp(s.maximum[r], sum);
+void write_tile(const AttentionTile& tile, const Scratch& s, float* rows) {
+  for (int r = 0; r < queries_per_tile; r += lanes) {
+    const f32v sum = load<f32v>(s.sum + r);
+    const f32v inverse = sum == 0.0f ? f32v{} : 1.0f / sum;
+    int d = 0;
+    for (; d + lanes <= tile.head_dim; d += lanes) {
+      f32v square[lanes];
+      for (int i = 0; i < lanes; ++i)
+        square[i] = load<f32v>(lane_row(s.output, d + i) + r) * inverse;
+      transpose(square);
+      for (int i = 0; i < lanes; ++i) store(rows + i * tile.head_dim + d, square[i]);
+    }
+    for (; d < tile.head_dim; ++d)
+      for (int i = 0; i < lanes; ++i)
+        rows[i * tile.head_dim + d] = lane_row(s.output, d)[r + i] * inverse[i];
+    for (int i = 0; i < lanes && r + i < tile.query_count; ++i)
+      write_row(rows + i * tile.head_dim, tile.head_dim, tile.dtype,
+                static_cast<char*>(tile.output) + row_bytes(tile.output_stride, r + i, tile.dtype));
   }
+  if (tile.logsumexp != nullptr)
+    for (int r = 0; r < tile.query_count; ++r)
+      tile.logsumexp[r] = logsumexp(s.maximum[r], s.sum[r]);
 }
 
-// --- products
-// ----------------------------------------------------------------------------------------
+// A block whose scores are known, but not yet their exponentials.
+struct ScoredBlock {
+  float* scores = nullptr;
+  std::int64_t number = 0;
+  int count = 0;
+  bool masked = false;
+};
 
-// weights[c] = keys[c] . query, for all keys of the block.
-void multiply_keys(const Scratch& s, const Rows& keys, int count, int head_dim) {
-  for (int c = 0; c < count; c += rows_per_step) {
-    f32v dot[rows_per_step][vectors_per_tile] = {};
-    const float* const* row = keys + c;
-    for (int d = 0; d < head_dim; ++d) {
-      f32v query[vectors_per_tile];
-      for (int v = 0; v < vectors_per_tile; ++v) query[v] = vector_of(s.query, d, v);
-      for (int u = 0; u < rows_per_step; ++u) {
-        const f32v key = broadcast(row[u][d]);
-        for (int v = 0; v < vectors_per_tile; ++v) dot[u][v] += key * query[v];
+// Turns the scores of a block into weights, a few keys at a time, and sums them up.
+template <class Words>
+class Weighing {
+ public:
+  Weighing(const Scratch& s, const ScoredBlock& block) : s_(s), block_(block) {
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      const f32v maximum = vector_of(s.maximum, 0, v);
+      // Without a visible key so far both maxima are -infinity, whose difference is NaN.
+      reached_[v] = maximum == -infinity ? f32v{} : maximum;
+      sum_[v] = f32v{};
+    }
+  }
+
+  NTK_ALIBI_INLINE void weigh(int c) {
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      f32v weight[Words::keys_per_weight];
+      for (int u = 0; u < Words::keys_per_weight; ++u) {
+        weight[u] = exp2(vector_of(block_.scores, c + u, v) - reached_[v]);
+        sum_[v] += weight[u];
       }
-    }
-    for (int u = 0; u < rows_per_step; ++u)
-      for (int v = 0; v < vectors_per_tile; ++v) store_vector(s.weights, c + u, v, dot[u][v]);
-  }
-}
-
-// output[d .. d + Channels) = rescaled, plus the sum over keys of weights[c] value[c][d]. A masked
-// weight is 0, and with Guarded a 0 takes part in no arithmetic, whatever the value.
-template <int Channels, bool Guarded>
-void add_values_at(const Scratch& s, const Rows& values, int count, int d) {
-  f32v sum[Channels][vectors_per_tile] = {};
-  for (int c = 0; c < count; ++c) {
-    f32v weight[vectors_per_tile];
-    for (int v = 0; v < vectors_per_tile; ++v) weight[v] = vector_of(s.weights, c, v);
-    for (int u = 0; u < Channels; ++u) {
-      const f32v value = broadcast(values[c][d + u]);
-      for (int v = 0; v < vectors_per_tile; ++v) {
-        const f32v with = sum[u][v] + value * weight[v];
-        sum[u][v] = Guarded ? (weight[v] == 0.0f ? sum[u][v] : with) : with;
-      }
+      Words::store_weights(block_.scores, c, v, weight);
     }
   }
-  // A fresh sum for each block: one chain over all keys would lose half a digit.
-  for (int u = 0; u < Channels; ++u)
-    for (int v = 0; v < vectors_per_tile; ++v)
-      store_vector(s.output, d + u, v,
-                   vector_of(s.output, d + u, v) * vector_of(s.rescale, 0, v) + sum[u][v]);
-}
 
-template <bool Guarded>
-void add_values(const Scratch& s, const Rows& values, int count, int head_dim) {
-  int d = 0;
-  for (; d + rows_per_step <= head_dim; d += rows_per_step)
-    add_values_at<rows_per_step, Guarded>(s, values, count, d);
-  for (; d < head_dim; ++d) add_values_at<1, Guarded>(s, values, count, d);
-}
-
-bool all_finite(const Rows& rows, int count, int head_dim) {
-  for (int c = 0; c < count; ++c) {
-    float sum = 0.0f;
-    for (int d = 0; d < head_dim; ++d)
-      sum += rows[c][d] - rows[c][d];  // NaN for NaN and infinities
-    if (sum != 0.0f) return false;
-  }
-  return true;
-}
-
-// --- softmax
-// -----------------------------------------------------------------------------------------
-
-// Dot products to scores: biased, masked; then to weights. Raises the maximum; what was
-// summed before is to be rescaled.
-template <class Bias, bool Masked>
-void score_block(const AttentionTile& tile, const Scratch& s, std::int64_t begin, int count) {
-  const Bias bias(tile, s);
-  for (int v = 0; v < vectors_per_tile; ++v) {
-    const i32v position = load<i32v>(s.ints + v * lanes);
-    const i32v least = load<i32v>(s.ints + queries_per_tile + v * lanes);
-    const i32v greatest = load<i32v>(s.ints + 2 * queries_per_tile + v * lanes);
-    const f32v before = vector_of(s.maximum, 0, v);
-    f32v maximum = before;
-    for (int c = 0; c < count; ++c) {
-      const std::int32_t key_position = position_of(tile.keys, begin + c);
-      const i32v distance = position - broadcast(key_position);
-      f32v score = bias.at(vector_of(s.weights, c, v), begin + c, v, distance);
-      if (Masked) {
-        const i32v sunk = broadcast(key_position < tile.mask.sink_end ? -1 : 0);
-        const i32v visible = (distance >= least) & ((distance <= greatest) | sunk);
-        score = visible ? score : broadcast(-infinity);
-      }
-      store_vector(s.weights, c, v, score);
-      maximum = max(maximum, score);
+  // The rest, from key c on.
+  void finish(int c) {
+    for (; c < block_.count; c += Words::keys_per_weight) weigh(c);
+    if (block_.count == 0) return;
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      const f32v sum = vector_of(s_.sum, 0, v) * vector_of(s_.rescale, 0, v) + sum_[v];
+      store_vector(s_.sum, 0, v, sum);
+      // The exponent alone: a lower bound of the logarithm.
+      const i32v exponent = (i32v)(bits_of(sum) >> 23) - 127;
+      store_vector(s_.log_sum, 0, v, vector_of(s_.maximum, 0, v) + to_float(exponent));
     }
-    store_vector(s.maximum, 0, v, maximum);
-    // Without a visible key so far both maxima are -infinity, whose difference is NaN.
-    const f32v reached = maximum == -infinity ? f32v{} : maximum;
-    const f32v rescale = exp2<true>(before - reached);
-    f32v sum = {};
-    for (int c = 0; c < count; ++c) {
-      const f32v weight = exp2<Masked>(vector_of(s.weights, c, v) - reached);
-      store_vector(s.weights, c, v, weight);
-      sum += weight;
-    }
-    store_vector(s.sum, 0, v, vector_of(s.sum, 0, v) * rescale + sum);
-    store_vector(s.rescale, 0, v, rescale);
   }
-}
 
+ private:
+  const Scratch& s_;
+  const ScoredBlock& block_;
+  f32v reached_[vectors_per_tile];
+  f32v sum_[vectors_per_tile];
+};
+
+// Stored products of rows_per_step keys to scores: biased, masked; raises the block's maximum.
 template <class Bias>
-void visit_block(const AttentionTile& tile, const Scratch& s, const TileReach& reach,
-                 std::int64_t b) {
-  const std::int64_t begin = b * keys_per_block;
-  const int count = reach.keys_to_read(tile, begin);
-  Rows rows;
-  find_rows(tile, tile.key, tile.key_stride, begin, count, s.keys, rows);
-  multiply_keys(s, rows, count, tile.head_dim);
-  find_rows(tile, tile.value, tile.value_stride, begin, count, s.values, rows);
-  if (reach.sees_all_of(block_of(tile.keys, b))) {
-    score_block<Bias, false>(tile, s, begin, count);
-    add_values<false>(s, rows, count, tile.head_dim);
-  } else {
-    score_block<Bias, true>(tile, s, begin, count);
-    all_finite(rows, count, tile.head_dim) ? add_values<false>(s, rows, count, tile.head_dim)
-                                           : add_values<true>(s, rows, count, tile.head_dim);
+void mask_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
+                 const ScoredBlock& block, int c, f32v (&greatest)[vectors_per_tile]) {
+  for (int u = c; u < c + rows_per_step; ++u) {
+    // Rows that fill up the last step are hidden, as masked keys are.
+    const bool real = u < block.count;
+    const std::int64_t key = block.number * keys_per_block + (real ? u : block.count - 1);
+    const std::int32_t key_position = position_of(tile.keys, key);
+    const i32v sunk = broadcast(key_position < tile.mask.sink_end ? -1 : 0);
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      const i32v distance = load<i32v>(s.ints + v * lanes) - broadcast(key_position);
+      const i32v least = load<i32v>(s.ints + queries_per_tile + v * lanes);
+      const i32v most = load<i32v>(s.ints + 2 * queries_per_tile + v * lanes);
+      const i32v visible =
+          (distance >= least) & ((distance <= most) | sunk) & broadcast(real ? -1 : 0);
+      const f32v score = bias.at(vector_of(block.scores, u, v), key, v, distance);
+      store_vector(block.scores, u, v, visible ? score : broadcast(-infinity));
+      greatest[v] = max(greatest[v], vector_of(block.scores, u, v));
+    }
   }
 }
 
+// Products of rows_per_step keys to scores, in registers where there is nothing to hide.
+template <class Words, class Bias>
+NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
+                                   f32v scale, f32v (&dot)[rows_per_step][vectors_per_tile],
+                                   const ScoredBlock& block, int c,
+                                   f32v (&greatest)[vectors_per_tile]) {
+  const bool masked = block.masked || c + rows_per_step > block.count || !Bias::is_linear;
+  NTK_ALIBI_UNROLL
+  for (int u = 0; u < rows_per_step; ++u) {
+    NTK_ALIBI_UNROLL
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      if (!Words::queries_have_scale) dot[u][v] *= scale;
+      if (masked) store_vector(block.scores, c + u, v, dot[u][v]);
+    }
+  }
+  if (masked) return mask_scores(tile, s, bias, block, c, greatest);
+  NTK_ALIBI_UNROLL
+  for (int u = 0; u < rows_per_step; ++u) {
+    const std::int64_t key = block.number * keys_per_block + c + u;
+    const std::int32_t key_position = position_of(tile.keys, key);
+    NTK_ALIBI_UNROLL
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      const i32v distance = load<i32v>(s.ints + v * lanes) - broadcast(key_position);
+      const f32v score = Bias::is_linear ? bias.at(dot[u][v], key, v, distance) : dot[u][v];
+      store_vector(block.scores, c + u, v, score);
+      greatest[v] = max(greatest[v], score);
+    }
+  }
+}
+
+// Scores of a block; the exponentials of the one before it are taken meanwhile.
+template <class Words, class Bias>
+void score_block(const AttentionTile& tile, const Scratch& s, const Rows& rows,
+                 const ScoredBlock& block, const ScoredBlock& before) {
+  const Bias bias(tile, s);
+  const f32v scale = broadcast(tile.scale * log2_e);
+  Weighing<Words> weighing(s, before);
+  f32v greatest[vectors_per_tile];
+  for (int v = 0; v < vectors_per_tile; ++v) greatest[v] = broadcast(-infinity);
+  for (int c = 0; c < block.count; c += rows_per_step) {
+    f32v dot[rows_per_step][vectors_per_tile] = {};
+    if (c < before.count)
+      multiply<Words>(s, rows + c, tile.head_dim, dot, [&](int u) { weighing.weigh(c + u); });
+    else
+      multiply<Words>(s, rows + c, tile.head_dim, dot, [](int) {});
+    store_scores<Words>(tile, s, bias, scale, dot, block, c, greatest);
+  }
+  for (int v = 0; v < vectors_per_tile; ++v) store_vector(s.block_maximum, 0, v, greatest[v]);
+  weighing.finish((block.count + rows_per_step - 1) / rows_per_step * rows_per_step);
+}
+
+// Makes the maximum that of the block at hand, if that is greater.
+void raise_maximum(const Scratch& s) {
+  for (int v = 0; v < vectors_per_tile; ++v) {
+    const f32v before = vector_of(s.maximum, 0, v);
+    const f32v maximum = max(before, vector_of(s.block_maximum, 0, v));
+    const f32v reached = maximum == -infinity ? f32v{} : maximum;
+    store_vector(s.maximum, 0, v, maximum);
+    store_vector(s.rescale, 0, v, exp2(before - reached));
+    store_vector(s.log_sum, 0, v, max(maximum, vector_of(s.log_sum, 0, v)));
+  }
+}
+
+template <class Words>
 TileBounds bounds_of(const AttentionTile& tile, const Scratch& s) {
   TileBounds bounds;
   if (tile.skipping.norms == nullptr) return bounds;
-  for (int r = 0; r < tile.query_count; ++r) {
-    double square = 0.0;
-    for (int d = 0; d < tile.head_dim; ++d) {
-      const double x = lane_row(s.query, d)[r];
-      square += x * x;
+  for (int v = 0; v < vectors_per_tile; ++v) {
+    f32v square = {};
+    for (int d = 0; d < tile.head_dim / Words::channels_per_word; ++d)
+      square = Words::multiply_add(square, vector_of(s.query, d, v), vector_of(s.query, d, v));
+    for (int lane = 0; lane < lanes; ++lane) {
+      const double norm = __builtin_sqrt(static_cast<double>(square[lane]));
+      if (!(norm <= bounds.query_norm)) bounds.query_norm = norm == norm ? norm : infinity;
     }
-    const double norm = __builtin_sqrt(square);
-    if (!(norm <= bounds.query_norm)) bounds.query_norm = norm;
+  }
+  if (!Words::queries_have_scale) bounds.query_norm *= __builtin_fabs(tile.scale * log2_e);
+  for (int r = 0; r < tile.query_count; ++r) {
     bounds.left_slope = smaller(bounds.left_slope, lane_row(s.slopes, 0)[r]);
     bounds.right_slope = smaller(bounds.right_slope, lane_row(s.slopes, 1)[r]);
   }
   return bounds;
 }
 
-// The least over the queries of the logarithm of what was summed, from below.
 double least_log_sum(const Scratch& s) {
-  f32v least = broadcast(infinity);
-  for (int v = 0; v < vectors_per_tile; ++v) {
-    const f32v maximum = vector_of(s.maximum, 0, v);
-    // The exponent alone: a lower bound of the logarithm.
-    const i32v exponent = (i32v)(bits_of(vector_of(s.sum, 0, v)) >> 23) - 127;
-    const f32v sum = maximum + to_float(exponent);
-    least = sum < least ? sum : least;
+  f32v least = vector_of(s.log_sum, 0, 0);
+  for (int v = 1; v < vectors_per_tile; ++v) {
+    const f32v log_sum = vector_of(s.log_sum, 0, v);
+    least = log_sum < least ? log_sum : least;
   }
   double minimum = infinity;
   for (int lane = 0; lane < lanes; ++lane) minimum = smaller(minimum, least[lane]);
   return minimum;
 }
 
-// Walks the blocks from the tile's own position back to the first key, then ahead of it, and leaves
-// out what the certificate allows.
-template <class Bias>
-std::int64_t attend(const AttentionTile& tile, const Scratch& s) {
-  const TileReach reach(tile);
-  const std::int64_t blocks = block_count(tile.keys);
-  std::int64_t middle = blocks - 1;
-  while (middle > 0 && block_of(tile.keys, middle).least_position > reach.greatest_query) --middle;
-  Certificate certificate(tile, reach, bounds_of(tile, s));
-  std::int64_t visited = 0;
-  const auto step = [&](std::int64_t b) {
-    if (!reach.sees(block_of(tile.keys, b), tile.mask.sink_end)) return;
-    if (certificate.drops(b)) return;
-    visit_block<Bias>(tile, s, reach, b);
-    certificate.update(least_log_sum(s));
-    ++visited;
-  };
-  for (std::int64_t b = middle; b >= 0; --b) {
-    if (reach.ends_before(tile, b) || certificate.drops_back_from(b)) break;
-    step(b);
+// The greatest over the queries of what the logarithm of the block's weights is above that of all
+// weights before.
+double greatest_excess(const Scratch& s) {
+  double greatest = -__builtin_inf();
+  for (int v = 0; v < vectors_per_tile; ++v) {
+    const f32v score = vector_of(s.block_maximum, 0, v), sum = vector_of(s.log_sum, 0, v);
+    // What rounding at their own magnitude may have done to both.
+    const f32v error = (magnitude(score) + magnitude(sum)) * broadcast(1.0f / (1 << 20));
+    const f32v excess = score == -infinity ? score : score - sum + error;
+    for (int lane = 0; lane < lanes; ++lane)
+      if (!(excess[lane] <= greatest))
+        greatest = excess[lane] == excess[lane] ? excess[lane] : infinity;
   }
-  for (std::int64_t b = middle + 1; b < blocks; ++b) {
-    if (reach.ends_behind(tile, b) || certificate.drops_ahead_from(b)) break;
-    step(b);
+  return greatest;
+}
+
+// One tile on its way over the blocks of keys: while the products of one are formed, the block
+// before it is weighed.
+template <class Words, class Bias>
+class TileWalk {
+ public:
+  static void* operator new(std::size_t, void* memory) { return memory; }
+
+  TileWalk(const AttentionTile& tile, const Scratch& s, BlockRows<Words>& rows)
+      : tile_(tile),
+        s_(s),
+        rows_(rows),
+        reach_(tile),
+        certificate_(tile, reach_, bounds_of<Words>(tile, s)) {
+    middle_ = block_count(tile.keys) - 1;
+    while (middle_ > 0 && block_of(tile.keys, middle_).least_position > reach_.greatest_query)
+      --middle_;
   }
-  return visited;
+
+  // Blocks have to come in this order: from the last one back to the first, then ahead to the last.
+  // Blocks up to the tile's own position are read on the way back, the others ahead.
+  void step_back(std::int64_t b) {
+    if (b > middle_ || back_is_done_) return;
+    back_is_done_ = reach_.ends_before(tile_, b) || certificate_.drops_back_from(b);
+    if (!back_is_done_) visit(b);
+  }
+  void step_ahead(std::int64_t b) {
+    if (b <= middle_ || ahead_is_done_) return;
+    ahead_is_done_ = reach_.ends_behind(tile_, b) || certificate_.drops_ahead_from(b);
+    if (!ahead_is_done_) visit(b);
+  }
+  std::int64_t middle() const { return middle_; }
+  bool back_is_done() const { return back_is_done_; }
+  bool ahead_is_done() const { return ahead_is_done_; }
+
+  // Returns how many blocks were scored.
+  std::int64_t finish() {
+    Weighing<Words>(s_, scored_).finish(0);
+    add_values();
+    return visited_;
+  }
+
+ private:
+  void visit(std::int64_t b) {
+    if (!reach_.sees(block_of(tile_.keys, b), tile_.mask.sink_end) || certificate_.drops(b)) return;
+    const ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b,
+                            reach_.keys_to_read(tile_, b * keys_per_block),
+                            !reach_.sees_all_of(block_of(tile_.keys, b))};
+    score_block<Words, Bias>(tile_, s_, rows_.keys(b), block, scored_);
+    ++visited_;
+    add_values();
+    scored_ = {};
+    if (certificate_.possible() && certificate_.drops_scored(greatest_excess(s_))) return;
+    raise_maximum(s_);
+    scored_ = block;
+    if (certificate_.possible()) certificate_.update(least_log_sum(s_));
+  }
+
+  void add_values() {
+    if (scored_.count == 0) return;
+    constexpr int group = Words::keys_per_weight;
+    if (scored_.masked && !rows_.values_are_finite(scored_.number))
+      add_guarded(s_, scored_.scores, rows_, scored_.number, scored_.count, tile_.head_dim);
+    else
+      add_rows<Words, false>(s_, scored_.scores, rows_.values(scored_.number),
+                             (scored_.count + group - 1) / group, tile_.head_dim);
+  }
+
+  const AttentionTile& tile_;
+  const Scratch& s_;
+  BlockRows<Words>& rows_;
+  const TileReach reach_;
+  Certificate certificate_;
+  ScoredBlock scored_;  // whose values are still to be added
+  std::int64_t middle_;
+  bool back_is_done_ = false, ahead_is_done_ = false;
+  std::int64_t visited_ = 0;
+};
+
+// A group of tiles of one head, which walk together so that each block is fetched, and converted,
+// once for all of them.
+template <class Words, class Bias>
+void walk(const AttentionTile* tiles, const Scratch* s, int count, BlockRows<Words>& rows,
+          std::int64_t* visited) {
+  alignas(TileWalk<Words, Bias>) char memory[tiles_per_group][sizeof(TileWalk<Words, Bias>)];
+  TileWalk<Words, Bias>* walks[tiles_per_group];
+  std::int64_t last = 0, first = block_count(tiles[0].keys);
+  for (int t = 0; t < count; ++t) {
+    walks[t] = new (memory[t]) TileWalk<Words, Bias>(tiles[t], s[t], rows);
+    last = walks[t]->middle() > last ? walks[t]->middle() : last;
+    first = walks[t]->middle() < first ? walks[t]->middle() : first;
+  }
+  for (std::int64_t b = last; b >= 0; --b) {
+    bool done = true;
+    for (int t = 0; t < count; ++t) {
+      walks[t]->step_back(b);
+      done = done && walks[t]->back_is_done();
+    }
+    if (done) break;
+  }
+  for (std::int64_t b = first + 1; b < block_count(tiles[0].keys); ++b) {
+    bool done = true;
+    for (int t = 0; t < count; ++t) {
+      walks[t]->step_ahead(b);
+      done = done && walks[t]->ahead_is_done();
+    }
+    if (done) break;
+  }
+  for (int t = 0; t < count; ++t) visited[t] = walks[t]->finish();
+}
+
+template <class Words>
+void attend(const AttentionTile* tiles, int count, void* memory, std::int64_t* visited) {
+  const int head_dim = tiles[0].head_dim;
+  Pieces pieces(memory);
+  const RowScratch row_memory = pieces.rows(head_dim);
+  BlockRows<Words> rows(tiles[0], row_memory);
+  Scratch s[tiles_per_group] = {};
+  for (int t = 0; t < count; ++t) {
+    s[t] = pieces.tile(head_dim);
+    Rows queries;
+    pack_rows<Words>(rows.queries(tiles[t], queries), head_dim / Words::channels_per_word,
+                     tiles[t].scale * log2_e, s[t].query);
+    load_rows(tiles[t], s[t]);
+  }
+  switch (tiles[0].bias.kind) {
+    case BiasKind::none: walk<Words, NoBias>(tiles, s, count, rows, visited); break;
+    case BiasKind::one_sided: walk<Words, OneSidedBias>(tiles, s, count, rows, visited); break;
+    case BiasKind::two_sided: walk<Words, TwoSidedBias>(tiles, s, count, rows, visited); break;
+    case BiasKind::table: walk<Words, TableBias>(tiles, s, count, rows, visited); break;
+    case BiasKind::sums: walk<Words, SumsBias>(tiles, s, count, rows, visited); break;
+    case BiasKind::dense: walk<Words, DenseBias>(tiles, s, count, rows, visited); break;
+  }
+  for (int t = 0; t < count; ++t) write_tile(tiles[t], s[t], row_memory.keys);
 }
 
 }  // namespace
 
 std::int64_t attention_scratch_bytes(int head_dim) {
-  const std::int64_t rows = 2 * head_dim + fixed_rows;
-  return 4 * (rows * tile_row() + 2 * static_cast<std::int64_t>(keys_per_block) * head_dim);
+  Pieces pieces;
+  pieces.rows(head_dim);
+  for (int t = 0; t < tiles_per_group; ++t) pieces.tile(head_dim);
+  return pieces.bytes();
 }
 
-std::int64_t attention_tile(const AttentionTile& tile, void* scratch) {
-  const Scratch s = divide(scratch, tile.head_dim);
-  load_tile(tile, s);
-  std::int64_t visited = 0;
-  switch (tile.bias.kind) {
-    case BiasKind::none: visited = attend<NoBias>(tile, s); break;
-    case BiasKind::one_sided: visited = attend<OneSidedBias>(tile, s); break;
-    case BiasKind::two_sided: visited = attend<TwoSidedBias>(tile, s); break;
-    case BiasKind::table: visited = attend<TableBias>(tile, s); break;
-    case BiasKind::sums: visited = attend<SumsBias>(tile, s); break;
-    case BiasKind::dense: visited = attend<DenseBias>(tile, s); break;
-  }
-  write_tile(tile, s);
-  return visited;
+void attention_tiles(const AttentionTile* tiles, int count, void* scratch, std::int64_t* visited) {
+#if defined(__AVX512BF16__)
+  if (tiles[0].dtype == DType::bfloat16 && tiles[0].head_dim % 2 == 0)
+    return attend<Bfloat16Pairs>(tiles, count, scratch, visited);
+#endif
+  attend<Float32Words>(tiles, count, scratch, visited);
 }
 
 std::int64_t visible_blocks(const AttentionTile& tile) {
@@ -297,8 +417,7 @@ float greatest_norm(const KeyList& keys, std::int64_t b, const void* key, std::i
       const f32v x = dtype == DType::bfloat16 ? from_bfloat16(narrow) : from_float16(narrow);
       squares += x * x;
     }
-    float sum = 0.0f;
-    for (int lane = 0; lane < lanes; ++lane) sum += squares[lane];
+    float sum = horizontal_sum(squares);
     for (; d < head_dim; ++d) sum += element(row, d, dtype) * element(row, d, dtype);
     if (!(sum < infinity)) return infinity;  // which bounds nothing, nor does NaN
     if (sum > greatest) greatest = sum;

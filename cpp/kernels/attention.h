@@ -20,7 +20,7 @@ constexpr int vectors_per_tile = 3, rows_per_step = 4;
 constexpr int queries_per_tile = vectors_per_tile * lanes;
 
 std::int64_t attention_scratch_bytes(int head_dim);
-std::int64_t attention_tile(const AttentionTile& tile, void* scratch);
+void attention_tiles(const AttentionTile* tiles, int count, void* scratch, std::int64_t* visited);
 std::int64_t visible_blocks(const AttentionTile& tile);
 float greatest_norm(const KeyList& keys, std::int64_t b, const void* key, std::int64_t key_stride,
                     int head_dim, DType dtype);

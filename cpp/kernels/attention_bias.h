@@ -9,11 +9,13 @@ namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
 struct NoBias {
+  static constexpr bool is_linear = true;
   NoBias(const AttentionTile&, const Scratch&) {}
   f32v at(f32v product, std::int64_t, int, i32v) const { return product; }
 };
 
 struct OneSidedBias {
+  static constexpr bool is_linear = true;
   OneSidedBias(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
   f32v at(f32v product, std::int64_t, int v, i32v distance) const {
     return product - vector_of(slopes, 0, v) * to_float(distance);
@@ -22,6 +24,7 @@ struct OneSidedBias {
 };
 
 struct TwoSidedBias {
+  static constexpr bool is_linear = true;
   TwoSidedBias(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
   f32v at(f32v product, std::int64_t, int v, i32v distance) const {
     const f32v slope = distance > 0 ? -vector_of(slopes, 0, v) : vector_of(slopes, 1, v);
@@ -32,6 +35,7 @@ struct TwoSidedBias {
 
 // The rest collect one value a lane.
 struct TableBias {
+  static constexpr bool is_linear = false;
   TableBias(const AttentionTile& tile, const Scratch&) : bias(tile.bias) {}
   f32v at(f32v product, std::int64_t, int, i32v distance) const {
     f32v value = {};
@@ -45,6 +49,7 @@ struct TableBias {
 };
 
 struct SumsBias {
+  static constexpr bool is_linear = false;
   SumsBias(const AttentionTile& tile, const Scratch&) : tile(tile) {}
   f32v at(f32v product, std::int64_t key, int v, i32v) const {
     const double behind = tile.bias.key_sums[index_of(tile.keys, key)];
@@ -60,6 +65,7 @@ struct SumsBias {
 };
 
 struct DenseBias {
+  static constexpr bool is_linear = false;
   DenseBias(const AttentionTile& tile, const Scratch&) : tile(tile) {}
   f32v at(f32v product, std::int64_t key, int v, i32v) const {
     const float* column = tile.bias.dense + index_of(tile.keys, key) * tile.bias.dense_key_stride;

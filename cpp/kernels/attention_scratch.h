@@ -17,44 +17,68 @@ inline float logsumexp(float maximum, float sum) {
   return static_cast<float>(ln_2 * maximum + __builtin_log(static_cast<double>(sum)));
 }
 
-// Memory of one thread; floats [rows][queries_per_tile] but for the converted keys and values.
+// Of one tile; rows of queries_per_tile floats.
 struct Scratch {
-  float* query;        // [head_dim], times scale log2 e
-  float* output;       // [head_dim]
-  float* weights;      // [keys_per_block]: scores, then their exponentials
-  float* maximum;      // [1], log2 domain
-  float* sum;          // [1]
-  float* rescale;      // [1]: what a raised maximum does to earlier sums
-  float* slopes;       // [2]: left, right, times log2 e
-  std::int32_t* ints;  // [3]: query positions, least and greatest distances
-  float* keys;         // [keys_per_block][head_dim]
-  float* values;       // [keys_per_block][head_dim]
+  float* query;          // [head_dim]
+  float* output;         // [head_dim]
+  float* scores[2];      // [keys_per_block]: of the block at hand, and of the one before it
+  float* maximum;        // [1], log2 domain
+  float* sum;            // [1], relative to the maximum
+  float* log_sum;        // [1], a lower bound of the logarithm of what was summed
+  float* block_maximum;  // [1], of the block at hand
+  float* rescale;        // [1]: what the last raise of the maximum does to earlier sums
+  float* slopes;         // [2]: left, right, times log2 e
+  std::int32_t* ints;    // [3]: query positions, least and greatest distances
 };
 
-constexpr std::int64_t fixed_rows = keys_per_block + 1 + 1 + 1 + 2 + 3;
+// Room for rows of keys_per_block keys, of as many values and of queries_per_tile queries, for all
+// tiles of a group.
+struct RowScratch {
+  float* keys;
+  float* values;
+};
 
 inline std::int64_t tile_row() { return queries_per_tile; }
 
-inline Scratch divide(void* memory, int head_dim) {
-  float* at = static_cast<float*>(memory);
-  const auto take = [&](std::int64_t count) {
-    float* taken = at;
-    at += count;
-    return taken;
-  };
-  Scratch s;
-  s.query = take(head_dim * tile_row());
-  s.output = take(head_dim * tile_row());
-  s.weights = take(keys_per_block * tile_row());
-  s.maximum = take(tile_row());
-  s.sum = take(tile_row());
-  s.rescale = take(tile_row());
-  s.slopes = take(2 * tile_row());
-  s.ints = reinterpret_cast<std::int32_t*>(take(3 * tile_row()));
-  s.keys = take(static_cast<std::int64_t>(keys_per_block) * head_dim);
-  s.values = take(static_cast<std::int64_t>(keys_per_block) * head_dim);
-  return s;
-}
+// Hands out pieces of a thread's memory, or counts them if there is none yet.
+class Pieces {
+ public:
+  explicit Pieces(void* memory = nullptr) : memory_(static_cast<float*>(memory)) {}
+
+  Scratch tile(int head_dim) {
+    Scratch s;
+    s.query = take(head_dim * tile_row());
+    s.output = take(head_dim * tile_row());
+    for (float*& scores : s.scores) scores = take(keys_per_block * tile_row());
+    s.maximum = take(tile_row());
+    s.sum = take(tile_row());
+    s.log_sum = take(tile_row());
+    s.block_maximum = take(tile_row());
+    s.rescale = take(tile_row());
+    s.slopes = take(2 * tile_row());
+    s.ints = reinterpret_cast<std::int32_t*>(take(3 * tile_row()));
+    return s;
+  }
+
+  RowScratch rows(int head_dim) {
+    RowScratch s;
+    s.keys = take(static_cast<std::int64_t>(keys_per_block) * head_dim);
+    s.values = take(static_cast<std::int64_t>(keys_per_block) * head_dim);
+    return s;
+  }
+
+  std::int64_t bytes() const { return taken_ * static_cast<std::int64_t>(sizeof(float)); }
+
+ private:
+  float* take(std::int64_t count) {
+    float* piece = memory_ == nullptr ? nullptr : memory_ + taken_;
+    taken_ += count;
+    return piece;
+  }
+
+  float* memory_;
+  std::int64_t taken_ = 0;
+};
 
 inline float* lane_row(float* rows, std::int64_t row) { return rows + row * tile_row(); }
 

@@ -111,8 +111,20 @@ class Certificate {
     const double nearest = behind > 0.0 ? behind : ahead > 0.0 ? ahead : 0.0;
     const double log_mass = score_per_norm_ * norms(b).own - slope * nearest + log_keys_per_block;
     const double share = __builtin_exp2(log_mass - least_sum_);
-    if (!(dropped_ + share <= __builtin_exp2(allowed_))) return false;
+    if (!(dropped_ + dropped_scored_ + share <= __builtin_exp2(allowed_))) return false;
     dropped_ += share;
+    return true;
+  }
+
+  bool possible() const { return possible_; }
+
+  // Whether a block whose scores are known may be left out, and if so that it is. `excess` is the
+  // most that the logarithm of one weight is above that of its query's sum.
+  bool drops_scored(double excess) {
+    if (!possible_) return false;
+    const double share = __builtin_exp2(excess + 2.0 * score_error() + log_keys_per_block);
+    if (!(dropped_ + dropped_scored_ + share <= __builtin_exp2(allowed_))) return false;
+    dropped_scored_ += share;
     return true;
   }
 
@@ -124,12 +136,7 @@ class Certificate {
   void update(double minimum) {
     if (!possible_) return;
     const double before = least_sum_;
-    // Scores are float32: |error| <= (D + 8) u A + 4 u (A + |score|), A = scale |q| |k|.
-    const double reachable = score_per_norm_ * norms(block_count(tile_.keys) - 1).up_to;
-    const double error = unit_roundoff * ((tile_.head_dim + 16.0) * reachable +
-                                          8.0 * (reachable + __builtin_fabs(minimum))) +
-                         1e-5;
-    least_sum_ = minimum - error;
+    least_sum_ = minimum - score_error() - 8.0 * unit_roundoff * __builtin_fabs(minimum);
     // Shares were taken of the sum then.
     if (dropped_ > 0.0) dropped_ *= __builtin_exp2(before - least_sum_);
   }
@@ -139,6 +146,13 @@ class Certificate {
   static constexpr double unit_roundoff = 1.0 / (1 << 24);
   static constexpr double log_keys_per_block = 6.0;
   static_assert(keys_per_block == 64, "its logarithm is written out");
+
+  // Scores are float32: |error| <= (D + 8) u A + 4 u (A + |score|), A = scale |q| |k|. This is
+  // twice that but for |score|.
+  double score_error() const {
+    const double reachable = score_per_norm_ * norms(block_count(tile_.keys) - 1).up_to;
+    return unit_roundoff * (tile_.head_dim + 24.0) * reachable + 1e-5;
+  }
 
   KeyBlock block(std::int64_t b) const { return block_of(tile_.keys, b); }
   const BlockNorms& norms(std::int64_t b) const { return tile_.skipping.norms[b]; }
@@ -158,7 +172,8 @@ class Certificate {
   double score_per_norm_ = 0.0;  // the greatest norm of a query, which has the scale in it
   double allowed_ = 0.0;         // a third of the tolerance each: back, ahead, single blocks
   double least_sum_ = -__builtin_inf();
-  double dropped_ = 0.0;  // single blocks, as a share of the least sum
+  double dropped_ = 0.0;         // single blocks, as a share of the least sum
+  double dropped_scored_ = 0.0;  // single blocks, at most this share of any query's sum
 };
 
 }  // namespace NTK_ALIBI_ISA

@@ -34,6 +34,23 @@ inline const float* as_float32(const char* row, int head_dim, DType dtype, float
   return converted;
 }
 
+inline bool all_finite(const char* row, int head_dim, DType dtype) {
+  bool special = false;
+  if (dtype == DType::float32) {
+    u32v exponents = {};
+    int d = 0;
+    for (; d + lanes <= head_dim; d += lanes)
+      exponents |= (u32v)((load<u32v>(row + sizeof(float) * d) & 0x7f800000u) == 0x7f800000u);
+    for (int lane = 0; lane < lanes; ++lane) special |= exponents[lane] != 0;
+    for (; d < head_dim; ++d) special |= !__builtin_isfinite(element(row, d, dtype));
+    return !special;
+  }
+  const std::uint16_t exponent = dtype == DType::bfloat16 ? 0x7f80 : 0x7c00;
+  const std::uint16_t* bits = reinterpret_cast<const std::uint16_t*>(row);
+  for (int d = 0; d < head_dim; ++d) special |= (bits[d] & exponent) == exponent;
+  return !special;
+}
+
 // Rounds a row to nearest even; NaN becomes NaN.
 inline void write_row(const float* row, int head_dim, DType dtype, char* out) {
   if (dtype == DType::float32) {

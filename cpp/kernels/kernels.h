@@ -28,6 +28,9 @@ constexpr int keys_per_block = 64;
 // The queries of a tile; no ISA packs more.
 constexpr int most_queries_per_tile = 32;
 
+// Tiles of one head that share their reading of the keys.
+constexpr int tiles_per_group = 4;
+
 // What is added to a score, in nats, of a query at distance d = query_position - key_position.
 enum class BiasKind : int {
   none,
@@ -135,12 +138,14 @@ struct KernelTable {
   void (*scaled_positions)(const std::int32_t* positions, std::int64_t key_length, float slope,
                            DType dtype, bool stream, void* out);
   void (*linear_bias_row)(const LinearBiasRow& row, DType dtype, bool stream, void* out);
-  // Queries in a tile of attention_tile, and the scratch memory it needs, aligned to 64 bytes.
+  // Queries in a tile of attention_tiles, and the scratch memory it needs, aligned to 64 bytes.
   int queries_per_tile;
   std::int64_t (*attention_scratch_bytes)(int head_dim);
   // softmax(scale q.k + bias) v over the visible keys, and its logsumexp; 0 and -inf without any.
-  // Returns how many blocks of keys it read.
-  std::int64_t (*attention_tile)(const AttentionTile& tile, void* scratch);
+  // For up to tiles_per_group tiles that differ in their queries, outputs and positions alone.
+  // visited: how many blocks of keys each read.
+  void (*attention_tiles)(const AttentionTile* tiles, int count, void* scratch,
+                          std::int64_t* visited);
   std::int64_t (*decode_scratch_bytes)(int head_dim);
   void (*decode_part)(const AttentionTile& tile, const DecodeTask& task, void* scratch,
                       DecodePart* part);

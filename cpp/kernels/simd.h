@@ -60,6 +60,29 @@ inline f32v max(f32v a, f32v b) { return (f32v)_mm256_max_ps((__m256)a, (__m256)
 inline f32v max(f32v a, f32v b) { return a > b ? a : b; }
 #endif
 
+#if defined(__AVX__)
+inline float horizontal_sum(f32v v) {
+#if defined(__AVX512F__)
+  __m256 halves[2];  // g++ 12 warns of its own header's extraction
+  std::memcpy(halves, &v, sizeof v);
+  const __m256 half = _mm256_add_ps(halves[0], halves[1]);
+#else
+  const __m256 half = (__m256)v;
+#endif
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+#else
+inline float horizontal_sum(f32v v) {
+  float sum = 0.0f;
+  for (int lane = 0; lane < lanes; ++lane) sum += v[lane];
+  return sum;
+}
+#endif
+
+inline f32v magnitude(f32v v) { return float_of(bits_of(v) & 0x7fffffffu); }
+
 // --- the 16-bit formats, exactly
 // --------------------------------------------------------------------
 
@@ -69,7 +92,17 @@ inline float from_bfloat16(std::uint16_t bits) {
   std::memcpy(&value, &wide, sizeof value);
   return value;
 }
-inline f32v from_bfloat16(u16v bits) { return float_of(__builtin_convertvector(bits, u32v) << 16); }
+
+// By intrinsics, since g++ 12 widens halves of a vector one by one.
+#if defined(__AVX512F__)
+inline u32v widen(u16v v) { return (u32v)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)v); }
+#elif defined(__AVX2__)
+inline u32v widen(u16v v) { return (u32v)_mm256_cvtepu16_epi32((__m128i)v); }
+#else
+inline u32v widen(u16v v) { return __builtin_convertvector(v, u32v); }
+#endif
+
+inline f32v from_bfloat16(u16v bits) { return float_of(widen(bits) << 16); }
 
 #if defined(__AVX512F__)
 inline f32v from_float16(u16v bits) { return (f32v)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits); }
@@ -77,7 +110,7 @@ inline f32v from_float16(u16v bits) { return (f32v)_mm512_maskz_cvtph_ps(0xffff,
 inline f32v from_float16(u16v bits) { return (f32v)_mm256_cvtph_ps((__m128i)bits); }
 #else
 inline f32v from_float16(u16v bits) {
-  const u32v wide = __builtin_convertvector(bits, u32v);
+  const u32v wide = widen(bits);
   const u32v magnitude = (wide & 0x7fffu) << 13;
   // Multiplying by 2^112 moves the exponent bias from 15 to 127, subnormals included.
   const u32v finite =

@@ -9,7 +9,7 @@ namespace NTK_ALIBI_ISA {
 
 extern const KernelTable kernel_table = {
     scaled_positions, linear_bias_row,      queries_per_tile, attention_scratch_bytes,
-    attention_tile,   decode_scratch_bytes, decode_part,      merge_parts,
+    attention_tiles,  decode_scratch_bytes, decode_part,      merge_parts,
     visible_blocks,   greatest_norm,        stream_fence};
 
 }  // namespace NTK_ALIBI_ISA

@@ -6,7 +6,7 @@ import ctypes
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def _library(width: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(library))
 
 
-def _function(width: str, name: str, types: list[type]) -> Callable[..., float]:
+def _function(width: str, name: str, types: Sequence[type]) -> Callable[..., float]:
     function = getattr(_library(width), name)
     function.restype = ctypes.c_double
     function.argtypes = types

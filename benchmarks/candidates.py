@@ -36,7 +36,7 @@ class Candidate:
         cost: a call's time, roughly, of torch SDPA's without a bias; for estimates, and to leave it
             out where it is slow.
         bytes_per_pair: what it allocates for each pair of query and key.
-        set_up: seconds to prepare, for estimates.
+        set_up: seconds to prepare and to compile in the first call, where it does.
         shortest: length of the shortest problem it is worth preparing for.
         seconds: where calls take longer, it is left out.
         biased: whether it computes the bias; the others' error is not measured.
@@ -59,14 +59,14 @@ class Candidate:
         """Whether its modules are installed."""
         return all(importlib.util.find_spec(name) for name in self.modules)
 
-    def fits(self, case: Case, baseline_seconds: float, most_bytes: float = BYTES) -> bool:
+    def fits(self, case: Case, baseline_seconds: float) -> bool:
         """Whether it takes the case, in reasonable time and memory."""
         return (
             self.importable()
             and case.dtype in self.dtypes
             and case.length >= self.shortest
             and self.cost * baseline_seconds <= self.seconds
-            and self.bytes_per_pair * case.pairs <= most_bytes
+            and self.bytes_per_pair * case.pairs <= BYTES
         )
 
 

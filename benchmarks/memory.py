@@ -24,20 +24,18 @@ SECONDS = 6  # of a process, for the estimate
 
 
 def measure(length: int) -> dict[str, Any]:
-    """Bytes of each candidate; None for those that would need too much."""
+    """Bytes of each candidate that works here; None for those that would need too many."""
     case = _case(length)
-    numbers = {c.name: n for n, c in enumerate(CANDIDATES) if _takes(n, case)}
-    return {
-        "length": length,
-        "head_dim": HEAD_DIM,
-        "inputs": 3 * 4 * case.pairs // length * HEAD_DIM,
-        "bytes": {
-            name: _in_child(number, length)
-            if CANDIDATES[number].bytes_per_pair * case.pairs <= MOST_BYTES
-            else None
-            for name, number in numbers.items()
-        },
-    }
+    sizes: dict[str, int | None] = {}
+    for number, candidate in enumerate(CANDIDATES):
+        if not candidate.importable() or case.dtype not in candidate.dtypes:
+            continue
+        if candidate.bytes_per_pair * case.pairs > MOST_BYTES:
+            sizes[candidate.name] = None
+        elif (size := _in_child(number, length)) is not None:
+            sizes[candidate.name] = size
+    inputs = 3 * 4 * problems.HEADS * length * HEAD_DIM
+    return {"length": length, "head_dim": HEAD_DIM, "inputs": inputs, "bytes": sizes}
 
 
 def estimate() -> float:
@@ -48,7 +46,10 @@ def estimate() -> float:
 def markdown(result: dict[str, Any]) -> str:
     """One table."""
     rows = [
-        [name, "not run, too much" if size is None else f"{size / 1e6:.0f}"]
+        [
+            name,
+            f"not run, more than {MOST_BYTES / 1e6:.0f}" if size is None else f"{size / 1e6:.0f}",
+        ]
         for name, size in result["bytes"].items()
     ]
     title = (
@@ -56,11 +57,6 @@ def markdown(result: dict[str, Any]) -> str:
         f"{result['inputs'] / 1e6:.0f} MB"
     )
     return f"{title}\n\n{document.table(['', 'MB beyond the inputs'], rows)}"
-
-
-def _takes(number: int, case: Case) -> bool:
-    candidate = CANDIDATES[number]
-    return candidate.importable() and case.dtype in candidate.dtypes
 
 
 def _case(length: int) -> Case:

@@ -165,5 +165,6 @@ OPTIONAL = [
         modules=("jax",),
         cost=6.0,
         bytes_per_pair=9,
+        set_up=1.0,
     ),
 ]

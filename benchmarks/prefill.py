@@ -178,6 +178,8 @@ def _first_round(
     for candidate in _fitting(problem.case):
         try:
             call = candidate.prepare(problem)
+            if candidate.set_up:
+                call()  # compiles
             begin = time.perf_counter()
             result = call()
             elapsed = time.perf_counter() - begin

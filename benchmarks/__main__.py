@@ -3,25 +3,78 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
+import ntk_alibi as na
 from benchmarks import attention, bias, document
 
-BENCHMARKS = {"attention": attention.run, "bias": bias.run}
-DOCUMENT = Path(__file__).parents[1] / "docs/benchmarks.md"
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs/benchmarks.md"
+PUBLISHED = (DOCUMENT.parent / attention.PICTURE).with_suffix(".json")
+RESULTS = ROOT / f"build/attention-{na.info()['isa']}.json"
 
 
 def main() -> None:
     """Run a benchmark, print its tables, put them into the document if asked."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("benchmark", choices=sorted(BENCHMARKS))
-    parser.add_argument("--rounds", type=int, default=7, help="repetitions (%(default)s)")
-    parser.add_argument("--write", action="store_true", help=f"into {DOCUMENT.name}")
+    parser = _parser()
     options = parser.parse_args()
-    text = BENCHMARKS[options.benchmark](options.rounds)
-    print(text)
-    if options.write:
-        document.replace_section(DOCUMENT, options.benchmark, text)
+    if options.write and getattr(options, "results", None):
+        parser.error("--write has results of its own, which --results must not replace")
+    sections = _bias(options) if options.benchmark == "bias" else _attention(options)
+    for name, text in sections:
+        print(text, end="\n\n", flush=True)
+        if options.write:
+            document.replace_section(DOCUMENT, name, text)
+
+
+def _bias(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    yield "bias", bias.run(options.rounds)
+
+
+def _attention(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    results = options.results or (PUBLISHED if options.write else RESULTS)
+    return attention.run(
+        attention.Settings(results, options.only, options.rounds, options.longest, options.measured)
+    )
+
+
+def _parts(text: str) -> list[str]:
+    """Names of parts from their beginnings."""
+    beginnings = text.split(",")
+    for beginning in beginnings:
+        if not any(name.startswith(beginning) for name in attention.PARTS):
+            raise argparse.ArgumentTypeError(f"no part begins with {beginning!r}")
+    return [name for name in attention.PARTS if name.startswith(tuple(beginnings))]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    benchmarks = parser.add_subparsers(dest="benchmark", required=True)
+    for name, rounds in (("bias", 7), ("attention", 3)):
+        benchmark = benchmarks.add_parser(name)
+        benchmark.add_argument("--rounds", type=int, default=rounds, help="turns (%(default)s)")
+        benchmark.add_argument("--write", action="store_true", help=f"into {DOCUMENT.name}")
+    benchmark.add_argument(
+        "--only",
+        type=_parts,
+        default=list(attention.PARTS),
+        metavar="PARTS",
+        help=f"beginnings of names, with commas between: {', '.join(attention.PARTS)}",
+    )
+    benchmark.add_argument(
+        "--longest", type=int, default=32768, help="leave out longer ones (%(default)s)"
+    )
+    benchmark.add_argument(
+        "--results",
+        type=Path,
+        help=f"JSON to add the medians to, without --write; by default {RESULTS.name} in build/, "
+        f"with --write {PUBLISHED.name} beside the picture of {DOCUMENT.name}",
+    )
+    benchmark.add_argument(
+        "--measured", action="store_true", help="measure nothing, show again what RESULTS holds"
+    )
+    return parser
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import datetime
 import platform
 import re
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import ntk_alibi
@@ -17,16 +18,24 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def machine() -> str:
-    """What and when this is measured."""
+def machine(peers: Sequence[str] = ()) -> str:
+    """What and when this is measured; with the versions of other packages, where installed."""
     info = ntk_alibi.info()
+    versions = {**info["packages"], **{name: _version(name) for name in peers}}
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    packages = ", ".join(f"{k} {v}" for k, v in info["packages"].items() if v and k != "rich")
+    packages = ", ".join(f"{k} {v}" for k, v in versions.items() if v and k != "rich")
     return (
         f"{model.group(1) if model else platform.processor()}, {info['threads']} threads, "
         f"{info['isa']}; Python {platform.python_version()}, {packages}; "
         f"{datetime.datetime.now(datetime.timezone.utc).date()}"
     )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def replace_section(path: Path, name: str, text: str) -> None:

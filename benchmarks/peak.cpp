@@ -1,41 +1,95 @@
-// The most float32 multiply-adds this machine does: independent chains in registers, in assembly so
-// that no compiler can shorten them.
+// The most this machine does: float32 multiply-adds and bfloat16 dot products as independent chains
+// in registers, in assembly so that no compiler can shorten them, and reading of memory.
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <thread>
 #include <vector>
 
 namespace {
 
+#define CHAINS(instruction)                                                                 \
+  instruction(0) instruction(1) instruction(2) instruction(3) instruction(4) instruction(5) \
+      instruction(6) instruction(7) instruction(8) instruction(9) instruction(10) instruction(11)
+
 #if defined(__AVX512F__)
-constexpr double flops_per_round = 12 * 2 * 16;
-#define ROUND(n) "vfmadd231ps %%zmm30, %%zmm31, %%zmm" #n "\n"
+constexpr double fma_operations = 12 * 2 * 16;
+#define MULTIPLY_ADD(n) "vfmadd231ps %%zmm30, %%zmm31, %%zmm" #n "\n"
 #define CLOBBERS \
   "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10", "zmm11"
 #elif defined(__FMA__)
-constexpr double flops_per_round = 12 * 2 * 8;
-#define ROUND(n) "vfmadd231ps %%ymm14, %%ymm15, %%ymm" #n "\n"
+constexpr double fma_operations = 12 * 2 * 8;
+#define MULTIPLY_ADD(n) "vfmadd231ps %%ymm14, %%ymm15, %%ymm" #n "\n"
 #define CLOBBERS \
   "ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7", "ymm8", "ymm9", "ymm10", "ymm11"
 #else
-#error "no probe for this machine"
+constexpr double fma_operations = 0;  // no probe for this machine
+#define MULTIPLY_ADD(n) ""
+#define CLOBBERS "memory"
 #endif
 
-void work(long rounds) {
-  for (long i = 0; i < rounds; ++i) {
-    asm volatile(ROUND(0) ROUND(1) ROUND(2) ROUND(3) ROUND(4) ROUND(5) ROUND(6) ROUND(7) ROUND(8)
-                     ROUND(9) ROUND(10) ROUND(11)::
-                         : CLOBBERS);
+#if defined(__AVX512BF16__)
+constexpr double dot_operations = 2 * fma_operations;
+#define DOT(n) "vdpbf16ps %%zmm30, %%zmm31, %%zmm" #n "\n"
+#else
+constexpr double dot_operations = 0;
+#define DOT(n) ""
+#endif
+
+void multiply_add(long rounds) {
+  for (long i = 0; i < rounds; ++i) asm volatile(CHAINS(MULTIPLY_ADD)::: CLOBBERS);
+}
+
+void dot(long rounds) {
+  for (long i = 0; i < rounds; ++i) asm volatile(CHAINS(DOT)::: CLOBBERS);
+}
+
+template <class Work>
+double seconds(int threads, Work work) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<std::thread> pool;
+  for (int i = 0; i < threads; ++i) pool.emplace_back(work, i);
+  for (std::thread& thread : pool) thread.join();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+typedef unsigned Line __attribute__((vector_size(64)));
+
+// The bits of all lines together, through several accumulators.
+void read(const Line* begin, const Line* end, Line* result) {
+  Line bits[8] = {};
+  for (; end - begin >= 8; begin += 8) {
+    for (int i = 0; i < 8; ++i) bits[i] |= begin[i];
   }
+  *result = bits[0];
+  for (int i = 1; i < 8; ++i) *result |= bits[i];
 }
 
 }  // namespace
 
-// Operations a second of `threads` threads.
+// Operations a second of `threads` threads; 0 where there is no probe.
 extern "C" double fma_peak(int threads, long rounds) {
-  const auto begin = std::chrono::steady_clock::now();
-  std::vector<std::thread> pool;
-  for (int i = 0; i < threads; ++i) pool.emplace_back(work, rounds);
-  for (std::thread& thread : pool) thread.join();
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-  return flops_per_round * rounds * threads / elapsed.count();
+  if (fma_operations == 0) return 0;
+  return fma_operations * rounds * threads / seconds(threads, [=](int) { multiply_add(rounds); });
+}
+
+extern "C" double bf16_dot_peak(int threads, long rounds) {
+  if (dot_operations == 0) return 0;
+  return dot_operations * rounds * threads / seconds(threads, [=](int) { dot(rounds); });
+}
+
+// Bytes a second, the best of `passes` over a buffer of which each thread has a part.
+extern "C" double read_peak(int threads, long bytes, int passes) {
+  const std::size_t lines = bytes / sizeof(Line) / threads;
+  std::vector<std::vector<Line>> parts(threads);
+  std::vector<Line> results(threads);
+  seconds(threads, [&](int i) { parts[i].assign(lines, Line{}); });
+  double best = 1e9;
+  for (int pass = 0; pass < passes; ++pass) {
+    best = std::min(best, seconds(threads, [&](int i) {
+                      read(parts[i].data(), parts[i].data() + lines, &results[i]);
+                    }));
+  }
+  asm volatile("" ::"r"(results.data()) : "memory");  // somebody wants them
+  return static_cast<double>(lines * sizeof(Line)) * threads / best;
 }

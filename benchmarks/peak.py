@@ -6,26 +6,61 @@ import ctypes
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+import ntk_alibi as na
+
 ROUNDS = 20_000_000  # about 70 ms
+READ_BYTES, READ_PASSES = 2**29, 5
+
+Probe = Callable[[int], float]
+
+
+def fma_probe(width: str | None = None) -> Probe:
+    """A function of the number of threads that measures float32 operations a second.
+
+    It returns 0 where there is no such instruction or no probe of it; `bf16_dot_probe` likewise.
+
+    Args:
+        width: "native", or a value of g++'s -march such as "x86-64-v3" for AVX2; by default what
+            suits the instruction set in use.
+    """
+    function = _function(width or _width(), "fma_peak", [ctypes.c_int, ctypes.c_long])
+    return lambda threads: float(function(threads, ROUNDS))
+
+
+def bf16_dot_probe(width: str | None = None) -> Probe:
+    """As `fma_probe`, for dot products of bfloat16 that are summed in float32."""
+    function = _function(width or _width(), "bf16_dot_peak", [ctypes.c_int, ctypes.c_long])
+    return lambda threads: float(function(threads, ROUNDS))
+
+
+def read_probe() -> Probe:
+    """A function of the number of threads that measures bytes read a second, from memory."""
+    types = [ctypes.c_int, ctypes.c_long, ctypes.c_int]
+    function = _function(_width(), "read_peak", types)
+    return lambda threads: float(function(threads, READ_BYTES, READ_PASSES))
+
+
+def _width() -> str:
+    return "x86-64-v3" if na.info()["isa"] == "avx2" else "native"
 
 
 @cache
-def fma_probe(width: str = "native") -> Callable[[int], float]:
-    """A function of the number of threads that measures float32 operations a second.
-
-    Args:
-        width: "native", or a value of g++'s -march such as "x86-64-v3" for AVX2.
-    """
+def _library(width: str) -> ctypes.CDLL:
     source = Path(__file__).with_name("peak.cpp")
-    library = Path(tempfile.mkdtemp()) / "peak.so"
     compiler = os.environ.get("CXX", "g++")
-    flags = ["-O2", f"-march={width}", "-std=c++17", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
-    function = ctypes.CDLL(str(library)).fma_peak
+    flags = ["-O3", f"-march={width}", "-std=c++17", "-shared", "-fPIC", "-pthread"]
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "peak.so"
+        subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
+        return ctypes.CDLL(str(library))
+
+
+def _function(width: str, name: str, types: Sequence[type]) -> Callable[..., float]:
+    function = getattr(_library(width), name)
     function.restype = ctypes.c_double
-    function.argtypes = [ctypes.c_int, ctypes.c_long]
-    return lambda threads: float(function(threads, ROUNDS))
+    function.argtypes = types
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,175 @@
+"""What is compared: ours, and what people use in torch and transformers.
+
+What can be made before the call is: masks, rows and extra channels cost a peer no time here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import ntk_alibi as na
+from benchmarks.problems import Case, Problem
+from benchmarks.timing import Call
+from ntk_alibi.torch.sdpa import causal_linear_attention
+
+#: A peer is left out where a call takes longer, or needs more memory than this.
+SECONDS, BYTES = 3.0, 4e9
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute causal ALiBi attention.
+
+    Attributes:
+        name: as in the tables.
+        prepare: makes the call of a problem.
+        output: makes a tensor like query of what the call returns.
+        runtime: whose threads it uses.
+        modules: without these it is left out.
+        dtypes: of the inputs that it takes.
+        cost: a call's time, roughly, of torch SDPA's without a bias; for estimates, and to leave it
+            out where it is slow.
+        bytes_per_pair: what it allocates for each pair of query and key.
+        set_up: seconds to prepare and to compile in the first call, where it does.
+        shortest: length of the shortest problem it is worth preparing for.
+        seconds: where calls take longer, it is left out.
+        biased: whether it computes the bias; the others' error is not measured.
+    """
+
+    name: str
+    prepare: Callable[[Problem], Call]
+    output: Callable[[Any, Problem], torch.Tensor] = lambda result, _: result
+    runtime: str = "torch"
+    modules: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+    cost: float = 1.0
+    bytes_per_pair: int = 0
+    set_up: float = 0.0
+    shortest: int = 1
+    seconds: float = SECONDS
+    biased: bool = True
+
+    def importable(self) -> bool:
+        """Whether its modules are installed."""
+        return all(importlib.util.find_spec(name) for name in self.modules)
+
+    def fits(self, case: Case, baseline_seconds: float) -> bool:
+        """Whether it takes the case, in reasonable time and memory."""
+        return (
+            self.importable()
+            and case.dtype in self.dtypes
+            and case.length >= self.shortest
+            and self.cost * baseline_seconds <= self.seconds
+            and self.bytes_per_pair * case.pairs <= BYTES
+        )
+
+
+def _ours(tolerance: float | None) -> Callable[[Problem], Call]:
+    def prepare(problem: Problem) -> Call:
+        inputs = problem.inputs
+        bias = problem.bias
+        return lambda: na.attention(*inputs, bias, skip_tolerance=tolerance)
+
+    return prepare
+
+
+def no_bias(problem: Problem) -> Call:
+    """The speed of torch's kernel on another problem, which has no bias."""
+    inputs = problem.inputs
+    return lambda: F.scaled_dot_product_attention(*inputs, is_causal=True)
+
+
+def key_row(problem: Problem) -> Call:
+    """The bias as one row of keys: softmax does not see what is added to all of its scores.
+
+    float32 for any inputs: in bfloat16 it would be wrong, not only inaccurate.
+    """
+    inputs = problem.inputs
+    positions = torch.arange(problem.length) - (problem.length - 1)
+    row = (problem.slopes[:, None, None] * positions)[None]
+    return lambda: F.scaled_dot_product_attention(*inputs, attn_mask=row, is_causal=True)
+
+
+def fold(problem: Problem) -> Call:
+    """The row of keys as extra channels: slope / scale of the query times position of the key.
+
+    Each is a sum of parts that the dtype holds, so that bfloat16 is as exact as float32.
+    """
+    positions = torch.arange(1 - problem.length, 1, dtype=torch.float32)
+    slope_parts = _parts(problem.slopes / problem.scale, problem.case.dtype)
+    key_parts = _parts(positions, problem.case.dtype)
+    channels = [(slope, key) for slope in slope_parts for key in key_parts]
+    query = torch.stack([slope for slope, _ in channels], dim=-1)[None, :, None]
+    key = torch.stack([key for _, key in channels], dim=-1)[None, None]
+    inputs = (
+        torch.cat([problem.query, query.expand(*problem.query.shape[:3], -1)], dim=-1),
+        torch.cat([problem.key, key.expand(*problem.key.shape[:3], -1)], dim=-1),
+        F.pad(problem.value, (0, len(channels))),  # else torch takes a slower kernel
+    )
+    head_dim, scale = problem.query.shape[3], problem.scale
+    return lambda: F.scaled_dot_product_attention(*inputs, is_causal=True, scale=scale)[
+        ..., :head_dim
+    ]
+
+
+def _parts(numbers: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Numbers of the dtype whose sum is the float32 numbers, or nearly."""
+    high = numbers.to(dtype)
+    low = (numbers - high.float()).to(dtype)
+    return [high, low] if low.any() else [high]
+
+
+def strided(problem: Problem) -> Call:
+    """What `na.patch` does."""
+    inputs = problem.inputs
+    slopes, scale = problem.slopes[None, :, None], problem.scale
+    return lambda: causal_linear_attention(*inputs, slopes, scale=scale)
+
+
+def dense_mask(problem: Problem) -> Call:
+    """The relative bias of all pairs."""
+    inputs = problem.inputs
+    mask = torch.empty((1, problem.heads, problem.length, problem.length))
+    problem.bias.tensor(problem.length, problem.length, out=mask)
+    return lambda: F.scaled_dot_product_attention(*inputs, attn_mask=mask)
+
+
+def eager(problem: Problem) -> Call:
+    """What BloomAttention does: absolute bias in the inputs' dtype, scores of all pairs."""
+    batch, _, length, _ = problem.query.shape
+    dtype, scale = problem.case.dtype, problem.scale
+    alibi = (problem.slopes[:, None, None] * torch.arange(length)).to(dtype).repeat(batch, 1, 1)
+    future = torch.ones((length, length), dtype=torch.bool).triu(1)
+
+    def call() -> torch.Tensor:
+        query, key, value = (part.flatten(0, 1) for part in problem.inputs)
+        scores = alibi.baddbmm(query, key.transpose(1, 2), alpha=scale)
+        scores = scores.masked_fill(future, torch.finfo(dtype).min)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(dtype)
+        return (weights @ value).view(problem.query.shape)
+
+    return call
+
+
+BASELINE = Candidate("torch SDPA, causal, *no bias*", no_bias, biased=False, seconds=float("inf"))
+OURS = [
+    Candidate(name, _ours(tolerance), runtime="ours", cost=cost, seconds=float("inf"))
+    for name, tolerance, cost in [
+        ("ours, every block", None, 0.8),
+        ("ours, `skip_tolerance=0.0`", 0.0, 0.3),
+        ("ours, `skip_tolerance=2**-9`", 2.0**-9, 0.25),
+    ]
+]
+TORCH = [
+    Candidate("torch SDPA, causal, bias row of keys", key_row, seconds=20.0),
+    Candidate("torch SDPA, causal, slope in extra channels", fold, cost=1.1),
+    Candidate("torch SDPA, strided relative bias (`na.patch`)", strided, cost=1.1),
+    Candidate("torch SDPA, mask of all pairs", dense_mask, cost=2.0, bytes_per_pair=4),
+    Candidate("transformers' BLOOM formula, eager", eager, cost=10.0, bytes_per_pair=8),
+]

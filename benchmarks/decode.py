@@ -1,0 +1,121 @@
+"""Generation: one query against a long cache, as fast as memory delivers it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import ntk_alibi as na
+from benchmarks import document, peak
+from benchmarks.prefill_tables import milliseconds
+from benchmarks.problems import HEADS, dtype_name
+from benchmarks.timing import Call, interleaved
+
+KEYS = (8192, 32768, 131072)
+HEAD_DIM = 64
+COMPARED_HEADS = 4  # whose error is measured, evenly spaced
+STRETCHED = na.NTK(4.0)
+
+PEER = "torch SDPA, bias row of keys"
+
+SECONDS_PER_WARM_TURN = 0.05
+FLUSHED_NUMBERS = 2**26  # 256 MiB, more than processors cache
+
+
+def measure(keys: int, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+    """Plain numbers: median seconds with cold and with warm caches, errors, memory's speed."""
+    query = torch.randn((1, HEADS, 1, HEAD_DIM)).to(dtype)
+    key, value = (torch.randn((1, HEADS, keys, HEAD_DIM)).to(dtype) for _ in range(2))
+    calls = candidates(query, key, value)
+    errors = {name: _error(name, call, query, key, value) for name, call in calls.items()}
+    flushed = torch.zeros(FLUSHED_NUMBERS)
+    runtimes = {name: name.partition(",")[0] for name in calls}
+    cold = interleaved(calls, rounds, 0.0, runtimes=runtimes, before_turn=lambda: flushed.add_(1.0))
+    warm = interleaved(calls, rounds, SECONDS_PER_WARM_TURN, runtimes=runtimes)
+    return {
+        "keys": keys,
+        "head_dim": HEAD_DIM,
+        "heads": HEADS,
+        "dtype": dtype_name(dtype),
+        "threads": na.info()["threads"],
+        "bytes": 2 * key.numel() * key.itemsize,
+        "read_peak": peak.read_probe()(na.info()["threads"]),
+        "cold": cold,
+        "warm": warm,
+        "errors": errors,
+    }
+
+
+def estimate(keys: int, rounds: int) -> float:
+    """Seconds that `measure` takes, roughly."""
+    return 1.0 + keys / 2**14 + rounds * (1.5 + keys / 2**17)
+
+
+def candidates(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> dict[str, Call]:
+    """What is compared; torch's bias is a float32 row, which is exact enough."""
+    keys, scale = key.shape[2], HEAD_DIM**-0.5
+    norms = na.KeyNorms().update(key)
+    slopes = torch.from_numpy(np.asarray(na.alibi_slopes(HEADS)))
+    row = (slopes[:, None, None] * torch.arange(1 - keys, 1))[None]
+    bias, stretched = na.ALiBi(HEADS), na.ALiBi(HEADS, STRETCHED)
+
+    def products() -> torch.Tensor:
+        scores = (query @ key.transpose(2, 3)).float() * scale + row
+        return torch.softmax(scores, dim=-1).to(value.dtype) @ value
+
+    def ours(bias: na.ALiBi, **options: Any) -> Call:
+        return lambda: na.attention(query, key, value, bias, **options)
+
+    return {
+        PEER: lambda: F.scaled_dot_product_attention(query, key, value, attn_mask=row),
+        "torch, products and softmax": products,
+        "ours, every key": ours(bias, skip_tolerance=None),
+        "ours, 0.0": ours(bias),
+        "ours, 0.0, `KeyNorms`": ours(bias, key_norms=norms),
+        f"ours, {STRETCHED}, 0.0, `KeyNorms`": ours(stretched, key_norms=norms),
+    }
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """One table."""
+    header = ["", "cold, ms", "GB/s", "of reading", "speed / SDPA", "warm, ms", "speed / SDPA"]
+    rows = [_row(result, name) for name in result["cold"]]
+    title = (
+        f"**{result['keys']} keys, {result['dtype']}, H = {result['heads']}, "
+        f"D = {result['head_dim']}, {result['threads']} threads**; memory is read with "
+        f"{result['read_peak'] / 1e9:.1f} GB/s"
+    )
+    return f"{title}\n\n{document.table([*header, 'error'], rows)}"
+
+
+def _row(result: dict[str, Any], name: str) -> list[str]:
+    cold, warm = result["cold"][name], result["warm"][name]
+    speed = result["bytes"] / cold
+    return [
+        name,
+        milliseconds(cold),
+        f"{speed / 1e9:.1f}",
+        f"{100 * speed / result['read_peak']:.0f} %",
+        f"{result['cold'][PEER] / cold:.1f}",
+        milliseconds(warm),
+        f"{result['warm'][PEER] / warm:.1f}",
+        f"{result['errors'][name]:.1e}",
+    ]
+
+
+def _error(
+    name: str, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> float:
+    """The largest error of some heads against float64."""
+    heads = slice(None, None, HEADS // COMPARED_HEADS)
+    scaling = STRETCHED if str(STRETCHED) in name else None
+    slopes = np.asarray(na.alibi_slopes(HEADS, scaling))[heads].astype(np.float64)
+    bias = slopes[:, None, None] * np.arange(1 - key.shape[2], 1)
+    q, k, v = (part[:, heads].double().numpy() for part in (query, key, value))
+    expected, _ = na.reference.attention(q, k, v, bias)
+    result = call()
+    assert isinstance(result, torch.Tensor)
+    return float(np.abs(result[:, heads].double().numpy() - expected).max())

@@ -1,0 +1,81 @@
+"""Markdown of what `benchmarks.prefill` measured: a table for each kind of problem."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks import document
+from benchmarks.candidates import BASELINE, OURS
+from benchmarks.prefill import CANDIDATES
+
+Result = dict[str, Any]
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """One table for each kind of problem, one column for each length."""
+    groups = itertools.groupby(results, key=_title)
+    return "\n\n".join(f"{title}\n\n{_table(list(group))}" for title, group in groups)
+
+
+def peak(result: Result) -> float:
+    """Operations a second that the machine did at most, by the instruction for the dtype."""
+    peaks: dict[str, float] = result["peaks"]
+    return (peaks["bf16_dot"] if result["dtype"] == "bfloat16" else 0.0) or peaks["fma"]
+
+
+def _title(result: Result) -> str:
+    threads = "1 thread" if result["threads"] == 1 else f"{result['threads']} threads"
+    scaling = f", {result['scaling']}" if result["scaling"] else ""
+    shape = f"B = {result['batch']}, H = {result['heads']}, D = {result['head_dim']}"
+    return f"**{result['dtype']}, {shape}, {threads}{scaling}**, inputs: {result['inputs']}"
+
+
+def _table(results: Sequence[Result]) -> str:
+    header = ["ms (speed / no bias)", *(f"L = {r['length']}" for r in results), "error"]
+    names = [c.name for c in CANDIDATES if any(c.name in r["seconds"] for r in results)]
+    rows = [
+        [name, *(_cell(r, name) for r in results), _largest_error(results, name)] for name in names
+    ]
+    return document.table(header, rows + [[*row, ""] for row in _shares(results)])
+
+
+def _cell(result: Result, name: str) -> str:
+    seconds = result["seconds"]
+    if name not in seconds:
+        return ""
+    return f"{milliseconds(seconds[name])} ({seconds[BASELINE.name] / seconds[name]:.2f})"
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits, or all before the point."""
+    number = 1e3 * seconds
+    return f"{number:.{2 if number < 10 else 1 if number < 100 else 0}f}"
+
+
+def _largest_error(results: Iterable[Result], name: str) -> str:
+    errors = [r["errors"][name] for r in results if name in r["errors"]]
+    return f"{max(errors):.1e}" if errors else ""
+
+
+def _shares(results: Sequence[Result]) -> Iterable[list[str]]:
+    """Rows below the candidates: of the machine's peak, of the blocks, how often measured."""
+    instruction = "bfloat16 dot products" if _by_dots(results[0]) else "multiply-adds"
+    if peak(results[0]):
+        yield [f"peak of {instruction}, GFLOP/s", *(f"{peak(r) / 1e9:.0f}" for r in results)]
+        for name in (OURS[0].name, BASELINE.name):
+            yield [f"of that: {name}", *(_of_peak(r, name) for r in results)]
+    for candidate in OURS[1:]:
+        name = candidate.name
+        shares = (f"{100 * r['blocks_read'][name]:.0f} %" for r in results)
+        yield [f"blocks of keys read: {name}", *shares]
+    yield ["rounds", *(str(r["rounds"]) for r in results)]
+
+
+def _by_dots(result: Result) -> bool:
+    return bool(peak(result) != result["peaks"]["fma"])
+
+
+def _of_peak(result: Result, name: str) -> str:
+    return f"{100 * result['operations'] / result['seconds'][name] / peak(result):.0f} %"

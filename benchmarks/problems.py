@@ -1,0 +1,168 @@
+"""The problems that candidates are compared on: random or real inputs, and their exact results."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import ntk_alibi as na
+from ntk_alibi.evaluation.corpus import held_out_text
+from ntk_alibi.models import load
+
+HEADS = 16
+SAMPLED_ROWS = 32  # whose error is measured, evenly spaced
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem in words. A real one is all layers of the nano BLOOM, as a batch."""
+
+    length: int
+    head_dim: int
+    dtype: torch.dtype
+    threads: int
+    scaling: na.Scaling | None = None
+    real: bool = False
+
+    @property
+    def batch_and_heads(self) -> tuple[int, int]:
+        """Of the inputs; the layers of the nano BLOOM are the batch."""
+        return (3, 8) if self.real else (1, HEADS)
+
+    @property
+    def operations(self) -> float:
+        """Multiplications and additions of all visible pairs, skipped or not."""
+        batch, heads = self.batch_and_heads
+        return 2.0 * batch * heads * self.head_dim * self.length * (self.length + 1)
+
+    @property
+    def pairs(self) -> int:
+        """Of query and key, masked ones included, in all heads."""
+        batch, heads = self.batch_and_heads
+        return batch * heads * self.length**2
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As NumPy calls it."""
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Query, key and value, (batch, heads, length, head_dim), and float32 slopes (heads,)."""
+
+    case: Case
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    slopes: torch.Tensor
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+    @property
+    def scale(self) -> float:
+        """Of the dot products."""
+        return 1.0 / math.sqrt(self.query.shape[3])
+
+    @property
+    def heads(self) -> int:
+        """Of query, key and value alike."""
+        return self.query.shape[1]
+
+    @property
+    def length(self) -> int:
+        """Of queries and keys."""
+        return self.query.shape[2]
+
+    @property
+    def bias(self) -> na.ALiBi:
+        """The bias as our functions take it."""
+        return na.ALiBi(self.heads, self.case.scaling)
+
+    @cached_property
+    def sampled_rows(self) -> NDArray[np.int64]:
+        """Queries whose results are compared, evenly spaced."""
+        count = min(SAMPLED_ROWS, self.length)
+        return np.linspace(0, self.length - 1, count).astype(np.int64)
+
+    @cached_property
+    def expected(self) -> NDArray[np.float64]:
+        """Their results in float64, (batch, heads, rows, head_dim)."""
+        distance = self.sampled_rows[:, None].astype(float) - np.arange(self.length)
+        slopes = self.slopes.double().numpy()
+        bias = np.where(distance >= 0, -slopes[:, None, None] * distance, -np.inf)
+        query, key, value = (part.double().numpy() for part in self.inputs)
+        output, _ = na.reference.attention(query[:, :, self.sampled_rows], key, value, bias)
+        return output
+
+
+def build(case: Case) -> Problem:
+    """The inputs of a case; the same ones each time."""
+    if case.real:
+        inputs = nano_bloom_inputs(case.length, case.scaling)
+    else:
+        generator = torch.Generator().manual_seed(0)
+        shape = (1, HEADS, case.length, case.head_dim)
+        inputs = tuple(torch.randn(shape, generator=generator) for _ in range(3))
+    query, key, value = (part.to(case.dtype) for part in inputs)
+    slopes = torch.from_numpy(np.asarray(na.alibi_slopes(query.shape[1], case.scaling)))
+    return Problem(case, query, key, value, slopes)
+
+
+def nano_bloom_inputs(length: int, scaling: na.Scaling | None) -> tuple[torch.Tensor, ...]:
+    """Query, key and value of all layers of the nano BLOOM, (layers, heads, length, head_dim).
+
+    They come from reading held-out prose with the slopes of the scaling.
+    """
+    model: Any
+    model, tokenizer, _ = load()
+    chapters = itertools.islice(itertools.cycle(held_out_text()), 1 + length // 200)
+    tokens = [token for chapter in chapters for token in tokenizer(chapter).input_ids]
+    states: list[tuple[torch.Tensor, ...]] = []
+    for layer in model.transformer.h:
+        attention = layer.self_attention
+        attention.query_key_value.register_forward_hook(
+            lambda _, __, fused, attention=attention: states.append(attention._reshape(fused))
+        )
+    with torch.no_grad(), na.patch(model, scaling):
+        model.transformer(torch.tensor([tokens[:length]]))
+    return tuple(torch.cat(parts).contiguous() for parts in zip(*states, strict=True))
+
+
+def error(problem: Problem, result: torch.Tensor) -> float:
+    """The largest error of sampled rows against float64."""
+    rows = result[:, :, problem.sampled_rows].double().numpy()
+    return float(np.abs(rows - problem.expected).max())
+
+
+def blocks_read(problem: Problem, tolerance: float) -> float:
+    """The share of visible blocks of keys that `na.attention` reads."""
+    _, stats = na.attention(
+        *problem.inputs, problem.bias, skip_tolerance=tolerance, return_stats=True
+    )
+    return float(stats.visited.sum() / stats.visible.sum())
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """As many threads for torch and for us, within the block."""
+    before = torch.get_num_threads(), na.info()["threads"]
+    torch.set_num_threads(count)
+    na.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        na.set_num_threads(before[1])

@@ -1,0 +1,180 @@
+"""The benchmarks still run, at sizes too small to time, and what they compare is right."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import (
+    attention,
+    candidates,
+    decode,
+    document,
+    memory,
+    optional_peers,
+    overhead,
+    peak,
+    picture,
+    prefill,
+    prefill_tables,
+    problems,
+    timing,
+)
+from benchmarks.__main__ import main
+from benchmarks.candidates import Candidate
+from benchmarks.problems import Case
+
+import ntk_alibi as na
+
+ROOT = Path(__file__).parents[1]
+PEERS = {candidate.runtime: candidate for candidate in optional_peers.OPTIONAL}
+DTYPES = [torch.float32, torch.bfloat16]
+
+#: float32: positions up to 64 as torch rounds them. bfloat16: outputs are below 4, with 8 bits.
+TOLERANCES = {torch.float32: 64 * 2.0**-22, torch.bfloat16: 4 * 2.0**-8}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "REST", 0.0)
+    monkeypatch.setattr(peak, "ROUNDS", 10_000)
+    monkeypatch.setattr(peak, "READ_BYTES", 2**20)
+
+
+def small(dtype: torch.dtype, *, threads: int = 1, length: int = 64) -> Case:
+    return Case(length, 16, dtype, threads)
+
+
+def error(candidate: Candidate, case: Case) -> float:
+    problem = problems.build(case)
+    return problems.error(problem, candidate.output(candidate.prepare(problem)(), problem))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("candidate", [*candidates.TORCH, *candidates.OURS], ids=lambda c: c.name)
+def test_candidates_compute_the_same(candidate: Candidate, dtype: torch.dtype) -> None:
+    wrong = "eager" in candidate.name and dtype == torch.bfloat16  # as transformers is
+    assert error(candidate, small(dtype)) < (2.0 if wrong else TOLERANCES[dtype])
+
+
+def test_onnx_runtime_computes_the_same() -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    assert error(PEERS["onnxruntime"], small(torch.float32)) < TOLERANCES[torch.float32]
+
+
+def test_jax_computes_the_same() -> None:
+    if not PEERS["jax"].importable():
+        pytest.skip("jax is not installed")
+    # In a process of its own: jax objects to the forks of other tests.
+    code = (
+        "from tests.test_benchmarks import DTYPES, PEERS, error, small;"
+        "print(*(error(PEERS['jax'], small(dtype)) for dtype in DTYPES))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for dtype, number in zip(DTYPES, done.stdout.split(), strict=True):
+        assert float(number) < TOLERANCES[dtype]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_flex_attention_computes_the_same(dtype: torch.dtype) -> None:
+    case = small(dtype, length=128)
+    assert error(PEERS["torch"], case) < TOLERANCES[dtype]
+
+
+def test_real_inputs_are_those_of_the_model() -> None:
+    problem = problems.build(Case(40, 16, torch.float32, 1, na.NTK(4.0), real=True))
+    assert problem.query.shape == (*problem.case.batch_and_heads, 40, problem.case.head_dim)
+    assert problem.query.std() > 0.1
+    assert not torch.equal(problem.query[0], problem.query[1])
+
+
+def test_prompts_become_a_table_and_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = [candidates.BASELINE, *candidates.TORCH, *candidates.OURS]
+    monkeypatch.setattr(prefill, "CANDIDATES", kept)
+    monkeypatch.setattr(prefill, "SECONDS_PER_TURN", 0.0)
+    cases = [small(dtype, length=length) for dtype in DTYPES for length in (32, 64)]
+    results = json.loads(json.dumps(prefill.measure(cases, 1)))
+    text = prefill_tables.markdown(results)
+    assert text.count("| L = 32 | L = 64 | error |") == 2
+    for candidate in kept:
+        assert text.count(f"\n| {candidate.name} | ") == 2
+    picture.draw(results, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_decoding_becomes_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "FLUSHED_NUMBERS", 1)
+    monkeypatch.setattr(decode, "SECONDS_PER_WARM_TURN", 0.0)
+    result = decode.measure(200, torch.bfloat16, 1)
+    assert max(result["errors"].values()) < TOLERANCES[torch.bfloat16]
+    assert "| ours, every key | " in decode.markdown(result)
+
+
+def test_overhead_and_memory_become_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "SECONDS_PER_TURN", 0.0)
+    assert "| its core alone | " in overhead.markdown(overhead.measure(1))
+    monkeypatch.setattr(memory, "CANDIDATES", [candidates.BASELINE])
+    result = memory.measure(1024)
+    assert result["bytes"][candidates.BASELINE.name] > 2**20  # the output has 4 MiB
+    assert candidates.BASELINE.name in memory.markdown(result)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_peaks_are_measured_where_there_is_a_probe(threads: int) -> None:
+    assert peak.read_probe()(threads) > 1e8
+    for probe in (peak.fma_probe(), peak.bf16_dot_probe()):
+        assert probe(threads) == 0 or probe(threads) > 1e8
+
+
+def test_the_command_measures_and_shows_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def output(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["benchmarks", "attention", *options])
+        main()
+        return capsys.readouterr().out
+
+    results = tmp_path / "folder/results.json"
+    monkeypatch.setattr(overhead, "SECONDS_PER_TURN", 0.0)
+    options = ["--rounds", "1", "--results", str(results)]
+    text = output("--only", "machine,over", *options)
+    assert list(json.loads(results.read_text())) == ["machine", "overhead"]
+    assert output("--measured", *options) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "short,prefil-"], "no part begins with 'prefil-'"),
+        (["--write", "--results", "other.json"], "--results must not replace"),
+    ],
+)
+def test_the_command_refuses(
+    options: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "attention", *options])
+    with pytest.raises(SystemExit):
+        main()
+    assert message in capsys.readouterr().err
+
+
+def test_the_document_has_a_place_for_each_part(tmp_path: Path) -> None:
+    copy = shutil.copy(ROOT / "docs/benchmarks.md", tmp_path)
+    for name in [*attention.PARTS, "picture"]:
+        document.replace_section(Path(copy), f"attention-{name}", "text")
+    with pytest.raises(ValueError, match="must hold the markers"):
+        document.replace_section(Path(copy), "attention-of-cats", "text")

@@ -70,7 +70,8 @@ void bind_attention(const py::array& query, const py::array& key, const py::arra
                     std::optional<py::array_t<float>> logsumexp, float scale,
                     const Positions& query_positions, const Positions& key_positions,
                     const std::optional<py::array_t<std::uint8_t>>& key_mask, bool causal,
-                    std::int64_t window, std::int64_t sink, double skip_tolerance,
+                    std::int64_t window, std::int64_t causal_block, std::int64_t sink,
+                    double skip_tolerance,
                     std::optional<py::array_t<std::int64_t>> block_counts,
                     const std::optional<py::array_t<float>>& key_norms) {
   AttentionProblem problem{};
@@ -90,7 +91,7 @@ void bind_attention(const py::array& query, const py::array& key, const py::arra
   problem.query_positions = view_positions(query_positions);
   problem.key_positions = view_positions(key_positions);
   problem.key_mask = key_mask ? key_mask->data() : nullptr;
-  problem.mask = {causal, window, sink};
+  problem.mask = {causal, window, causal_block, sink};
   problem.bias = bias;
   problem.skip_tolerance = skip_tolerance;
   problem.block_counts = block_counts ? block_counts->mutable_data() : nullptr;
@@ -127,7 +128,7 @@ void register_attention(py::module_& module) {
   module.def("attention", &bind_attention, py::arg("query"), py::arg("key"), py::arg("value"),
              py::arg("bias"), py::arg("dtype"), py::arg("output"), py::arg("logsumexp"),
              py::arg("scale"), py::arg("query_positions"), py::arg("key_positions"),
-             py::arg("key_mask"), py::arg("causal"), py::arg("window"), py::arg("sink"),
+             py::arg("key_mask"), py::arg("causal"), py::arg("window"), py::arg("causal_block"), py::arg("sink"),
              py::arg("skip_tolerance"), py::arg("block_counts"), py::arg("key_norms"));
   module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("dtype"),
              py::arg("first_block"), py::arg("norms"));

@@ -11,11 +11,12 @@ namespace py = pybind11;
 
 namespace ntk_alibi {
 
-// Slopes arrive broadcast to (batch, heads, queries) by NumPy: a broadcast axis has stride 0.
+// Slopes are (1 or batch, heads, 1 or queries): an axis of 1 is broadcast.
 inline SlopeView view_slopes(const py::array_t<float>& slopes) {
-  constexpr py::ssize_t size = sizeof(float);
-  return {slopes.data(), slopes.strides(0) / size, slopes.strides(1) / size,
-          slopes.strides(2) / size};
+  const auto stride = [&](int axis) {
+    return slopes.shape(axis) == 1 ? 0 : slopes.strides(axis) / py::ssize_t{sizeof(float)};
+  };
+  return {slopes.data(), stride(0), stride(1), stride(2)};
 }
 
 void register_attention(py::module_& module);

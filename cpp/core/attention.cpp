@@ -83,6 +83,7 @@ struct TileRows {
   std::int32_t positions[most_queries_per_tile];
   std::int32_t least_distances[most_queries_per_tile];
   std::int32_t greatest_distances[most_queries_per_tile];
+  std::int32_t sink_ends[most_queries_per_tile];
   float left_slopes[most_queries_per_tile];
   float right_slopes[most_queries_per_tile];
   double sums[most_queries_per_tile];
@@ -96,20 +97,31 @@ std::int32_t query_position(const AttentionProblem& problem, std::int64_t b, std
 
 void set_interval(const MaskRule& rule, TileRows& rows, int r) {
   const bool windowed = rule.window < greatest_int;
+  std::int64_t most = windowed ? rule.window - 1 : greatest_int;
+  if (rule.causal_block > 0) {
+    const std::int64_t position = rows.positions[r];
+    const std::int64_t block = position >= 0 ? position / rule.causal_block
+                                             : -((-position - 1) / rule.causal_block) - 1;
+    most = std::min(most, position - (block - 1) * rule.causal_block);
+  }
   rows.least_distances[r] = rule.causal ? 0
                             : windowed  ? static_cast<std::int32_t>(1 - rule.window)
                                         : least_int;
-  rows.greatest_distances[r] = windowed ? static_cast<std::int32_t>(rule.window - 1) : greatest_int;
+  rows.greatest_distances[r] = static_cast<std::int32_t>(most);
+  rows.sink_ends[r] = static_cast<std::int32_t>(rule.sink);
 }
 
-// An infinite slope hides its side; the kernel gets finite ones.
+// An infinite slope hides its side, sinks behind included; the kernel gets finite ones.
 void set_slopes(const AttentionBias& bias, std::int64_t b, std::int64_t h, std::int64_t i,
                 TileRows& rows, int r) {
   const auto at = [&](const SlopeView& view) {
     return view.data[b * view.batch_stride + h * view.head_stride + i * view.query_stride];
   };
   const float left = at(bias.left), right = at(bias.right);
-  if (std::isinf(left)) rows.greatest_distances[r] = std::min(rows.greatest_distances[r], 0);
+  if (std::isinf(left)) {
+    rows.greatest_distances[r] = std::min(rows.greatest_distances[r], 0);
+    rows.sink_ends[r] = 0;
+  }
   if (std::isinf(right)) rows.least_distances[r] = std::max(rows.least_distances[r], 0);
   rows.left_slopes[r] = std::isinf(left) ? 0.0f : left;
   rows.right_slopes[r] = std::isinf(right) ? 0.0f : right;
@@ -141,6 +153,21 @@ void for_each_task(std::int64_t tasks, std::int64_t scratch_bytes, Body&& body) 
   });
 }
 
+constexpr double log2_e = 1.44269504088896340736;
+
+// Bounds of no values, and of those of `bound` and one more, log2 domain.
+constexpr BiasBound nothing{-std::numeric_limits<double>::infinity(),
+                            -std::numeric_limits<double>::infinity()};
+
+BiasBound extended(const BiasBound& bound, double value) {
+  if (value == nothing.each) return bound;
+  const double greater = std::max(bound.sum, value), less = std::min(bound.sum, value);
+  const bool proven = value < std::numeric_limits<double>::infinity();  // nor NaN
+  if (!proven) return {std::numeric_limits<double>::infinity(),
+                       std::numeric_limits<double>::infinity()};
+  return {std::max(bound.each, value), greater + std::log2(1.0 + std::exp2(less - greater))};
+}
+
 class Tiles {
  public:
   explicit Tiles(const AttentionProblem& problem)
@@ -152,7 +179,11 @@ class Tiles {
     group_ =
         std::clamp<std::int64_t>(tiles / (groups_per_thread * num_threads()), 1, tiles_per_group);
     groups_per_head_ = (per_head_ + group_ - 1) / group_;
-    if (problem.skip_tolerance > 0.0 && problem.bias.kind == BiasKind::two_sided) find_norms();
+    const BiasKind kind = problem.bias.kind;
+    if (problem.skip_tolerance == 0.0 || kind == BiasKind::none || kind == BiasKind::dense) return;
+    find_norms();
+    if (kind == BiasKind::table) find_table_bounds();
+    if (kind == BiasKind::sums) find_sum_bounds();
   }
 
   // Groups of tiles.
@@ -233,6 +264,57 @@ class Tiles {
     });
   }
 
+  // One for each distance of each head's table.
+  void find_table_bounds() {
+    const AttentionBias& bias = problem_.bias;
+    bounds_per_head_ = bias.table_size;
+    behind_.resize(problem_.query_heads * bounds_per_head_);
+    ahead_.resize(behind_.size());
+    parallel_for(problem_.query_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t h = begin; h < end; ++h) {
+        const float* table = bias.table + h * bias.table_head_stride;
+        BiasBound* behind = behind_.data() + h * bounds_per_head_;
+        BiasBound* ahead = ahead_.data() + h * bounds_per_head_;
+        BiasBound bound = nothing;
+        for (std::int64_t t = bias.table_size - 1; t >= 0; --t)
+          behind[t] = bound = extended(bound, table[t] * log2_e);
+        bound = nothing;
+        for (std::int64_t t = 0; t < bias.table_size; ++t)
+          ahead[t] = bound = extended(bound, table[t] * log2_e);
+      }
+    });
+  }
+
+  // One for each block of each row's keys.
+  void find_sum_bounds() {
+    const AttentionBias& bias = problem_.bias;
+    bounds_per_head_ = blocks_;
+    behind_.resize(problem_.batch * problem_.query_heads * blocks_);
+    ahead_.resize(behind_.size());
+    parallel_for(problem_.batch * problem_.query_heads, 1, [&](std::int64_t begin,
+                                                               std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        const std::int64_t b = row / problem_.query_heads, h = row % problem_.query_heads;
+        const double* sums = bias.sums + b * bias.sums_batch_stride + h * bias.sums_head_stride;
+        const KeyList keys = keys_of(b).view();
+        const std::int64_t blocks = (keys.count + keys_per_block - 1) / keys_per_block;
+        BiasBound* behind = behind_.data() + row * blocks_;
+        BiasBound* ahead = ahead_.data() + row * blocks_;
+        const auto with_block = [&](BiasBound bound, std::int64_t k) {
+          bound.each = nothing.each;
+          const std::int64_t last = std::min<std::int64_t>((k + 1) * keys_per_block, keys.count);
+          for (std::int64_t c = k * keys_per_block; c < last; ++c)
+            bound = extended(bound, -sums[keys.indices ? keys.indices[c] : c] * log2_e);
+          return bound;
+        };
+        BiasBound bound = nothing;
+        for (std::int64_t k = 0; k < blocks; ++k) behind[k] = bound = with_block(bound, k);
+        bound = nothing;
+        for (std::int64_t k = blocks - 1; k >= 0; --k) ahead[k] = bound = with_block(bound, k);
+      }
+    });
+  }
+
   AttentionTile described(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                           TileRows& rows) const {
     const AttentionProblem& p = problem_;
@@ -267,8 +349,7 @@ class Tiles {
     tile.scale = p.scale;
     tile.query_positions = rows.positions;
     tile.keys = keys_of(b).view();
-    tile.mask = {rows.least_distances, rows.greatest_distances,
-                 static_cast<std::int32_t>(p.mask.sink)};
+    tile.mask = {rows.least_distances, rows.greatest_distances, rows.sink_ends};
     tile.bias.kind = linear && !right_side_visible ? BiasKind::one_sided : bias.kind;
     tile.bias.left_slopes = rows.left_slopes;
     tile.bias.right_slopes = rows.right_slopes;
@@ -282,9 +363,14 @@ class Tiles {
                                  : nullptr;
     tile.bias.dense_query_stride = bias.dense_strides[2];
     tile.bias.dense_key_stride = bias.dense_strides[3];
+    const std::int64_t bounds_row = bias.kind == BiasKind::table ? h : b * p.query_heads + h;
+    const auto bounds_of = [&](const std::vector<BiasBound>& bounds) {
+      return bounds.empty() ? nullptr : bounds.data() + bounds_row * bounds_per_head_;
+    };
     tile.skipping = {
         p.skip_tolerance,
-        key_norms_ ? key_norms_ + (b * p.key_heads + kv_head) * key_norms_stride_ : nullptr};
+        key_norms_ ? key_norms_ + (b * p.key_heads + kv_head) * key_norms_stride_ : nullptr,
+        bounds_of(behind_), bounds_of(ahead_)};
     return tile;
   }
 
@@ -294,6 +380,8 @@ class Tiles {
   std::vector<BlockNorms> norms_;  // (batch, key heads, blocks), unless the caller keeps them
   const BlockNorms* key_norms_ = nullptr;
   std::int64_t key_norms_stride_ = 0;
+  std::vector<BiasBound> behind_, ahead_;  // see Skipping
+  std::int64_t bounds_per_head_ = 0;
   std::int64_t per_head_, blocks_;
   std::int64_t group_, groups_per_head_;  // tiles in a group
 };

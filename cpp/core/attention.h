@@ -24,10 +24,12 @@ struct PositionView {
 };
 
 // Which keys a query sees, besides key_mask: those at distances d with d >= 0 if causal, d < window
-// and -d < window; and those at positions below sink (if d >= 0 or not causal).
+// and -d < window, and with causal_block > 0 in its own and the previous block of so many positions;
+// and those at positions below sink (if d >= 0 or not causal).
 struct MaskRule {
   bool causal;
-  std::int64_t window;  // INT32_MAX: none
+  std::int64_t window;        // INT32_MAX: none
+  std::int64_t causal_block;  // 0: none
   std::int64_t sink;
 };
 

@@ -22,6 +22,7 @@ void load_rows(const AttentionTile& tile, const Scratch& s) {
     s.ints[r] = tile.query_positions[i];
     s.ints[queries_per_tile + r] = tile.mask.least_distances[i];
     s.ints[2 * queries_per_tile + r] = tile.mask.greatest_distances[i];
+    s.ints[3 * queries_per_tile + r] = tile.mask.sink_ends[i];
     if (tile.bias.kind == BiasKind::one_sided || tile.bias.kind == BiasKind::two_sided) {
       lane_row(s.slopes, 0)[r] = tile.bias.left_slopes[i] * log2_e;
       lane_row(s.slopes, 1)[r] = tile.bias.right_slopes[i] * log2_e;
@@ -116,11 +117,11 @@ void mask_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
     const bool real = u < block.count;
     const std::int64_t key = block.number * keys_per_block + (real ? u : block.count - 1);
     const std::int32_t key_position = position_of(tile.keys, key);
-    const i32v sunk = broadcast(key_position < tile.mask.sink_end ? -1 : 0);
     for (int v = 0; v < vectors_per_tile; ++v) {
       const i32v distance = load<i32v>(s.ints + v * lanes) - broadcast(key_position);
       const i32v least = load<i32v>(s.ints + queries_per_tile + v * lanes);
       const i32v most = load<i32v>(s.ints + 2 * queries_per_tile + v * lanes);
+      const i32v sunk = load<i32v>(s.ints + 3 * queries_per_tile + v * lanes) > key_position;
       const i32v visible =
           (distance >= least) & ((distance <= most) | sunk) & broadcast(real ? -1 : 0);
       const f32v score = bias.at(vector_of(block.scores, u, v), key, v, distance);
@@ -193,25 +194,29 @@ void raise_maximum(const Scratch& s) {
   }
 }
 
+// The greatest of a tile, with the scale in it; not needed without skipping.
 template <class Words>
-TileBounds bounds_of(const AttentionTile& tile, const Scratch& s) {
-  TileBounds bounds;
-  if (tile.skipping.norms == nullptr) return bounds;
+double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
+  if (tile.skipping.norms == nullptr) return 0.0;
+  double greatest = 0.0;
   for (int v = 0; v < vectors_per_tile; ++v) {
     f32v square = {};
     for (int d = 0; d < tile.head_dim / Words::channels_per_word; ++d)
       square = Words::multiply_add(square, vector_of(s.query, d, v), vector_of(s.query, d, v));
-    for (int lane = 0; lane < lanes; ++lane) {
-      const double norm = __builtin_sqrt(static_cast<double>(square[lane]));
-      if (!(norm <= bounds.query_norm)) bounds.query_norm = norm == norm ? norm : infinity;
-    }
+    for (int lane = 0; lane < lanes; ++lane)
+      greatest = square[lane] == square[lane] ? larger(greatest, square[lane]) : infinity;
   }
-  if (!Words::queries_have_scale) bounds.query_norm *= __builtin_fabs(tile.scale * log2_e);
+  const double scale = Words::queries_have_scale ? 1.0 : __builtin_fabs(tile.scale * log2_e);
+  return __builtin_sqrt(greatest) * scale;
+}
+
+LeastSlopes least_slopes(const AttentionTile& tile, const Scratch& s) {
+  LeastSlopes least;
   for (int r = 0; r < tile.query_count; ++r) {
-    bounds.left_slope = smaller(bounds.left_slope, lane_row(s.slopes, 0)[r]);
-    bounds.right_slope = smaller(bounds.right_slope, lane_row(s.slopes, 1)[r]);
+    least.left = smaller(least.left, lane_row(s.slopes, 0)[r]);
+    least.right = smaller(least.right, lane_row(s.slopes, 1)[r]);
   }
-  return bounds;
+  return least;
 }
 
 double least_log_sum(const Scratch& s) {
@@ -253,7 +258,7 @@ class TileWalk {
         s_(s),
         rows_(rows),
         reach_(tile),
-        certificate_(tile, reach_, bounds_of<Words>(tile, s)) {
+        certificate_(tile, reach_, greatest_query_norm<Words>(tile, s), least_slopes(tile, s)) {
     middle_ = block_count(tile.keys) - 1;
     while (middle_ > 0 && block_of(tile.keys, middle_).least_position > reach_.greatest_query)
       --middle_;
@@ -284,7 +289,7 @@ class TileWalk {
 
  private:
   void visit(std::int64_t b) {
-    if (!reach_.sees(block_of(tile_.keys, b), tile_.mask.sink_end) || certificate_.drops(b)) return;
+    if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.drops(b)) return;
     const ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b,
                             reach_.keys_to_read(tile_, b * keys_per_block),
                             !reach_.sees_all_of(block_of(tile_.keys, b))};
@@ -397,7 +402,7 @@ std::int64_t visible_blocks(const AttentionTile& tile) {
   const TileReach reach(tile);
   std::int64_t visible = 0;
   for (std::int64_t b = 0; b < block_count(tile.keys); ++b)
-    visible += reach.sees(block_of(tile.keys, b), tile.mask.sink_end);
+    visible += reach.sees(block_of(tile.keys, b));
   return visible;
 }
 

@@ -28,7 +28,7 @@ struct Scratch {
   float* block_maximum;  // [1], of the block at hand
   float* rescale;        // [1]: what the last raise of the maximum does to earlier sums
   float* slopes;         // [2]: left, right, times log2 e
-  std::int32_t* ints;    // [3]: query positions, least and greatest distances
+  std::int32_t* ints;    // [4]: query positions, least and greatest distances, ends of sinks
 };
 
 // Room for rows of keys_per_block keys, of as many values and of queries_per_tile queries, for all
@@ -56,7 +56,7 @@ class Pieces {
     s.block_maximum = take(tile_row());
     s.rescale = take(tile_row());
     s.slopes = take(2 * tile_row());
-    s.ints = reinterpret_cast<std::int32_t*>(take(3 * tile_row()));
+    s.ints = reinterpret_cast<std::int32_t*>(take(4 * tile_row()));
     return s;
   }
 

@@ -50,7 +50,7 @@ class Decoder {
 
   void run(DecodePart* part) {
     const TileReach reach(tile_);
-    Certificate certificate(tile_, reach, bounds());
+    Certificate certificate(tile_, reach, query_norm(), slopes());
     part->maximum = -infinity;
     part->sum = 0.0f;
     part->visited = 0;
@@ -62,7 +62,7 @@ class Decoder {
         part->rest_dropped = true;
         break;
       }
-      if (!reach.sees(block_of(tile_.keys, b), tile_.mask.sink_end) || certificate.drops(b))
+      if (!reach.sees(block_of(tile_.keys, b)) || certificate.drops(b))
         continue;
       ++part->visited;
       const float maximum = score_block(b, reach);
@@ -76,18 +76,20 @@ class Decoder {
   }
 
  private:
-  static double larger(double a, double b) { return a < b ? b : a; }
-
   static double log_sum(const DecodePart& part) {
     return part.sum > 0.0f ? part.maximum + __builtin_log2(static_cast<double>(part.sum))
                            : -__builtin_inf();
   }
 
-  TileBounds bounds() const {
+  double query_norm() const {
     double square = 0.0;
     for (int d = 0; d < tile_.head_dim; ++d) square += static_cast<double>(query_[d]) * query_[d];
-    if (tile_.bias.kind == BiasKind::none) return {__builtin_sqrt(square), 0.0, 0.0};
-    return {__builtin_sqrt(square), tile_.bias.left_slopes[0] * static_cast<double>(log2_e),
+    return __builtin_sqrt(square);
+  }
+
+  LeastSlopes slopes() const {
+    if (tile_.bias.kind == BiasKind::none) return {};
+    return {tile_.bias.left_slopes[0] * static_cast<double>(log2_e),
             tile_.bias.right_slopes[0] * static_cast<double>(log2_e)};
   }
 
@@ -165,7 +167,7 @@ class Decoder {
       for (int lane = 0; lane < lanes; ++lane)
         position[lane] = lane < left ? tile_.keys.positions[c + lane] : 0;
     const i32v distance = broadcast(tile_.query_positions[0]) - position;
-    const i32v sunk = position < broadcast(tile_.mask.sink_end);
+    const i32v sunk = position < broadcast(tile_.mask.sink_ends[0]);
     const i32v visible = (distance >= broadcast(tile_.mask.least_distances[0])) &
                          ((distance <= broadcast(tile_.mask.greatest_distances[0])) | sunk) &
                          (iota() < broadcast(static_cast<std::int32_t>(left)));

@@ -79,19 +79,30 @@ struct KeyList {
   bool positions_rise;  // strictly
 };
 
+// Upper bounds of some values of a bias, log2 domain: of each, and of the sum of all 2^value.
+struct BiasBound {
+  double each;
+  double sum;
+};
+
 // Leave out keys that are proven to weigh no more than this share of each query's sum, together.
 // norms == nullptr: leave out none.
 struct Skipping {
   double tolerance;
   const BlockNorms* norms;
+  // For a table, one for each of its distances: of those not less, and of those not greater. For
+  // sums, one for each block, of minus key_sums: behind[b].each is of block b, behind[b].sum of it
+  // and the blocks before, ahead[b].sum of it and those after. Else null.
+  const BiasBound* behind;
+  const BiasBound* ahead;
 };
 
 // Query i sees the keys at distances least_distances[i] .. greatest_distances[i], and those at
-// positions below sink_end that are not nearer than the least.
+// positions below sink_ends[i] that are not nearer than the least.
 struct TileMask {
   const std::int32_t* least_distances;
   const std::int32_t* greatest_distances;
-  std::int32_t sink_end;
+  const std::int32_t* sink_ends;
 };
 
 struct AttentionTile {

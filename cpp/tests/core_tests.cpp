@@ -147,7 +147,7 @@ void test_attention() {
     problem.query_length = problem.key_length = length;
     problem.head_dim = dim;
     problem.scale = static_cast<float>(scale);
-    problem.mask = {true, std::numeric_limits<std::int32_t>::max(), 0};
+    problem.mask = {true, std::numeric_limits<std::int32_t>::max(), 0, 0};
     problem.bias.kind = BiasKind::two_sided;
     problem.bias.left = problem.bias.right = {slopes, 0, 0, 0};
     problem.skip_tolerance = std::ldexp(1.0, -24);

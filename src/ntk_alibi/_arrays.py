@@ -6,6 +6,7 @@ a tensor or a torch dtype can only reach us if the caller has imported torch alr
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -43,6 +44,7 @@ def is_torch_dtype(dtype: object) -> bool:
     return torch is not None and isinstance(dtype, torch.dtype)
 
 
+@functools.lru_cache(maxsize=64)
 def dtype_name(dtype: Any) -> str:
     """The name of a NumPy or torch dtype: "float32", "bfloat16", "int64" ..."""
     if is_torch_dtype(dtype):
@@ -79,7 +81,7 @@ def storage(array: Any) -> NDArray[Any]:
         bits = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
         memory: NDArray[Any] = bits.detach().numpy()
     else:
-        memory = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+        memory = array.view(np.uint16) if dtype_name(array.dtype) == "bfloat16" else array
     return memory
 
 

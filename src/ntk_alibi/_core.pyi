@@ -55,6 +55,7 @@ def attention(
     key_mask: NDArray[np.uint8] | None,
     causal: bool,
     window: int,
+    causal_block: int,
     sink: int,
     skip_tolerance: float,
     block_counts: NDArray[np.int64] | None,

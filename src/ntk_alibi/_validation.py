@@ -157,6 +157,15 @@ def positions(name: str, value: Any, batch: int, length: int) -> NDArray[np.int3
     return np.ascontiguousarray(np.atleast_2d(array), np.int32)
 
 
+def causal_block(value: Any, *, causal: bool) -> int:
+    """The length of blocks of causal attention; 0 for None."""
+    if value is None:
+        return 0
+    if not causal:
+        raise ValueError(f"causal must be True with causal_block, got causal_block={value!r}")
+    return integer("causal_block", value, minimum=1)
+
+
 #: Head dimensions that the kernels have scratch memory for.
 MAX_HEAD_DIM = 256
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _core, _validation
 from ntk_alibi._arrays import Array, DTypeLike
-from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling import NTK, Interpolation, Scaling
 from ntk_alibi.slopes import prefix_lengths, scaled_slopes, scaling_per
 
 Sides: TypeAlias = Literal["causal", "symmetric", "halves", "two_slopes"]
@@ -68,7 +69,7 @@ def build_alibi_tensor(
     _validation.key_only(scaling, scaling_per(scaling))
     batch, key_length = mask.shape
     lengths = mask.sum(axis=1, dtype=np.int64) if scaling_per(scaling) else None
-    slopes = np.broadcast_to(_with_axes(scaled_slopes(heads, scaling, lengths)), (batch, heads, 1))
+    slopes = _with_axes(scaled_slopes(heads, scaling, lengths))
 
     def write(storage: NDArray[Any], dtype: _core.DType) -> None:
         _core.key_bias(mask, slopes, getattr(_core.Anchor, anchor), dtype, storage)
@@ -199,7 +200,6 @@ class ALiBi:
             queries, self._lengths(queries, _validation.row_lengths(lengths, keys))
         )
         shape = (max(left.shape[0], right.shape[0]), self.num_heads, queries, keys)
-        left, right = (np.broadcast_to(slopes, shape[:3]) for slopes in (left, right))
 
         def write(storage: NDArray[Any], dtype: _core.DType) -> None:
             _core.relative_bias(left, right, dtype, storage)
@@ -227,27 +227,50 @@ class ALiBi:
             lengths: as the scaling's `per` asks for them.
         """
         if self.slopes is None:
-            heads = self.num_heads // 2 if self.sides == "halves" else self.num_heads
-            left = _with_axes(scaled_slopes(heads, self.scaling, lengths))
-            if self.sides == "halves":
-                left = np.concatenate([left, left], axis=1)
-            right = left
-        else:
-            left, right = (
-                _with_axes(_validation.constant("slopes", side))
-                for side in _both_sides(self.slopes)
-            )
-            _validation.slope_shapes(left.shape, right.shape, query_length)
-        masked = np.zeros((2, self.num_heads), np.bool_)
-        if self.sides == "causal":
-            masked[1] = True
-        elif self.sides == "halves":
-            masked[0, self.num_heads // 2 :] = masked[1, : self.num_heads // 2] = True
-        infinity = np.float32(np.inf)
-        return (
-            np.where(masked[0, None, :, None], infinity, left),
-            np.where(masked[1, None, :, None], infinity, right),
+            if type(self.scaling) in (type(None), Interpolation, NTK):
+                return _constant_left_right(self.num_heads, self.scaling, self.sides)
+            return _left_right(self.num_heads, self.scaling, self.sides, lengths)
+        left, right = (
+            _with_axes(_validation.constant("slopes", side)) for side in _both_sides(self.slopes)
         )
+        _validation.slope_shapes(left.shape, right.shape, query_length)
+        return _masked_sides(left, right, self.sides)
+
+
+def _left_right(
+    num_heads: int, scaling: Scaling | None, sides: Sides, lengths: NDArray[np.int64] | None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    heads = num_heads // 2 if sides == "halves" else num_heads
+    slopes = _with_axes(scaled_slopes(heads, scaling, lengths))
+    if sides == "halves":
+        slopes = np.concatenate([slopes, slopes], axis=1)
+    return _masked_sides(slopes, slopes, sides)
+
+
+@functools.lru_cache(maxsize=64)
+def _constant_left_right(
+    num_heads: int, scaling: Interpolation | NTK | None, sides: Sides
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Kept, since with few tokens they would cost more than the attention."""
+    left, right = _left_right(num_heads, scaling, sides, None)
+    left.flags.writeable = right.flags.writeable = False
+    return left, right
+
+
+def _masked_sides(
+    left: NDArray[np.float32], right: NDArray[np.float32], sides: Sides
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    heads = left.shape[1]
+    masked = np.zeros((2, heads), np.bool_)
+    if sides == "causal":
+        masked[1] = True
+    elif sides == "halves":
+        masked[0, heads // 2 :] = masked[1, : heads // 2] = True
+    infinity = np.float32(np.inf)
+    return (
+        np.where(masked[0, None, :, None], infinity, left),
+        np.where(masked[1, None, :, None], infinity, right),
+    )
 
 
 def _make_alibi(num_heads: int, scaling: Scaling | None, slopes: Any, sides: Sides) -> ALiBi:

@@ -103,6 +103,7 @@ def attention(
     *,
     causal: bool = True,
     window: int | None = None,
+    causal_block: int | None = None,
     sink: int = 0,
     key_padding_mask: Array | None = None,
     query_positions: Array | None = None,
@@ -118,8 +119,9 @@ def attention(
     output[i] = sum_j softmax_j(scale q_i.k_j + bias(i, j)) v_j
 
     over the keys j that query i sees. With d = position(i) - position(j) these are the real keys
-    with d >= 0 if causal and |d| < window if there is one, and the first `sink` positions. A query
-    that sees none gets 0 and logsumexp -inf. What it does not see takes part in no arithmetic: NaN
+    with d >= 0 if causal, |d| < window if there is one and floor(position(i) / b) - floor(position(j)
+    / b) <= 1 for blocks of b = causal_block positions; and the first `sink` positions. A query that
+    sees none gets 0 and logsumexp -inf. What it does not see takes part in no arithmetic: NaN
     in padding or in the future stays there.
 
     Args:
@@ -129,7 +131,9 @@ def attention(
         bias: an `ALiBi`, or numbers broadcastable to (batch, heads, queries, keys), or None.
         causal: whether keys ahead of the query are hidden.
         window: how many positions back (and ahead) a query sees, itself included.
-        sink: positions below this are seen from beyond the window, too.
+        causal_block: length of the blocks of block-wise causal attention, in which a query sees its
+            own block up to itself and the one before it.
+        sink: positions below this are seen from beyond the window or the block, too.
         key_padding_mask: (batch, keys), 1 or True for real keys, as transformers' attention_mask.
         query_positions: (queries,) or (batch, queries) integers; the columns by default, the last
             query at the last key. Where key_positions are given, the last of those.
@@ -138,8 +142,8 @@ def attention(
         scale: of the dot products, 1 / sqrt(head_dim) by default.
         skip_tolerance: keys that are proven to have at most this share of a query's softmax mass,
             together, are left out; less than 1. 0.0 leaves out only what rounding would swallow
-            (2^-24); None reads every visible key. Linear biases with slopes >= 0 have a proof
-            (docs/certified-skipping.md), others read all.
+            (2^-24); None reads every visible key. Linear biases with slopes >= 0, tables and running
+            sums have a proof (docs/certified-skipping.md), others read all.
         key_norms: kept by the caller of the very keys, without key_padding_mask and key_positions.
         return_logsumexp: whether to return the logsumexp too, float32 (batch, heads, queries),
             natural, of the scores as above. `merge` takes both.
@@ -168,6 +172,7 @@ def attention(
     batch, _, queries, keys = shape
     _validation.attention_bias(bias, shape, causal=causal)
     window = None if window is None else _validation.integer("window", window, minimum=1)
+    block = _validation.causal_block(causal_block, causal=causal)
     mask = _validation.key_padding_mask(key_padding_mask, batch, keys)
     positions = _positions(query_positions, key_positions, batch, queries, keys)
     _validation.integer("sink", sink, minimum=0)
@@ -180,8 +185,8 @@ def attention(
         scale = 1.0 / math.sqrt(query.shape[3])
     scale = _validation.finite("scale", scale, minimum=-math.inf)
     output = _arrays.empty(tuple(query.shape), dtype, torch=_arrays.is_tensor(query))
-    logsumexp = np.empty(shape[:3], np.float32)
-    counts = np.zeros((*shape[:2], 2), np.int64)
+    logsumexp = np.empty(shape[:3], np.float32) if return_logsumexp else None
+    counts = np.zeros((*shape[:2], 2), np.int64) if return_stats else None
     _core.attention(
         _readable(query),
         _readable(key),
@@ -196,15 +201,16 @@ def attention(
         mask,
         causal,
         _validation.MAX_LENGTH if window is None else window,
+        block,
         sink,
         ROUNDING if tolerance == 0.0 else tolerance or 0.0,
-        counts if return_stats else None,
+        counts,
         None if key_norms is None else key_norms._norms,
     )
     results: list[Any] = [output]
-    if return_logsumexp:
+    if logsumexp is not None:
         results.append(_arrays.like(logsumexp, query))
-    if return_stats:
+    if counts is not None:
         results.append(Stats(counts[..., 0], counts[..., 1]))
     return tuple(results) if len(results) > 1 else output
 
@@ -254,6 +260,8 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
 def _readable(array: Any) -> NDArray[Any]:
     """Memory of an array with unit last stride, copied only where it has another."""
     memory = _arrays.storage(array)
+    if memory.flags.c_contiguous and memory.flags.aligned:
+        return memory
     whole = all(stride % memory.itemsize == 0 for stride in memory.strides)
     unit = memory.strides[-1] == memory.itemsize or memory.shape[-1] <= 1
     return memory if whole and unit and memory.flags.aligned else np.ascontiguousarray(memory)
@@ -289,7 +297,7 @@ def _core_bias(
         lengths = _lengths(bias, shape, mask, query_positions)
     left, right = bias.left_right(shape[2], lengths)
     _validation.slope_batch(max(left.shape[0], right.shape[0]), shape[0])
-    return _core.linear_bias(*(np.broadcast_to(slopes, shape[:3]) for slopes in (left, right)))
+    return _core.linear_bias(left, right)
 
 
 def _lengths(

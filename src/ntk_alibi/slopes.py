@@ -69,7 +69,7 @@ def alibi_slopes(
 
 def scaling_per(scaling: Scaling | None) -> Literal["sequence", "query"] | None:
     """What the factor of a scaling depends on: None, each "sequence" or each "query"."""
-    return cast(Literal["sequence", "query"] | None, getattr(scaling, "per", None))
+    return cast("Literal['sequence', 'query'] | None", getattr(scaling, "per", None))
 
 
 def prefix_lengths(lengths: NDArray[np.int64], query_length: int) -> NDArray[np.int64]:

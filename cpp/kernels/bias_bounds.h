@@ -1,0 +1,131 @@
+// What bounds a tile's bias over blocks of keys. All logarithms are to the base 2.
+#pragma once
+
+#include "kernels/attention_scratch.h"
+#include "kernels/key_list.h"
+#include "kernels/tile_reach.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+// Not fmin and fmax, which g++ 12 for aarch64 fails to vectorise with an internal error.
+inline double smaller(double a, double b) { return b < a ? b : a; }
+inline double larger(double a, double b) { return a < b ? b : a; }
+
+// The least slopes of a tile, log2 domain.
+struct LeastSlopes {
+  double left = __builtin_inf();
+  double right = __builtin_inf();
+};
+
+// Upper bounds for every query of a tile: of the bias with any key of a block, and of log2
+// sum_j 2^bias_ij over all keys of a block and those before (or behind) it. Infinite where nothing is
+// proven. docs/certified-skipping.md has the derivations.
+class BiasBounds {
+ public:
+  BiasBounds(const AttentionTile& tile, const TileReach& reach, const LeastSlopes& slopes)
+      : tile_(tile), reach_(reach), left_(slopes.left), right_(slopes.right) {
+    for (int i = 0; i < tile.query_count && tile.bias.kind == BiasKind::sums; ++i)
+      greatest_query_sum_ = larger(greatest_query_sum_, tile.bias.query_sums[i] * log2_e_exactly);
+  }
+
+  bool exist() const {
+    switch (tile_.bias.kind) {
+      case BiasKind::one_sided: return left_.slope >= 0.0;
+      case BiasKind::two_sided: return left_.slope >= 0.0 && right_.slope >= 0.0;
+      case BiasKind::table:
+      case BiasKind::sums: return tile_.skipping.behind != nullptr;
+      default: return false;
+    }
+  }
+
+  double each(std::int64_t b) const {
+    if (tile_.bias.kind == BiasKind::sums)
+      return greatest_query_sum_ + tile_.skipping.behind[b].each;
+    const double behind = nearest_behind(b), ahead = nearest_ahead(b);
+    if (tile_.bias.kind == BiasKind::table)
+      return smaller(at_distance(tile_.skipping.behind, behind, farthest_behind(b)).each,
+                     at_distance(tile_.skipping.ahead, -ahead, -farthest_ahead(b)).each);
+    return behind > 0.0 ? -left_.slope * behind : ahead > 0.0 ? -right_.slope * ahead : 0.0;
+  }
+
+  double back_from(std::int64_t b) const {
+    if (tile_.bias.kind == BiasKind::sums)
+      return greatest_query_sum_ + tile_.skipping.behind[b].sum;
+    if (!tile_.keys.positions_rise) return __builtin_inf();
+    const double nearest = nearest_behind(b);
+    const double keys = static_cast<double>((b + 1) * keys_per_block);
+    if (tile_.bias.kind == BiasKind::table) {
+      const BiasBound bound = at_distance(tile_.skipping.behind, nearest, farthest_behind(0));
+      return smaller(bound.sum, bound.each + __builtin_log2(keys));
+    }
+    return nearest > 0.0 ? left_.sum_from(nearest, keys) : __builtin_inf();
+  }
+
+  double ahead_from(std::int64_t b) const {
+    if (tile_.bias.kind == BiasKind::sums)
+      return greatest_query_sum_ + tile_.skipping.ahead[b].sum;
+    if (!tile_.keys.positions_rise) return __builtin_inf();
+    const double nearest = nearest_ahead(b);
+    const double keys = static_cast<double>(tile_.keys.count - b * keys_per_block);
+    if (tile_.bias.kind == BiasKind::table) {
+      const double farthest = farthest_ahead(block_count(tile_.keys) - 1);
+      const BiasBound bound = at_distance(tile_.skipping.ahead, -nearest, -farthest);
+      return smaller(bound.sum, bound.each + __builtin_log2(keys));
+    }
+    return nearest > 0.0 ? right_.sum_from(nearest, keys) : __builtin_inf();
+  }
+
+ private:
+  static constexpr double log2_e_exactly = 1.44269504088896340736;
+
+  // A slope that was rounded, and the geometric sum of what it leaves of each distance.
+  struct Side {
+    explicit Side(double rounded) : slope(rounded / (1.0 + 1e-5)) {
+      ratio = 1.0 - __builtin_exp2(-slope);
+      log_sum = -__builtin_log2(ratio);
+    }
+    // No two of the keys are at the same distance.
+    double sum_from(double nearest, double keys) const {
+      return -slope * nearest + (ratio * keys > 1.0 ? log_sum : __builtin_log2(keys));
+    }
+    double slope, ratio, log_sum;
+  };
+
+  double nearest_behind(std::int64_t b) const {
+    return static_cast<double>(reach_.least_query) - block_of(tile_.keys, b).greatest_position;
+  }
+  double farthest_behind(std::int64_t b) const {
+    return static_cast<double>(reach_.greatest_query) - block_of(tile_.keys, b).least_position;
+  }
+  double nearest_ahead(std::int64_t b) const {
+    return block_of(tile_.keys, b).least_position - static_cast<double>(reach_.greatest_query);
+  }
+  double farthest_ahead(std::int64_t b) const {
+    return block_of(tile_.keys, b).greatest_position - static_cast<double>(reach_.least_query);
+  }
+
+  // Bounds for the distances from `nearest` on; outside the table, where the bias is 0, of `each`
+  // alone.
+  BiasBound at_distance(const BiasBound* bounds, double nearest, double farthest) const {
+    const double first = static_cast<double>(tile_.bias.table_begin);
+    const double end = first + static_cast<double>(tile_.bias.table_size);
+    const bool inside = nearest >= first && nearest < end && farthest >= first && farthest < end;
+    if (inside) return bounds[static_cast<std::int64_t>(nearest - first)];
+    const bool rising = bounds == tile_.skipping.behind;
+    const double most =
+        tile_.bias.table_size == 0 ? 0.0
+        : nearest >= first && nearest < end
+            ? bounds[static_cast<std::int64_t>(nearest - first)].each
+            : bounds[rising ? 0 : tile_.bias.table_size - 1].each;
+    return {larger(0.0, most), __builtin_inf()};
+  }
+
+  const AttentionTile& tile_;
+  const TileReach& reach_;
+  const Side left_, right_;
+  double greatest_query_sum_ = -__builtin_inf();
+};
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

@@ -1,0 +1,63 @@
+// Which blocks of keys a tile sees.
+#pragma once
+
+#include "kernels/key_list.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+// Which keys the tile sees as a whole, from the extremes over its queries.
+struct TileReach {
+  std::int64_t first_seen_by_any, last_seen_by_any;
+  std::int64_t first_seen_by_all, last_seen_by_all;
+  std::int64_t least_query, greatest_query;
+  std::int32_t sink_end;  // the greatest
+
+  explicit TileReach(const AttentionTile& tile) {
+    least_query = greatest_query = tile.query_positions[0];
+    sink_end = tile.mask.sink_ends[0];
+    for (int i = 0; i < tile.query_count; ++i) {
+      const std::int64_t position = tile.query_positions[i];
+      if (position < least_query) least_query = position;
+      if (position > greatest_query) greatest_query = position;
+      if (tile.mask.sink_ends[i] > sink_end) sink_end = tile.mask.sink_ends[i];
+      const std::int64_t first = position - tile.mask.greatest_distances[i];
+      const std::int64_t last = position - tile.mask.least_distances[i];
+      if (i == 0) {
+        first_seen_by_any = first_seen_by_all = first;
+        last_seen_by_any = last_seen_by_all = last;
+      }
+      if (first < first_seen_by_any) first_seen_by_any = first;
+      if (first > first_seen_by_all) first_seen_by_all = first;
+      if (last > last_seen_by_any) last_seen_by_any = last;
+      if (last < last_seen_by_all) last_seen_by_all = last;
+    }
+  }
+
+  bool sees(const KeyBlock& block) const {
+    if (block.least_position > last_seen_by_any) return false;
+    return block.greatest_position >= first_seen_by_any || block.least_position < sink_end;
+  }
+  // Whether no block up to b, or from b on, is seen.
+  bool ends_before(const AttentionTile& tile, std::int64_t b) const {
+    const bool none = block_of(tile.keys, b).greatest_position < first_seen_by_any;
+    return none && tile.keys.positions_rise &&
+           block_of(tile.keys, 0).least_position >= sink_end;
+  }
+  bool ends_behind(const AttentionTile& tile, std::int64_t b) const {
+    return tile.keys.positions_rise && block_of(tile.keys, b).least_position > last_seen_by_any;
+  }
+  // How many keys of the block that begins at `begin`: those behind the last one seen are left out.
+  int keys_to_read(const AttentionTile& tile, std::int64_t begin) const {
+    int count = keys_in_block(tile.keys, begin / keys_per_block);
+    if (tile.keys.positions_rise)
+      while (count > 1 && position_of(tile.keys, begin + count - 1) > last_seen_by_any) --count;
+    return count;
+  }
+  bool sees_all_of(const KeyBlock& block) const {
+    return block.least_position >= first_seen_by_all && block.greatest_position <= last_seen_by_all;
+  }
+};
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

@@ -100,13 +100,14 @@ void set_interval(const MaskRule& rule, TileRows& rows, int r) {
   rows.greatest_distances[r] = windowed ? static_cast<std::int32_t>(rule.window - 1) : greatest_int;
 }
 
+float slope_at(const SlopeView& view, std::int64_t b, std::int64_t h, std::int64_t i) {
+  return view.data[b * view.batch_stride + h * view.head_stride + i * view.query_stride];
+}
+
 // An infinite slope hides its side; the kernel gets finite ones.
 void set_slopes(const AttentionBias& bias, std::int64_t b, std::int64_t h, std::int64_t i,
                 TileRows& rows, int r) {
-  const auto at = [&](const SlopeView& view) {
-    return view.data[b * view.batch_stride + h * view.head_stride + i * view.query_stride];
-  };
-  const float left = at(bias.left), right = at(bias.right);
+  const float left = slope_at(bias.left, b, h, i), right = slope_at(bias.right, b, h, i);
   if (std::isinf(left)) rows.greatest_distances[r] = std::min(rows.greatest_distances[r], 0);
   if (std::isinf(right)) rows.least_distances[r] = std::max(rows.least_distances[r], 0);
   rows.left_slopes[r] = std::isinf(left) ? 0.0f : left;
@@ -159,11 +160,13 @@ class Tiles {
     const std::int64_t row = number / per_head_, t = per_head_ - 1 - number % per_head_;
     const std::int64_t b = row / problem_.query_heads, h = row % problem_.query_heads;
     const std::int64_t first = t * kernels_.queries_per_tile;
-    TileRows rows;
-    const AttentionTile tile = described(
-        b, h, first,
-        std::min<std::int64_t>(kernels_.queries_per_tile, problem_.query_length - first), rows);
-    count_blocks(row, tile, kernels_.attention_tile(tile, scratch));
+    const std::int64_t end = std::min(first + kernels_.queries_per_tile, problem_.query_length);
+    for (std::int64_t i = first, count; i < end; i += count) {
+      count = queries_with_one_sink_rule(b, h, i, end);
+      TileRows rows;
+      const AttentionTile tile = described(b, h, i, count, rows);
+      count_blocks(row, tile, kernels_.attention_tile(tile, scratch));
+    }
   }
 
   const KernelTable& kernels() const { return kernels_; }
@@ -191,6 +194,21 @@ class Tiles {
 
  private:
   const OwnedKeyList& keys_of(std::int64_t b) const { return lists_[lists_.size() > 1 ? b : 0]; }
+
+  // Sinks lie behind: who does not see that side does not see them.
+  bool sees_sinks(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return problem_.mask.sink > 0 && (problem_.bias.kind != BiasKind::two_sided ||
+                                      !std::isinf(slope_at(problem_.bias.left, b, h, i)));
+  }
+
+  // How many queries from i on; the kernel has one sink rule for a tile.
+  std::int64_t queries_with_one_sink_rule(std::int64_t b, std::int64_t h, std::int64_t i,
+                                          std::int64_t end) const {
+    if (problem_.mask.sink <= 0 || problem_.bias.kind != BiasKind::two_sided) return end - i;
+    std::int64_t last = i + 1;
+    while (last < end && sees_sinks(b, h, last) == sees_sinks(b, h, i)) ++last;
+    return last - i;
+  }
 
   void find_norms() {
     const AttentionProblem& p = problem_;
@@ -249,7 +267,7 @@ class Tiles {
     tile.query_positions = rows.positions;
     tile.keys = keys_of(b).view();
     tile.mask = {rows.least_distances, rows.greatest_distances,
-                 static_cast<std::int32_t>(p.mask.sink)};
+                 sees_sinks(b, h, first) ? static_cast<std::int32_t>(p.mask.sink) : 0};
     tile.bias.kind = linear && !right_side_visible ? BiasKind::one_sided : bias.kind;
     tile.bias.left_slopes = rows.left_slopes;
     tile.bias.right_slopes = rows.right_slopes;

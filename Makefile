@@ -29,7 +29,7 @@ lint: $(VENV)/.lint
 # only if the virtual environment is a mere path: its hook for editable packages goes first.
 SANITIZED := build/sanitize
 SANITIZED_TESTS := $(addprefix tests/test_,bias.py fused_attention.py fused_attention_properties.py \
-  fused_attention_skipping.py runtime.py slopes.py)
+  fused_attention_skipping.py fused_attention_threads.py runtime.py slopes.py)
 
 sanitize: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow tests/test_compilers.py -k "address or thread"

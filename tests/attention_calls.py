@@ -176,7 +176,14 @@ def full_bias(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[An
 
 
 def laid_out_bias(random: np.random.Generator, bias: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(bias[..., ::-1])[..., ::-1] if random.integers(2) else bias
+    kind = random.integers(3)
+    if kind == 0:
+        return np.ascontiguousarray(bias[..., ::-1])[..., ::-1]
+    if kind == 1:
+        whole = np.zeros(bias.shape, [("number", bias.dtype), ("flag", np.uint8)])
+        whole["number"] = bias
+        return whole["number"]
+    return bias
 
 
 @st.composite

@@ -13,10 +13,22 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import ntk_alibi as na
 from attention_calls import Call, calls
-from attention_checks import UNIT, check, check_against, dense, each_isa, expected, inputs, visible
+from attention_checks import (
+    UNIT,
+    check,
+    check_against,
+    dense,
+    each_isa,
+    expected,
+    inputs,
+    random,
+    visible,
+)
+from ntk_alibi.fused_attention import _readable
 
 #: Kinds of positions that are given for the queries.
 PLACED = ("unsorted", "repeats", "far", "queries only")
@@ -194,6 +206,34 @@ def test_a_key_that_numbers_hide_takes_part_in_nothing(isa: str) -> None:
 
 
 # --- found here -----------------------------------------------------------------------------------
+
+
+def packed(numbers: NDArray[Any]) -> NDArray[Any]:
+    """The numbers with a byte between any two, as fields of a structured array lie."""
+    whole = np.zeros(numbers.shape, [("number", numbers.dtype), ("flag", np.uint8)])
+    whole["number"] = numbers
+    return whole["number"]
+
+
+def test_fields_of_structured_arrays_are_what_they_hold(isa: str) -> None:
+    arrays = [*inputs(1, 2, 2, 9, 9, 16), random(3, 9, 9)]
+    positions = np.arange(9, dtype=np.int32)
+    expected = na.attention(*arrays)
+    result = na.attention(*map(packed, arrays), key_positions=packed(positions))
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("shift", [1, 2])
+def test_what_the_core_gets_is_aligned(shift: int) -> None:
+    numbers = random(0, 1, 2, 9, 16)
+    odd = np.zeros(numbers.nbytes + shift, np.uint8)[shift:].view(np.float32)
+    odd = odd.reshape(numbers.shape)
+    odd[:] = numbers
+    assert not odd.flags.aligned
+    assert _readable(odd).flags.aligned
+    np.testing.assert_array_equal(_readable(odd), numbers)
+    with pytest.raises(ValueError, match="out must be contiguous, aligned"):
+        na.ALiBi(2).tensor(9, 16, out=odd)
 
 
 @pytest.mark.parametrize("queries", [1, 2, 40])

@@ -12,7 +12,10 @@
 #endif
 
 #ifdef NTK_ALIBI_THREAD_SANITIZER
-#include <sanitizer/tsan_interface.h>
+extern "C" {
+void __tsan_acquire(void* edge);
+void __tsan_release(void* edge);
+}
 // For a function whose own variables OpenMP hands to its threads; what it calls is watched.
 #define NTK_ALIBI_NOT_WATCHED __attribute__((no_sanitize("thread")))
 #else

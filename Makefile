@@ -24,6 +24,27 @@ slow-test: $(VENV)/.test
 lint: $(VENV)/.lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure
 
+# The C++ tests with g++'s sanitizers of memory, undefined behaviour and threads; then the Python tests
+# of all kernels on a module built with the first two, in a virtual environment that borrows all other
+# packages from $(VENV).
+SANITIZED := build/sanitize
+SANITIZED_TESTS := $(addprefix tests/test_,bias.py fused_attention.py fused_attention_properties.py \
+  fused_attention_skipping.py fused_attention_threads.py runtime.py slopes.py)
+PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+
+sanitize: $(VENV)/.test
+	$(BIN)/python -m pytest -m slow tests/test_compilers.py -k "address or thread"
+	$(BIN)/python -m venv --without-pip $(SANITIZED)/venv
+	own=$$($(SANITIZED)/venv/bin/python $(PACKAGES)) && \
+	$(BIN)/python $(PACKAGES) > $$own/borrowed.pth && \
+	CXX=g++ $(BIN)/python -m pip install -q --no-deps --upgrade --target $$own \
+	  -C build-dir=$(SANITIZED)/module -C cmake.build-type=Debug \
+	  -C cmake.define.NTK_ALIBI_SANITIZE=address,undefined .
+	ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  $(SANITIZED)/venv/bin/python -m pytest -n auto -m "not slow" --hypothesis-profile=sanitize \
+	  $(SANITIZED_TESTS)
+
 $(VENV)/.eval: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt ".[eval]"

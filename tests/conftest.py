@@ -13,6 +13,8 @@ from ntk_alibi import _core
 ROOT = Path(__file__).parents[1]
 
 settings.register_profile("default", deadline=None, max_examples=60, derandomize=True)
+settings.register_profile("sanitize", deadline=None, max_examples=20, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=3000)
 settings.load_profile("default")
 
 

@@ -18,6 +18,8 @@ AARCH64 = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
 COMPILERS = {
     "g++": ("g++", [], []),
     "g++ debug": ("g++", ["-DCMAKE_BUILD_TYPE=Debug"], []),
+    "g++ address, undefined": ("g++", ["-DNTK_ALIBI_SANITIZE=address,undefined"], []),
+    "g++ thread": ("g++", ["-DNTK_ALIBI_SANITIZE=thread"], []),
     "clang++": ("clang++", [], []),
     "aarch64": (
         "aarch64-linux-gnu-g++",
@@ -25,6 +27,9 @@ COMPILERS = {
         ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"],
     ),
 }
+
+#: Of the compilers' own, one for each symbol of ours.
+MARKS = ("DW.ref.", "__odr_asan.")
 
 
 def run(*command: str) -> str:
@@ -66,4 +71,4 @@ def _check_isolation(build: Path) -> None:
         for line in run("nm", "-C", "--defined-only", str(path)).splitlines():
             kind, symbol = line.split(maxsplit=2)[1:]
             own = f"ntk_alibi::{isa.group(1)}::" in symbol
-            assert own or kind in "rdbtn" or symbol.startswith("DW.ref."), f"{path}: {line}"
+            assert own or kind in "rdbtn" or symbol.startswith(MARKS), f"{path}: {line}"

@@ -3,102 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch.nn import functional as F
 
 import ntk_alibi as na
+from attention_checks import NUMPY, UNIT, attend_with, check, dense, inputs, random, visible
 from ntk_alibi import _core
-
-UNIT = 2.0**-24
-#: Relative error of rounding to nearest in each dtype.
-ROUNDING = {"float32": UNIT, "bfloat16": 2.0**-9, "float16": 2.0**-12}
-NUMPY = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-
-
-def random(seed: int, *shape: int, dtype: str = "float32") -> NDArray[Any]:
-    numbers: NDArray[Any] = np.random.default_rng(seed).standard_normal(shape)
-    return numbers.astype(NUMPY[dtype])
-
-
-def inputs(
-    batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, dtype: str = "float32"
-) -> list[NDArray[Any]]:
-    shapes = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
-    return [random(i, batch, *shape, dim, dtype=dtype) for i, shape in enumerate(shapes)]
-
-
-def visible(
-    q_positions: NDArray[Any],
-    k_positions: NDArray[Any],
-    *,
-    causal: bool = True,
-    window: int | None = None,
-    sink: int = 0,
-    mask: NDArray[Any] | None = None,
-) -> NDArray[np.bool_]:
-    """Which keys each query sees, (1 or batch, 1, queries, keys), by the words of the docstring."""
-    distance = q_positions[..., :, None].astype(float) - k_positions[..., None, :]
-    seen = np.ones(distance.shape, bool)
-    if window is not None:
-        seen = np.abs(distance) < window
-        if sink:
-            seen |= (k_positions < sink)[..., None, :] & (distance >= 0)
-    if causal:
-        seen &= distance >= 0
-    seen = seen[None, None] if seen.ndim == 2 else seen[:, None]
-    return seen if mask is None else seen & mask.astype(bool)[:, None, None, :]
-
-
-def check(
-    query: Any, key: Any, value: Any, bias: NDArray[Any], result: Any, scale: float | None = None
-) -> None:
-    """That (output, logsumexp) are the reference's to rounding; bias is dense, -inf where masked.
-
-    A score's error is at most (D + 8) u A + 4 u (A + |bias|) with A = |scale| |q| |k|, a weight's
-    relative error about that of its score, summing 64 keys at a time adds (64 + blocks) u, and
-    rounding the result its dtype's half ulp.
-    """
-    output, logsumexp = result
-    name = "bfloat16" if output.dtype == ml_dtypes.bfloat16 else output.dtype.name
-    group = query.shape[1] // key.shape[1]
-    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
-    key, value = (np.repeat(x, group, axis=1) for x in (key, value))
-    hidden = np.isneginf(bias).all(axis=(1, 2))[:, None, :, None] & np.ones_like(key, bool)
-    key, value = (np.where(hidden, 0.0, x) for x in (key, value))  # NaN of padding is not ours
-    expected, expected_log = na.reference.attention(query, key, value, bias, scale)
-    keys, dim = key.shape[2:]
-    norms = [np.sqrt((x**2).sum(-1)).max(initial=0.0) for x in (query, key)]
-    size = (1 / math.sqrt(dim) if scale is None else abs(scale)) * norms[0] * norms[1]
-    seen = np.where(np.isneginf(bias), 0.0, np.abs(bias)).max(initial=0.0)
-    score_error = UNIT * ((dim + 8) * size + 4 * (size + min(seen, size + 104)))
-    relative = 2 * score_error + UNIT * (80 + keys / 64)
-    largest = np.abs(value).max(initial=0.0)
-    assert np.abs(np.asarray(output, np.float64) - expected).max(initial=0.0) <= largest * (
-        relative + ROUNDING[name]
-    ) + 2.0**-24 * (name == "float16")
-    some = ~np.isneginf(expected_log)
-    assert (np.isneginf(logsumexp) == ~some).all()
-    error = np.abs(logsumexp[some] - expected_log[some])
-    assert (error <= relative + 2 * UNIT * np.abs(expected_log[some])).all()
-
-
-def dense(bias: na.ALiBi | None, q: NDArray[Any], k: NDArray[Any]) -> NDArray[Any]:
-    """A bias of all pairs, float64, by the reference; (1, heads, queries, keys)."""
-    distance = q[:, None].astype(float) - k[None, :]
-    if bias is None:
-        return np.zeros((1, 1, *distance.shape))
-    slopes = np.asarray(na.alibi_slopes(bias.num_heads, bias.scaling), np.float64)
-    return -slopes[None, :, None, None] * np.abs(distance)
-
 
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
@@ -122,7 +38,6 @@ def test_causal_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> Non
         result = na.attention(
             query, key, value, bias, skip_tolerance=tolerance, return_logsumexp=True
         )
-        assert result[0].dtype == query.dtype
         check(query, key, value, expected, result)
 
 
@@ -133,6 +48,9 @@ def test_causal_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> Non
         {"window": 1},
         {"window": 20},
         {"window": 20, "sink": 3},
+        {"causal_block": 1},
+        {"causal_block": 16, "sink": 3},
+        {"causal_block": 70, "window": 80},
         {"causal": False, "window": 9},
         {"causal": False, "window": 9, "sink": 5},
     ],
@@ -208,9 +126,16 @@ def test_a_bias_of_all_pairs(isa: str) -> None:
         check(query, key, value, expected.astype(np.float64), result)
 
 
+def test_the_steepest_slopes_leave_the_query_itself(isa: str) -> None:
+    for queries in (1, 40):
+        query, key, value = inputs(1, 1, 1, queries, 40, 16)
+        bias = na.ALiBi(1, slopes=np.float32([np.finfo(np.float32).max]))
+        output = na.attention(query, key, value, bias)
+        np.testing.assert_array_equal(output, value[:, :, 40 - queries :])
+
+
 def test_tables_and_running_sums_of_the_core(isa: str) -> None:
     query, key, value = inputs(2, 3, 3, 40, 100, 16)
-    output, logsumexp = np.empty_like(query), np.empty(query.shape[:3], np.float32)
     q, k = np.arange(60, 100), np.arange(100)
     distance = q[:, None] - k[None, :]
     table = random(7, 3, 100)
@@ -219,12 +144,9 @@ def test_tables_and_running_sums_of_the_core(isa: str) -> None:
         (_core.table_bias(table, 0), table[None][:, :, np.maximum(distance, 0)]),
         (_core.sums_bias(sums), sums[:, :, 60:, None] - sums[:, :, None, :]),
     ):
-        _core.attention(
-            *(query, key, value, bias, _core.DType.float32, output, logsumexp, 0.25),
-            *(None, None, None, True, 2**31 - 1, 0, 2.0**-24, None, None),
-        )
+        output, logsumexp, _ = attend_with(bias, query, key, value, UNIT)
         expected = np.where(visible(q, k), numbers, -np.inf)
-        check(query, key, value, expected, (output, logsumexp), 0.25)
+        check(query, key, value, expected, (output, logsumexp))
 
 
 @pytest.mark.parametrize("per", ["sequence", "query"])
@@ -403,80 +325,6 @@ def test_key_norms_refuse_other_keys() -> None:
         na.attention(query, key, value, key_norms=norms, key_padding_mask=np.ones((1, 70)))
 
 
-# --- certified skipping ---------------------------------------------------------------------------
-
-
-def adversaries(length: int, dim: int) -> dict[str, list[NDArray[Any]]]:
-    """Queries, keys and values that defeat heuristics."""
-    query, key, value = inputs(1, 4, 4, length, length, dim)
-    huge, sinks, growing = key.copy(), key.copy(), key.copy()
-    huge[:, :, 3] = 60.0 * query[:, :, -1]
-    sinks[:, :, :4] *= 20.0
-    growing *= np.linspace(30.0, 0.1, length)[:, None].astype(np.float32)
-    return {
-        "random": [query, key, value],
-        "one huge key far away": [query, huge, value],
-        "sinks": [query, sinks, value],
-        "all keys equal": [query, np.ones_like(key), value],
-        "keys that grow with distance": [query, growing, value],
-        "large norms": [100 * query, 100 * key, value],
-        "zero queries": [0 * query, key, value],
-        "huge values far away": [query, key, value * np.linspace(1e4, 1, length)[:, None]],
-    }
-
-
-@pytest.mark.parametrize("kind", adversaries(8, 4))
-@pytest.mark.parametrize("tolerance", [2.0**-4, 2.0**-9, 0.0])
-@pytest.mark.parametrize("causal", [True, False])
-def test_what_is_left_out_weighs_no_more_than_allowed(
-    isa: str, kind: str, tolerance: float, causal: bool
-) -> None:
-    query, key, value = (x.astype(np.float32) for x in adversaries(700, 16)[kind])
-    bias = na.ALiBi(4, sides="symmetric")
-    whole, whole_log = na.attention(
-        query, key, value, bias, causal=causal, skip_tolerance=None, return_logsumexp=True
-    )
-    output, log, stats = na.attention(
-        query,
-        key,
-        value,
-        bias,
-        causal=causal,
-        skip_tolerance=tolerance,
-        return_logsumexp=True,
-        return_stats=True,
-    )
-    assert (stats.visited <= stats.visible).all()
-    eps = tolerance or 2.0**-24
-    # The logsumexp shows the mass left out; both are rounded, as is the sum behind each.
-    noise = 8 * UNIT * (1 + np.abs(whole_log)) + 40 * UNIT
-    assert (whole_log - log <= math.log1p(eps) + noise).all()
-    assert (log - whole_log <= noise).all()
-    spread = (value.max(axis=2) - value.min(axis=2))[:, :, None]
-    largest = np.abs(value).max(axis=2)[:, :, None]
-    assert (np.abs(whole - output) <= eps * spread + 100 * UNIT * largest).all()
-
-
-def test_skipping_skips_what_is_far_from_steep_heads() -> None:
-    query, key, value = inputs(1, 8, 8, 2048, 2048, 32)
-    shares = []
-    for tolerance in (None, 0.0, 2.0**-9):
-        _, stats = na.attention(
-            query, key, value, na.ALiBi(8), skip_tolerance=tolerance, return_stats=True
-        )
-        shares.append(stats.share[0])
-    assert (shares[0] == 1.0).all()
-    assert (shares[1] >= shares[2]).all()
-    assert shares[1][0] < 0.2 < 0.9 < shares[1][-1]  # slopes 1/2 and 1/256
-
-
-def test_negative_slopes_skip_nothing() -> None:
-    query, key, value = inputs(1, 1, 1, 500, 500, 16)
-    bias = na.ALiBi(1, slopes=np.float32([-0.01]))
-    _, stats = na.attention(query, key, value, bias, skip_tolerance=0.5, return_stats=True)
-    assert (stats.share == 1.0).all()
-
-
 # --- merge, bad input -----------------------------------------------------------------------------
 
 
@@ -546,6 +394,13 @@ QUERY, KEY, VALUE = inputs(1, 4, 2, 3, 5, 8)
             "slopes must be for 1 row or the batch of 1, got 3",
         ),
         ((QUERY, KEY, VALUE), {"window": 0}, ValueError, "window must be between 1"),
+        ((QUERY, KEY, VALUE), {"causal_block": 0}, ValueError, "causal_block must be between 1"),
+        (
+            (QUERY, KEY, VALUE),
+            {"causal_block": 8, "causal": False},
+            ValueError,
+            "causal must be True with causal_block, got causal_block=8",
+        ),
         ((QUERY, KEY, VALUE), {"sink": -1}, ValueError, "sink must be between 0"),
         ((QUERY, KEY, VALUE), {"scale": np.inf}, ValueError, "scale must be a finite number"),
         ((QUERY, KEY, VALUE), {"skip_tolerance": 1}, ValueError, "skip_tolerance must be below 1"),

@@ -97,7 +97,7 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: build(out=np.empty((8, 1, 10), np.float32)[:, :, ::2]),
         ValueError,
-        "out must be contiguous, writable",
+        "out must be contiguous, aligned, writable",
     ),
     (lambda: na.ALiBi(3, sides="halves"), ValueError, "num_heads must be even .* got 3"),
     (lambda: na.ALiBi(4, sides="both"), ValueError, "sides must be one of 'causal'.* got 'both'"),

@@ -71,8 +71,7 @@ void bind_attention(const py::array& query, const py::array& key, const py::arra
                     const Positions& query_positions, const Positions& key_positions,
                     const std::optional<py::array_t<std::uint8_t>>& key_mask, bool causal,
                     std::int64_t window, std::int64_t causal_block, std::int64_t sink,
-                    double skip_tolerance,
-                    std::optional<py::array_t<std::int64_t>> block_counts,
+                    double skip_tolerance, std::optional<py::array_t<std::int64_t>> block_counts,
                     const std::optional<py::array_t<float>>& key_norms) {
   AttentionProblem problem{};
   problem.dtype = dtype;
@@ -128,8 +127,9 @@ void register_attention(py::module_& module) {
   module.def("attention", &bind_attention, py::arg("query"), py::arg("key"), py::arg("value"),
              py::arg("bias"), py::arg("dtype"), py::arg("output"), py::arg("logsumexp"),
              py::arg("scale"), py::arg("query_positions"), py::arg("key_positions"),
-             py::arg("key_mask"), py::arg("causal"), py::arg("window"), py::arg("causal_block"), py::arg("sink"),
-             py::arg("skip_tolerance"), py::arg("block_counts"), py::arg("key_norms"));
+             py::arg("key_mask"), py::arg("causal"), py::arg("window"), py::arg("causal_block"),
+             py::arg("sink"), py::arg("skip_tolerance"), py::arg("block_counts"),
+             py::arg("key_norms"));
   module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("dtype"),
              py::arg("first_block"), py::arg("norms"));
 }

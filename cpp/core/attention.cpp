@@ -20,6 +20,9 @@ constexpr std::int32_t least_int = std::numeric_limits<std::int32_t>::min();
 constexpr std::int32_t greatest_int = std::numeric_limits<std::int32_t>::max();
 constexpr std::align_val_t scratch_alignment{64};
 
+// Nothing but distance 0 is left of any that is near it; times log2 e it must stay finite.
+constexpr float greatest_slope = 1e38f;
+
 constexpr std::int64_t groups_per_thread = 8;
 
 // A tile computes for all its lanes; up to so many queries are cheaper one by one.
@@ -100,8 +103,8 @@ void set_interval(const MaskRule& rule, TileRows& rows, int r) {
   std::int64_t most = windowed ? rule.window - 1 : greatest_int;
   if (rule.causal_block > 0) {
     const std::int64_t position = rows.positions[r];
-    const std::int64_t block = position >= 0 ? position / rule.causal_block
-                                             : -((-position - 1) / rule.causal_block) - 1;
+    const std::int64_t block =
+        position >= 0 ? position / rule.causal_block : -((-position - 1) / rule.causal_block) - 1;
     most = std::min(most, position - (block - 1) * rule.causal_block);
   }
   rows.least_distances[r] = rule.causal ? 0
@@ -123,8 +126,8 @@ void set_slopes(const AttentionBias& bias, std::int64_t b, std::int64_t h, std::
     rows.sink_ends[r] = 0;
   }
   if (std::isinf(right)) rows.least_distances[r] = std::max(rows.least_distances[r], 0);
-  rows.left_slopes[r] = std::isinf(left) ? 0.0f : left;
-  rows.right_slopes[r] = std::isinf(right) ? 0.0f : right;
+  rows.left_slopes[r] = std::isinf(left) ? 0.0f : std::min(left, greatest_slope);
+  rows.right_slopes[r] = std::isinf(right) ? 0.0f : std::min(right, greatest_slope);
 }
 
 // Norms of the blocks from first_block on, but for `from`.
@@ -163,8 +166,8 @@ BiasBound extended(const BiasBound& bound, double value) {
   if (value == nothing.each) return bound;
   const double greater = std::max(bound.sum, value), less = std::min(bound.sum, value);
   const bool proven = value < std::numeric_limits<double>::infinity();  // nor NaN
-  if (!proven) return {std::numeric_limits<double>::infinity(),
-                       std::numeric_limits<double>::infinity()};
+  if (!proven)
+    return {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()};
   return {std::max(bound.each, value), greater + std::log2(1.0 + std::exp2(less - greater))};
 }
 
@@ -291,28 +294,29 @@ class Tiles {
     bounds_per_head_ = blocks_;
     behind_.resize(problem_.batch * problem_.query_heads * blocks_);
     ahead_.resize(behind_.size());
-    parallel_for(problem_.batch * problem_.query_heads, 1, [&](std::int64_t begin,
-                                                               std::int64_t end) {
-      for (std::int64_t row = begin; row < end; ++row) {
-        const std::int64_t b = row / problem_.query_heads, h = row % problem_.query_heads;
-        const double* sums = bias.sums + b * bias.sums_batch_stride + h * bias.sums_head_stride;
-        const KeyList keys = keys_of(b).view();
-        const std::int64_t blocks = (keys.count + keys_per_block - 1) / keys_per_block;
-        BiasBound* behind = behind_.data() + row * blocks_;
-        BiasBound* ahead = ahead_.data() + row * blocks_;
-        const auto with_block = [&](BiasBound bound, std::int64_t k) {
-          bound.each = nothing.each;
-          const std::int64_t last = std::min<std::int64_t>((k + 1) * keys_per_block, keys.count);
-          for (std::int64_t c = k * keys_per_block; c < last; ++c)
-            bound = extended(bound, -sums[keys.indices ? keys.indices[c] : c] * log2_e);
-          return bound;
-        };
-        BiasBound bound = nothing;
-        for (std::int64_t k = 0; k < blocks; ++k) behind[k] = bound = with_block(bound, k);
-        bound = nothing;
-        for (std::int64_t k = blocks - 1; k >= 0; --k) ahead[k] = bound = with_block(bound, k);
-      }
-    });
+    parallel_for(
+        problem_.batch * problem_.query_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t row = begin; row < end; ++row) {
+            const std::int64_t b = row / problem_.query_heads, h = row % problem_.query_heads;
+            const double* sums = bias.sums + b * bias.sums_batch_stride + h * bias.sums_head_stride;
+            const KeyList keys = keys_of(b).view();
+            const std::int64_t blocks = (keys.count + keys_per_block - 1) / keys_per_block;
+            BiasBound* behind = behind_.data() + row * blocks_;
+            BiasBound* ahead = ahead_.data() + row * blocks_;
+            const auto with_block = [&](BiasBound bound, std::int64_t k) {
+              bound.each = nothing.each;
+              const std::int64_t last =
+                  std::min<std::int64_t>((k + 1) * keys_per_block, keys.count);
+              for (std::int64_t c = k * keys_per_block; c < last; ++c)
+                bound = extended(bound, -sums[keys.indices ? keys.indices[c] : c] * log2_e);
+              return bound;
+            };
+            BiasBound bound = nothing;
+            for (std::int64_t k = 0; k < blocks; ++k) behind[k] = bound = with_block(bound, k);
+            bound = nothing;
+            for (std::int64_t k = blocks - 1; k >= 0; --k) ahead[k] = bound = with_block(bound, k);
+          }
+        });
   }
 
   AttentionTile described(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,

@@ -24,8 +24,8 @@ struct PositionView {
 };
 
 // Which keys a query sees, besides key_mask: those at distances d with d >= 0 if causal, d < window
-// and -d < window, and with causal_block > 0 in its own and the previous block of so many positions;
-// and those at positions below sink (if d >= 0 or not causal).
+// and -d < window, and with causal_block > 0 in its own and the previous block of so many
+// positions; and those at positions below sink (if d >= 0 or not causal).
 struct MaskRule {
   bool causal;
   std::int64_t window;        // INT32_MAX: none

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "core/thread_sanitizer.h"
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -12,6 +14,22 @@ namespace {
 
 std::atomic<int> chosen_threads{0};
 std::atomic<bool> in_forked_child{false};
+
+#ifdef _OPENMP
+NTK_ALIBI_NOT_WATCHED
+void run_shares(std::int64_t shares, std::int64_t count, detail::RangeFunction function,
+                void* context) {
+  ThreadEdge begun, done;
+  begun.release();
+#pragma omp parallel for schedule(static, 1) num_threads(static_cast<int>(shares))
+  for (std::int64_t share = 0; share < shares; ++share) {
+    begun.acquire();
+    function(context, share * count / shares, (share + 1) * count / shares);
+    done.release();
+  }
+  done.acquire();
+}
+#endif
 
 }  // namespace
 
@@ -37,13 +55,7 @@ void detail::parallel_for(std::int64_t count, std::int64_t grain, RangeFunction 
   const std::int64_t shares =
       std::min<std::int64_t>(num_threads(), std::max<std::int64_t>(1, count / grain));
 #ifdef _OPENMP
-  if (shares > 1 && !omp_in_parallel()) {
-#pragma omp parallel for schedule(static, 1) num_threads(static_cast<int>(shares))
-    for (std::int64_t share = 0; share < shares; ++share) {
-      function(context, share * count / shares, (share + 1) * count / shares);
-    }
-    return;
-  }
+  if (shares > 1 && !omp_in_parallel()) return run_shares(shares, count, function, context);
 #endif
   function(context, 0, count);
 }

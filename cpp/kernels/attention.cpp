@@ -61,7 +61,7 @@ struct ScoredBlock {
   float* scores = nullptr;
   std::int64_t number = 0;
   int count = 0;
-  bool masked = false;
+  bool masked = false;  // keys may be hidden, by their distance or by a bias of -infinity
 };
 
 // Turns the scores of a block into weights, a few keys at a time, and sums them up.
@@ -137,7 +137,7 @@ NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, 
                                    f32v scale, f32v (&dot)[rows_per_step][vectors_per_tile],
                                    const ScoredBlock& block, int c,
                                    f32v (&greatest)[vectors_per_tile]) {
-  const bool masked = block.masked || c + rows_per_step > block.count || !Bias::is_linear;
+  const bool masked = block.masked || c + rows_per_step > block.count;
   NTK_ALIBI_UNROLL
   for (int u = 0; u < rows_per_step; ++u) {
     NTK_ALIBI_UNROLL
@@ -292,7 +292,7 @@ class TileWalk {
     if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.drops(b)) return;
     const ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b,
                             reach_.keys_to_read(tile_, b * keys_per_block),
-                            !reach_.sees_all_of(block_of(tile_.keys, b))};
+                            !Bias::is_linear || !reach_.sees_all_of(block_of(tile_.keys, b))};
     score_block<Words, Bias>(tile_, s_, rows_.keys(b), block, scored_);
     ++visited_;
     add_values();

@@ -33,7 +33,12 @@ struct TwoSidedBias {
   const float* slopes;
 };
 
-// The rest collect one value a lane.
+// The rest collect one value a lane. Where that is -infinity it hides the key, whatever the
+// product.
+inline f32v unless_hidden(f32v product, f32v value) {
+  return value == -infinity ? value : product + value;
+}
+
 struct TableBias {
   static constexpr bool is_linear = false;
   TableBias(const AttentionTile& tile, const Scratch&) : bias(tile.bias) {}
@@ -43,7 +48,7 @@ struct TableBias {
       const std::int64_t index = distance[lane] - bias.table_begin;
       if (index >= 0 && index < bias.table_size) value[lane] = bias.table[index] * log2_e;
     }
-    return product + value;
+    return unless_hidden(product, value);
   }
   const TileBias& bias;
 };
@@ -59,7 +64,7 @@ struct SumsBias {
       if (i < tile.query_count)
         value[lane] = static_cast<float>(tile.bias.query_sums[i] - behind) * log2_e;
     }
-    return product + value;
+    return unless_hidden(product, value);
   }
   const AttentionTile& tile;
 };
@@ -74,7 +79,7 @@ struct DenseBias {
       const int i = v * lanes + lane;
       if (i < tile.query_count) value[lane] = column[i * tile.bias.dense_query_stride] * log2_e;
     }
-    return product + value;
+    return unless_hidden(product, value);
   }
   const AttentionTile& tile;
 };

@@ -19,8 +19,8 @@ struct LeastSlopes {
 };
 
 // Upper bounds for every query of a tile: of the bias with any key of a block, and of log2
-// sum_j 2^bias_ij over all keys of a block and those before (or behind) it. Infinite where nothing is
-// proven. docs/certified-skipping.md has the derivations.
+// sum_j 2^bias_ij over all keys of a block and those before (or behind) it. Infinite where nothing
+// is proven. docs/certified-skipping.md has the derivations.
 class BiasBounds {
  public:
   BiasBounds(const AttentionTile& tile, const TileReach& reach, const LeastSlopes& slopes)
@@ -63,8 +63,7 @@ class BiasBounds {
   }
 
   double ahead_from(std::int64_t b) const {
-    if (tile_.bias.kind == BiasKind::sums)
-      return greatest_query_sum_ + tile_.skipping.ahead[b].sum;
+    if (tile_.bias.kind == BiasKind::sums) return greatest_query_sum_ + tile_.skipping.ahead[b].sum;
     if (!tile_.keys.positions_rise) return __builtin_inf();
     const double nearest = nearest_ahead(b);
     const double keys = static_cast<double>(tile_.keys.count - b * keys_per_block);
@@ -113,11 +112,10 @@ class BiasBounds {
     const bool inside = nearest >= first && nearest < end && farthest >= first && farthest < end;
     if (inside) return bounds[static_cast<std::int64_t>(nearest - first)];
     const bool rising = bounds == tile_.skipping.behind;
-    const double most =
-        tile_.bias.table_size == 0 ? 0.0
-        : nearest >= first && nearest < end
-            ? bounds[static_cast<std::int64_t>(nearest - first)].each
-            : bounds[rising ? 0 : tile_.bias.table_size - 1].each;
+    const double most = tile_.bias.table_size == 0 ? 0.0
+                        : nearest >= first && nearest < end
+                            ? bounds[static_cast<std::int64_t>(nearest - first)].each
+                            : bounds[rising ? 0 : tile_.bias.table_size - 1].each;
     return {larger(0.0, most), __builtin_inf()};
   }
 

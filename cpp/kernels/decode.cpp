@@ -62,8 +62,7 @@ class Decoder {
         part->rest_dropped = true;
         break;
       }
-      if (!reach.sees(block_of(tile_.keys, b)) || certificate.drops(b))
-        continue;
+      if (!reach.sees(block_of(tile_.keys, b)) || certificate.drops(b)) continue;
       ++part->visited;
       const float maximum = score_block(b, reach);
       if (certificate.drops_scored(maximum + scored_roundoff * __builtin_fabs(maximum) -

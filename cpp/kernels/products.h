@@ -120,8 +120,8 @@ inline void pair_rows(const char* even, const char* odd, int head_dim, float* pa
   }
 }
 
-// Where the rows of a block of keys, and of values, are as words: in place, or converted. Blocks are
-// remembered, for a group of tiles asks for the same ones.
+// Where the rows of a block of keys, and of values, are as words: in place, or converted. Blocks
+// are remembered, for a group of tiles asks for the same ones.
 template <class Words>
 class BlockRows {
  public:
@@ -190,8 +190,7 @@ class BlockRows {
 
   const char* words(const char* row, float* converted) const {
     if (Words::in_place(tile_.dtype)) return row;
-    return reinterpret_cast<const char*>(
-        as_float32(row, tile_.head_dim, tile_.dtype, converted));
+    return reinterpret_cast<const char*>(as_float32(row, tile_.head_dim, tile_.dtype, converted));
   }
 
   void find(const void* from, std::int64_t stride, std::int64_t b, float* converted, Rows& rows) {
@@ -256,11 +255,10 @@ void add_channels(const Scratch& s, const float* weights, const char* const* val
   }
   // A fresh sum for each block: one chain over all keys would lose half a digit.
   NTK_ALIBI_UNROLL
-  for (int u = 0; u < Channels; ++u)
-    NTK_ALIBI_UNROLL
-    for (int v = 0; v < vectors_per_tile; ++v)
-      store_vector(s.output, d + u, v,
-                   vector_of(s.output, d + u, v) * vector_of(s.rescale, 0, v) + sum[u][v]);
+  for (int u = 0; u < Channels; ++u) NTK_ALIBI_UNROLL
+  for (int v = 0; v < vectors_per_tile; ++v)
+    store_vector(s.output, d + u, v,
+                 vector_of(s.output, d + u, v) * vector_of(s.rescale, 0, v) + sum[u][v]);
 }
 
 template <class Words, bool Guarded>

@@ -41,8 +41,7 @@ struct TileReach {
   // Whether no block up to b, or from b on, is seen.
   bool ends_before(const AttentionTile& tile, std::int64_t b) const {
     const bool none = block_of(tile.keys, b).greatest_position < first_seen_by_any;
-    return none && tile.keys.positions_rise &&
-           block_of(tile.keys, 0).least_position >= sink_end;
+    return none && tile.keys.positions_rise && block_of(tile.keys, 0).least_position >= sink_end;
   }
   bool ends_behind(const AttentionTile& tile, std::int64_t b) const {
     return tile.keys.positions_rise && block_of(tile.keys, b).least_position > last_seen_by_any;

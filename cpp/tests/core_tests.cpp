@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/attention.h"
@@ -178,6 +180,82 @@ void test_attention() {
   }
 }
 
+// One problem with everything that calls could share: keys, masks, statistics, parts of keys.
+struct Call {
+  static constexpr std::int64_t heads = 3, dim = 20;
+  std::vector<float> numbers, output, logsumexp;
+  std::vector<std::uint8_t> mask;
+  std::vector<std::int64_t> counts;
+  AttentionProblem problem{};
+
+  Call(std::int64_t queries, std::int64_t keys, bool masked) {
+    static const float slopes[heads] = {0.5f, 0.03f, 0.002f};
+    numbers.resize(heads * keys * dim);
+    std::uint32_t state = 7;
+    for (float& number : numbers) {
+      state = state * 1664525u + 1013904223u;
+      number = static_cast<float>(state >> 8) / (1 << 23) - 1.0f;
+    }
+    output.resize(heads * queries * dim);
+    logsumexp.resize(heads * queries);
+    counts.resize(2 * heads);
+    const TensorView view{numbers.data(), 0, keys * dim, dim};
+    problem.dtype = DType::float32;
+    problem.query = problem.key = problem.value = view;
+    problem.output = {output.data(), 0, queries * dim, dim};
+    problem.logsumexp = logsumexp.data();
+    problem.batch = 1;
+    problem.query_heads = problem.key_heads = heads;
+    problem.query_length = queries;
+    problem.key_length = keys;
+    problem.head_dim = dim;
+    problem.scale = 0.2f;
+    problem.mask = {true, std::numeric_limits<std::int32_t>::max(), 0};
+    problem.bias.kind = BiasKind::two_sided;
+    problem.bias.left = problem.bias.right = {slopes, 0, 1, 0};
+    problem.skip_tolerance = std::ldexp(1.0, -24);
+    problem.block_counts = counts.data();
+    if (!masked) return;
+    mask.assign(keys, 1);
+    for (std::int64_t k = 0; k < keys; k += 5) mask[k] = 0;
+    problem.key_mask = mask.data();
+  }
+};
+
+// For ThreadSanitizer, too: several threads call, and each call has threads of its own.
+void test_callers_at_once() {
+  for (const bool masked : {false, true}) {
+    for (const auto& [queries, keys] : {std::pair{130, 300}, std::pair{2, 9000}}) {
+      set_num_threads(1);
+      Call serial(queries, keys, masked);
+      attention(serial.problem);
+      set_num_threads(3);
+      std::vector<Call> calls;
+      for (int i = 0; i < 4; ++i) calls.emplace_back(queries, keys, masked);
+      std::vector<std::thread> callers;
+      for (int i = 0; i < 4; ++i) {
+        // All read the same keys and mask, and write what is theirs.
+        AttentionProblem& problem = calls[i].problem;
+        problem.query = problem.key = problem.value = serial.problem.query;
+        problem.key_mask = serial.problem.key_mask;
+        problem.output.data = calls[i].output.data();
+        problem.logsumexp = calls[i].logsumexp.data();
+        problem.block_counts = calls[i].counts.data();
+        callers.emplace_back([&problem, i] {
+          set_num_threads(2 + i % 2);
+          attention(problem);
+        });
+      }
+      for (std::thread& caller : callers) caller.join();
+      for (const Call& call : calls) {
+        CHECK(call.output == serial.output && call.logsumexp == serial.logsumexp);
+        CHECK(call.counts == serial.counts);
+      }
+    }
+  }
+  set_num_threads(0);
+}
+
 void test_parallel_for_covers_everything_once() {
   for (int threads : {1, 2, 3, 8}) {
     set_num_threads(threads);
@@ -228,6 +306,7 @@ int main() {
     test_sixteen_bit_formats();
     test_rows_of_every_length_and_alignment();
     test_attention();
+    test_callers_at_once();
   }
   std::printf(failures ? "%d failures\n" : "all tests passed\n", failures);
   return failures != 0;

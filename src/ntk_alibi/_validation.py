@@ -154,7 +154,7 @@ def positions(name: str, value: Any, batch: int, length: int) -> NDArray[np.int3
         raise ValueError(
             f"{name} must be between 0 and {MAX_LENGTH}, got {array.min()} to {array.max()}"
         )
-    return np.ascontiguousarray(np.atleast_2d(array), np.int32)
+    return np.require(np.atleast_2d(array), np.int32, ["C", "ALIGNED"])
 
 
 def causal_block(value: Any, *, causal: bool) -> int:
@@ -295,7 +295,7 @@ def floating_dtype(value: DTypeLike, allowed: Collection[str]) -> str:
 
 
 def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
-    """A caller's buffer: framework, shape and dtype as asked, contiguous, writable, in memory."""
+    """A caller's buffer: of this framework, shape and dtype, contiguous, writable, in memory."""
     kind = "torch tensor" if torch else "NumPy array"
     if not (_arrays.is_tensor(value) if torch else isinstance(value, np.ndarray)):
         raise TypeError(f"out must be a {kind}, got {type(value).__name__}")
@@ -308,9 +308,11 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
         in_memory = value.device.type == "cpu"
         usable = in_memory and value.is_contiguous() and not value.requires_grad
     else:
-        usable = value.flags.c_contiguous and value.flags.writeable
+        usable = value.flags.carray  # contiguous, aligned and writable
     if not usable:
-        raise ValueError("out must be contiguous, writable, in main memory and not require grad")
+        raise ValueError(
+            "out must be contiguous, aligned, writable, in main memory and not require grad"
+        )
 
 
 def slopes(name: str, value: Any, heads: int) -> None:

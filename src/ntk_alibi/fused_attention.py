@@ -258,13 +258,10 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
 
 
 def _readable(array: Any) -> NDArray[Any]:
-    """Memory of an array with unit last stride, copied only where it has another."""
+    """Memory of an array, aligned and with unit last stride, copied only where it is not so."""
     memory = _arrays.storage(array)
-    if memory.flags.c_contiguous and memory.flags.aligned:
-        return memory
-    whole = all(stride % memory.itemsize == 0 for stride in memory.strides)
     unit = memory.strides[-1] == memory.itemsize or memory.shape[-1] <= 1
-    return memory if whole and unit and memory.flags.aligned else np.ascontiguousarray(memory)
+    return memory if unit and memory.flags.aligned else memory.copy()
 
 
 def _positions(
@@ -290,7 +287,7 @@ def _core_bias(
     if bias is None:
         return _core.no_bias()
     if not isinstance(bias, ALiBi):
-        dense = _arrays.to_numpy(bias).astype(np.float32, copy=False)
+        dense = np.require(_arrays.to_numpy(bias), np.float32, ["ALIGNED"])
         return _core.dense_bias(np.broadcast_to(dense, shape))
     lengths = None
     if scaling_per(bias.scaling) is not None:

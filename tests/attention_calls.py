@@ -1,0 +1,275 @@
+"""Calls of attention of every kind, for hypothesis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import ntk_alibi as na
+from attention_checks import NUMPY, dense, visible
+
+LAYOUTS = (
+    "plain",
+    "fused",
+    "transposed",
+    "reversed",
+    "repeated",
+    "spread",
+    "mirrored",
+    "odd",
+)
+PADDINGS = ("none", "left", "right", "holes", "all of a row")
+POSITIONS = ("columns", "real tokens", "gaps", "unsorted", "repeats", "far", "queries only")
+SIDES = ("causal", "symmetric", "halves", "two_slopes")
+LENGTHS = st.integers(0, 150) | st.sampled_from((1, 2, 3, 63, 64, 65, 128, 129))
+DIMS = st.integers(1, 256) | st.sampled_from((1, 8, 15, 16, 17, 32, 64, 80))
+
+
+@dataclass
+class Call:
+    """Arguments of one call, which pairs they leave visible and the bias that they mean for all.
+
+    `meant` is -inf where a pair is not visible, too.
+    """
+
+    query: NDArray[Any]
+    key: NDArray[Any]
+    value: NDArray[Any]
+    bias: Any
+    options: dict[str, Any]
+    seen: NDArray[np.bool_]
+    meant: NDArray[np.float64]
+
+    def run(self, **options: Any) -> Any:
+        options = {**self.options, "return_logsumexp": True, **options}
+        return na.attention(self.query, self.key, self.value, self.bias, **options)
+
+
+def laid_out(numbers: NDArray[Any], layout: str) -> NDArray[Any]:
+    """An array of the numbers' shape and dtype with other strides; "repeated" changes numbers."""
+    batch, heads, length, dim = numbers.shape
+    if layout == "fused":  # BLOOM's (batch, length, heads, 3, head_dim)
+        whole = np.zeros((batch, length, heads, 3, dim), numbers.dtype)
+        whole[:, :, :, 1] = numbers.swapaxes(1, 2)
+        return whole[:, :, :, 1].swapaxes(1, 2)
+    if layout == "transposed":
+        return np.ascontiguousarray(numbers.swapaxes(1, 3)).swapaxes(1, 3)
+    if layout == "reversed":
+        return np.ascontiguousarray(numbers[::-1, ::-1, ::-1])[::-1, ::-1, ::-1]
+    if layout == "repeated":
+        return np.broadcast_to(numbers[:, :1, :1], numbers.shape)
+    if layout == "spread":
+        whole = np.zeros((batch, heads, 2 * length, 2 * dim), numbers.dtype)
+        whole[:, :, ::2, 1::2] = numbers
+        return whole[:, :, ::2, 1::2]
+    if layout == "mirrored":
+        return np.ascontiguousarray(numbers[..., ::-1])[..., ::-1]
+    if layout == "odd":
+        whole = np.zeros(numbers.nbytes + 1, np.uint8)[1:].view(numbers.dtype)
+        whole.reshape(numbers.shape)[:] = numbers
+        return whole.reshape(numbers.shape)
+    return numbers
+
+
+def padding(random: np.random.Generator, kind: str, batch: int, keys: int) -> NDArray[Any] | None:
+    if kind == "none":
+        return None
+    mask = np.ones((batch, keys), [np.int64, np.bool_, np.float32][random.integers(3)])
+    for row in mask:
+        cut = random.integers(keys + 1)
+        if kind == "left":
+            row[:cut] = 0
+        elif kind == "right":
+            row[cut:] = 0
+        elif kind == "holes":
+            row[random.random(keys) < random.random()] = 0
+    if kind == "all of a row":
+        mask[random.integers(batch)] = 0
+    return mask
+
+
+def positions(
+    random: np.random.Generator, kind: str, queries: int, keys: int, mask: NDArray[Any] | None
+) -> tuple[dict[str, Any], NDArray[Any], NDArray[Any]]:
+    """What to pass, and where queries and keys then are, (length,) or (batch, length)."""
+    q, k = np.arange(keys - queries, keys), np.arange(keys)
+    if kind == "columns":
+        return {}, q, k
+    if kind == "queries only" or queries > keys:
+        q = random.integers(0, keys + 20, queries)
+        return {"query_positions": q}, q, k
+    if kind == "real tokens" and mask is not None:
+        k = np.maximum(mask.astype(np.int64).cumsum(axis=1) - 1, 0)
+        return {"key_positions": k}, k[:, keys - queries :], k
+    if kind == "gaps":
+        k = np.cumsum(random.integers(1, 9, keys))
+    elif kind == "unsorted":
+        k = random.permutation(keys)
+    elif kind == "repeats":
+        k = np.sort(random.integers(0, 1 + keys // 3, keys))
+    else:
+        k = k + 10**6
+    if kind == "gaps" and random.integers(2):
+        return {"key_positions": k}, k[keys - queries :], k
+    q = random.choice(k, queries) if keys else q
+    return {"key_positions": k, "query_positions": q}, q, k
+
+
+def real_tokens(
+    per: str, mask: NDArray[Any] | None, given: dict[str, Any], q: NDArray[Any], keys: int
+) -> Any:
+    """What a dynamic scaling counts: the row's real keys, or those up to each query."""
+    real = np.ones((1, keys), np.int64) if mask is None else mask.astype(np.int64)
+    if per == "sequence":
+        return real.sum(axis=1)
+    if given:
+        return np.atleast_2d(q) + 1
+    prefixes = np.concatenate([np.zeros((len(real), 1), np.int64), real.cumsum(axis=1)], axis=1)
+    return prefixes[:, np.maximum(np.arange(keys - q.shape[-1], keys) + 1, 0)]
+
+
+def own_slopes(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Of (batch, heads, queries) or fewer axes; some are infinite, 0 or negative."""
+    batch, heads, queries = shape
+    shapes = ((heads,), (1, heads), (batch, heads), (batch, heads, queries))
+    slopes = np.exp2(-10 * random.random(shapes[random.integers(4)])).astype(np.float32)
+    for special in (np.inf, 0.0, -0.03):
+        if random.integers(4) == 0:
+            slopes[random.random(slopes.shape) < 0.3] = special
+    return slopes
+
+
+def linear(
+    random: np.random.Generator, causal: bool, shape: tuple[int, ...], counting: bool
+) -> na.ALiBi:
+    """An ALiBi bias for (batch, heads, queries), of a scaling that counts tokens or not."""
+    heads = shape[1]
+    sides = [s for s in SIDES if (causal or s != "causal") and not (s == "halves" and heads % 2)]
+    side: Any = sides[random.integers(len(sides))]
+    if side == "two_slopes" or random.integers(3) == 0:
+        pair = own_slopes(random, shape), own_slopes(random, shape)
+        return na.ALiBi(heads, slopes=pair if side == "two_slopes" else pair[0], sides=side)
+    scalings = (
+        None,
+        na.NTK(8.0),
+        na.Interpolation(3.0),
+        na.DynamicNTK(2.0, 32),
+        na.DynamicNTK(3.0, 16, per="query"),
+        na.DynamicInterpolation(2.0, 40, per="query"),
+    )
+    return na.ALiBi(heads, scalings[random.integers(6 if counting else 3)], sides=side)
+
+
+def full_bias(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Numbers broadcastable to shape, some -inf, never a whole row."""
+    axes = [1 if random.integers(4) == 0 else n for n in shape][random.integers(4) :]
+    numbers = 3 * random.standard_normal(axes)
+    hidden = random.random(axes) < random.choice([0.0, 0.3])
+    hidden[..., random.integers(max(1, axes[-1])) :][..., :1] = False
+    numbers[hidden] = -np.inf
+    dtype = list(NUMPY.values())[random.integers(3)]
+    return laid_out_bias(random, numbers.astype(dtype))
+
+
+def laid_out_bias(random: np.random.Generator, bias: NDArray[Any]) -> NDArray[Any]:
+    kind = random.integers(3)
+    if kind == 0:
+        return np.ascontiguousarray(bias[..., ::-1])[..., ::-1]
+    if kind == 1:
+        whole = np.zeros(bias.shape, [("number", bias.dtype), ("flag", np.uint8)])
+        whole["number"] = bias
+        return whole["number"]
+    return bias
+
+
+@st.composite
+def calls(
+    draw: st.DrawFn,
+    *,
+    dtypes: tuple[str, ...] = tuple(NUMPY),
+    layouts: tuple[str, ...] = LAYOUTS,
+    standing: tuple[str, ...] = POSITIONS,
+    counting: bool = True,
+) -> Call:
+    """Any call, of these dtypes, layouts and positions, with scalings that count tokens or not.
+
+    What hypothesis shrinks is the shape and the kind; numbers come from a seed."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    batch, kv_heads, group = draw(st.tuples(*[st.integers(1, n) for n in (3, 2, 3)]))
+    queries, keys, dim = draw(LENGTHS), draw(LENGTHS), draw(DIMS)
+    causal = draw(st.booleans())
+    options: dict[str, Any] = {
+        "causal": causal,
+        "window": draw(st.none() | st.integers(1, 160)),
+        "causal_block": draw(st.none() | st.integers(1, 90)) if causal else None,
+        "sink": draw(st.sampled_from((0, 0, 1, 5, 70))),
+        "scale": draw(st.sampled_from((None, None, 0.0, -0.3, 1.0))),
+        "skip_tolerance": draw(st.sampled_from((0.0, None, 2.0**-4, 2.0**-12))),
+    }
+    mask = padding(random, draw(st.sampled_from(PADDINGS)), batch, keys)
+    given, q, k = positions(random, draw(st.sampled_from(standing)), queries, keys, mask)
+    intervals = {name: options[name] for name in ("window", "causal_block", "sink")}
+    seen = visible(q, k, causal=causal, **intervals, mask=mask)
+    shape = (batch, kv_heads * group, queries, keys)
+    kind = draw(st.sampled_from(("linear", "linear", "full", None)))
+    bias, meant = _bias(random, kind, shape, causal, counting, (mask, given, q, k))
+    meant = np.where(seen, meant, -np.inf)
+    dtype = draw(st.sampled_from(dtypes))
+    key_shape = (batch, kv_heads, keys, dim)
+    arrays = [random.standard_normal((*shape[:3], dim)), *random.standard_normal((2, *key_shape))]
+    if draw(st.booleans()):  # a few keys that weigh much, wherever they are
+        arrays[1] *= np.where(random.random((keys, 1)) < 0.05, 20.0, 1.0)
+    query, key, value = (
+        laid_out(x.astype(NUMPY[dtype]), draw(st.sampled_from(layouts))) for x in arrays
+    )
+    if draw(st.booleans()):
+        key, value = _poisoned(key, value, seen)
+    options |= given | ({} if mask is None else {"key_padding_mask": mask})
+    return Call(
+        query,
+        key,
+        value,
+        bias,
+        options,
+        np.broadcast_to(seen, shape),
+        np.broadcast_to(meant, shape),
+    )
+
+
+def _bias(
+    random: np.random.Generator,
+    kind: str | None,
+    shape: tuple[int, ...],
+    causal: bool,
+    counting: bool,
+    where: tuple[Any, ...],
+) -> tuple[Any, NDArray[np.float64]]:
+    """A bias of that kind, and it over all pairs."""
+    mask, given, q, k = where
+    if kind == "full":
+        bias = full_bias(random, shape)
+        return bias, np.broadcast_to(bias.astype(np.float64), shape)
+    if kind is None:
+        return None, np.zeros(shape)
+    alibi = linear(random, causal, shape[:3], counting)
+    per = getattr(alibi.scaling, "per", None)
+    lengths = None if per is None else real_tokens(per, mask, given, q, shape[3])
+    return alibi, dense(alibi, q, k, lengths)
+
+
+def _poisoned(
+    key: NDArray[Any], value: NDArray[Any], seen: NDArray[np.bool_]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """NaN and infinity in what no query sees, in the same layout where that can be written."""
+    unseen = np.broadcast_to(~seen.any(axis=2), key.shape[:3])
+    poisoned = []
+    for array, poison in ((key, np.nan), (value, np.inf)):
+        if not array.flags.writeable:  # repeated numbers
+            array = array.copy()
+        array[unseen] = poison
+        poisoned.append(array)
+    return poisoned[0], poisoned[1]

@@ -1,0 +1,237 @@
+"""What the tests of attention share: inputs, masks and biases written out, bounds on errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+import ntk_alibi as na
+from ntk_alibi import _core
+
+#: Relative error of rounding to nearest in each dtype.
+ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+UNIT = ROUNDING["float32"]
+NUMPY = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+def random(seed: int, *shape: int, dtype: str = "float32") -> NDArray[Any]:
+    numbers: NDArray[Any] = np.random.default_rng(seed).standard_normal(shape)
+    return numbers.astype(NUMPY[dtype])
+
+
+def inputs(
+    batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, dtype: str = "float32"
+) -> list[NDArray[Any]]:
+    shapes = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
+    return [random(i, batch, *shape, dim, dtype=dtype) for i, shape in enumerate(shapes)]
+
+
+def each_isa() -> Iterator[str]:
+    """Every instruction set of this machine in turn, for what is not to be set up again for each.
+
+    A test that fails leaves the wrong one to nobody: the generator is closed behind it.
+    """
+    before = _core.active_isa()
+    try:
+        for isa in _core.available_isas():
+            _core.select_isa(isa)
+            yield isa
+    finally:
+        _core.select_isa(before)
+
+
+def distances(q_positions: NDArray[Any], k_positions: NDArray[Any]) -> NDArray[np.float64]:
+    """From (queries,) and (keys,) or with a batch before, (1 or batch, 1, queries, keys)."""
+    d = q_positions[..., :, None].astype(float) - k_positions[..., None, :]
+    return d[None, None] if d.ndim == 2 else d[:, None]
+
+
+def visible(
+    q_positions: NDArray[Any],
+    k_positions: NDArray[Any],
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    causal_block: int | None = None,
+    sink: int = 0,
+    mask: NDArray[Any] | None = None,
+) -> NDArray[np.bool_]:
+    """Which keys each query sees, (1 or batch, 1, queries, keys), by the words of the docstring."""
+    distance = distances(q_positions, k_positions)
+    seen = np.ones(distance.shape, bool)
+    if window is not None:
+        seen = np.abs(distance) < window
+    if causal_block is not None:
+        seen = seen & (distances(q_positions // causal_block, k_positions // causal_block) <= 1)
+    if sink and not seen.all():
+        sunk = np.atleast_2d(k_positions < sink)[:, None, None, :]
+        seen = seen | (sunk & (distance >= 0))
+    if causal:
+        seen = seen & (distance >= 0)
+    return seen if mask is None else seen & mask.astype(bool)[:, None, None, :]
+
+
+def dense(
+    bias: na.ALiBi | None, q: NDArray[Any], k: NDArray[Any], lengths: Any = None
+) -> NDArray[np.float64]:
+    """A bias of all pairs, (1 or batch, 1 or heads, queries, keys); -inf on a hidden side.
+
+    Lengths are what a dynamic scaling asks for.
+    """
+    distance = distances(q, k)
+    if bias is None:
+        return np.zeros_like(distance)
+    left, right = (side[..., None] for side in _slopes(bias, lengths))
+    with np.errstate(invalid="ignore"):  # infinity times 0, not chosen
+        ahead = np.where(distance < 0, right * distance, 0.0)
+        return np.where(distance > 0, -left * distance, ahead)
+
+
+def _slopes(bias: na.ALiBi, lengths: Any) -> list[NDArray[np.float64]]:
+    """Left and right, (1 or batch, heads, 1 or queries)."""
+    heads = bias.num_heads
+    standard = bias.slopes is None
+    if standard:
+        count = heads // 2 if bias.sides == "halves" else heads
+        one = na.alibi_slopes(count, bias.scaling, lengths)
+        if bias.sides == "halves":
+            one = np.concatenate([one, one], axis=0 if one.ndim == 1 else 1)
+        pair = (one, one)
+    else:
+        pair = bias.slopes if isinstance(bias.slopes, tuple) else (bias.slopes, bias.slopes)
+    left, right = (np.array(side, np.float64) for side in pair)
+    left, right = (
+        x[None, :, None] if x.ndim == 1 else x[..., None] if x.ndim == 2 else x
+        for x in (left, right)
+    )
+    if bias.sides == "causal":
+        right[:] = np.inf
+    elif bias.sides == "halves":
+        left[:, heads // 2 :] = right[:, : heads // 2] = np.inf
+    return [left, right]
+
+
+def attend_with(
+    bias: _core.AttentionBias,
+    query: Any,
+    key: Any,
+    value: Any,
+    tolerance: float,
+    *,
+    causal: bool = True,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+    """Output, logsumexp and (visited, visible) blocks of the core with one of its biases."""
+    output, logsumexp = np.empty_like(query), np.empty(query.shape[:3], np.float32)
+    counts = np.zeros((*query.shape[:2], 2), np.int64)
+    dtype = {"float32": _core.DType.float32, "bfloat16": _core.DType.bfloat16}[query.dtype.name]
+    bits = [x if query.dtype == np.float32 else x.view(np.uint16) for x in (query, key, value)]
+    _core.attention(
+        *bits,
+        bias=bias,
+        dtype=dtype,
+        output=output if query.dtype == np.float32 else output.view(np.uint16),
+        logsumexp=logsumexp,
+        scale=1 / math.sqrt(query.shape[3]),
+        query_positions=None,
+        key_positions=None,
+        key_mask=None,
+        causal=causal,
+        window=2**31 - 1,
+        causal_block=0,
+        sink=0,
+        skip_tolerance=tolerance,
+        block_counts=counts,
+        key_norms=None,
+    )
+    return output, logsumexp, counts
+
+
+class Expected(NamedTuple):
+    """What the reference says, and by how much the kernels may differ from it."""
+
+    output: NDArray[np.float64]
+    logsumexp: NDArray[np.float64]
+    output_error: NDArray[np.float64]
+    logsumexp_error: NDArray[np.float64]
+
+
+def expected(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: NDArray[Any],
+    scale: float | None = None,
+    tolerance: float | None = 0.0,
+) -> Expected:
+    """Reference and bounds; bias is of all pairs, -inf where masked. u = 2^-24.
+
+    Score: with A = |scale| |q| |k| its error is at most (D + 8) u A + 4 u (A + |bias|). Keys whose
+    bias is below the row's greatest by more than 2 A + 104 weigh less than float32 can say.
+    Weight: its relative error is about that of its score and some u for exp2. Sums: 64 keys at a
+    time, then some u a block; numerator and denominator each. Result: rounding to its dtype.
+    bfloat16 weights may be rounded to bfloat16 before they meet the values. What the tolerance
+    leaves out is bounded by docs/certified-skipping.md.
+    """
+    name = "bfloat16" if query.dtype == ml_dtypes.bfloat16 else query.dtype.name
+    group = query.shape[1] // key.shape[1]
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    key, value = (np.repeat(x, group, axis=1) for x in (key, value))
+    bias = np.broadcast_to(bias, (*query.shape[:3], key.shape[2]))
+    seen = ~np.isneginf(bias)
+    unseen = ~seen.any(axis=2)[..., None]
+    key, value = (np.where(unseen, 0.0, x) for x in (key, value))  # NaN of padding is not ours
+    both = np.concatenate([value, np.abs(value)], axis=-1)
+    means, logsumexp = na.reference.attention(query, key, both, bias, scale)
+    output, mean_size = np.split(means, 2, axis=-1)
+
+    def greatest(numbers: NDArray[Any]) -> NDArray[np.float64]:
+        return np.where(seen, numbers, 0.0).max(axis=-1, initial=0.0)
+
+    keys, dim = key.shape[2:]
+    q_norm, k_norm = (np.sqrt((x**2).sum(-1)) for x in (query, key))
+    scale = 1 / math.sqrt(dim) if scale is None else abs(scale)
+    size = scale * q_norm * greatest(k_norm[:, :, None, :])
+    top = np.abs(bias.max(axis=-1, initial=-np.inf, where=seen))
+    far = np.minimum(greatest(np.abs(bias)), np.where(np.isinf(top), 0.0, top) + 2 * size + 104)
+    score_error = UNIT * ((dim + 8) * size + 4 * (size + far))
+    relative = np.expm1(2 * (score_error + UNIT * (72 + keys / 16)))
+    share = max(tolerance or 0.0, UNIT)
+    spread = (value.max(axis=2, initial=-np.inf) - value.min(axis=2, initial=np.inf))[:, :, None]
+    error = (relative[..., None] + (ROUNDING[name] if name == "bfloat16" else 0.0)) * mean_size
+    error += share * np.maximum(spread, 0.0) + 2.0**-100 * np.abs(value).max(initial=0.0)
+    error += ROUNDING[name] * (np.abs(output) + error) + 2.0**-25 * (name == "float16")
+    some = np.where(np.isneginf(logsumexp), 0.0, logsumexp)
+    return Expected(
+        output, logsumexp, error, relative + math.log1p(share) + 2 * UNIT * np.abs(some)
+    )
+
+
+def check_against(what: Expected, result: Any) -> None:
+    """That (output, logsumexp) are the expected ones to within their bounds."""
+    output, logsumexp = (np.asarray(x, np.float64) for x in result)
+    assert (np.abs(output - what.output) <= what.output_error).all()
+    none = np.isneginf(what.logsumexp)
+    assert (np.isneginf(logsumexp) == none).all()
+    assert (output[none] == 0.0).all()
+    with np.errstate(invalid="ignore"):
+        error = np.abs(logsumexp - what.logsumexp)
+    assert (error[~none] <= what.logsumexp_error[~none]).all()
+
+
+def check(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: NDArray[Any],
+    result: Any,
+    scale: float | None = None,
+    tolerance: float | None = 0.0,
+) -> None:
+    """That (output, logsumexp) are the reference's, by the bounds of `expected`."""
+    assert result[0].dtype == query.dtype
+    check_against(expected(query, key, value, bias, scale, tolerance), result)

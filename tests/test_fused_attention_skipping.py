@@ -1,0 +1,243 @@
+"""Certified skipping against inputs that defeat heuristics: the error is within the certificate.
+
+Each call is compared with itself without skipping, so that the errors of scores, which both share,
+cannot hide what was left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import ntk_alibi as na
+from attention_checks import NUMPY, ROUNDING, UNIT, attend_with, inputs
+from ntk_alibi import _core
+
+TOLERANCES = (2.0**-4, 2.0**-9, 0.0)
+
+
+@cache
+def adversaries(
+    queries: int, keys: int, dim: int, kv_heads: int = 4
+) -> dict[str, list[NDArray[Any]]]:
+    """Queries of four heads, keys and values; all finite in float16."""
+    query, key, value = inputs(1, 4, kv_heads, queries, keys, dim)
+    last = query[:, :: 4 // kv_heads, -1]
+    huge, sinks, growing = key.copy(), key.copy(), key.copy()
+    huge[:, :, 3] = 60.0 * last
+    sinks[:, :, :4] *= 20.0
+    growing *= np.linspace(30.0, 0.1, keys)[:, None].astype(np.float32)
+    long_query, long_key = (
+        1e4 * x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)
+    )
+    return {
+        "random": [query, key, value],
+        "one huge key far away": [query, huge, value],
+        "sinks": [query, sinks, value],
+        "all keys equal": [query, np.ones_like(key), value],
+        "keys that grow with distance": [query, growing, value],
+        "large norms": [100 * query, 100 * key, value],
+        "norms of 10^4": [long_query, long_key, value],
+        "zero queries": [0 * query, key, value],
+        "huge values far away": [query, key, value * np.linspace(1e4, 1, keys)[:, None]],
+    }
+
+
+def holes(keys: int) -> NDArray[np.bool_]:
+    return np.random.default_rng(5).random((1, keys)) < 0.7
+
+
+def ways(queries: int, keys: int) -> dict[str, tuple[na.ALiBi, dict[str, Any]]]:
+    """Biases and options beside which keys may be left out."""
+    symmetric = na.ALiBi(4, sides="symmetric")
+    repeats = np.sort(np.random.default_rng(6).integers(0, keys // 2, keys))
+    counted = np.maximum(holes(keys).cumsum(axis=1) - 1, 0)
+    return {
+        "causal": (symmetric, {}),
+        "both sides": (symmetric, {"causal": False}),
+        "NTK": (na.ALiBi(4, na.NTK(16.0)), {}),
+        "two slopes": (
+            na.ALiBi(
+                4,
+                slopes=(np.float32([0.5, 0.1, 0.02, 0.0]), np.float32([0.01, 0.3, np.inf, 1.0])),
+                sides="two_slopes",
+            ),
+            {"causal": False},
+        ),
+        "window and sink": (symmetric, {"window": keys // 2, "sink": 4}),
+        "holes": (symmetric, {"key_padding_mask": holes(keys)}),
+        "real tokens": (
+            symmetric,
+            {"key_padding_mask": holes(keys), "key_positions": counted, "causal": False},
+        ),
+        "repeats": (symmetric, {"key_positions": repeats}),
+        "no order": (
+            symmetric,
+            {
+                "key_positions": np.random.default_rng(7).permutation(keys),
+                "query_positions": np.arange(keys - queries, keys),
+            },
+        ),
+    }
+
+
+def check_certificate(
+    arrays: list[NDArray[Any]], bias: na.ALiBi, options: dict[str, Any], dtype: str
+) -> None:
+    """That skipping changes a call by no more than it proves."""
+
+    def attend(query: Any, key: Any, value: Any, *, skip_tolerance: float | None) -> Any:
+        output, log, stats = na.attention(
+            query,
+            key,
+            value,
+            bias,
+            **options,
+            skip_tolerance=skip_tolerance,
+            return_logsumexp=True,
+            return_stats=True,
+        )
+        assert (stats.visited <= stats.visible).all()
+        return output, log
+
+    check_change(attend, *(x.astype(NUMPY[dtype]) for x in arrays))
+
+
+def check_change(attend: Callable[..., Any], query: Any, key: Any, value: Any) -> None:
+    """That tolerances change what attend gives by no more than they allow, and the rounding of each.
+
+    Both round sums of 64 keys and of blocks, numerator and denominator, and the result.
+    """
+    dtype = "bfloat16" if query.dtype == NUMPY["bfloat16"] else query.dtype.name
+    whole, whole_log = attend(query, key, value, skip_tolerance=None)
+    size, _ = attend(query, key, np.abs(value), skip_tolerance=None)
+    whole, size, wide = (np.asarray(x, np.float64) for x in (whole, size, value))
+    wide = np.repeat(wide, query.shape[1] // key.shape[1], axis=1)
+    spread = (wide.max(axis=2) - wide.min(axis=2))[:, :, None]
+    sums = 2 * UNIT * (72 + key.shape[2] / 16)
+    log_noise = 2 * sums + 4 * UNIT * np.abs(np.where(np.isneginf(whole_log), 0.0, whole_log))
+    weights = ROUNDING[dtype] if dtype == "bfloat16" else 0.0
+    noise = 2 * (sums + weights) * size / (1 - ROUNDING[dtype])
+    for tolerance in TOLERANCES:
+        output, log = attend(query, key, value, skip_tolerance=tolerance)
+        eps = tolerance or UNIT
+        none = np.isneginf(whole_log)
+        assert (np.isneginf(log) == none).all()
+        lost = (whole_log[~none] - log[~none]).astype(np.float64)
+        assert (lost <= math.log1p(eps) + log_noise[~none]).all()
+        assert (lost >= -log_noise[~none]).all()
+        allowed = eps * spread + noise
+        allowed += ROUNDING[dtype] * (2 * np.abs(whole) + allowed) + 2.0**-24 * (dtype == "float16")
+        assert (np.abs(whole - np.asarray(output, np.float64)) <= allowed).all()
+
+
+@pytest.mark.parametrize("way", ways(8, 8))
+@pytest.mark.parametrize("kind", adversaries(8, 8, 4))
+def test_what_is_left_out_weighs_no_more_than_allowed(isa: str, kind: str, way: str) -> None:
+    check_certificate(adversaries(150, 700, 16)[kind], *ways(150, 700)[way], "float32")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", adversaries(8, 8, 4))
+def test_in_half_precision_and_with_grouped_heads(isa: str, kind: str, dtype: str) -> None:
+    for way in ("causal", "real tokens", "two slopes"):
+        arrays = adversaries(70, 400, 16, kv_heads=2)[kind]
+        check_certificate(arrays, *ways(70, 400)[way], dtype)
+
+
+@pytest.mark.parametrize("way", ways(8, 8))
+@pytest.mark.parametrize("kind", adversaries(8, 8, 4))
+def test_with_few_queries_on_several_parts_of_the_keys(isa: str, kind: str, way: str) -> None:
+    keys = 17000  # three parts
+    for queries, dtype in ((1, "float32"), (2, "bfloat16")):
+        arrays = adversaries(queries, keys, 5, kv_heads=2)[kind]
+        check_certificate(arrays, *ways(queries, keys)[way], dtype)
+
+
+@pytest.mark.parametrize("queries", [1, 20])
+@pytest.mark.parametrize("kind", adversaries(8, 8, 4))
+def test_with_kept_norms(isa: str, kind: str, queries: int) -> None:
+    arrays = adversaries(queries, 1000, 8)[kind]
+    norms = na.KeyNorms()
+    for length in (1, 500, 999, 1000):
+        norms.update(arrays[1][:, :, :length].astype(np.float32))
+    for way in ("causal", "both sides", "NTK"):
+        bias, options = ways(queries, 1000)[way]
+        check_certificate(arrays, bias, {**options, "key_norms": norms}, "float32")
+
+
+def core_biases(queries: int, keys: int) -> dict[str, tuple[_core.AttentionBias, bool]]:
+    """Biases that no public object makes yet, and whether keys ahead are seen, too."""
+    distance = np.arange(1 - queries, keys)
+    rates, powers = np.array([[0.5], [0.05], [2.0], [0.01]]), np.array([[1.0], [1.2], [0.5], [1.0]])
+    power = (-rates * np.abs(distance) ** powers).astype(np.float32)
+    waves = np.cos(distance / 9.0) * 3 + power
+    gates = -rates * np.abs(np.random.default_rng(8).standard_normal((1, 4, keys)))
+    return {
+        "power": (_core.table_bias(power, 1 - queries), True),
+        "power, behind": (_core.table_bias(power[:, queries - 1 :], 0), False),
+        "waves": (_core.table_bias(waves.astype(np.float32), 1 - queries), True),
+        "table of near distances": (
+            _core.table_bias(power[:, queries - 9 : queries + 50], -8),
+            True,
+        ),
+        "forget gates": (_core.sums_bias(gates.cumsum(axis=2)), False),
+        "gates that open and close": (_core.sums_bias(gates - gates[:, :, ::-1]), True),
+    }
+
+
+@pytest.mark.parametrize("name", core_biases(8, 8))
+@pytest.mark.parametrize("kind", adversaries(8, 8, 4))
+def test_tables_and_running_sums_leave_out_no_more_than_allowed(
+    isa: str, kind: str, name: str
+) -> None:
+    bias, ahead = core_biases(150, 700)[name]
+    for dtype in ("float32", "bfloat16"):
+        query, key, value = (x.astype(NUMPY[dtype]) for x in adversaries(150, 700, 16)[kind])
+
+        def attend(query: Any, key: Any, value: Any, *, skip_tolerance: float | None) -> Any:
+            tolerance = 0.0 if skip_tolerance is None else skip_tolerance or UNIT
+            return attend_with(bias, query, key, value, tolerance, causal=not ahead)[:2]
+
+        check_change(attend, query, key, value)
+
+
+def test_decaying_tables_and_sums_skip() -> None:
+    query, key, value = adversaries(150, 700, 16)["random"]
+    for name, (bias, ahead) in core_biases(150, 700).items():
+        *_, counts = attend_with(bias, query, key, value, UNIT, causal=not ahead)
+        share = counts[0, :, 0] / counts[0, :, 1]
+        decays = name not in ("table of near distances", "gates that open and close")
+        assert (share[0] < 0.6) == decays
+
+
+def test_skipping_skips_what_is_far_from_steep_heads() -> None:
+    query, key, value = inputs(1, 8, 8, 2048, 2048, 32)
+    shares = []
+    for tolerance in (None, 0.0, 2.0**-9):
+        _, stats = na.attention(
+            query, key, value, na.ALiBi(8), skip_tolerance=tolerance, return_stats=True
+        )
+        shares.append(stats.share[0])
+    assert (shares[0] == 1.0).all()
+    assert (shares[1] >= shares[2]).all()
+    assert shares[1][0] < 0.2 < 0.9 < shares[1][-1]  # slopes 1/2 and 1/256
+
+
+def test_a_heavy_block_far_away_does_not_make_the_light_ones_read() -> None:
+    query, key, value = adversaries(64, 4000, 16)["one huge key far away"]
+    _, stats = na.attention(query, key, value, na.ALiBi(4), return_stats=True)
+    assert (stats.share[0, :2] < 0.2).all()
+
+
+def test_negative_slopes_skip_nothing() -> None:
+    query, key, value = inputs(1, 1, 1, 500, 500, 16)
+    bias = na.ALiBi(1, slopes=np.float32([-0.01]))
+    _, stats = na.attention(query, key, value, bias, skip_tolerance=0.5, return_stats=True)
+    assert (stats.share == 1.0).all()

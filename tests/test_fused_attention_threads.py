@@ -1,0 +1,133 @@
+"""Attention from several threads, in forked children and beside torch, in processes of their own
+where the state of one matters.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ntk_alibi as na
+from attention_checks import inputs
+
+#: In a process of its own: enough tiles for several threads, and few queries on parts of keys.
+SETUP = """
+import os, sys
+{first}
+import numpy as np, ntk_alibi as na
+{second}
+x = np.random.default_rng(0).standard_normal((3, 1, 4, 200, 32)).astype(np.float32)
+y = np.random.default_rng(1).standard_normal((3, 1, 4, 9000, 8)).astype(np.float32)
+def bits():
+    tiles = na.attention(*x, na.ALiBi(4), return_logsumexp=True)
+    parts = na.attention(y[0, :, :, -1:], *y[1:], na.ALiBi(4), return_logsumexp=True)
+    return b"".join(array.tobytes() for array in (*tiles, *parts))
+"""
+TORCH = "import torch; torch.ones(10**6).sum()"
+
+
+def python(code: str, first: str = "", second: str = "", **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SETUP.format(first=first, second=second) + code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def problems() -> list[Callable[[], Any]]:
+    """Calls of several kinds: tiles, parts of keys, masks, statistics, two of them on one array."""
+    shared = inputs(1, 4, 4, 150, 150, 32)
+    few = inputs(1, 4, 2, 1, 9000, 8)
+    mask = np.random.default_rng(3).random((1, 150)) < 0.7
+    bias = na.ALiBi(4)
+    return [
+        lambda: na.attention(*shared, bias, return_logsumexp=True),
+        lambda: na.attention(*shared, bias, key_padding_mask=mask, return_logsumexp=True),
+        lambda: na.attention(*few, bias, return_logsumexp=True),
+        lambda: na.attention(*inputs(2, 3, 1, 40, 80, 17), causal=False, return_logsumexp=True),
+    ]
+
+
+def bits(result: Any) -> bytes:
+    return b"".join(array.tobytes() for array in result)
+
+
+def test_calls_at_once_give_the_bits_of_calls_in_turn(isa: str) -> None:
+    calls = problems() * 8
+    expected = [bits(call()) for call in calls]
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(lambda call: bits(call()), calls))
+    assert results == expected
+
+
+def test_the_number_of_threads_may_change_while_calls_run() -> None:
+    calls = problems() * 15
+    expected = [bits(call()) for call in calls]
+    done = threading.Event()
+
+    def change() -> None:
+        while not done.is_set():
+            for threads in (1, 3, 2, 0):
+                na.set_num_threads(threads)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            results = list(pool.map(lambda call: bits(call()), calls))
+    finally:
+        done.set()
+        changing.join()
+        na.set_num_threads(0)
+    assert results == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize("first", ["", TORCH], ids=["alone", "torch"])
+def test_a_forked_child_gives_the_same_bits(first: str) -> None:
+    code = """
+import signal
+na.set_num_threads(4)
+expected = bits()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # rather than wait for threads that are not there
+    os._exit(0 if bits() == expected and na.info()["threads"] == 1 else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert bits() == expected and na.info()["threads"] == 4
+"""
+    python(code, first)
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_omp_num_threads_is_honoured(threads: str) -> None:
+    code = """
+before = len(os.listdir("/proc/self/task"))
+bits()
+print(1 + len(os.listdir("/proc/self/task")) - before)
+"""
+    assert python(code, OMP_NUM_THREADS=threads, OPENBLAS_NUM_THREADS="1") == threads
+
+
+def test_torch_may_come_first_or_second() -> None:
+    code = """
+import hashlib
+if "torch" in sys.modules:
+    import torch
+    tensors = na.attention(*map(torch.from_numpy, x), na.ALiBi(4)).numpy()
+    assert tensors.tobytes() == na.attention(*x, na.ALiBi(4)).tobytes()
+print(hashlib.sha256(bits()).hexdigest())
+"""
+    assert len({python(code), python(code, TORCH), python(code, second=TORCH)}) == 1

@@ -110,7 +110,7 @@ def check_certificate(
 
 
 def check_change(attend: Callable[..., Any], query: Any, key: Any, value: Any) -> None:
-    """That tolerances change what attend gives by no more than they allow, and the rounding of each.
+    """That tolerances change what attend gives by no more than they allow, and rounding.
 
     Both round sums of 64 keys and of blocks, numerator and denominator, and the result.
     """

@@ -119,8 +119,8 @@ def attention(
     output[i] = sum_j softmax_j(scale q_i.k_j + bias(i, j)) v_j
 
     over the keys j that query i sees. With d = position(i) - position(j) these are the real keys
-    with d >= 0 if causal, |d| < window if there is one and floor(position(i) / b) - floor(position(j)
-    / b) <= 1 for blocks of b = causal_block positions; and the first `sink` positions. A query that
+    with d >= 0 if causal, |d| < window if there is one, and, if there is a causal_block, in blocks
+    of so many positions i's own or the previous one; and the first `sink` positions. A query that
     sees none gets 0 and logsumexp -inf. What it does not see takes part in no arithmetic: NaN
     in padding or in the future stays there.
 
@@ -142,8 +142,8 @@ def attention(
         scale: of the dot products, 1 / sqrt(head_dim) by default.
         skip_tolerance: keys that are proven to have at most this share of a query's softmax mass,
             together, are left out; less than 1. 0.0 leaves out only what rounding would swallow
-            (2^-24); None reads every visible key. Linear biases with slopes >= 0, tables and running
-            sums have a proof (docs/certified-skipping.md), others read all.
+            (2^-24); None reads every visible key. Linear biases with slopes >= 0, tables and
+            running sums have a proof (docs/certified-skipping.md), others read all.
         key_norms: kept by the caller of the very keys, without key_padding_mask and key_positions.
         return_logsumexp: whether to return the logsumexp too, float32 (batch, heads, queries),
             natural, of the scores as above. `merge` takes both.

@@ -183,7 +183,7 @@ def core_biases(queries: int, keys: int) -> dict[str, tuple[_core.AttentionBias,
         "power": (_core.table_bias(power, 1 - queries), True),
         "power, behind": (_core.table_bias(power[:, queries - 1 :], 0), False),
         "waves": (_core.table_bias(waves.astype(np.float32), 1 - queries), True),
-        "table of near distances": (
+        "near distances": (
             _core.table_bias(power[:, queries - 9 : queries + 50], -8),
             True,
         ),
@@ -213,7 +213,7 @@ def test_decaying_tables_and_sums_skip() -> None:
     for name, (bias, ahead) in core_biases(150, 700).items():
         *_, counts = attend_with(bias, query, key, value, UNIT, causal=not ahead)
         share = counts[0, :, 0] / counts[0, :, 1]
-        decays = name not in ("table of near distances", "gates that open and close")
+        decays = name not in ("near distances", "gates that open and close")
         assert (share[0] < 0.6) == decays
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -44,12 +45,16 @@ def is_torch_dtype(dtype: object) -> bool:
     return torch is not None and isinstance(dtype, torch.dtype)
 
 
-@functools.lru_cache(maxsize=64)
 def dtype_name(dtype: Any) -> str:
     """The name of a NumPy or torch dtype: "float32", "bfloat16", "int64" ..."""
+    return _dtype_name(dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _dtype_name(dtype: Hashable) -> str:
     if is_torch_dtype(dtype):
         return str(dtype).removeprefix("torch.")
-    return "bfloat16" if dtype == "bfloat16" else np.dtype(dtype).name
+    return "bfloat16" if dtype == "bfloat16" else np.dtype(cast(Any, dtype)).name
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -227,7 +227,7 @@ class ALiBi:
             lengths: as the scaling's `per` asks for them.
         """
         if self.slopes is None:
-            if type(self.scaling) in (type(None), Interpolation, NTK):
+            if self.scaling is None or isinstance(self.scaling, Interpolation | NTK):
                 return _constant_left_right(self.num_heads, self.scaling, self.sides)
             return _left_right(self.num_heads, self.scaling, self.sides, lengths)
         left, right = (

@@ -440,12 +440,6 @@ def test_bad_input(
         na.attention(*arguments, **options)
 
 
-def test_tensors_that_require_grad_are_refused() -> None:
-    query = torch.ones((1, 1, 2, 4), requires_grad=True)
-    with pytest.raises(ValueError, match="query must not require grad"):
-        na.attention(query, query.detach(), query.detach())
-
-
 def test_merge_refuses_parts_that_do_not_fit() -> None:
     output, log = na.attention(QUERY, KEY, VALUE, return_logsumexp=True)
     for outputs, logs in (([], []), ([output], []), ([output], [log[:, :2]])):

@@ -2,6 +2,7 @@
 #include "core/attention.h"
 
 #include "bindings/pybind.h"
+#include "core/attention_gradient.h"
 
 namespace ntk_alibi {
 namespace {
@@ -65,21 +66,24 @@ AttentionBias dense_bias(const py::array_t<float>& dense) {
   return bias;
 }
 
-void bind_attention(const py::array& query, const py::array& key, const py::array& value,
-                    const AttentionBias& bias, DType dtype, py::array output,
-                    std::optional<py::array_t<float>> logsumexp, float scale,
-                    const Positions& query_positions, const Positions& key_positions,
-                    const std::optional<py::array_t<std::uint8_t>>& key_mask, bool causal,
-                    std::int64_t window, std::int64_t causal_block, std::int64_t sink,
-                    double skip_tolerance, std::optional<py::array_t<std::int64_t>> block_counts,
-                    const std::optional<py::array_t<float>>& key_norms) {
+using Floats = std::optional<py::array_t<float>>;
+using Doubles = std::optional<py::array_t<double>>;
+using Mask = std::optional<py::array_t<std::uint8_t>>;
+
+template <class T>
+T* data_of(std::optional<py::array_t<T>>& array) {
+  return array ? array->mutable_data() : nullptr;
+}
+
+AttentionProblem describe(const py::array& query, const py::array& key, const py::array& value,
+                          const AttentionBias& bias, DType dtype, float scale,
+                          const Positions& query_positions, const Positions& key_positions,
+                          const Mask& key_mask, const MaskRule& rule, double skip_tolerance) {
   AttentionProblem problem{};
   problem.dtype = dtype;
   problem.query = view_tensor(query);
   problem.key = view_tensor(key);
   problem.value = view_tensor(value);
-  problem.output = view_tensor(output);
-  problem.logsumexp = logsumexp ? logsumexp->mutable_data() : nullptr;
   problem.batch = query.shape(0);
   problem.query_heads = query.shape(1);
   problem.key_heads = key.shape(1);
@@ -90,16 +94,62 @@ void bind_attention(const py::array& query, const py::array& key, const py::arra
   problem.query_positions = view_positions(query_positions);
   problem.key_positions = view_positions(key_positions);
   problem.key_mask = key_mask ? key_mask->data() : nullptr;
-  problem.mask = {causal, window, causal_block, sink};
+  problem.mask = rule;
   problem.bias = bias;
   problem.skip_tolerance = skip_tolerance;
-  problem.block_counts = block_counts ? block_counts->mutable_data() : nullptr;
+  return problem;
+}
+
+void bind_attention(const py::array& query, const py::array& key, const py::array& value,
+                    const AttentionBias& bias, DType dtype, float scale,
+                    const Positions& query_positions, const Positions& key_positions,
+                    const Mask& key_mask, bool causal, std::int64_t window,
+                    std::int64_t causal_block, std::int64_t sink, double skip_tolerance,
+                    py::array output, Floats logsumexp,
+                    std::optional<py::array_t<std::int64_t>> block_counts,
+                    const Floats& key_norms) {
+  AttentionProblem problem =
+      describe(query, key, value, bias, dtype, scale, query_positions, key_positions, key_mask,
+               {causal, window, causal_block, sink}, skip_tolerance);
+  problem.output = view_tensor(output);
+  problem.logsumexp = data_of(logsumexp);
+  problem.block_counts = data_of(block_counts);
   if (key_norms) {
     problem.key_norms = reinterpret_cast<const BlockNorms*>(key_norms->data());
     problem.key_norms_stride = key_norms->shape(2);
   }
   py::gil_scoped_release release;
   attention(problem);
+}
+
+void bind_attention_gradients(const py::array& query, const py::array& key, const py::array& value,
+                              const AttentionBias& bias, DType dtype, float scale,
+                              const Positions& query_positions, const Positions& key_positions,
+                              const Mask& key_mask, bool causal, std::int64_t window,
+                              std::int64_t causal_block, std::int64_t sink, double skip_tolerance,
+                              const py::array& output, py::array_t<float> logsumexp,
+                              const py::array& output_gradient, Floats logsumexp_gradient,
+                              py::array query_gradient, py::array key_gradient,
+                              py::array value_gradient, Floats left_slopes, Floats right_slopes,
+                              Doubles table, Doubles sums, Floats dense) {
+  AttentionProblem problem =
+      describe(query, key, value, bias, dtype, scale, query_positions, key_positions, key_mask,
+               {causal, window, causal_block, sink}, skip_tolerance);
+  problem.output = view_tensor(output);
+  problem.logsumexp = logsumexp.mutable_data();
+  AttentionGradients gradients{};
+  gradients.output_gradient = view_tensor(output_gradient);
+  gradients.logsumexp_gradient = data_of(logsumexp_gradient);
+  gradients.query = view_tensor(query_gradient);
+  gradients.key = view_tensor(key_gradient);
+  gradients.value = view_tensor(value_gradient);
+  gradients.left_slopes = data_of(left_slopes);
+  gradients.right_slopes = data_of(right_slopes);
+  gradients.table = data_of(table);
+  gradients.sums = data_of(sums);
+  gradients.dense = data_of(dense);
+  py::gil_scoped_release release;
+  attention_gradients(problem, gradients);
 }
 
 // norms: (batch, key heads, blocks, 3), the fields of BlockNorms.
@@ -125,11 +175,18 @@ void register_attention(py::module_& module) {
   module.def("sums_bias", &sums_bias, py::arg("sums"), py::keep_alive<0, 1>());
   module.def("dense_bias", &dense_bias, py::arg("dense"), py::keep_alive<0, 1>());
   module.def("attention", &bind_attention, py::arg("query"), py::arg("key"), py::arg("value"),
-             py::arg("bias"), py::arg("dtype"), py::arg("output"), py::arg("logsumexp"),
-             py::arg("scale"), py::arg("query_positions"), py::arg("key_positions"),
-             py::arg("key_mask"), py::arg("causal"), py::arg("window"), py::arg("causal_block"),
-             py::arg("sink"), py::arg("skip_tolerance"), py::arg("block_counts"),
-             py::arg("key_norms"));
+             py::arg("bias"), py::arg("dtype"), py::arg("scale"), py::arg("query_positions"),
+             py::arg("key_positions"), py::arg("key_mask"), py::arg("causal"), py::arg("window"),
+             py::arg("causal_block"), py::arg("sink"), py::arg("skip_tolerance"), py::arg("output"),
+             py::arg("logsumexp"), py::arg("block_counts"), py::arg("key_norms"));
+  module.def("attention_gradients", &bind_attention_gradients, py::arg("query"), py::arg("key"),
+             py::arg("value"), py::arg("bias"), py::arg("dtype"), py::arg("scale"),
+             py::arg("query_positions"), py::arg("key_positions"), py::arg("key_mask"),
+             py::arg("causal"), py::arg("window"), py::arg("causal_block"), py::arg("sink"),
+             py::arg("skip_tolerance"), py::arg("output"), py::arg("logsumexp"),
+             py::arg("output_gradient"), py::arg("logsumexp_gradient"), py::arg("query_gradient"),
+             py::arg("key_gradient"), py::arg("value_gradient"), py::arg("left_slopes"),
+             py::arg("right_slopes"), py::arg("table"), py::arg("sums"), py::arg("dense"));
   module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("dtype"),
              py::arg("first_block"), py::arg("norms"));
 }

@@ -3,66 +3,35 @@
 #include "kernels/attention.h"
 
 #include "kernels/attention_bias.h"
-#include "kernels/attention_scratch.h"
 #include "kernels/certificate.h"
-#include "kernels/elements.h"
 #include "kernels/exp2.h"
-#include "kernels/key_list.h"
-#include "kernels/products.h"
+#include "kernels/tile_scores.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 namespace {
 
-void load_rows(const AttentionTile& tile, const Scratch& s) {
-  for (int r = 0; r < queries_per_tile; ++r) {
-    const int i = r < tile.query_count ? r : tile.query_count - 1;
-    s.maximum[r] = s.log_sum[r] = -infinity;
-    s.sum[r] = 0.0f;
-    s.ints[r] = tile.query_positions[i];
-    s.ints[queries_per_tile + r] = tile.mask.least_distances[i];
-    s.ints[2 * queries_per_tile + r] = tile.mask.greatest_distances[i];
-    s.ints[3 * queries_per_tile + r] = tile.mask.sink_ends[i];
-    if (tile.bias.kind == BiasKind::one_sided || tile.bias.kind == BiasKind::two_sided) {
-      lane_row(s.slopes, 0)[r] = tile.bias.left_slopes[i] * log2_e;
-      lane_row(s.slopes, 1)[r] = tile.bias.right_slopes[i] * log2_e;
-    }
+void begin_tile(const AttentionTile& tile, const Scratch& s) {
+  load_tile_rows(tile, s);
+  for (int v = 0; v < vectors_per_tile; ++v) {
+    store_vector(s.maximum, 0, v, broadcast(-infinity));
+    store_vector(s.log_sum, 0, v, broadcast(-infinity));
+    store_vector(s.sum, 0, v, f32v{});
   }
   for (std::int64_t d = 0; d < tile.head_dim; ++d)
     for (int v = 0; v < vectors_per_tile; ++v) store_vector(s.output, d, v, f32v{});
 }
 
 void write_tile(const AttentionTile& tile, const Scratch& s, float* rows) {
-  for (int r = 0; r < queries_per_tile; r += lanes) {
-    const f32v sum = load<f32v>(s.sum + r);
-    const f32v inverse = sum == 0.0f ? f32v{} : 1.0f / sum;
-    int d = 0;
-    for (; d + lanes <= tile.head_dim; d += lanes) {
-      f32v square[lanes];
-      for (int i = 0; i < lanes; ++i)
-        square[i] = load<f32v>(lane_row(s.output, d + i) + r) * inverse;
-      transpose(square);
-      for (int i = 0; i < lanes; ++i) store(rows + i * tile.head_dim + d, square[i]);
-    }
-    for (; d < tile.head_dim; ++d)
-      for (int i = 0; i < lanes; ++i)
-        rows[i * tile.head_dim + d] = lane_row(s.output, d)[r + i] * inverse[i];
-    for (int i = 0; i < lanes && r + i < tile.query_count; ++i)
-      write_row(rows + i * tile.head_dim, tile.head_dim, tile.dtype,
-                static_cast<char*>(tile.output) + row_bytes(tile.output_stride, r + i, tile.dtype));
+  for (int v = 0; v < vectors_per_tile; ++v) {
+    const f32v sum = vector_of(s.sum, 0, v);
+    store_vector(s.rescale, 0, v, sum == 0.0f ? f32v{} : 1.0f / sum);
   }
+  write_lanes(s.output, s.rescale, tile, rows, {tile.output, tile.output_stride, tile.dtype});
   if (tile.logsumexp != nullptr)
     for (int r = 0; r < tile.query_count; ++r)
       tile.logsumexp[r] = logsumexp(s.maximum[r], s.sum[r]);
 }
-
-// A block whose scores are known, but not yet their exponentials.
-struct ScoredBlock {
-  float* scores = nullptr;
-  std::int64_t number = 0;
-  int count = 0;
-  bool masked = false;  // keys may be hidden, by their distance or by a bias of -infinity
-};
 
 // Turns the scores of a block into weights, a few keys at a time, and sums them up.
 template <class Words>
@@ -108,59 +77,6 @@ class Weighing {
   f32v sum_[vectors_per_tile];
 };
 
-// Stored products of rows_per_step keys to scores: biased, masked; raises the block's maximum.
-template <class Bias>
-void mask_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
-                 const ScoredBlock& block, int c, f32v (&greatest)[vectors_per_tile]) {
-  for (int u = c; u < c + rows_per_step; ++u) {
-    // Rows that fill up the last step are hidden, as masked keys are.
-    const bool real = u < block.count;
-    const std::int64_t key = block.number * keys_per_block + (real ? u : block.count - 1);
-    const std::int32_t key_position = position_of(tile.keys, key);
-    for (int v = 0; v < vectors_per_tile; ++v) {
-      const i32v distance = load<i32v>(s.ints + v * lanes) - broadcast(key_position);
-      const i32v least = load<i32v>(s.ints + queries_per_tile + v * lanes);
-      const i32v most = load<i32v>(s.ints + 2 * queries_per_tile + v * lanes);
-      const i32v sunk = load<i32v>(s.ints + 3 * queries_per_tile + v * lanes) > key_position;
-      const i32v visible =
-          (distance >= least) & ((distance <= most) | sunk) & broadcast(real ? -1 : 0);
-      const f32v score = bias.at(vector_of(block.scores, u, v), key, v, distance);
-      store_vector(block.scores, u, v, visible ? score : broadcast(-infinity));
-      greatest[v] = max(greatest[v], vector_of(block.scores, u, v));
-    }
-  }
-}
-
-// Products of rows_per_step keys to scores, in registers where there is nothing to hide.
-template <class Words, class Bias>
-NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
-                                   f32v scale, f32v (&dot)[rows_per_step][vectors_per_tile],
-                                   const ScoredBlock& block, int c,
-                                   f32v (&greatest)[vectors_per_tile]) {
-  const bool masked = block.masked || c + rows_per_step > block.count;
-  NTK_ALIBI_UNROLL
-  for (int u = 0; u < rows_per_step; ++u) {
-    NTK_ALIBI_UNROLL
-    for (int v = 0; v < vectors_per_tile; ++v) {
-      if (!Words::queries_have_scale) dot[u][v] *= scale;
-      if (masked) store_vector(block.scores, c + u, v, dot[u][v]);
-    }
-  }
-  if (masked) return mask_scores(tile, s, bias, block, c, greatest);
-  NTK_ALIBI_UNROLL
-  for (int u = 0; u < rows_per_step; ++u) {
-    const std::int64_t key = block.number * keys_per_block + c + u;
-    const std::int32_t key_position = position_of(tile.keys, key);
-    NTK_ALIBI_UNROLL
-    for (int v = 0; v < vectors_per_tile; ++v) {
-      const i32v distance = load<i32v>(s.ints + v * lanes) - broadcast(key_position);
-      const f32v score = Bias::is_linear ? bias.at(dot[u][v], key, v, distance) : dot[u][v];
-      store_vector(block.scores, c + u, v, score);
-      greatest[v] = max(greatest[v], score);
-    }
-  }
-}
-
 // Scores of a block; the exponentials of the one before it are taken meanwhile.
 template <class Words, class Bias>
 void score_block(const AttentionTile& tile, const Scratch& s, const Rows& rows,
@@ -173,9 +89,9 @@ void score_block(const AttentionTile& tile, const Scratch& s, const Rows& rows,
   for (int c = 0; c < block.count; c += rows_per_step) {
     f32v dot[rows_per_step][vectors_per_tile] = {};
     if (c < before.count)
-      multiply<Words>(s, rows + c, tile.head_dim, dot, [&](int u) { weighing.weigh(c + u); });
+      multiply<Words>(s.query, rows + c, tile.head_dim, dot, [&](int u) { weighing.weigh(c + u); });
     else
-      multiply<Words>(s, rows + c, tile.head_dim, dot, [](int) {});
+      multiply<Words>(s.query, rows + c, tile.head_dim, dot, [](int) {});
     store_scores<Words>(tile, s, bias, scale, dot, block, c, greatest);
   }
   for (int v = 0; v < vectors_per_tile; ++v) store_vector(s.block_maximum, 0, v, greatest[v]);
@@ -194,31 +110,6 @@ void raise_maximum(const Scratch& s) {
   }
 }
 
-// The greatest of a tile, with the scale in it; not needed without skipping.
-template <class Words>
-double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
-  if (tile.skipping.norms == nullptr) return 0.0;
-  double greatest = 0.0;
-  for (int v = 0; v < vectors_per_tile; ++v) {
-    f32v square = {};
-    for (int d = 0; d < tile.head_dim / Words::channels_per_word; ++d)
-      square = Words::multiply_add(square, vector_of(s.query, d, v), vector_of(s.query, d, v));
-    for (int lane = 0; lane < lanes; ++lane)
-      greatest = square[lane] == square[lane] ? larger(greatest, square[lane]) : infinity;
-  }
-  const double scale = Words::queries_have_scale ? 1.0 : __builtin_fabs(tile.scale * log2_e);
-  return __builtin_sqrt(greatest) * scale;
-}
-
-LeastSlopes least_slopes(const AttentionTile& tile, const Scratch& s) {
-  LeastSlopes least;
-  for (int r = 0; r < tile.query_count; ++r) {
-    least.left = smaller(least.left, lane_row(s.slopes, 0)[r]);
-    least.right = smaller(least.right, lane_row(s.slopes, 1)[r]);
-  }
-  return least;
-}
-
 double least_log_sum(const Scratch& s) {
   f32v least = vector_of(s.log_sum, 0, 0);
   for (int v = 1; v < vectors_per_tile; ++v) {
@@ -228,22 +119,6 @@ double least_log_sum(const Scratch& s) {
   double minimum = infinity;
   for (int lane = 0; lane < lanes; ++lane) minimum = smaller(minimum, least[lane]);
   return minimum;
-}
-
-// The greatest over the queries of what the logarithm of the block's weights is above that of all
-// weights before.
-double greatest_excess(const Scratch& s) {
-  double greatest = -__builtin_inf();
-  for (int v = 0; v < vectors_per_tile; ++v) {
-    const f32v score = vector_of(s.block_maximum, 0, v), sum = vector_of(s.log_sum, 0, v);
-    // What rounding at their own magnitude may have done to both.
-    const f32v error = (magnitude(score) + magnitude(sum)) * broadcast(1.0f / (1 << 20));
-    const f32v excess = score == -infinity ? score : score - sum + error;
-    for (int lane = 0; lane < lanes; ++lane)
-      if (!(excess[lane] <= greatest))
-        greatest = excess[lane] == excess[lane] ? excess[lane] : infinity;
-  }
-  return greatest;
 }
 
 // One tile on its way over the blocks of keys: while the products of one are formed, the block
@@ -259,9 +134,7 @@ class TileWalk {
         rows_(rows),
         reach_(tile),
         certificate_(tile, reach_, greatest_query_norm<Words>(tile, s), least_slopes(tile, s)) {
-    middle_ = block_count(tile.keys) - 1;
-    while (middle_ > 0 && block_of(tile.keys, middle_).least_position > reach_.greatest_query)
-      --middle_;
+    middle_ = reach_.last_block_behind(tile);
   }
 
   // Blocks have to come in this order: from the last one back to the first, then ahead to the last.
@@ -368,7 +241,7 @@ void attend(const AttentionTile* tiles, int count, void* memory, std::int64_t* v
     Rows queries;
     pack_rows<Words>(rows.queries(tiles[t], queries), head_dim / Words::channels_per_word,
                      tiles[t].scale * log2_e, s[t].query);
-    load_rows(tiles[t], s[t]);
+    begin_tile(tiles[t], s[t]);
   }
   switch (tiles[0].bias.kind) {
     case BiasKind::none: walk<Words, NoBias>(tiles, s, count, rows, visited); break;

@@ -69,13 +69,13 @@ class Pieces {
 
   std::int64_t bytes() const { return taken_ * static_cast<std::int64_t>(sizeof(float)); }
 
- private:
   float* take(std::int64_t count) {
     float* piece = memory_ == nullptr ? nullptr : memory_ + taken_;
     taken_ += count;
     return piece;
   }
 
+ private:
   float* memory_;
   std::int64_t taken_ = 0;
 };

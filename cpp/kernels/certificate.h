@@ -18,7 +18,8 @@ class Certificate {
       : tile_(tile), bias_(tile, reach, slopes) {
     possible_ = tile.skipping.norms != nullptr && tile.skipping.tolerance > 0.0 && bias_.exist();
     score_per_norm_ = query_norm * (1.0 + 1e-5);  // norms are rounded
-    allowed_ = __builtin_log2(tile.skipping.tolerance / 3.0);
+    allowed_share_ = tile.skipping.tolerance / 3.0;
+    allowed_ = __builtin_log2(allowed_share_);
   }
 
   // Whether what all blocks from b back (ahead) hold may be left out.
@@ -36,7 +37,7 @@ class Certificate {
     if (!possible_ || !(least_sum_ > -infinity)) return false;
     const double log_mass = score_per_norm_ * norms(b).own + bias_.each(b) + log_keys_per_block;
     const double share = __builtin_exp2(log_mass - least_sum_);
-    if (!(dropped_ + dropped_scored_ + share <= __builtin_exp2(allowed_))) return false;
+    if (!(dropped_ + dropped_scored_ + share <= allowed_share_)) return false;
     dropped_ += share;
     return true;
   }
@@ -48,7 +49,7 @@ class Certificate {
   bool drops_scored(double excess) {
     if (!possible_) return false;
     const double share = __builtin_exp2(excess + 2.0 * score_error() + log_keys_per_block);
-    if (!(dropped_ + dropped_scored_ + share <= __builtin_exp2(allowed_))) return false;
+    if (!(dropped_ + dropped_scored_ + share <= allowed_share_)) return false;
     dropped_scored_ += share;
     return true;
   }
@@ -84,7 +85,8 @@ class Certificate {
   const BiasBounds bias_;
   bool possible_;
   double score_per_norm_ = 0.0;  // the greatest norm of a query, which has the scale in it
-  double allowed_ = 0.0;         // a third of the tolerance each: back, ahead, single blocks
+  double allowed_share_ = 0.0;   // a third of the tolerance each: back, ahead, single blocks
+  double allowed_ = 0.0;         // its logarithm
   double least_sum_ = -__builtin_inf();
   double dropped_ = 0.0;         // single blocks, as a share of the least sum
   double dropped_scored_ = 0.0;  // single blocks, at most this share of any query's sum

@@ -126,6 +126,39 @@ struct AttentionTile {
   Skipping skipping;
 };
 
+// Rows of gradients are padded to a multiple of this many channels, whatever the vectors' width.
+constexpr int gradient_padding = 16;
+
+// Gradients of a tile over the blocks of keys [first_block, end_block): ds_ij = p_ij (do_i.v_j -
+// do_i.o_i + dlse_i), float32.
+struct GradientTile {
+  const AttentionTile* tile;  // output and logsumexp (all keys') are read
+  std::int64_t first_block;
+  std::int64_t end_block;
+  const void* output_gradient;  // rows of the tile's dtype
+  std::int64_t output_gradient_stride;
+  const float* logsumexp_gradient;  // one for each query, or null
+  // Written: scale sum_j ds_ij k_j, over these blocks.
+  void* query_gradient;
+  std::int64_t query_gradient_stride;
+  DType query_gradient_dtype;
+  // Added to, for the keys from first_block on; padded rows: sum_i ds_ij q_i and sum_i p_ij do_i.
+  float* key_gradient;
+  float* value_gradient;
+  // Of the bias, null if not asked for. Per query, written: sums of ds_ij times minus the distance
+  // behind, and times the (negative) distance ahead; sum_j ds_ij.
+  float* left_slopes;
+  float* right_slopes;
+  double* query_sums;
+  // Added to: minus sum_i ds_ij for each row of keys; the table's.
+  double* key_sums;
+  double* table;
+  // Written: ds_ij.
+  float* dense;
+  std::int64_t dense_query_stride;
+  std::int64_t dense_key_stride;
+};
+
 // One query over a part of the keys: blocks [first_block, end_block), from the last one back. For a
 // tile of one query whose bias is none or linear.
 struct DecodeTask {
@@ -157,6 +190,10 @@ struct KernelTable {
   // visited: how many blocks of keys each read.
   void (*attention_tiles)(const AttentionTile* tiles, int count, void* scratch,
                           std::int64_t* visited);
+  std::int64_t (*gradient_scratch_bytes)(int head_dim);
+  void (*gradient_tile)(const GradientTile& gradient, void* scratch);
+  // out = row times factor, rounded to nearest even.
+  void (*write_scaled_row)(const float* row, int head_dim, float factor, DType dtype, void* out);
   std::int64_t (*decode_scratch_bytes)(int head_dim);
   void (*decode_part)(const AttentionTile& tile, const DecodeTask& task, void* scratch,
                       DecodePart* part);

@@ -104,6 +104,36 @@ void pack_rows(const char* const* rows, int words, float scale, float* packed) {
   }
 }
 
+// Where rows of a tile go.
+struct RowsOut {
+  void* data;
+  std::int64_t stride;
+  DType dtype;
+};
+
+// out[r][d] = packed[d][r] times factors[r]; rows: room for as many rows as a vector has lanes.
+inline void write_lanes(const float* packed, const float* factors, const AttentionTile& tile,
+                        float* rows, const RowsOut& out) {
+  const std::int64_t head_dim = tile.head_dim;
+  for (int r = 0; r < queries_per_tile; r += lanes) {
+    const f32v factor = load<f32v>(factors + r);
+    int d = 0;
+    for (; d + lanes <= head_dim; d += lanes) {
+      f32v square[lanes];
+      for (int i = 0; i < lanes; ++i)
+        square[i] = load<f32v>(packed + (d + i) * tile_row() + r) * factor;
+      transpose(square);
+      for (int i = 0; i < lanes; ++i) store(rows + i * head_dim + d, square[i]);
+    }
+    for (; d < head_dim; ++d)
+      for (int i = 0; i < lanes; ++i)
+        rows[i * head_dim + d] = packed[d * tile_row() + r + i] * factor[i];
+    for (int i = 0; i < lanes && r + i < tile.query_count; ++i)
+      write_row(rows + i * head_dim, tile.head_dim, out.dtype,
+                static_cast<char*>(out.data) + row_bytes(out.stride, r + i, out.dtype));
+  }
+}
+
 // pairs[d] = (even[d], odd[d]); without an odd row, its half is 0.
 inline void pair_rows(const char* even, const char* odd, int head_dim, float* pairs) {
   int d = 0;
@@ -212,9 +242,9 @@ class BlockRows {
 // --- products
 // ----------------------------------------------------------------------------------------
 
-// dot[u] = row[u] . query; calls meanwhile(u) for every row on the way.
+// dot[u] = row[u] . query, of packed queries; calls meanwhile(u) for every row on the way.
 template <class Words, class Work>
-NTK_ALIBI_INLINE void multiply(const Scratch& s, const char* const* row, int head_dim,
+NTK_ALIBI_INLINE void multiply(const float* packed, const char* const* row, int head_dim,
                                f32v (&dot)[rows_per_step][vectors_per_tile],
                                const Work& meanwhile) {
   constexpr int slice = Words::keys_per_weight;
@@ -226,7 +256,7 @@ NTK_ALIBI_INLINE void multiply(const Scratch& s, const char* const* row, int hea
     const int end = words * (first + slice) / rows_per_step;
     for (; d < end; ++d) {
       f32v query[vectors_per_tile];
-      for (int v = 0; v < vectors_per_tile; ++v) query[v] = vector_of(s.query, d, v);
+      for (int v = 0; v < vectors_per_tile; ++v) query[v] = vector_of(packed, d, v);
       for (int u = 0; u < rows_per_step; ++u) {
         const f32v key = broadcast_word(row[u], d);
         for (int v = 0; v < vectors_per_tile; ++v)

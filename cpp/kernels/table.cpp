@@ -1,5 +1,6 @@
 // The table of this ISA's kernels: the one symbol the core looks up.
 #include "kernels/attention.h"
+#include "kernels/attention_gradient.h"
 #include "kernels/bias_rows.h"
 #include "kernels/decode.h"
 #include "kernels/simd.h"
@@ -7,10 +8,13 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-extern const KernelTable kernel_table = {
-    scaled_positions, linear_bias_row,      queries_per_tile, attention_scratch_bytes,
-    attention_tiles,  decode_scratch_bytes, decode_part,      merge_parts,
-    visible_blocks,   greatest_norm,        stream_fence};
+extern const KernelTable kernel_table = {scaled_positions,     linear_bias_row,
+                                         queries_per_tile,     attention_scratch_bytes,
+                                         attention_tiles,      gradient_scratch_bytes,
+                                         gradient_tile,        write_scaled_row,
+                                         decode_scratch_bytes, decode_part,
+                                         merge_parts,          visible_blocks,
+                                         greatest_norm,        stream_fence};
 
 }  // namespace NTK_ALIBI_ISA
 }  // namespace ntk_alibi

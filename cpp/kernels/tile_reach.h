@@ -46,6 +46,14 @@ struct TileReach {
   bool ends_behind(const AttentionTile& tile, std::int64_t b) const {
     return tile.keys.positions_rise && block_of(tile.keys, b).least_position > last_seen_by_any;
   }
+  // The last block that does not lie wholly ahead of the tile; the first one if all do.
+  std::int64_t last_block_behind(const AttentionTile& tile) const {
+    std::int64_t b = block_count(tile.keys) - 1;
+    if (tile.keys.positions == nullptr && greatest_query / keys_per_block < b)
+      b = greatest_query < 0 ? 0 : greatest_query / keys_per_block;
+    while (b > 0 && block_of(tile.keys, b).least_position > greatest_query) --b;
+    return b;
+  }
   // How many keys of the block that begins at `begin`: those behind the last one seen are left out.
   int keys_to_read(const AttentionTile& tile, std::int64_t begin) const {
     int count = keys_in_block(tile.keys, begin / keys_per_block);

@@ -22,10 +22,12 @@ from ntk_alibi.slopes import alibi_slopes
 if TYPE_CHECKING:
     from ntk_alibi import reference
     from ntk_alibi.integrations import patch
+    from ntk_alibi.torch.alibi_attention import AlibiAttention
 
 __all__ = [
     "NTK",
     "ALiBi",
+    "AlibiAttention",
     "DynamicInterpolation",
     "DynamicNTK",
     "Interpolation",
@@ -50,6 +52,8 @@ def __getattr__(name: str) -> Any:
     """Load on first use what needs more than NumPy, or is seldom needed."""
     from importlib import import_module
 
+    if name == "AlibiAttention":
+        return import_module("ntk_alibi.torch.alibi_attention").AlibiAttention
     if name == "patch":
         return import_module("ntk_alibi.integrations").patch
     if name == "reference":

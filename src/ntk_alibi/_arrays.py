@@ -39,6 +39,44 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def needs_torch(*values: Any) -> bool:
+    """Whether an operation on these tensors, among other things, is more than their numbers.
+
+    It is where torch is tracing, records gradients of one of them, casts, or where they are not the
+    core's: float64, or on another device.
+    """
+    torch = sys.modules["torch"]
+    query = values[0]
+    if torch.compiler.is_compiling() or query.device.type != "cpu" or query.dtype.itemsize == 8:
+        return True
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if transformed or torch.is_autocast_enabled("cpu"):
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    slopes = getattr(values[-1], "slopes", values[-1])
+    parts = slopes if isinstance(slopes, tuple) else (slopes,)
+    return any(getattr(x, "requires_grad", False) for x in (*values[:-1], *parts))
+
+
+def is_tracing() -> bool:
+    """Whether torch is tracing, so that tensors have no values."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
+
+
+def strided() -> Any:
+    """The layout of dense tensors."""
+    return sys.modules["torch"].strided
+
+
+def torch_layer() -> Any:
+    """Attention of tensors that are more than numbers: the one arrow that points up."""
+    from ntk_alibi.torch import fused_attention
+
+    return fused_attention
+
+
 def is_torch_dtype(dtype: object) -> bool:
     """Whether dtype is one of torch's."""
     torch = sys.modules.get("torch")
@@ -47,13 +85,13 @@ def is_torch_dtype(dtype: object) -> bool:
 
 def dtype_name(dtype: Any) -> str:
     """The name of a NumPy or torch dtype: "float32", "bfloat16", "int64" ..."""
-    return _dtype_name(dtype)
+    if is_torch_dtype(dtype):
+        return str(dtype).removeprefix("torch.")
+    return _numpy_dtype_name(dtype)
 
 
 @functools.lru_cache(maxsize=64)
-def _dtype_name(dtype: Hashable) -> str:
-    if is_torch_dtype(dtype):
-        return str(dtype).removeprefix("torch.")
+def _numpy_dtype_name(dtype: Hashable) -> str:
     return "bfloat16" if dtype == "bfloat16" else np.dtype(cast(Any, dtype)).name
 
 

@@ -56,6 +56,20 @@ def boolean(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def multiple(name: str, value: int, of: str, divisor: int) -> None:
+    """That one number divides another."""
+    if value % divisor:
+        raise ValueError(f"{name} must be a multiple of {of} = {divisor}, got {value}")
+
+
+def at_most_one(**given: Any) -> None:
+    """That no two of some arguments are given."""
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        other = given[names[1]]
+        raise ValueError(f"{names[1]} must be None when {names[0]} is given, got {other!r}")
+
+
 def choice(name: str, value: Any, choices: Collection[str]) -> str:
     """Value if it is one of choices."""
     if value not in choices:
@@ -177,23 +191,21 @@ def _attention_input(name: str, array: Any) -> None:
         raise ValueError(
             f"{name} must have shape (batch, heads, length, head_dim), got {tuple(array.shape)}"
         )
-    if _arrays.is_tensor(array) and array.requires_grad:
-        raise ValueError(
-            f"{name} must not require grad, for which there is no backward yet: pass "
-            f"{name}.detach()"
-        )
-    if _arrays.is_tensor(array) and array.device.type != "cpu":
-        raise ValueError(f"{name} must be in main memory, is on {array.device}")
+    if _arrays.is_tensor(array) and (array.layout != _arrays.strided() or array.is_nested):
+        raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {array.layout}")
 
 
-def attention_shapes(query: Any, key: Any, value: Any) -> str:
-    """That query, key and value fit together; the name of their dtype."""
+def attention_shapes(query: Any, key: Any, value: Any, *, differentiable: bool = False) -> str:
+    """That query, key and value fit together; the name of their dtype, also float64 for torch."""
     for name, array in (("query", query), ("key", key), ("value", value)):
         _attention_input(name, array)
         if type(array) is not type(query) or array.dtype != query.dtype:
             expected = f"{type(query).__name__} of {query.dtype} as query"
             raise TypeError(f"{name} must be a {expected}, got {type(array)} of {array.dtype}")
-    dtype = floating_dtype(query.dtype, _arrays.CORE_DTYPES)
+        if _arrays.is_tensor(array) and array.device != query.device:
+            raise ValueError(f"{name} must be on query's device {query.device}, got {array.device}")
+    allowed = (*_arrays.CORE_DTYPES, "float64") if differentiable else _arrays.CORE_DTYPES
+    dtype = floating_dtype(query.dtype, allowed)
     (batch, heads, _, head_dim), key_shape = query.shape, tuple(key.shape)
     if tuple(value.shape) != key_shape:
         raise ValueError(f"value must have key's shape {key_shape}, got {tuple(value.shape)}")
@@ -206,6 +218,34 @@ def attention_shapes(query: Any, key: Any, value: Any) -> str:
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
     integer("key length", key_shape[2], minimum=0)
     return dtype
+
+
+def without_torch(name: str, given: bool) -> None:
+    """That an option of the plain call is not given where torch records or transforms it."""
+    if given:
+        raise ValueError(
+            f"{name} is for calls that torch neither records nor traces: use torch.no_grad() and "
+            "float32, bfloat16 or float16 on the CPU"
+        )
+
+
+def forward_results(
+    query: Any, output: Any, logsumexp: Any, output_gradient: Any, logsumexp_gradient: Any
+) -> None:
+    """Results of attention, and gradients of them."""
+    for name, array, like in (
+        ("output", output, query),
+        ("output_gradient", output_gradient, query),
+        ("logsumexp", logsumexp, None),
+        ("logsumexp_gradient", logsumexp_gradient, None),
+    ):
+        if array is None and name == "logsumexp_gradient":
+            continue
+        shape = tuple(query.shape) if like is not None else tuple(query.shape[:3])
+        if tuple(array.shape) != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
+        if like is not None and (type(array) is not type(query) or array.dtype != query.dtype):
+            raise TypeError(f"{name} must be of query's dtype {query.dtype}, got {array.dtype}")
 
 
 def key_cache(key: Any, known: tuple[int, ...], length: int) -> str:
@@ -256,15 +296,11 @@ def attention_bias(bias: Any, shape: tuple[int, ...], *, causal: bool) -> None:
 def _dense_bias(bias: Any, shape: tuple[int, ...]) -> None:
     if not isinstance(bias, np.ndarray) and not _arrays.is_tensor(bias):
         raise TypeError(f"bias must be None, a bias object, an array or a tensor, got {bias!r}")
-    array = constant("bias", bias)
-    if array.dtype.kind != "f" and _arrays.dtype_name(array.dtype) != "bfloat16":
-        raise TypeError(f"bias must be floating, got dtype {array.dtype}")
-    try:
-        fits = np.broadcast_shapes(array.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"bias must be broadcastable to {shape}, got {array.shape}")
+    if _arrays.dtype_name(bias.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
+        raise TypeError(f"bias must be floating, got dtype {bias.dtype}")
+    axes = zip(reversed(bias.shape), reversed(shape), strict=False)
+    if len(bias.shape) > 4 or any(own not in (1, whole) for own, whole in axes):
+        raise ValueError(f"bias must be broadcastable to {shape}, got {tuple(bias.shape)}")
 
 
 def parts(outputs: Any, logsumexps: Any) -> None:
@@ -317,18 +353,18 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
 
 def slopes(name: str, value: Any, heads: int) -> None:
     """Slopes of shape (heads,), (batch, heads) or (batch, heads, queries), floating, not NaN."""
-    array = _arrays.to_numpy(value)
-    if array.dtype.kind != "f":
+    array = value if _arrays.is_tensor(value) else np.asarray(value)
+    if _arrays.dtype_name(array.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
         raise TypeError(f"{name} must be floating, got dtype {array.dtype}")
     if array.ndim not in (1, 2, 3):
         raise ValueError(
             f"{name} must have shape (heads,), (batch, heads) or (batch, heads, queries), "
-            f"got {array.shape}"
+            f"got {tuple(array.shape)}"
         )
     got = array.shape[0] if array.ndim == 1 else array.shape[1]
     if got != heads:
-        raise ValueError(f"{name} must have {heads} heads, got {got} (shape {array.shape})")
-    if np.isnan(array).any():
+        raise ValueError(f"{name} must have {heads} heads, got {got} (shape {tuple(array.shape)})")
+    if not _arrays.is_tracing() and np.isnan(_arrays.to_numpy(value)).any():
         raise ValueError(f"{name} must not hold NaN")
 
 
@@ -394,6 +430,16 @@ def key_only(scaling: Any, per: str | None) -> None:
             "scaling must not have per='query' here, where all queries share one bias; got "
             f"{scaling!r}. "
             "ALiBi(...).tensor(...) and patch(...) take it"
+        )
+
+
+def constant_scaling(scaling: Any) -> None:
+    """A scaling that tracing can take for a constant."""
+    known = scaling is None or getattr(scaling, "alibi_type", None) in ("linear", "ntk")
+    if not known:
+        raise ValueError(
+            "scaling must be None, Interpolation or NTK where torch traces attention, got "
+            f"{scaling!r}: pass ALiBi(num_heads, slopes=na.alibi_slopes(...))"
         )
 
 

@@ -43,6 +43,21 @@ class Stats:
         return share
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Arguments of `attention` that say which keys are seen and how, as they came."""
+
+    causal: bool = True
+    window: int | None = None
+    causal_block: int | None = None
+    sink: int = 0
+    key_padding_mask: Any = None
+    query_positions: Any = None
+    key_positions: Any = None
+    scale: float | None = None
+    skip_tolerance: float | None = 0.0
+
+
 class KeyNorms:
     """Norms of a growing key cache, kept so that `attention` need not measure them at each call.
 
@@ -154,9 +169,14 @@ def attention(
         framework, shape and dtype. Strides are taken as they come where the last one is 1; other
         arrays are copied once.
 
+    Tensors may require grad, the slopes of an `ALiBi` and dense biases too, and may come under
+    torch.compile, autocast and vmap. float64 tensors, and tensors on other devices than the CPU, go
+    through torch's own operations, some queries at a time.
+
     Raises:
-        TypeError, ValueError: an argument is wrong, or two of them contradict each other; a tensor
-            requires grad. float64 is refused: `ntk_alibi.reference.attention` takes it.
+        TypeError, ValueError: an argument is wrong, or two of them contradict each other; key_norms
+            or return_stats with tensors that require grad. NumPy's float64 is refused:
+            `ntk_alibi.reference.attention` takes it.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -166,53 +186,147 @@ def attention(
 
     Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
     """
-    dtype = _validation.attention_shapes(query, key, value)
-    causal = _validation.boolean("causal", causal)
-    shape = (*query.shape[:3], key.shape[2])
-    batch, _, queries, keys = shape
-    _validation.attention_bias(bias, shape, causal=causal)
-    window = None if window is None else _validation.integer("window", window, minimum=1)
-    block = _validation.causal_block(causal_block, causal=causal)
-    mask = _validation.key_padding_mask(key_padding_mask, batch, keys)
-    positions = _positions(query_positions, key_positions, batch, queries, keys)
-    _validation.integer("sink", sink, minimum=0)
-    tolerance = _validation.skip_tolerance(skip_tolerance)
-    if key_norms is not None:
-        _validation.key_norms(
-            key_norms, key.shape, consecutive=mask is None and key_positions is None
-        )
-    if scale is None:
-        scale = 1.0 / math.sqrt(query.shape[3])
-    scale = _validation.finite("scale", scale, minimum=-math.inf)
-    output = _arrays.empty(tuple(query.shape), dtype, torch=_arrays.is_tensor(query))
-    logsumexp = np.empty(shape[:3], np.float32) if return_logsumexp else None
-    counts = np.zeros((*shape[:2], 2), np.int64) if return_stats else None
-    _core.attention(
-        _readable(query),
-        _readable(key),
-        _readable(value),
-        _core_bias(bias, shape, mask, positions[0]),
-        _arrays.CORE_DTYPES[dtype],
-        _arrays.storage(output),
-        logsumexp,
-        scale,
-        positions[0],
-        positions[1],
-        mask,
-        causal,
-        _validation.MAX_LENGTH if window is None else window,
-        block,
-        sink,
-        ROUNDING if tolerance == 0.0 else tolerance or 0.0,
-        counts,
-        None if key_norms is None else key_norms._norms,
+    options = Options(
+        causal, window, causal_block, sink, key_padding_mask, query_positions, key_positions, scale,
+        skip_tolerance,
+    )  # fmt: skip
+    if _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias):
+        _validation.attention_shapes(query, key, value, differentiable=True)
+        _validation.without_torch("key_norms", key_norms is not None)
+        _validation.without_torch("return_stats", return_stats)
+        output, logsumexp = _arrays.torch_layer().attention(query, key, value, bias, options)
+        return (output, logsumexp) if return_logsumexp else output
+    return plain_attention(
+        query,
+        key,
+        value,
+        bias,
+        options,
+        key_norms=key_norms,
+        return_logsumexp=return_logsumexp,
+        return_stats=return_stats,
     )
+
+
+def plain_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    options: Options,
+    *,
+    key_norms: KeyNorms | None = None,
+    return_logsumexp: bool = False,
+    return_stats: bool = False,
+) -> Any:
+    """`attention` of numbers, whatever else torch knows about them."""
+    dtype = _validation.attention_shapes(query, key, value)
+    arguments = _core_arguments(query, key, value, bias, options, dtype)
+    if key_norms is not None:
+        consecutive = options.key_padding_mask is None and options.key_positions is None
+        _validation.key_norms(key_norms, key.shape, consecutive=consecutive)
+    output = _arrays.empty(tuple(query.shape), dtype, torch=_arrays.is_tensor(query))
+    logsumexp = np.empty(query.shape[:3], np.float32) if return_logsumexp else None
+    counts = np.zeros((*query.shape[:2], 2), np.int64) if return_stats else None
+    norms = None if key_norms is None else key_norms._norms
+    _core.attention(*(*arguments, _arrays.storage(output), logsumexp, counts, norms))
     results: list[Any] = [output]
     if logsumexp is not None:
         results.append(_arrays.like(logsumexp, query))
     if counts is not None:
         results.append(Stats(counts[..., 0], counts[..., 1]))
     return tuple(results) if len(results) > 1 else output
+
+
+@dataclass(frozen=True)
+class AttentionGradients:
+    """What `attention_gradients` returns; arrays as the inputs, but for the bias's float32 NumPy.
+
+    Attributes:
+        query, key, value: shapes and dtypes as theirs.
+        left, right: of a linear bias's slopes, (batch, heads, queries), or None.
+        dense: of any other bias, (batch, heads, queries, keys), or None.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    left: NDArray[np.float32] | None
+    right: NDArray[np.float32] | None
+    dense: NDArray[np.float32] | None
+
+
+def attention_gradients(
+    query: Array,
+    key: Array,
+    value: Array,
+    output: Array,
+    logsumexp: Array,
+    output_gradient: Array,
+    logsumexp_gradient: Array | None = None,
+    bias: ALiBi | Array | None = None,
+    *,
+    bias_gradient: bool = False,
+    **options: Any,
+) -> AttentionGradients:
+    """Gradients of `attention`, from its output and logsumexp; the matrix of all pairs is not kept.
+
+    p_ij = exp(s_ij - logsumexp_i);  ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i)
+    dq_i = scale sum_j ds_ij k_j;  dk_j = scale sum_i ds_ij q_i;  dv_j = sum_i p_ij do_i
+
+    Tensors that require grad get theirs by torch's autograd, which calls this.
+
+    Args:
+        query: as of the call of `attention`.
+        key: likewise.
+        value: likewise.
+        output: what it returned.
+        logsumexp: likewise, with return_logsumexp=True.
+        output_gradient: as output, any strides.
+        logsumexp_gradient: as logsumexp, or None for zeros.
+        bias: as of the call of `attention`.
+        bias_gradient: whether to compute the gradient of the bias, too.
+        options: causal, window, causal_block, sink, key_padding_mask, query_positions,
+            key_positions, scale and skip_tolerance of that call; blocks of keys with no more than
+            that share of a query's mass are left out here, too.
+
+    Returns:
+        The gradients; the same bits for any number of threads.
+
+    Raises:
+        TypeError, ValueError: as `attention`.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> from ntk_alibi.fused_attention import attention_gradients
+        >>> query, key, value = np.random.default_rng(0).random((3, 1, 2, 5, 8), np.float32)
+        >>> results = na.attention(query, key, value, na.ALiBi(2), return_logsumexp=True)
+        >>> gradients = attention_gradients(
+        ...     query, key, value, *results, np.ones_like(query), bias=na.ALiBi(2)
+        ... )
+        >>> bool(np.allclose(gradients.value.sum(), 2 * 5 * 8, atol=1e-4))  # weights sum to 1
+        True
+
+    Source: Dao et al. 2022 (arXiv 2205.14135), appendix B.
+    """
+    dtype = _validation.attention_shapes(query, key, value)
+    arguments = _core_arguments(query, key, value, bias, Options(**options), dtype)
+    _validation.forward_results(query, output, logsumexp, output_gradient, logsumexp_gradient)
+    torch = _arrays.is_tensor(query)
+    gradients = [_arrays.empty(tuple(x.shape), dtype, torch=torch) for x in (query, key, value)]
+    for gradient in gradients:
+        _arrays.storage(gradient)[...] = 0
+    linear = isinstance(bias, ALiBi)
+    rows = tuple(query.shape[:3])
+    left, right = (np.zeros(rows, np.float32) if linear and bias_gradient else None for _ in "lr")
+    dense = None
+    if bias is not None and not linear and bias_gradient:
+        dense = np.zeros((*rows, key.shape[2]), np.float32)
+    log_gradient = None if logsumexp_gradient is None else _floats(logsumexp_gradient)
+    incoming = (_readable(output), _floats(logsumexp), _readable(output_gradient), log_gradient)
+    outgoing = (*map(_arrays.storage, gradients), left, right, None, None, dense)
+    _core.attention_gradients(*(*arguments, *incoming, *outgoing))
+    return AttentionGradients(gradients[0], gradients[1], gradients[2], left, right, dense)
 
 
 def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array, Array]:
@@ -257,6 +371,44 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
     return _arrays.as_example(output, outputs[0]), _arrays.like(logsumexp, logsumexps[0])
 
 
+def _core_arguments(
+    query: Any, key: Any, value: Any, bias: Any, options: Options, dtype: str
+) -> Any:
+    """A tuple of what the core's functions take first, from inputs to the tolerance; checked."""
+    causal = _validation.boolean("causal", options.causal)
+    shape = (*query.shape[:3], key.shape[2])
+    batch, _, queries, keys = shape
+    _validation.attention_bias(bias, shape, causal=causal)
+    window = _validation.MAX_LENGTH
+    if options.window is not None:
+        window = _validation.integer("window", options.window, minimum=1)
+    block = _validation.causal_block(options.causal_block, causal=causal)
+    mask = _validation.key_padding_mask(options.key_padding_mask, batch, keys)
+    positions = _positions(options.query_positions, options.key_positions, batch, queries, keys)
+    _validation.integer("sink", options.sink, minimum=0)
+    tolerance = _validation.skip_tolerance(options.skip_tolerance)
+    scale = 1.0 / math.sqrt(query.shape[3]) if options.scale is None else options.scale
+    return (
+        _readable(query),
+        _readable(key),
+        _readable(value),
+        _core_bias(bias, shape, mask, positions[0]),
+        _arrays.CORE_DTYPES[dtype],
+        _validation.finite("scale", scale, minimum=-math.inf),
+        *positions,
+        mask,
+        causal,
+        window,
+        block,
+        options.sink,
+        ROUNDING if tolerance == 0.0 else tolerance or 0.0,
+    )
+
+
+def _floats(array: Any) -> NDArray[np.float32]:
+    return np.require(_arrays.to_numpy(array), np.float32, ["C", "ALIGNED"])
+
+
 def _readable(array: Any) -> NDArray[Any]:
     """Memory of an array, aligned and with unit last stride, copied only where it is not so."""
     memory = _arrays.storage(array)
@@ -289,12 +441,22 @@ def _core_bias(
     if not isinstance(bias, ALiBi):
         dense = np.require(_arrays.to_numpy(bias), np.float32, ["ALIGNED"])
         return _core.dense_bias(np.broadcast_to(dense, shape))
+    left, right = linear_slopes(bias, shape, mask, query_positions)
+    _validation.slope_batch(max(left.shape[0], right.shape[0]), shape[0])
+    return _core.linear_bias(left, right)
+
+
+def linear_slopes(
+    bias: ALiBi,
+    shape: tuple[int, ...],
+    mask: NDArray[np.uint8] | None,
+    query_positions: NDArray[np.int32] | None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Left and right slopes of a problem (batch, heads, queries, keys), dynamic ones too."""
     lengths = None
     if scaling_per(bias.scaling) is not None:
         lengths = _lengths(bias, shape, mask, query_positions)
-    left, right = bias.left_right(shape[2], lengths)
-    _validation.slope_batch(max(left.shape[0], right.shape[0]), shape[0])
-    return _core.linear_bias(left, right)
+    return bias.left_right(shape[2], lengths)
 
 
 def _lengths(

@@ -150,3 +150,38 @@ def attention(
     with np.errstate(divide="ignore"):
         logsumexp = (np.log(total) + np.where(np.isinf(largest), 0.0, largest))[..., 0]
     return (weights / np.where(total == 0.0, 1.0, total)) @ value, logsumexp
+
+
+def attention_gradients(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike,
+    output_gradient: ArrayLike,
+    logsumexp_gradient: ArrayLike | None = None,
+    scale: float | None = None,
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Gradients of `attention` in query, key, value and the bias of all pairs.
+
+    With p = softmax, o = p v and the gradients do of o and dl of the logsumexp:
+
+    ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i);  dq = scale ds k;  dk = scale ds^T q;  dv = p^T do
+
+    The bias's gradient is ds itself, of shape (batch, heads, queries, keys).
+    """
+    q, k, v, do = (np.asarray(x, np.float64) for x in (query, key, value, output_gradient))
+    output, logsumexp = attention(q, k, v, bias, scale)
+    scale = 1.0 / np.sqrt(q.shape[-1]) if scale is None else scale
+    scores = scale * q @ k.swapaxes(-1, -2) + np.asarray(bias, np.float64)
+    empty = np.isneginf(logsumexp)
+    weights = np.exp(scores - np.where(empty, 0.0, logsumexp)[..., None])
+    correction = (do * output).sum(axis=-1)
+    if logsumexp_gradient is not None:
+        correction = correction - np.where(empty, 0.0, np.asarray(logsumexp_gradient, np.float64))
+    ds = weights * (do @ v.swapaxes(-1, -2) - correction[..., None])
+    return (
+        scale * ds @ k,
+        scale * ds.swapaxes(-1, -2) @ q,
+        weights.swapaxes(-1, -2) @ do,
+        ds,
+    )

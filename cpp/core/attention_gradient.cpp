@@ -1,0 +1,204 @@
+#include "core/attention_gradient.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "core/tiles.h"
+
+namespace ntk_alibi {
+namespace {
+
+// Heads of keys are cut into parts until there is work for so many threads. Their number must
+// depend on the problem alone: gradients of queries are sums over parts.
+constexpr std::int64_t tasks_wanted = 8;
+constexpr std::int64_t blocks_wanted = 8;  // in a part, at least
+
+// A task is a part of the keys of one head of keys, for all its queries: nobody else adds to those
+// keys' gradients.
+class Gradients {
+ public:
+  Gradients(const Tiles& tiles, const AttentionProblem& problem,
+            const AttentionGradients& gradients)
+      : tiles_(tiles),
+        problem_(problem),
+        gradients_(gradients),
+        rows_(problem.batch * problem.query_heads * problem.query_length),
+        width_((problem.head_dim + gradient_padding - 1) / gradient_padding * gradient_padding) {
+    const std::int64_t heads = problem.batch * problem.key_heads;
+    // Tables and sums are added to by all parts.
+    const bool whole = gradients.table != nullptr || gradients.sums != nullptr;
+    const std::int64_t blocks = block_count(problem.key_length);
+    parts_ = whole ? 1
+                   : std::clamp<std::int64_t>((tasks_wanted + heads - 1) / heads, 1,
+                                              std::max<std::int64_t>(1, blocks / blocks_wanted));
+    if (parts_ > 1) {
+      query_parts_.resize(parts_ * rows_ * problem.head_dim);
+      if (gradients.left_slopes != nullptr) left_parts_.resize(parts_ * rows_);
+      if (gradients.right_slopes != nullptr) right_parts_.resize(parts_ * rows_);
+    }
+    if (gradients.table != nullptr)
+      tables_.resize(problem.batch * problem.query_heads * problem.bias.table_size);
+  }
+
+  void run() {
+    const std::int64_t tasks = problem_.batch * problem_.key_heads * parts_;
+    const std::vector<std::int64_t> order = costliest_first(tasks);
+    const int head_dim = static_cast<int>(problem_.head_dim);
+    for_each_task(tasks, tiles_.kernels().gradient_scratch_bytes(head_dim),
+                  [&](std::int64_t n, void* scratch) { run_task(order[n], scratch); });
+    if (parts_ > 1) join_parts();
+    if (gradients_.table != nullptr) join_tables();
+  }
+
+ private:
+  // Flat slopes leave more keys to read; one long task at the end would keep a single thread busy.
+  std::vector<std::int64_t> costliest_first(std::int64_t tasks) const {
+    std::vector<std::int64_t> order(tasks);
+    std::iota(order.begin(), order.end(), 0);
+    if (problem_.bias.kind != BiasKind::two_sided || problem_.query_length == 0) return order;
+    const std::int64_t group = problem_.query_heads / problem_.key_heads;
+    const auto slope = [&](std::int64_t task) {
+      const std::int64_t head = task / parts_;
+      const SlopeView& left = problem_.bias.left;
+      return left.data[head / problem_.key_heads * left.batch_stride +
+                       head % problem_.key_heads * group * left.head_stride];
+    };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::int64_t a, std::int64_t b) { return slope(a) < slope(b); });
+    return order;
+  }
+
+  void run_task(std::int64_t task, void* scratch) {
+    const std::int64_t part = task % parts_, head = task / parts_;
+    const std::int64_t b = head / problem_.key_heads, kv = head % problem_.key_heads;
+    const KeyList keys = tiles_.keys_of(b).view();
+    const std::int64_t blocks = block_count(keys.count);
+    const std::int64_t first = part * blocks / parts_, end = (part + 1) * blocks / parts_;
+    std::vector<float> key_gradient((end - first) * keys_per_block * width_);
+    std::vector<float> value_gradient(key_gradient.size());
+    const std::int64_t group = problem_.query_heads / problem_.key_heads;
+    for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h)
+      for (std::int64_t i = 0; i < problem_.query_length; i += tiles_.kernels().queries_per_tile) {
+        GradientTile gradient{};
+        gradient.first_block = first;
+        gradient.end_block = end;
+        gradient.key_gradient = key_gradient.data();
+        gradient.value_gradient = value_gradient.data();
+        run_tile(b, h, i, part, gradient, scratch);
+      }
+    write_rows(b, kv, keys, first, end, key_gradient, problem_.scale, gradients_.key);
+    write_rows(b, kv, keys, first, end, value_gradient, 1.0f, gradients_.value);
+  }
+
+  void run_tile(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t part,
+                GradientTile& gradient, void* scratch) {
+    const AttentionProblem& p = problem_;
+    const std::int64_t count =
+        std::min<std::int64_t>(tiles_.kernels().queries_per_tile, p.query_length - i);
+    TileRows rows;
+    const AttentionTile tile = tiles_.described(b, h, i, count, rows);
+    const std::int64_t row = (b * p.query_heads + h) * p.query_length + i;
+    gradient.tile = &tile;
+    gradient.output_gradient = row_of(gradients_.output_gradient, p.dtype, b, h, i);
+    gradient.output_gradient_stride = gradients_.output_gradient.row_stride;
+    gradient.logsumexp_gradient =
+        gradients_.logsumexp_gradient ? gradients_.logsumexp_gradient + row : nullptr;
+    if (parts_ > 1) {
+      gradient.query_gradient = query_parts_.data() + (part * rows_ + row) * p.head_dim;
+      gradient.query_gradient_stride = p.head_dim;
+      gradient.query_gradient_dtype = DType::float32;
+    } else {
+      gradient.query_gradient = row_of(gradients_.query, p.dtype, b, h, i);
+      gradient.query_gradient_stride = gradients_.query.row_stride;
+      gradient.query_gradient_dtype = p.dtype;
+    }
+    gradient.left_slopes = slopes_of(part, row, left_parts_, gradients_.left_slopes);
+    gradient.right_slopes = slopes_of(part, row, right_parts_, gradients_.right_slopes);
+    double query_sums[most_queries_per_tile];
+    if (gradients_.sums != nullptr) {
+      gradient.query_sums = query_sums;
+      gradient.key_sums = gradients_.sums + (b * p.query_heads + h) * p.key_length;
+    }
+    if (gradients_.table != nullptr)
+      gradient.table = tables_.data() + (b * p.query_heads + h) * p.bias.table_size;
+    if (gradients_.dense != nullptr) {
+      gradient.dense = gradients_.dense + row * p.key_length;
+      gradient.dense_query_stride = p.key_length;
+      gradient.dense_key_stride = 1;
+    }
+    tiles_.kernels().gradient_tile(gradient, scratch);
+    if (gradients_.sums != nullptr)
+      for (std::int64_t r = 0; r < count; ++r)
+        gradient.key_sums[p.key_length - p.query_length + i + r] += query_sums[r];
+  }
+
+  float* slopes_of(std::int64_t part, std::int64_t row, std::vector<float>& parts,
+                   float* all) const {
+    if (all == nullptr) return nullptr;
+    return parts_ > 1 ? parts.data() + part * rows_ + row : all + row;
+  }
+
+  void write_rows(std::int64_t b, std::int64_t kv, const KeyList& keys, std::int64_t first,
+                  std::int64_t end, const std::vector<float>& rows, float factor,
+                  const TensorView& out) const {
+    const std::int64_t begin = first * keys_per_block;
+    const std::int64_t last = std::min(end * keys_per_block, keys.count);
+    for (std::int64_t c = begin; c < last; ++c) {
+      const std::int64_t key = keys.indices ? keys.indices[c] : c;
+      tiles_.kernels().write_scaled_row(rows.data() + (c - begin) * width_,
+                                        static_cast<int>(problem_.head_dim), factor, problem_.dtype,
+                                        row_of(out, problem_.dtype, b, kv, key));
+    }
+  }
+
+  // Sums over the parts, in their order.
+  void join_parts() const {
+    const std::int64_t head_dim = problem_.head_dim;
+    parallel_for(rows_, 64, [&](std::int64_t begin, std::int64_t end) {
+      std::vector<float> sum(head_dim);
+      for (std::int64_t row = begin; row < end; ++row) {
+        for (std::int64_t d = 0; d < head_dim; ++d) sum[d] = 0.0f;
+        for (std::int64_t part = 0; part < parts_; ++part)
+          for (std::int64_t d = 0; d < head_dim; ++d)
+            sum[d] += query_parts_[(part * rows_ + row) * head_dim + d];
+        const std::int64_t head = row / problem_.query_length;
+        tiles_.kernels().write_scaled_row(
+            sum.data(), static_cast<int>(head_dim), 1.0f, problem_.dtype,
+            row_of(gradients_.query, problem_.dtype, head / problem_.query_heads,
+                   head % problem_.query_heads, row % problem_.query_length));
+        join_slopes(left_parts_, row, gradients_.left_slopes);
+        join_slopes(right_parts_, row, gradients_.right_slopes);
+      }
+    });
+  }
+
+  void join_slopes(const std::vector<float>& parts, std::int64_t row, float* all) const {
+    if (all == nullptr) return;
+    all[row] = 0.0f;
+    for (std::int64_t part = 0; part < parts_; ++part) all[row] += parts[part * rows_ + row];
+  }
+
+  void join_tables() const {
+    const std::int64_t size = problem_.query_heads * problem_.bias.table_size;
+    for (std::int64_t b = 0; b < problem_.batch; ++b)
+      for (std::int64_t t = 0; t < size; ++t) gradients_.table[t] += tables_[b * size + t];
+  }
+
+  const Tiles& tiles_;
+  const AttentionProblem& problem_;
+  const AttentionGradients& gradients_;
+  const std::int64_t rows_;                                    // batch x heads x queries
+  const std::int64_t width_;                                   // of padded rows
+  std::int64_t parts_;                                         // of each head's keys
+  std::vector<float> query_parts_, left_parts_, right_parts_;  // (parts, rows, ...)
+  std::vector<double> tables_;                                 // (batch, heads, distances)
+};
+
+}  // namespace
+
+void attention_gradients(const AttentionProblem& problem, const AttentionGradients& gradients) {
+  const Tiles tiles(problem);
+  if (problem.batch * problem.key_heads > 0) Gradients(tiles, problem, gradients).run();
+}
+
+}  // namespace ntk_alibi

@@ -1,0 +1,342 @@
+// Gradients of one tile of queries: weights are formed again from the scores and the logsumexp, so
+// that nothing of the size of all pairs is kept.
+//
+// Lanes are queries for the scores, for do.v and for the gradient of the queries, as in the forward
+// pass; they are channels for the gradients of keys and values, which are sums over queries.
+#include "kernels/attention_gradient.h"
+
+#include "kernels/exp2.h"
+#include "kernels/tile_scores.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+namespace {
+
+constexpr int padded(int head_dim) {
+  return (head_dim + gradient_padding - 1) / gradient_padding * gradient_padding;
+}
+
+struct GradientScratch {
+  Scratch tile;            // scores[0]: p, scores[1]: ds; log_sum: the logsumexp, log2 domain
+  RowScratch rows;         // of keys and values
+  float* output_gradient;  // [head_dim][queries_per_tile]
+  float* correction;       // [1][queries_per_tile]: do.o - dlse
+  // [queries_per_tile][padded head_dim]
+  float* query_rows;
+  float* output_gradient_rows;
+};
+
+GradientScratch divide(Pieces& pieces, int head_dim) {
+  GradientScratch s;
+  s.tile = pieces.tile(head_dim);
+  s.rows = pieces.rows(head_dim);
+  s.output_gradient = pieces.take(head_dim * tile_row());
+  s.correction = pieces.take(tile_row());
+  s.query_rows = pieces.take(queries_per_tile * static_cast<std::int64_t>(padded(head_dim)));
+  s.output_gradient_rows =
+      pieces.take(queries_per_tile * static_cast<std::int64_t>(padded(head_dim)));
+  return s;
+}
+
+// Copies rows as float32, with zeros up to the padding; lanes without a query repeat the last one.
+void copy_rows(const AttentionTile& tile, const void* from, std::int64_t stride, float* to) {
+  const int width = padded(tile.head_dim);
+  for (int r = 0; r < queries_per_tile; ++r) {
+    const int i = r < tile.query_count ? r : tile.query_count - 1;
+    float* row = to + static_cast<std::int64_t>(r) * width;
+    const float* source =
+        as_float32(row_at(from, stride, i, tile.dtype), tile.head_dim, tile.dtype, row);
+    if (source != row) __builtin_memcpy(row, source, tile.head_dim * sizeof(float));
+    for (int d = tile.head_dim; d < width; ++d) row[d] = 0.0f;
+  }
+}
+
+void pack(const AttentionTile& tile, const float* padded_rows, float scale, float* packed) {
+  const char* rows[queries_per_tile];
+  for (int r = 0; r < queries_per_tile; ++r)
+    rows[r] = reinterpret_cast<const char*>(padded_rows +
+                                            static_cast<std::int64_t>(r) * padded(tile.head_dim));
+  pack_rows<Float32Words>(rows, tile.head_dim, scale, packed);
+}
+
+void load_gradient(const GradientTile& gradient, const GradientScratch& s) {
+  const AttentionTile& tile = *gradient.tile;
+  copy_rows(tile, tile.query, tile.query_stride, s.query_rows);
+  copy_rows(tile, gradient.output_gradient, gradient.output_gradient_stride,
+            s.output_gradient_rows);
+  pack(tile, s.query_rows, tile.scale * log2_e, s.tile.query);
+  pack(tile, s.output_gradient_rows, 1.0f, s.output_gradient);
+  load_tile_rows(tile, s.tile);
+  for (int r = 0; r < queries_per_tile; ++r) {
+    const bool real = r < tile.query_count && tile.logsumexp[r] > -infinity;
+    // Weights of lanes without a query, or without a key, are 2^-infinity.
+    s.tile.log_sum[r] = real ? tile.logsumexp[r] * log2_e : infinity;
+    s.tile.rescale[r] = 1.0f;
+    s.correction[r] = 0.0f;
+    if (!real) continue;
+    const float* row =
+        s.output_gradient_rows + static_cast<std::int64_t>(r) * padded(tile.head_dim);
+    const char* output = row_at(tile.output, tile.output_stride, r, tile.dtype);
+    double product = 0.0;
+    for (int d = 0; d < tile.head_dim; ++d)
+      product += static_cast<double>(row[d]) * element(output, d, tile.dtype);
+    if (gradient.logsumexp_gradient != nullptr) product -= gradient.logsumexp_gradient[r];
+    s.correction[r] = static_cast<float>(product);
+  }
+  for (std::int64_t i = 0; i < tile.head_dim * tile_row(); ++i) s.tile.output[i] = 0.0f;
+}
+
+// gradient[c .. c + rows_per_step)[d ...] += sum_q weights[c][q] rows[q][d].
+template <int Vectors>
+void add_over_queries_at(const float* weights, const float* rows, int queries, int width, int c,
+                         int d, float* gradient) {
+  f32v sum[rows_per_step][Vectors] = {};
+  for (int q = 0; q < queries; ++q) {
+    f32v row[Vectors];
+    for (int v = 0; v < Vectors; ++v)
+      row[v] = load<f32v>(rows + static_cast<std::int64_t>(q) * width + d + v * lanes);
+    for (int u = 0; u < rows_per_step; ++u) {
+      const f32v weight = broadcast(weights[(c + u) * tile_row() + q]);
+      for (int v = 0; v < Vectors; ++v) sum[u][v] += weight * row[v];
+    }
+  }
+  NTK_ALIBI_UNROLL
+  for (int u = 0; u < rows_per_step; ++u) NTK_ALIBI_UNROLL
+  for (int v = 0; v < Vectors; ++v) {
+    float* at = gradient + static_cast<std::int64_t>(c + u) * width + d + v * lanes;
+    store(at, load<f32v>(at) + sum[u][v]);
+  }
+}
+
+void add_over_queries(const float* weights, const float* rows, int queries, int width, int count,
+                      float* gradient) {
+  for (int c = 0; c < count; c += rows_per_step) {
+    int d = 0;
+    for (; d + vectors_per_tile * lanes <= width; d += vectors_per_tile * lanes)
+      add_over_queries_at<vectors_per_tile>(weights, rows, queries, width, c, d, gradient);
+    for (; d < width; d += lanes)
+      add_over_queries_at<1>(weights, rows, queries, width, c, d, gradient);
+  }
+}
+
+template <class Bias>
+class GradientWalk {
+ public:
+  GradientWalk(const GradientTile& gradient, const GradientScratch& s)
+      : gradient_(gradient),
+        tile_(*gradient.tile),
+        s_(s),
+        rows_(tile_, s.rows),
+        reach_(tile_),
+        certificate_(tile_, reach_, greatest_query_norm<Float32Words>(tile_, s.tile),
+                     least_slopes(tile_, s.tile)) {
+    // The sum is known from the start; a float32 logsumexp is rounded relative to itself.
+    double least = infinity;
+    for (int r = 0; r < queries_per_tile; ++r) least = smaller(least, s.tile.log_sum[r]);
+    if (least < infinity) certificate_.update(least);
+  }
+
+  void run() {
+    for (int v = 0; v < vectors_per_tile; ++v) left_[v] = right_[v] = query_sums_[v] = f32v{};
+    const std::int64_t middle = reach_.last_block_behind(tile_);
+    for (std::int64_t b = smaller_of(middle, gradient_.end_block - 1); b >= gradient_.first_block;
+         --b) {
+      if (reach_.ends_before(tile_, b) || certificate_.drops_back_from(b)) break;
+      visit(b);
+    }
+    for (std::int64_t b = middle + 1 < gradient_.first_block ? gradient_.first_block : middle + 1;
+         b < gradient_.end_block; ++b) {
+      if (reach_.ends_behind(tile_, b) || certificate_.drops_ahead_from(b)) break;
+      visit(b);
+    }
+    write();
+  }
+
+ private:
+  static std::int64_t smaller_of(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
+  void visit(std::int64_t b) {
+    if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.drops(b)) return;
+    const ScoredBlock block{s_.tile.scores[0], b, reach_.keys_to_read(tile_, b * keys_per_block),
+                            !Bias::is_linear || !reach_.sees_all_of(block_of(tile_.keys, b))};
+    score(block);
+    if (certificate_.possible() && certificate_.drops_scored(greatest_excess(s_.tile))) return;
+    differentiate(block);
+    const int width = padded(tile_.head_dim);
+    const std::int64_t offset = (b - gradient_.first_block) * keys_per_block * width;
+    add_over_queries(s_.tile.scores[0], s_.output_gradient_rows, tile_.query_count, width,
+                     block.count, gradient_.value_gradient + offset);
+    add_over_queries(s_.tile.scores[1], s_.query_rows, tile_.query_count, width, block.count,
+                     gradient_.key_gradient + offset);
+    const Rows& keys = rows_.keys(b);
+    if (block.masked && !keys_are_finite(b))
+      add_rows<Float32Words, true>(s_.tile, s_.tile.scores[1], keys, block.count, tile_.head_dim);
+    else
+      add_rows<Float32Words, false>(s_.tile, s_.tile.scores[1], keys, block.count, tile_.head_dim);
+    add_bias_gradients(block);
+  }
+
+  bool keys_are_finite(std::int64_t b) const {
+    for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
+      if (!all_finite(row_at(tile_.key, tile_.key_stride,
+                             index_of(tile_.keys, b * keys_per_block + c), tile_.dtype),
+                      tile_.head_dim, tile_.dtype))
+        return false;
+    return true;
+  }
+
+  void score(const ScoredBlock& block) {
+    const Bias bias(tile_, s_.tile);
+    const Rows& keys = rows_.keys(block.number);
+    f32v greatest[vectors_per_tile];
+    for (int v = 0; v < vectors_per_tile; ++v) greatest[v] = broadcast(-infinity);
+    for (int c = 0; c < block.count; c += rows_per_step) {
+      f32v dot[rows_per_step][vectors_per_tile] = {};
+      multiply<Float32Words>(s_.tile.query, keys + c, tile_.head_dim, dot, [](int) {});
+      store_scores<Float32Words>(tile_, s_.tile, bias, broadcast(1.0f), dot, block, c, greatest);
+    }
+    for (int v = 0; v < vectors_per_tile; ++v)
+      store_vector(s_.tile.block_maximum, 0, v, greatest[v]);
+  }
+
+  // Scores to weights, on the way through do.v; then ds = p (do.v - correction).
+  void differentiate(const ScoredBlock& block) {
+    const Rows& values = rows_.values(block.number);
+    f32v log_sum[vectors_per_tile], correction[vectors_per_tile];
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      log_sum[v] = vector_of(s_.tile.log_sum, 0, v);
+      correction[v] = vector_of(s_.correction, 0, v);
+    }
+    float* weights = s_.tile.scores[0];
+    for (int c = 0; c < block.count; c += rows_per_step) {
+      f32v dot[rows_per_step][vectors_per_tile] = {};
+      multiply<Float32Words>(s_.output_gradient, values + c, tile_.head_dim, dot, [&](int u) {
+        for (int v = 0; v < vectors_per_tile; ++v)
+          store_vector(weights, c + u, v, exp2(vector_of(weights, c + u, v) - log_sum[v]));
+      });
+      NTK_ALIBI_UNROLL
+      for (int u = 0; u < rows_per_step; ++u) NTK_ALIBI_UNROLL
+      for (int v = 0; v < vectors_per_tile; ++v) {
+        const f32v weight = vector_of(weights, c + u, v);
+        f32v gradient = weight * (dot[u][v] - correction[v]);
+        // What a query does not see may be NaN.
+        if (block.masked) gradient = weight == 0.0f ? f32v{} : gradient;
+        store_vector(s_.tile.scores[1], c + u, v, gradient);
+      }
+    }
+  }
+
+  void add_bias_gradients(const ScoredBlock& block) {
+    const bool slopes = gradient_.left_slopes != nullptr || gradient_.right_slopes != nullptr;
+    if (slopes) add_slopes(block);
+    if (gradient_.query_sums != nullptr) add_sums(block);
+    if (gradient_.table != nullptr) add_table(block);
+    if (gradient_.dense != nullptr) write_dense(block);
+  }
+
+  std::int64_t key_of(const ScoredBlock& block, int c) const {
+    return block.number * keys_per_block + c;
+  }
+
+  void add_slopes(const ScoredBlock& block) {
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      const i32v position = load<i32v>(s_.tile.ints + v * lanes);
+      f32v left = {}, right = {};
+      for (int c = 0; c < block.count; ++c) {
+        const i32v distance = position - broadcast(position_of(tile_.keys, key_of(block, c)));
+        const f32v weighted = vector_of(s_.tile.scores[1], c, v) * to_float(distance);
+        left -= distance > 0 ? weighted : f32v{};
+        right += distance < 0 ? weighted : f32v{};
+      }
+      left_[v] += left;
+      right_[v] += right;
+    }
+  }
+
+  void add_sums(const ScoredBlock& block) {
+    for (int c = 0; c < block.count; ++c) {
+      double sum = 0.0;
+      for (int v = 0; v < vectors_per_tile; ++v) {
+        const f32v gradient = vector_of(s_.tile.scores[1], c, v);
+        query_sums_[v] += gradient;
+        for (int lane = 0; lane < lanes; ++lane) sum += gradient[lane];
+      }
+      gradient_.key_sums[index_of(tile_.keys, key_of(block, c))] -= sum;
+    }
+  }
+
+  void add_table(const ScoredBlock& block) {
+    for (int c = 0; c < block.count; ++c)
+      for (int i = 0; i < tile_.query_count; ++i) {
+        const std::int64_t distance = static_cast<std::int64_t>(tile_.query_positions[i]) -
+                                      position_of(tile_.keys, key_of(block, c));
+        const std::int64_t index = distance - tile_.bias.table_begin;
+        if (index >= 0 && index < tile_.bias.table_size)
+          gradient_.table[index] += s_.tile.scores[1][c * tile_row() + i];
+      }
+  }
+
+  void write_dense(const ScoredBlock& block) {
+    for (int c = 0; c < block.count; ++c) {
+      const std::int64_t key = index_of(tile_.keys, key_of(block, c));
+      for (int i = 0; i < tile_.query_count; ++i)
+        gradient_.dense[i * gradient_.dense_query_stride + key * gradient_.dense_key_stride] =
+            s_.tile.scores[1][c * tile_row() + i];
+    }
+  }
+
+  void write() {
+    for (int r = 0; r < queries_per_tile; ++r) s_.tile.rescale[r] = tile_.scale;
+    write_lanes(s_.tile.output, s_.tile.rescale, tile_, s_.rows.keys,
+                {gradient_.query_gradient, gradient_.query_gradient_stride,
+                 gradient_.query_gradient_dtype});
+    for (int r = 0; r < tile_.query_count; ++r) {
+      const int v = r / lanes, lane = r % lanes;
+      if (gradient_.left_slopes != nullptr) gradient_.left_slopes[r] = left_[v][lane];
+      if (gradient_.right_slopes != nullptr) gradient_.right_slopes[r] = right_[v][lane];
+      if (gradient_.query_sums != nullptr) gradient_.query_sums[r] = query_sums_[v][lane];
+    }
+  }
+
+  const GradientTile& gradient_;
+  const AttentionTile& tile_;
+  const GradientScratch& s_;
+  BlockRows<Float32Words> rows_;
+  const TileReach reach_;
+  Certificate certificate_;
+  f32v left_[vectors_per_tile], right_[vectors_per_tile], query_sums_[vectors_per_tile];
+};
+
+}  // namespace
+
+std::int64_t gradient_scratch_bytes(int head_dim) {
+  Pieces pieces;
+  divide(pieces, head_dim);
+  return pieces.bytes();
+}
+
+void gradient_tile(const GradientTile& gradient, void* scratch) {
+  Pieces pieces(scratch);
+  const GradientScratch s = divide(pieces, gradient.tile->head_dim);
+  load_gradient(gradient, s);
+  switch (gradient.tile->bias.kind) {
+    case BiasKind::none: return GradientWalk<NoBias>(gradient, s).run();
+    case BiasKind::one_sided: return GradientWalk<OneSidedBias>(gradient, s).run();
+    case BiasKind::two_sided: return GradientWalk<TwoSidedBias>(gradient, s).run();
+    case BiasKind::table: return GradientWalk<TableBias>(gradient, s).run();
+    case BiasKind::sums: return GradientWalk<SumsBias>(gradient, s).run();
+    case BiasKind::dense: return GradientWalk<DenseBias>(gradient, s).run();
+  }
+}
+
+void write_scaled_row(const float* row, int head_dim, float factor, DType dtype, void* out) {
+  float scaled[lanes];
+  for (int d = 0; d < head_dim; d += lanes) {
+    const int count = head_dim - d < lanes ? head_dim - d : lanes;
+    for (int lane = 0; lane < count; ++lane) scaled[lane] = row[d + lane] * factor;
+    write_row(scaled, count, dtype, static_cast<char*>(out) + row_bytes(1, d, dtype));
+  }
+}
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

@@ -1,0 +1,14 @@
+// Gradients of attention. What each function does stands in kernels.h.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+std::int64_t gradient_scratch_bytes(int head_dim);
+void gradient_tile(const GradientTile& gradient, void* scratch);
+void write_scaled_row(const float* row, int head_dim, float factor, DType dtype, void* out);
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

@@ -1,0 +1,130 @@
+// Scores of a tile with a block of keys, and what bounds them: shared by attention and its
+// gradients.
+#pragma once
+
+#include "kernels/attention_bias.h"
+#include "kernels/certificate.h"
+#include "kernels/products.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+// What a tile has for each query: positions, masks, slopes.
+inline void load_tile_rows(const AttentionTile& tile, const Scratch& s) {
+  for (int r = 0; r < queries_per_tile; ++r) {
+    const int i = r < tile.query_count ? r : tile.query_count - 1;
+    s.ints[r] = tile.query_positions[i];
+    s.ints[queries_per_tile + r] = tile.mask.least_distances[i];
+    s.ints[2 * queries_per_tile + r] = tile.mask.greatest_distances[i];
+    s.ints[3 * queries_per_tile + r] = tile.mask.sink_ends[i];
+    if (tile.bias.kind == BiasKind::one_sided || tile.bias.kind == BiasKind::two_sided) {
+      lane_row(s.slopes, 0)[r] = tile.bias.left_slopes[i] * log2_e;
+      lane_row(s.slopes, 1)[r] = tile.bias.right_slopes[i] * log2_e;
+    }
+  }
+}
+
+// A block whose scores are known, but not yet their exponentials.
+struct ScoredBlock {
+  float* scores = nullptr;
+  std::int64_t number = 0;
+  int count = 0;
+  bool masked = false;  // keys may be hidden, by their distance or by a bias of -infinity
+};
+
+// Stored products of rows_per_step keys to scores: biased, masked; raises the block's maximum.
+template <class Bias>
+void mask_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
+                 const ScoredBlock& block, int c, f32v (&greatest)[vectors_per_tile]) {
+  for (int u = c; u < c + rows_per_step; ++u) {
+    // Rows that fill up the last step are hidden, as masked keys are.
+    const bool real = u < block.count;
+    const std::int64_t key = block.number * keys_per_block + (real ? u : block.count - 1);
+    const std::int32_t key_position = position_of(tile.keys, key);
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      const i32v distance = load<i32v>(s.ints + v * lanes) - broadcast(key_position);
+      const i32v least = load<i32v>(s.ints + queries_per_tile + v * lanes);
+      const i32v most = load<i32v>(s.ints + 2 * queries_per_tile + v * lanes);
+      const i32v sunk = load<i32v>(s.ints + 3 * queries_per_tile + v * lanes) > key_position;
+      const i32v visible =
+          (distance >= least) & ((distance <= most) | sunk) & broadcast(real ? -1 : 0);
+      const f32v score = bias.at(vector_of(block.scores, u, v), key, v, distance);
+      store_vector(block.scores, u, v, visible ? score : broadcast(-infinity));
+      greatest[v] = max(greatest[v], vector_of(block.scores, u, v));
+    }
+  }
+}
+
+// Products of rows_per_step keys to scores, in registers where there is nothing to hide.
+template <class Words, class Bias>
+NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
+                                   f32v scale, f32v (&dot)[rows_per_step][vectors_per_tile],
+                                   const ScoredBlock& block, int c,
+                                   f32v (&greatest)[vectors_per_tile]) {
+  const bool masked = block.masked || c + rows_per_step > block.count;
+  NTK_ALIBI_UNROLL
+  for (int u = 0; u < rows_per_step; ++u) {
+    NTK_ALIBI_UNROLL
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      if (!Words::queries_have_scale) dot[u][v] *= scale;
+      if (masked) store_vector(block.scores, c + u, v, dot[u][v]);
+    }
+  }
+  if (masked) return mask_scores(tile, s, bias, block, c, greatest);
+  NTK_ALIBI_UNROLL
+  for (int u = 0; u < rows_per_step; ++u) {
+    const std::int64_t key = block.number * keys_per_block + c + u;
+    const std::int32_t key_position = position_of(tile.keys, key);
+    NTK_ALIBI_UNROLL
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      const i32v distance = load<i32v>(s.ints + v * lanes) - broadcast(key_position);
+      const f32v score = Bias::is_linear ? bias.at(dot[u][v], key, v, distance) : dot[u][v];
+      store_vector(block.scores, c + u, v, score);
+      greatest[v] = max(greatest[v], score);
+    }
+  }
+}
+
+// The greatest of a tile, with the scale in it; not needed without skipping.
+template <class Words>
+double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
+  if (tile.skipping.norms == nullptr) return 0.0;
+  double greatest = 0.0;
+  for (int v = 0; v < vectors_per_tile; ++v) {
+    f32v square = {};
+    for (int d = 0; d < tile.head_dim / Words::channels_per_word; ++d)
+      square = Words::multiply_add(square, vector_of(s.query, d, v), vector_of(s.query, d, v));
+    for (int lane = 0; lane < lanes; ++lane)
+      greatest = square[lane] == square[lane] ? larger(greatest, square[lane]) : infinity;
+  }
+  const double scale = Words::queries_have_scale ? 1.0 : __builtin_fabs(tile.scale * log2_e);
+  return __builtin_sqrt(greatest) * scale;
+}
+
+inline LeastSlopes least_slopes(const AttentionTile& tile, const Scratch& s) {
+  LeastSlopes least;
+  for (int r = 0; r < tile.query_count; ++r) {
+    least.left = smaller(least.left, lane_row(s.slopes, 0)[r]);
+    least.right = smaller(least.right, lane_row(s.slopes, 1)[r]);
+  }
+  return least;
+}
+
+// The greatest over the queries of what the logarithm of the block's weights is above that of all
+// weights before.
+inline double greatest_excess(const Scratch& s) {
+  double greatest = -__builtin_inf();
+  for (int v = 0; v < vectors_per_tile; ++v) {
+    const f32v score = vector_of(s.block_maximum, 0, v), sum = vector_of(s.log_sum, 0, v);
+    // What rounding at their own magnitude may have done to both.
+    const f32v error = (magnitude(score) + magnitude(sum)) * broadcast(1.0f / (1 << 20));
+    const f32v excess = score == -infinity ? score : score - sum + error;
+    for (int lane = 0; lane < lanes; ++lane)
+      if (!(excess[lane] <= greatest))
+        greatest = excess[lane] == excess[lane] ? excess[lane] : infinity;
+  }
+  return greatest;
+}
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

@@ -1,0 +1,222 @@
+"""Multi-head attention with ALiBi as a torch module."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, TypeAlias, cast
+
+import torch
+from torch import nn
+
+from ntk_alibi import _validation
+from ntk_alibi.bias import ALiBi
+from ntk_alibi.fused_attention import attention
+from ntk_alibi.scaling import Scaling
+from ntk_alibi.slopes import alibi_slopes
+
+Slopes: TypeAlias = float | torch.Tensor | Literal["random", "learned", "two_sided"] | None
+
+#: The range of random slopes: that of eight standard heads.
+RANDOM_RANGE = (2.0**-8, 2.0**-1)
+
+
+class _Float32Parameters(nn.Module):
+    """Slopes, or what they are made of, that stay float32 when the model is cast."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        dtypes = {name: x.dtype for name, x in self._own().items()}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, x in self._own().items():
+            if x.dtype != dtypes[name]:
+                x.data = x.data.to(dtypes[name])
+        return self
+
+    def _own(self) -> dict[str, torch.Tensor]:
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+
+
+class FixedSlopes(_Float32Parameters):
+    """Slopes that training leaves alone, (heads,)."""
+
+    slopes: torch.Tensor
+
+    def __init__(self, slopes: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("slopes", slopes.detach().clone().float())
+
+    def forward(self) -> torch.Tensor:
+        """The slopes."""
+        return self.slopes
+
+
+class LearnedSlopes(_Float32Parameters):
+    """Positive slopes exp(x) with learned x, (heads,)."""
+
+    def __init__(self, initial: torch.Tensor) -> None:
+        super().__init__()
+        self.log_slopes = nn.Parameter(initial.detach().clone().float().log())
+
+    def forward(self) -> torch.Tensor:
+        """The slopes."""
+        return self.log_slopes.exp()
+
+
+class TwoSidedSlopes(_Float32Parameters):
+    """Learned slopes sigmoid(x), x ~ N(-2, 1) at first, of the left and of the right side."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.left = nn.Parameter(torch.randn(num_heads) - 2.0)
+        self.right = nn.Parameter(torch.randn(num_heads) - 2.0)
+
+    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Left and right slopes."""
+        return self.left.sigmoid(), self.right.sigmoid()
+
+
+class AlibiAttention(nn.Module):
+    """Multi-head attention whose scores are penalised in proportion to distance, computed fused.
+
+    output = W_o concat_h softmax(q_h k_h^T / sqrt(D) - m_h |i - j|) v_h,  q = W_q x, ...
+
+    Attributes:
+        q_linear, k_linear, v_linear, out_linear: the projections.
+        slopes: a module that returns the slopes, or None for those of `scaling`.
+
+    Args:
+        num_heads: H.
+        embed_dim: of the inputs and the output, a multiple of H.
+        slopes: None: the standard ones, for any number of heads. A number: that one for all heads.
+            A tensor (heads,): those; as an `nn.Parameter` it is trained as it is. "random": drawn
+            from 2^-8 to 2^-1, evenly in the logarithm, by `generator`. "learned": exp(x), the
+            standard ones at first. "two_sided": sigmoid(x) for each side, trained (encoders).
+        bias: a bias object or numbers, as `ntk_alibi.attention` takes them, in place of slopes.
+        causal: whether keys ahead of a query are hidden.
+        scaling: stretches the standard slopes; a dynamic one adapts to each row's real tokens.
+        num_kv_heads: heads of keys and values, of which H is a multiple (GQA, MQA).
+        window: how many positions back (and ahead) a query sees, itself included.
+        generator: for random slopes.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or two of them contradict each other.
+
+    Example:
+        >>> import torch, ntk_alibi as na
+        >>> attention = na.AlibiAttention(num_heads=8, embed_dim=64)
+        >>> x = torch.randn(2, 10, 64)
+        >>> attention(x, x, x, mask=torch.ones(2, 10)).shape
+        torch.Size([2, 10, 64])
+
+        In place of `nn.MultiheadAttention(64, 8, batch_first=True)`, whose key_padding_mask is 1
+        where there is padding:
+
+        >>> padding = torch.zeros(2, 10, dtype=torch.bool)
+        >>> output = attention(x, x, x, mask=~padding)  # output, _ = multihead(x, x, x, padding)
+
+    Source: Press et al. 2022 (arXiv 2108.12409).
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        embed_dim: int,
+        slopes: Slopes = None,
+        *,
+        bias: Any = None,
+        causal: bool = False,
+        scaling: Scaling | None = None,
+        num_kv_heads: int | None = None,
+        window: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        heads = _validation.num_heads(num_heads)
+        size = _validation.integer("embed_dim", embed_dim, minimum=heads)
+        groups = heads if num_kv_heads is None else _validation.num_heads(num_kv_heads)
+        _validation.multiple("embed_dim", size, "num_heads", heads)
+        _validation.multiple("num_heads", heads, "num_kv_heads", groups)
+        _validation.scaling(scaling)
+        _validation.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
+        self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
+        self.bias, self.scaling = bias, scaling
+        self.causal = _validation.boolean("causal", causal)
+        self.window = window
+        self.q_linear = nn.Linear(size, size)
+        self.k_linear = nn.Linear(size, groups * self.head_dim)
+        self.v_linear = nn.Linear(size, groups * self.head_dim)
+        self.out_linear = nn.Linear(size, size)
+        self.slopes = _slope_module(heads, slopes, generator)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend from q to k and v.
+
+        Args:
+            q: (batch, queries, embed_dim).
+            k: (batch, keys, embed_dim); the last key is at the last query's position.
+            v: as k.
+            mask: (batch, keys), 1 or True for real keys.
+
+        Returns:
+            (batch, queries, embed_dim).
+        """
+        output = attention(
+            self._split(self.q_linear(q)),
+            self._split(self.k_linear(k)),
+            self._split(self.v_linear(v)),
+            self._bias(),
+            causal=self.causal,
+            window=self.window,
+            key_padding_mask=mask,
+        )
+        merged = cast(torch.Tensor, output).transpose(1, 2).flatten(2)
+        return cast(torch.Tensor, self.out_linear(merged))
+
+    def _split(self, x: torch.Tensor) -> torch.Tensor:
+        split: torch.Tensor = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return split
+
+    def _bias(self) -> Any:
+        if self.bias is not None:
+            return self.bias
+        if self.slopes is None:
+            return ALiBi(self.num_heads, self.scaling, sides="symmetric")
+        slopes = self.slopes()
+        sides: Any = "two_slopes" if isinstance(slopes, tuple) else "symmetric"
+        return ALiBi(self.num_heads, slopes=slopes, sides=sides)
+
+    def extra_repr(self) -> str:
+        """What stands in the module's repr."""
+        return (
+            f"num_heads={self.num_heads}, embed_dim={self.embed_dim}, causal={self.causal}, "
+            f"scaling={self.scaling!r}, window={self.window}"
+        )
+
+
+def _slope_module(heads: int, slopes: Any, generator: torch.Generator | None) -> nn.Module | None:
+    if slopes is None:
+        return None
+    if isinstance(slopes, str):
+        kind = _validation.choice("slopes", slopes, ("random", "learned", "two_sided"))
+        if kind == "two_sided":
+            return TwoSidedSlopes(heads)
+        if kind == "learned":
+            return LearnedSlopes(torch.from_numpy(alibi_slopes(heads)))
+        low, high = map(math.log2, RANDOM_RANGE)
+        draw = torch.rand(heads, generator=generator)
+        return FixedSlopes(torch.exp2(low + (high - low) * draw))
+    if isinstance(slopes, nn.Parameter):
+        _validation.slopes("slopes", slopes, heads)
+        module = FixedSlopes(slopes)
+        del module.slopes
+        module.register_parameter("slopes", slopes)
+        return module
+    if isinstance(slopes, torch.Tensor):
+        _validation.slopes("slopes", slopes, heads)
+        return FixedSlopes(slopes)
+    return FixedSlopes(torch.full((heads,), _validation.finite("slopes", slopes, minimum=0.0)))

@@ -368,7 +368,12 @@ QUERY, KEY, VALUE = inputs(1, 4, 2, 3, 5, 8)
         ((QUERY, KEY, VALUE[:, :, 1:]), {}, ValueError, "value must have key's shape"),
         ((QUERY, KEY[..., 1:], VALUE[..., 1:]), {}, ValueError, "head_dim 8 as query"),
         ((QUERY[:, :3], KEY, VALUE), {}, ValueError, "a multiple of key's 2 heads, got 3"),
-        ((QUERY, KEY.astype(np.float16), VALUE), {}, TypeError, "key must be a ndarray of float32"),
+        (
+            (QUERY, KEY.astype(np.float16), VALUE),
+            {},
+            TypeError,
+            "a NumPy array of float32",
+        ),
         ((QUERY.astype(float), KEY.astype(float), VALUE.astype(float)), {}, TypeError, "float64"),
         (
             (QUERY[..., :0], KEY[..., :0], VALUE[..., :0]),

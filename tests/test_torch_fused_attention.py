@@ -199,10 +199,10 @@ def test_by_chunks_equals_the_core() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda q, k, v: (q, k.double(), v), TypeError, "key must be a Tensor of torch.float32"),
+        (lambda q, k, v: (q, k.double(), v), TypeError, "key must be a tensor of torch.float32"),
         (lambda q, k, v: (q, k.to("meta"), v), ValueError, "key must be on query's device cpu"),
         (lambda q, k, v: (q.to_sparse(), k, v), TypeError, "query must be a dense tensor"),
-        (lambda q, k, v: (q, k, v.int()), TypeError, "value must be a Tensor of torch.float32"),
+        (lambda q, k, v: (q, k, v.int()), TypeError, "value must be a tensor of torch.float32"),
     ],
 )
 def test_bad_tensors_get_a_sentence(change: Any, error: type[Exception], message: str) -> None:
@@ -215,3 +215,10 @@ def test_statistics_and_kept_norms_want_a_plain_call() -> None:
     for options in ({"return_stats": True}, {"key_norms": na.KeyNorms().update(key.detach())}):
         with pytest.raises(ValueError, match="is for calls that torch neither records nor traces"):
             na.attention(query, key, value, **options)
+
+
+def test_parameters_are_tensors() -> None:
+    query, key, value = tensors(1, 2, 9, 8, grad=False)
+    output = na.attention(torch.nn.Parameter(query), key, value, na.ALiBi(2))
+    torch.testing.assert_close(output.detach(), na.attention(query, key, value, na.ALiBi(2)))
+    assert output.requires_grad

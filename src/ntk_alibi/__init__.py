@@ -22,6 +22,7 @@ from ntk_alibi.slopes import alibi_slopes
 if TYPE_CHECKING:
     from ntk_alibi import reference
     from ntk_alibi.integrations import patch
+    from ntk_alibi.integrations.growing_cache import GrowingCache
     from ntk_alibi.torch.alibi_attention import AlibiAttention
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "AlibiAttention",
     "DynamicInterpolation",
     "DynamicNTK",
+    "GrowingCache",
     "Interpolation",
     "KeyNorms",
     "Scaling",
@@ -54,6 +56,8 @@ def __getattr__(name: str) -> Any:
 
     if name == "AlibiAttention":
         return import_module("ntk_alibi.torch.alibi_attention").AlibiAttention
+    if name == "GrowingCache":
+        return import_module("ntk_alibi.integrations.growing_cache").GrowingCache
     if name == "patch":
         return import_module("ntk_alibi.integrations").patch
     if name == "reference":

@@ -122,7 +122,7 @@ def storage(array: Any) -> NDArray[Any]:
     if is_tensor(array):
         torch = sys.modules["torch"]
         bits = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
-        memory: NDArray[Any] = bits.detach().numpy()
+        memory: NDArray[Any] = (bits.detach() if bits.requires_grad else bits).numpy()
     else:
         memory = array.view(np.uint16) if dtype_name(array.dtype) == "bfloat16" else array
     return memory

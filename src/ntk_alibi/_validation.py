@@ -184,25 +184,31 @@ def causal_block(value: Any, *, causal: bool) -> int:
 MAX_HEAD_DIM = 256
 
 
-def _attention_input(name: str, array: Any) -> None:
-    if not isinstance(array, np.ndarray) and not _arrays.is_tensor(array):
+def _attention_input(name: str, array: Any, *, tensor: bool | None = None) -> None:
+    if tensor is None:
+        tensor = _arrays.is_tensor(array)
+    if not tensor and not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {array!r}")
     if array.ndim != 4:
         raise ValueError(
             f"{name} must have shape (batch, heads, length, head_dim), got {tuple(array.shape)}"
         )
-    if _arrays.is_tensor(array) and (array.layout != _arrays.strided() or array.is_nested):
+    if tensor and (array.layout != _arrays.strided() or array.is_nested):
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {array.layout}")
 
 
 def attention_shapes(query: Any, key: Any, value: Any, *, differentiable: bool = False) -> str:
     """That query, key and value fit together; the name of their dtype, also float64 for torch."""
+    tensor = _arrays.is_tensor(query)
     for name, array in (("query", query), ("key", key), ("value", value)):
-        _attention_input(name, array)
-        if type(array) is not type(query) or array.dtype != query.dtype:
-            expected = f"{type(query).__name__} of {query.dtype} as query"
-            raise TypeError(f"{name} must be a {expected}, got {type(array)} of {array.dtype}")
-        if _arrays.is_tensor(array) and array.device != query.device:
+        _attention_input(name, array, tensor=tensor and _arrays.is_tensor(array))
+        if isinstance(array, np.ndarray) == tensor or array.dtype != query.dtype:
+            kind = "tensor" if tensor else "NumPy array"
+            raise TypeError(
+                f"{name} must be a {kind} of {query.dtype} as query, got {type(array).__name__} of "
+                f"{array.dtype}"
+            )
+        if tensor and array.device != query.device:
             raise ValueError(f"{name} must be on query's device {query.device}, got {array.device}")
     allowed = (*_arrays.CORE_DTYPES, "float64") if differentiable else _arrays.CORE_DTYPES
     dtype = floating_dtype(query.dtype, allowed)
@@ -244,7 +250,7 @@ def forward_results(
         shape = tuple(query.shape) if like is not None else tuple(query.shape[:3])
         if tuple(array.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
-        if like is not None and (type(array) is not type(query) or array.dtype != query.dtype):
+        if like is not None and array.dtype != query.dtype:
             raise TypeError(f"{name} must be of query's dtype {query.dtype}, got {array.dtype}")
 
 

@@ -1,0 +1,125 @@
+"""The growing cache beside transformers' own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BloomConfig, BloomForCausalLM, DynamicCache
+
+import ntk_alibi as na
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)
+    return BloomForCausalLM(config).eval()
+
+
+MASK = (torch.arange(20) >= torch.tensor([[0], [7]])).long()
+IDS = torch.randint(0, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": False},
+        {"num_beams": 3, "do_sample": False},
+        {"do_sample": False, "attention_mask": MASK},
+    ],
+    ids=["greedy", "beams", "left padding"],
+)
+@pytest.mark.parametrize("capacity", [1, 25, 1000])
+def test_generates_what_the_dynamic_cache_does(options: dict[str, Any], capacity: int) -> None:
+    bloom = model()
+    results = [
+        bloom.generate(IDS, past_key_values=cache, max_new_tokens=12, **options)
+        for cache in (DynamicCache(), na.GrowingCache(capacity))
+    ]
+    assert torch.equal(*results)
+
+
+def test_prompt_lookup_crops() -> None:
+    bloom = model()
+    ids = torch.cat([IDS[:1], IDS[:1]], dim=1)
+    options = {"max_new_tokens": 15, "do_sample": False, "prompt_lookup_num_tokens": 4}
+    results = [
+        bloom.generate(ids, past_key_values=cache, **options)
+        for cache in (DynamicCache(), na.GrowingCache(30))
+    ]
+    assert torch.equal(*results)
+
+
+def states(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 3, tokens, 8, generator=generator), torch.randn(
+        2, 3, tokens, 8, generator=generator
+    )
+
+
+def test_a_token_is_written_in_place_until_the_buffer_is_full() -> None:
+    cache = na.GrowingCache(capacity=16)
+    places = set()
+    for token in range(40):
+        keys, values = cache.update(*states(1, token), 0)
+        places.add(keys.data_ptr())
+        assert keys.shape[2] == values.shape[2] == token + 1
+    assert len(places) == 3  # 16, 34 and 70 tokens
+    expected = torch.cat([states(1, token)[0] for token in range(40)], dim=2)
+    assert torch.equal(keys, expected)
+
+
+def test_rows_can_be_selected_repeated_and_reordered() -> None:
+    growing, dynamic = na.GrowingCache(64), DynamicCache()
+    for cache in (growing, dynamic):
+        cache.update(*states(10), 0)
+        cache.reorder_cache(torch.tensor([1, 0]))
+        cache.update(*states(2, 1), 0)
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([0, 3]))
+        cache.update(*states(3, 2), 0)
+        cache.crop(-4)
+        cache.update(*states(5, 3), 0)
+    assert torch.equal(growing.layers[0].keys, dynamic.layers[0].keys)
+    assert torch.equal(growing.layers[0].values, dynamic.layers[0].values)
+
+
+def test_a_copy_shares_nothing() -> None:
+    cache = na.GrowingCache(64)
+    cache.update(*states(10), 0)
+    other = copy.deepcopy(cache)
+    other.update(*states(1, 1), 0)
+    cache.update(*states(1, 2), 0)
+    assert torch.equal(other.layers[0].keys[:, :, 10:], states(1, 1)[0])
+
+
+def test_norms_follow_the_keys() -> None:
+    cache = na.GrowingCache(64)
+    query = torch.randn(2, 3, 1, 8)
+    for tokens in (100, 1, 1, 70):
+        keys, values = cache.update(*states(tokens, tokens), 0)
+        layer = cache.layers[0]
+        kept = na.attention(query, keys, values, na.ALiBi(3), key_norms=layer.norms())
+        assert torch.equal(kept, na.attention(query, keys, values, na.ALiBi(3)))
+    cache.crop(-50)
+    assert layer.norms().length == 122
+    cache.reset()
+    assert cache.get_seq_length() == 0
+
+
+def test_keys_that_require_grad_keep_their_graph() -> None:
+    cache = na.GrowingCache(64)
+    keys, values = (x.requires_grad_() for x in states(4))
+    cache.update(keys, values, 0)
+    total, _ = cache.update(*states(2, 1), 0)
+    assert total.shape[2] == 6
+    (gradient,) = torch.autograd.grad(total.sum(), keys)
+    np.testing.assert_array_equal(gradient, np.ones((2, 3, 4, 8)))
+
+
+def test_bad_capacity() -> None:
+    with pytest.raises(ValueError, match="capacity must be between 1"):
+        na.GrowingCache(0)

@@ -1,0 +1,74 @@
+"""What docs/other-libraries.md says: conventions written out, and a model that is not ours."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ntk_alibi as na
+
+
+@pytest.mark.parametrize("heads", [1, 8, 12, 16, 40, 71, 112])
+def test_ggml_slopes_for_a_max_bias_of_8_are_ours(heads: int) -> None:
+    power = 2 ** math.floor(math.log2(heads))
+    base, between = 2.0 ** (-8.0 / power), 2.0 ** (-4.0 / power)
+    slopes = [
+        base ** (h + 1) if h < power else between ** (2 * (h - power) + 1) for h in range(heads)
+    ]
+    np.testing.assert_allclose(na.alibi_slopes(heads), slopes, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scaling", [na.Interpolation(2.0), na.NTK(4.0)], ids=str)
+def test_no_max_bias_gives_stretched_slopes(scaling: na.Scaling) -> None:
+    slopes = np.log2(na.alibi_slopes(8, scaling).astype(np.float64))
+    implied = -slopes / np.arange(1, 9) * 8  # max_bias by each head alone
+    assert implied.max() - implied.min() > 0.5
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 9), (4, 9)])
+def test_flash_attention_and_vllm_mean_the_same_bias(queries: int, keys: int) -> None:
+    slopes = na.alibi_slopes(4, na.NTK(2.0))
+    ours = na.ALiBi(4, na.NTK(2.0)).tensor(queries, keys)[0]
+    i, j = np.arange(queries)[:, None], np.arange(keys)
+    flash = -slopes[:, None, None] * np.abs(i + keys - queries - j)
+    causal = j <= i + keys - queries
+    np.testing.assert_allclose(ours[:, causal], flash[:, causal], rtol=1e-6)
+    newest = slopes[:, None] * (j - keys + 1)
+    np.testing.assert_allclose(ours[:, -1], newest, rtol=1e-6)
+
+
+class LookAlike(nn.Module):
+    """Attention as models with code of their own write it: a bias of all pairs added to scores."""
+
+    def __init__(self, heads: int, size: int, *, fused: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads, self.fused = heads, fused
+        self.pack, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
+
+    def forward(self, hidden: Any, mask: Any, scaling: Any) -> Any:
+        batch, length, size = hidden.shape
+        packed = self.pack(hidden).view(batch, length, 3, self.heads, size // self.heads)
+        query, key, value = packed.permute(2, 0, 3, 1, 4)
+        if self.fused:
+            bias = na.ALiBi(self.heads, scaling)
+            output = na.attention(query, key, value, bias, key_padding_mask=mask)
+        else:
+            bias = na.ALiBi(self.heads, scaling).tensor(length, length, torch.float32)
+            hidden_pairs = torch.ones(length, length).triu(1).bool() | ~mask[:, None, None].bool()
+            scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + bias
+            output = scores.masked_fill(hidden_pairs, -torch.inf).softmax(-1) @ value
+        return self.out(output.transpose(1, 2).flatten(2))
+
+
+def test_a_model_of_another_make_takes_the_fused_attention() -> None:
+    hidden = torch.randn(2, 30, 40)
+    mask = (torch.arange(30) < torch.tensor([[30], [22]])).long()  # padding on the right
+    for scaling in (None, na.NTK(4.0)):
+        outputs = [LookAlike(10, 40, fused=fused)(hidden, mask, scaling) for fused in (True, False)]
+        torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)

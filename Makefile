@@ -29,7 +29,8 @@ lint: $(VENV)/.lint
 # packages from $(VENV).
 SANITIZED := build/sanitize
 SANITIZED_TESTS := $(addprefix tests/test_,bias.py fused_attention.py fused_attention_gradients.py \
-  fused_attention_properties.py fused_attention_skipping.py fused_attention_threads.py runtime.py slopes.py)
+  fused_attention_gradient_properties.py fused_attention_properties.py fused_attention_skipping.py \
+  fused_attention_threads.py runtime.py slopes.py)
 PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 sanitize: $(VENV)/.test

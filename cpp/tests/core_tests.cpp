@@ -289,17 +289,24 @@ double product(const float* a, const float* b) {
   return sum;
 }
 
-// The results of a GradientCall by plain float64 sums. Each of these is of `products`, weights
-// times products of channels or positions.
+double magnitude(const float* a, const float* b) {
+  double sum = 0.0;
+  for (int d = 0; d < Call::dim; ++d) sum += std::fabs(static_cast<double>(a[d]) * b[d]);
+  return sum;
+}
+
+// The results of a GradientCall by plain float64 sums, and by how many units of float32 others may
+// differ. Numbers are below 1 and scores without bias below A = 4: a weight errs by (dim + 8 + 4) A
+// and 4 |bias| units; the logsumexp by the mean of that, in which |bias| is some nats; sums by 100.
 class PlainGradients {
  public:
   explicit PlainGradients(const GradientCall& call)
-      : results(call.results.size()), products(call.results.size()), call_(call) {
+      : results(call.results.size()), units(call.results.size()), call_(call) {
     for (std::int64_t h = 0; h < Call::heads; ++h)
       for (std::int64_t i = 0; i < call.queries; ++i) add_row(h, i);
   }
 
-  std::vector<double> results, products;
+  std::vector<double> results, units;
 
  private:
   void add_row(std::int64_t h, std::int64_t i) {
@@ -308,7 +315,7 @@ class PlainGradients {
     const float* const keys = call_.numbers.data() + h * call_.keys * dim;  // and values, queries
     const float* const incoming = call_.incoming.data() + row * dim;
     std::vector<double> weights(seen), gradients(seen);
-    double total = 0.0, mean = 0.0;
+    double total = 0.0, mean = 0.0, size = 0.0;
     for (std::int64_t j = 0; j < seen; ++j) {
       if (!call_.mask.empty() && call_.mask[j] == 0) continue;
       const double bias = -call_.problem.bias.left.data[h] * static_cast<double>(seen - 1 - j);
@@ -316,25 +323,30 @@ class PlainGradients {
       gradients[j] = product(incoming, keys + j * dim);
       total += weights[j];
       mean += weights[j] * gradients[j];
+      size += weights[j] * magnitude(incoming, keys + j * dim);
     }
-    const double shift = call_.gradients.logsumexp_gradient[row] - mean / total;
+    const double log_gradient = call_.gradients.logsumexp_gradient[row];
+    const std::int64_t left = (Call::heads * (call_.queries + 2 * call_.keys)) * dim + row;
     for (std::int64_t j = 0; j < seen; ++j) {
-      const double weight = weights[j] / total, gradient = weight * (gradients[j] + shift);
-      const std::int64_t left = (Call::heads * (call_.queries + 2 * call_.keys)) * dim + row;
-      add(left, gradient, -static_cast<double>(seen - 1 - j), weight);
+      const double distance = static_cast<double>(seen - 1 - j), weight = weights[j] / total;
+      const double error = weight * (400 + 4 * call_.problem.bias.left.data[h] * distance);
+      const double gradient = weight * (gradients[j] - mean / total + log_gradient);
+      const double gradient_error =
+          error * (magnitude(incoming, keys + j * dim) + size / total + std::fabs(log_gradient));
+      add(left, gradient, -distance, gradient_error);
       for (std::int64_t d = 0; d < dim; ++d) {
         const std::int64_t query = row * dim + d;
         const std::int64_t key = (Call::heads * call_.queries + h * call_.keys + j) * dim + d;
-        add(query, gradient, call_.problem.scale * keys[j * dim + d], weight);
-        add(key, gradient, call_.problem.scale * keys[i * dim + d], weight);
-        add(key + Call::heads * call_.keys * dim, weight, incoming[d], weight);
+        add(query, gradient, call_.problem.scale * keys[j * dim + d], gradient_error);
+        add(key, gradient, call_.problem.scale * keys[i * dim + d], gradient_error);
+        add(key + Call::heads * call_.keys * dim, weight, incoming[d], error);
       }
     }
   }
 
-  void add(std::int64_t n, double factor, double other, double weight) {
+  void add(std::int64_t n, double factor, double other, double error) {
     results[n] += factor * other;
-    products[n] += weight * std::fabs(other);
+    units[n] += error * std::fabs(other);
   }
 
   const GradientCall& call_;
@@ -348,14 +360,12 @@ void test_gradients() {
       GradientCall serial(queries, keys, masked);
       serial.run();
       const PlainGradients exact(serial);
-      // Numbers are below 1: scores below 4 err by less than 28 x 4 units, biases that matter,
-      // below 112, by 4 x 112; products with the incoming gradient are below 20, twice. What is
-      // skipped weighs no more than a unit for each query.
+      // What is skipped weighs no more than a unit for each query; products are below dim.
       const double unit = std::ldexp(1.0, -24), most = 2 * Call::dim + 1;
       int wrong = 0;
       for (std::size_t n = 0; n < exact.results.size(); ++n) {
         const bool slope = n >= exact.results.size() - Call::heads * queries;
-        const double allowed = most * unit * (1000 * exact.products[n] + (slope ? keys : queries));
+        const double allowed = unit * (exact.units[n] + most * (slope ? keys : queries));
         wrong += !(std::fabs(serial.results[n] - exact.results[n]) <= allowed);
       }
       CHECK(wrong == 0);

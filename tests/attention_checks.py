@@ -124,6 +124,7 @@ def attend_with(
     tolerance: float,
     *,
     causal: bool = True,
+    mask: NDArray[np.uint8] | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
     """Output, logsumexp and (visited, visible) blocks of the core with one of its biases."""
     output, logsumexp = np.empty_like(query), np.empty(query.shape[:3], np.float32)
@@ -139,7 +140,7 @@ def attend_with(
         scale=1 / math.sqrt(query.shape[3]),
         query_positions=None,
         key_positions=None,
-        key_mask=None,
+        key_mask=mask,
         causal=causal,
         window=2**31 - 1,
         causal_block=0,

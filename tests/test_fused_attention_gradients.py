@@ -10,81 +10,20 @@ import pytest
 from numpy.typing import NDArray
 
 import ntk_alibi as na
-from attention_checks import NUMPY, ROUNDING, UNIT, dense, inputs, random, visible
+from attention_checks import (
+    NUMPY,
+    UNIT,
+    attend_with,
+    dense,
+    distances,
+    each_isa,
+    inputs,
+    random,
+    visible,
+)
+from gradient_checks import Expected, check_dense, check_gradients, check_linear, expected, run
+from ntk_alibi import _core
 from ntk_alibi.fused_attention import AttentionGradients, attention_gradients
-
-
-def run(
-    arrays: list[Any], bias: Any, options: dict[str, Any], *, with_log: bool = True
-) -> tuple[AttentionGradients, NDArray[Any], NDArray[Any] | None]:
-    """Gradients for random gradients of output and logsumexp, and those."""
-    query = arrays[0]
-    output, log = na.attention(*arrays, bias, **options, return_logsumexp=True)
-    do = random(20, *query.shape).astype(query.dtype)
-    dl = random(21, *query.shape[:3]) if with_log else None
-    result = attention_gradients(*arrays, output, log, do, dl, bias, bias_gradient=True, **options)
-    return result, do, dl
-
-
-def check(
-    arrays: list[Any],
-    bias: NDArray[Any],
-    result: AttentionGradients,
-    do: NDArray[Any],
-    dl: NDArray[Any] | None,
-    scale: float | None = None,
-) -> NDArray[np.float64]:
-    """That gradients are the reference's to rounding; returns the reference's of the bias.
-
-    A weight is wrong by the error of its score, (D + 8) u A + 4 u (A + |bias|), and of the rounded
-    logsumexp; do.v and do.o by (D + 2) u of their magnitudes (and by the rounded output's error in
-    half precision); sums over keys or queries by their number times u. All of it is taken of the
-    sums of magnitudes.
-    """
-    name = "bfloat16" if arrays[0].dtype == NUMPY["bfloat16"] else arrays[0].dtype.name
-    group = arrays[0].shape[1] // arrays[1].shape[1]
-    q, k, v = (np.asarray(x, np.float64) for x in arrays)
-    k, v = (np.repeat(x, group, axis=1) for x in (k, v))
-    do = np.asarray(do, np.float64)
-    exact = na.reference.attention_gradients(q, k, v, bias, do, dl, scale)
-    dim = q.shape[-1]
-    factor = 1 / math.sqrt(dim) if scale is None else abs(scale)
-    norms = [np.sqrt((x**2).sum(-1)).max(initial=0.0) for x in (q, k)]
-    size = factor * norms[0] * norms[1]
-    largest = np.where(np.isneginf(bias), 0.0, np.abs(bias)).max(initial=0.0)
-    _, log = na.reference.attention(q, k, v, bias, scale)
-    logs = np.abs(np.where(np.isneginf(log), 0.0, log)).max(initial=0.0)
-    error = UNIT * ((dim + 16) * size + 8 * min(largest, size + 104) + 8 * logs + 64)
-    weights = na.reference.attention_gradients(q, k, np.abs(v), bias, np.abs(do), None, scale)
-    # |do|.|v| bounds both products in ds; the rounded output adds its own error.
-    p = np.exp(
-        factor * np.sign(1 if scale is None else scale) * q @ k.swapaxes(-1, -2)
-        + bias
-        - np.where(np.isneginf(log), 0.0, log)[..., None]
-    )
-    products = np.abs(do) @ np.abs(v).swapaxes(-1, -2)
-    own = (p * products).sum(axis=-1, keepdims=True)
-    most = p * (products + own + (0.0 if dl is None else np.abs(dl)[..., None]))
-    half = ROUNDING[name] if name != "float32" else 0.0
-    relative = error + UNIT * (dim + 80 + k.shape[2] / 16 + q.shape[2] / 8)
-    ds_error = relative * most + half * p * own
-    allowed = (
-        factor * ds_error @ np.abs(k),
-        factor * ds_error.swapaxes(-1, -2) @ np.abs(q),
-        relative * weights[2],
-    )
-    half_result = ROUNDING[name]
-    for mine, theirs, bound, grouped in zip(
-        (result.query, result.key, result.value), exact, allowed, (1, group, group), strict=False
-    ):
-        if grouped > 1:
-            shape = (theirs.shape[0], -1, grouped, *theirs.shape[2:])
-            theirs, bound = theirs.reshape(shape).sum(axis=2), bound.reshape(shape).sum(axis=2)
-        difference = np.abs(np.asarray(mine, np.float64) - theirs)
-        spacing = 2.0**-24 if name == "float16" else 1e-30  # of its smallest numbers
-        assert (difference <= bound * 1.01 + half_result * (np.abs(theirs) + bound) + spacing).all()
-    return exact[3]
-
 
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
@@ -105,14 +44,9 @@ def test_causal_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> Non
     q, k = np.arange(keys - queries, keys), np.arange(keys)
     meant = np.where(visible(q, k), dense(bias, q, k), -np.inf)
     result, do, dl = run(arrays, bias, {})
-    ds = check(arrays, meant, result, do, dl)
-    distance = q[:, None] - k
-    assert result.left is not None
-    exact = -np.where(distance > 0, ds * distance, 0.0).sum(axis=-1)
-    scale = np.abs(ds * distance).sum(axis=-1)
-    half = ROUNDING[dtype] if dtype != "float32" else 0.0
-    noise = 1e-4 * scale + half * 8 * scale + 1e-4
-    assert (np.abs(result.left - exact) <= noise).all()
+    what = expected(arrays, meant, do, dl)
+    check_gradients(what, result)
+    check_linear(what, result, distances(q, k))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +69,9 @@ def test_masks(isa: str, options: dict[str, Any]) -> None:
     meant = np.where(visible(q, k, **intervals), dense(bias, q, k), -np.inf)
     for tolerance in (None, 0.0):
         result, do, dl = run(arrays, bias, {**options, "skip_tolerance": tolerance})
-        check(arrays, meant, result, do, dl, options.get("scale"))
+        what = expected(arrays, meant, do, dl, options.get("scale"), tolerance)
+        check_gradients(what, result)
+        check_linear(what, result, distances(q, k))
 
 
 def test_padding_and_what_it_holds(isa: str) -> None:
@@ -147,8 +83,7 @@ def test_padding_and_what_it_holds(isa: str) -> None:
     q, k = np.arange(60, 100), np.arange(100)
     meant = np.where(visible(q, k, mask=mask), dense(bias, q, k), -np.inf)
     result, do, dl = run([query, key, value], bias, {"key_padding_mask": mask})
-    clean = [query, *(np.nan_to_num(x, nan=0.0) for x in (key, value))]
-    check(clean, meant, result, do, dl)
+    check_gradients(expected([query, key, value], meant, do, dl), result)
     for gradient in (result.key, result.value):
         assert (gradient[:, 0][~mask] == 0.0).all()
     assert (result.query[1] == 0.0).all()
@@ -160,9 +95,9 @@ def test_dense_bias(isa: str) -> None:
     q, k = np.arange(30, 70), np.arange(70)
     meant = np.where(visible(q, k), bias, -np.inf)
     result, do, dl = run(arrays, bias, {})
-    ds = check(arrays, meant, result, do, dl)
-    assert result.dense is not None
-    np.testing.assert_allclose(result.dense, ds, atol=2e-5)
+    what = expected(arrays, meant, do, dl)
+    check_gradients(what, result)
+    check_dense(what, result)
 
 
 def test_the_same_bits_for_any_threads(isa: str) -> None:
@@ -198,3 +133,132 @@ def test_skipping_changes_gradients_by_what_it_allows(isa: str, tolerance: float
     longest = np.sqrt((do**2).sum(-1)).max() * np.sqrt((value**2).sum(-1)).max()
     allowed = eps * 2 * longest * 0.25 * np.sqrt((key**2).sum(-1)).max() + 2e-5
     assert np.abs(whole.query - part.query).max() <= allowed
+
+
+# Tables and running sums, which only the core has.
+# --------------------------------------------------------------------------------------------------
+
+
+def gradients_with(
+    bias: _core.AttentionBias,
+    arrays: list[Any],
+    dl: NDArray[Any],
+    tolerance: float,
+    *,
+    causal: bool = True,
+    mask: NDArray[np.uint8] | None = None,
+    table: NDArray[np.float64] | None = None,
+    sums: NDArray[np.float64] | None = None,
+) -> tuple[AttentionGradients, NDArray[Any]]:
+    """Gradients by the core with one of its biases, float32, and what came in for the output."""
+    query, key, value = arrays
+    output, log, _ = attend_with(bias, query, key, value, tolerance, causal=causal, mask=mask)
+    do = random(20, *query.shape)
+    results = [np.zeros_like(x) for x in arrays]
+    _core.attention_gradients(
+        query,
+        key,
+        value,
+        bias=bias,
+        dtype=_core.DType.float32,
+        scale=1 / math.sqrt(query.shape[3]),
+        query_positions=None,
+        key_positions=None,
+        key_mask=mask,
+        causal=causal,
+        window=2**31 - 1,
+        causal_block=0,
+        sink=0,
+        skip_tolerance=tolerance,
+        output=output,
+        logsumexp=log,
+        output_gradient=do,
+        logsumexp_gradient=dl,
+        query_gradient=results[0],
+        key_gradient=results[1],
+        value_gradient=results[2],
+        left_slopes=None,
+        right_slopes=None,
+        table=table,
+        sums=sums,
+        dense=None,
+    )
+    return AttentionGradients(*results, None, None, None), do
+
+
+CORE_SHAPES = [(1, 1, 1, 1, 1, 1), (2, 4, 2, 70, 130, 16), (1, 2, 1, 33, 1100, 17)]
+
+
+def of_core(
+    shape: tuple[int, ...], *, causal: bool, masked: bool
+) -> tuple[list[Any], NDArray[Any], NDArray[np.uint8] | None, NDArray[np.bool_]]:
+    """Inputs, gradients of the logsumexp, a mask of keys and what is visible."""
+    batch, heads, _, queries, keys, _ = shape
+    mask = None
+    if masked:
+        mask = (np.random.default_rng(4).random((batch, keys)) < 0.7).astype(np.uint8)
+    seen = visible(np.arange(keys - queries, keys), np.arange(keys), causal=causal, mask=mask)
+    return inputs(*shape), random(21, batch, heads, queries), mask, seen
+
+
+def over_diagonals(pairs: NDArray[Any], index: NDArray[Any], size: int) -> NDArray[np.float64]:
+    """Sums over all pairs whose index is in [0, size), (heads, size)."""
+    sums = np.zeros((pairs.shape[1], size))
+    inside = (index >= 0) & (index < size)
+    for head, numbers in zip(sums, pairs.sum(axis=0), strict=True):
+        np.add.at(head, index[inside], numbers[inside])
+    return sums
+
+
+@pytest.mark.parametrize("begin", [0, -40, 7])
+@pytest.mark.parametrize(("causal", "masked"), [(True, False), (True, True), (False, True)])
+@pytest.mark.parametrize("shape", CORE_SHAPES, ids=str)
+def test_tables(shape: tuple[int, ...], causal: bool, masked: bool, begin: int) -> None:
+    arrays, dl, mask, seen = of_core(shape, causal=causal, masked=masked)
+    heads, queries, keys = shape[1], *shape[3:5]
+    table = -np.sort(4 * random(8, heads, 100), axis=1)
+    index = np.arange(keys - queries, keys)[:, None] - np.arange(keys) - begin
+    inside = (index >= 0) & (index < 100)
+    numbers = np.where(inside, table[:, np.where(inside, index, 0)], 0.0)
+    what: Expected | None = None
+    for _ in each_isa():
+        for tolerance in (0.0, UNIT):
+            mine = np.zeros(table.shape)
+            result, do = gradients_with(
+                *(_core.table_bias(table, begin), arrays, dl, tolerance),
+                causal=causal, mask=mask, table=mine,
+            )  # fmt: skip
+            what = what or expected(arrays, np.where(seen, numbers, -np.inf), do, dl)
+            check_gradients(what, result)
+            exact, errors = (over_diagonals(x, index, 100) for x in (what.ds, what.pairs.errors))
+            assert (np.abs(mine - exact) <= errors).all()
+
+
+def running(what: NDArray[Any], sign: float) -> NDArray[np.float64]:
+    """Sums over each query's row, at its position, and sign times those over each key's column."""
+    sums = sign * what.sum(axis=2)
+    sums[..., what.shape[3] - what.shape[2] :] += what.sum(axis=3)
+    return sums
+
+
+@pytest.mark.parametrize(("causal", "masked"), [(True, False), (True, True), (False, True)])
+@pytest.mark.parametrize("shape", CORE_SHAPES, ids=str)
+def test_running_sums(shape: tuple[int, ...], causal: bool, masked: bool) -> None:
+    arrays, dl, mask, seen = of_core(shape, causal=causal, masked=masked)
+    batch, heads, _, queries, keys, _ = shape
+    steps = -(np.random.default_rng(6).random((batch, heads, keys)) ** 4)
+    total = 500.0 + steps.cumsum(axis=2)
+    numbers = total[..., keys - queries :, None] - total[..., None, :]
+    what: Expected | None = None
+    for _ in each_isa():
+        for tolerance in (0.0, UNIT):
+            mine = np.zeros(total.shape)
+            bias = _core.sums_bias(total)
+            result, do = gradients_with(
+                bias, arrays, dl, tolerance, causal=causal, mask=mask, sums=mine
+            )
+            what = what or expected(arrays, np.where(seen, numbers, -np.inf), do, dl)
+            check_gradients(what, result)
+            pairs = what.pairs
+            errors = pairs.errors + UNIT * (keys + 2) * pairs.sizes  # queries' sums are float32
+            assert (np.abs(mine - running(what.ds, -1.0)) <= running(errors, 1.0)).all()

@@ -26,10 +26,6 @@ def gradients(result: Any, sources: list[Any]) -> list[torch.Tensor]:
     return list(torch.autograd.grad((output * weights).sum() + some.sin().sum(), sources))
 
 
-def by_chunks(call: Any) -> Any:
-    """The same call through torch's own operations, in float64."""
-
-
 BIASES: dict[str, Any] = {
     "none": lambda: (None, []),
     "ALiBi": lambda: (na.ALiBi(4, na.NTK(4.0)), []),
@@ -136,6 +132,40 @@ def test_compiled_with_standard_slopes() -> None:
 
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(query, key, value), attend(query, key, value))
+
+
+@pytest.mark.parametrize("per", ["query", "sequence"])
+@pytest.mark.parametrize("placed", ["keys", "both", "neither"])
+def test_dynamic_scalings_count_the_same_with_gradients(placed: str, per: Any) -> None:
+    query, key, value = tensors(2, 4, 70, 16)
+    positions = 3 * torch.arange(70)
+    options: dict[str, Any] = {"key_positions": positions} if placed != "neither" else {}
+    if placed == "both":
+        options["query_positions"] = positions[10:]
+    arguments = (query[:, :, 10:], key, value, na.ALiBi(4, na.DynamicNTK(2.0, 16, per=per)))
+    recorded = na.attention(*arguments, **options)
+    with torch.no_grad():
+        torch.testing.assert_close(recorded, na.attention(*arguments, **options), rtol=0, atol=0)
+
+
+def test_own_slopes_may_require_grad_where_nothing_is_recorded() -> None:
+    query, key, value = tensors(1, 4, 40, 16)
+    bias = na.ALiBi(4, slopes=torch.rand(4).requires_grad_())
+    recorded = na.attention(query, key, value, bias)
+    with torch.no_grad():
+        torch.testing.assert_close(na.attention(query, key, value, bias), recorded, rtol=0, atol=0)
+
+
+def test_compiled_gradients_with_standard_slopes() -> None:
+    sources = tensors(1, 4, 40, 16)
+
+    def loss(q: Any, k: Any, v: Any) -> Any:
+        return na.attention(q, k, v, na.ALiBi(4)).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    plain = torch.autograd.grad(loss(*sources), sources)
+    for a, b in zip(torch.autograd.grad(compiled(*sources), sources), plain, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_exported() -> None:

@@ -65,6 +65,11 @@ def is_tracing() -> bool:
     return torch is not None and bool(torch.compiler.is_compiling())
 
 
+def is_recording() -> bool:
+    """Whether torch records what is done to tensors that require grad."""
+    return bool(sys.modules["torch"].is_grad_enabled())
+
+
 def strided() -> Any:
     """The layout of dense tensors."""
     return sys.modules["torch"].strided

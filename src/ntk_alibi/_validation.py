@@ -370,8 +370,47 @@ def slopes(name: str, value: Any, heads: int) -> None:
     got = array.shape[0] if array.ndim == 1 else array.shape[1]
     if got != heads:
         raise ValueError(f"{name} must have {heads} heads, got {got} (shape {tuple(array.shape)})")
-    if not _arrays.is_tracing() and np.isnan(_arrays.to_numpy(value)).any():
+    without_numbers = _arrays.is_tracing() or getattr(value, "is_meta", False)
+    if not without_numbers and np.isnan(_arrays.to_numpy(value)).any():
         raise ValueError(f"{name} must not hold NaN")
+
+
+def slopes_per_head(value: Any, heads: int) -> None:
+    """Slopes (heads,) of a module, for whatever comes in."""
+    slopes("slopes", value, heads)
+    if value.ndim != 1:
+        raise ValueError(f"slopes must have shape ({heads},), got {tuple(value.shape)}")
+
+
+def embedding_per_head(size: int, heads: int) -> None:
+    """That each head gets no more of an embedding than the kernels have scratch memory for."""
+    if size // heads > MAX_HEAD_DIM:
+        most = MAX_HEAD_DIM * heads
+        raise ValueError(f"embed_dim must be at most {most} for {heads} heads, got {size}")
+
+
+def embeddings(q: Any, k: Any, v: Any, mask: Any, size: int) -> None:
+    """Inputs (batch, length, size) of a module, and a mask (batch, keys), that fit together."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not _arrays.is_tensor(x):
+            raise TypeError(f"{name} must be a torch tensor, got {x!r}")
+        if x.ndim != 3 or x.shape[2] != size:
+            raise ValueError(
+                f"{name} must have shape (batch, length, {size}), got {tuple(x.shape)}"
+            )
+    if k.shape[0] != q.shape[0]:
+        raise ValueError(f"k must have q's batch {q.shape[0]}, got {k.shape[0]}")
+    if v.shape != k.shape:
+        raise ValueError(f"v must have k's shape {tuple(k.shape)}, got {tuple(v.shape)}")
+    if mask is not None:
+        _mask_of_keys(mask, tuple(k.shape[:2]))
+
+
+def _mask_of_keys(mask: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(mask, np.ndarray) and not _arrays.is_tensor(mask):
+        raise TypeError(f"mask must be None, a torch tensor or a NumPy array, got {mask!r}")
+    if tuple(mask.shape) != shape:
+        raise ValueError(f"mask must have shape (batch, keys) = {shape}, got {tuple(mask.shape)}")
 
 
 def slopes_for_sides(value: Any, sides: str, heads: int, *, scaled: bool) -> None:
@@ -412,8 +451,8 @@ def slope_batch(rows: int, batch: int) -> None:
 
 
 def constant(name: str, value: Any) -> NDArray[Any]:
-    """An array or a tensor that does not require grad, as NumPy."""
-    if _arrays.is_tensor(value) and value.requires_grad:
+    """An array or a tensor of which no gradient is recorded, as NumPy."""
+    if _arrays.is_tensor(value) and value.requires_grad and _arrays.is_recording():
         raise ValueError(
             f"{name} must not require grad here, where the result is a constant: pass "
             f"{name}.detach()"

@@ -21,18 +21,15 @@ RANDOM_RANGE = (2.0**-8, 2.0**-1)
 
 
 class _Float32Parameters(nn.Module):
-    """Slopes, or what they are made of, that stay float32 when the model is cast."""
+    """Slopes, or what they are made of, whose dtype and numbers stay when the model is cast."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
-        dtypes = {name: x.dtype for name, x in self._own().items()}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, x in self._own().items():
-            if x.dtype != dtypes[name]:
-                x.data = x.data.to(dtypes[name])
-        return self
+        def move(x: torch.Tensor) -> torch.Tensor:
+            moved: torch.Tensor = fn(x)
+            return moved if moved.dtype == x.dtype else x.to(moved.device)
 
-    def _own(self) -> dict[str, torch.Tensor]:
-        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        return self
 
 
 class FixedSlopes(_Float32Parameters):
@@ -66,8 +63,8 @@ class TwoSidedSlopes(_Float32Parameters):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.left = nn.Parameter(torch.randn(num_heads) - 2.0)
-        self.right = nn.Parameter(torch.randn(num_heads) - 2.0)
+        self.left = nn.Parameter(torch.randn(num_heads, dtype=torch.float32) - 2.0)
+        self.right = nn.Parameter(torch.randn(num_heads, dtype=torch.float32) - 2.0)
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Left and right slopes."""
@@ -132,15 +129,20 @@ class AlibiAttention(nn.Module):
         super().__init__()
         heads = _validation.num_heads(num_heads)
         size = _validation.integer("embed_dim", embed_dim, minimum=heads)
-        groups = heads if num_kv_heads is None else _validation.num_heads(num_kv_heads)
+        groups = heads
+        if num_kv_heads is not None:
+            groups = _validation.integer("num_kv_heads", num_kv_heads, minimum=1)
         _validation.multiple("embed_dim", size, "num_heads", heads)
         _validation.multiple("num_heads", heads, "num_kv_heads", groups)
+        _validation.embedding_per_head(size, heads)
         _validation.scaling(scaling)
         _validation.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
-        self.bias, self.scaling = bias, scaling
         self.causal = _validation.boolean("causal", causal)
-        self.window = window
+        if not hasattr(bias, "shape"):  # numbers are checked where the lengths are known
+            _validation.attention_bias(bias, (1, heads, 1, 1), causal=self.causal)
+        self.bias, self.scaling = bias, scaling
+        self.window = None if window is None else _validation.integer("window", window, minimum=1)
         self.q_linear = nn.Linear(size, size)
         self.k_linear = nn.Linear(size, groups * self.head_dim)
         self.v_linear = nn.Linear(size, groups * self.head_dim)
@@ -164,7 +166,11 @@ class AlibiAttention(nn.Module):
 
         Returns:
             (batch, queries, embed_dim).
+
+        Raises:
+            TypeError, ValueError: an argument is wrong.
         """
+        _validation.embeddings(q, k, v, mask, self.embed_dim)
         output = attention(
             self._split(self.q_linear(q)),
             self._split(self.k_linear(k)),
@@ -206,17 +212,18 @@ def _slope_module(heads: int, slopes: Any, generator: torch.Generator | None) ->
         if kind == "two_sided":
             return TwoSidedSlopes(heads)
         if kind == "learned":
-            return LearnedSlopes(torch.from_numpy(alibi_slopes(heads)))
+            return LearnedSlopes(torch.tensor(alibi_slopes(heads)))
         low, high = map(math.log2, RANDOM_RANGE)
-        draw = torch.rand(heads, generator=generator)
+        draw = torch.rand(heads, generator=generator, dtype=torch.float32)
         return FixedSlopes(torch.exp2(low + (high - low) * draw))
     if isinstance(slopes, nn.Parameter):
-        _validation.slopes("slopes", slopes, heads)
+        _validation.slopes_per_head(slopes, heads)
         module = FixedSlopes(slopes)
         del module.slopes
         module.register_parameter("slopes", slopes)
         return module
     if isinstance(slopes, torch.Tensor):
-        _validation.slopes("slopes", slopes, heads)
+        _validation.slopes_per_head(slopes, heads)
         return FixedSlopes(slopes)
-    return FixedSlopes(torch.full((heads,), _validation.finite("slopes", slopes, minimum=0.0)))
+    number = _validation.finite("slopes", slopes, minimum=0.0)
+    return FixedSlopes(torch.full((heads,), number, dtype=torch.float32))

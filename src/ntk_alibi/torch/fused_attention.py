@@ -25,6 +25,7 @@ from ntk_alibi.fused_attention import (
     plain_attention,
 )
 from ntk_alibi.scaling import scaling_from_config
+from ntk_alibi.slopes import scaling_per
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
@@ -282,14 +283,16 @@ def _slopes(
         kind = getattr(bias.scaling, "alibi_type", "default")
         factor = float(getattr(bias.scaling, "factor", 1.0))
         traced: tuple[torch.Tensor, torch.Tensor] = _constant_slopes(
-            query, bias.num_heads, kind, factor, bias.sides
+            query.detach(), bias.num_heads, kind, factor, bias.sides
         )
         return traced
     if bias.slopes is None:
-        mask = _validation.key_padding_mask(options.key_padding_mask, shape[0], shape[3])
-        positions = _validation.positions(
-            "query_positions", options.query_positions, shape[0], shape[2]
-        )
+        counted = None if scaling_per(bias.scaling) is None else options.key_padding_mask
+        mask = _validation.key_padding_mask(counted, shape[0], shape[3])
+        given = options.query_positions
+        if given is None and options.key_positions is not None:
+            given = options.key_positions[..., shape[3] - shape[2] :]
+        positions = _validation.positions("query_positions", given, shape[0], shape[2])
         left, right = (
             torch.from_numpy(np.array(x)) for x in linear_slopes(bias, shape, mask, positions)
         )

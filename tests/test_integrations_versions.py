@@ -19,7 +19,7 @@ VERSIONS = ("5.4.0", "5.18.0", "5.20.0")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_bloom_patch_on_transformers(version: str, tmp_path: Path) -> None:
+def test_the_patches_on_transformers(version: str, tmp_path: Path) -> None:
     folder = tmp_path / "venv"
     venv.create(folder, with_pip=True)
     python = folder / "bin/python"
@@ -39,7 +39,7 @@ def test_the_bloom_patch_on_transformers(version: str, tmp_path: Path) -> None:
     assert found.stdout.strip() == version, found.stderr
     tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
-        [*tests, "tests/test_integrations_bloom.py"],
+        [*tests, "tests/test_integrations_bloom.py", "tests/test_integrations_families.py"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

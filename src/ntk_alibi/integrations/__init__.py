@@ -7,20 +7,20 @@ from typing import Literal
 from torch import nn
 
 from ntk_alibi import _validation
-from ntk_alibi.integrations import bloom
-from ntk_alibi.integrations.patching import Family, PatchHandle, Settings, apply
+from ntk_alibi.integrations import bloom, configured, falcon, mpt
+from ntk_alibi.integrations.patching import ATTENTIONS, Family, PatchHandle, Settings, apply
 from ntk_alibi.scaling import Scaling
 
-FAMILIES: tuple[Family, ...] = (bloom.FAMILY,)
+FAMILIES: tuple[Family, ...] = (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY)
 
-ATTENTIONS = ("sdpa", "eager")
+configured.register(FAMILIES)
 
 
 def patch(
     model: nn.Module,
     scaling: Scaling | None = None,
     *,
-    attention: Literal["sdpa", "eager"] = "sdpa",
+    attention: Literal["fused", "sdpa", "eager"] = "fused",
 ) -> PatchHandle:
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
@@ -30,21 +30,34 @@ def patch(
     save_pretrained, generate(), caches, padding and gradient checkpointing keep working.
 
     Args:
-        model: a transformers BLOOM model of any head, or a module that holds one.
+        model: a transformers BLOOM, MPT or Falcon (with alibi=True) model of any head, or a module
+            that holds one.
         scaling: a scaling, or None for plain ALiBi.
-        attention: "sdpa" runs torch's fused kernel on exact float32 distances without a queries x
-            keys mask; "eager" keeps transformers' own arithmetic (with scaling=None its very bits)
-            and its memory need. Both return attention weights if output_attentions asks for them,
-            "sdpa" by falling back to "eager".
+        attention: "fused" calls `ntk_alibi.attention`, which never forms a matrix of queries x
+            keys; "sdpa" runs torch's fused kernel on exact float32 distances without one either
+            (BLOOM and Falcon); "eager" forms it, BLOOM's by transformers' own arithmetic (with
+            scaling=None its very bits), the others' in float32. Calls with output_attentions are
+            "eager" whatever is chosen. Dropout of attention weights in training, which the compiled
+            core does not have, turns "fused" into "sdpa", for MPT into "eager".
 
     Returns:
         The handle, a context manager with `.undo()`.
 
     Raises:
         TypeError: model is no torch module, or scaling none.
-        ValueError: the model has no ALiBi attention known here, or attention is unknown.
+        ValueError: the model has no ALiBi attention known here, computes it in a way of its own, or
+            its family does not have that attention.
         RuntimeError: the transformers version is unknown, or its code is not what the patch
             expects.
+
+    A UserWarning says when a scaling with per="sequence" meets cached keys, which were computed
+    under the slopes of a shorter text; per="query" has no such trouble.
+
+    The same without a call: after `import ntk_alibi.integrations`,
+    `from_pretrained(..., attn_implementation="ntk_alibi")` makes a model that attends with "fused"
+    by the scaling of its `config.alibi_scaling`, a dict as `scaling_from_config` reads, which
+    save_pretrained keeps. Its generate() with a static cache needs no mask of queries x keys
+    either; for models patched later transformers makes one, of MPT and Falcon, and hands it over.
 
     Example:
         >>> import torch, transformers, ntk_alibi as na

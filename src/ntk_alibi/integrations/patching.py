@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from packaging.version import Version
 from torch import nn
 
-from ntk_alibi.scaling import Scaling
+from ntk_alibi import _validation
+from ntk_alibi.scaling import Scaling, scaling_from_config
 
 #: Versions of transformers whose modeling code the patches were read against;
 #: tests/test_integrations_versions.py lists the ones tested. The upper bound is exclusive.
 TRANSFORMERS_VERSIONS = (Version("5.4"), Version("6"))
 
-#: Where a patched model keeps its settings, newest last. A plain attribute, so that a deep copy has
-#: its own.
+#: Where a patched model keeps its settings, newest last, None for those of its configuration. A
+#: plain attribute, so that a deep copy has its own.
 _STACK = "_ntk_alibi_settings"
+
+#: Where it keeps the handle of the hook before its forward.
+_HOOK = "_ntk_alibi_hook"
+
+#: Where a module keeps plain values that were replaced.
+_KEPT = "_ntk_alibi_kept"
+
+#: What a patched model may attend with.
+ATTENTIONS = ("fused", "sdpa", "eager")
+
+#: Owner, attribute, and what takes its place.
+Replacement: TypeAlias = tuple[nn.Module, str, Any]
 
 _lock = threading.RLock()
 
@@ -30,26 +44,37 @@ class Settings:
     """One patch's choices."""
 
     scaling: Scaling | None
-    attention: Literal["sdpa", "eager"]
+    attention: Literal["fused", "sdpa", "eager"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: how to find its ALiBi models in a module, and what to do to one.
+    """A model family: how to know its ALiBi models, and what to replace in one.
 
     Attributes:
         name: in messages.
-        find: the ALiBi models inside a module.
-        check: raises if a model or the installed modeling code is not what install expects.
-        install: patches a model, once; the patch asks `current` for its settings at every call.
-        uninstall: the reverse.
+        model: the class whose forward begins a pass.
+        attention: the class of its attention layers.
+        expected: of methods of transformers, the parameters they must have.
+        begin: runs before the model's forward, with keyword arguments.
+        replacements: of a model: owner, attribute and what takes its place, a function of the owner
+            or a plain value. The functions ask `current` for their settings at every call.
+        check: raises if this very model cannot be patched so.
+        attentions: choices that the family has.
     """
 
     name: str
-    find: Callable[[nn.Module], list[nn.Module]]
-    check: Callable[[nn.Module, Settings], None]
-    install: Callable[[nn.Module], None]
-    uninstall: Callable[[nn.Module], None]
+    model: type[nn.Module]
+    attention: type[nn.Module]
+    expected: dict[tuple[type[nn.Module], str], tuple[str, ...]]
+    begin: Callable[..., Any]
+    replacements: Callable[[Any], list[Replacement]]
+    check: Callable[[Any, Settings], None]
+    attentions: tuple[str, ...] = ATTENTIONS
+
+    def find(self, module: nn.Module) -> list[nn.Module]:
+        """The models of this family inside a module."""
+        return [part for part in module.modules() if isinstance(part, self.model)]
 
 
 class PatchHandle:
@@ -85,7 +110,7 @@ class PatchHandle:
                     continue
                 setattr(target, _STACK, kept)
                 if not kept:
-                    self._family.uninstall(target)
+                    _uninstall(self._family, target)
                     delattr(target, _STACK)
             self._targets = []
 
@@ -103,22 +128,69 @@ class PatchHandle:
 
 def apply(family: Family, targets: list[nn.Module], settings: Settings) -> PatchHandle:
     """Check all targets, then patch them."""
+    check_version()
     for target in targets:
-        family.check(target, settings)
+        _check(family, target, settings)
     with _lock:
         for target in targets:
             if not _stack(target):
-                family.install(target)
+                _install(family, target)
             setattr(target, _STACK, (*_stack(target), settings))
     return PatchHandle(family, targets, settings)
 
 
-def current(target: nn.Module) -> Settings:
+def _check(family: Family, target: nn.Module, settings: Settings) -> None:
+    """That the target and the modeling code are what the family's patch was written for."""
+    _validation.choice(f"attention for {family.name}", settings.attention, family.attentions)
+    for (owner, method), names in family.expected.items():
+        function = getattr(owner, method)
+        if missing := set(names) - set(inspect.signature(function).parameters):
+            raise RuntimeError(
+                f"transformers {transformers_version()} is not what the {family.name} patch "
+                f"expects: {function.__qualname__} has no {', '.join(sorted(missing))}"
+            )
+    layers = [owner for owner, name, _ in family.replacements(target) if name == "forward"]
+    for part, known in (target, family.model), *((layer, family.attention) for layer in layers):
+        if type(part).forward is not known.forward:
+            raise ValueError(
+                f"model must be computed as transformers' {known.__name__} is, got a "
+                f"{type(part).__name__} with a forward of its own"
+            )
+    family.check(target, settings)
+
+
+def _install(family: Family, target: nn.Module) -> None:
+    handle = target.register_forward_pre_hook(family.begin, with_kwargs=True)
+    setattr(target, _HOOK, handle)
+    for replacement in family.replacements(target):
+        override(*replacement)
+
+
+def _uninstall(family: Family, target: nn.Module) -> None:
+    getattr(target, _HOOK).remove()
+    delattr(target, _HOOK)
+    for owner, name, _ in family.replacements(target):
+        restore(owner, name)
+
+
+def follow_config(family: Family, target: nn.Module) -> None:
+    """Patch a new model for good, as its configuration says at each call."""
+    check_version()
+    _check(family, target, Settings(None, "fused"))
+    _install(family, target)
+    setattr(target, _STACK, (None,))
+
+
+def current(target: Any) -> Settings:
     """The settings in force."""
-    return _stack(target)[-1]
+    settings = _stack(target)[-1]
+    if settings is not None:
+        return settings
+    config = getattr(target.config, "alibi_scaling", None)
+    return Settings(None if config is None else scaling_from_config(config), "fused")
 
 
-def _stack(target: nn.Module) -> tuple[Settings, ...]:
+def _stack(target: nn.Module) -> tuple[Settings | None, ...]:
     return getattr(target, _STACK, ())
 
 
@@ -138,18 +210,26 @@ def check_version() -> None:
         )
 
 
-def override(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
-    """Bind function to this instance in place of its method.
+def override(module: nn.Module, name: str, replacement: Any) -> None:
+    """Give this instance another method, bound to it, or another plain value.
 
-    By a partial, which deep copies and pickles bind to the copy.
+    Methods are bound by a partial, which deep copies and pickles bind to the copy.
     """
-    setattr(module, _slot(module, name), partial(function, module))
+    if callable(replacement):
+        setattr(module, _slot(module, name), partial(replacement, module))
+    else:
+        setattr(module, _KEPT, {**getattr(module, _KEPT, {}), name: getattr(module, name)})
+        setattr(module, name, replacement)
 
 
 def restore(module: nn.Module, name: str) -> None:
     """Undo `override`."""
-    slot = _slot(module, name)
-    if slot == name:
+    slot, kept = _slot(module, name), getattr(module, _KEPT, {})
+    if name in kept:
+        setattr(module, name, kept.pop(name))
+        if not kept:
+            delattr(module, _KEPT)
+    elif slot == name:
         delattr(module, slot)
     else:
         setattr(module, slot, getattr(type(module), name).__get__(module))

@@ -312,7 +312,8 @@ def train(recipe: Recipe, output: Path, *, quiet: bool = False) -> Training:
         training.load(checkpoint)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     slopes = Steeper(recipe.slope_factor) if recipe.slope_factor != 1.0 else None
-    with Progress(*columns, disable=quiet) as progress, patch(training.model, slopes):
+    handle = patch(training.model, slopes, attention="sdpa")
+    with Progress(*columns, disable=quiet) as progress, handle:
         bar = progress.add_task("", total=recipe.final_steps)
         saved = time.monotonic()
         while not training.finished:

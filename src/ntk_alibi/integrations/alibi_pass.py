@@ -1,0 +1,417 @@
+"""One forward pass of a patched model: its padding, positions and slopes, and attention on them.
+
+A model's patch has three things to say here: the rule its slopes follow (`Rule`), when a pass
+begins (`begin_pass`, before the model's forward) and what each layer attends with (`AlibiPass`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
+
+from ntk_alibi.bias import ALiBi
+from ntk_alibi.fused_attention import attention as fused_attention
+from ntk_alibi.integrations.patching import Settings, current, transformers_version
+from ntk_alibi.scaling import Floats, Scaling
+from ntk_alibi.slopes import scaled_slopes, scaling_per
+from ntk_alibi.torch.sdpa import causal_linear_attention
+
+Index: TypeAlias = slice | torch.Tensor
+Made = TypeVar("Made")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def untraced(function: Function) -> Function:
+    """Out of torch.compile's sight: what the function does depends on numbers of the mask."""
+    return cast(Function, torch.compiler.disable(function))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a model family forms its bias.
+
+    Attributes:
+        heads: of queries.
+        exponent_factor: of the standard exponents, before any scaling.
+        slope_factor: of the slopes, after it.
+        counts_holes: whether distances count padding between real tokens.
+    """
+
+    heads: int
+    exponent_factor: float = 1.0
+    slope_factor: float = 1.0
+    counts_holes: bool = False
+
+    def slopes(self, scaling: Scaling | None, lengths: NDArray[np.int64] | None) -> torch.Tensor:
+        """Float32 (1 or batch, heads, 1 or queries); lengths as the scaling's `per` asks."""
+        if self.exponent_factor != 1.0:
+            scaling = _Steeper(scaling, self.exponent_factor)
+        slopes = torch.from_numpy(scaled_slopes(self.heads, scaling, lengths)) * self.slope_factor
+        if slopes.ndim == 1:
+            return slopes[None, :, None]
+        return slopes[:, :, None] if slopes.ndim == 2 else slopes
+
+
+@dataclass(frozen=True)
+class _Steeper:
+    """A scaling, or none, of exponents that are a factor of the standard ones."""
+
+    scaling: Scaling | None
+    factor: float
+
+    def scale_exponents(
+        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
+    ) -> Floats:
+        exponents = exponents * self.factor
+        if self.scaling is None:
+            return exponents
+        return self.scaling.scale_exponents(exponents, lengths)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Batch rows whose real tokens stand in the same columns: a problem without padding.
+
+    Where positions count real tokens, leaving out the padded columns makes them contiguous.
+    """
+
+    batch: slice
+    queries: Index
+    keys: Index
+    slopes: torch.Tensor  # float32 (1 or batch, heads, 1 or queries)
+
+
+class Handed(BlockMask):
+    """What goes through transformers in place of a mask of all queries and keys.
+
+    A `BlockMask` by name only: transformers hands those on as they are.
+    """
+
+    misuse = ""
+
+    def __init__(self, mask: torch.Tensor | None) -> None:
+        self.mask = mask
+
+    def to(self, *_: Any, **__: Any) -> Handed:
+        """Itself; what a layer needs is moved to the layer's device."""
+        return self
+
+    def contiguous(self) -> Handed:
+        """Itself."""
+        return self
+
+    @classmethod
+    def baddbmm(cls, *_: Any, **__: Any) -> NoReturn:
+        """What transformers' BLOOM would ask a tensor for."""
+        raise RuntimeError(cls.misuse)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
+        """What transformers' other models would do with a tensor."""
+        raise RuntimeError(cls.misuse)
+
+
+class Padding(Handed):
+    """A padding mask (batch, keys), or None, on its way to a model's forward through generate()."""
+
+    misuse = (
+        "attn_implementation='ntk_alibi' must be given when a BLOOM, MPT or Falcon model is made, "
+        "to from_pretrained or from_config; this model was made without it, or is another"
+    )
+    ndim = 2  # not the four of what Falcon folds its bias into
+
+
+class AlibiPass(Handed):
+    """What one forward pass knows about its bias; travels to the layers as their attention_mask.
+
+    Attributes:
+        mask: (batch, keys or more), True for real keys; static caches have keys beyond the last
+            query.
+        past: keys that stand before the first query.
+        queries: how many there are.
+    """
+
+    mask: torch.Tensor
+    misuse = (
+        "the patch must stay until the backward pass of a gradient-checkpointed forward is done, "
+        "which runs that forward again; it was undone before"
+    )
+
+    def __init__(
+        self, rule: Rule, settings: Settings, mask: torch.Tensor, past: int, queries: int
+    ) -> None:
+        super().__init__(mask)
+        self.past = past
+        self.queries = queries
+        self._rule = rule
+        self._settings = settings
+        self._kept: dict[Any, Any] = {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of a mask of four dimensions, which transformers leaves as it is."""
+        return (len(self.mask), 1, self.queries, self.mask.shape[1])
+
+    @untraced
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        dropout: float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention output (batch, heads, queries, head_dim), and the weights in the eager form.
+
+        What padded queries get is not defined. Dropout is not in the compiled core: calls with it
+        take the next form that has it.
+        """
+        length = self.past + self.queries
+        key, value = key[:, :, :length], value[:, :, :length]
+        attention = self._settings.attention
+        if attention == "fused" and dropout:
+            attention = "eager" if self._rule.counts_holes else "sdpa"
+        if attention == "eager":
+            return self._eager(query, key, value, scale, dropout)
+        if attention == "sdpa":
+            return self._sdpa(query, key, value, scale, dropout), None
+        return self._fused(query, key, value, scale), None
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """The patch's scaling."""
+        return self._settings.scaling
+
+    @property
+    def eager(self) -> bool:
+        """Whether the layers shall do as transformers does, with all weights."""
+        return self._settings.attention == "eager"
+
+    def _fused(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        bias, mask, positions = self.kept(AlibiPass._fused_bias)
+        output: torch.Tensor = fused_attention(
+            query,
+            key,
+            value,
+            bias,
+            key_padding_mask=mask,
+            query_positions=None if positions is None else positions[:, self.past :],
+            key_positions=positions,
+            scale=scale,
+        )
+        return output
+
+    def _fused_bias(self) -> tuple[ALiBi, torch.Tensor | None, torch.Tensor | None]:
+        real = self._real()
+        bias = ALiBi(self._rule.heads, slopes=self._slopes(real, self.queries))
+        return (bias, None, None) if bool(real.all()) else (bias, real, self._positions(real))
+
+    def _eager(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        dropout: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        bias = self.kept(AlibiPass._eager_bias).to(query.device)
+        key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
+        precise = torch.promote_types(query.dtype, bias.dtype)
+        scores = (query @ key.mT).to(precise) * scale + bias
+        weights = torch.softmax(scores, dim=-1).to(query.dtype)
+        weights = F.dropout(weights, dropout)
+        return weights @ value, weights
+
+    def _eager_bias(self) -> torch.Tensor:
+        """Float32 (batch, heads, queries, keys), with its least number for hidden keys."""
+        real = self._real()
+        hidden = ~visible(real, self.past, self.queries)
+        bias = self.relative_bias(real)
+        return bias.masked_fill(hidden, torch.finfo(bias.dtype).min)
+
+    def relative_bias(self, real: torch.Tensor) -> torch.Tensor:
+        """-m_h (i - j) to the keys of a mask, (batch, heads, queries, keys), float32."""
+        slopes = self._slopes(self._real(), self.queries).to(real.device)
+        keys = self._positions(real)[:, None, None, :]
+        queries = keys[..., self.past : self.past + self.queries].mT
+        return slopes[..., None] * (keys - queries)
+
+    def _sdpa(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        dropout: float,
+    ) -> torch.Tensor:
+        rows = self.kept(AlibiPass._split)
+        key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
+
+        def part(r: Rows) -> torch.Tensor:
+            return causal_linear_attention(
+                query[r.batch, :, r.queries],
+                key[r.batch, :, r.keys],
+                value[r.batch, :, r.keys],
+                r.slopes.to(query.device),
+                scale=scale,
+                dropout=dropout,
+            )
+
+        if len(rows) == 1 and rows[0].queries == slice(0, self.queries):
+            return part(rows[0])
+        output = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        for r in rows:
+            output[r.batch, :, r.queries] = part(r)
+        return output
+
+    def _split(self) -> list[Rows]:
+        """The batch as problems without padding."""
+        real = self._real().cpu()
+        if bool(real.all()):
+            everything = slice(0, real.shape[1])
+            slopes = self._slopes(real, self.queries)
+            return [Rows(slice(0, len(real)), slice(0, self.queries), everything, slopes)]
+        rows = []
+        for b, row in enumerate(real):
+            count = int(row[self.past :].sum())
+            if count:
+                slopes = self._slopes(row[row][None], count)
+                columns = _columns(row[self.past :]), _columns(row)
+                rows.append(Rows(slice(b, b + 1), *columns, slopes))
+        return rows
+
+    def _real(self) -> torch.Tensor:
+        """The mask up to the last query."""
+        return self.mask[:, : self.past + self.queries]
+
+    def _slopes(self, real: torch.Tensor, queries: int) -> torch.Tensor:
+        """Of the last queries of (batch, keys), (1 or batch, heads, 1 or queries), float32."""
+        scaling, lengths = self.scaling, None
+        per = scaling_per(scaling)
+        if per is not None:
+            seen = real.cumsum(dim=1)[:, real.shape[1] - queries :].clamp(min=1)
+            lengths = (seen if per == "query" else real.sum(dim=1)).cpu().numpy()
+        return self._rule.slopes(scaling, lengths)
+
+    def _positions(self, real: torch.Tensor) -> torch.Tensor:
+        """Of all keys, (1 or batch, keys), from 0 on."""
+        if self._rule.counts_holes:
+            return torch.arange(real.shape[1], device=real.device)[None]
+        return (real.cumsum(dim=1) - 1).clamp(min=0)
+
+    @untraced
+    def kept(self, make: Callable[..., Made], *arguments: Any) -> Made:
+        """What the first layer of the pass makes of it and hashable arguments, for all."""
+        key = (make, arguments)
+        if key not in self._kept:
+            self._kept[key] = make(self, *arguments)
+        return cast(Made, self._kept[key])
+
+
+def visible(real: torch.Tensor, past: int, queries: int) -> torch.Tensor:
+    """Which keys each query sees, (batch, 1, queries, keys)."""
+    columns = torch.arange(real.shape[1], device=real.device)
+    causal = columns <= columns[past : past + queries, None]
+    return real[:, None, None, :] & causal
+
+
+def _columns(real: torch.Tensor) -> Index:
+    """The columns of real tokens, as a slice where they are contiguous, which copies nothing."""
+    columns = real.nonzero().flatten()
+    if len(columns) == 0:
+        return slice(0, 0)
+    first, last = int(columns[0]), int(columns[-1])
+    return slice(first, last + 1) if last - first + 1 == len(columns) else columns
+
+
+@untraced
+def begin_pass(
+    rule_of: Callable[[Any], Rule], model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[()], dict[str, Any]]:
+    """Before a patched model's forward: an `AlibiPass` in place of the padding mask."""
+    kwargs = {**dict(zip(_parameters(cast(Any, type(model))), args, strict=False)), **kwargs}
+    inputs = kwargs.get("input_ids")
+    inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
+    if inputs is None:
+        return (), kwargs  # the model says what is wrong
+    batch, queries = inputs.shape[:2]
+    cache = kwargs.get("past_key_values")
+    past = 0 if cache is None else int(cache.get_seq_length())
+    capacity = past + queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
+    mask = _padding(model, kwargs.get("attention_mask"), (batch, past, queries), inputs.device)
+    mask = F.pad(mask, (0, max(0, capacity - mask.shape[1])))
+    settings = current(model)
+    _warn_of_older_slopes(settings.scaling, past)
+    if _wants_weights(model, kwargs):
+        settings = replace(settings, attention="eager")
+    kwargs["attention_mask"] = AlibiPass(rule_of(model), settings, mask, past, queries)
+    return (), kwargs
+
+
+def reached(handed: Any, layer: nn.Module) -> AlibiPass:
+    """What a layer was handed in the place of the `AlibiPass`, if it is one."""
+    if not isinstance(handed, AlibiPass):
+        raise RuntimeError(
+            f"transformers built the bias of {type(layer).__name__} without asking the patched "
+            f"model: the patch would have no effect with transformers {transformers_version()}"
+        )
+    return handed
+
+
+@functools.cache
+def _parameters(model_class: Hashable) -> tuple[str, ...]:
+    return tuple(inspect.signature(cast(Any, model_class).forward).parameters)[1:]
+
+
+def _padding(
+    model: nn.Module, mask: Any, sizes: tuple[int, int, int], device: torch.device
+) -> torch.Tensor:
+    """(batch, keys), True for real keys, of a model's attention_mask.
+
+    generate() hands models with a static cache causal masks of four dimensions; these say the same.
+    """
+    batch, past, queries = sizes
+    seen = past + queries
+    mask = mask.mask if isinstance(mask, Padding) else mask
+    if mask is None:
+        return torch.ones((batch, seen), dtype=torch.bool, device=device)
+    if mask.ndim == 4 and mask.shape[:3] == (batch, 1, queries) and mask.shape[3] >= seen:
+        seen_keys = mask if mask.dtype == torch.bool else mask == 0
+        padding: torch.Tensor = seen_keys[:, 0, -1]
+        if torch.equal(seen_keys, visible(padding, past, queries)):
+            return padding.to(device)
+    if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] < seen:
+        raise ValueError(
+            f"attention_mask must have shape (batch, keys) = ({batch}, {seen}) for a patched "
+            f"{type(model).__name__}, got {tuple(mask.shape)}"
+        )
+    return cast(torch.Tensor, mask != 0).to(device)
+
+
+def _warn_of_older_slopes(scaling: Scaling | None, past: int) -> None:
+    if past and scaling_per(scaling) == "sequence":
+        warnings.warn(
+            f"{scaling!r} chooses its slopes by the length of the whole text, but the cached keys "
+            "were computed under those of a shorter one; per='query' agrees with its own cache",
+            stacklevel=2,
+        )
+
+
+def _wants_weights(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call asks for attention weights."""
+    asked = kwargs.get("output_attentions")
+    return bool(model.config.output_attentions if asked is None else asked)

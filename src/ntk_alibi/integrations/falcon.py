@@ -1,0 +1,76 @@
+"""Falcon with ALiBi: how its layers get other slopes.
+
+transformers adds Falcon's bias twice in its eager form (once in the mask, once to the scores), and
+rounds slopes and bias to bfloat16 in every dtype. Patched, the model is told to build none
+(`use_alibi`), and the layers form it once, in float32, from the `AlibiPass`. As in transformers'
+SDPA form it is divided by sqrt(head_dim), like the products.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel
+
+from ntk_alibi.integrations.alibi_pass import AlibiPass, Rule, begin_pass, reached
+from ntk_alibi.integrations.patching import Family, Replacement, Settings
+
+
+def _rule(model: Any) -> Rule:
+    return Rule(model.num_heads, slope_factor=(model.embed_dim // model.num_heads) ** -0.5)
+
+
+def _replacements(model: Any) -> list[Replacement]:
+    layers = [(block.self_attention, "forward", _attention_forward) for block in model.h]
+    return [(model, "use_alibi", False), *layers]
+
+
+def _attention_forward(
+    attention: FalconAttention,
+    hidden_states: torch.Tensor,
+    alibi: None,
+    attention_mask: AlibiPass,
+    position_ids: Any = None,
+    layer_past: Any = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """In place of FalconAttention.forward."""
+    reached_pass = reached(attention_mask, attention)
+    split = attention._split_heads(attention.query_key_value(hidden_states))
+    query, key, value = (x.transpose(1, 2) for x in split)
+    if layer_past is not None:
+        key, value = layer_past.update(key, value, attention.layer_idx)
+    context, weights = reached_pass.attend(
+        query,
+        key,
+        value,
+        scale=attention.inv_norm_factor,
+        dropout=attention.attention_dropout.p if attention.training else 0.0,
+    )
+    return attention.dense(context.transpose(1, 2).flatten(2)), weights
+
+
+def _check(model: Any, _: Settings) -> None:
+    if not model.config.alibi:
+        raise ValueError("model must be a Falcon with ALiBi, got one with rotary embeddings")
+
+
+FAMILY = Family(
+    name="Falcon",
+    model=FalconModel,
+    attention=FalconAttention,
+    expected={
+        (FalconAttention, "forward"): ("hidden_states", "alibi", "attention_mask", "layer_past"),
+        (FalconModel, "forward"): (
+            "input_ids",
+            "inputs_embeds",
+            "past_key_values",
+            "attention_mask",
+        ),
+    },
+    begin=partial(begin_pass, _rule),
+    replacements=_replacements,
+    check=_check,
+)

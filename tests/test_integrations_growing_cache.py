@@ -123,3 +123,20 @@ def test_keys_that_require_grad_keep_their_graph() -> None:
 def test_bad_capacity() -> None:
     with pytest.raises(ValueError, match="capacity must be between 1"):
         na.GrowingCache(0)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_patched_model_keeps_norms_beside_its_keys(padded: bool) -> None:
+    bloom = model()
+    options = {"attention_mask": MASK} if padded else {}
+    with na.patch(bloom, na.NTK(4.0)):
+        tokens, cache = [], na.GrowingCache(24)
+        for held in (DynamicCache(), cache):
+            tokens.append(
+                bloom.generate(
+                    IDS, past_key_values=held, max_new_tokens=90, do_sample=False, **options
+                )
+            )
+    assert torch.equal(*tokens)
+    measured = cache.layers[0]._norms.length
+    assert measured == (0 if padded else cache.get_seq_length())

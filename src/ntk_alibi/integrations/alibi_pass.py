@@ -21,7 +21,9 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
 from ntk_alibi.bias import ALiBi
+from ntk_alibi.fused_attention import KeyNorms
 from ntk_alibi.fused_attention import attention as fused_attention
+from ntk_alibi.integrations.growing_cache import GrowingLayer
 from ntk_alibi.integrations.patching import Settings, current, transformers_version
 from ntk_alibi.scaling import Floats, Scaling
 from ntk_alibi.slopes import scaled_slopes, scaling_per
@@ -169,15 +171,19 @@ class AlibiPass(Handed):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
+        cache: tuple[Any, int | None],
         scale: float,
         dropout: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attention output (batch, heads, queries, head_dim), and the weights in the eager form.
 
-        What padded queries get is not defined. Dropout is not in the compiled core: calls with it
-        take the next form that has it.
+        Keys and values go through the cache, or None, at the layer of that number. What padded
+        queries get is not defined. Dropout is not in the compiled core: calls with it take the next
+        form that has it.
         """
+        held, layer = cache
+        if held is not None:
+            key, value = held.update(key, value, layer)
         length = self.past + self.queries
         key, value = key[:, :, :length], value[:, :, :length]
         attention = self._settings.attention
@@ -187,7 +193,7 @@ class AlibiPass(Handed):
             return self._eager(query, key, value, scale, dropout)
         if attention == "sdpa":
             return self._sdpa(query, key, value, scale, dropout), None
-        return self._fused(query, key, value, scale), None
+        return self._fused(query, key, value, cache, scale), None
 
     @property
     def scaling(self) -> Scaling | None:
@@ -200,7 +206,12 @@ class AlibiPass(Handed):
         return self._settings.attention == "eager"
 
     def _fused(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: tuple[Any, int | None],
+        scale: float,
     ) -> torch.Tensor:
         bias, mask, positions = self.kept(AlibiPass._fused_bias)
         output: torch.Tensor = fused_attention(
@@ -212,6 +223,7 @@ class AlibiPass(Handed):
             query_positions=None if positions is None else positions[:, self.past :],
             key_positions=positions,
             scale=scale,
+            key_norms=None if mask is not None else _kept_norms(query, key, *cache),
         )
         return output
 
@@ -320,6 +332,18 @@ class AlibiPass(Handed):
         if key not in self._kept:
             self._kept[key] = make(self, *arguments)
         return cast(Made, self._kept[key])
+
+
+def _kept_norms(
+    query: torch.Tensor, key: torch.Tensor, cache: Any, layer: int | None
+) -> KeyNorms | None:
+    """Of a `GrowingCache`, where they are of use: in the core, without gradients."""
+    plain = query.device.type == "cpu" and query.dtype.itemsize < 8
+    recorded = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    if cache is None or layer is None or not plain or recorded:
+        return None
+    held = getattr(cache, "layers", [])[layer : layer + 1]
+    return held[0].norms() if held and isinstance(held[0], GrowingLayer) else None
 
 
 def visible(real: torch.Tensor, past: int, queries: int) -> torch.Tensor:

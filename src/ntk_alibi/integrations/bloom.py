@@ -53,10 +53,9 @@ def _attention_forward(
         )
         return outputs
     query, key, value = attention._reshape(attention.query_key_value(hidden_states))
-    if layer_past is not None:
-        key, value = layer_past.update(key, value, attention.layer_idx)
     dropout = attention.attention_dropout.p if attention.training else 0.0
-    context, _ = alibi.attend(query, key, value, scale=attention.inv_norm_factor, dropout=dropout)
+    cache = layer_past, attention.layer_idx
+    context, _ = alibi.attend(query, key, value, cache, attention.inv_norm_factor, dropout)
     output = attention.dense(context.transpose(1, 2).flatten(2))
     return F.dropout(output, attention.hidden_dropout, attention.training) + residual, None
 

@@ -40,14 +40,10 @@ def _attention_forward(
     reached_pass = reached(attention_mask, attention)
     split = attention._split_heads(attention.query_key_value(hidden_states))
     query, key, value = (x.transpose(1, 2) for x in split)
-    if layer_past is not None:
-        key, value = layer_past.update(key, value, attention.layer_idx)
+    dropout = attention.attention_dropout.p if attention.training else 0.0
+    cache = layer_past, attention.layer_idx
     context, weights = reached_pass.attend(
-        query,
-        key,
-        value,
-        scale=attention.inv_norm_factor,
-        dropout=attention.attention_dropout.p if attention.training else 0.0,
+        query, key, value, cache, attention.inv_norm_factor, dropout
     )
     return attention.dense(context.transpose(1, 2).flatten(2)), weights
 

@@ -42,11 +42,10 @@ def _attention_forward(
         fused = fused.clamp(min=-attention.clip_qkv, max=attention.clip_qkv)
     heads = fused.unflatten(2, (3, attention.n_heads, attention.head_dim))
     query, key, value = heads.permute(2, 0, 3, 1, 4)
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, attention.layer_idx)
     dropout = attention.attn_dropout_p if attention.training else 0.0
     scale = cast(float, attention.softmax_scale)
-    context, weights = alibi.attend(query, key, value, scale=scale, dropout=dropout)
+    cache = past_key_values, attention.layer_idx
+    context, weights = alibi.attend(query, key, value, cache, scale, dropout)
     return attention.out_proj(context.transpose(1, 2).flatten(2)), weights
 
 

@@ -1,4 +1,4 @@
-"""One entry: `python -m benchmarks bias` or `attention`."""
+"""One entry: `python -m benchmarks bias`, `gradient` or `attention`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ntk_alibi as na
-from benchmarks import attention, bias, document
+from benchmarks import attention, bias, document, gradient
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/benchmarks.md"
@@ -21,7 +21,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.write and getattr(options, "results", None):
         parser.error("--write has results of its own, which --results must not replace")
-    sections = _bias(options) if options.benchmark == "bias" else _attention(options)
+    sections = SECTIONS[options.benchmark](options)
     for name, text in sections:
         print(text, end="\n\n", flush=True)
         if options.write:
@@ -32,11 +32,18 @@ def _bias(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     yield "bias", bias.run(options.rounds)
 
 
+def _gradient(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    yield "gradient", gradient.run(options.rounds)
+
+
 def _attention(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     results = options.results or (PUBLISHED if options.write else RESULTS)
     return attention.run(
         attention.Settings(results, options.only, options.rounds, options.longest, options.measured)
     )
+
+
+SECTIONS = {"bias": _bias, "gradient": _gradient, "attention": _attention}
 
 
 def _parts(text: str) -> list[str]:
@@ -51,7 +58,7 @@ def _parts(text: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    for name, rounds in (("bias", 7), ("attention", 3)):
+    for name, rounds in (("bias", 7), ("gradient", 3), ("attention", 3)):
         benchmark = benchmarks.add_parser(name)
         benchmark.add_argument("--rounds", type=int, default=rounds, help="turns (%(default)s)")
         benchmark.add_argument("--write", action="store_true", help=f"into {DOCUMENT.name}")

@@ -15,6 +15,7 @@ from benchmarks import (
     candidates,
     decode,
     document,
+    gradient,
     memory,
     optional_peers,
     overhead,
@@ -178,3 +179,8 @@ def test_the_document_has_a_place_for_each_part(tmp_path: Path) -> None:
         document.replace_section(Path(copy), f"attention-{name}", "text")
     with pytest.raises(ValueError, match="must hold the markers"):
         document.replace_section(Path(copy), "attention-of-cats", "text")
+
+
+def test_gradients_have_a_table() -> None:
+    text = gradient.run(1, lengths=(64,))
+    assert text.count("\n| ") == 7  # two lines of header, five candidates

@@ -16,8 +16,7 @@ from transformers.models.bloom import modeling_bloom
 
 import ntk_alibi as na
 from ntk_alibi.integrations import patching
-
-BATCH, LENGTH, VOCABULARY = 3, 40, 64
+from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, batch, masks, real, run
 
 #: Float32 sums of a few hundred terms, through three layers, at logits of about 1.
 LOGITS = {"atol": 2e-5, "rtol": 0.0}
@@ -33,19 +32,6 @@ SCALINGS = {
     "dynamic per query": na.DynamicNTK(2.0, 16, per="query"),
 }
 scalings = pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
-
-
-def _masks() -> dict[str, torch.Tensor | None]:
-    ones = torch.ones((BATCH, LENGTH), dtype=torch.long)
-    left, right, holes = ones.clone(), ones.clone(), ones.clone()
-    left[0, :11] = left[2, :3] = 0
-    right[0, 29:] = right[2, 37:] = 0
-    holes[0, [3, 4, 17]] = holes[1, [0, 39]] = holes[2, 5:25] = 0
-    return {"none": None, "ones": ones, "left": left, "right": right, "holes": holes}
-
-
-MASKS = _masks()
-masks = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 
 
 def make_model(heads: int = 8, **config: Any) -> BloomForCausalLM:
@@ -68,16 +54,7 @@ def models() -> dict[int, BloomForCausalLM]:
 
 @pytest.fixture(scope="module")
 def ids() -> torch.Tensor:
-    return torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
-
-
-def run(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None, **kw: Any) -> torch.Tensor:
-    with torch.no_grad():
-        return model(ids, attention_mask=mask, **kw).logits
-
-
-def real(mask: torch.Tensor | None) -> torch.Tensor:
-    return torch.ones((BATCH, LENGTH), dtype=torch.bool) if mask is None else mask.bool()
+    return batch()
 
 
 def independent_logits(

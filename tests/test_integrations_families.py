@@ -15,8 +15,9 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 from transformers.models.mpt.modeling_mpt import MptModel
 
 import ntk_alibi as na
+from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, batch, masks, real, run
 
-BATCH, LENGTH, VOCABULARY, HEADS = 3, 40, 64, 8
+HEADS = 8
 
 #: Float32 sums of a few hundred terms, through three layers, at logits of about 1.
 LOGITS = {"atol": 2e-5, "rtol": 0.0}
@@ -82,30 +83,7 @@ def models() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ids() -> torch.Tensor:
-    return torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
-
-
-def _masks() -> dict[str, torch.Tensor | None]:
-    ones = torch.ones((BATCH, LENGTH), dtype=torch.long)
-    left, right, holes = ones.clone(), ones.clone(), ones.clone()
-    left[0, :11] = left[2, :3] = 0
-    right[0, 29:] = right[2, 37:] = 0
-    holes[0, [3, 4, 17]] = holes[1, [0, 39]] = holes[2, 5:25] = 0
-    return {"none": None, "ones": ones, "left": left, "right": right, "holes": holes}
-
-
-MASKS = _masks()
-masks = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-
-
-def run(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None, **kw: Any) -> torch.Tensor:
-    with torch.no_grad():
-        logits: torch.Tensor = model(ids, attention_mask=mask, **kw).logits
-    return logits
-
-
-def real(mask: torch.Tensor | None) -> torch.Tensor:
-    return torch.ones((BATCH, LENGTH), dtype=torch.bool) if mask is None else mask.bool()
+    return batch()
 
 
 @cases

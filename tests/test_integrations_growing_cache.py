@@ -140,3 +140,13 @@ def test_a_patched_model_keeps_norms_beside_its_keys(padded: bool) -> None:
     assert torch.equal(*tokens)
     measured = cache.layers[0]._norms.length
     assert measured == (0 if padded else cache.get_seq_length())
+
+
+def test_a_patched_model_takes_it_under_autocast() -> None:
+    bloom = model()
+    with na.patch(bloom), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        results = [
+            bloom(IDS, past_key_values=cache, use_cache=True).logits
+            for cache in (DynamicCache(), na.GrowingCache(8))
+        ]
+    assert torch.equal(*results)

@@ -252,3 +252,33 @@ def test_parameters_are_tensors() -> None:
     output = na.attention(torch.nn.Parameter(query), key, value, na.ALiBi(2))
     torch.testing.assert_close(output.detach(), na.attention(query, key, value, na.ALiBi(2)))
     assert output.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"causal": "no"}, TypeError, "causal must be True or False"),
+        ({"window": 0}, ValueError, "window must be between 1"),
+        ({"causal_block": 0}, ValueError, "causal_block must be between 1"),
+        ({"sink": -1}, ValueError, "sink must be between 0"),
+        ({"scale": float("inf")}, ValueError, "scale must be a finite number"),
+        ({"skip_tolerance": 2}, ValueError, "skip_tolerance must be below 1"),
+        ({"key_padding_mask": torch.zeros(1, 4)}, ValueError, "key_padding_mask must have shape"),
+        ({"key_padding_mask": torch.full((1, 9), 2)}, ValueError, "must hold only 0 and 1"),
+        ({"key_positions": torch.arange(4)}, ValueError, "key_positions must have shape"),
+    ],
+)
+def test_bad_options_get_a_sentence_on_every_path(
+    dtype: torch.dtype, options: Any, error: type[Exception], message: str
+) -> None:
+    query, key, value = (x.detach().to(dtype).requires_grad_() for x in tensors(1, 2, 9, 8))
+    for bias in (None, na.ALiBi(2), na.ALiBi(2, na.DynamicNTK(1.0, 4))):
+        with pytest.raises(error, match=message):
+            na.attention(query, key, value, bias, **options)
+
+
+def test_slopes_of_another_batch_get_a_sentence_in_float64() -> None:
+    query, key, value = (x.detach().double() for x in tensors(1, 2, 9, 8))
+    with pytest.raises(ValueError, match="slopes must be for 1 row or the batch of 1, got 3"):
+        na.attention(query, key, value, na.ALiBi(2, slopes=torch.rand(3, 2)))

@@ -169,20 +169,11 @@ class GradientWalk {
     add_over_queries(s_.tile.scores[1], s_.query_rows, tile_.query_count, width, block.count,
                      gradient_.key_gradient + offset);
     const Rows& keys = rows_.keys(b);
-    if (block.masked && !keys_are_finite(b))
+    if (block.masked && !rows_.keys_are_finite(b))
       add_rows<Float32Words, true>(s_.tile, s_.tile.scores[1], keys, block.count, tile_.head_dim);
     else
       add_rows<Float32Words, false>(s_.tile, s_.tile.scores[1], keys, block.count, tile_.head_dim);
     add_bias_gradients(block);
-  }
-
-  bool keys_are_finite(std::int64_t b) const {
-    for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
-      if (!all_finite(row_at(tile_.key, tile_.key_stride,
-                             index_of(tile_.keys, b * keys_per_block + c), tile_.dtype),
-                      tile_.head_dim, tile_.dtype))
-        return false;
-    return true;
   }
 
   void score(const ScoredBlock& block) {

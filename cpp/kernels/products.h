@@ -205,14 +205,24 @@ class BlockRows {
 
   bool values_are_finite(std::int64_t b) {
     if (b == values_block_ && finite_is_known_) return finite_;
-    finite_ = true;
-    for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
-      finite_ = all_finite(value_row(b, c), tile_.head_dim, tile_.dtype) && finite_;
+    finite_ = rows_are_finite(tile_.value, tile_.value_stride, b);
     finite_is_known_ = b == values_block_;
     return finite_;
   }
+  bool keys_are_finite(std::int64_t b) const {
+    return rows_are_finite(tile_.key, tile_.key_stride, b);
+  }
 
  private:
+  bool rows_are_finite(const void* from, std::int64_t stride, std::int64_t b) const {
+    for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
+      if (!all_finite(
+              row_at(from, stride, index_of(tile_.keys, b * keys_per_block + c), tile_.dtype),
+              tile_.head_dim, tile_.dtype))
+        return false;
+    return true;
+  }
+
   const char* value_row(std::int64_t b, int c) const {
     return row_at(tile_.value, tile_.value_stride, index_of(tile_.keys, b * keys_per_block + c),
                   tile_.dtype);

@@ -171,10 +171,10 @@ def positions(name: str, value: Any, batch: int, length: int) -> NDArray[np.int3
     return np.require(np.atleast_2d(array), np.int32, ["C", "ALIGNED"])
 
 
-def causal_block(value: Any, *, causal: bool) -> int:
-    """The length of blocks of causal attention; 0 for None."""
+def causal_block(value: Any, *, causal: bool) -> int | None:
+    """The length of blocks of causal attention, or None."""
     if value is None:
-        return 0
+        return None
     if not causal:
         raise ValueError(f"causal must be True with causal_block, got causal_block={value!r}")
     return integer("causal_block", value, minimum=1)

@@ -204,7 +204,7 @@ class ALiBi:
         def write(storage: NDArray[Any], dtype: _core.DType) -> None:
             _core.relative_bias(left, right, dtype, storage)
 
-        examples = (*_both_sides(self.slopes), lengths, out)
+        examples = (*both_sides(self.slopes), lengths, out)
         torch = _arrays.is_torch_dtype(dtype) or any(map(_arrays.is_tensor, examples))
         return _filled(write, shape, name, out, torch=torch)
 
@@ -231,7 +231,7 @@ class ALiBi:
                 return _constant_left_right(self.num_heads, self.scaling, self.sides)
             return _left_right(self.num_heads, self.scaling, self.sides, lengths)
         left, right = (
-            _with_axes(_validation.constant("slopes", side)) for side in _both_sides(self.slopes)
+            _with_axes(_validation.constant("slopes", side)) for side in both_sides(self.slopes)
         )
         _validation.slope_shapes(left.shape, right.shape, query_length)
         return _masked_sides(left, right, self.sides)
@@ -260,24 +260,27 @@ def _constant_left_right(
 def _masked_sides(
     left: NDArray[np.float32], right: NDArray[np.float32], sides: Sides
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    heads = left.shape[1]
-    masked = np.zeros((2, heads), np.bool_)
-    if sides == "causal":
-        masked[1] = True
-    elif sides == "halves":
-        masked[0, heads // 2 :] = masked[1, : heads // 2] = True
+    hidden = hidden_sides(sides, left.shape[1])
     infinity = np.float32(np.inf)
-    return (
-        np.where(masked[0, None, :, None], infinity, left),
-        np.where(masked[1, None, :, None], infinity, right),
-    )
+    return np.where(hidden[0], infinity, left), np.where(hidden[1], infinity, right)
+
+
+def hidden_sides(sides: Sides, heads: int) -> NDArray[np.bool_]:
+    """Which heads do not see their left and their right, (2, 1, heads, 1)."""
+    hidden = np.zeros((2, 1, heads, 1), np.bool_)
+    if sides == "causal":
+        hidden[1] = True
+    elif sides == "halves":
+        hidden[0, :, heads // 2 :] = hidden[1, :, : heads // 2] = True
+    return hidden
 
 
 def _make_alibi(num_heads: int, scaling: Scaling | None, slopes: Any, sides: Sides) -> ALiBi:
     return ALiBi(num_heads, scaling, slopes=slopes, sides=sides)
 
 
-def _both_sides(slopes: Any) -> tuple[Any, Any]:
+def both_sides(slopes: Any) -> tuple[Any, Any]:
+    """Left and right of a pair, or of one for both."""
     return slopes if isinstance(slopes, tuple) else (slopes, slopes)
 
 
@@ -285,13 +288,17 @@ def _slope_values(slopes: Any) -> Any:
     """Something hashable that equals for equal slopes."""
     if slopes is None:
         return None
-    arrays = [_arrays.to_numpy(side) for side in _both_sides(slopes)]
+    arrays = [_arrays.to_numpy(side) for side in both_sides(slopes)]
     return tuple((array.shape, array.dtype.name, array.tobytes()) for array in arrays)
 
 
 def _with_axes(slopes: NDArray[Any]) -> NDArray[np.float32]:
-    """Slopes as (1 or batch, heads, 1 or queries)."""
-    slopes = np.asarray(slopes, np.float32)
+    axes: NDArray[np.float32] = with_axes(np.asarray(slopes, np.float32))
+    return axes
+
+
+def with_axes(slopes: Any) -> Any:
+    """Slopes, an array or a tensor, as (1 or batch, heads, 1 or queries)."""
     if slopes.ndim == 1:
         return slopes[None, :, None]
     return slopes[:, :, None] if slopes.ndim == 2 else slopes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -314,8 +314,9 @@ def attention_gradients(
     _validation.forward_results(query, output, logsumexp, output_gradient, logsumexp_gradient)
     torch = _arrays.is_tensor(query)
     gradients = [_arrays.empty(tuple(x.shape), dtype, torch=torch) for x in (query, key, value)]
-    for gradient in gradients:
-        _arrays.storage(gradient)[...] = 0
+    if options.get("key_padding_mask") is not None:  # the core leaves padding as it is
+        for gradient in gradients[1:]:
+            _arrays.storage(gradient)[...] = 0
     linear = isinstance(bias, ALiBi)
     rows = tuple(query.shape[:3])
     left, right = (np.zeros(rows, np.float32) if linear and bias_gradient else None for _ in "lr")
@@ -375,34 +376,53 @@ def _core_arguments(
     query: Any, key: Any, value: Any, bias: Any, options: Options, dtype: str
 ) -> Any:
     """A tuple of what the core's functions take first, from inputs to the tolerance; checked."""
-    causal = _validation.boolean("causal", options.causal)
+    options = checked_rule(options, query.shape[3])
     shape = (*query.shape[:3], key.shape[2])
-    batch, _, queries, keys = shape
-    _validation.attention_bias(bias, shape, causal=causal)
-    window = _validation.MAX_LENGTH
-    if options.window is not None:
-        window = _validation.integer("window", options.window, minimum=1)
-    block = _validation.causal_block(options.causal_block, causal=causal)
-    mask = _validation.key_padding_mask(options.key_padding_mask, batch, keys)
-    positions = _positions(options.query_positions, options.key_positions, batch, queries, keys)
-    _validation.integer("sink", options.sink, minimum=0)
-    tolerance = _validation.skip_tolerance(options.skip_tolerance)
-    scale = 1.0 / math.sqrt(query.shape[3]) if options.scale is None else options.scale
+    _validation.attention_bias(bias, shape, causal=options.causal)
+    mask, positions = checked_masks(options, shape)
+    tolerance = options.skip_tolerance
     return (
         _readable(query),
         _readable(key),
         _readable(value),
         _core_bias(bias, shape, mask, positions[0]),
         _arrays.CORE_DTYPES[dtype],
-        _validation.finite("scale", scale, minimum=-math.inf),
+        options.scale,
         *positions,
         mask,
-        causal,
-        window,
-        block,
+        options.causal,
+        _validation.MAX_LENGTH if options.window is None else options.window,
+        options.causal_block or 0,
         options.sink,
         ROUNDING if tolerance == 0.0 else tolerance or 0.0,
     )
+
+
+def checked_rule(options: Options, head_dim: int) -> Options:
+    """The options with plain numbers checked and the scale given; masks as they came."""
+    causal = _validation.boolean("causal", options.causal)
+    window = options.window
+    if window is not None:
+        window = _validation.integer("window", window, minimum=1)
+    scale = 1.0 / math.sqrt(head_dim) if options.scale is None else options.scale
+    return replace(
+        options,
+        causal=causal,
+        window=window,
+        causal_block=_validation.causal_block(options.causal_block, causal=causal),
+        sink=_validation.integer("sink", options.sink, minimum=0),
+        scale=_validation.finite("scale", scale, minimum=-math.inf),
+        skip_tolerance=_validation.skip_tolerance(options.skip_tolerance),
+    )
+
+
+def checked_masks(
+    options: Options, shape: tuple[int, ...]
+) -> tuple[NDArray[np.uint8] | None, tuple[NDArray[np.int32] | None, NDArray[np.int32] | None]]:
+    """Padding mask, and positions of queries and keys, of (batch, heads, queries, keys)."""
+    batch, _, queries, keys = shape
+    mask = _validation.key_padding_mask(options.key_padding_mask, batch, keys)
+    return mask, _positions(options.query_positions, options.key_positions, batch, queries, keys)
 
 
 def _floats(array: Any) -> NDArray[np.float32]:

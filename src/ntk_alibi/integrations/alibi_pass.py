@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
+from ntk_alibi import _arrays
 from ntk_alibi.bias import ALiBi
 from ntk_alibi.fused_attention import KeyNorms
 from ntk_alibi.fused_attention import attention as fused_attention
@@ -30,6 +31,9 @@ from ntk_alibi.slopes import scaled_slopes, scaling_per
 from ntk_alibi.torch.sdpa import causal_linear_attention
 
 Index: TypeAlias = slice | torch.Tensor
+
+#: Arguments of a model's forward that `begin_pass` reads.
+INPUTS = ("input_ids", "inputs_embeds", "past_key_values", "attention_mask")
 Made = TypeVar("Made")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -223,7 +227,9 @@ class AlibiPass(Handed):
             query_positions=None if positions is None else positions[:, self.past :],
             key_positions=positions,
             scale=scale,
-            key_norms=None if mask is not None else _kept_norms(query, key, *cache),
+            key_norms=_kept_norms(*cache)
+            if mask is None and not _arrays.needs_torch(query, key, value, bias)
+            else None,
         )
         return output
 
@@ -334,15 +340,9 @@ class AlibiPass(Handed):
         return cast(Made, self._kept[key])
 
 
-def _kept_norms(
-    query: torch.Tensor, key: torch.Tensor, cache: Any, layer: int | None
-) -> KeyNorms | None:
-    """Of a `GrowingCache`, where they are of use: in the core, without gradients."""
-    plain = query.device.type == "cpu" and query.dtype.itemsize < 8
-    recorded = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
-    if cache is None or layer is None or not plain or recorded:
-        return None
-    held = getattr(cache, "layers", [])[layer : layer + 1]
+def _kept_norms(cache: Any, layer: int | None) -> KeyNorms | None:
+    """Of a `GrowingCache`."""
+    held = [] if layer is None else getattr(cache, "layers", [])[layer : layer + 1]
     return held[0].norms() if held and isinstance(held[0], GrowingLayer) else None
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
 
 from ntk_alibi.bias import build_alibi_tensor
-from ntk_alibi.integrations.alibi_pass import AlibiPass, Rule, begin_pass, reached, visible
+from ntk_alibi.integrations.alibi_pass import INPUTS, AlibiPass, Rule, begin_pass, reached, visible
 from ntk_alibi.integrations.patching import Family, Replacement, Settings
 from ntk_alibi.slopes import scaling_per
 
@@ -98,12 +98,7 @@ FAMILY = Family(
             "layer_past",
         ),
         (BloomModel, "build_alibi_tensor"): ("attention_mask", "num_heads", "dtype"),
-        (BloomModel, "forward"): (
-            "input_ids",
-            "inputs_embeds",
-            "past_key_values",
-            "attention_mask",
-        ),
+        (BloomModel, "forward"): INPUTS,
     },
     begin=partial(begin_pass, _rule),
     replacements=_replacements,

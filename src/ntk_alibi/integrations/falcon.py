@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel
 
-from ntk_alibi.integrations.alibi_pass import AlibiPass, Rule, begin_pass, reached
+from ntk_alibi.integrations.alibi_pass import INPUTS, AlibiPass, Rule, begin_pass, reached
 from ntk_alibi.integrations.patching import Family, Replacement, Settings
 
 
@@ -59,12 +59,7 @@ FAMILY = Family(
     attention=FalconAttention,
     expected={
         (FalconAttention, "forward"): ("hidden_states", "alibi", "attention_mask", "layer_past"),
-        (FalconModel, "forward"): (
-            "input_ids",
-            "inputs_embeds",
-            "past_key_values",
-            "attention_mask",
-        ),
+        (FalconModel, "forward"): INPUTS,
     },
     begin=partial(begin_pass, _rule),
     replacements=_replacements,

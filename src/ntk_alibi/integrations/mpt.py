@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
-from ntk_alibi.integrations.alibi_pass import AlibiPass, Rule, begin_pass, reached
+from ntk_alibi.integrations.alibi_pass import INPUTS, AlibiPass, Rule, begin_pass, reached
 from ntk_alibi.integrations.patching import Family, Replacement, Settings
 
 
@@ -64,7 +64,7 @@ FAMILY = Family(
         (MptAttention, "forward"): (
             "hidden_states", "position_bias", "past_key_values", "attention_mask",
         ),
-        (MptModel, "forward"): ("input_ids", "inputs_embeds", "past_key_values", "attention_mask"),
+        (MptModel, "forward"): INPUTS,
     },
     begin=partial(begin_pass, _rule),
     replacements=_replacements,

@@ -17,10 +17,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ntk_alibi import _validation
-from ntk_alibi.bias import ALiBi
+from ntk_alibi.bias import ALiBi, both_sides, hidden_sides, with_axes
 from ntk_alibi.fused_attention import (
     Options,
     attention_gradients,
+    checked_masks,
+    checked_rule,
     linear_slopes,
     plain_attention,
 )
@@ -242,6 +244,7 @@ def attention(
         dtype = torch.get_autocast_dtype(device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
     shape = (*query.shape[:3], key.shape[2])
+    options = checked_rule(options, query.shape[3])
     _validation.attention_bias(bias, shape, causal=options.causal)
     masks = tuple(
         None if x is None else torch.as_tensor(x, device=device)
@@ -254,19 +257,20 @@ def attention(
         dense = torch.as_tensor(bias, device=device)
         if dense.requires_grad:  # torch sums over what was broadcast
             dense = dense.expand(shape)
-    scale = 1.0 / math.sqrt(query.shape[3]) if options.scale is None else float(options.scale)
-    rule = (options.causal, options.window, options.causal_block, options.sink, scale)
-    tolerance = options.skip_tolerance
+    rule = (options.causal, options.window, options.causal_block, options.sink, options.scale)
     inputs = (query, key, value, left, right, dense)
     if device.type == "cpu" and query.dtype in CORE_DTYPES:
-        result: tuple[torch.Tensor, torch.Tensor] = _attention(*inputs, *masks, *rule, tolerance)
+        result: tuple[torch.Tensor, torch.Tensor] = _attention(
+            *inputs, *masks, *rule, options.skip_tolerance
+        )
         return result
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        checked_masks(options, shape)  # numbers on another device stay there
     mask, query_positions, key_positions = masks
     return attention_by_chunks(
         *inputs,
         dataclasses.replace(
             options,
-            scale=scale,
             key_padding_mask=mask,
             query_positions=query_positions,
             key_positions=key_positions,
@@ -287,35 +291,17 @@ def _slopes(
         )
         return traced
     if bias.slopes is None:
-        counted = None if scaling_per(bias.scaling) is None else options.key_padding_mask
-        mask = _validation.key_padding_mask(counted, shape[0], shape[3])
-        given = options.query_positions
-        if given is None and options.key_positions is not None:
-            given = options.key_positions[..., shape[3] - shape[2] :]
-        positions = _validation.positions("query_positions", given, shape[0], shape[2])
+        counts = scaling_per(bias.scaling) is not None
+        mask, (positions, _) = checked_masks(options, shape) if counts else (None, (None, None))
         left, right = (
             torch.from_numpy(np.array(x)) for x in linear_slopes(bias, shape, mask, positions)
         )
         return left, right
-    sides = bias.slopes if isinstance(bias.slopes, tuple) else (bias.slopes, bias.slopes)
-    left, right = (_with_axes(torch.as_tensor(x).float()) for x in sides)
+    left, right = (with_axes(torch.as_tensor(x).float()) for x in both_sides(bias.slopes))
     _validation.slope_shapes(tuple(left.shape), tuple(right.shape), shape[2])
-    masked = torch.zeros((2, bias.num_heads), dtype=torch.bool, device=left.device)
-    if bias.sides == "causal":
-        masked[1] = True
-    elif bias.sides == "halves":
-        masked[0, bias.num_heads // 2 :] = masked[1, : bias.num_heads // 2] = True
-    return (
-        left.masked_fill(masked[0, None, :, None], math.inf),
-        right.masked_fill(masked[1, None, :, None], math.inf),
-    )
-
-
-def _with_axes(slopes: torch.Tensor) -> torch.Tensor:
-    """(heads,), (batch, heads) or (batch, heads, queries) as the last."""
-    if slopes.ndim == 1:
-        return slopes[None, :, None]
-    return slopes[:, :, None] if slopes.ndim == 2 else slopes
+    _validation.slope_batch(max(left.shape[0], right.shape[0]), shape[0])
+    hidden = torch.as_tensor(hidden_sides(bias.sides, bias.num_heads), device=left.device)
+    return left.masked_fill(hidden[0], math.inf), right.masked_fill(hidden[1], math.inf)
 
 
 def attention_by_chunks(

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ntk_alibi as na
 from ntk_alibi.evaluation import study
-from ntk_alibi.models import train
+from ntk_alibi.models import train, training
 from ntk_alibi.models.train import Recipe, Steeper, Training
 
 #: A few steps of a few tokens.
@@ -31,7 +31,7 @@ def test_interrupted_training_ends_in_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train.train(TINY, tmp_path / "whole", quiet=True)
-    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     step, steps = Training.step, []
 
     def stop_in_step_eight(self: Training) -> float:

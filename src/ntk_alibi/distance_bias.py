@@ -345,8 +345,8 @@ class T5(DistanceBias):
     Example:
         >>> import numpy as np, ntk_alibi as na
         >>> buckets = np.arange(32.0)[None]
-        >>> na.T5(buckets).tensor(1, 400)[0, 0, 0, [0, 300, 390, 399]]
-        array([15., 14.,  8.,  0.], dtype=float32)
+        >>> na.T5(buckets).tensor(1, 400)[0, 0, 0, [0, 350, 390, 399]]
+        array([15., 13.,  8.,  0.], dtype=float32)
 
     Source: Raffel et al. 2020 (arXiv 1910.10683), section 2.1; transformers' modeling_t5.py.
     """

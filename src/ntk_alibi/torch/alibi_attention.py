@@ -45,7 +45,7 @@ class AlibiAttention(nn.Module):
         num_kv_heads: heads of keys and values, of which H is a multiple (GQA, MQA).
         window: how many positions back (and ahead) a query sees, itself included.
         align: where the queries stand among the keys if those are others: "end" puts the last at
-            the last, "start" the first at the first. Cross-attention commonly has no bias: slopes=0.
+            the last, "start" the first at the first. Cross-attention mostly has no bias: slopes=0.
         generator: for random slopes.
 
     Raises:

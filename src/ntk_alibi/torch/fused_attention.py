@@ -1,9 +1,9 @@
 """`ntk_alibi.attention` for tensors that need more than their numbers: an operator of torch.
 
 The operator takes tensors and plain numbers. A bias comes as the kernels take it, as slopes, a
-table, running sums or plain numbers; whatever those are made of is differentiated by torch. On the CPU the compiled
-core does the work; float64, and devices that have no core, go through torch's own operations, a
-chunk of queries at a time.
+table, running sums or plain numbers; whatever those are made of is differentiated by torch. On the
+CPU the compiled core does the work; float64, and devices that have no core, go through torch's own
+operations, a chunk of queries at a time.
 """
 
 from __future__ import annotations

@@ -44,6 +44,8 @@ class Layer(nn.Module):
     def forward(self, hidden: torch.Tensor, view: View) -> torch.Tensor:
         """(rows, length, hidden_size) to the same."""
         normed = self.attention_norm(hidden)
+        with torch.autocast("cpu", enabled=False):  # positions are never rounded
+            positions = self.positions(normed.float(), view.scaling)
         parts = (
             x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for x in (self.query(normed), self.key(normed), self.value(normed))
@@ -53,7 +55,7 @@ class Layer(nn.Module):
             window=view.window,
             causal_block=view.causal_block,
             **({"log_n": view.log_n} if view.log_n else {}),
-            **self.positions(normed, view.scaling),
+            **positions,
         )
         hidden = hidden + self.out(attended.transpose(1, 2).flatten(2))
         fed = self.down(F.gelu(self.up(self.feed_forward_norm(hidden)), approximate="tanh"))

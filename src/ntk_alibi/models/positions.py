@@ -1,7 +1,8 @@
-"""Position schemes of the study's decoder: modules that say what `attention` gets beside q, k and v.
+"""Position schemes of the study's decoder: what `attention` gets beside queries, keys and values.
 
-Each layer has one of its own. What is learned is kept in range by the modules of torch/; what the
-names mean stands in docs/formulas.md.
+Each layer has a scheme of its own. Formulas stand in the bias and rotary objects, what keeps learned
+parameters in range in torch/learned_bias.py; here is only which of them a scheme uses, where it
+begins, and how it is stretched.
 """
 
 from __future__ import annotations
@@ -15,20 +16,33 @@ import torch
 from torch import nn
 
 from ntk_alibi.bias import ALiBi
+from ntk_alibi.distance_bias import BAM, KerpleLog, KerplePower, Sandwich
+from ntk_alibi.models.train import Steeper
 from ntk_alibi.scaling import NTK, Interpolation
 from ntk_alibi.slopes import alibi_slopes
-from ntk_alibi.torch.alibi_attention import FixedSlopes, LearnedSlopes
-from ntk_alibi.models.train import Steeper
+from ntk_alibi.torch.learned_bias import (
+    FixedSlopes,
+    LearnedBAM,
+    LearnedForgetGates,
+    LearnedKerpleLog,
+    LearnedKerplePower,
+    LearnedSlopes,
+)
+
+#: BLOOM's training length times its flattest slope. Slopes of short trainings begin as much steeper
+#: as they must for this product, since it is what decides how far ALiBi reaches.
+REACH = 8.0
+
 
 @dataclass(frozen=True)
 class View:
-    """How a trained model reads what may be longer than it has been trained on.
+    """How a trained model reads what may be longer than what it was trained on.
 
     Attributes:
         window: tokens that a query sees, itself included.
         causal_block: a query sees the tokens of its own block of so many and of the previous one.
         log_n: the training length, for log-n scaling.
-        scaling: stretches positions; an Interpolation, or an NTK where the scheme has one.
+        scaling: stretches the scheme: an `Interpolation`, or an `NTK` where it has one.
     """
 
     window: int | None = None
@@ -37,13 +51,35 @@ class View:
     scaling: Any = None
 
 
-class Positions(nn.Module, ABC):
-    """What a layer gives to `attention` so that it knows where tokens are."""
+@dataclass(frozen=True)
+class Place:
+    """Where a scheme works.
 
-    #: Kinds of scalings it can be read with.
+    Attributes:
+        heads: of the layer.
+        hidden_size: of the layer.
+        train_length: tokens.
+    """
+
+    heads: int
+    hidden_size: int
+    train_length: int
+
+    @property
+    def slopes(self) -> torch.Tensor:
+        """The standard slopes, made steep enough for the training length; (heads,)."""
+        flattest = float(alibi_slopes(self.heads).min())
+        factor = max(1.0, REACH / (self.train_length * flattest))
+        return torch.tensor(alibi_slopes(self.heads, Steeper(factor)))
+
+
+class Positions(nn.Module, ABC):
+    """What a layer hands to `attention`, so that it knows where tokens are."""
+
+    #: Kinds of scalings that can stretch it.
     scalings: ClassVar[tuple[type, ...]] = ()
 
-    def __init__(self, heads: int, head_dim: int, train_length: int) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__()
 
     @abstractmethod
@@ -57,29 +93,125 @@ class Positions(nn.Module, ABC):
 
 
 class NoPositions(Positions):
-    """Nothing but the causal mask."""
+    """The causal mask alone tells where tokens are."""
 
     def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
+        """See `Positions`."""
         return {}
 
 
-class Slopes(Positions):
+class FixedALiBi(Positions):
+    """ALiBi as published, but steeper for short trainings."""
+
     scalings = (Interpolation, NTK)
+    slopes: nn.Module
 
-    def __init__(self, heads, head_dim, train_length):
-        super().__init__(heads, head_dim, train_length)
-        slopes = torch.from_numpy(alibi_slopes(heads, Steeper(max(1.0, 8.0*256/ train_length))).copy())
-        self.slopes = self.kind(slopes)
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.slopes = FixedSlopes(place.slopes)
 
-    def forward(self, hidden, scaling):
+    def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
+        """See `Positions`."""
         slopes = self.slopes()
         if scaling is not None:
-            e = -slopes.detach().double().log2().numpy()
-            slopes = torch.from_numpy(np.exp2(-scaling.scale_exponents(e)).astype(np.float32))
+            exponents = -np.log2(slopes.detach().double().numpy())
+            stretched = np.exp2(-scaling.scale_exponents(exponents))
+            slopes = torch.from_numpy(stretched.astype(np.float32))
         return {"bias": ALiBi(len(slopes), slopes=slopes)}
 
-class Fixed(Slopes):
-    kind = FixedSlopes
-class Learned(Slopes):
-    kind = LearnedSlopes
-SCHEMES = {"none": NoPositions, "alibi": Fixed, "learned": Learned}
+
+class LearnedALiBi(FixedALiBi):
+    """ALiBi whose slopes are trained, too."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.slopes = LearnedSlopes(place.slopes)
+
+
+class KerplePowerPositions(Positions):
+    """KERPLE's power kernel."""
+
+    scalings = (Interpolation,)
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.bias = LearnedKerplePower(place.heads)
+
+    def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
+        """See `Positions`."""
+        bias = self.bias()
+        if scaling is not None:
+            bias = KerplePower(bias.r1 * scaling.factor**-bias.r2, bias.r2)
+        return {"bias": bias}
+
+
+class KerpleLogPositions(Positions):
+    """KERPLE's logarithmic kernel."""
+
+    scalings = (Interpolation,)
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.bias = LearnedKerpleLog(place.heads)
+
+    def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
+        """See `Positions`."""
+        bias = self.bias()
+        if scaling is not None:
+            bias = KerpleLog(bias.r1, bias.r2 / scaling.factor)
+        return {"bias": bias}
+
+
+class SandwichPositions(Positions):
+    """Sandwich, of which nothing is learned."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.bias = Sandwich(place.heads)
+
+    def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
+        """See `Positions`."""
+        return {"bias": self.bias}
+
+
+class BAMPositions(Positions):
+    """BAM, which begins as the ALiBi above."""
+
+    scalings = (Interpolation,)
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.bias = LearnedBAM(place.heads)
+        with torch.no_grad():
+            self.bias.log_alpha.copy_(place.slopes.log())
+
+    def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
+        """See `Positions`."""
+        bias = self.bias()
+        if scaling is not None:
+            bias = BAM(bias.alpha / scaling.factor, bias.beta, bias.mu * scaling.factor)
+        return {"bias": bias}
+
+
+class ForgetGatePositions(Positions):
+    """FoX: forget gates."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.bias = LearnedForgetGates(place.hidden_size, place.heads)
+
+    def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
+        """See `Positions`."""
+        return {"bias": self.bias(hidden)}
+
+
+SCHEMES: dict[str, type[Positions]] = {
+    "none": NoPositions,
+    "alibi": FixedALiBi,
+    "learned-slopes": LearnedALiBi,
+    "kerple-power": KerplePowerPositions,
+    "kerple-log": KerpleLogPositions,
+    "sandwich": SandwichPositions,
+    "bam": BAMPositions,
+    "fox": ForgetGatePositions,
+}

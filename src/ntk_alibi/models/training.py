@@ -43,6 +43,7 @@ class Recipe:
         train_length: tokens; the last phase trains at this length.
         start_length: of the curriculum.
         threshold: running accuracy of the lines at which the length grows.
+        growth: by what factor.
         tokens: a step, while lengths are below 1000; twice that beyond.
         layers, hidden_size, heads: of the model.
         shares: of prose, lines and topics.
@@ -53,6 +54,7 @@ class Recipe:
     train_length: int = 2048
     start_length: int = 64
     threshold: float = 0.7
+    growth: float = 1.5
     tokens: int = 4096
     layers: int = 3
     hidden_size: int = 128
@@ -92,7 +94,7 @@ class Curriculum(ABC):
         self.steps_at_length += 1
         mastered = self.lines_accuracy > recipe.threshold and self.steps_at_length > LEAST_STEPS
         if self.length < recipe.train_length and (mastered or self.overdue(recipe)):
-            self.length = min(recipe.train_length, self.length * 3 // 2)
+            self.length = min(recipe.train_length, int(self.length * recipe.growth))
             self.steps_at_length = 0
 
     def overdue(self, recipe: Any) -> bool:
@@ -223,10 +225,14 @@ class Training(ABC):
 
     def _case(self, kind: int, length: int) -> Case:
         if kind == _LINES:
-            return Lines(line_questions(length)).case(self.encode, length, self.rng)
+            return Lines(self.line_questions(length)).case(self.encode, length, self.rng)
         questions = max(1, min(8, length // 100))
         task = Topics(self._sentences, questions, ask_any=True)
         return task.case(self.encode, length, self.rng)
+
+    def line_questions(self, length: int) -> int:
+        """How many questions there are about the lines of a record of so many tokens."""
+        return max(1, min(length // 30, max(16, length // 64)))
 
     def save(self, path: Path) -> None:
         """Write a checkpoint, whole or not at all."""
@@ -285,11 +291,6 @@ class Training(ABC):
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 self.save(checkpoint)
                 saved = time.monotonic()
-
-
-def line_questions(length: int) -> int:
-    """How many questions about lines a record of so many tokens has in training."""
-    return max(1, min(length // 30, max(16, length // 64)))
 
 
 def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

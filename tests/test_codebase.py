@@ -21,7 +21,8 @@ PACKAGE = ROOT / "src/ntk_alibi"
 PYTHON_LAYERS = [
     ["_core"],
     ["_arrays", "_validation", "_runtime"],
-    ["scaling", "slopes", "bias", "fused_attention", "reference"],
+    ["scaling", "slopes", "bias", "rotary", "log_n", "reference", "precision"],
+    ["rotary_attention", "fused_attention"],
     ["torch"],
     ["integrations"],
     ["evaluation"],

@@ -9,6 +9,8 @@ from ntk_alibi._core import __version__
 from ntk_alibi._runtime import info, set_num_threads
 from ntk_alibi.bias import ALiBi, build_alibi_tensor
 from ntk_alibi.fused_attention import KeyNorms, attention, merge
+from ntk_alibi.log_n import log_n_scale
+from ntk_alibi.rotary import XPOS, RoPE
 from ntk_alibi.scaling import (
     NTK,
     DynamicInterpolation,
@@ -20,13 +22,14 @@ from ntk_alibi.scaling import (
 from ntk_alibi.slopes import alibi_slopes
 
 if TYPE_CHECKING:
-    from ntk_alibi import reference
+    from ntk_alibi import precision, reference
     from ntk_alibi.integrations import patch
     from ntk_alibi.integrations.growing_cache import GrowingCache
     from ntk_alibi.torch.alibi_attention import AlibiAttention
 
 __all__ = [
     "NTK",
+    "XPOS",
     "ALiBi",
     "AlibiAttention",
     "DynamicInterpolation",
@@ -34,14 +37,17 @@ __all__ = [
     "GrowingCache",
     "Interpolation",
     "KeyNorms",
+    "RoPE",
     "Scaling",
     "__version__",
     "alibi_slopes",
     "attention",
     "build_alibi_tensor",
     "info",
+    "log_n_scale",
     "merge",
     "patch",
+    "precision",
     "reference",
     "scaling_from_config",
     "set_num_threads",
@@ -60,8 +66,8 @@ def __getattr__(name: str) -> Any:
         return import_module("ntk_alibi.integrations.growing_cache").GrowingCache
     if name == "patch":
         return import_module("ntk_alibi.integrations").patch
-    if name == "reference":
-        return import_module("ntk_alibi.reference")
+    if name in ("precision", "reference"):
+        return import_module(f"ntk_alibi.{name}")
     raise AttributeError(f"module 'ntk_alibi' has no attribute {name!r}")
 
 

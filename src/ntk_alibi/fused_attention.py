@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _core, _validation
 from ntk_alibi._arrays import Array
+from ntk_alibi.bias import ALiBi
 from ntk_alibi.kernel_bias import BiasObject, KernelBias, Problem
+from ntk_alibi.rotary import XPOS, RoPE
+from ntk_alibi.rotary_attention import Rotated, attend_rotated, needs_rotation
+from ntk_alibi.slopes import scaling_per
 
 #: Keys that are skipped, or read, together.
 BLOCK = 64
@@ -56,6 +60,12 @@ class Options:
     scale: float | None = None
     skip_tolerance: float | None = 0.0
     align: str = "end"
+    rotary: RoPE | XPOS | None = None
+    log_n: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """As keywords."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class KeyNorms:
@@ -126,6 +136,8 @@ def attention(
     align: Literal["end", "start"] = "end",
     scale: float | None = None,
     skip_tolerance: float | None = 0.0,
+    rotary: RoPE | XPOS | None = None,
+    log_n: int | None = None,
     key_norms: KeyNorms | None = None,
     return_logsumexp: bool = False,
     return_stats: bool = False,
@@ -164,8 +176,11 @@ def attention(
             together, are left out; less than 1. 0.0 leaves out only what rounding would swallow
             (2^-24); None reads every visible key. Linear biases with slopes >= 0, tables and
             running sums have a proof (docs/certified-skipping.md), others read all.
-        key_norms: kept by the caller of the very keys, without key_padding_mask and key_positions,
-            and without exempt tokens.
+        rotary: a `RoPE` or `XPOS` that rotates queries and keys by their positions first.
+        log_n: a training length: scores before the bias are multiplied by `log_n_scale`. With this
+            or rotary, bfloat16 and float16 are attended to in float32, and rounded once.
+        key_norms: kept by the caller of the very keys, without rotary, key_padding_mask and
+            key_positions, and without exempt tokens.
         return_logsumexp: whether to return the logsumexp too, float32 (batch, heads, queries),
             natural, of the scores as above. `merge` takes both.
         return_stats: whether to return `Stats` too.
@@ -194,7 +209,7 @@ def attention(
     """
     options = Options(
         causal, window, causal_block, sink, key_padding_mask, query_positions, key_positions, scale,
-        skip_tolerance, align,
+        skip_tolerance, align, rotary, log_n,
     )  # fmt: skip
     if _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias):
         _validation.attention_shapes(query, key, value, differentiable=True)
@@ -227,6 +242,12 @@ def plain_attention(
 ) -> Any:
     """`attention` of numbers, whatever else torch knows about them."""
     dtype = _validation.attention_shapes(query, key, value)
+    if needs_rotation(options):
+        _validation.at_most_one(rotary=options.rotary, key_norms=key_norms)
+        found = _rotated_attention(query, key, value, bias, options, key_norms, return_stats)
+        asked = (True, return_logsumexp, return_stats)
+        wanted = [x for x, wish in zip(found, asked, strict=False) if wish]
+        return tuple(wanted) if len(wanted) > 1 else wanted[0]
     call = _Call.checked(query, key, value, bias, options, dtype)
     parts = call.parts()
     if key_norms is not None:
@@ -246,6 +267,49 @@ def plain_attention(
     if counts is not None:
         results.append(Stats(counts[..., 0], counts[..., 1]))
     return tuple(results) if len(results) > 1 else output
+
+
+def _rotated_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    options: Options,
+    key_norms: KeyNorms | None,
+    return_stats: bool,
+) -> tuple[Any, ...]:
+    """Output, logsumexp and, if asked for, stats of queries and keys that are rotated first."""
+
+    def attend(*arguments: Any) -> Any:
+        return plain_attention(
+            *arguments, key_norms=key_norms, return_logsumexp=True, return_stats=return_stats
+        )
+
+    bias, options = prepared(query, key, bias, options)
+    outputs, logsumexps, *stats = attend_rotated(attend, query, key, value, bias, options)
+    module = _arrays.module_of(query)
+    output = _arrays.cast_like(module.concatenate(outputs, 2), query)
+    logsumexp = module.concatenate(logsumexps, 2)
+    if not return_stats:
+        return output, logsumexp
+    visited, visible = (sum(getattr(part, x) for part in stats[0]) for x in ("visited", "visible"))
+    return output, logsumexp, Stats(visited, visible)
+
+
+def prepared(query: Any, key: Any, bias: Any, options: Options) -> tuple[Any, Options]:
+    """Bias and options of a problem that is rotated, checked; slopes that depend on no lengths."""
+    options = checked_rule(options, query.shape[3])
+    shape = (*query.shape[:3], key.shape[2])
+    _validation.attention_bias(bias, shape, causal=options.causal)
+    if _arrays.is_tracing():
+        _validation.untraced_positions(options)
+        return bias, options
+    problem = checked_problem(options, shape)
+    if scaling_per(getattr(bias, "scaling", None)) is not None:
+        own = bias.kernel_bias(problem)
+        slopes = own.left, own.right
+        bias = ALiBi(bias.num_heads, slopes=slopes, sides="two_slopes", exempt=own.exempt)
+    return bias, options
 
 
 @dataclass(frozen=True)
@@ -305,8 +369,8 @@ def attention_gradients(
         bias: as of the call of `attention`.
         bias_gradient: whether to compute the gradient of the bias, too.
         options: causal, window, causal_block, sink, key_padding_mask, query_positions,
-            key_positions, align, scale and skip_tolerance of that call; blocks of keys with no more
-            than that share of a query's mass are left out here, too.
+            key_positions, align, scale, skip_tolerance, rotary and log_n of that call; blocks of
+            keys with no more than that share of a query's mass are left out here, too.
 
     Returns:
         The gradients; the same bits for any number of threads.
@@ -328,8 +392,11 @@ def attention_gradients(
     Source: Dao et al. 2022 (arXiv 2205.14135), appendix B.
     """
     dtype = _validation.attention_shapes(query, key, value)
-    call = _Call.checked(query, key, value, bias, Options(**options), dtype)
     _validation.forward_results(query, output, logsumexp, output_gradient, logsumexp_gradient)
+    if needs_rotation(Options(**options)):
+        results = (output, logsumexp, output_gradient, logsumexp_gradient)
+        return _rotated_gradients(query, key, value, results, bias, bias_gradient, options)
+    call = _Call.checked(query, key, value, bias, Options(**options), dtype)
     log_gradient = None if logsumexp_gradient is None else _floats(logsumexp_gradient)
     outside = _Outside(output, _floats(logsumexp), output_gradient, log_gradient)
     torch = _arrays.is_tensor(query)
@@ -357,6 +424,63 @@ def attention_gradients(
         sums=gradients.get("sums"),
         first=gradients.get("first"),
     )
+
+
+def _rotated_gradients(
+    query: Any,
+    key: Any,
+    value: Any,
+    results: tuple[Any, ...],
+    bias: Any,
+    bias_gradient: bool,
+    options: dict[str, Any],
+) -> AttentionGradients:
+    """Gradients of queries and keys that were rotated: rotated back, summed over the parts."""
+    bias, checked = prepared(query, key, bias, Options(**options))
+    rotated = Rotated(query, key, checked)
+    turned = rotated.query(query), rotated.key(key)
+    module, wide = _arrays.module_of(query), _arrays.at_least_float32
+    key_sum, value_sum = (module.zeros_like(wide(x)) for x in (key, value))
+    query_parts, left, right = [], [], []
+    dense = None
+    if bias_gradient and bias is not None and not isinstance(bias, ALiBi):
+        dense = np.zeros(rotated.shape, np.float32)
+    for part in rotated.parts(query):
+        output, logsumexp, *incoming = map(part.of_queries, results)
+        found = attention_gradients(
+            part.query(part.of_queries(turned[0])),
+            part.key(part.of_keys(turned[1])),
+            part.of_keys(wide(value)),
+            wide(output),
+            logsumexp,
+            wide(incoming[0]),
+            incoming[1],
+            part.bias(bias),
+            bias_gradient=bias_gradient,
+            **part.options(rotated.options).given(),
+        )
+        query_parts.append(part.query(found.query))
+        key_sum[:, :, part.keys] += part.key(found.key)
+        value_sum[:, :, part.keys] += found.value
+        left.append(found.left)
+        right.append(found.right)
+        if dense is not None:
+            dense[:, :, part.queries, part.keys] = found.dense
+    turned_back = rotated.query(module.concatenate(query_parts, 2), back=True)
+    return AttentionGradients(
+        _arrays.cast_like(turned_back, query),
+        _arrays.cast_like(rotated.key(key_sum, back=True), key),
+        _arrays.cast_like(value_sum, value),
+        _joined(left),
+        _joined(right),
+        dense,
+    )
+
+
+def _joined(parts: list[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
+    """Gradients of slopes of all queries, (batch, heads, queries); None where none were asked."""
+    given = [part for part in parts if part is not None]
+    return np.concatenate(given, axis=2) if given else None
 
 
 def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array, Array]:
@@ -602,6 +726,8 @@ def checked_rule(options: Options, head_dim: int) -> Options:
         window=window,
         causal_block=_validation.causal_block(options.causal_block, causal=causal),
         sink=_validation.integer("sink", options.sink, minimum=0),
+        rotary=_validation.rotary(options.rotary, head_dim, causal=causal),
+        log_n=None if options.log_n is None else _validation.train_length("log_n", options.log_n),
         scale=_validation.finite("scale", scale, minimum=-math.inf),
         skip_tolerance=_validation.skip_tolerance(options.skip_tolerance),
     )

@@ -45,16 +45,18 @@ class Layer(nn.Module):
         """(rows, length, hidden_size) to the same."""
         normed = self.attention_norm(hidden)
         with torch.autocast("cpu", enabled=False):  # positions are never rounded
-            positions = self.positions(normed.float(), view.scaling)
-        parts = (
+            positions: dict[str, Any] = self.positions(normed.float(), view.scaling)
+        query, key, value = (
             x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for x in (self.query(normed), self.key(normed), self.value(normed))
         )
         attended = attention(
-            *parts,
+            query,
+            key,
+            value,
             window=view.window,
             causal_block=view.causal_block,
-            **({"log_n": view.log_n} if view.log_n else {}),
+            log_n=view.log_n,
             **positions,
         )
         hidden = hidden + self.out(attended.transpose(1, 2).flatten(2))
@@ -70,8 +72,9 @@ class Decoder(nn.Module):
         layers: their number.
         hidden_size: a multiple of heads.
         heads: of each layer.
-        make_positions: makes the position scheme of a layer. Called when all other weights have been
-            drawn, so that these depend on torch's seed alone and not on the scheme.
+        make_positions: makes the position scheme of a layer. Called when all other weights have
+            been drawn, so that these depend on torch's seed alone and not on the scheme.
+        autocast: whether matrices are multiplied in bfloat16.
 
     Attributes:
         view: how it reads; training uses the plain one.
@@ -84,9 +87,12 @@ class Decoder(nn.Module):
         hidden_size: int,
         heads: int,
         make_positions: Callable[[], Positions],
+        *,
+        autocast: bool = False,
     ) -> None:
         super().__init__()
         self.view = View()
+        self.autocast = autocast
         self.word_embeddings = nn.Embedding(vocabulary, hidden_size)
         self.embeddings_norm = nn.LayerNorm(hidden_size)
         self.layers = nn.ModuleList(Layer(hidden_size, heads) for _ in range(layers))
@@ -109,8 +115,9 @@ class Decoder(nn.Module):
         Returns:
             (rows, length, vocabulary), or (wanted, vocabulary) with keep.
         """
-        hidden: Any = self.embeddings_norm(self.word_embeddings(tokens))
-        for layer in self.layers:
-            hidden = layer(hidden, self.view)
-        hidden = self.final_norm(hidden if keep is None else hidden[keep])
-        return F.linear(hidden, self.word_embeddings.weight)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            hidden: Any = self.embeddings_norm(self.word_embeddings(tokens))
+            for layer in self.layers:
+                hidden = layer(hidden, self.view)
+            hidden = self.final_norm(hidden if keep is None else hidden[keep])
+            return F.linear(hidden, self.word_embeddings.weight).float()

@@ -1,8 +1,8 @@
 """Position schemes of the study's decoder: what `attention` gets beside queries, keys and values.
 
-Each layer has a scheme of its own. Formulas stand in the bias and rotary objects, what keeps learned
-parameters in range in torch/learned_bias.py; here is only which of them a scheme uses, where it
-begins, and how it is stretched.
+Each layer has a scheme of its own. Formulas stand in the bias and rotary objects, what keeps
+learned parameters in range in torch/learned_bias.py; here is only which of them a scheme uses, where
+it begins, and how it is stretched.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import nn
 from ntk_alibi.bias import ALiBi
 from ntk_alibi.distance_bias import BAM, KerpleLog, KerplePower, Sandwich
 from ntk_alibi.models.train import Steeper
+from ntk_alibi.rotary import XPOS, RoPE
 from ntk_alibi.scaling import NTK, Interpolation
 from ntk_alibi.slopes import alibi_slopes
 from ntk_alibi.torch.learned_bias import (
@@ -64,6 +65,11 @@ class Place:
     heads: int
     hidden_size: int
     train_length: int
+
+    @property
+    def head_dim(self) -> int:
+        """Of queries and keys."""
+        return self.hidden_size // self.heads
 
     @property
     def slopes(self) -> torch.Tensor:
@@ -205,6 +211,36 @@ class ForgetGatePositions(Positions):
         return {"bias": self.bias(hidden)}
 
 
+class RotaryPositions(Positions):
+    """RoPE with the published base."""
+
+    scalings = (NTK,)
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.rotary = RoPE(place.head_dim)
+
+    def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
+        """See `Positions`."""
+        rotary = self.rotary
+        if scaling is not None:  # the base at which the slowest pair turns slower by the factor
+            exponent = rotary.head_dim / (rotary.head_dim - 2)
+            rotary = RoPE(rotary.head_dim, rotary.base * scaling.factor**exponent)
+        return {"rotary": rotary}
+
+
+class FadingRotaryPositions(Positions):
+    """XPOS, whose published scale_base of half the training length is ours, too."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.rotary = XPOS(place.head_dim, scale_base=place.train_length / 2)
+
+    def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
+        """See `Positions`."""
+        return {"rotary": self.rotary}
+
+
 SCHEMES: dict[str, type[Positions]] = {
     "none": NoPositions,
     "alibi": FixedALiBi,
@@ -212,6 +248,8 @@ SCHEMES: dict[str, type[Positions]] = {
     "kerple-power": KerplePowerPositions,
     "kerple-log": KerpleLogPositions,
     "sandwich": SandwichPositions,
+    "xpos": FadingRotaryPositions,
+    "rope": RotaryPositions,
     "bam": BAMPositions,
     "fox": ForgetGatePositions,
 }

@@ -158,10 +158,12 @@ class Training(ABC):
         matrices, others = parameter_groups(self.model)
         return [
             torch.optim.Muon(matrices, lr=self.recipe.muon_rate, momentum=0.95, weight_decay=0.1),
-            torch.optim.AdamW(
-                others, lr=self.recipe.adam_rate, betas=(0.9, 0.98), weight_decay=0.0
-            ),
+            self.adam(others, self.recipe.adam_rate),
         ]
+
+    def adam(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+        """AdamW as all trainings have it."""
+        return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
 
     @property
     def finished(self) -> bool:
@@ -294,10 +296,12 @@ class Training(ABC):
 
 
 def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Matrices of the blocks, and everything else."""
+    """Matrices of the blocks, and everything else but for what position schemes learn."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
+        if ".positions." in name:
+            continue
         inside = parameter.ndim == 2 and "word_embeddings" not in name
         (matrices if inside else others).append(parameter)
     return matrices, others

@@ -27,8 +27,10 @@ from ntk_alibi.fused_attention import (
     checked_problem,
     checked_rule,
     plain_attention,
+    prepared,
 )
 from ntk_alibi.kernel_bias import KernelBias, Problem
+from ntk_alibi.rotary_attention import attend_rotated, needs_rotation
 from ntk_alibi.scaling import scaling_from_config
 from ntk_alibi.slopes import scaling_per
 
@@ -239,6 +241,8 @@ def attention(
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
+    if needs_rotation(options):
+        return _rotated_attention(query, key, value, bias, options)
     shape = (*query.shape[:3], key.shape[2])
     options = checked_rule(options, query.shape[3])
     _validation.attention_bias(bias, shape, causal=options.causal)
@@ -278,6 +282,16 @@ def attention(
             key_positions=key_positions,
         ),
     )
+
+
+def _rotated_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, options: Options
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of queries and keys that are rotated first, which autocast must not round."""
+    bias, options = prepared(query, key, bias, options)
+    with torch.autocast(query.device.type, enabled=False):
+        outputs, logsumexps = attend_rotated(attention, query, key, value, bias, options)
+    return torch.cat(outputs, dim=2).to(query.dtype), torch.cat(logsumexps, dim=2)
 
 
 def _first_positions(query: torch.Tensor, key_positions: torch.Tensor | None) -> torch.Tensor:

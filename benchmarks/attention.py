@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import decode, document, memory, overhead, peak, picture, prefill, prefill_tables
+from benchmarks import decode, memory, overhead, peak, picture, prefill, prefill_tables
 from benchmarks.problems import Case, dtype_name
+from ntk_alibi.evaluation import document
 
 PICTURE = "pictures/attention-speed.png"  # from the document
 

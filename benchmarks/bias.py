@@ -8,8 +8,8 @@ import torch
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor as transformers_builder
 
 import ntk_alibi as na
-from benchmarks import document
 from benchmarks.timing import Call, interleaved
+from ntk_alibi.evaluation import document
 
 BATCH, HEADS, KEYS = 8, 112, 8192
 DENSE_HEADS, DENSE_LENGTH = 16, 8192

@@ -9,10 +9,11 @@ import torch
 from torch.nn import functional as F
 
 import ntk_alibi as na
-from benchmarks import document, peak
+from benchmarks import peak
 from benchmarks.prefill_tables import milliseconds
 from benchmarks.problems import HEADS, dtype_name
 from benchmarks.timing import Call, interleaved
+from ntk_alibi.evaluation import document
 
 KEYS = (8192, 32768, 131072)
 HEAD_DIM = 64

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 import ntk_alibi as na
-from benchmarks import document
 from benchmarks.timing import interleaved
+from ntk_alibi.evaluation import document
 
 HEADS, HEAD_DIM = 16, 64
 LENGTHS = (2048, 8192)

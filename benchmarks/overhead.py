@@ -8,11 +8,12 @@ from unittest import mock
 import torch
 
 import ntk_alibi as na
-from benchmarks import document, problems
+from benchmarks import problems
 from benchmarks.candidates import BASELINE, key_row
 from benchmarks.problems import Case
 from benchmarks.timing import Call, interleaved
 from ntk_alibi import _core
+from ntk_alibi.evaluation import document
 
 LENGTHS = (1, 4, 16)
 HEAD_DIM = 64

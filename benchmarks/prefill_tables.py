@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks import document
 from benchmarks.candidates import BASELINE, OURS
 from benchmarks.prefill import CANDIDATES
+from ntk_alibi.evaluation import document
 
 Result = dict[str, Any]
 

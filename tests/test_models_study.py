@@ -110,12 +110,86 @@ def by_torch(model: Decoder, tokens: torch.Tensor, bias: torch.Tensor) -> torch.
     return model.final_norm(x) @ model.word_embeddings.weight.T
 
 
-@pytest.mark.parametrize(("view", "factor"), [(View(), 1.0), (View(scaling=na.NTK(4.0)), 4.0)])
-def test_alibi_is_torch_attention_with_a_dense_bias(view: View, factor: float) -> None:
-    model, tokens = decoder("alibi"), some_tokens()
+@pytest.mark.parametrize("view", [View(), View(window=7), View(scaling=na.NTK(4.0))], ids=str)
+def test_alibi_is_torch_attention_with_a_dense_bias(view: View) -> None:
+    model, tokens = decoder("alibi", length=2048), some_tokens()  # long enough for BLOOM's slopes
     model.view = view
-    # four heads, flattest slope 8 / 32, the steepest 1 / 4 as it is: all are 1 / 4
-    slopes = torch.tensor([0.25 * factor ** -(h / 3) if False else 0.25 for h in range(4)])
     distance = torch.arange(40)[:, None] - torch.arange(40)
-    expected = by_torch(model, tokens, -slopes[:, None, None] * distance)
-    torch.testing.assert_close(model(tokens), expected, rtol=0, atol=1e-5)
+    bias = -torch.tensor(na.alibi_slopes(4, view.scaling))[:, None, None] * distance
+    if view.window is not None:
+        bias = bias.masked_fill(distance >= view.window, -torch.inf)
+    torch.testing.assert_close(model(tokens), by_torch(model, tokens, bias), rtol=0, atol=1e-5)
+
+
+def test_slopes_reach_as_far_for_short_trainings() -> None:
+    for length in (128, 256, 2048):
+        slopes = Place(8, 64, length).slopes
+        assert float(slopes.min()) * length == pytest.approx(8.0)
+        assert float(slopes.max()) == 0.5
+
+
+@pytest.mark.parametrize("name", ["alibi", "learned-slopes", "kerple-power", "kerple-log", "bam"])
+def test_interpolation_reads_each_distance_as_a_part_of_it(name: str) -> None:
+    positions = SCHEMES[name](Place(4, 32, 64))
+    hidden = torch.zeros(1, 9, 32)
+    with torch.no_grad():
+        plain, stretched = (
+            np.asarray(positions(hidden, scaling)["bias"].tensor(1, 9))
+            for scaling in (None, na.Interpolation(4.0))
+        )
+    # the last query's keys, from the farthest: 4 and 8 tokens back are read as 1 and 2
+    np.testing.assert_allclose(stretched[..., [4, 0]], plain[..., [7, 6]], rtol=1e-6, atol=1e-7)
+
+
+def stopped(recipe: Recipe, folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupts the work in a step of the training."""
+    done = Training.step
+
+    def stop(self: Training) -> float:
+        if self.curriculum.step == step:
+            raise KeyboardInterrupt
+        return done(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+        patched.setattr(Training, "step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            study.train_and_evaluate(recipe, TINY_PLAN, folder)
+
+
+def results(folder: Path) -> dict[str, object]:
+    lines = (folder / "results.jsonl").read_text().splitlines()[1:]
+    return {entry["key"]: entry["result"] for entry in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize("name", ["kerple-log", "fox"])
+def test_interrupted_work_ends_in_the_same_numbers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(TINY, scheme=name)
+    study.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "whole")
+    stopped(recipe, tmp_path / "resumed", 2, monkeypatch)
+    study.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "resumed")
+    whole, resumed = (tmp_path / x / f"{name}-0" for x in ("whole", "resumed"))
+    # then in the evaluation, too: half of the last line is there
+    journal = (resumed / "results.jsonl").read_bytes()
+    (resumed / "results.jsonl").write_bytes(journal[:-40])
+    study.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "resumed")
+    measured, again = results(whole), results(resumed)
+    assert set(measured) == set(again) >= {"training", "plain/1", "plain/2", "window/2"}
+    for key in set(measured) - {"training"}:
+        assert measured[key] == again[key]
+    first, second = (
+        torch.load(x / "train.ckpt", weights_only=True)["model"] for x in (whole, resumed)
+    )
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_a_window_as_long_as_the_text_and_log_n_within_the_training_change_nothing() -> None:
+    for name in SCHEMES:
+        model, tokens = decoder(name), some_tokens()
+        with torch.no_grad():
+            plain = model(tokens)
+            for view in (View(window=40), View(causal_block=20), View(log_n=40)):
+                model.view = view
+                torch.testing.assert_close(model(tokens), plain, rtol=0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Markdown: tables, and sections of docs/benchmarks.md that a run replaces."""
+"""Markdown: tables, and sections of documents that a run replaces."""
 
 from __future__ import annotations
 

@@ -1,0 +1,172 @@
+"""How a model of the study is read, and what is measured then: lines found, prose predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from ntk_alibi.evaluation import corpus
+from ntk_alibi.evaluation.journal import Journal
+from ntk_alibi.evaluation.tasks import Case, Lines
+from ntk_alibi.models.decoder import Decoder
+from ntk_alibi.models.positions import FadingRotaryPositions, Positions, View
+from ntk_alibi.models.training import Training
+from ntk_alibi.scaling import NTK, Interpolation
+
+#: Tokens that one forward pass reads.
+BATCH_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        multiples: of the training length.
+        records: of lines, at each length.
+        windows: of prose; in each the same tokens are predicted from one to so many lengths.
+        seed: of the records, which are the same for all models.
+    """
+
+    multiples: tuple[int, ...] = (1, 2, 4, 8)
+    records: int = 24
+    windows: int = 24
+    seed: int = 2026
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A way to read texts that are longer than in training.
+
+    Attributes:
+        name: in results.
+        label: in tables.
+        view: of the multiple of the training length and that length; None where it would change
+            nothing.
+        applies: whether a scheme can be read so.
+    """
+
+    name: str
+    label: str
+    view: Callable[[int, int], View | None]
+    applies: Callable[[type[Positions]], bool] = lambda scheme: True
+
+
+def _stretched(name: str, label: str, kind: Callable[[float], Any]) -> Reading:
+    """By the multiple of the training length."""
+
+    def view(multiple: int, length: int) -> View | None:
+        return View(scaling=kind(float(multiple))) if multiple > 1 else None
+
+    return Reading(name, label, view, lambda scheme: kind in scheme.scalings)
+
+
+#: The first is reading as in training. XPOS's blocks are half as long as the training.
+READINGS = (
+    Reading("plain", "as trained", lambda multiple, length: View()),
+    Reading("window", "window", lambda m, length: View(window=length) if m > 1 else None),
+    Reading("log-n", "log-n", lambda m, length: View(log_n=length) if m > 1 else None),
+    _stretched("pi", "interpolation", Interpolation),
+    _stretched("ntk", "NTK", NTK),
+    Reading(
+        "blocks",
+        "blocks",
+        lambda multiple, length: View(causal_block=length // 2),
+        lambda scheme: scheme is FadingRotaryPositions,
+    ),
+)
+
+
+class Evaluation:
+    """Measures a trained model; records and windows are the same for all models.
+
+    Args:
+        trained: whose model is a `Decoder`.
+        plan: what to measure.
+    """
+
+    def __init__(self, trained: Training, plan: Plan) -> None:
+        self._model: Decoder = trained.model.eval()
+        self._scheme = type(self._model.layers[0].positions)
+        self._train_length: int = trained.recipe.train_length
+        self._questions = trained.line_questions(self._train_length)
+        self._padding = int(trained.tokenizer.pad_token_id)
+        self._encode = trained.encode
+        self._plan = plan
+
+    def run(self, journal: Journal) -> None:
+        """Measure what the journal does not hold yet."""
+        length = self._train_length
+        for multiple in self._plan.multiples:
+            todo = {
+                f"{reading.name}/{multiple}": view
+                for reading in READINGS
+                if reading.applies(self._scheme)
+                and (view := reading.view(multiple, length)) is not None
+            }
+            todo = {name: view for name, view in todo.items() if name not in journal}
+            if not todo:
+                continue
+            cases, windows = self._cases(multiple), self._windows(multiple)
+            for name, view in todo.items():
+                self._model.view = view
+                journal.write(name, {**self._lines(cases), "nats": self._nats(windows)})
+        self._model.view = View()
+
+    def _cases(self, multiple: int) -> list[Case]:
+        rng = np.random.default_rng([self._plan.seed, multiple])
+        length = multiple * self._train_length
+        task = Lines(self._questions)
+        return [task.case(self._encode, length, rng) for _ in range(self._plan.records)]
+
+    def _windows(self, multiple: int) -> torch.Tensor:
+        """Prose before the same tokens for each multiple, (windows, multiple training lengths)."""
+        chapters = self._encode([chapter + "\n" for chapter in corpus.held_out_text()])
+        prose = np.array([token for chapter in chapters for token in chapter], np.int64)
+        longest = max(self._plan.multiples) * self._train_length
+        ends = np.linspace(longest, len(prose), self._plan.windows).astype(int)
+        length = multiple * self._train_length
+        return torch.from_numpy(np.stack([prose[end - length : end] for end in ends]))
+
+    @torch.inference_mode()
+    def _lines(self, cases: list[Case]) -> dict[str, Any]:
+        """Of all questions: whether the likeliest tokens are the answer, and how far back it is."""
+        right: list[bool] = []
+        length = max(len(case.tokens) for case in cases)
+        for batch in _batches(cases, length):
+            tokens = torch.full((len(batch), length), self._padding)
+            before = torch.zeros((len(batch), length), dtype=torch.bool)
+            for row, case in enumerate(batch):
+                tokens[row, : len(case.tokens)] = torch.from_numpy(case.tokens)
+                for begin, end in case.answers:
+                    before[row, begin - 1 : end - 1] = True
+            expected = tokens.roll(-1, dims=1)[before]
+            hits = (self._model(tokens, before).argmax(-1) == expected).tolist()
+            for begin, end in (answer for case in batch for answer in case.answers):
+                right.append(all(hits[: end - begin]))
+                hits = hits[end - begin :]
+        return {"right": right, "distances": [d for case in cases for d in case.distances]}
+
+    @torch.inference_mode()
+    def _nats(self, windows: torch.Tensor) -> list[float]:
+        """Mean nats a token of the last half training length of each window."""
+        scored = self._train_length // 2
+        nats: list[float] = []
+        for batch in _batches(windows, windows.shape[1]):
+            before = torch.zeros(batch.shape, dtype=torch.bool)
+            before[:, -scored - 1 : -1] = True
+            losses = F.cross_entropy(
+                self._model(batch, before), batch[:, -scored:].flatten(), reduction="none"
+            )
+            nats += losses.view(-1, scored).double().mean(dim=1).tolist()
+        return nats
+
+
+def _batches(rows: Any, length: int) -> Iterator[Any]:
+    step = max(1, BATCH_TOKENS // length)
+    return (rows[begin : begin + step] for begin in range(0, len(rows), step))

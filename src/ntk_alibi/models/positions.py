@@ -1,8 +1,8 @@
 """Position schemes of the study's decoder: what `attention` gets beside queries, keys and values.
 
-Each layer has a scheme of its own. Formulas stand in the bias and rotary objects, what keeps learned
-parameters in range in torch/learned_bias.py; here is only what a scheme uses, where it begins, and
-how it is stretched.
+Each layer has a scheme of its own. Formulas stand in the bias and rotary objects, what keeps
+learned parameters in range in torch/learned_bias.py; here is what a scheme uses, where it begins,
+and how it is stretched.
 """
 
 from __future__ import annotations

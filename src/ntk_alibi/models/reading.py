@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional as F
 
 from ntk_alibi.evaluation import corpus
-from ntk_alibi.evaluation.journal import Journal
 from ntk_alibi.evaluation.tasks import Case, Lines
 from ntk_alibi.models.decoder import Decoder
 from ntk_alibi.models.positions import FadingRotaryPositions, Positions, View
@@ -34,8 +33,8 @@ class Plan:
     """
 
     multiples: tuple[int, ...] = (1, 2, 4, 8)
-    records: int = 24
-    windows: int = 24
+    records: int = 48
+    windows: int = 48
     seed: int = 2026
 
 
@@ -99,23 +98,27 @@ class Evaluation:
         self._encode = trained.encode
         self._plan = plan
 
-    def run(self, journal: Journal) -> None:
-        """Measure what the journal does not hold yet."""
-        length = self._train_length
+    def run(self, known: Container[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Measure what is not known yet.
+
+        Yields:
+            "<reading>/<multiple>", and for all questions about lines whether they are answered
+            right and how far back the answer is; for all windows of prose the nats a token.
+        """
         for multiple in self._plan.multiples:
-            todo = {
+            views = {
                 f"{reading.name}/{multiple}": view
                 for reading in READINGS
                 if reading.applies(self._scheme)
-                and (view := reading.view(multiple, length)) is not None
+                and (view := reading.view(multiple, self._train_length)) is not None
             }
-            todo = {name: view for name, view in todo.items() if name not in journal}
+            todo = {key: view for key, view in views.items() if key not in known}
             if not todo:
                 continue
             cases, windows = self._cases(multiple), self._windows(multiple)
-            for name, view in todo.items():
+            for key, view in todo.items():
                 self._model.view = view
-                journal.write(name, {**self._lines(cases), "nats": self._nats(windows)})
+                yield key, {**self._lines(cases), "nats": self._nats(windows)}
         self._model.view = View()
 
     def _cases(self, multiple: int) -> list[Case]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,8 +21,8 @@ from pathlib import Path
 import torch
 
 from ntk_alibi._runtime import set_num_threads
-from ntk_alibi.evaluation.journal import Journal
-from ntk_alibi.models import training
+from ntk_alibi.evaluation.document import machine, replace_section
+from ntk_alibi.models import study_tables, training
 from ntk_alibi.models.decoder import Decoder
 from ntk_alibi.models.positions import SCHEMES, Place
 from ntk_alibi.models.reading import Evaluation, Plan
@@ -44,6 +46,7 @@ class Recipe(training.Recipe):
     train_length: int = 128
     start_length: int = 80
     growth: float = 1.125
+    threshold: float = 0.8
     tokens: int = 2048
     shares: tuple[float, float, float] = (0.25, 0.75, 0.0)
     scheme: str = "alibi"
@@ -138,11 +141,40 @@ def train_and_evaluate(recipe: Recipe, plan: Plan, output: Path) -> None:
     trained = Training(recipe)
     trained.run(checkpoint, folder / "train.jsonl")
     trained.save(checkpoint)
+    path = folder / "results.json"
     work = json.loads(json.dumps({"recipe": asdict(recipe), "plan": asdict(plan)}))
-    with Journal(folder / "results.jsonl", work) as journal:
-        if "training" not in journal:
-            journal.write("training", asdict(trained.curriculum))
-        Evaluation(trained, plan).run(journal)
+    results = json.loads(path.read_text()) if path.exists() else work | {"measured": {}}
+    if {key: results[key] for key in work} != work:
+        raise ValueError(f"{path} holds results of other work than {work}; remove its folder")
+    results["training"] = asdict(trained.curriculum)
+    for key, result in Evaluation(trained, plan).run(results["measured"]):
+        results["measured"][key] = result
+        whole = path.with_suffix(".partial")
+        whole.write_text(json.dumps(results))
+        whole.replace(path)
+
+
+def write_document(output: Path, document: Path) -> None:
+    """Put what is done into the document's sections; numbers and a picture into pictures/.
+
+    Args:
+        output: folder of the study.
+        document: a Markdown file with markers for the sections.
+    """
+    summary = {"machine": machine(), **study_tables.summarise(output)}
+    pictures = document.parent / "pictures"
+    pictures.joinpath("extrapolation.json").write_text(json.dumps(summary) + "\n")
+    study_tables.figure(summary).savefig(pictures / "extrapolation.png", dpi=90)
+    sections = {"machine": summary["machine"], **study_tables.tables(summary)}
+    for name, text in sections.items():
+        replace_section(document, name, text)
+
+
+def _work(recipe: Recipe, output: Path) -> str:
+    torch.set_num_threads(1)
+    set_num_threads(1)
+    train_and_evaluate(recipe, Plan(), output)
+    return f"{recipe.scheme}, seed {recipe.seed}: done"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -151,14 +183,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m ntk_alibi.models.study", description=str(__doc__).partition("\n")[0]
     )
     parser.add_argument("--output", type=Path, default=Path("study"), help="folder (%(default)s)")
-    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
+    parser.add_argument("--schemes", nargs="*", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count(), help="of one thread each (%(default)s)"
+    )
+    parser.add_argument("--document", type=Path, help="Markdown file to put the tables into")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    set_num_threads(1)
-    for seed in options.seeds:
-        for scheme in options.schemes:
-            train_and_evaluate(Recipe(scheme=scheme, seed=seed), Plan(), options.output)
+    recipes = [Recipe(scheme=x, seed=seed) for seed in options.seeds for x in options.schemes]
+    if recipes:  # not forked: a child of fork would have no threads for OpenMP
+        with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+            for line in pool.imap_unordered(partial(_work, output=options.output), recipes):
+                print(line, flush=True)
+    for name, text in study_tables.tables(study_tables.summarise(options.output)).items():
+        print(f"\n{name}\n\n{text}")
+    if options.document:
+        write_document(options.output, options.document)
 
 
 if __name__ == "__main__":

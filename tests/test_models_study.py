@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from ntk_alibi.models import study, training
+from ntk_alibi.models import study, study_tables, training
 from ntk_alibi.models.decoder import Decoder
 from ntk_alibi.models.positions import SCHEMES, Place, View
-from ntk_alibi.models.study import Plan, Recipe, Training
+from ntk_alibi.models.reading import Evaluation, Plan
+from ntk_alibi.models.study import Recipe, Training
 
 #: A few steps of a few tokens.
 TINY = Recipe(
@@ -157,11 +158,6 @@ def stopped(recipe: Recipe, folder: Path, step: int, monkeypatch: pytest.MonkeyP
             study.train_and_evaluate(recipe, TINY_PLAN, folder)
 
 
-def results(folder: Path) -> dict[str, object]:
-    lines = (folder / "results.jsonl").read_text().splitlines()[1:]
-    return {entry["key"]: entry["result"] for entry in map(json.loads, lines)}
-
-
 @pytest.mark.parametrize("name", ["kerple-log", "fox"])
 def test_interrupted_work_ends_in_the_same_numbers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -171,18 +167,36 @@ def test_interrupted_work_ends_in_the_same_numbers(
     stopped(recipe, tmp_path / "resumed", 2, monkeypatch)
     study.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "resumed")
     whole, resumed = (tmp_path / x / f"{name}-0" for x in ("whole", "resumed"))
-    # then in the evaluation, too: half of the last line is there
-    journal = (resumed / "results.jsonl").read_bytes()
-    (resumed / "results.jsonl").write_bytes(journal[:-40])
-    study.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "resumed")
-    measured, again = results(whole), results(resumed)
-    assert set(measured) == set(again) >= {"training", "plain/1", "plain/2", "window/2"}
-    for key in set(measured) - {"training"}:
-        assert measured[key] == again[key]
-    first, second = (
-        torch.load(x / "train.ckpt", weights_only=True)["model"] for x in (whole, resumed)
+    measured, again = (
+        json.loads((x / "results.json").read_text())["measured"] for x in (whole, resumed)
     )
+    assert set(measured) >= {"plain/1", "plain/2", "window/2"}
+    assert measured == again
+    checkpoints = (torch.load(x / "train.ckpt", weights_only=True) for x in (whole, resumed))
+    first, second = (checkpoint["model"] for checkpoint in checkpoints)
     assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_an_interrupted_evaluation_goes_on_with_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(TINY, scheme="none")
+    study.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+    path = tmp_path / "none-0/results.json"
+    whole = json.loads(path.read_text())
+    part = {key: whole["measured"][key] for key in ("plain/1", "plain/2")}
+    path.write_text(json.dumps(whole | {"measured": part}))
+    asked = []
+    nats = Evaluation._nats
+
+    def counted(self: Evaluation, windows: torch.Tensor) -> list[float]:
+        asked.append(windows)
+        return nats(self, windows)
+
+    monkeypatch.setattr(Evaluation, "_nats", counted)
+    study.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+    assert len(asked) == len(whole["measured"]) - 2 == 2
+    assert json.loads(path.read_text()) == whole
 
 
 def test_a_window_as_long_as_the_text_and_log_n_within_the_training_change_nothing() -> None:
@@ -193,3 +207,96 @@ def test_a_window_as_long_as_the_text_and_log_n_within_the_training_change_nothi
             for view in (View(window=40), View(causal_block=20), View(log_n=40)):
                 model.view = view
                 torch.testing.assert_close(model(tokens), plain, rtol=0, atol=1e-6)
+
+
+def store(folder: Path, scheme: str, seed: int, measured: dict[str, object]) -> None:
+    """What a model that is done leaves behind."""
+    recipe = {"scheme": scheme, "seed": seed, "train_length": 10}
+    path = folder / f"{scheme}-{seed}"
+    path.mkdir(parents=True)
+    taken = {"cpu_seconds": 60.0 + seed, "wall_seconds": 70.0}
+    results = {"recipe": recipe, "plan": {"multiples": [1, 2]}, "training": taken}
+    path.joinpath("results.json").write_text(json.dumps(results | {"measured": measured}))
+
+
+def answered(right: list[bool], nats: float) -> dict[str, object]:
+    return {"right": right, "distances": [5, 5, 15, 15], "nats": [nats - 0.1, nats + 0.1]}
+
+
+@pytest.fixture
+def two_seeds(tmp_path: Path) -> dict[str, object]:
+    for seed, share in enumerate(([True] * 4, [True, True, False, False])):
+        measured = {
+            "plain/1": answered([True] * 4, 3.0 + seed),
+            "plain/2": answered(share, 3.5 + seed),
+            "window/2": answered([False] * 4, 3.25 + 3 * seed),
+        }
+        store(tmp_path, "rope", seed, measured)
+    return study_tables.summarise(tmp_path)
+
+
+def test_cells_are_means_and_spreads_over_the_seeds(two_seeds: dict[str, object]) -> None:
+    tables = study_tables.tables(two_seeds)
+    assert "| RoPE | 100 ± 0 | 75 ± 35 |" in tables["lines"]
+    assert "| RoPE + window |  | 0 ± 0 |" in tables["lines"]
+    assert "| RoPE | 50 ± 71 |" in tables["beyond"]  # both far ones, and neither
+    assert "| RoPE | 3.50 ± 0.71 | +0.50 ± 0.00 |" in tables["prose"]
+    assert "| RoPE + window |  | +1.25 ± 1.41 |" in tables["prose"]  # +0.25 and +2.25
+    assert "| RoPE | 2 | 60 | 70 |" in tables["training"]
+
+
+def test_models_of_different_recipes_are_not_mixed(
+    two_seeds: dict[str, object], tmp_path: Path
+) -> None:
+    store(tmp_path, "rope", 2, {"plain/1": answered([True] * 4, 3.0)})
+    path = tmp_path / "rope-2/results.json"
+    path.write_text(path.read_text().replace('"train_length": 10', '"train_length": 20'))
+    with pytest.raises(ValueError, match=r"rope-2.*another recipe or plan"):
+        study_tables.summarise(tmp_path)
+    with pytest.raises(ValueError, match="has none"):
+        study_tables.summarise(tmp_path / "nothing")
+
+
+def test_results_of_other_work_are_not_continued(tmp_path: Path) -> None:
+    recipe = replace(TINY, scheme="none", steps=1)
+    study.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+    with pytest.raises(ValueError, match="holds results of other work"):
+        study.train_and_evaluate(recipe, replace(TINY_PLAN, records=3), tmp_path)
+    with pytest.raises(ValueError, match="must be a checkpoint of"):
+        study.train_and_evaluate(replace(recipe, steps=2), TINY_PLAN, tmp_path)
+
+
+def test_the_picture_has_a_curve_for_what_was_measured(two_seeds: dict[str, object]) -> None:
+    axes = study_tables.figure(two_seeds).axes
+    labels = [line.get_label() for line in axes[2].get_lines()]
+    assert labels[:2] == ["RoPE", "RoPE + window"]
+    # within the training length a window changes nothing
+    assert axes[2].get_lines()[1].get_ydata().tolist() == [100.0, 0.0]
+    assert axes[5].get_lines()[0].get_ydata().tolist() == [0.0, 0.5]
+
+
+def test_each_case_and_window_is_read_once_and_the_same_text_ends_it() -> None:
+    trained = Training(TINY)
+    evaluation = Evaluation(trained, TINY_PLAN)
+    short, long = (evaluation._windows(multiple) for multiple in (1, 2))
+    assert torch.equal(short, long[:, -96:])
+    keys = [key for key, _ in evaluation.run({"plain/2"})]
+    assert keys == ["plain/1", "window/2", "log-n/2", "pi/2", "ntk/2"]
+
+
+def test_answers_are_right_where_greedy_decoding_gives_them() -> None:
+    trained = Training(TINY)
+    evaluation = Evaluation(trained, TINY_PLAN)
+    cases = evaluation._cases(1)
+    right = evaluation._lines(cases)["right"]
+    expected = []
+    with torch.inference_mode():
+        for case in cases:
+            tokens = torch.from_numpy(case.tokens)[None]
+            likeliest = trained.model(tokens)[0].argmax(-1)
+            expected += [
+                bool((likeliest[begin - 1 : end - 1] == tokens[0, begin:end]).all())
+                for begin, end in case.answers
+            ]
+    assert right == expected
+    assert len(right) == sum(len(case.answers) for case in cases)

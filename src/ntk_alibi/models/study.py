@@ -116,7 +116,7 @@ class Training(training.Training):
 
     def line_questions(self, length: int) -> int:
         """How many questions there are about the lines of a record of so many tokens."""
-        return max(1, min(length // 18, QUESTIONS))
+        return max(1, min(length // 20, QUESTIONS))
 
     def step(self) -> float:
         """One step on one batch; the loss."""

@@ -109,9 +109,9 @@ class Training(training.Training):
         more = [self.adam(own, self.recipe.position_rate)] if own else []
         return [*super().make_optimizers(), *more]
 
-    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Of the model: (rows, length) to (rows, length, vocabulary)."""
-        logits: torch.Tensor = self.model(tokens)
+    def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Of the model for tokens (rows, length), where wanted; (wanted, vocabulary)."""
+        logits: torch.Tensor = self.model(tokens, wanted)
         return logits
 
     def line_questions(self, length: int) -> int:

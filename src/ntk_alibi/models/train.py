@@ -114,10 +114,10 @@ class Training(training.Training):
             )
         )
 
-    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Of the model: (rows, length) to (rows, length, vocabulary)."""
+    def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Of the model for tokens (rows, length), where wanted; (wanted, vocabulary)."""
         logits: torch.Tensor = self.model(tokens, use_cache=False).logits
-        return logits
+        return logits[wanted]
 
     def export(self, output: Path) -> None:
         """Write what plain transformers loads: float16 weights, config, tokenizer."""

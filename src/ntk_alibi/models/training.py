@@ -48,6 +48,7 @@ class Recipe:
         layers, hidden_size, heads: of the model.
         shares: of prose, lines and topics.
         muon_rate, adam_rate: learning rates.
+        record_weight: of what is no answer in records, in the loss; answers have 1.
         seed: of weights and records.
     """
 
@@ -62,11 +63,12 @@ class Recipe:
     shares: tuple[float, float, float] = (0.3, 0.5, 0.2)
     muon_rate: float = 0.02
     adam_rate: float = 2e-3
+    record_weight: float = 0.1
     seed: int = 0
 
 
-#: Weights in the loss; answers have 1.
-PROSE_WEIGHT, RECORD_WEIGHT = 0.5, 0.1
+#: Weight of prose in the loss; answers have 1.
+PROSE_WEIGHT = 0.5
 
 #: Marks of answers in a batch.
 _LINES, _TOPICS = 1, 2
@@ -150,8 +152,8 @@ class Training(ABC):
         """The model with its first weights; torch is seeded."""
 
     @abstractmethod
-    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Of the model: (rows, length) to (rows, length, vocabulary)."""
+    def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Of the model for tokens (rows, length), where wanted; (wanted, vocabulary)."""
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         """Muon for the matrices of the blocks, AdamW for everything else."""
@@ -179,14 +181,16 @@ class Training(ABC):
             for group, full in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = full * rate
             optimizer.zero_grad()
-        logits = self.logits(tokens[:, :-1])
-        nats = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-        loss = (nats * weights[:, 1:].flatten()).sum() / weights[:, 1:].sum()
+        wanted = weights[:, 1:] > 0
+        expected = tokens[:, 1:][wanted]
+        logits = self.logits(tokens[:, :-1], wanted)
+        nats = F.cross_entropy(logits, expected, reduction="none")
+        loss = (nats * weights[:, 1:][wanted]).sum() / weights.sum()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
-        self._record(logits.argmax(-1) == tokens[:, 1:], answers[:, 1:])
+        self._record(logits.argmax(-1) == expected, answers[:, 1:][wanted])
         self.curriculum.advance(self.recipe)
         return loss.item()
 
@@ -219,7 +223,7 @@ class Training(ABC):
             return tokens, weights, answers
         case = self._case(kind, length)
         tokens[: len(case.tokens)] = case.tokens
-        weights[: len(case.tokens)] = RECORD_WEIGHT
+        weights[: len(case.tokens)] = self.recipe.record_weight
         for begin, end in case.answers:
             weights[begin:end] = 1.0
             answers[begin:end] = kind

@@ -54,9 +54,14 @@ def needs_torch(*values: Any) -> bool:
         return True
     if not torch.is_grad_enabled():
         return False
+    for tensor in values[:-1]:
+        if tensor.requires_grad:
+            return True
     slopes = getattr(values[-1], "slopes", values[-1])
+    if slopes is None:
+        return False
     parts = slopes if isinstance(slopes, tuple) else (slopes,)
-    return any(getattr(x, "requires_grad", False) for x in (*values[:-1], *parts))
+    return any(getattr(x, "requires_grad", False) for x in parts)
 
 
 def is_tracing() -> bool:
@@ -124,12 +129,11 @@ def empty(shape: tuple[int, ...], dtype: str, *, torch: bool) -> Array:
 
 def storage(array: Any) -> NDArray[Any]:
     """The memory of a floating array as NumPy sees it, without a copy; bfloat16 comes as uint16."""
-    if is_tensor(array):
-        torch = sys.modules["torch"]
-        bits = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
-        memory: NDArray[Any] = (bits.detach() if bits.requires_grad else bits).numpy()
-    else:
-        memory = array.view(np.uint16) if dtype_name(array.dtype) == "bfloat16" else array
+    if isinstance(array, np.ndarray):
+        return array.view(np.uint16) if dtype_name(array.dtype) == "bfloat16" else array
+    torch = sys.modules["torch"]
+    bits = array.view(torch.int16) if array.dtype is torch.bfloat16 else array
+    memory: NDArray[Any] = (bits.detach() if bits.requires_grad else bits).numpy()
     return memory
 
 

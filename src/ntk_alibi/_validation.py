@@ -193,25 +193,29 @@ def _attention_input(name: str, array: Any, *, tensor: bool | None = None) -> No
         raise ValueError(
             f"{name} must have shape (batch, heads, length, head_dim), got {tuple(array.shape)}"
         )
-    if tensor and (array.layout != _arrays.strided() or array.is_nested):
+    if tensor and (array.is_nested or array.layout is not _arrays.strided()):
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {array.layout}")
 
 
 def attention_shapes(query: Any, key: Any, value: Any, *, differentiable: bool = False) -> str:
     """That query, key and value fit together; the name of their dtype, also float64 for torch."""
     tensor = _arrays.is_tensor(query)
+    dtype: Any = getattr(query, "dtype", None)
     for name, array in (("query", query), ("key", key), ("value", value)):
+        if array is query:
+            _attention_input(name, array, tensor=tensor)
+            continue
         _attention_input(name, array, tensor=tensor and _arrays.is_tensor(array))
-        if isinstance(array, np.ndarray) == tensor or array.dtype != query.dtype:
+        if isinstance(array, np.ndarray) == tensor or array.dtype != dtype:
             kind = "tensor" if tensor else "NumPy array"
             raise TypeError(
-                f"{name} must be a {kind} of {query.dtype} as query, got {type(array).__name__} of "
+                f"{name} must be a {kind} of {dtype} as query, got {type(array).__name__} of "
                 f"{array.dtype}"
             )
         if tensor and array.device != query.device:
             raise ValueError(f"{name} must be on query's device {query.device}, got {array.device}")
     allowed = (*_arrays.CORE_DTYPES, "float64") if differentiable else _arrays.CORE_DTYPES
-    dtype = floating_dtype(query.dtype, allowed)
+    core_dtype = floating_dtype(dtype, allowed)
     (batch, heads, _, head_dim), key_shape = query.shape, tuple(key.shape)
     if tuple(value.shape) != key_shape:
         raise ValueError(f"value must have key's shape {key_shape}, got {tuple(value.shape)}")
@@ -223,7 +227,7 @@ def attention_shapes(query: Any, key: Any, value: Any, *, differentiable: bool =
         raise ValueError(f"query must have a multiple of key's {key_shape[1]} heads, got {heads}")
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
     integer("key length", key_shape[2], minimum=0)
-    return dtype
+    return core_dtype
 
 
 def without_torch(name: str, given: bool) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +44,11 @@ class Stats:
         return share
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Arguments of `attention` that say which keys are seen and how, as they came."""
+class Options(NamedTuple):
+    """Arguments of `attention` that say which keys are seen and how, as they came.
+
+    A tuple, since making a dataclass takes microseconds, which calls with few tokens would feel.
+    """
 
     causal: bool = True
     window: int | None = None
@@ -376,7 +379,7 @@ def _core_arguments(
     query: Any, key: Any, value: Any, bias: Any, options: Options, dtype: str
 ) -> Any:
     """A tuple of what the core's functions take first, from inputs to the tolerance; checked."""
-    options = checked_rule(options, query.shape[3])
+    options = checked_rule(options, query.shape[3], known=True)
     shape = (*query.shape[:3], key.shape[2])
     _validation.attention_bias(bias, shape, causal=options.causal)
     mask, positions = checked_masks(options, shape)
@@ -398,22 +401,51 @@ def _core_arguments(
     )
 
 
-def checked_rule(options: Options, head_dim: int) -> Options:
-    """The options with plain numbers checked and the scale given; masks as they came."""
-    causal = _validation.boolean("causal", options.causal)
-    window = options.window
+def checked_rule(options: Options, head_dim: int, *, known: bool = False) -> Options:
+    """The options with plain numbers checked and the scale given; masks as they came.
+
+    With `known`, numbers of calls before are not checked again, which torch could not trace.
+    """
+    numbers = (
+        options.causal, options.window, options.causal_block, options.sink, options.scale,
+        options.skip_tolerance, head_dim,
+    )  # fmt: skip
+    check = _known_numbers if known else _checked_numbers
+    try:
+        causal, window, causal_block, sink, scale, tolerance = check(*numbers)
+    except TypeError:  # a wrong type, or one that cannot be looked up
+        causal, window, causal_block, sink, scale, tolerance = _checked_numbers(*numbers)
+    return Options(
+        causal, window, causal_block, sink, options.key_padding_mask, options.query_positions,
+        options.key_positions, scale, tolerance,
+    )  # fmt: skip
+
+
+def _checked_numbers(
+    causal: Any,
+    window: Any,
+    causal_block: Any,
+    sink: Any,
+    scale: Any,
+    tolerance: Any,
+    head_dim: int,
+) -> tuple[bool, int | None, int | None, int, float, float | None]:
+    causal = _validation.boolean("causal", causal)
     if window is not None:
         window = _validation.integer("window", window, minimum=1)
-    scale = 1.0 / math.sqrt(head_dim) if options.scale is None else options.scale
-    return replace(
-        options,
-        causal=causal,
-        window=window,
-        causal_block=_validation.causal_block(options.causal_block, causal=causal),
-        sink=_validation.integer("sink", options.sink, minimum=0),
-        scale=_validation.finite("scale", scale, minimum=-math.inf),
-        skip_tolerance=_validation.skip_tolerance(options.skip_tolerance),
+    scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    return (
+        causal,
+        window,
+        _validation.causal_block(causal_block, causal=causal),
+        _validation.integer("sink", sink, minimum=0),
+        _validation.finite("scale", scale, minimum=-math.inf),
+        _validation.skip_tolerance(tolerance),
     )
+
+
+#: Most calls have the numbers of the call before.
+_known_numbers = functools.lru_cache(maxsize=64, typed=True)(_checked_numbers)
 
 
 def checked_masks(

@@ -8,7 +8,6 @@ chunk of queries at a time.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any, TypeAlias
 
@@ -269,8 +268,7 @@ def attention(
     mask, query_positions, key_positions = masks
     return attention_by_chunks(
         *inputs,
-        dataclasses.replace(
-            options,
+        options._replace(
             key_padding_mask=mask,
             query_positions=query_positions,
             key_positions=key_positions,

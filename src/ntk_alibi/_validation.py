@@ -478,7 +478,7 @@ def key_only(scaling: Any, per: str | None) -> None:
         raise ValueError(
             "scaling must not have per='query' here, where all queries share one bias; got "
             f"{scaling!r}. "
-            "ALiBi(...).tensor(...) and patch(...) take it"
+            "ALiBi(...).tensor(...) and patch(...) with compat='exact' take it"
         )
 
 

@@ -8,7 +8,14 @@ from torch import nn
 
 from ntk_alibi import _validation
 from ntk_alibi.integrations import bloom, configured, falcon, mpt
-from ntk_alibi.integrations.patching import ATTENTIONS, Family, PatchHandle, Settings, apply
+from ntk_alibi.integrations.patching import (
+    ATTENTIONS,
+    COMPATS,
+    Family,
+    PatchHandle,
+    Settings,
+    apply,
+)
 from ntk_alibi.scaling import Scaling
 
 FAMILIES: tuple[Family, ...] = (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY)
@@ -21,6 +28,7 @@ def patch(
     scaling: Scaling | None = None,
     *,
     attention: Literal["fused", "sdpa", "eager"] = "fused",
+    compat: Literal["exact", "transformers"] = "exact",
 ) -> PatchHandle:
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
@@ -39,6 +47,10 @@ def patch(
             scaling=None its very bits), the others' in float32. Calls with output_attentions are
             "eager" whatever is chosen. Dropout of attention weights in training, which the compiled
             core does not have, turns "fused" into "sdpa", for MPT into "eager".
+        compat: "transformers" rounds Falcon's bias as transformers' SDPA form does: slopes,
+            positions and their products to bfloat16, whatever the model's dtype. It goes with
+            "fused" and "eager", and with scalings that are the same for all queries. Other families
+            have no such rounding, and refuse it.
 
     Returns:
         The handle, a context manager with `.undo()`.
@@ -46,7 +58,7 @@ def patch(
     Raises:
         TypeError: model is no torch module, or scaling none.
         ValueError: the model has no ALiBi attention known here, computes it in a way of its own, or
-            its family does not have that attention.
+            its family does not have that attention or rounding.
         RuntimeError: the transformers version is unknown, or its code is not what the patch
             expects.
 
@@ -74,9 +86,10 @@ def patch(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     _validation.scaling(scaling)
     _validation.choice("attention", attention, ATTENTIONS)
+    _validation.choice("compat", compat, COMPATS)
     for family in FAMILIES:
         if targets := family.find(model):
-            return apply(family, targets, Settings(scaling, attention))
+            return apply(family, targets, Settings(scaling, attention, compat))
     known = ", ".join(family.name for family in FAMILIES)
     raise ValueError(
         f"model must hold ALiBi attention of a known family ({known}), got {type(model).__name__}, "

@@ -50,23 +50,38 @@ class Rule:
     Attributes:
         heads: of queries.
         exponent_factor: of the standard exponents, before any scaling.
-        slope_factor: of the slopes, after it.
+        slope_divisor: of the slopes, after it.
         counts_holes: whether distances count padding between real tokens.
     """
 
     heads: int
     exponent_factor: float = 1.0
-    slope_factor: float = 1.0
+    slope_divisor: float = 1.0
     counts_holes: bool = False
 
     def slopes(self, scaling: Scaling | None, lengths: NDArray[np.int64] | None) -> torch.Tensor:
         """Float32 (1 or batch, heads, 1 or queries); lengths as the scaling's `per` asks."""
         if self.exponent_factor != 1.0:
             scaling = _Steeper(scaling, self.exponent_factor)
-        slopes = torch.from_numpy(scaled_slopes(self.heads, scaling, lengths)) * self.slope_factor
+        slopes = torch.from_numpy(scaled_slopes(self.heads, scaling, lengths)) / self.slope_divisor
         if slopes.ndim == 1:
             return slopes[None, :, None]
         return slopes[:, :, None] if slopes.ndim == 2 else slopes
+
+    def rounded_bias(
+        self,
+        scaling: Scaling | None,
+        lengths: NDArray[np.int64] | None,
+        positions: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Of keys at positions (1 or batch, keys), with transformers' rounding in a model's dtype.
+
+        Float32 (1 or batch, heads, 1, keys): slopes, positions and their products in bfloat16.
+        """
+        slopes = replace(self, slope_divisor=1.0).slopes(scaling, lengths).to(positions.device)
+        product = slopes.bfloat16() * positions[:, None, :].bfloat16()
+        return (product.to(dtype) / self.slope_divisor).float()[:, :, None]
 
 
 @dataclass(frozen=True)
@@ -192,7 +207,8 @@ class AlibiPass(Handed):
         key, value = key[:, :, :length], value[:, :, :length]
         attention = self._settings.attention
         if attention == "fused" and dropout:
-            attention = "eager" if self._rule.counts_holes else "sdpa"
+            rounded = self._settings.compat == "transformers"
+            attention = "eager" if self._rule.counts_holes or rounded else "sdpa"
         if attention == "eager":
             return self._eager(query, key, value, scale, dropout)
         if attention == "sdpa":
@@ -217,7 +233,7 @@ class AlibiPass(Handed):
         cache: tuple[Any, int | None],
         scale: float,
     ) -> torch.Tensor:
-        bias, mask, positions = self.kept(AlibiPass._fused_bias)
+        bias, mask, positions = self.kept(AlibiPass._fused_bias, query.dtype)
         output: torch.Tensor = fused_attention(
             query,
             key,
@@ -228,14 +244,22 @@ class AlibiPass(Handed):
             key_positions=positions,
             scale=scale,
             key_norms=_kept_norms(*cache)
-            if mask is None and not _arrays.needs_torch(query, key, value, bias)
+            if mask is None
+            and isinstance(bias, ALiBi)
+            and not _arrays.needs_torch(query, key, value, bias)
             else None,
         )
         return output
 
-    def _fused_bias(self) -> tuple[ALiBi, torch.Tensor | None, torch.Tensor | None]:
+    def _fused_bias(
+        self, dtype: torch.dtype
+    ) -> tuple[ALiBi | torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         real = self._real()
-        bias = ALiBi(self._rule.heads, slopes=self._slopes(real, self.queries))
+        bias: ALiBi | torch.Tensor
+        if self._settings.compat == "transformers":
+            bias = self._rounded_bias(real, dtype)
+        else:
+            bias = ALiBi(self._rule.heads, slopes=self._slopes(real, self.queries))
         return (bias, None, None) if bool(real.all()) else (bias, real, self._positions(real))
 
     def _eager(
@@ -246,7 +270,7 @@ class AlibiPass(Handed):
         scale: float,
         dropout: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        bias = self.kept(AlibiPass._eager_bias).to(query.device)
+        bias = self.kept(AlibiPass._eager_bias, query.dtype).to(query.device)
         key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
         precise = torch.promote_types(query.dtype, bias.dtype)
         scores = (query @ key.mT).to(precise) * scale + bias
@@ -254,11 +278,14 @@ class AlibiPass(Handed):
         weights = F.dropout(weights, dropout)
         return weights @ value, weights
 
-    def _eager_bias(self) -> torch.Tensor:
+    def _eager_bias(self, dtype: torch.dtype) -> torch.Tensor:
         """Float32 (batch, heads, queries, keys), with its least number for hidden keys."""
         real = self._real()
         hidden = ~visible(real, self.past, self.queries)
-        bias = self.relative_bias(real)
+        if self._settings.compat == "transformers":
+            bias = self._rounded_bias(real, dtype)
+        else:
+            bias = self.relative_bias(real)
         return bias.masked_fill(hidden, torch.finfo(bias.dtype).min)
 
     def relative_bias(self, real: torch.Tensor) -> torch.Tensor:
@@ -318,12 +345,21 @@ class AlibiPass(Handed):
 
     def _slopes(self, real: torch.Tensor, queries: int) -> torch.Tensor:
         """Of the last queries of (batch, keys), (1 or batch, heads, 1 or queries), float32."""
-        scaling, lengths = self.scaling, None
-        per = scaling_per(scaling)
-        if per is not None:
-            seen = real.cumsum(dim=1)[:, real.shape[1] - queries :].clamp(min=1)
-            lengths = (seen if per == "query" else real.sum(dim=1)).cpu().numpy()
-        return self._rule.slopes(scaling, lengths)
+        return self._rule.slopes(self.scaling, self._lengths(real, queries))
+
+    def _lengths(self, real: torch.Tensor, queries: int) -> NDArray[np.int64] | None:
+        """Real tokens as the scaling counts them, (batch,) or (batch, queries)."""
+        per = scaling_per(self.scaling)
+        if per is None:
+            return None
+        seen = real.cumsum(dim=1)[:, real.shape[1] - queries :].clamp(min=1)
+        lengths: NDArray[np.int64] = (seen if per == "query" else real.sum(dim=1)).cpu().numpy()
+        return lengths
+
+    def _rounded_bias(self, real: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """See `Rule.rounded_bias`."""
+        lengths = self._lengths(real, self.queries)
+        return self._rule.rounded_bias(self.scaling, lengths, self._positions(real), dtype)
 
     def _positions(self, real: torch.Tensor) -> torch.Tensor:
         """Of all keys, (1 or batch, keys), from 0 on."""

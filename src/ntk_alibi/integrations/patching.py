@@ -15,6 +15,7 @@ from torch import nn
 
 from ntk_alibi import _validation
 from ntk_alibi.scaling import Scaling, scaling_from_config
+from ntk_alibi.slopes import scaling_per
 
 #: Versions of transformers whose modeling code the patches were read against;
 #: tests/test_integrations_versions.py lists the ones tested. The upper bound is exclusive.
@@ -33,6 +34,9 @@ _KEPT = "_ntk_alibi_kept"
 #: What a patched model may attend with.
 ATTENTIONS = ("fused", "sdpa", "eager")
 
+#: Whose rounding the bias may have.
+COMPATS = ("exact", "transformers")
+
 #: Owner, attribute, and what takes its place.
 Replacement: TypeAlias = tuple[nn.Module, str, Any]
 
@@ -44,7 +48,8 @@ class Settings:
     """One patch's choices."""
 
     scaling: Scaling | None
-    attention: Literal["fused", "sdpa", "eager"]
+    attention: Literal["fused", "sdpa", "eager"] = "fused"
+    compat: Literal["exact", "transformers"] = "exact"
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Family:
             or a plain value. The functions ask `current` for their settings at every call.
         check: raises if this very model cannot be patched so.
         attentions: choices that the family has.
+        rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
     """
 
     name: str
@@ -71,6 +77,7 @@ class Family:
     replacements: Callable[[Any], list[Replacement]]
     check: Callable[[Any, Settings], None]
     attentions: tuple[str, ...] = ATTENTIONS
+    rounds: bool = False
 
     def find(self, module: nn.Module) -> list[nn.Module]:
         """The models of this family inside a module."""
@@ -123,6 +130,8 @@ class PatchHandle:
     def __repr__(self) -> str:
         state = "in force" if self._targets else "undone"
         choices = f"{self.scaling!r}, attention={self.attention!r}"
+        if self._settings.compat != "exact":
+            choices += f", compat={self._settings.compat!r}"
         return f"<patch of {self._family.name}, {choices}, {state}>"
 
 
@@ -142,6 +151,7 @@ def apply(family: Family, targets: list[nn.Module], settings: Settings) -> Patch
 def _check(family: Family, target: nn.Module, settings: Settings) -> None:
     """That the target and the modeling code are what the family's patch was written for."""
     _validation.choice(f"attention for {family.name}", settings.attention, family.attentions)
+    check_compat(family, settings)
     for (owner, method), names in family.expected.items():
         function = getattr(owner, method)
         if missing := set(names) - set(inspect.signature(function).parameters):
@@ -157,6 +167,22 @@ def _check(family: Family, target: nn.Module, settings: Settings) -> None:
                 f"{type(part).__name__} with a forward of its own"
             )
     family.check(target, settings)
+
+
+def check_compat(family: Family, settings: Settings) -> None:
+    """That the family has such rounding, and that these settings keep the bias of the keys alone.
+
+    transformers' bias is of the keys alone: one number for all queries, which no slope of theirs
+    can change and torch's kernel cannot add without a matrix of all pairs.
+    """
+    _validation.choice(
+        f"compat for {family.name}", settings.compat, COMPATS if family.rounds else COMPATS[:1]
+    )
+    if settings.compat == "transformers":
+        _validation.key_only(settings.scaling, scaling_per(settings.scaling))
+        _validation.choice(
+            "attention with compat='transformers'", settings.attention, ("fused", "eager")
+        )
 
 
 def _install(family: Family, target: nn.Module) -> None:
@@ -176,7 +202,7 @@ def _uninstall(family: Family, target: nn.Module) -> None:
 def follow_config(family: Family, target: nn.Module) -> None:
     """Patch a new model for good, as its configuration says at each call."""
     check_version()
-    _check(family, target, Settings(None, "fused"))
+    _check(family, target, Settings(None))
     _install(family, target)
     setattr(target, _STACK, (None,))
 
@@ -187,7 +213,7 @@ def current(target: Any) -> Settings:
     if settings is not None:
         return settings
     config = getattr(target.config, "alibi_scaling", None)
-    return Settings(None if config is None else scaling_from_config(config), "fused")
+    return Settings(None if config is None else scaling_from_config(config))
 
 
 def _stack(target: nn.Module) -> tuple[Settings | None, ...]:

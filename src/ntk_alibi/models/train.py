@@ -21,7 +21,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from ntk_alibi.evaluation import corpus, report, study
 from ntk_alibi.evaluation.retrieval import encoder
 from ntk_alibi.evaluation.tasks import Case, Lines, Topics, cached_encoder
 from ntk_alibi.integrations import patch
+from ntk_alibi.integrations.patching import ATTENTIONS
 from ntk_alibi.models.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from ntk_alibi.scaling import NTK, Scaling
 
@@ -54,6 +55,7 @@ class Recipe:
         tokens: a step, while lengths are below 1000; twice that beyond.
         shares: of prose, lines and topics.
         seed: of weights and records.
+        attention: of `patch`, for forward and backward pass; those differ by rounding only.
     """
 
     train_length: int = 2048
@@ -69,6 +71,7 @@ class Recipe:
     muon_rate: float = 0.02
     adam_rate: float = 2e-3
     seed: int = 0
+    attention: Literal["fused", "sdpa", "eager"] = "fused"
 
 
 #: Weights in the loss; answers have 1.
@@ -312,7 +315,7 @@ def train(recipe: Recipe, output: Path, *, quiet: bool = False) -> Training:
         training.load(checkpoint)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     slopes = Steeper(recipe.slope_factor) if recipe.slope_factor != 1.0 else None
-    handle = patch(training.model, slopes, attention="sdpa")
+    handle = patch(training.model, slopes, attention=recipe.attention)
     with Progress(*columns, disable=quiet) as progress, handle:
         bar = progress.add_task("", total=recipe.final_steps)
         saved = time.monotonic()
@@ -344,8 +347,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("nano-bloom"), help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and data (%(default)s)")
     parser.add_argument("--small", action="store_true", help="two minutes' worth, for tests")
+    parser.add_argument(
+        "--attention", choices=ATTENTIONS, default=Recipe.attention, help="(%(default)s)"
+    )
     options = parser.parse_args(arguments)
-    recipe = replace(SMALL if options.small else Recipe(), seed=options.seed)
+    recipe = SMALL if options.small else Recipe()
+    recipe = replace(recipe, seed=options.seed, attention=options.attention)
     training = train(recipe, options.output)
     print(f"{options.output} holds a BLOOM trained at {recipe.train_length} tokens")
     slopes = partial(Steeper, recipe.slope_factor)

@@ -419,7 +419,7 @@ def distance_table(table: Any, begin: Any) -> tuple[Any, int]:
 
 def covered(begin: int, size: int, seen: tuple[int, int]) -> None:
     """That a table reaches over all distances that are seen."""
-    if seen[0] < begin or seen[1] >= begin + size:
+    if seen[0] <= seen[1] and not begin <= seen[0] <= seen[1] < begin + size:
         raise ValueError(
             f"table must cover the distances {seen[0]} to {seen[1]} that are seen, got {size} from "
             f"{begin} on"

@@ -413,7 +413,8 @@ class DistanceTable(DistanceBias):
     def over(self, first: int, last: int, like: Any = None) -> Any:
         """See `DistanceBias`."""
         _validation.covered(self.begin, self.table.shape[1], (first, last))
-        part = self.table[:, first - self.begin : last - self.begin + 1]
+        begin = max(first - self.begin, 0)
+        part = self.table[:, begin : begin + last - first + 1]
         return _arrays.float64(part if _arrays.is_tensor(like) else _constant(part), like)
 
 

@@ -65,8 +65,10 @@ class Problem:
     placed: bool = False
 
     def distances(self) -> tuple[int, int]:
-        """The least and the greatest distance at which a query can see a key."""
+        """The least and the greatest distance at which a query can see a key; (0, -1) if none can."""
         queries, keys = self.shape[2:]
+        if queries == 0 or keys == 0:
+            return 0, -1
         first = 0 if self.align == "start" else keys - queries
         q_least, q_most = _range(self.query_positions, first, first + queries - 1)
         k_least, k_most = _range(self.key_positions, 0, keys - 1)
@@ -80,13 +82,13 @@ class Problem:
                 most = min(most, self.window - 1)
             if self.causal_block is not None:
                 most = min(most, 2 * self.causal_block - 1)
-        return least, max(least, most)
+        return (least, most) if least <= most else (0, -1)
 
 
 def _range(positions: NDArray[np.int32] | None, first: int, last: int) -> tuple[int, int]:
     if positions is None:
         return first, last
-    return (int(positions.min()), int(positions.max())) if positions.size else (0, 0)
+    return int(positions.min()), int(positions.max())
 
 
 @dataclass(frozen=True, eq=False)

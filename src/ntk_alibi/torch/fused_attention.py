@@ -476,8 +476,8 @@ def _bias_and_visible(
             constant: Any = 0.0 if bias.first is None else -bias.first.to(dtype)[:, None, None]
             numbers = torch.where(exempt, torch.where(distance == 0, 0.0, constant), numbers)
         return numbers, visible & ~hidden
-    if bias.table is not None:
-        size = bias.table.shape[1]
+    size = 0 if bias.table is None else bias.table.shape[1]
+    if size:  # else nothing is visible
         index = (distance[:, 0] - bias.table_begin).clamp(0, size - 1)  # others are not visible
         dense = bias.table[:, index].transpose(0, 1)
     if dense is not None:

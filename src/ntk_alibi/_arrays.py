@@ -39,6 +39,11 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_array(value: object) -> bool:
+    """Whether value is a NumPy array or a torch tensor."""
+    return isinstance(value, np.ndarray) or is_tensor(value)
+
+
 def needs_torch(*values: Any) -> bool:
     """Whether an operation on these tensors, among other things, is more than their numbers.
 
@@ -91,7 +96,9 @@ def float64(value: Any, example: Any) -> Any:
     torch = sys.modules["torch"]
     if is_tensor(value):
         return value.to(example.device, torch.float64)
-    return torch.tensor(value, dtype=torch.float64, device=example.device)
+    # Tracing knows arrays as tensors; elsewhere read-only ones are to be copied.
+    made = torch.as_tensor if torch.compiler.is_compiling() else torch.tensor
+    return made(value, dtype=torch.float64, device=example.device)
 
 
 def boolean(value: Any, example: Any) -> Any:

@@ -65,7 +65,7 @@ class Problem:
     placed: bool = False
 
     def distances(self) -> tuple[int, int]:
-        """The least and the greatest distance at which a query can see a key; (0, -1) if none can."""
+        """The least and the greatest distance that is seen; (0, -1) if none is."""
         queries, keys = self.shape[2:]
         if queries == 0 or keys == 0:
             return 0, -1
@@ -113,7 +113,7 @@ class BiasObject:
     @property
     def parameters(self) -> tuple[Any, ...]:
         """The arrays and tensors it is made of."""
-        return tuple(x for x in self._values() if hasattr(x, "shape"))
+        return tuple(filter(_arrays.is_array, self._values()))
 
     def kernel_bias(self, problem: Problem) -> KernelBias:
         """It as NumPy numbers for a problem."""
@@ -180,7 +180,7 @@ def _comparable(value: Any) -> Any:
     """Something hashable that equals for equal values."""
     if isinstance(value, tuple):
         return tuple(map(_comparable, value))
-    if not hasattr(value, "shape"):
+    if not _arrays.is_array(value):
         return value
     array = _arrays.to_numpy(value)
     return array.shape, array.dtype.name, array.tobytes()

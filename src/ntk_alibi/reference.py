@@ -159,10 +159,10 @@ def bialibi_bias(
     """
     d = distances(query_length, key_length)
     alpha, beta, gamma = (np.asarray(x, np.float64)[:, None, None] for x in (alpha, beta, gamma))
-    j = np.arange(key_length)[None, :]
-    i = j[0][:1] + d + j  # d = i - j
+    j = np.arange(key_length)
+    i = d + j
     cost = np.where(d > 0, beta * d, -gamma * d)
-    cost = np.where((i == 0) | (j == 0), alpha, cost)
+    cost = np.where((i <= 0) | (j == 0), alpha, cost)
     return -np.where(d == 0, 0.0, cost)[None]
 
 

@@ -333,7 +333,7 @@ def _slopes(
         counts = scaling_per(bias.scaling) is not None
         numbers = bias.kernel_bias(checked_problem(options, shape) if counts else Problem(shape))
         return torch.from_numpy(np.array(numbers.left)), torch.from_numpy(np.array(numbers.right))
-    left, right = (with_axes(torch.as_tensor(x).float()) for x in both_sides(bias.slopes))
+    left, right = (with_axes(torch.as_tensor(x).to(_wide(query))) for x in both_sides(bias.slopes))
     _validation.slope_shapes(tuple(left.shape), tuple(right.shape), shape[2])
     _validation.slope_batch(max(left.shape[0], right.shape[0]), shape[0])
     hidden = torch.as_tensor(hidden_sides(bias.sides, bias.num_heads), device=left.device)

@@ -21,7 +21,8 @@ PACKAGE = ROOT / "src/ntk_alibi"
 PYTHON_LAYERS = [
     ["_core"],
     ["_arrays", "_validation", "_runtime"],
-    ["scaling", "slopes", "bias", "fused_attention", "reference"],
+    ["scaling", "slopes", "kernel_bias", "bias", "bialibi", "distance_bias", "forget_gates"],
+    ["fused_attention", "reference"],
     ["torch"],
     ["integrations"],
     ["evaluation"],

@@ -106,8 +106,10 @@ def test_operator_registrations() -> None:
     query, key, value = tensors(1, 2, 9, 8)
     left = torch.rand(1, 2, 1).requires_grad_()
     right = torch.full((1, 2, 1), torch.inf)
-    inputs = (query, key, value, left, right, None, None, None, None)
-    torch.library.opcheck(fused_attention._attention, (*inputs, True, None, None, 0, 0.3, 0.0))
+    inputs = (query, key, value, left, right, *[None] * 7)
+    torch.library.opcheck(
+        fused_attention._attention, (*inputs, 0, 0, True, None, None, 0, 0.3, 0.0)
+    )
 
 
 def test_compiled_in_one_graph() -> None:

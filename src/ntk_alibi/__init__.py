@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 from ntk_alibi import _runtime
 from ntk_alibi._core import __version__
 from ntk_alibi._runtime import info, set_num_threads
+from ntk_alibi.bialibi import BiALiBi
 from ntk_alibi.bias import ALiBi, build_alibi_tensor
+from ntk_alibi.distance_bias import (
+    BAM,
+    T5,
+    DistanceFunction,
+    DistanceTable,
+    KerpleLog,
+    KerplePower,
+    Sandwich,
+)
+from ntk_alibi.forget_gates import ForgetGates
 from ntk_alibi.fused_attention import KeyNorms, attention, merge
 from ntk_alibi.scaling import (
     NTK,
@@ -26,14 +37,23 @@ if TYPE_CHECKING:
     from ntk_alibi.torch.alibi_attention import AlibiAttention
 
 __all__ = [
+    "BAM",
     "NTK",
+    "T5",
     "ALiBi",
     "AlibiAttention",
+    "BiALiBi",
+    "DistanceFunction",
+    "DistanceTable",
     "DynamicInterpolation",
     "DynamicNTK",
+    "ForgetGates",
     "GrowingCache",
     "Interpolation",
+    "KerpleLog",
+    "KerplePower",
     "KeyNorms",
+    "Sandwich",
     "Scaling",
     "__version__",
     "alibi_slopes",

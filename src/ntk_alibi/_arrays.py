@@ -39,6 +39,11 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_array(value: object) -> bool:
+    """Whether value is a NumPy array or a torch tensor."""
+    return isinstance(value, np.ndarray) or is_tensor(value)
+
+
 def needs_torch(*values: Any) -> bool:
     """Whether an operation on these tensors, among other things, is more than their numbers.
 
@@ -57,11 +62,14 @@ def needs_torch(*values: Any) -> bool:
     for tensor in values[:-1]:
         if tensor.requires_grad:
             return True
-    slopes = getattr(values[-1], "slopes", values[-1])
-    if slopes is None:
-        return False
-    parts = slopes if isinstance(slopes, tuple) else (slopes,)
-    return any(getattr(x, "requires_grad", False) for x in parts)
+    return values[-1] is not None and require_grad(
+        *getattr(values[-1], "parameters", (values[-1],))
+    )
+
+
+def require_grad(*values: Any) -> bool:
+    """Whether one of these is a tensor that requires grad."""
+    return any(getattr(x, "requires_grad", False) for x in values)
 
 
 def is_tracing() -> bool:
@@ -78,6 +86,46 @@ def is_recording() -> bool:
 def strided() -> Any:
     """The layout of dense tensors."""
     return sys.modules["torch"].strided
+
+
+def namespace(example: Any) -> Any:
+    """The module whose functions take it: torch for a tensor, else NumPy."""
+    return sys.modules["torch"] if is_tensor(example) else np
+
+
+def float64(value: Any, example: Any) -> Any:
+    """An array or a tensor as float64 of example's framework and device, differentiably."""
+    if not is_tensor(example):
+        return np.asarray(value, np.float64)
+    torch = sys.modules["torch"]
+    if is_tensor(value):
+        return value.to(example.device, torch.float64)
+    # Tracing knows arrays as tensors; elsewhere read-only ones are to be copied.
+    made = torch.as_tensor if torch.compiler.is_compiling() else torch.tensor
+    return made(value, dtype=torch.float64, device=example.device)
+
+
+def boolean(value: Any, example: Any) -> Any:
+    """An array or a tensor of 0 and 1 as bool of example's framework and device."""
+    if not is_tensor(example):
+        return np.asarray(value, np.bool_)
+    return sys.modules["torch"].as_tensor(value, device=example.device).bool()
+
+
+def with_channels(array: Any, channels: Any) -> Array:
+    """An array (batch, heads, length, dim) and more of its last axis, which broadcast to it."""
+    xp = namespace(array)
+    shape = (*array.shape[:3], channels.shape[3])
+    added = xp.broadcast_to(channels, shape)
+    return cast(Array, xp.concatenate([array, as_dtype(added, array.dtype)], -1))
+
+
+def float64_range(first: int, last: int, example: Any) -> Any:
+    """The integers from first to last as float64, a tensor on example's device if that is one."""
+    if not is_tensor(example):
+        return np.arange(first, last + 1, dtype=np.float64)
+    torch = sys.modules["torch"]
+    return torch.arange(first, last + 1, dtype=torch.float64, device=example.device)
 
 
 def torch_layer() -> Any:
@@ -147,19 +195,35 @@ def to_numpy(value: Any) -> NDArray[Any]:
     return tensor.numpy()  # type: ignore[no-any-return]
 
 
+def filled(array: Any, values: NDArray[Any]) -> Array:
+    """The array or tensor, filled with values rounded to its dtype."""
+    if is_tensor(array):
+        return cast(Array, array.copy_(sys.modules["torch"].from_numpy(np.array(values))))
+    array[...] = values
+    return cast(Array, array)
+
+
 def like(array: NDArray[Any], example: Any) -> Array:
     """The array as a tensor on example's device if example is a tensor, else as it is."""
-    if not is_tensor(example):
+    if not is_tensor(example) or is_tensor(array):
         return array
     return on_device_of(example, sys.modules["torch"].from_numpy(array))
 
 
-def as_example(array: NDArray[Any], example: Any) -> Array:
-    """The array rounded to example's dtype, a tensor on its device if example is one."""
-    if not is_tensor(example):
-        return array.astype(example.dtype)
-    tensor: Array = sys.modules["torch"].from_numpy(array).to(example.dtype)
-    return on_device_of(example, tensor)
+def as_dtype(array: Any, dtype: Any) -> Array:
+    """An array rounded to one of NumPy's dtypes, or a tensor to one of torch's."""
+    rounded: Array = array.to(dtype) if is_tensor(array) else array.astype(dtype)
+    return rounded
+
+
+def as_float32(array: Any) -> Array:
+    """An array or a tensor as float32 of its framework."""
+    return as_dtype(array, namespace(array).float32)
+
+
+def constant(array: Any) -> Any:
+    """An array, or a tensor through which no gradient goes."""
+    return array.detach() if is_tensor(array) else array
 
 
 def on_device_of(example: Any, array: Any) -> Array:

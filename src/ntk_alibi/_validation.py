@@ -303,6 +303,205 @@ def attention_bias(bias: Any, shape: tuple[int, ...], *, causal: bool) -> None:
         _dense_bias(bias, shape)
 
 
+def per_head(
+    name: str,
+    value: Any,
+    heads: int | None = None,
+    *,
+    above: float = -math.inf,
+    at_most: float = math.inf,
+) -> Any:
+    """A number for each head, (heads,): a float64 array of our own, or the tensor that came.
+
+    Where the number of heads is known one number may stand for all.
+    """
+    array = _parameter(name, value)
+    if array.ndim == 0 and heads is not None:
+        array = array.expand(heads) if _arrays.is_tensor(array) else np.repeat(array, heads)
+    if array.ndim != 1 or array.shape[0] == 0:
+        raise ValueError(f"{name} must have shape (heads,), got {tuple(array.shape)}")
+    if heads is not None and array.shape[0] != heads:
+        raise ValueError(f"{name} must have {heads} heads, got {array.shape[0]}")
+    if has_numbers(array):
+        _within(name, _arrays.to_numpy(array), above, at_most)
+    return array
+
+
+def numbers(name: str, value: Any, axes: tuple[str, ...], *, least: int = 0) -> Any:
+    """Numbers of these axes, each `least` long: a float64 array of our own, or the tensor."""
+    array = _parameter(name, value)
+    if array.ndim != len(axes) or min(array.shape) < least:
+        raise ValueError(f"{name} must have shape ({', '.join(axes)}), got {tuple(array.shape)}")
+    return array
+
+
+def has_numbers(value: Any) -> bool:
+    """Whether an array or a tensor holds numbers that can be looked at."""
+    return not (_arrays.is_tracing() or getattr(value, "is_meta", False))
+
+
+def _parameter(name: str, value: Any) -> Any:
+    if _arrays.is_tensor(value):
+        if _arrays.dtype_name(value.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
+            raise TypeError(f"{name} must be floating, got dtype {value.dtype}")
+        return value
+    try:
+        array = np.array(value, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must hold numbers, got {value!r}") from None
+    array.flags.writeable = False
+    return array
+
+
+def _within(name: str, array: NDArray[Any], above: float, at_most: float) -> None:
+    wrong = array[~(np.isfinite(array) & (array > above) & (array <= at_most))]
+    if wrong.size:
+        limits = [f"> {above:g}"] * (above > -math.inf) + [f"<= {at_most:g}"] * (at_most < math.inf)
+        expected = f"finite and {' and '.join(limits)}" if limits else "finite"
+        raise ValueError(f"{name} must be {expected}, got {wrong[0]}")
+
+
+def without_nan(name: str, array: Any) -> None:
+    """That there is no NaN among numbers, and no +infinity."""
+    if has_numbers(array):
+        numbers = _arrays.to_numpy(array)
+        wrong = numbers[np.isnan(numbers) | np.isposinf(numbers)]
+        if wrong.size:
+            raise ValueError(f"{name} must not hold NaN or infinity, got {wrong[0]}")
+
+
+def log_gates(value: Any) -> Any:
+    """Logarithms of forget gates (batch, heads, keys); what padding holds does not matter."""
+    array = numbers("log_gates", value, ("batch", "heads", "keys"))
+    if array.shape[1] == 0:
+        raise ValueError(f"log_gates must have shape (batch, heads, keys), got {array.shape}")
+    if has_numbers(array):
+        gates = _arrays.to_numpy(array)
+        if (gates > 0.0).any():
+            raise ValueError(
+                f"log_gates must be <= 0, logarithms of gates up to 1, got {gates[gates > 0.0][0]}"
+            )
+    return array
+
+
+def keys_for_queries(queries: int, keys: int) -> None:
+    """That there are keys whose positions the queries can have."""
+    if queries > keys:
+        raise ValueError(
+            f"query_positions must be given for more queries than keys, {queries} and {keys}"
+        )
+
+
+def gated_problem(shape: tuple[int, ...], problem: tuple[int, ...], *, placed: bool) -> None:
+    """Log gates (batch, heads, keys) for a problem whose queries are the last keys."""
+    batch, heads, queries, keys = problem
+    if shape not in ((1, heads, keys), (batch, heads, keys)):
+        raise ValueError(
+            f"log_gates must have shape ({batch}, {heads}, {keys}), for query and key, got {shape}"
+        )
+    if queries > keys:
+        raise ValueError(f"query must not be longer than key with forget gates, got {queries}")
+    if placed:
+        raise ValueError(
+            "query_positions must be None and align 'end' with forget gates, whose queries are "
+            "the last keys"
+        )
+
+
+def finite_gates(gates: Any) -> None:
+    """That what is summed is finite."""
+    if has_numbers(gates) and not np.isfinite(_arrays.to_numpy(gates)).all():
+        raise ValueError("log_gates must be finite where keys are real, got NaN or -infinity")
+
+
+def distance_table(table: Any, begin: Any) -> tuple[Any, int]:
+    """A table (heads, distances) and its first distance."""
+    array = numbers("table", table, ("heads", "distances"), least=1)
+    without_nan("table", array)
+    return array, integer("begin", begin, minimum=-MAX_LENGTH)
+
+
+def covered(begin: int, size: int, seen: tuple[int, int]) -> None:
+    """That a table reaches over all distances that are seen."""
+    if seen[0] <= seen[1] and not begin <= seen[0] <= seen[1] < begin + size:
+        raise ValueError(
+            f"table must cover the distances {seen[0]} to {seen[1]} that are seen, got {size} from "
+            f"{begin} on"
+        )
+
+
+#: Distances that a table may span: 2 GiB for 8 heads.
+MAX_SPAN = 2**26
+
+
+def span(seen: tuple[int, int]) -> None:
+    """That a table over the distances that are seen is no unreasonable one."""
+    if seen[1] - seen[0] >= MAX_SPAN:
+        raise ValueError(
+            f"positions must be less than {MAX_SPAN} apart for a bias that is a table, got "
+            f"distances {seen[0]} to {seen[1]}"
+        )
+
+
+def function_result(values: Any, heads: int, count: int) -> None:
+    """What a function of distance returned for `count` of them."""
+    if not hasattr(values, "shape") or tuple(values.shape) not in ((count,), (heads, count)):
+        got = tuple(values.shape) if hasattr(values, "shape") else repr(values)
+        raise ValueError(
+            f"function must return ({heads}, {count}) or ({count},) for {count} distances, got "
+            f"{got}"
+        )
+    without_nan("function's values", values)
+
+
+def buckets(count: int, max_distance: Any, *, bidirectional: bool) -> int:
+    """How many buckets and up to which distance, as T5 has them; the checked max_distance."""
+    exact = count // 2 // (2 if bidirectional else 1)
+    if exact < 1:
+        raise ValueError(
+            f"values must have at least {4 if bidirectional else 2} buckets, got {count}"
+        )
+    return integer("max_distance", max_distance, minimum=exact + 1)
+
+
+def function(value: Any) -> None:
+    """Something to call."""
+    if not callable(value):
+        raise TypeError(f"function must be callable, got {value!r}")
+
+
+def heads_of(name: str, got: int, heads: int) -> None:
+    """That an array has as many heads as a bias."""
+    if got != heads:
+        raise ValueError(f"{name} must have the bias's {heads} heads, got {got}")
+
+
+def nonzero_scale(value: Any, head_dim: int) -> float:
+    """A scale of dot products by which something is divided."""
+    scale = 1.0 / math.sqrt(head_dim) if value is None else value
+    number = finite("scale", scale, minimum=-math.inf)
+    if number == 0.0:
+        raise ValueError(f"scale must not be 0, got {value!r}")
+    return number
+
+
+def known_positions(*positions: Any) -> None:
+    """That no positions are given where torch is tracing and a table's length depends on them."""
+    if any(x is not None for x in positions):
+        raise ValueError(
+            "query_positions and key_positions must be None where torch traces a bias over "
+            "distance: pass a DistanceTable, which knows its distances"
+        )
+
+
+def alignment(value: Any, query_positions: Any) -> str:
+    """Where queries begin or end among the keys."""
+    align = choice("align", value, ("end", "start"))
+    if align == "start" and query_positions is not None:
+        raise ValueError("query_positions must be None with align='start', which gives them")
+    return align
+
+
 def _dense_bias(bias: Any, shape: tuple[int, ...]) -> None:
     if not isinstance(bias, np.ndarray) and not _arrays.is_tensor(bias):
         raise TypeError(f"bias must be None, a bias object, an array or a tensor, got {bias!r}")
@@ -419,8 +618,6 @@ def _mask_of_keys(mask: Any, shape: tuple[int, ...]) -> None:
 
 def slopes_for_sides(value: Any, sides: str, heads: int, *, scaled: bool) -> None:
     """Own slopes of an ALiBi bias, or None, against its other arguments."""
-    if sides == "halves" and heads % 2:
-        raise ValueError(f"num_heads must be even for sides='halves', got {heads}")
     if sides == "two_slopes" and not (isinstance(value, tuple) and len(value) == 2):
         raise ValueError(
             f"slopes must be a pair (left, right) for sides='two_slopes', got {value!r}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _core, _validation
 from ntk_alibi._arrays import Array, DTypeLike
+from ntk_alibi.kernel_bias import BiasObject, KernelBias, Problem, result_dtype
 from ntk_alibi.scaling import NTK, Interpolation, Scaling
 from ntk_alibi.slopes import prefix_lengths, scaled_slopes, scaling_per
 
@@ -79,25 +82,28 @@ def build_alibi_tensor(
     return _arrays.on_device_of(attention_mask, result)
 
 
-class ALiBi:
+@dataclass(frozen=True, eq=False, repr=False)
+class ALiBi(BiasObject):
     """Attention with linear biases: scores fall in proportion to the distance of query and key.
 
     bias[b, h, i, j] = -m_h |i - j|, with a slope of its own for each side:
 
     sides="causal": keys behind the query only; -inf for those ahead.
     sides="symmetric": the same slope on both sides.
-    sides="halves": the first half of the heads sees itself and what is behind, the second half
-        itself and what is ahead, each with the slopes of H/2 heads.
+    sides="halves": the first ceil(H/2) heads see a token itself and what is behind, the other
+        floor(H/2) itself and what is ahead, with the slopes of so many heads each.
     sides="two_slopes": separate left and right slopes, given as a pair.
 
     Args:
-        num_heads: H >= 1; even for "halves".
+        num_heads: H >= 1.
         scaling: a scaling of the standard slopes, or None. Not together with slopes.
         slopes: own slopes instead of the standard ones: array or tensor of shape (heads,), (batch,
             heads) or (batch, heads, queries), or for "two_slopes" a pair (left, right) of them.
             Learned slopes are usually stored as x with slope sigmoid(x), x ~ N(-2, 1). +inf masks a
             head's side.
         sides: see above.
+        exempt: tokens at positions below this have no bias, as queries and as keys; 1 for a CLS
+            token in front. What a side or a mask hides stays hidden.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two of them contradict each other.
@@ -113,50 +119,31 @@ class ALiBi:
     Source: Press et al. 2022 (arXiv 2108.12409); the encoder forms from issue 5 of its repository.
     """
 
-    __slots__ = ("num_heads", "scaling", "sides", "slopes")
-
     num_heads: int
-    scaling: Scaling | None
-    slopes: Any
-    sides: Sides
+    scaling: Scaling | None = None
+    slopes: Any = field(default=None, kw_only=True)
+    sides: Sides = field(default="causal", kw_only=True)
+    exempt: int = field(default=0, kw_only=True)
 
-    def __init__(
-        self,
-        num_heads: int,
-        scaling: Scaling | None = None,
-        *,
-        slopes: Any = None,
-        sides: Sides = "causal",
-    ) -> None:
-        heads = _validation.num_heads(num_heads)
-        _validation.scaling(scaling)
-        _validation.choice("sides", sides, SIDES)
-        _validation.slopes_for_sides(slopes, sides, heads, scaled=scaling is not None)
-        for name, value in zip(self.__slots__, (heads, scaling, sides, slopes), strict=True):
-            object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"ALiBi is immutable: {name} cannot be changed")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _make_alibi, (self.num_heads, self.scaling, self.slopes, self.sides)
+    def __post_init__(self) -> None:
+        heads = _validation.num_heads(self.num_heads)
+        _validation.scaling(self.scaling)
+        _validation.choice("sides", self.sides, SIDES)
+        _validation.slopes_for_sides(
+            self.slopes, self.sides, heads, scaled=self.scaling is not None
+        )
+        self._set(num_heads=heads, exempt=_validation.integer("exempt", self.exempt, minimum=0))
 
     def __repr__(self) -> str:
         own = "" if self.slopes is None else f", slopes={self.slopes!r}"
+        exempt = f", exempt={self.exempt}" if self.exempt else ""
         scaling = f"scaling={self.scaling!r}"
-        return f"ALiBi(num_heads={self.num_heads}, {scaling}{own}, sides={self.sides!r})"
+        return f"ALiBi(num_heads={self.num_heads}, {scaling}{own}, sides={self.sides!r}{exempt})"
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ALiBi):
-            return NotImplemented
-        mine, others = (
-            (bias.num_heads, bias.scaling, bias.sides, _slope_values(bias.slopes))
-            for bias in (self, other)
-        )
-        return mine == others
-
-    def __hash__(self) -> int:
-        return hash((self.num_heads, self.scaling, self.sides, _slope_values(self.slopes)))
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """Its own slopes, left and right."""
+        return () if self.slopes is None else both_sides(self.slopes)
 
     def tensor(
         self,
@@ -191,22 +178,16 @@ class ALiBi:
         """
         queries = _validation.integer("query_length", query_length, minimum=0)
         keys = _validation.integer("key_length", key_length, minimum=0)
-        name = _validation.floating_dtype(
-            np.float32 if dtype is None else dtype, _arrays.CORE_DTYPES
-        )
-        if dtype is None and out is not None:
-            name = _validation.floating_dtype(out.dtype, _arrays.CORE_DTYPES)
+        name = result_dtype(dtype, out)
         left, right = self.left_right(
             queries, self._lengths(queries, _validation.row_lengths(lengths, keys))
         )
-        shape = (max(left.shape[0], right.shape[0]), self.num_heads, queries, keys)
-
-        def write(storage: NDArray[Any], dtype: _core.DType) -> None:
-            _core.relative_bias(left, right, dtype, storage)
-
         examples = (*both_sides(self.slopes), lengths, out)
         torch = _arrays.is_torch_dtype(dtype) or any(map(_arrays.is_tensor, examples))
-        return _filled(write, shape, name, out, torch=torch)
+        result = relative(left, right, queries, keys, name, out, torch=torch)
+        if self.exempt:
+            set_exempt(result, self.exempt, 0.0)
+        return result
 
     def _lengths(
         self, query_length: int, row_lengths: NDArray[np.int64]
@@ -216,6 +197,29 @@ class ALiBi:
         if per == "query":
             return prefix_lengths(row_lengths, query_length)
         return None if per is None else row_lengths
+
+    def kernel_bias(self, problem: Problem) -> KernelBias:
+        """Its slopes for a problem, dynamic ones too."""
+        left, right = self.left_right(problem.shape[2], self._counted(problem))
+        return KernelBias(left=left, right=right, exempt=self.exempt)
+
+    def _counted(self, problem: Problem) -> NDArray[np.int64] | None:
+        """Real tokens of each row, or for per="query" up to each query; None if not asked for."""
+        per = scaling_per(self.scaling)
+        if per is None:
+            return None
+        queries, keys = problem.shape[2:]
+        real = np.ones((1, keys), np.uint8) if problem.mask is None else problem.mask
+        if per == "sequence":
+            rows: NDArray[np.int64] = real.sum(axis=1, dtype=np.int64)
+            return rows
+        if problem.query_positions is not None:
+            positions: NDArray[np.int64] = problem.query_positions.astype(np.int64) + 1
+            return positions
+        counts = np.pad(real.cumsum(axis=1, dtype=np.int64), ((0, 0), (1, 0)))
+        columns = np.arange(keys - queries, keys)
+        prefixes: NDArray[np.int64] = counts[:, np.maximum(columns + 1, 0)]
+        return prefixes
 
     def left_right(
         self, query_length: int, lengths: NDArray[np.int64] | None
@@ -237,13 +241,51 @@ class ALiBi:
         return _masked_sides(left, right, self.sides)
 
 
+def relative(
+    left: NDArray[np.float32],
+    right: NDArray[np.float32],
+    queries: int,
+    keys: int,
+    dtype: str,
+    out: Array | None,
+    *,
+    torch: bool,
+) -> Array:
+    """The bias of slopes for all pairs, the last query at the last key."""
+
+    def write(storage: NDArray[Any], core_dtype: _core.DType) -> None:
+        _core.relative_bias(left, right, core_dtype, storage)
+
+    shape = (max(left.shape[0], right.shape[0]), left.shape[1], queries, keys)
+    return _filled(write, shape, dtype, out, torch=torch)
+
+
+def set_exempt(bias: Any, exempt: int, value: Any) -> None:
+    """Sets value wherever query or key is exempt, in a bias of all pairs.
+
+    Value broadcasts to (heads, queries, keys). What is hidden stays hidden, and a token's bias with
+    itself 0.
+    """
+    queries, keys = bias.shape[2:]
+    rows = min(max(exempt - (keys - queries), 0), queries)
+    itself = np.arange(keys - queries, keys)[:, None] == np.arange(keys)
+    where = _arrays.namespace(bias).where
+    for i, j in ((slice(0, rows), slice(None)), (slice(None), slice(0, exempt))):
+        block = bias[:, :, i, j]
+        kept = (block == -math.inf) | _arrays.like(itself[i, j], bias)
+        bias[:, :, i, j] = where(kept, block, value)
+
+
 def _left_right(
     num_heads: int, scaling: Scaling | None, sides: Sides, lengths: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    heads = num_heads // 2 if sides == "halves" else num_heads
-    slopes = _with_axes(scaled_slopes(heads, scaling, lengths))
-    if sides == "halves":
-        slopes = np.concatenate([slopes, slopes], axis=1)
+    if sides != "halves":
+        slopes = _with_axes(scaled_slopes(num_heads, scaling, lengths))
+    else:
+        halves = (left_heads(num_heads), num_heads - left_heads(num_heads))
+        slopes = np.concatenate(
+            [_with_axes(scaled_slopes(n, scaling, lengths)) for n in halves if n], axis=1
+        )
     return _masked_sides(slopes, slopes, sides)
 
 
@@ -271,25 +313,18 @@ def hidden_sides(sides: Sides, heads: int) -> NDArray[np.bool_]:
     if sides == "causal":
         hidden[1] = True
     elif sides == "halves":
-        hidden[0, :, heads // 2 :] = hidden[1, :, : heads // 2] = True
+        hidden[0, :, left_heads(heads) :] = hidden[1, :, : left_heads(heads)] = True
     return hidden
 
 
-def _make_alibi(num_heads: int, scaling: Scaling | None, slopes: Any, sides: Sides) -> ALiBi:
-    return ALiBi(num_heads, scaling, slopes=slopes, sides=sides)
+def left_heads(heads: int) -> int:
+    """How many of the heads look behind with sides="halves": the greater half."""
+    return heads - heads // 2
 
 
 def both_sides(slopes: Any) -> tuple[Any, Any]:
     """Left and right of a pair, or of one for both."""
     return slopes if isinstance(slopes, tuple) else (slopes, slopes)
-
-
-def _slope_values(slopes: Any) -> Any:
-    """Something hashable that equals for equal slopes."""
-    if slopes is None:
-        return None
-    arrays = [_arrays.to_numpy(side) for side in both_sides(slopes)]
-    return tuple((array.shape, array.dtype.name, array.tobytes()) for array in arrays)
 
 
 def _with_axes(slopes: NDArray[Any]) -> NDArray[np.float32]:

@@ -6,15 +6,14 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _core, _validation
 from ntk_alibi._arrays import Array
-from ntk_alibi.bias import ALiBi
-from ntk_alibi.slopes import scaling_per
+from ntk_alibi.kernel_bias import BiasObject, KernelBias, Problem
 
 #: Keys that are skipped, or read, together.
 BLOCK = 64
@@ -59,6 +58,7 @@ class Options(NamedTuple):
     key_positions: Any = None
     scale: float | None = None
     skip_tolerance: float | None = 0.0
+    align: str = "end"
 
 
 class KeyNorms:
@@ -117,7 +117,7 @@ def attention(
     query: Array,
     key: Array,
     value: Array,
-    bias: ALiBi | Array | None = None,
+    bias: BiasObject | Array | None = None,
     *,
     causal: bool = True,
     window: int | None = None,
@@ -126,6 +126,7 @@ def attention(
     key_padding_mask: Array | None = None,
     query_positions: Array | None = None,
     key_positions: Array | None = None,
+    align: Literal["end", "start"] = "end",
     scale: float | None = None,
     skip_tolerance: float | None = 0.0,
     key_norms: KeyNorms | None = None,
@@ -146,7 +147,9 @@ def attention(
         query: (batch, heads, queries, head_dim), float32, bfloat16 or float16, head_dim 1 to 256.
         key: (batch, key heads, keys, head_dim); heads are a multiple of key heads (GQA, MQA).
         value: as key.
-        bias: an `ALiBi`, or numbers broadcastable to (batch, heads, queries, keys), or None.
+        bias: an `ALiBi`, `BiALiBi`, `KerplePower`, `KerpleLog`, `Sandwich`, `BAM`, `T5`,
+            `DistanceTable`, `DistanceFunction` or `ForgetGates`, or numbers broadcastable to
+            (batch, heads, queries, keys), or None.
         causal: whether keys ahead of the query are hidden.
         window: how many positions back (and ahead) a query sees, itself included.
         causal_block: length of the blocks of block-wise causal attention, in which a query sees its
@@ -157,12 +160,15 @@ def attention(
             query at the last key. Where key_positions are given, the last of those.
         key_positions: (keys,) or (batch, keys) integers, the columns by default. BLOOM counts real
             tokens: cumsum(mask) - 1.
+        align: without query_positions, "end" puts the last query at the last key, "start" the first
+            at the first, as in cross-attention between two texts that run side by side.
         scale: of the dot products, 1 / sqrt(head_dim) by default.
         skip_tolerance: keys that are proven to have at most this share of a query's softmax mass,
             together, are left out; less than 1. 0.0 leaves out only what rounding would swallow
             (2^-24); None reads every visible key. Linear biases with slopes >= 0, tables and
             running sums have a proof (docs/certified-skipping.md), others read all.
-        key_norms: kept by the caller of the very keys, without key_padding_mask and key_positions.
+        key_norms: kept by the caller of the very keys, without key_padding_mask and key_positions,
+            and without exempt tokens.
         return_logsumexp: whether to return the logsumexp too, float32 (batch, heads, queries),
             natural, of the scores as above. `merge` takes both.
         return_stats: whether to return `Stats` too.
@@ -172,7 +178,7 @@ def attention(
         framework, shape and dtype. Strides are taken as they come where the last one is 1; other
         arrays are copied once.
 
-    Tensors may require grad, the slopes of an `ALiBi` and dense biases too, and may come under
+    Tensors may require grad, the parameters of biases and dense ones too, and may come under
     torch.compile, autocast and vmap. float64 tensors, and tensors on other devices than the CPU, go
     through torch's own operations, some queries at a time.
 
@@ -191,7 +197,7 @@ def attention(
     """
     options = Options(
         causal, window, causal_block, sink, key_padding_mask, query_positions, key_positions, scale,
-        skip_tolerance,
+        skip_tolerance, align,
     )  # fmt: skip
     if _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias):
         _validation.attention_shapes(query, key, value, differentiable=True)
@@ -224,17 +230,21 @@ def plain_attention(
 ) -> Any:
     """`attention` of numbers, whatever else torch knows about them."""
     dtype = _validation.attention_shapes(query, key, value)
-    arguments = _core_arguments(query, key, value, bias, options, dtype)
+    call = _Call.checked(query, key, value, bias, options, dtype)
+    parts = call.parts()
     if key_norms is not None:
-        consecutive = options.key_padding_mask is None and options.key_positions is None
-        _validation.key_norms(key_norms, key.shape, consecutive=consecutive)
-    output = _arrays.empty(tuple(query.shape), dtype, torch=_arrays.is_tensor(query))
-    logsumexp = np.empty(query.shape[:3], np.float32) if return_logsumexp else None
+        plain = options.key_padding_mask is None and options.key_positions is None
+        _validation.key_norms(key_norms, key.shape, consecutive=plain and len(parts) == 1)
     counts = np.zeros((*query.shape[:2], 2), np.int64) if return_stats else None
     norms = None if key_norms is None else key_norms._norms
-    _core.attention(*(*arguments, _arrays.storage(output), logsumexp, counts, norms))
+    if len(parts) == 1:
+        output, logsumexp = call.attend(parts[0], counts=counts, norms=norms, log=return_logsumexp)
+    else:
+        outputs, logs = zip(*(call.attend(part, counts=counts) for part in parts), strict=True)
+        output, log = merge(outputs, logs)
+        logsumexp = _arrays.to_numpy(log)
     results: list[Any] = [output]
-    if logsumexp is not None:
+    if return_logsumexp and logsumexp is not None:
         results.append(_arrays.like(logsumexp, query))
     if counts is not None:
         results.append(Stats(counts[..., 0], counts[..., 1]))
@@ -248,7 +258,11 @@ class AttentionGradients:
     Attributes:
         query, key, value: shapes and dtypes as theirs.
         left, right: of a linear bias's slopes, (batch, heads, queries), or None.
-        dense: of any other bias, (batch, heads, queries, keys), or None.
+        dense: of a bias of plain numbers, (batch, heads, queries, keys), or None.
+        table: of a bias over distance, (heads, distances), float64, or None. The first distance is
+            `table_begin`; parameters get theirs by the chain rule, as torch's autograd does it.
+        sums: of running sums of log gates, (batch, heads, keys), float64, or None.
+        first: of `BiALiBi`'s constant, (batch, heads, queries), or None.
     """
 
     query: Any
@@ -257,6 +271,10 @@ class AttentionGradients:
     left: NDArray[np.float32] | None
     right: NDArray[np.float32] | None
     dense: NDArray[np.float32] | None
+    table: NDArray[np.float64] | None = None
+    table_begin: int = 0
+    sums: NDArray[np.float64] | None = None
+    first: NDArray[np.float32] | None = None
 
 
 def attention_gradients(
@@ -267,7 +285,7 @@ def attention_gradients(
     logsumexp: Array,
     output_gradient: Array,
     logsumexp_gradient: Array | None = None,
-    bias: ALiBi | Array | None = None,
+    bias: BiasObject | KernelBias | Array | None = None,
     *,
     bias_gradient: bool = False,
     **options: Any,
@@ -290,8 +308,8 @@ def attention_gradients(
         bias: as of the call of `attention`.
         bias_gradient: whether to compute the gradient of the bias, too.
         options: causal, window, causal_block, sink, key_padding_mask, query_positions,
-            key_positions, scale and skip_tolerance of that call; blocks of keys with no more than
-            that share of a query's mass are left out here, too.
+            key_positions, align, scale and skip_tolerance of that call; blocks of keys with no more
+            than that share of a query's mass are left out here, too.
 
     Returns:
         The gradients; the same bits for any number of threads.
@@ -313,24 +331,35 @@ def attention_gradients(
     Source: Dao et al. 2022 (arXiv 2205.14135), appendix B.
     """
     dtype = _validation.attention_shapes(query, key, value)
-    arguments = _core_arguments(query, key, value, bias, Options(**options), dtype)
+    call = _Call.checked(query, key, value, bias, Options(**options), dtype)
     _validation.forward_results(query, output, logsumexp, output_gradient, logsumexp_gradient)
-    torch = _arrays.is_tensor(query)
-    gradients = [_arrays.empty(tuple(x.shape), dtype, torch=torch) for x in (query, key, value)]
-    if options.get("key_padding_mask") is not None:  # the core leaves padding as it is
-        for gradient in gradients[1:]:
-            _arrays.storage(gradient)[...] = 0
-    linear = isinstance(bias, ALiBi)
-    rows = tuple(query.shape[:3])
-    left, right = (np.zeros(rows, np.float32) if linear and bias_gradient else None for _ in "lr")
-    dense = None
-    if bias is not None and not linear and bias_gradient:
-        dense = np.zeros((*rows, key.shape[2]), np.float32)
     log_gradient = None if logsumexp_gradient is None else _floats(logsumexp_gradient)
-    incoming = (_readable(output), _floats(logsumexp), _readable(output_gradient), log_gradient)
-    outgoing = (*map(_arrays.storage, gradients), left, right, None, None, dense)
-    _core.attention_gradients(*(*arguments, *incoming, *outgoing))
-    return AttentionGradients(gradients[0], gradients[1], gradients[2], left, right, dense)
+    outside = _Outside(output, _floats(logsumexp), output_gradient, log_gradient)
+    torch = _arrays.is_tensor(query)
+    key_gradient, value_gradient = (
+        _arrays.empty(tuple(x.shape), dtype, torch=torch) for x in (key, value)
+    )
+    parts = call.parts()
+    if call.problem.mask is not None or len(parts) > 1:  # the core leaves what is hidden as it is
+        for gradient in (key_gradient, value_gradient):
+            _arrays.storage(gradient)[...] = 0
+    shared = tuple(map(_arrays.storage, (key_gradient, value_gradient)))
+    gradients = call.bias_gradients() if bias_gradient else {}
+    own = [call.query_gradient(part, outside, shared, gradients) for part in parts]
+    if bias_gradient and call.bias.exempt:
+        call.finish_exempt(parts[0], outside, gradients)
+    query_gradient = own[0] if len(own) == 1 else own[0] + own[1]
+    known: dict[str, Any] = {name: gradients.get(name) for name in ("left", "right", "dense")}
+    return AttentionGradients(
+        query_gradient,
+        key_gradient,
+        value_gradient,
+        **known,
+        table=gradients.get("table"),
+        table_begin=call.bias.table_begin,
+        sums=gradients.get("sums"),
+        first=gradients.get("first"),
+    )
 
 
 def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array, Array]:
@@ -363,42 +392,201 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
         True
     """
     _validation.parts(outputs, logsumexps)
-    parts = np.stack([_arrays.to_numpy(part).astype(np.float64) for part in outputs])
-    logs = np.stack([_arrays.to_numpy(log).astype(np.float64) for log in logsumexps])
-    largest = logs.max(axis=0)
-    weights = np.exp(logs - np.where(np.isneginf(largest), 0.0, largest))
-    total = weights.sum(axis=0)
-    with np.errstate(divide="ignore"):
-        logsumexp = (largest + np.log(total)).astype(np.float32)
-    weights /= np.where(total == 0.0, 1.0, total)
-    output = np.where(weights[..., None] == 0.0, 0.0, weights[..., None] * parts).sum(axis=0)
-    return _arrays.as_example(output, outputs[0]), _arrays.like(logsumexp, logsumexps[0])
+    xp = _arrays.namespace(outputs[0])
+    parts = xp.stack([_arrays.float64(part, outputs[0]) for part in outputs])
+    logs = xp.stack([_arrays.float64(log, outputs[0]) for log in logsumexps])
+    largest = _arrays.constant(xp.amax(logs, 0))
+    weights = xp.exp(logs - xp.where(xp.isneginf(largest), 0.0, largest))
+    total = xp.sum(weights, 0)
+    none = total == 0.0
+    total = xp.where(none, 1.0, total)
+    logsumexp = xp.where(none, -math.inf, largest + xp.log(total))
+    weights = (weights / total)[..., None]
+    output = xp.sum(xp.where(weights == 0.0, 0.0, weights * parts), 0)
+    return _arrays.as_dtype(output, outputs[0].dtype), _arrays.as_float32(logsumexp)
 
 
-def _core_arguments(
-    query: Any, key: Any, value: Any, bias: Any, options: Options, dtype: str
-) -> Any:
-    """A tuple of what the core's functions take first, from inputs to the tolerance; checked."""
-    options = checked_rule(options, query.shape[3], known=True)
-    shape = (*query.shape[:3], key.shape[2])
-    _validation.attention_bias(bias, shape, causal=options.causal)
-    mask, positions = checked_masks(options, shape)
-    tolerance = options.skip_tolerance
-    return (
-        _readable(query),
-        _readable(key),
-        _readable(value),
-        _core_bias(bias, shape, mask, positions[0]),
-        _arrays.CORE_DTYPES[dtype],
-        options.scale,
-        *positions,
-        mask,
-        options.causal,
-        _validation.MAX_LENGTH if options.window is None else options.window,
-        options.causal_block or 0,
-        options.sink,
-        ROUNDING if tolerance == 0.0 else tolerance or 0.0,
-    )
+class _Outside(NamedTuple):
+    """What the gradients come from: results of the forward pass, and gradients of them."""
+
+    output: Any
+    logsumexp: NDArray[np.float32]
+    output_gradient: Any
+    logsumexp_gradient: NDArray[np.float32] | None
+
+
+class _Part(NamedTuple):
+    """Some of the keys and their bias; shift is added to their logsumexp, or None."""
+
+    bias: _core.AttentionBias
+    mask: NDArray[np.uint8] | None
+    shift: NDArray[np.float32] | None = None
+    exempt: bool = False
+
+
+class _Call(NamedTuple):
+    """A call of the core, checked: its arguments but for the bias and the mask of keys."""
+
+    query: Any
+    key: Any
+    value: Any
+    dtype: str
+    bias: KernelBias
+    problem: Problem
+    options: Options
+
+    @staticmethod
+    def checked(query: Any, key: Any, value: Any, bias: Any, options: Options, dtype: str) -> _Call:
+        options = checked_rule(options, query.shape[3], known=True)
+        shape = (*query.shape[:3], key.shape[2])
+        if not isinstance(bias, KernelBias):
+            _validation.attention_bias(bias, shape, causal=options.causal)
+        problem = checked_problem(options, shape)
+        return _Call(query, key, value, dtype, _kernel_bias(bias, problem), problem, options)
+
+    def _arguments(self, part: _Part) -> tuple[Any, ...]:
+        """What the core's functions take first, from inputs to the tolerance."""
+        rule, tolerance = self.options, self.options.skip_tolerance
+        return (
+            _readable(self.query),
+            _readable(self.key),
+            _readable(self.value),
+            part.bias,
+            _arrays.CORE_DTYPES[self.dtype],
+            rule.scale,
+            self.problem.query_positions,
+            self.problem.key_positions,
+            part.mask,
+            rule.causal,
+            _validation.MAX_LENGTH if rule.window is None else rule.window,
+            rule.causal_block or 0,
+            rule.sink,
+            ROUNDING if tolerance == 0.0 else tolerance or 0.0,
+        )
+
+    def attend(
+        self,
+        part: _Part,
+        *,
+        counts: NDArray[np.int64] | None = None,
+        norms: NDArray[np.float32] | None = None,
+        log: bool = True,
+    ) -> tuple[Array, NDArray[np.float32] | None]:
+        """Output and shifted logsumexp of a part, the latter if wanted."""
+        output = _arrays.empty(
+            tuple(self.query.shape), self.dtype, torch=_arrays.is_tensor(self.query)
+        )
+        logsumexp = np.empty(self.query.shape[:3], np.float32) if log else None
+        _core.attention(
+            *(*self._arguments(part), _arrays.storage(output), logsumexp, counts, norms)
+        )
+        if part.shift is not None and logsumexp is not None:
+            logsumexp += part.shift
+        return output, logsumexp
+
+    def parts(self) -> list[_Part]:
+        """One, or two where tokens are exempt: the keys that are, and those that are not.
+
+        Their scores have no slope, but a constant for each query that the logsumexp takes; and so
+        have all scores of queries that are exempt.
+        """
+        bias, mask = self.bias, self.problem.mask
+        if not bias.exempt:
+            return [_Part(_core_bias(bias, self.problem), mask)]
+        batch, heads, _, keys = self.problem.shape
+        columns = self.problem.key_positions
+        columns = np.arange(keys)[None] if columns is None else columns
+        exempt = columns < bias.exempt
+        real = np.ones((batch, keys), np.bool_) if mask is None else mask.astype(np.bool_)
+        rows = self._exempt_queries()
+        slopes = _sides(bias)
+        none = (np.where(np.isinf(side), side, np.float32(0)) for side in slopes)
+        some = (np.where(rows & ~np.isinf(side), np.float32(0), side) for side in slopes)
+        shifts: list[Any] = [None, None]
+        if bias.first is not None:
+            first = np.broadcast_to(bias.first[None, :, None], (batch, heads, 1))
+            zero = np.float32(0)
+            shifts = [np.where(rows, zero, -first), np.where(rows, -first, zero)]
+        return [
+            _Part(_core.linear_bias(*none), (real & exempt).view(np.uint8), shifts[0], True),
+            _Part(_core.linear_bias(*some), (real & ~exempt).view(np.uint8), shifts[1]),
+        ]
+
+    def _exempt_queries(self) -> NDArray[np.bool_]:
+        """(1 or batch, 1, queries)."""
+        queries, keys = self.problem.shape[2:]
+        positions = self.problem.query_positions
+        rows = np.arange(keys - queries, keys)[None] if positions is None else positions
+        exempt: NDArray[np.bool_] = (rows < self.bias.exempt)[:, None]
+        return exempt
+
+    def bias_gradients(self) -> dict[str, NDArray[Any]]:
+        """Zeros for the gradients of the bias."""
+        bias, shape = self.bias, self.problem.shape
+        gradients: dict[str, NDArray[Any]] = {}
+        if bias.left is not None:
+            gradients |= {name: np.zeros(shape[:3], np.float32) for name in ("left", "right")}
+        if bias.dense is not None:
+            gradients["dense"] = np.zeros(shape, np.float32)
+        if bias.table is not None:
+            gradients["table"] = np.zeros(bias.table.shape, np.float64)
+        if bias.sums is not None:
+            gradients["sums"] = np.zeros((*shape[:2], shape[3]), np.float64)
+        return gradients
+
+    def query_gradient(
+        self,
+        part: _Part,
+        outside: _Outside,
+        shared: tuple[NDArray[Any], ...],
+        gradients: dict[str, NDArray[Any]],
+    ) -> Array:
+        """The query's gradient by one part, which writes those of its keys and of the bias."""
+        log = outside.logsumexp if part.shift is None else outside.logsumexp - part.shift
+        incoming = (
+            _readable(outside.output),
+            log,
+            _readable(outside.output_gradient),
+            outside.logsumexp_gradient,
+        )
+        torch = _arrays.is_tensor(self.query)
+        gradient = _arrays.empty(tuple(self.query.shape), self.dtype, torch=torch)
+        names = ("left", "right", "table", "sums", "dense")
+        own = (None if part.exempt else gradients.get(name) for name in names)
+        _core.attention_gradients(
+            *(*self._arguments(part), *incoming, _arrays.storage(gradient), *shared, *own)
+        )
+        return gradient
+
+    def finish_exempt(
+        self, part: _Part, outside: _Outside, gradients: dict[str, NDArray[Any]]
+    ) -> None:
+        """Sets gradients of slopes to 0 where they do not act, and makes that of the constant.
+
+        The constant is subtracted from all scores of one part, whose sum of ds_ij is that of its
+        weights times do_i.o_i(part) - do_i.o_i + dl_i; over all keys it is dl_i.
+        """
+        rows = self._exempt_queries()
+        for name in ("left", "right"):
+            gradients[name][np.broadcast_to(rows, gradients[name].shape)] = 0
+        if self.bias.first is None:
+            return
+        output, own_log = self.attend(part)
+        do, whole, own = (
+            np.asarray(_arrays.to_numpy(x), np.float64)
+            for x in (outside.output_gradient, outside.output, output)
+        )
+        log = outside.logsumexp.astype(np.float64)
+        seen = ~np.isneginf(log)
+        dl = 0.0 if outside.logsumexp_gradient is None else outside.logsumexp_gradient
+        share = np.exp(own_log - np.where(seen, log, 0.0))
+        of_part = share * ((do * (own - whole)).sum(axis=-1) + dl)
+        of_rest = np.where(seen, dl, 0.0) - of_part
+        gradients["first"] = -np.where(rows, of_rest, of_part).astype(np.float32)
+
+
+def _sides(bias: KernelBias) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    return np.asarray(bias.left, np.float32), np.asarray(bias.right, np.float32)
 
 
 def checked_rule(options: Options, head_dim: int, *, known: bool = False) -> Options:
@@ -415,10 +603,8 @@ def checked_rule(options: Options, head_dim: int, *, known: bool = False) -> Opt
         causal, window, causal_block, sink, scale, tolerance = check(*numbers)
     except TypeError:  # a wrong type, or one that cannot be looked up
         causal, window, causal_block, sink, scale, tolerance = _checked_numbers(*numbers)
-    return Options(
-        causal, window, causal_block, sink, options.key_padding_mask, options.query_positions,
-        options.key_positions, scale, tolerance,
-    )  # fmt: skip
+    masks, rest = options[4:7], options[9:]
+    return Options(causal, window, causal_block, sink, *masks, scale, tolerance, *rest)
 
 
 def _checked_numbers(
@@ -448,13 +634,40 @@ def _checked_numbers(
 _known_numbers = functools.lru_cache(maxsize=64, typed=True)(_checked_numbers)
 
 
-def checked_masks(
-    options: Options, shape: tuple[int, ...]
-) -> tuple[NDArray[np.uint8] | None, tuple[NDArray[np.int32] | None, NDArray[np.int32] | None]]:
-    """Padding mask, and positions of queries and keys, of (batch, heads, queries, keys)."""
+def checked_problem(options: Options, shape: tuple[int, ...]) -> Problem:
+    """The problem (batch, heads, queries, keys) of options whose plain numbers are checked."""
     batch, _, queries, keys = shape
+    align = _validation.alignment(options.align, options.query_positions)
     mask = _validation.key_padding_mask(options.key_padding_mask, batch, keys)
-    return mask, _positions(options.query_positions, options.key_positions, batch, queries, keys)
+    key_positions = _validation.positions("key_positions", options.key_positions, batch, keys)
+    query_positions = _validation.positions(
+        "query_positions", options.query_positions, batch, queries
+    )
+    if query_positions is None:
+        query_positions = _beside(key_positions, queries, keys, align)
+    return Problem(
+        shape,
+        options.causal,
+        options.window,
+        options.causal_block,
+        options.sink,
+        align,
+        mask,
+        query_positions,
+        key_positions,
+        placed=options.query_positions is not None,
+    )
+
+
+def _beside(
+    key_positions: NDArray[np.int32] | None, queries: int, keys: int, align: str
+) -> NDArray[np.int32] | None:
+    """Positions of queries that stand beside the first or the last keys, (1 or batch, queries)."""
+    if key_positions is None:
+        return np.arange(queries, dtype=np.int32)[None] if align == "start" else None
+    _validation.keys_for_queries(queries, keys)
+    first = 0 if align == "start" else keys - queries
+    return np.ascontiguousarray(key_positions[:, first : first + queries])
 
 
 def _floats(array: Any) -> NDArray[np.float32]:
@@ -468,64 +681,33 @@ def _readable(array: Any) -> NDArray[Any]:
     return memory if unit and memory.flags.aligned else memory.copy()
 
 
-def _positions(
-    query_positions: Any, key_positions: Any, batch: int, queries: int, keys: int
-) -> tuple[NDArray[np.int32] | None, NDArray[np.int32] | None]:
-    """Positions (1 or batch, length) as the core takes them; None for the columns."""
-    checked_keys = _validation.positions("key_positions", key_positions, batch, keys)
-    if query_positions is None and checked_keys is not None:
-        if queries > keys:
-            raise ValueError(
-                f"query_positions must be given for more queries than keys, {queries} and {keys}"
-            )
-        return np.ascontiguousarray(checked_keys[:, keys - queries :]), checked_keys
-    return _validation.positions("query_positions", query_positions, batch, queries), checked_keys
-
-
-def _core_bias(
-    bias: Any,
-    shape: tuple[int, ...],
-    mask: NDArray[np.uint8] | None,
-    query_positions: NDArray[np.int32] | None,
-) -> _core.AttentionBias:
+def _kernel_bias(bias: Any, problem: Problem) -> KernelBias:
+    """A checked bias of any kind as the kernels take it, of NumPy numbers that fit the problem."""
     if bias is None:
-        return _core.no_bias()
-    if not isinstance(bias, ALiBi):
-        dense = np.require(_arrays.to_numpy(bias), np.float32, ["ALIGNED"])
-        return _core.dense_bias(np.broadcast_to(dense, shape))
-    left, right = linear_slopes(bias, shape, mask, query_positions)
-    _validation.slope_batch(max(left.shape[0], right.shape[0]), shape[0])
-    return _core.linear_bias(left, right)
+        return KernelBias()
+    if isinstance(bias, BiasObject):
+        own = bias.kernel_bias(problem)
+    elif isinstance(bias, KernelBias):
+        own = bias
+    else:
+        own = KernelBias(dense=_arrays.to_numpy(bias))
+    if own.left is not None:
+        _validation.slope_batch(max(own.left.shape[0], own.right.shape[0]), problem.shape[0])
+    if own.table is not None:
+        _validation.covered(own.table_begin, own.table.shape[1], problem.distances())
+    return own
 
 
-def linear_slopes(
-    bias: ALiBi,
-    shape: tuple[int, ...],
-    mask: NDArray[np.uint8] | None,
-    query_positions: NDArray[np.int32] | None,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Left and right slopes of a problem (batch, heads, queries, keys), dynamic ones too."""
-    lengths = None
-    if scaling_per(bias.scaling) is not None:
-        lengths = _lengths(bias, shape, mask, query_positions)
-    return bias.left_right(shape[2], lengths)
-
-
-def _lengths(
-    bias: ALiBi,
-    shape: tuple[int, ...],
-    mask: NDArray[np.uint8] | None,
-    query_positions: NDArray[np.int32] | None,
-) -> NDArray[np.int64]:
-    """Real tokens of each row, or for per="query" up to each query."""
-    queries, keys = shape[2:]
-    real = np.ones((1, keys), np.uint8) if mask is None else mask
-    if scaling_per(bias.scaling) == "sequence":
-        rows: NDArray[np.int64] = real.sum(axis=1, dtype=np.int64)
-        return rows
-    if query_positions is not None:
-        return query_positions.astype(np.int64) + 1
-    counts = np.pad(real.cumsum(axis=1, dtype=np.int64), ((0, 0), (1, 0)))
-    columns = np.arange(keys - queries, keys)
-    prefixes: NDArray[np.int64] = counts[:, np.maximum(columns + 1, 0)]
-    return prefixes
+def _core_bias(bias: KernelBias, problem: Problem) -> _core.AttentionBias:
+    if bias.left is not None:
+        return _core.linear_bias(*_sides(bias))
+    if bias.table is not None:
+        table = _readable(np.asarray(bias.table, np.float32))
+        return _core.table_bias(table, bias.table_begin)
+    if bias.sums is not None:
+        sums = _readable(np.asarray(bias.sums, np.float64))
+        return _core.sums_bias(np.broadcast_to(sums, (problem.shape[0], *sums.shape[1:])))
+    if bias.dense is not None:
+        dense = np.require(bias.dense, np.float32, ["ALIGNED"])
+        return _core.dense_bias(np.broadcast_to(dense, problem.shape))
+    return _core.no_bias()

@@ -13,62 +13,12 @@ from ntk_alibi.bias import ALiBi
 from ntk_alibi.fused_attention import attention
 from ntk_alibi.scaling import Scaling
 from ntk_alibi.slopes import alibi_slopes
+from ntk_alibi.torch.learned_bias import FixedSlopes, LearnedSlopes, TwoSidedSlopes
 
 Slopes: TypeAlias = float | torch.Tensor | Literal["random", "learned", "two_sided"] | None
 
 #: The range of random slopes: that of eight standard heads.
 RANDOM_RANGE = (2.0**-8, 2.0**-1)
-
-
-class _Float32Parameters(nn.Module):
-    """Slopes, or what they are made of, whose dtype and numbers stay when the model is cast."""
-
-    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
-        def move(x: torch.Tensor) -> torch.Tensor:
-            moved: torch.Tensor = fn(x)
-            return moved if moved.dtype == x.dtype else x.to(moved.device)
-
-        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-
-class FixedSlopes(_Float32Parameters):
-    """Slopes that training leaves alone, (heads,)."""
-
-    slopes: torch.Tensor
-
-    def __init__(self, slopes: torch.Tensor) -> None:
-        super().__init__()
-        self.register_buffer("slopes", slopes.detach().clone().float())
-
-    def forward(self) -> torch.Tensor:
-        """The slopes."""
-        return self.slopes
-
-
-class LearnedSlopes(_Float32Parameters):
-    """Positive slopes exp(x) with learned x, (heads,)."""
-
-    def __init__(self, initial: torch.Tensor) -> None:
-        super().__init__()
-        self.log_slopes = nn.Parameter(initial.detach().clone().float().log())
-
-    def forward(self) -> torch.Tensor:
-        """The slopes."""
-        return self.log_slopes.exp()
-
-
-class TwoSidedSlopes(_Float32Parameters):
-    """Learned slopes sigmoid(x), x ~ N(-2, 1) at first, of the left and of the right side."""
-
-    def __init__(self, num_heads: int) -> None:
-        super().__init__()
-        self.left = nn.Parameter(torch.randn(num_heads, dtype=torch.float32) - 2.0)
-        self.right = nn.Parameter(torch.randn(num_heads, dtype=torch.float32) - 2.0)
-
-    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Left and right slopes."""
-        return self.left.sigmoid(), self.right.sigmoid()
 
 
 class AlibiAttention(nn.Module):
@@ -87,11 +37,15 @@ class AlibiAttention(nn.Module):
             A tensor (heads,): those; as an `nn.Parameter` it is trained as it is. "random": drawn
             from 2^-8 to 2^-1, evenly in the logarithm, by `generator`. "learned": exp(x), the
             standard ones at first. "two_sided": sigmoid(x) for each side, trained (encoders).
-        bias: a bias object or numbers, as `ntk_alibi.attention` takes them, in place of slopes.
+        bias: in place of slopes a bias object or numbers, as `ntk_alibi.attention` takes them, or a
+            module that makes one of the input k (batch, keys, embed_dim), as those of
+            `ntk_alibi.torch.learned_bias`.
         causal: whether keys ahead of a query are hidden.
         scaling: stretches the standard slopes; a dynamic one adapts to each row's real tokens.
         num_kv_heads: heads of keys and values, of which H is a multiple (GQA, MQA).
         window: how many positions back (and ahead) a query sees, itself included.
+        align: where the queries stand among the keys if those are others: "end" puts the last at
+            the last, "start" the first at the first. Cross-attention mostly has no bias: slopes=0.
         generator: for random slopes.
 
     Raises:
@@ -124,6 +78,7 @@ class AlibiAttention(nn.Module):
         scaling: Scaling | None = None,
         num_kv_heads: int | None = None,
         window: int | None = None,
+        align: Literal["end", "start"] = "end",
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -139,10 +94,13 @@ class AlibiAttention(nn.Module):
         _validation.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
         self.causal = _validation.boolean("causal", causal)
-        if not hasattr(bias, "shape"):  # numbers are checked where the lengths are known
+        # Numbers are checked where the lengths are known, and what a module makes where it is made.
+        if not hasattr(bias, "shape") and not isinstance(bias, nn.Module):
             _validation.attention_bias(bias, (1, heads, 1, 1), causal=self.causal)
         self.bias, self.scaling = bias, scaling
         self.window = None if window is None else _validation.integer("window", window, minimum=1)
+        self.align: Literal["end", "start"] = align
+        _validation.alignment(align, None)
         self.q_linear = nn.Linear(size, size)
         self.k_linear = nn.Linear(size, groups * self.head_dim)
         self.v_linear = nn.Linear(size, groups * self.head_dim)
@@ -160,7 +118,7 @@ class AlibiAttention(nn.Module):
 
         Args:
             q: (batch, queries, embed_dim).
-            k: (batch, keys, embed_dim); the last key is at the last query's position.
+            k: (batch, keys, embed_dim); aligned with the queries as `align` says.
             v: as k.
             mask: (batch, keys), 1 or True for real keys.
 
@@ -175,9 +133,10 @@ class AlibiAttention(nn.Module):
             self._split(self.q_linear(q)),
             self._split(self.k_linear(k)),
             self._split(self.v_linear(v)),
-            self._bias(),
+            self._bias(k),
             causal=self.causal,
             window=self.window,
+            align=self.align,
             key_padding_mask=mask,
         )
         merged = cast(torch.Tensor, output).transpose(1, 2).flatten(2)
@@ -187,7 +146,9 @@ class AlibiAttention(nn.Module):
         split: torch.Tensor = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return split
 
-    def _bias(self) -> Any:
+    def _bias(self, hidden: torch.Tensor) -> Any:
+        if isinstance(self.bias, nn.Module):
+            return self.bias(hidden)
         if self.bias is not None:
             return self.bias
         if self.slopes is None:

@@ -1,9 +1,9 @@
 """`ntk_alibi.attention` for tensors that need more than their numbers: an operator of torch.
 
-The operator takes tensors and plain numbers. A linear bias comes as its left and right slopes, any
-other as numbers; whatever those are made of is differentiated by torch. On the CPU the compiled
-core does the work; float64, and devices that have no core, go through torch's own operations, a
-chunk of queries at a time.
+The operator takes tensors and plain numbers. A bias comes as the kernels take it, as slopes, a
+table, running sums or plain numbers; whatever those are made of is differentiated by torch. On the
+CPU the compiled core does the work; float64, and devices that have no core, go through torch's own
+operations, a chunk of queries at a time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ntk_alibi import _validation
+from ntk_alibi import _arrays, _validation
+from ntk_alibi.bialibi import BiALiBi
 from ntk_alibi.bias import ALiBi, both_sides, hidden_sides, with_axes
+from ntk_alibi.distance_bias import DistanceBias
+from ntk_alibi.forget_gates import ForgetGates
 from ntk_alibi.fused_attention import (
     Options,
     attention_gradients,
-    checked_masks,
+    checked_problem,
     checked_rule,
-    linear_slopes,
     plain_attention,
 )
+from ntk_alibi.kernel_bias import KernelBias, Problem
 from ntk_alibi.scaling import scaling_from_config
 from ntk_alibi.slopes import scaling_per
 
@@ -36,10 +39,15 @@ QUERY_CHUNK = 256
 #: Dtypes of the compiled core.
 CORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+#: The tensors of a bias, in the operator's order.
+BIAS_TENSORS = ("left", "right", "first", "table", "sums", "dense")
+
 _INPUTS = (
-    "Tensor query, Tensor key, Tensor value, Tensor? left, Tensor? right, Tensor? dense, "
-    "Tensor? key_padding_mask, Tensor? query_positions, Tensor? key_positions, bool causal, "
-    "int? window, int? causal_block, int sink, float scale, float? skip_tolerance"
+    "Tensor query, Tensor key, Tensor value, "
+    + "".join(f"Tensor? {name}, " for name in BIAS_TENSORS)
+    + "Tensor? key_padding_mask, Tensor? query_positions, Tensor? key_positions, "
+    "int table_begin, int exempt, bool causal, int? window, int? causal_block, int sink, "
+    "float scale, float? skip_tolerance"
 )
 
 
@@ -52,7 +60,7 @@ _INPUTS = (
 def _attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    bias, options = _bias_and_options(query, *rest)
+    bias, options = _bias_and_options(*rest)
     result: tuple[torch.Tensor, torch.Tensor] = plain_attention(
         query, key, value, bias, Options(**options), return_logsumexp=True
     )
@@ -70,7 +78,7 @@ def _(query: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     device_types="cpu",
     schema=(
         "(Tensor output_gradient, Tensor? logsumexp_gradient, Tensor output, Tensor logsumexp, "
-        f"bool bias_gradient, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+        f"bool bias_gradient, {_INPUTS}) -> ({', '.join(['Tensor'] * (3 + len(BIAS_TENSORS)))})"
     ),
 )
 def _attention_backward(
@@ -82,12 +90,9 @@ def _attention_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    left: torch.Tensor | None,
-    right: torch.Tensor | None,
-    dense: torch.Tensor | None,
     *rest: Any,
 ) -> Tensors:
-    bias, options = _bias_and_options(query, left, right, dense, *rest)
+    bias, options = _bias_and_options(*rest)
     gradients = attention_gradients(
         query,
         key,
@@ -100,20 +105,24 @@ def _attention_backward(
         bias_gradient=bias_gradient,
         **options,
     )
-    slopes = (
-        torch.empty(0) if side is None or not bias_gradient else _summed(gradient, side)
-        for gradient, side in ((gradients.left, left), (gradients.right, right))
+    ofs = (
+        _summed(getattr(gradients, name), tensor, batched=name != "table")
+        for name, tensor in zip(BIAS_TENSORS, rest, strict=False)
     )
-    full = torch.empty(0) if gradients.dense is None else torch.from_numpy(gradients.dense)
-    return (gradients.query, gradients.key, gradients.value, *slopes, full)
+    return (gradients.query, gradients.key, gradients.value, *ofs)
 
 
-def _summed(gradient: Any, slopes: torch.Tensor) -> torch.Tensor:
-    """A gradient for each query, (batch, heads, queries), summed to the slopes' shape."""
-    axes = tuple(axis for axis in (0, 2) if slopes.shape[axis] == 1 and gradient.shape[axis] != 1)
-    return torch.from_numpy(
-        np.asarray(gradient, np.float64).sum(axis=axes, keepdims=True).astype(np.float32)
-    )
+def _summed(gradient: Any, tensor: torch.Tensor | None, *, batched: bool) -> torch.Tensor:
+    """A gradient, (batch, heads, ...) if batched, summed to the shape of what it is of."""
+    if gradient is None or tensor is None:
+        return torch.empty(0)
+    if not batched:
+        return torch.from_numpy(gradient).to(_wide(tensor))
+    shape = tuple(tensor.shape) if tensor.ndim > 1 else (1, *tensor.shape, 1)
+    axes = tuple(i for i, size in enumerate(shape) if size == 1 and gradient.shape[i] != 1)
+    if axes:
+        gradient = np.asarray(gradient, np.float64).sum(axis=axes, keepdims=True)
+    return torch.from_numpy(gradient.reshape(tensor.shape)).to(_wide(tensor))
 
 
 @_attention_backward.register_fake
@@ -126,48 +135,34 @@ def _(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    left: torch.Tensor | None,
-    right: torch.Tensor | None,
-    dense: torch.Tensor | None,
-    *_: Any,
+    *rest: Any,
 ) -> Tensors:
     biases = (
-        query.new_empty(0 if x is None or not bias_gradient else x.shape, dtype=torch.float32)
-        for x in (left, right, dense)
+        query.new_empty(0, dtype=torch.float32)
+        if x is None or not bias_gradient
+        else x.new_empty(x.shape, dtype=_wide(x))
+        for x in rest[: len(BIAS_TENSORS)]
     )
     return (*(x.new_empty(x.shape) for x in (query, key, value)), *biases)
 
 
-def _bias_and_options(
-    query: torch.Tensor,
-    left: torch.Tensor | None,
-    right: torch.Tensor | None,
-    dense: torch.Tensor | None,
-    key_padding_mask: torch.Tensor | None,
-    query_positions: torch.Tensor | None,
-    key_positions: torch.Tensor | None,
-    causal: bool,
-    window: int | None,
-    causal_block: int | None,
-    sink: int,
-    scale: float,
-    skip_tolerance: float | None,
-) -> tuple[Any, dict[str, Any]]:
-    """Of the operator's inputs, as the functions that call the core take them."""
-    bias: Any = None if dense is None else dense.detach()
-    if left is not None and right is not None:
-        pair = (left.detach(), right.detach())
-        bias = ALiBi(query.shape[1], slopes=pair, sides="two_slopes")
+def _bias_and_options(*inputs: Any) -> tuple[KernelBias, dict[str, Any]]:
+    """Of the operator's inputs but the first three, as the functions that call the core take them.
+
+    Tensors as they come: the core reads their memory.
+    """
+    tensors, rest = inputs[: len(BIAS_TENSORS)], inputs[len(BIAS_TENSORS) :]
+    arrays = (None if x is None else _arrays.to_numpy(x) for x in tensors)
+    mask, query_positions, key_positions, table_begin, exempt, *rule = rest
+    names = ("causal", "window", "causal_block", "sink", "scale", "skip_tolerance")
+    bias = KernelBias(
+        **dict(zip(BIAS_TENSORS, arrays, strict=True)), table_begin=table_begin, exempt=exempt
+    )
     return bias, {
-        "causal": causal,
-        "window": window,
-        "causal_block": causal_block,
-        "sink": sink,
-        "key_padding_mask": key_padding_mask,
+        "key_padding_mask": mask,
         "query_positions": query_positions,
         "key_positions": key_positions,
-        "scale": scale,
-        "skip_tolerance": skip_tolerance,
+        **dict(zip(names, rule, strict=True)),
     }
 
 
@@ -195,8 +190,9 @@ def _(like: torch.Tensor, num_heads: int, *_: Any) -> tuple[torch.Tensor, torch.
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:9], *output)
-    ctx.options = inputs[9:]
+    tensors = 6 + len(BIAS_TENSORS)
+    ctx.save_for_backward(*inputs[:tensors], *output)
+    ctx.options = inputs[tensors:]
 
 
 def _differentiate(
@@ -205,7 +201,7 @@ def _differentiate(
     *inputs, output, logsumexp = ctx.saved_tensors
     if output_gradient is None:
         output_gradient = torch.zeros_like(output)
-    biases = ctx.needs_input_grad[3:6]
+    biases = ctx.needs_input_grad[3 : 3 + len(BIAS_TENSORS)]
     gradients = _attention_backward(
         output_gradient, logsumexp_gradient, output, logsumexp, any(biases), *inputs, *ctx.options
     )
@@ -249,31 +245,74 @@ def attention(
         None if x is None else torch.as_tensor(x, device=device)
         for x in (options.key_padding_mask, options.query_positions, options.key_positions)
     )
-    left = right = dense = None
-    if isinstance(bias, ALiBi):
-        left, right = (side.to(device) for side in _slopes(bias, query, shape, options))
-    elif bias is not None:
-        dense = torch.as_tensor(bias, device=device)
-        if dense.requires_grad:  # torch sums over what was broadcast
-            dense = dense.expand(shape)
+    tensors = _kernel_bias(bias, query, shape, options)
+    if masks[1] is None and options.align == "start":
+        masks = (masks[0], _first_positions(query, masks[2]), masks[2])
     rule = (options.causal, options.window, options.causal_block, options.sink, options.scale)
-    inputs = (query, key, value, left, right, dense)
     if device.type == "cpu" and query.dtype in CORE_DTYPES:
         result: tuple[torch.Tensor, torch.Tensor] = _attention(
-            *inputs, *masks, *rule, options.skip_tolerance
+            query,
+            key,
+            value,
+            *(getattr(tensors, name) for name in BIAS_TENSORS),
+            *masks,
+            tensors.table_begin,
+            tensors.exempt,
+            *rule,
+            options.skip_tolerance,
         )
         return result
     if device.type == "cpu" and not torch.compiler.is_compiling():
-        checked_masks(options, shape)  # numbers on another device stay there
+        checked_problem(options, shape)  # numbers on another device stay there
     mask, query_positions, key_positions = masks
     return attention_by_chunks(
-        *inputs,
+        query,
+        key,
+        value,
+        tensors,
         options._replace(
             key_padding_mask=mask,
             query_positions=query_positions,
             key_positions=key_positions,
         ),
     )
+
+
+def _first_positions(query: torch.Tensor, key_positions: torch.Tensor | None) -> torch.Tensor:
+    """Positions of queries that begin where the keys do."""
+    queries = query.shape[2]
+    if key_positions is None:
+        return torch.arange(queries, device=query.device)
+    _validation.keys_for_queries(queries, key_positions.shape[-1])
+    return key_positions[..., :queries]
+
+
+def _kernel_bias(
+    bias: Any, query: torch.Tensor, shape: tuple[int, ...], options: Options
+) -> KernelBias:
+    """A bias as the kernels take it, as tensors that know where they come from."""
+    if isinstance(bias, ALiBi):
+        left, right = (side.to(query.device) for side in _slopes(bias, query, shape, options))
+        return KernelBias(left=left, right=right, exempt=bias.exempt)
+    if isinstance(bias, BiALiBi):
+        first, left, right = (
+            torch.as_tensor(np.array(x) if isinstance(x, np.ndarray) else x).to(
+                query.device, _wide(query)
+            )
+            for x in (bias.first, bias.left, bias.right)
+        )
+        return KernelBias(left=with_axes(left), right=with_axes(right), exempt=1, first=first)
+    if isinstance(bias, DistanceBias):
+        return _table(bias, query, _problem(options, shape, lengths_only=True))
+    if isinstance(bias, ForgetGates):
+        sums = bias.running_sums(_problem(options, shape), query)
+        return KernelBias(sums=sums)
+    if bias is None:
+        return KernelBias()
+    dense = torch.as_tensor(bias, device=query.device)
+    if dense.requires_grad:  # torch sums over what was broadcast
+        dense = dense.expand(shape)
+    return KernelBias(dense=dense)
 
 
 def _slopes(
@@ -290,25 +329,48 @@ def _slopes(
         return traced
     if bias.slopes is None:
         counts = scaling_per(bias.scaling) is not None
-        mask, (positions, _) = checked_masks(options, shape) if counts else (None, (None, None))
-        left, right = (
-            torch.from_numpy(np.array(x)) for x in linear_slopes(bias, shape, mask, positions)
-        )
-        return left, right
-    left, right = (with_axes(torch.as_tensor(x).float()) for x in both_sides(bias.slopes))
+        numbers = bias.kernel_bias(checked_problem(options, shape) if counts else Problem(shape))
+        return torch.from_numpy(np.array(numbers.left)), torch.from_numpy(np.array(numbers.right))
+    left, right = (with_axes(torch.as_tensor(x).to(_wide(query))) for x in both_sides(bias.slopes))
     _validation.slope_shapes(tuple(left.shape), tuple(right.shape), shape[2])
     _validation.slope_batch(max(left.shape[0], right.shape[0]), shape[0])
     hidden = torch.as_tensor(hidden_sides(bias.sides, bias.num_heads), device=left.device)
     return left.masked_fill(hidden[0], math.inf), right.masked_fill(hidden[1], math.inf)
 
 
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    """float64 for that, else float32: in which biases are added, and have their gradients."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _problem(options: Options, shape: tuple[int, ...], *, lengths_only: bool = False) -> Problem:
+    """The checked problem, of which tracing knows only the lengths."""
+    if not torch.compiler.is_compiling():
+        return checked_problem(options, shape)
+    if lengths_only:
+        _validation.known_positions(options.query_positions, options.key_positions)
+    rule = (options.causal, options.window, options.causal_block, options.sink, options.align)
+    placed = options.query_positions is not None
+    return Problem(shape, *rule, mask=options.key_padding_mask, placed=placed)
+
+
+def _table(bias: DistanceBias, query: torch.Tensor, problem: Problem) -> KernelBias:
+    first, last = problem.distances()
+    _validation.span((first, last))
+    constant = not any(isinstance(x, torch.Tensor) for x in bias.parameters)
+    if constant and not torch.compiler.is_compiling() and query.dtype != torch.float64:
+        kept = bias.kernel_bias(problem)
+        table = torch.tensor(kept.table, device=query.device)
+    else:
+        table = bias.over(first, last, query).to(_wide(query))
+    return KernelBias(table=table, table_begin=first)
+
+
 def attention_by_chunks(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    left: torch.Tensor | None,
-    right: torch.Tensor | None,
-    dense: torch.Tensor | None,
+    bias: KernelBias,
     options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same by torch's own operations, on any device and in float64 too; skips nothing.
@@ -322,14 +384,9 @@ def attention_by_chunks(
     key, value = (x.repeat_interleave(group, dim=1) if group > 1 else x for x in (key, value))
 
     def attend(begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        def part(x: torch.Tensor | None) -> torch.Tensor | None:
-            if x is dense:
-                return x if x is None or x.ndim < 2 or x.shape[-2] == 1 else x[..., begin:end, :]
-            return x if x is None or x.shape[2] == 1 else x[:, :, begin:end]
-
         positions = query_positions[..., begin:end], key_positions
-        biases = part(left), part(right), part(dense)
-        return _attend_chunk(query[:, :, begin:end], key, value, biases, positions, options)
+        own = _of_queries(bias, begin, end, queries)
+        return _attend_chunk(query[:, :, begin:end], key, value, own, positions, options)
 
     chunks = []
     for begin in range(0, max(queries, 1), QUERY_CHUNK):
@@ -341,6 +398,22 @@ def attention_by_chunks(
         )
     outputs, logsumexps = zip(*chunks, strict=True)
     return torch.cat(outputs, dim=2), torch.cat(logsumexps, dim=2)
+
+
+def _of_queries(bias: KernelBias, begin: int, end: int, queries: int) -> KernelBias:
+    """The bias of some of the queries; running sums as their differences."""
+
+    def part(x: torch.Tensor | None) -> torch.Tensor | None:
+        return x if x is None or x.shape[2] == 1 else x[:, :, begin:end]
+
+    dense, sums = bias.dense, bias.sums
+    if dense is not None and dense.ndim > 1 and dense.shape[-2] != 1:
+        dense = dense[..., begin:end, :]
+    if sums is not None:
+        first = sums.shape[2] - queries
+        sums = sums[..., first + begin : first + end, None] - sums[..., None, :]
+        return KernelBias(dense=sums)
+    return bias._replace(left=part(bias.left), right=part(bias.right), dense=dense)
 
 
 def _positions(
@@ -362,7 +435,7 @@ def _attend_chunk(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    biases: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    bias: KernelBias,
     positions: tuple[torch.Tensor, torch.Tensor],
     options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -370,10 +443,10 @@ def _attend_chunk(
     q, k = (x[None, None] if x.ndim == 1 else x[:, None] for x in positions)
     distance = q[..., :, None] - k[..., None, :]
     visible = _visible(q, k, distance, options)
-    bias, visible = _bias_and_visible(biases, distance, visible, dtype)
+    numbers, visible = _bias_and_visible(bias, (q, k), distance, visible, dtype)
     seen = visible.any(dim=2)[..., None]  # what nobody sees may be NaN
     key, value = (torch.where(seen, x, 0.0).to(dtype) for x in (key, value))
-    scores = float(options.scale or 0.0) * query.to(dtype) @ key.transpose(-1, -2) + bias
+    scores = float(options.scale or 0.0) * query.to(dtype) @ key.transpose(-1, -2) + numbers
     some = visible.any(dim=-1).expand(scores.shape[:-1])
     scores = torch.where(some[..., None], scores.masked_fill(~visible, -math.inf), 0.0)
     logsumexp = torch.logsumexp(scores, dim=-1)
@@ -382,18 +455,29 @@ def _attend_chunk(
 
 
 def _bias_and_visible(
-    biases: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    bias: KernelBias,
+    positions: tuple[torch.Tensor, torch.Tensor],
     distance: torch.Tensor,
     visible: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The bias with 0 where it is infinite, which hides, and what is still visible."""
-    left, right, dense = biases
-    if left is not None and right is not None:
+    left, right, dense = bias.left, bias.right, bias.dense
+    if left is not None:
         behind, ahead = distance > 0, distance < 0
         hidden = (left.isinf()[..., None] & behind) | (right.isinf()[..., None] & ahead)
         left, right = (x.masked_fill(x.isinf(), 0.0).to(dtype)[..., None] for x in (left, right))
-        return torch.where(behind, -left, right) * distance, visible & ~hidden
+        numbers = torch.where(behind, -left, right) * distance
+        if bias.exempt:
+            q, k = positions
+            exempt = (q[..., :, None] < bias.exempt) | (k[..., None, :] < bias.exempt)
+            constant: Any = 0.0 if bias.first is None else -bias.first.to(dtype)[:, None, None]
+            numbers = torch.where(exempt, torch.where(distance == 0, 0.0, constant), numbers)
+        return numbers, visible & ~hidden
+    size = 0 if bias.table is None else bias.table.shape[1]
+    if size:  # else nothing is visible
+        index = (distance[:, 0] - bias.table_begin).clamp(0, size - 1)  # others are not visible
+        dense = bias.table[:, index].transpose(0, 1)
     if dense is not None:
         none = dense.isneginf()
         return dense.masked_fill(none, 0.0).to(dtype), visible & ~none

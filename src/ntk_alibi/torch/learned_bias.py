@@ -1,0 +1,296 @@
+"""Modules that learn the parameters of biases, within their ranges.
+
+Each returns its bias when called, with the hidden states of the keys or without: only forget gates
+need them. Parameters stay float32 when a model is cast.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ntk_alibi import _validation
+from ntk_alibi.bialibi import BiALiBi
+from ntk_alibi.bias import ALiBi
+from ntk_alibi.distance_bias import BAM, T5, KerpleLog, KerplePower
+from ntk_alibi.forget_gates import ForgetGates
+from ntk_alibi.slopes import alibi_slopes
+
+
+class Float32Parameters(nn.Module):
+    """Parameters, or what they are made of, whose dtype and numbers stay when the model is cast."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        def move(x: torch.Tensor) -> torch.Tensor:
+            moved: torch.Tensor = fn(x)
+            return moved if moved.dtype == x.dtype else x.to(moved.device)
+
+        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+class FixedSlopes(Float32Parameters):
+    """Slopes that training leaves alone, (heads,)."""
+
+    slopes: torch.Tensor
+
+    def __init__(self, slopes: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("slopes", slopes.detach().clone().float())
+
+    def forward(self) -> torch.Tensor:
+        """The slopes."""
+        return self.slopes
+
+
+class LearnedSlopes(Float32Parameters):
+    """Positive slopes exp(x) with learned x, (heads,)."""
+
+    def __init__(self, initial: torch.Tensor) -> None:
+        super().__init__()
+        self.log_slopes = nn.Parameter(initial.detach().clone().float().log())
+
+    def forward(self) -> torch.Tensor:
+        """The slopes."""
+        return self.log_slopes.exp()
+
+
+class TwoSidedSlopes(Float32Parameters):
+    """Learned slopes sigmoid(x), x ~ N(-2, 1) at first, of the left and of the right side."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.left = nn.Parameter(torch.randn(num_heads, dtype=torch.float32) - 2.0)
+        self.right = nn.Parameter(torch.randn(num_heads, dtype=torch.float32) - 2.0)
+
+    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Left and right slopes."""
+        return self.left.sigmoid(), self.right.sigmoid()
+
+
+class LearnedALiBi(Float32Parameters):
+    """ALiBi with learned slopes exp(x), the standard ones at first.
+
+    Args:
+        num_heads: H >= 1.
+        causal: whether for causal attention only; else the same slopes hold on both sides.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+    """
+
+    def __init__(self, num_heads: int, *, causal: bool = True) -> None:
+        super().__init__()
+        self.num_heads = _validation.num_heads(num_heads)
+        self.causal = _validation.boolean("causal", causal)
+        self.slopes = LearnedSlopes(torch.tensor(alibi_slopes(self.num_heads)))
+
+    def forward(self, hidden: torch.Tensor | None = None) -> ALiBi:
+        """The bias."""
+        sides: Any = "causal" if self.causal else "symmetric"
+        return ALiBi(self.num_heads, slopes=self.slopes(), sides=sides)
+
+
+class LearnedKerplePower(Float32Parameters):
+    """KERPLE's power kernel with r1 = softplus(x) and r2 = 2 sigmoid(y).
+
+    As in the authors' code r1 is drawn from (0, 1) and r2 from (0, 2); they keep both above 0.01.
+
+    Args:
+        num_heads: H >= 1.
+        generator: for what is drawn.
+
+    Raises:
+        TypeError, ValueError: num_heads is wrong.
+
+    Example:
+        >>> import torch, ntk_alibi as na
+        >>> from ntk_alibi.torch.learned_bias import LearnedKerplePower
+        >>> position = LearnedKerplePower(num_heads=2)
+        >>> query, key, value = torch.randn(3, 1, 2, 5, 8)
+        >>> na.attention(query, key, value, position()).sum().backward()
+        >>> position.r1.grad.shape
+        torch.Size([2])
+
+    Source: Chi et al. 2022 (arXiv 2205.09921).
+    """
+
+    def __init__(self, num_heads: int, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        heads = _validation.num_heads(num_heads)
+        self.r1 = nn.Parameter(_inverse_softplus(_drawn(heads, generator)))
+        self.r2 = nn.Parameter(_drawn(heads, generator).logit())
+
+    def forward(self, hidden: torch.Tensor | None = None) -> KerplePower:
+        """The bias."""
+        return KerplePower(_softplus(self.r1), 2.0 * _above_zero(self.r2.sigmoid()))
+
+
+class LearnedKerpleLog(Float32Parameters):
+    """KERPLE's logarithmic kernel with r1 = softplus(x) and r2 = softplus(y).
+
+    As in the authors' code r1 is drawn from (0, 2) and r2 from (0, 1); they keep both above 0.01.
+
+    Args:
+        num_heads: H >= 1.
+        generator: for what is drawn.
+
+    Raises:
+        TypeError, ValueError: num_heads is wrong.
+
+    Source: Chi et al. 2022 (arXiv 2205.09921).
+    """
+
+    def __init__(self, num_heads: int, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        heads = _validation.num_heads(num_heads)
+        self.r1 = nn.Parameter(_inverse_softplus(2.0 * _drawn(heads, generator)))
+        self.r2 = nn.Parameter(_inverse_softplus(_drawn(heads, generator)))
+
+    def forward(self, hidden: torch.Tensor | None = None) -> KerpleLog:
+        """The bias."""
+        return KerpleLog(_softplus(self.r1), _softplus(self.r2))
+
+
+class LearnedBAM(Float32Parameters):
+    """BAM with alpha = exp(a), beta = b and, if it is learned, mu = exp(c) - exp(-c).
+
+    At first it is ALiBi: alpha the standard slopes, beta 1, mu 0. As in the authors' code beta may
+    become anything, below 0 too.
+
+    Args:
+        num_heads: H >= 1.
+        learn_mu: whether mu is trained; the authors leave it 0.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+
+    Source: Bianchessi et al. 2025 (arXiv 2505.22842).
+    """
+
+    def __init__(self, num_heads: int, *, learn_mu: bool = False) -> None:
+        super().__init__()
+        heads = _validation.num_heads(num_heads)
+        learned = _validation.boolean("learn_mu", learn_mu)
+        self.log_alpha = nn.Parameter(torch.tensor(alibi_slopes(heads)).log())
+        self.beta = nn.Parameter(torch.ones(heads, dtype=torch.float32))
+        self.mu = nn.Parameter(torch.zeros(heads, dtype=torch.float32), requires_grad=learned)
+
+    def forward(self, hidden: torch.Tensor | None = None) -> BAM:
+        """The bias."""
+        return BAM(_above_zero(self.log_alpha.exp()), self.beta, 2.0 * self.mu.sinh())
+
+
+class LearnedT5(Float32Parameters):
+    """T5's numbers for buckets of distances, 0 at first.
+
+    Args:
+        num_heads: H >= 1.
+        num_buckets: of both sides together.
+        bidirectional: as of `T5`.
+        max_distance: as of `T5`.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+
+    Source: Raffel et al. 2020 (arXiv 1910.10683).
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_buckets: int = 32,
+        *,
+        bidirectional: bool = False,
+        max_distance: int = 128,
+    ) -> None:
+        super().__init__()
+        heads = _validation.num_heads(num_heads)
+        buckets = _validation.integer("num_buckets", num_buckets, minimum=2)
+        self.values = nn.Parameter(torch.zeros(heads, buckets, dtype=torch.float32))
+        self.bidirectional, self.max_distance = bidirectional, max_distance
+        self()
+
+    def forward(self, hidden: torch.Tensor | None = None) -> T5:
+        """The bias."""
+        return T5(self.values, self.bidirectional, self.max_distance)
+
+
+class LearnedBiALiBi(Float32Parameters):
+    """LittleBird's bias with learned constant and slopes, sigmoid(x), x ~ N(-2, 1) at first.
+
+    Args:
+        num_heads: H >= 1.
+        generator: for what is drawn.
+
+    Raises:
+        TypeError, ValueError: num_heads is wrong.
+
+    Source: Lee et al. 2022 (arXiv 2210.11870); the range is that of `TwoSidedSlopes`.
+    """
+
+    def __init__(self, num_heads: int, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        heads = _validation.num_heads(num_heads)
+        draw = torch.randn((3, heads), generator=generator, dtype=torch.float32) - 2.0
+        self.first, self.left, self.right = (nn.Parameter(x.clone()) for x in draw)
+
+    def forward(self, hidden: torch.Tensor | None = None) -> BiALiBi:
+        """The bias."""
+        return BiALiBi(self.first.sigmoid(), self.left.sigmoid(), self.right.sigmoid())
+
+
+class LearnedForgetGates(nn.Module):
+    """Forget gates sigmoid(w_h x + b_h) of the hidden states x of the keys.
+
+    Args:
+        embed_dim: of the hidden states.
+        num_heads: H >= 1.
+        bias: b at first. 0 begins with gates near 1/2, as the authors do; greater ones let more
+            through.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+
+    Example:
+        >>> import torch, ntk_alibi as na
+        >>> from ntk_alibi.torch.learned_bias import LearnedForgetGates
+        >>> hidden = torch.randn(2, 5, 16)
+        >>> LearnedForgetGates(16, num_heads=4)(hidden).log_gates.shape
+        torch.Size([2, 4, 5])
+
+    Source: Lin et al. 2025 (arXiv 2503.02130).
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, *, bias: float = 0.0) -> None:
+        super().__init__()
+        size = _validation.integer("embed_dim", embed_dim, minimum=1)
+        self.linear = nn.Linear(size, _validation.num_heads(num_heads))
+        nn.init.constant_(self.linear.bias, _validation.finite("bias", bias, minimum=-torch.inf))
+
+    def forward(self, hidden: torch.Tensor) -> ForgetGates:
+        """The bias of hidden states (batch, keys, embed_dim)."""
+        logits = self.linear(hidden).float()
+        return ForgetGates(functional.logsigmoid(logits).transpose(1, 2))
+
+
+def _drawn(heads: int, generator: torch.Generator | None) -> torch.Tensor:
+    """Evenly from (0, 1), not nearer to its ends than 0.01."""
+    draw = torch.rand(heads, generator=generator, dtype=torch.float32)
+    return draw.clamp(0.01, 0.99)
+
+
+def _inverse_softplus(x: torch.Tensor) -> torch.Tensor:
+    return x.expm1().log()
+
+
+def _softplus(x: torch.Tensor) -> torch.Tensor:
+    return _above_zero(functional.softplus(x))
+
+
+def _above_zero(x: torch.Tensor) -> torch.Tensor:
+    """What is positive but for underflow."""
+    return x.clamp(min=torch.finfo(x.dtype).tiny)

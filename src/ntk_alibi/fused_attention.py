@@ -341,7 +341,7 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
 
     Returns:
         (output, logsumexp), as the first output and in float32; 0 and -inf for queries that no part
-        saw a key of.
+        saw a key of. Tensors that require grad give theirs by torch's autograd.
 
     Raises:
         TypeError, ValueError: the lists differ in length or hold other shapes.
@@ -360,6 +360,9 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
         True
     """
     _validation.parts(outputs, logsumexps)
+    if _arrays.is_tensor(outputs[0]) and _arrays.needs_torch(*outputs, *logsumexps):
+        merged: tuple[Array, Array] = _arrays.torch_layer().merge(outputs, logsumexps)
+        return merged
     parts = np.stack([_arrays.to_numpy(part).astype(np.float64) for part in outputs])
     logs = np.stack([_arrays.to_numpy(log).astype(np.float64) for log in logsumexps])
     largest = logs.max(axis=0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -276,6 +277,19 @@ def attention(
             key_positions=key_positions,
         ),
     )
+
+
+def merge(
+    outputs: Sequence[torch.Tensor], logsumexps: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`ntk_alibi.merge` by torch's operations, differentiable, in the logsumexps' precision."""
+    logs = torch.stack(tuple(logsumexps))
+    some = logs.isfinite().any(dim=0)
+    logs = torch.where(some, logs, 0.0)
+    weights = (torch.softmax(logs, dim=0) * some)[..., None]
+    output = sum(weight * part for weight, part in zip(weights, outputs, strict=True))
+    logsumexp = torch.where(some, torch.logsumexp(logs, dim=0), -math.inf)
+    return torch.as_tensor(output).to(outputs[0].dtype), logsumexp
 
 
 def _slopes(

@@ -181,6 +181,39 @@ def test_gradients_of_all_forms(ids: torch.Tensor, name: str) -> None:
 
 
 @families
+def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
+    """Not in the compiled core; what is out of sight stays so in the form that has it."""
+    model = make_model(name).train()
+    for layer in model.modules():
+        if hasattr(layer, "attn_dropout_p"):
+            layer.attn_dropout_p = 0.5
+        elif hasattr(layer, "attention_dropout"):
+            layer.attention_dropout.p = 0.5
+    changed = ids.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % VOCABULARY
+    with na.patch(model, window=4, sink=2):
+        logits = []
+        for seed, tokens in ((0, ids), (0, changed), (1, ids)):
+            torch.manual_seed(seed)
+            logits.append(model(tokens, use_cache=False).logits)
+    last = 5 + 3 * (4 - 1)  # through three layers, each a window further
+    assert torch.equal(logits[0][:, :5], logits[1][:, :5])
+    assert torch.equal(logits[0][:, last + 1 :], logits[1][:, last + 1 :])
+    assert (logits[0] - logits[1])[:, 5].abs().max() > 1e-3
+    assert (logits[0] - logits[2]).abs().max() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled(models: dict, ids: torch.Tensor) -> None:
+    torch.compiler.reset()
+    with na.patch(models["falcon"], window=WINDOW, sink=SINK):
+        expected = run(models["falcon"], ids, MASKS["left"])
+        compiled = torch.compile(models["falcon"], backend="eager")
+        torch.testing.assert_close(run(compiled, ids, MASKS["left"]), expected, **LOGITS)
+    torch.compiler.reset()
+
+
+@families
 @pytest.mark.parametrize("padded", [False, True])
 def test_no_matrix_of_all_queries_and_keys_is_built(models: dict, name: str, padded: bool) -> None:
     length = 4096
@@ -207,7 +240,8 @@ def test_generation_without_end(name: str, length: int) -> None:
             logits.append(out.logits)
             keys = cache.layers[1].keys
             places.add(keys.untyped_storage().data_ptr())
-            assert keys.untyped_storage().nbytes() == 2 * (window + sink) * 2 * 16 * 4
+            numbers = keys.shape[1] * 2 * (window + sink) * 16
+            assert keys.untyped_storage().nbytes() == 4 * numbers
         whole = run(model, ids)
     assert len(places) == 1
     assert cache.get_seq_length() == length

@@ -175,7 +175,8 @@ class WindowLayer(DynamicLayer):
 
     def reset(self) -> None:
         """Forget everything, the buffers too."""
-        self._buffers = None
+        self._buffers = self.keys = self.values = None
+        self.is_initialized = False  # older versions of transformers would fill with zeros instead
         self._seen = 0
         super().reset()
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ntk_alibi import reference
     from ntk_alibi.integrations import patch
     from ntk_alibi.integrations.growing_cache import GrowingCache
+    from ntk_alibi.integrations.window_cache import WindowCache
     from ntk_alibi.torch.alibi_attention import AlibiAttention
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "KeyNorms",
     "Sandwich",
     "Scaling",
+    "WindowCache",
     "__version__",
     "alibi_slopes",
     "attention",
@@ -78,6 +80,8 @@ def __getattr__(name: str) -> Any:
         return import_module("ntk_alibi.torch.alibi_attention").AlibiAttention
     if name == "GrowingCache":
         return import_module("ntk_alibi.integrations.growing_cache").GrowingCache
+    if name == "WindowCache":
+        return import_module("ntk_alibi.integrations.window_cache").WindowCache
     if name == "patch":
         return import_module("ntk_alibi.integrations").patch
     if name == "reference":

@@ -180,6 +180,53 @@ def causal_block(value: Any, *, causal: bool) -> int | None:
     return integer("causal_block", value, minimum=1)
 
 
+def sight(window: Any, sink: Any, block: Any) -> tuple[int | None, int, int | None]:
+    """What causal queries see; sinks are something only where not everything is seen."""
+    if window is not None:
+        window = integer("window", window, minimum=1)
+    block = causal_block(block, causal=True)
+    sink = integer("sink", sink, minimum=0)
+    if sink and window is None and block is None:
+        raise ValueError(f"sink must be 0 without window or causal_block, got {sink}")
+    return window, sink, block
+
+
+def still_held(what: str, seen: int, held: int) -> None:
+    """That a bounded cache has forgotten nothing yet."""
+    if seen > held:
+        raise ValueError(
+            f"{what} must come before the first token leaves a WindowCache, got it after {seen} "
+            f"tokens, of which {held} are held: use GrowingCache where tokens are taken back"
+        )
+
+
+def window_cache(held: tuple[int, int], seen: tuple[int | None, int], block: int | None) -> None:
+    """That a bounded cache holds just what the model sees."""
+    if held != seen or block is not None:
+        raise ValueError(
+            f"past_key_values must be a cache of what the patch shows, got WindowCache{held} with "
+            f"window={seen[0]}, sink={seen[1]}, causal_block={block}"
+        )
+
+
+def padding_again(given: bool) -> None:
+    """That padding which a bounded cache began with is given again."""
+    if not given:
+        raise ValueError(
+            "attention_mask must be given again with a WindowCache whose rows began with padding, "
+            "got None"
+        )
+
+
+def left_padding(others: Collection[int]) -> None:
+    """That no row's real tokens have padding behind them."""
+    if others:
+        raise ValueError(
+            "attention_mask must have padding on the left only with a WindowCache, got 0 behind 1 "
+            f"in rows {others}"
+        )
+
+
 #: Head dimensions that the kernels have scratch memory for.
 MAX_HEAD_DIM = 256
 

@@ -373,7 +373,7 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
 
     Returns:
         (output, logsumexp), as the first output and in float32; 0 and -inf for queries that no part
-        saw a key of.
+        saw a key of. Tensors that require grad give theirs by torch's autograd.
 
     Raises:
         TypeError, ValueError: the lists differ in length or hold other shapes.

@@ -94,6 +94,28 @@ def distances(query_length: int, key_length: int) -> Floats:
     return (queries[:, None] - np.arange(key_length)[None, :]).astype(np.float64)
 
 
+def streaming_distances(
+    length: int, window: int | None = None, sink: int = 0, causal_block: int | None = None
+) -> Floats:
+    """Distances (length, length) within what each query keeps: sinks, then window or blocks.
+
+    Infinite for what it does not see. Counted, token by token, as in a cache that holds no others.
+    """
+    result = np.full((length, length), np.inf)
+    for i in range(length):
+        kept = [
+            j
+            for j in range(i + 1)
+            if j < sink
+            or (
+                (window is None or i - j < window)
+                and (causal_block is None or i // causal_block - j // causal_block <= 1)
+            )
+        ]
+        result[i, kept] = np.arange(len(kept))[::-1]
+    return result
+
+
 def linear_bias(
     left_slopes: ArrayLike, right_slopes: ArrayLike, query_length: int, key_length: int
 ) -> Floats:

@@ -403,7 +403,7 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
     return _arrays.as_dtype(output, outputs[0].dtype), _arrays.as_float32(logsumexp)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Outside:
     """What the gradients come from: results of the forward pass, and gradients of them."""
 
@@ -413,7 +413,7 @@ class _Outside:
     logsumexp_gradient: NDArray[np.float32] | None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Part:
     """Some of the keys and their bias; shift is added to their logsumexp, or None."""
 
@@ -423,7 +423,7 @@ class _Part:
     exempt: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Call:
     """A call of the core, checked: its arguments but for the bias and the mask of keys."""
 

@@ -405,7 +405,7 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
     )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class _Outside:
     """What the gradients come from: results of the forward pass, and gradients of them."""
 
@@ -415,7 +415,7 @@ class _Outside:
     logsumexp_gradient: NDArray[np.float32] | None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class _Part:
     """Some of the keys and their bias; shift is added to their logsumexp, or None."""
 
@@ -425,7 +425,7 @@ class _Part:
     exempt: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class _Call:
     """A call of the core, checked: its arguments but for the bias and the mask of keys."""
 

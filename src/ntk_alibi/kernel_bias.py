@@ -17,7 +17,7 @@ from ntk_alibi import _arrays, _validation
 from ntk_alibi._arrays import Array, DTypeLike
 
 
-@dataclass(slots=True)  # frozen ones take microseconds to make
+@dataclass(frozen=True)
 class KernelBias:
     """A bias as the kernels take it; all None is none. Of arrays, or of tensors.
 
@@ -41,7 +41,7 @@ class KernelBias:
     first: Any = None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Problem:
     """A call of attention as far as a bias depends on it; all checked.
 

@@ -216,11 +216,6 @@ def as_dtype(array: Any, dtype: Any) -> Array:
     return rounded
 
 
-def as_float32(array: Any) -> Array:
-    """An array or a tensor as float32 of its framework."""
-    return as_dtype(array, namespace(array).float32)
-
-
 def constant(array: Any) -> Any:
     """An array, or a tensor through which no gradient goes."""
     return array.detach() if is_tensor(array) else array

@@ -573,6 +573,11 @@ def parts(outputs: Any, logsumexps: Any) -> None:
         for array in arrays:
             if tuple(array.shape) != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
+            if _arrays.is_tensor(array) != _arrays.is_tensor(outputs[0]):
+                raise TypeError(
+                    f"{name} must all be arrays or all be tensors, got {type(array).__name__} and "
+                    f"{type(outputs[0]).__name__}"
+                )
 
 
 def floating_dtype(value: DTypeLike, allowed: Collection[str]) -> str:

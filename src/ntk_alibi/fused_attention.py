@@ -241,7 +241,7 @@ def plain_attention(
         output, logsumexp = call.attend(parts[0], counts=counts, norms=norms, log=return_logsumexp)
     else:
         outputs, logs = zip(*(call.attend(part, counts=counts) for part in parts), strict=True)
-        output, log = merge(outputs, logs)
+        output, log = merge(outputs, [_arrays.like(x, query) for x in logs])
         logsumexp = _arrays.to_numpy(log)
     results: list[Any] = [output]
     if return_logsumexp and logsumexp is not None:
@@ -372,11 +372,11 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
         logsumexps: as many, each (batch, heads, queries).
 
     Returns:
-        (output, logsumexp), as the first output and in float32; 0 and -inf for queries that no part
-        saw a key of. Tensors that require grad give theirs by torch's autograd.
+        (output, logsumexp), as the first of each, computed in float64; 0 and -inf for queries that
+        no part saw a key of. Tensors may require grad.
 
     Raises:
-        TypeError, ValueError: the lists differ in length or hold other shapes.
+        TypeError, ValueError: the lists differ in length, shapes or framework.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -403,7 +403,9 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
     logsumexp = xp.where(none, -math.inf, largest + xp.log(total))
     weights = (weights / total)[..., None]
     output = xp.sum(xp.where(weights == 0.0, 0.0, weights * parts), 0)
-    return _arrays.as_dtype(output, outputs[0].dtype), _arrays.as_float32(logsumexp)
+    return _arrays.as_dtype(output, outputs[0].dtype), _arrays.as_dtype(
+        logsumexp, logsumexps[0].dtype
+    )
 
 
 class _Outside(NamedTuple):

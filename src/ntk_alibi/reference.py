@@ -175,7 +175,7 @@ def exempt_bias(bias: ArrayLike, exempt: int) -> Floats:
 def bialibi_bias(
     alpha: ArrayLike, beta: ArrayLike, gamma: ArrayLike, query_length: int, key_length: int
 ) -> Floats:
-    """-D of LittleBird, (1, heads, Q, K): Lee et al. 2022, section 3.1.
+    """-D of LittleBird, (1, heads, Q, K): Lee et al. 2022, arXiv 2210.11870.
 
     D_ij = 0 for i = j, alpha for i = 0 or j = 0, beta (i - j) for i > j, gamma (j - i) for i < j.
     """
@@ -230,7 +230,7 @@ def sandwich(
 
 
 def forget_gates(log_gates: ArrayLike, query_length: int) -> Floats:
-    """D_ij = sum_(l = j+1)^i log f_l, -inf for j > i: Lin et al. 2025, equation 5.
+    """D_ij = sum_(l = j+1)^i log f_l, -inf for j > i: Lin et al. 2025, arXiv 2503.02130.
 
     log_gates (batch, heads, keys); result (batch, heads, queries, keys), the last query at the last
     key.

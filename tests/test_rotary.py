@@ -191,6 +191,28 @@ def test_xpos_over_many_centres_is_the_papers_sum() -> None:
         check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 700_000}])
+def test_xpos_over_a_million_keys_is_the_papers_sum(options: dict[str, Any]) -> None:
+    arrays, rotary = inputs(1, 1, 1, 3, 1_000_000, 4), na.XPOS(4)
+    q, k = np.arange(999_997, 1_000_000), np.arange(1_000_000)
+    seen = visible(q, k, **options)
+    scores, scale = meant(arrays, rotary, q, k, seen)
+    result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **options)
+    check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
+
+
+def test_vmap_is_one_call_after_the_other() -> None:
+    q, k, v = torch.randn(3, 3, 1, 2, 30, 8, generator=torch.Generator().manual_seed(0))
+    for rotary in (na.RoPE(8), na.XPOS(8, scale_base=5.0)):
+
+        def attend(*arrays: torch.Tensor, rotary: Any = rotary) -> Any:
+            return na.attention(*arrays, na.ALiBi(2), rotary=rotary, log_n=9)
+
+        several = torch.vmap(attend)(q, k, v)
+        one_by_one = torch.stack([attend(*x) for x in zip(q, k, v, strict=True)])
+        torch.testing.assert_close(several, one_by_one, rtol=1e-6, atol=1e-6)
+
+
 def test_faded_keys_count_with_a_score_of_zero() -> None:
     """Far keys are not hidden: their score is 0, and what is left is the mean of the values."""
     rotary = na.XPOS(2)  # one pair, the fastest
@@ -409,7 +431,9 @@ def test_autocast_rounds_the_inputs_and_nothing_else(name: str) -> None:
     assert torch.equal(mine, rounded.bfloat16())
 
 
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize(
+    "name", [x if x == "RoPE" else pytest.param(x, marks=pytest.mark.slow) for x in ROTARY]
+)
 def test_it_compiles_without_a_break(name: str) -> None:
     torch.manual_seed(0)
     sources = [x.requires_grad_() for x in torch.randn(3, 1, 2, 40, 8)]

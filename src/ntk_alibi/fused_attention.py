@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ class Options:
 
     def given(self) -> dict[str, Any]:
         """As keywords."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 class KeyNorms:
@@ -288,6 +288,9 @@ def _rotated_attention(
 def prepared(query: Any, key: Any, bias: Any, options: Options) -> tuple[Any, Options]:
     """Bias and options of a problem that is rotated, checked; slopes that depend on no lengths."""
     options = checked_rule(options, query.shape[3])
+    _validation.rotary(options.rotary, query.shape[3], causal=options.causal)
+    if options.log_n is not None:
+        _validation.train_length("log_n", options.log_n)
     shape = (*query.shape[:3], key.shape[2])
     _validation.attention_bias(bias, shape, causal=options.causal)
     if _arrays.is_tracing():
@@ -533,8 +536,6 @@ def checked_rule(options: Options, head_dim: int) -> Options:
         window=window,
         causal_block=_validation.causal_block(options.causal_block, causal=causal),
         sink=_validation.integer("sink", options.sink, minimum=0),
-        rotary=_validation.rotary(options.rotary, head_dim, causal=causal),
-        log_n=None if options.log_n is None else _validation.train_length("log_n", options.log_n),
         scale=_validation.finite("scale", scale, minimum=-math.inf),
         skip_tolerance=_validation.skip_tolerance(options.skip_tolerance),
     )

@@ -20,6 +20,8 @@ from ntk_alibi.distance_bias import (
 )
 from ntk_alibi.forget_gates import ForgetGates
 from ntk_alibi.fused_attention import KeyNorms, attention, merge
+from ntk_alibi.log_n import log_n_scale
+from ntk_alibi.rotary import XPOS, RoPE
 from ntk_alibi.scaling import (
     NTK,
     DynamicInterpolation,
@@ -31,7 +33,7 @@ from ntk_alibi.scaling import (
 from ntk_alibi.slopes import alibi_slopes
 
 if TYPE_CHECKING:
-    from ntk_alibi import reference
+    from ntk_alibi import precision, reference
     from ntk_alibi.integrations import patch
     from ntk_alibi.integrations.growing_cache import GrowingCache
     from ntk_alibi.integrations.window_cache import WindowCache
@@ -41,6 +43,7 @@ __all__ = [
     "BAM",
     "NTK",
     "T5",
+    "XPOS",
     "ALiBi",
     "AlibiAttention",
     "BiALiBi",
@@ -54,6 +57,7 @@ __all__ = [
     "KerpleLog",
     "KerplePower",
     "KeyNorms",
+    "RoPE",
     "Sandwich",
     "Scaling",
     "WindowCache",
@@ -62,8 +66,10 @@ __all__ = [
     "attention",
     "build_alibi_tensor",
     "info",
+    "log_n_scale",
     "merge",
     "patch",
+    "precision",
     "reference",
     "scaling_from_config",
     "set_num_threads",
@@ -84,8 +90,8 @@ def __getattr__(name: str) -> Any:
         return import_module("ntk_alibi.integrations.window_cache").WindowCache
     if name == "patch":
         return import_module("ntk_alibi.integrations").patch
-    if name == "reference":
-        return import_module("ntk_alibi.reference")
+    if name in ("precision", "reference"):
+        return import_module(f"ntk_alibi.{name}")
     raise AttributeError(f"module 'ntk_alibi' has no attribute {name!r}")
 
 

@@ -158,6 +158,8 @@ def positions(name: str, value: Any, batch: int, length: int) -> NDArray[np.int3
     if value is None:
         return None
     array = _arrays.to_numpy(value)
+    if array.dtype.kind == "f" and (broken := array[array != np.floor(array)]).size:
+        raise ValueError(f"{name} must be integers, got {broken[0]}")
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(f"{name} must be integers, got dtype {array.dtype}")
     if array.shape not in ((length,), (1, length), (batch, length)):
@@ -229,6 +231,67 @@ def left_padding(others: Collection[int]) -> None:
 
 #: Head dimensions that the kernels have scratch memory for.
 MAX_HEAD_DIM = 256
+
+
+def head_dim(value: Any) -> int:
+    """Channels of a head."""
+    return integer("head_dim", value, minimum=1, maximum=MAX_HEAD_DIM)
+
+
+def rotary_dim(value: Any, head_dim: int) -> int:
+    """Channels that are rotated in pairs, all if None."""
+    name = "head_dim" if value is None else "rotary_dim"
+    channels = integer(name, head_dim if value is None else value, minimum=1, maximum=head_dim)
+    if channels % 2:
+        raise ValueError(f"{name} must be even for rotary positions, got {channels}")
+    return channels
+
+
+def rotary(value: Any, head_dim: int, *, causal: bool) -> Any:
+    """None or rotary positions for heads of this size."""
+    if value is None:
+        return None
+    if isinstance(value, type) or not callable(getattr(value, "turned", None)):
+        raise TypeError(f"rotary must be None, a RoPE or an XPOS, got {value!r}")
+    if value.head_dim != head_dim:
+        raise ValueError(f"rotary must have query's head_dim {head_dim}, got {value!r}")
+    if hasattr(value, "log_decays") and not causal:
+        raise ValueError(f"causal must be True with XPOS, which grows ahead, got {value!r}")
+    return value
+
+
+def untraced_positions(options: Any) -> None:
+    """That XPOS can see the positions it is given, which decide about its centres."""
+    given = options.query_positions is not None or options.key_positions is not None
+    if given and hasattr(options.rotary, "log_decays"):
+        raise ValueError(
+            "query_positions and key_positions must be None with XPOS where torch traces "
+            f"attention, got them with {options.rotary!r}"
+        )
+
+
+def rotary_input(x: Any, head_dim: int) -> None:
+    """Vectors to rotate, (batch, heads, length, head_dim)."""
+    _attention_input("x", x)
+    floating_dtype(x.dtype, (*_arrays.CORE_DTYPES, "float64"))
+    if x.shape[3] != head_dim:
+        raise ValueError(f"x must have head_dim {head_dim}, got {tuple(x.shape)}")
+
+
+def vectors_of_one_head(query: NDArray[Any], key: NDArray[Any]) -> None:
+    """Queries and keys (length, head_dim), no more queries than keys."""
+    for name, array in (("query", query), ("key", key)):
+        if array.ndim != 2:
+            raise ValueError(f"{name} must have shape (length, head_dim), got {array.shape}")
+    if query.shape[1] != key.shape[1] or len(query) > len(key):
+        raise ValueError(
+            f"query must have key's head_dim and at most its length {key.shape}, got {query.shape}"
+        )
+
+
+def train_length(name: str, value: Any) -> int:
+    """Tokens of training whose logarithm divides."""
+    return integer(name, value, minimum=2)
 
 
 def _attention_input(name: str, array: Any, *, tensor: bool | None = None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,6 +105,85 @@ def _nats_by_position(axes: Axes, summary: dict[str, Any]) -> None:
     axes.set_title(f"prose: log perplexity minus that of {first} (band: 95 %, paired)")
     axes.set_xlabel("position / training length")
     _finish(axes, "nats a token", top=None)
+
+
+def rounded_positions_plot(
+    rounded: Mapping[str, tuple[ArrayLike, ArrayLike]], ax: Axes | None = None
+) -> Axes:
+    """Positions as dtypes hold them, over what they are: stairs where positions collide.
+
+    Args:
+        rounded: from names of dtypes to (positions, rounded positions), such as those of
+            `ntk_alibi.precision.last_positions`.
+        ax: axes to draw on; those of a new figure by default.
+
+    Returns:
+        The axes.
+    """
+    axes = _axes(ax)
+    for (name, points), size in zip(rounded.items(), _shrinking(len(rounded)), strict=True):
+        axes.scatter(*points, s=size, label=name)
+    axes.set_title("positions as they are kept")
+    axes.set_xlabel("position")
+    axes.legend(frameon=False)
+    _finish(axes, "position in the dtype", top=None)
+    return axes
+
+
+def exact_positions_plot(shares: Mapping[str, Mapping[int, float]], ax: Axes | None = None) -> Axes:
+    """The share of positions that dtypes hold exactly, over windows.
+
+    Args:
+        shares: from names of dtypes to {window: share}, such as
+            `ntk_alibi.precision.exact_fraction` gives.
+        ax: axes to draw on; those of a new figure by default.
+
+    Returns:
+        The axes.
+    """
+    axes = _axes(ax)
+    for name, points in shares.items():
+        percent = [100 * share for share in points.values()]
+        axes.plot(list(points), percent, marker="o", markersize=4, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_title("positions that are exact")
+    axes.set_xlabel("positions in the window")
+    axes.legend(frameon=False)
+    _finish(axes, "exact, %", top=103)
+    return axes
+
+
+def alibi_rows_plot(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
+    """Biases of one query over the distance to its keys, the newest at 0.
+
+    Args:
+        rows: from names to biases (keys,), whose last is of the newest key, such as those of
+            `ntk_alibi.precision.alibi_row`.
+        ax: axes to draw on; those of a new figure by default.
+
+    Returns:
+        The axes.
+    """
+    axes = _axes(ax)
+    for (name, row), size in zip(rows.items(), _shrinking(len(rows)), strict=True):
+        axes.scatter(np.arange(1 - np.size(row), 1), row, s=size, label=name)
+    axes.set_title("bias of one query")
+    axes.set_xlabel("key's distance behind the query")
+    axes.legend(frameon=False)
+    _finish(axes, "bias", top=None)
+    return axes
+
+
+def _axes(ax: Axes | None) -> Axes:
+    """The axes given, or those of a new figure."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(5, 3.6), layout="constrained").subplots() if ax is None else ax
+
+
+def _shrinking(count: int) -> list[float]:
+    """Sizes of dots of which later ones leave earlier ones visible where they agree."""
+    return [24.0 / 3**i for i in range(count)]
 
 
 def _finish(axes: Axes, ylabel: str, top: float | None) -> None:

@@ -34,6 +34,7 @@ PYTHON_LAYERS = [
         "reference",
         "precision",
     ],
+    ["core_call"],
     ["rotary_attention", "fused_attention"],
     ["torch"],
     ["integrations"],

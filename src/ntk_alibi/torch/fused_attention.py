@@ -18,13 +18,11 @@ from torch.utils.checkpoint import checkpoint
 from ntk_alibi import _arrays, _validation
 from ntk_alibi.bialibi import BiALiBi
 from ntk_alibi.bias import ALiBi, both_sides, hidden_sides, with_axes
+from ntk_alibi.core_call import Options, checked_problem, checked_rule
 from ntk_alibi.distance_bias import DistanceBias
 from ntk_alibi.forget_gates import ForgetGates
 from ntk_alibi.fused_attention import (
-    Options,
     attention_gradients,
-    checked_problem,
-    checked_rule,
     first_positions,
     plain_attention,
     prepared,

@@ -1,4 +1,4 @@
-"""One entry: `python -m benchmarks bias`, `gradient` or `attention`."""
+"""One entry: `python -m benchmarks bias`, `gradient`, `bloom` or `attention`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ntk_alibi as na
-from benchmarks import attention, bias, gradient
-from ntk_alibi.evaluation import document
+from benchmarks import attention, bias, bloom, document, gradient
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/benchmarks.md"
@@ -37,6 +36,10 @@ def _gradient(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     yield "gradient", gradient.run(options.rounds)
 
 
+def _bloom(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    yield "bloom", bloom.run(options.rounds)
+
+
 def _attention(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     results = options.results or (PUBLISHED if options.write else RESULTS)
     return attention.run(
@@ -44,7 +47,7 @@ def _attention(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     )
 
 
-SECTIONS = {"bias": _bias, "gradient": _gradient, "attention": _attention}
+SECTIONS = {"bias": _bias, "gradient": _gradient, "bloom": _bloom, "attention": _attention}
 
 
 def _parts(text: str) -> list[str]:
@@ -59,7 +62,7 @@ def _parts(text: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    for name, rounds in (("bias", 7), ("gradient", 3), ("attention", 3)):
+    for name, rounds in (("bias", 7), ("gradient", 3), ("bloom", 3), ("attention", 3)):
         benchmark = benchmarks.add_parser(name)
         benchmark.add_argument("--rounds", type=int, default=rounds, help="turns (%(default)s)")
         benchmark.add_argument("--write", action="store_true", help=f"into {DOCUMENT.name}")

@@ -97,10 +97,9 @@ def _slopes(bias: na.ALiBi, lengths: Any) -> list[NDArray[np.float64]]:
     heads = bias.num_heads
     standard = bias.slopes is None
     if standard:
-        count = heads // 2 if bias.sides == "halves" else heads
-        one = na.alibi_slopes(count, bias.scaling, lengths)
-        if bias.sides == "halves":
-            one = np.concatenate([one, one], axis=0 if one.ndim == 1 else 1)
+        counts = (heads - heads // 2, heads // 2) if bias.sides == "halves" else (heads,)
+        halves = [na.alibi_slopes(n, bias.scaling, lengths) for n in counts if n]
+        one = np.concatenate(halves, axis=0 if halves[0].ndim == 1 else 1)
         pair = (one, one)
     else:
         pair = bias.slopes if isinstance(bias.slopes, tuple) else (bias.slopes, bias.slopes)
@@ -112,7 +111,7 @@ def _slopes(bias: na.ALiBi, lengths: Any) -> list[NDArray[np.float64]]:
     if bias.sides == "causal":
         right[:] = np.inf
     elif bias.sides == "halves":
-        left[:, heads // 2 :] = right[:, : heads // 2] = np.inf
+        left[:, heads - heads // 2 :] = right[:, : heads - heads // 2] = np.inf
     return [left, right]
 
 

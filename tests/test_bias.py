@@ -107,14 +107,26 @@ def test_relative_bias_is_the_reference(isa: str, length: int, queries: int) -> 
     for bias, reference in [
         (na.ALiBi(6), na.reference.linear_bias(slopes, infinite, queries, length)),
         (na.ALiBi(6, sides="symmetric"), na.reference.symmetric_bias(slopes, queries, length)),
-        (na.ALiBi(6, sides="halves"), na.reference.halves_bias(half, queries, length)),
+        (na.ALiBi(6, sides="halves"), na.reference.halves_bias(half, half, queries, length)),
+        (
+            na.ALiBi(5, sides="halves"),
+            na.reference.halves_bias(half, na.reference.alibi_slopes(2), queries, length),
+        ),
+        (
+            na.ALiBi(1, sides="halves"),
+            na.reference.linear_bias([2.0**-8], [np.inf], queries, length),
+        ),
+        (
+            na.ALiBi(6, sides="symmetric", exempt=2),
+            na.reference.exempt_bias(na.reference.symmetric_bias(slopes, queries, length), 2),
+        ),
         (
             na.ALiBi(6, slopes=(left, right), sides="two_slopes"),
             na.reference.linear_bias(left, right, queries, length),
         ),
     ]:
         ours = bias.tensor(queries, length)
-        assert ours.shape == (1, 6, queries, length)
+        assert ours.shape == (1, bias.num_heads, queries, length)
         np.testing.assert_allclose(ours, reference, rtol=RTOL, atol=0)
 
 

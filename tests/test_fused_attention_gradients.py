@@ -21,7 +21,16 @@ from attention_checks import (
     random,
     visible,
 )
-from gradient_checks import Expected, check_dense, check_gradients, check_linear, expected, run
+from gradient_checks import (
+    Expected,
+    check_dense,
+    check_gradients,
+    check_linear,
+    expected,
+    over_diagonals,
+    run,
+    running,
+)
 from ntk_alibi import _core
 from ntk_alibi.fused_attention import AttentionGradients, attention_gradients
 
@@ -135,7 +144,7 @@ def test_skipping_changes_gradients_by_what_it_allows(isa: str, tolerance: float
     assert np.abs(whole.query - part.query).max() <= allowed
 
 
-# Tables and running sums, which only the core has.
+# Tables and running sums, by the core itself.
 # --------------------------------------------------------------------------------------------------
 
 
@@ -201,15 +210,6 @@ def of_core(
     return inputs(*shape), random(21, batch, heads, queries), mask, seen
 
 
-def over_diagonals(pairs: NDArray[Any], index: NDArray[Any], size: int) -> NDArray[np.float64]:
-    """Sums over all pairs whose index is in [0, size), (heads, size)."""
-    sums = np.zeros((pairs.shape[1], size))
-    inside = (index >= 0) & (index < size)
-    for head, numbers in zip(sums, pairs.sum(axis=0), strict=True):
-        np.add.at(head, index[inside], numbers[inside])
-    return sums
-
-
 @pytest.mark.parametrize("begin", [0, -40, 7])
 @pytest.mark.parametrize(("causal", "masked"), [(True, False), (True, True), (False, True)])
 @pytest.mark.parametrize("shape", CORE_SHAPES, ids=str)
@@ -232,13 +232,6 @@ def test_tables(shape: tuple[int, ...], causal: bool, masked: bool, begin: int) 
             check_gradients(what, result)
             exact, errors = (over_diagonals(x, index, 100) for x in (what.ds, what.pairs.errors))
             assert (np.abs(mine - exact) <= errors).all()
-
-
-def running(what: NDArray[Any], sign: float) -> NDArray[np.float64]:
-    """Sums over each query's row, at its position, and sign times those over each key's column."""
-    sums = sign * what.sum(axis=2)
-    sums[..., what.shape[3] - what.shape[2] :] += what.sum(axis=3)
-    return sums
 
 
 @pytest.mark.parametrize(("causal", "masked"), [(True, False), (True, True), (False, True)])

@@ -28,7 +28,7 @@ from attention_checks import (
     random,
     visible,
 )
-from ntk_alibi.fused_attention import _readable
+from ntk_alibi.core_call import readable
 
 #: Kinds of positions that are given for the queries.
 PLACED = ("unsorted", "repeats", "far", "queries only")
@@ -217,8 +217,8 @@ def test_what_the_core_gets_is_aligned(shift: int) -> None:
     odd = odd.reshape(numbers.shape)
     odd[:] = numbers
     assert not odd.flags.aligned
-    assert _readable(odd).flags.aligned
-    np.testing.assert_array_equal(_readable(odd), numbers)
+    assert readable(odd).flags.aligned
+    np.testing.assert_array_equal(readable(odd), numbers)
     with pytest.raises(ValueError, match="out must be contiguous, aligned"):
         na.ALiBi(2).tensor(9, 16, out=odd)
 

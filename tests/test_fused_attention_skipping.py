@@ -173,7 +173,7 @@ def test_with_kept_norms(isa: str, kind: str, queries: int) -> None:
 
 
 def core_biases(queries: int, keys: int) -> dict[str, tuple[_core.AttentionBias, bool]]:
-    """Biases that no public object makes yet, and whether keys ahead are seen, too."""
+    """Tables and sums of the core, and whether keys ahead are seen, too."""
     distance = np.arange(1 - queries, keys)
     rates, powers = np.array([[0.5], [0.05], [2.0], [0.01]]), np.array([[1.0], [1.2], [0.5], [1.0]])
     power = (-rates * np.abs(distance) ** powers).astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +55,21 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
     Training(TINY).save(tmp_path / "train.ckpt")
     with pytest.raises(ValueError, match=r"must be a checkpoint of Recipe\(.*seed=1"):
         train.train(replace(TINY, seed=1), tmp_path, quiet=True)
+
+
+def test_a_step_has_the_same_gradients_in_all_forms() -> None:
+    """Clipped to norm 1, in float32, of sums of some hundred terms: 2^-24 sqrt(n), times ten."""
+    forms: dict[Any, tuple[float, torch.Tensor]] = {}
+    for attention in (Recipe.attention, "sdpa", "eager"):
+        training = Training(replace(TINY, start_length=96))
+        with na.patch(training.model, attention=attention):
+            loss = training.step()
+        gradients = [p.grad.flatten() for p in training.model.parameters() if p.grad is not None]
+        forms[attention] = loss, torch.cat(gradients)
+    assert list(forms) == ["fused", "sdpa", "eager"]
+    for loss, gradients in forms.values():
+        assert loss == pytest.approx(forms["eager"][0], rel=1e-5)
+        torch.testing.assert_close(gradients, forms["eager"][1], atol=1e-6, rtol=1e-3)
 
 
 def test_what_is_exported_is_a_plain_bloom(tmp_path: Path) -> None:

@@ -191,6 +191,28 @@ def test_xpos_over_many_centres_is_the_papers_sum() -> None:
         check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 700_000}])
+def test_xpos_over_a_million_keys_is_the_papers_sum(options: dict[str, Any]) -> None:
+    arrays, rotary = inputs(1, 1, 1, 3, 1_000_000, 4), na.XPOS(4)
+    q, k = np.arange(999_997, 1_000_000), np.arange(1_000_000)
+    seen = visible(q, k, **options)
+    scores, scale = meant(arrays, rotary, q, k, seen)
+    result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **options)
+    check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
+
+
+def test_vmap_is_one_call_after_the_other() -> None:
+    q, k, v = torch.randn(3, 3, 1, 2, 30, 8, generator=torch.Generator().manual_seed(0))
+    for rotary in (na.RoPE(8), na.XPOS(8, scale_base=5.0)):
+
+        def attend(*arrays: torch.Tensor, rotary: Any = rotary) -> Any:
+            return na.attention(*arrays, na.ALiBi(2), rotary=rotary, log_n=9)
+
+        several = torch.vmap(attend)(q, k, v)
+        one_by_one = torch.stack([attend(*x) for x in zip(q, k, v, strict=True)])
+        torch.testing.assert_close(several, one_by_one, rtol=1e-6, atol=1e-6)
+
+
 def test_faded_keys_count_with_a_score_of_zero() -> None:
     """Far keys are not hidden: their score is 0, and what is left is the mean of the values."""
     rotary = na.XPOS(2)  # one pair, the fastest
@@ -398,6 +420,89 @@ def test_dense_biases_get_their_gradients_from_all_centres() -> None:
     np.testing.assert_allclose(mine, theirs, atol=1e-6)
 
 
+GATES = -np.random.default_rng(5).random((2, 4, 130))
+BIASES = {
+    "none": None,
+    "exempt": na.ALiBi(4, exempt=3),
+    "dynamic": na.ALiBi(4, na.DynamicNTK(train_length=64, per="query")),
+    "first": na.BiALiBi([0.5, 1.0, 1.5, 2.0], 0.1, 0.2),
+    "power": na.KerplePower([0.5, 0.2, 0.1, 0.05], 0.5),
+    "sandwich": na.Sandwich(4, dimension=8),
+    "buckets": na.T5(np.random.default_rng(6).random((4, 32)), bidirectional=False),
+    "gates": na.ForgetGates(GATES),
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 20}, {"causal_block": 16}, {"log_n": 8}], ids=str
+)
+@pytest.mark.parametrize("name", ["RoPE", "XPOS of many centres"])
+@pytest.mark.parametrize("kind", BIASES)
+def test_any_bias_goes_with_it(kind: str, name: str, options: dict[str, Any]) -> None:
+    arrays, bias, rotary = inputs(2, 4, 2, 90, 130, 16), BIASES[kind], ROTARY[name](16)
+    numbers = np.zeros((1, 4, 90, 130)) if bias is None else bias.tensor(90, 130)
+    results = na.attention(*arrays, bias, rotary=rotary, return_logsumexp=True, **options)
+    q, k = np.arange(40, 130), np.arange(130)
+    seen = visible(q, k, **{x: options[x] for x in options if x != "log_n"})
+    scores, scale = meant(arrays, rotary, q, k, seen, options.get("log_n"))
+    check(*arrays, np.where(seen, numbers, -np.inf), results, scale, scores=scores)
+
+    given = (*arrays, *results, np.ones_like(results[0]), np.ones_like(results[1]))
+    options = {**options, "rotary": rotary, "bias_gradient": True}
+    whole = attention_gradients(*given, np.maximum(numbers, -1e4), **options)
+    found = attention_gradients(*given, bias, **options)
+    for x, y in zip(
+        (found.query, found.key, found.value), (whole.query, whole.key, whole.value), strict=True
+    ):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+    pairs = np.asarray(whole.dense, np.float64)
+    d = q[:, None] - k
+    if found.table is not None:
+        for i in range(found.table.shape[1]):
+            own = pairs[..., d == found.table_begin + i].sum(axis=(0, 2))
+            np.testing.assert_allclose(found.table[:, i], own, rtol=1e-4, atol=1e-4)
+    if found.sums is not None:
+        own = -pairs.sum(axis=2)
+        own[:, :, 40:] += pairs.sum(axis=3)
+        np.testing.assert_allclose(found.sums, own, rtol=1e-4, atol=1e-4)
+    if found.left is not None:
+        first = {"exempt": 3, "first": 1}.get(kind, 0)
+        own = -(pairs * d)[..., first:].sum(axis=3)
+        np.testing.assert_allclose(found.left, own, rtol=1e-4, atol=1e-3)
+    if found.first is not None:
+        np.testing.assert_allclose(found.first, -pairs[..., 0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["RoPE", "XPOS of many centres"])
+@pytest.mark.parametrize("kind", ["exempt", "power", "gates"])
+def test_tensors_of_any_bias_have_gradients_with_it(kind: str, name: str) -> None:
+    makers: dict[str, Any] = {
+        "exempt": (np.array([0.5, 0.3, 0.1, 0.05]), lambda x: na.ALiBi(4, slopes=x, exempt=3)),
+        "power": (np.array([0.5, 0.2, 0.1, 0.05]), lambda x: na.KerplePower(x, 0.5)),
+        "gates": (GATES, na.ForgetGates),
+    }
+    start, make = makers[kind]
+    both = []
+    for dtype in (torch.float32, torch.float64):
+        arrays = [torch.from_numpy(x).to(dtype) for x in inputs(2, 4, 2, 90, 130, 16)]
+        parameter = torch.from_numpy(start).to(dtype).requires_grad_()
+        bias, rotary = make(parameter), ROTARY[name](16)
+        output = na.attention(*arrays, bias, rotary=rotary, window=70)
+        (output * torch.arange(16)).sum().backward()
+        assert parameter.grad is not None
+        both.append(parameter.grad.double())
+    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-4 * float(both[1].abs().max()))
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_queries_beside_the_first_keys(name: str) -> None:
+    query, key, value = inputs(1, 2, 2, 30, 50, 16)
+    rotary = ROTARY[name](16)
+    start = na.attention(query, key, value, na.ALiBi(2), rotary=rotary, align="start")
+    same = na.attention(query, key[:, :, :30], value[:, :, :30], na.ALiBi(2), rotary=rotary)
+    np.testing.assert_allclose(start, same, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ROTARY)
 def test_autocast_rounds_the_inputs_and_nothing_else(name: str) -> None:
     arrays = [torch.from_numpy(x) for x in inputs(1, 2, 2, 40, 40, 16)]
@@ -409,7 +514,9 @@ def test_autocast_rounds_the_inputs_and_nothing_else(name: str) -> None:
     assert torch.equal(mine, rounded.bfloat16())
 
 
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize(
+    "name", [x if x == "RoPE" else pytest.param(x, marks=pytest.mark.slow) for x in ROTARY]
+)
 def test_it_compiles_without_a_break(name: str) -> None:
     torch.manual_seed(0)
     sources = [x.requires_grad_() for x in torch.randn(3, 1, 2, 40, 8)]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ntk_alibi import precision, reference
     from ntk_alibi.integrations import patch
     from ntk_alibi.integrations.growing_cache import GrowingCache
+    from ntk_alibi.integrations.window_cache import WindowCache
     from ntk_alibi.torch.alibi_attention import AlibiAttention
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "RoPE",
     "Sandwich",
     "Scaling",
+    "WindowCache",
     "__version__",
     "alibi_slopes",
     "attention",
@@ -84,6 +86,8 @@ def __getattr__(name: str) -> Any:
         return import_module("ntk_alibi.torch.alibi_attention").AlibiAttention
     if name == "GrowingCache":
         return import_module("ntk_alibi.integrations.growing_cache").GrowingCache
+    if name == "WindowCache":
+        return import_module("ntk_alibi.integrations.window_cache").WindowCache
     if name == "patch":
         return import_module("ntk_alibi.integrations").patch
     if name in ("precision", "reference"):

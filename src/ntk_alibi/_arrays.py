@@ -40,6 +40,11 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_array(value: object) -> bool:
+    """Whether value is a NumPy array or a torch tensor."""
+    return isinstance(value, np.ndarray) or is_tensor(value)
+
+
 def needs_torch(*values: Any) -> bool:
     """Whether an operation on these tensors, among other things, is more than their numbers.
 
@@ -55,8 +60,12 @@ def needs_torch(*values: Any) -> bool:
         return True
     if not torch.is_grad_enabled():
         return False
-    parts = getattr(values[-1], "parameters", (values[-1],))
-    return require_grad(*values[:-1], *parts)
+    for tensor in values[:-1]:
+        if tensor.requires_grad:
+            return True
+    return values[-1] is not None and require_grad(
+        *getattr(values[-1], "parameters", (values[-1],))
+    )
 
 
 def require_grad(*values: Any) -> bool:
@@ -92,14 +101,16 @@ def float64(value: Any, example: Any) -> Any:
     torch = sys.modules["torch"]
     if is_tensor(value):
         return value.to(example.device, torch.float64)
-    return torch.tensor(value, dtype=torch.float64, device=example.device)
+    # Tracing knows arrays as tensors; elsewhere read-only ones are to be copied.
+    made = torch.as_tensor if torch.compiler.is_compiling() else torch.tensor
+    return made(value, dtype=torch.float64, device=example.device)
 
 
 def boolean(value: Any, example: Any) -> Any:
-    """An array or a tensor of 0 and 1 as bool of example's framework and device."""
-    if not is_tensor(example):
-        return np.asarray(value, np.bool_)
-    return sys.modules["torch"].as_tensor(value, device=example.device).bool()
+    """Any array as booleans of example's framework and device."""
+    if is_tensor(example):
+        return sys.modules["torch"].as_tensor(value, device=example.device).bool()
+    return to_numpy(value).astype(np.bool_)
 
 
 def with_channels(array: Any, channels: Any) -> Array:
@@ -167,12 +178,11 @@ def empty(shape: tuple[int, ...], dtype: str, *, torch: bool) -> Array:
 
 def storage(array: Any) -> NDArray[Any]:
     """The memory of a floating array as NumPy sees it, without a copy; bfloat16 comes as uint16."""
-    if is_tensor(array):
-        torch = sys.modules["torch"]
-        bits = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
-        memory: NDArray[Any] = (bits.detach() if bits.requires_grad else bits).numpy()
-    else:
-        memory = array.view(np.uint16) if dtype_name(array.dtype) == "bfloat16" else array
+    if isinstance(array, np.ndarray):
+        return array.view(np.uint16) if dtype_name(array.dtype) == "bfloat16" else array
+    torch = sys.modules["torch"]
+    bits = array.view(torch.int16) if array.dtype is torch.bfloat16 else array
+    memory: NDArray[Any] = (bits.detach() if bits.requires_grad else bits).numpy()
     return memory
 
 
@@ -203,13 +213,8 @@ def like(array: NDArray[Any], example: Any) -> Array:
 
 def as_dtype(array: Any, dtype: Any) -> Array:
     """An array rounded to one of NumPy's dtypes, or a tensor to one of torch's."""
-    rounded: Array = array.to(dtype) if is_tensor(array) else array.astype(dtype)
+    rounded: Array = array.to(dtype) if is_tensor(array) else array.astype(dtype, copy=False)
     return rounded
-
-
-def as_float32(array: Any) -> Array:
-    """An array or a tensor as float32 of its framework."""
-    return as_dtype(array, namespace(array).float32)
 
 
 def constant(array: Any) -> Any:
@@ -234,7 +239,7 @@ def widened(array: Any, out: Any) -> Array:
 
 def cast_like(array: Any, example: Any) -> Any:
     """The array in example's dtype, of the same framework; torch knows where it comes from."""
-    return array.to(example.dtype) if is_tensor(array) else array.astype(example.dtype, copy=False)
+    return as_dtype(array, example.dtype)
 
 
 def at_least_float32(array: Any) -> Any:
@@ -242,9 +247,9 @@ def at_least_float32(array: Any) -> Any:
     return array if dtype_name(array.dtype) == "float64" else as_float32(array)
 
 
-def module_of(array: Any) -> Any:
-    """NumPy or torch, for the functions that both have under one name."""
-    return sys.modules["torch"] if is_tensor(array) else np
+def as_float32(array: Any) -> Any:
+    """The array as float32; torch knows where it comes from."""
+    return array.float() if is_tensor(array) else array.astype(np.float32, copy=False)
 
 
 def quiet(example: Any) -> AbstractContextManager[Any]:
@@ -284,16 +289,9 @@ def both_positions(
     return arange(queries, example)[None] + (keys - queries), at_keys
 
 
-def truths(value: Any, example: Any) -> Any:
-    """Any array as booleans in example's framework."""
-    if is_tensor(example):
-        return sys.modules["torch"].as_tensor(value, device=example.device).bool()
-    return to_numpy(value).astype(np.bool_)
-
-
 def counts_below(values: Any, bounds: tuple[Any, ...]) -> list[Any]:
     """How many of a row's values lie below each bound: (1 or batch, n), each (1 or batch, m)."""
-    module = module_of(values)
+    module = namespace(values)
     rows = max(len(values), *(len(bound) for bound in bounds))
     if is_tensor(values):
         ordered = module.sort(values).values.expand(rows, -1).contiguous()

@@ -173,14 +173,6 @@ def positions(name: str, value: Any, batch: int, length: int) -> NDArray[np.int3
     return np.require(np.atleast_2d(array), np.int32, ["C", "ALIGNED"])
 
 
-def aligned(queries: int, keys: int, query_positions: Any, key_positions: Any) -> None:
-    """That queries without positions can have those of the last keys."""
-    if query_positions is None and key_positions is not None and queries > keys:
-        raise ValueError(
-            f"query_positions must be given for more queries than keys, {queries} and {keys}"
-        )
-
-
 def causal_block(value: Any, *, causal: bool) -> int | None:
     """The length of blocks of causal attention, or None."""
     if value is None:
@@ -188,6 +180,53 @@ def causal_block(value: Any, *, causal: bool) -> int | None:
     if not causal:
         raise ValueError(f"causal must be True with causal_block, got causal_block={value!r}")
     return integer("causal_block", value, minimum=1)
+
+
+def sight(window: Any, sink: Any, block: Any) -> tuple[int | None, int, int | None]:
+    """What causal queries see; sinks are something only where not everything is seen."""
+    if window is not None:
+        window = integer("window", window, minimum=1)
+    block = causal_block(block, causal=True)
+    sink = integer("sink", sink, minimum=0)
+    if sink and window is None and block is None:
+        raise ValueError(f"sink must be 0 without window or causal_block, got {sink}")
+    return window, sink, block
+
+
+def still_held(what: str, seen: int, held: int) -> None:
+    """That a bounded cache has forgotten nothing yet."""
+    if seen > held:
+        raise ValueError(
+            f"{what} must come before the first token leaves a WindowCache, got it after {seen} "
+            f"tokens, of which {held} are held: use GrowingCache where tokens are taken back"
+        )
+
+
+def window_cache(held: tuple[int, int], seen: tuple[int | None, int], block: int | None) -> None:
+    """That a bounded cache holds just what the model sees."""
+    if held != seen or block is not None:
+        raise ValueError(
+            f"past_key_values must be a cache of what the patch shows, got WindowCache{held} with "
+            f"window={seen[0]}, sink={seen[1]}, causal_block={block}"
+        )
+
+
+def padding_again(given: bool) -> None:
+    """That padding which a bounded cache began with is given again."""
+    if not given:
+        raise ValueError(
+            "attention_mask must be given again with a WindowCache whose rows began with padding, "
+            "got None"
+        )
+
+
+def left_padding(others: Collection[int]) -> None:
+    """That no row's real tokens have padding behind them."""
+    if others:
+        raise ValueError(
+            "attention_mask must have padding on the left only with a WindowCache, got 0 behind 1 "
+            f"in rows {others}"
+        )
 
 
 #: Head dimensions that the kernels have scratch memory for.
@@ -264,25 +303,29 @@ def _attention_input(name: str, array: Any, *, tensor: bool | None = None) -> No
         raise ValueError(
             f"{name} must have shape (batch, heads, length, head_dim), got {tuple(array.shape)}"
         )
-    if tensor and (array.layout != _arrays.strided() or array.is_nested):
+    if tensor and (array.is_nested or array.layout is not _arrays.strided()):
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {array.layout}")
 
 
 def attention_shapes(query: Any, key: Any, value: Any, *, differentiable: bool = False) -> str:
     """That query, key and value fit together; the name of their dtype, also float64 for torch."""
     tensor = _arrays.is_tensor(query)
+    dtype: Any = getattr(query, "dtype", None)
     for name, array in (("query", query), ("key", key), ("value", value)):
+        if array is query:
+            _attention_input(name, array, tensor=tensor)
+            continue
         _attention_input(name, array, tensor=tensor and _arrays.is_tensor(array))
-        if isinstance(array, np.ndarray) == tensor or array.dtype != query.dtype:
+        if isinstance(array, np.ndarray) == tensor or array.dtype != dtype:
             kind = "tensor" if tensor else "NumPy array"
             raise TypeError(
-                f"{name} must be a {kind} of {query.dtype} as query, got {type(array).__name__} of "
+                f"{name} must be a {kind} of {dtype} as query, got {type(array).__name__} of "
                 f"{array.dtype}"
             )
         if tensor and array.device != query.device:
             raise ValueError(f"{name} must be on query's device {query.device}, got {array.device}")
     allowed = (*_arrays.CORE_DTYPES, "float64") if differentiable else _arrays.CORE_DTYPES
-    dtype = floating_dtype(query.dtype, allowed)
+    core_dtype = floating_dtype(dtype, allowed)
     (batch, heads, _, head_dim), key_shape = query.shape, tuple(key.shape)
     if tuple(value.shape) != key_shape:
         raise ValueError(f"value must have key's shape {key_shape}, got {tuple(value.shape)}")
@@ -294,7 +337,7 @@ def attention_shapes(query: Any, key: Any, value: Any, *, differentiable: bool =
         raise ValueError(f"query must have a multiple of key's {key_shape[1]} heads, got {heads}")
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
     integer("key length", key_shape[2], minimum=0)
-    return dtype
+    return core_dtype
 
 
 def without_torch(name: str, given: bool) -> None:
@@ -490,7 +533,7 @@ def distance_table(table: Any, begin: Any) -> tuple[Any, int]:
 
 def covered(begin: int, size: int, seen: tuple[int, int]) -> None:
     """That a table reaches over all distances that are seen."""
-    if seen[0] < begin or seen[1] >= begin + size:
+    if seen[0] <= seen[1] and not begin <= seen[0] <= seen[1] < begin + size:
         raise ValueError(
             f"table must cover the distances {seen[0]} to {seen[1]} that are seen, got {size} from "
             f"{begin} on"
@@ -593,6 +636,11 @@ def parts(outputs: Any, logsumexps: Any) -> None:
         for array in arrays:
             if tuple(array.shape) != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
+            if _arrays.is_tensor(array) != _arrays.is_tensor(outputs[0]):
+                raise TypeError(
+                    f"{name} must all be arrays or all be tensors, got {type(array).__name__} and "
+                    f"{type(outputs[0]).__name__}"
+                )
 
 
 def floating_dtype(value: DTypeLike, allowed: Collection[str]) -> str:
@@ -742,7 +790,7 @@ def key_only(scaling: Any, per: str | None) -> None:
         raise ValueError(
             "scaling must not have per='query' here, where all queries share one bias; got "
             f"{scaling!r}. "
-            "ALiBi(...).tensor(...) and patch(...) take it"
+            "ALiBi(...).tensor(...) and patch(...) with compat='exact' take it"
         )
 
 

@@ -116,7 +116,7 @@ class KerplePower(DistanceBias):
         >>> na.KerplePower(r1=[0.5], r2=[2.0]).tensor(1, 4)[0, 0]
         array([[-4.5, -2. , -0.5, -0. ]], dtype=float32)
 
-    Source: Chi et al. 2022 (arXiv 2205.09921), section 4.
+    Source: Chi et al. 2022 (arXiv 2205.09921).
     """
 
     r1: Any
@@ -151,7 +151,7 @@ class KerpleLog(DistanceBias):
         >>> na.KerpleLog(r1=[1.0], r2=[1.0]).tensor(1, 3)[0, 0]
         array([[-1.0986123, -0.6931472, -0.       ]], dtype=float32)
 
-    Source: Chi et al. 2022 (arXiv 2205.09921), section 4.
+    Source: Chi et al. 2022 (arXiv 2205.09921).
     """
 
     r1: Any
@@ -413,7 +413,8 @@ class DistanceTable(DistanceBias):
     def over(self, first: int, last: int, like: Any = None) -> Any:
         """See `DistanceBias`."""
         _validation.covered(self.begin, self.table.shape[1], (first, last))
-        part = self.table[:, first - self.begin : last - self.begin + 1]
+        begin = max(first - self.begin, 0)
+        part = self.table[:, begin : begin + last - first + 1]
         return _arrays.float64(part if _arrays.is_tensor(like) else _constant(part), like)
 
 

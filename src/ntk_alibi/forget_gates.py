@@ -30,10 +30,10 @@ class ForgetGates(BiasObject):
     Example:
         >>> import ntk_alibi as na
         >>> na.ForgetGates([[[-9.0, -1.0, -2.0]]]).tensor(2, 3)[0, 0]
-        array([[-1.,  0., -inf],
-               [-3., -2.,  0.]], dtype=float32)
+        array([[ -1.,   0., -inf],
+               [ -3.,  -2.,   0.]], dtype=float32)
 
-    Source: Lin et al. 2025 (arXiv 2503.02130), section 3.
+    Source: Lin et al. 2025 (arXiv 2503.02130).
     """
 
     log_gates: Any

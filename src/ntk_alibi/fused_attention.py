@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -13,16 +13,22 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _core, _validation
 from ntk_alibi._arrays import Array
 from ntk_alibi.bias import ALiBi
-from ntk_alibi.kernel_bias import BiasObject, KernelBias, Problem
+from ntk_alibi.core_call import (
+    Call,
+    Options,
+    Outside,
+    as_floats,
+    checked_problem,
+    checked_rule,
+    readable,
+)
+from ntk_alibi.kernel_bias import BiasObject, KernelBias
 from ntk_alibi.rotary import XPOS, RoPE
-from ntk_alibi.rotary_attention import Rotated, attend_rotated, needs_rotation
+from ntk_alibi.rotary_attention import Part, Rotated, attend_rotated, needs_rotation
 from ntk_alibi.slopes import scaling_per
 
 #: Keys that are skipped, or read, together.
 BLOCK = 64
-
-#: The share of a float32 sum that rounding to nearest may swallow: half an ulp.
-ROUNDING = 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -44,28 +50,6 @@ class Stats:
             self.visible == 0, 1.0, self.visited / np.maximum(self.visible, 1)
         )
         return share
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Arguments of `attention` that say which keys are seen and how, as they came."""
-
-    causal: bool = True
-    window: int | None = None
-    causal_block: int | None = None
-    sink: int = 0
-    key_padding_mask: Any = None
-    query_positions: Any = None
-    key_positions: Any = None
-    scale: float | None = None
-    skip_tolerance: float | None = 0.0
-    align: str = "end"
-    rotary: RoPE | XPOS | None = None
-    log_n: int | None = None
-
-    def given(self) -> dict[str, Any]:
-        """As keywords."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class KeyNorms:
@@ -115,7 +99,7 @@ class KeyNorms:
             grown[:, :, :known] = self._norms[:, :, :known] if known else 0.0
             self._norms = grown
         first = self.length // BLOCK
-        _core.measure_key_norms(_readable(key), _arrays.CORE_DTYPES[dtype], first, self._norms)
+        _core.measure_key_norms(readable(key), _arrays.CORE_DTYPES[dtype], first, self._norms)
         self.length = length
         return self
 
@@ -248,7 +232,7 @@ def plain_attention(
         asked = (True, return_logsumexp, return_stats)
         wanted = [x for x, wish in zip(found, asked, strict=False) if wish]
         return tuple(wanted) if len(wanted) > 1 else wanted[0]
-    call = _Call.checked(query, key, value, bias, options, dtype)
+    call = Call.checked(query, key, value, bias, options, dtype)
     parts = call.parts()
     if key_norms is not None:
         plain = options.key_padding_mask is None and options.key_positions is None
@@ -259,7 +243,7 @@ def plain_attention(
         output, logsumexp = call.attend(parts[0], counts=counts, norms=norms, log=return_logsumexp)
     else:
         outputs, logs = zip(*(call.attend(part, counts=counts) for part in parts), strict=True)
-        output, log = merge(outputs, logs)
+        output, log = merge(outputs, [_arrays.like(x, query) for x in logs])
         logsumexp = _arrays.to_numpy(log)
     results: list[Any] = [output]
     if return_logsumexp and logsumexp is not None:
@@ -287,7 +271,7 @@ def _rotated_attention(
 
     bias, options = prepared(query, key, bias, options)
     outputs, logsumexps, *stats = attend_rotated(attend, query, key, value, bias, options)
-    module = _arrays.module_of(query)
+    module = _arrays.namespace(query)
     output = _arrays.cast_like(module.concatenate(outputs, 2), query)
     logsumexp = module.concatenate(logsumexps, 2)
     if not return_stats:
@@ -299,8 +283,14 @@ def _rotated_attention(
 def prepared(query: Any, key: Any, bias: Any, options: Options) -> tuple[Any, Options]:
     """Bias and options of a problem that is rotated, checked; slopes that depend on no lengths."""
     options = checked_rule(options, query.shape[3])
+    _validation.rotary(options.rotary, query.shape[3], causal=options.causal)
+    if options.log_n is not None:
+        _validation.train_length("log_n", options.log_n)
     shape = (*query.shape[:3], key.shape[2])
     _validation.attention_bias(bias, shape, causal=options.causal)
+    if _validation.alignment(options.align, options.query_positions) == "start":
+        beside = first_positions(query, options.key_positions)
+        options = options._replace(query_positions=beside, align="end")
     if _arrays.is_tracing():
         _validation.untraced_positions(options)
         return bias, options
@@ -310,6 +300,15 @@ def prepared(query: Any, key: Any, bias: Any, options: Options) -> tuple[Any, Op
         slopes = own.left, own.right
         bias = ALiBi(bias.num_heads, slopes=slopes, sides="two_slopes", exempt=own.exempt)
     return bias, options
+
+
+def first_positions(query: Any, key_positions: Any) -> Any:
+    """Positions of queries that stand beside the first keys, (queries,) or (batch, queries)."""
+    queries = query.shape[2]
+    if key_positions is None:
+        return _arrays.arange(queries, query)
+    _validation.keys_for_queries(queries, key_positions.shape[-1])
+    return key_positions[..., :queries]
 
 
 @dataclass(frozen=True)
@@ -392,13 +391,14 @@ def attention_gradients(
     Source: Dao et al. 2022 (arXiv 2205.14135), appendix B.
     """
     dtype = _validation.attention_shapes(query, key, value)
+    given = Options(**options)
     _validation.forward_results(query, output, logsumexp, output_gradient, logsumexp_gradient)
-    if needs_rotation(Options(**options)):
+    if needs_rotation(given):
         results = (output, logsumexp, output_gradient, logsumexp_gradient)
-        return _rotated_gradients(query, key, value, results, bias, bias_gradient, options)
-    call = _Call.checked(query, key, value, bias, Options(**options), dtype)
-    log_gradient = None if logsumexp_gradient is None else _floats(logsumexp_gradient)
-    outside = _Outside(output, _floats(logsumexp), output_gradient, log_gradient)
+        return _rotated_gradients(query, key, value, results, bias, bias_gradient, given)
+    call = Call.checked(query, key, value, bias, given, dtype)
+    log_gradient = None if logsumexp_gradient is None else as_floats(logsumexp_gradient)
+    outside = Outside(output, as_floats(logsumexp), output_gradient, log_gradient)
     torch = _arrays.is_tensor(query)
     key_gradient, value_gradient = (
         _arrays.empty(tuple(x.shape), dtype, torch=torch) for x in (key, value)
@@ -433,21 +433,18 @@ def _rotated_gradients(
     results: tuple[Any, ...],
     bias: Any,
     bias_gradient: bool,
-    options: dict[str, Any],
+    options: Options,
 ) -> AttentionGradients:
     """Gradients of queries and keys that were rotated: rotated back, summed over the parts."""
-    bias, checked = prepared(query, key, bias, Options(**options))
+    bias, checked = prepared(query, key, bias, options)
     rotated = Rotated(query, key, checked)
     turned = rotated.query(query), rotated.key(key)
-    module, wide = _arrays.module_of(query), _arrays.at_least_float32
+    module, wide = _arrays.namespace(query), _arrays.at_least_float32
     key_sum, value_sum = (module.zeros_like(wide(x)) for x in (key, value))
-    query_parts, left, right = [], [], []
-    dense = None
-    if bias_gradient and bias is not None and not isinstance(bias, ALiBi):
-        dense = np.zeros(rotated.shape, np.float32)
-    for part in rotated.parts(query):
+    found = []
+    for part in rotated.parts(query, bias):
         output, logsumexp, *incoming = map(part.of_queries, results)
-        found = attention_gradients(
+        own = attention_gradients(
             part.query(part.of_queries(turned[0])),
             part.key(part.of_keys(turned[1])),
             part.of_keys(wide(value)),
@@ -457,30 +454,52 @@ def _rotated_gradients(
             incoming[1],
             part.bias(bias),
             bias_gradient=bias_gradient,
-            **part.options(rotated.options).given(),
+            **part.options(rotated.options)._asdict(),
         )
-        query_parts.append(part.query(found.query))
-        key_sum[:, :, part.keys] += part.key(found.key)
-        value_sum[:, :, part.keys] += found.value
-        left.append(found.left)
-        right.append(found.right)
-        if dense is not None:
-            dense[:, :, part.queries, part.keys] = found.dense
-    turned_back = rotated.query(module.concatenate(query_parts, 2), back=True)
+        key_sum[:, :, part.keys] += part.key(own.key)
+        value_sum[:, :, part.keys] += own.value
+        found.append((part, own))
+    query_sum = module.concatenate([part.query(own.query) for part, own in found], 2)
     return AttentionGradients(
-        _arrays.cast_like(turned_back, query),
+        _arrays.cast_like(rotated.query(query_sum, back=True), query),
         _arrays.cast_like(rotated.key(key_sum, back=True), key),
         _arrays.cast_like(value_sum, value),
-        _joined(left),
-        _joined(right),
-        dense,
+        **_joined_bias_gradients(found, rotated.shape),
     )
 
 
-def _joined(parts: list[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
-    """Gradients of slopes of all queries, (batch, heads, queries); None where none were asked."""
-    given = [part for part in parts if part is not None]
-    return np.concatenate(given, axis=2) if given else None
+def _joined_bias_gradients(
+    found: list[tuple[Part, AttentionGradients]], shape: tuple[int, ...]
+) -> dict[str, Any]:
+    """Of the bias of a whole problem (batch, heads, queries, keys), from those of its parts."""
+    joined: dict[str, Any] = {"left": None, "right": None, "first": None, "dense": None}
+    for name in ("left", "right", "first"):
+        rows = [getattr(own, name) for _, own in found]
+        if rows[0] is not None:
+            joined[name] = np.concatenate(rows, axis=2)
+    first = found[0][1]
+    if first.dense is not None:
+        joined["dense"] = np.zeros(shape, np.float32)
+        for part, own in found:
+            joined["dense"][:, :, part.queries, part.keys] = own.dense
+    if first.sums is not None:
+        joined["sums"] = np.zeros((*shape[:2], shape[3]), np.float64)
+        for part, own in found:
+            joined["sums"][:, :, part.keys] += own.sums
+    if first.table is not None:
+        tables = [(own.table_begin, own.table) for _, own in found if own.table is not None]
+        joined["table"], joined["table_begin"] = _joined_tables(tables)
+    return joined
+
+
+def _joined_tables(tables: list[tuple[int, NDArray[np.float64]]]) -> tuple[NDArray[Any], int]:
+    """The sum of tables that begin at different distances, and where it begins."""
+    begin = min(offset for offset, _ in tables)
+    end = max(offset + table.shape[1] for offset, table in tables)
+    joined = np.zeros((tables[0][1].shape[0], end - begin), np.float64)
+    for offset, table in tables:
+        joined[:, offset - begin : offset - begin + table.shape[1]] += table
+    return joined, begin
 
 
 def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array, Array]:
@@ -493,11 +512,11 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
         logsumexps: as many, each (batch, heads, queries).
 
     Returns:
-        (output, logsumexp), as the first output and in float32; 0 and -inf for queries that no part
-        saw a key of.
+        (output, logsumexp), as the first of each, computed in float64; 0 and -inf for queries that
+        no part saw a key of. Tensors may require grad.
 
     Raises:
-        TypeError, ValueError: the lists differ in length or hold other shapes.
+        TypeError, ValueError: the lists differ in length, shapes or framework.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -524,289 +543,6 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
     logsumexp = xp.where(none, -math.inf, largest + xp.log(total))
     weights = (weights / total)[..., None]
     output = xp.sum(xp.where(weights == 0.0, 0.0, weights * parts), 0)
-    return _arrays.as_dtype(output, outputs[0].dtype), _arrays.as_float32(logsumexp)
-
-
-@dataclass(frozen=True)
-class _Outside:
-    """What the gradients come from: results of the forward pass, and gradients of them."""
-
-    output: Any
-    logsumexp: NDArray[np.float32]
-    output_gradient: Any
-    logsumexp_gradient: NDArray[np.float32] | None
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Some of the keys and their bias; shift is added to their logsumexp, or None."""
-
-    bias: _core.AttentionBias
-    mask: NDArray[np.uint8] | None
-    shift: NDArray[np.float32] | None = None
-    exempt: bool = False
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of the core, checked: its arguments but for the bias and the mask of keys."""
-
-    query: Any
-    key: Any
-    value: Any
-    dtype: str
-    bias: KernelBias
-    problem: Problem
-    options: Options
-
-    @staticmethod
-    def checked(query: Any, key: Any, value: Any, bias: Any, options: Options, dtype: str) -> _Call:
-        options = checked_rule(options, query.shape[3])
-        shape = (*query.shape[:3], key.shape[2])
-        if not isinstance(bias, KernelBias):
-            _validation.attention_bias(bias, shape, causal=options.causal)
-        problem = checked_problem(options, shape)
-        return _Call(query, key, value, dtype, _kernel_bias(bias, problem), problem, options)
-
-    def _arguments(self, part: _Part) -> tuple[Any, ...]:
-        """What the core's functions take first, from inputs to the tolerance."""
-        rule, tolerance = self.options, self.options.skip_tolerance
-        return (
-            _readable(self.query),
-            _readable(self.key),
-            _readable(self.value),
-            part.bias,
-            _arrays.CORE_DTYPES[self.dtype],
-            rule.scale,
-            self.problem.query_positions,
-            self.problem.key_positions,
-            part.mask,
-            rule.causal,
-            _validation.MAX_LENGTH if rule.window is None else rule.window,
-            rule.causal_block or 0,
-            rule.sink,
-            ROUNDING if tolerance == 0.0 else tolerance or 0.0,
-        )
-
-    def attend(
-        self,
-        part: _Part,
-        *,
-        counts: NDArray[np.int64] | None = None,
-        norms: NDArray[np.float32] | None = None,
-        log: bool = True,
-    ) -> tuple[Array, NDArray[np.float32] | None]:
-        """Output and shifted logsumexp of a part, the latter if wanted."""
-        output = _arrays.empty(
-            tuple(self.query.shape), self.dtype, torch=_arrays.is_tensor(self.query)
-        )
-        logsumexp = np.empty(self.query.shape[:3], np.float32) if log else None
-        _core.attention(
-            *(*self._arguments(part), _arrays.storage(output), logsumexp, counts, norms)
-        )
-        if part.shift is not None and logsumexp is not None:
-            logsumexp += part.shift
-        return output, logsumexp
-
-    def parts(self) -> list[_Part]:
-        """One, or two where tokens are exempt: the keys that are, and those that are not.
-
-        Their scores have no slope, but a constant for each query that the logsumexp takes; and so
-        have all scores of queries that are exempt.
-        """
-        bias, mask = self.bias, self.problem.mask
-        if not bias.exempt:
-            return [_Part(_core_bias(bias, self.problem), mask)]
-        batch, heads, _, keys = self.problem.shape
-        columns = self.problem.key_positions
-        columns = np.arange(keys)[None] if columns is None else columns
-        exempt = columns < bias.exempt
-        real = np.ones((batch, keys), np.bool_) if mask is None else mask.astype(np.bool_)
-        rows = self._exempt_queries()
-        slopes = _sides(bias)
-        none = (np.where(np.isinf(side), side, np.float32(0)) for side in slopes)
-        some = (np.where(rows & ~np.isinf(side), np.float32(0), side) for side in slopes)
-        shifts: list[Any] = [None, None]
-        if bias.first is not None:
-            first = np.broadcast_to(bias.first[None, :, None], (batch, heads, 1))
-            zero = np.float32(0)
-            shifts = [np.where(rows, zero, -first), np.where(rows, -first, zero)]
-        return [
-            _Part(_core.linear_bias(*none), (real & exempt).view(np.uint8), shifts[0], True),
-            _Part(_core.linear_bias(*some), (real & ~exempt).view(np.uint8), shifts[1]),
-        ]
-
-    def _exempt_queries(self) -> NDArray[np.bool_]:
-        """(1 or batch, 1, queries)."""
-        queries, keys = self.problem.shape[2:]
-        positions = self.problem.query_positions
-        rows = np.arange(keys - queries, keys)[None] if positions is None else positions
-        exempt: NDArray[np.bool_] = (rows < self.bias.exempt)[:, None]
-        return exempt
-
-    def bias_gradients(self) -> dict[str, NDArray[Any]]:
-        """Zeros for the gradients of the bias."""
-        bias, shape = self.bias, self.problem.shape
-        gradients: dict[str, NDArray[Any]] = {}
-        if bias.left is not None:
-            gradients |= {name: np.zeros(shape[:3], np.float32) for name in ("left", "right")}
-        if bias.dense is not None:
-            gradients["dense"] = np.zeros(shape, np.float32)
-        if bias.table is not None:
-            gradients["table"] = np.zeros(bias.table.shape, np.float64)
-        if bias.sums is not None:
-            gradients["sums"] = np.zeros((*shape[:2], shape[3]), np.float64)
-        return gradients
-
-    def query_gradient(
-        self,
-        part: _Part,
-        outside: _Outside,
-        shared: tuple[NDArray[Any], ...],
-        gradients: dict[str, NDArray[Any]],
-    ) -> Array:
-        """The query's gradient by one part, which writes those of its keys and of the bias."""
-        log = outside.logsumexp if part.shift is None else outside.logsumexp - part.shift
-        incoming = (
-            _readable(outside.output),
-            log,
-            _readable(outside.output_gradient),
-            outside.logsumexp_gradient,
-        )
-        torch = _arrays.is_tensor(self.query)
-        gradient = _arrays.empty(tuple(self.query.shape), self.dtype, torch=torch)
-        names = ("left", "right", "table", "sums", "dense")
-        own = (None if part.exempt else gradients.get(name) for name in names)
-        _core.attention_gradients(
-            *(*self._arguments(part), *incoming, _arrays.storage(gradient), *shared, *own)
-        )
-        return gradient
-
-    def finish_exempt(
-        self, part: _Part, outside: _Outside, gradients: dict[str, NDArray[Any]]
-    ) -> None:
-        """Sets gradients of slopes to 0 where they do not act, and makes that of the constant.
-
-        The constant is subtracted from all scores of one part, whose sum of ds_ij is that of its
-        weights times do_i.o_i(part) - do_i.o_i + dl_i; over all keys it is dl_i.
-        """
-        rows = self._exempt_queries()
-        for name in ("left", "right"):
-            gradients[name][np.broadcast_to(rows, gradients[name].shape)] = 0
-        if self.bias.first is None:
-            return
-        output, own_log = self.attend(part)
-        do, whole, own = (
-            np.asarray(_arrays.to_numpy(x), np.float64)
-            for x in (outside.output_gradient, outside.output, output)
-        )
-        log = outside.logsumexp.astype(np.float64)
-        seen = ~np.isneginf(log)
-        dl = 0.0 if outside.logsumexp_gradient is None else outside.logsumexp_gradient
-        share = np.exp(own_log - np.where(seen, log, 0.0))
-        of_part = share * ((do * (own - whole)).sum(axis=-1) + dl)
-        of_rest = np.where(seen, dl, 0.0) - of_part
-        gradients["first"] = -np.where(rows, of_rest, of_part).astype(np.float32)
-
-
-def _sides(bias: KernelBias) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    return np.asarray(bias.left, np.float32), np.asarray(bias.right, np.float32)
-
-
-def checked_rule(options: Options, head_dim: int) -> Options:
-    """The options with plain numbers checked and the scale given; masks as they came."""
-    causal = _validation.boolean("causal", options.causal)
-    window = options.window
-    if window is not None:
-        window = _validation.integer("window", window, minimum=1)
-    scale = 1.0 / math.sqrt(head_dim) if options.scale is None else options.scale
-    return replace(
-        options,
-        causal=causal,
-        window=window,
-        causal_block=_validation.causal_block(options.causal_block, causal=causal),
-        sink=_validation.integer("sink", options.sink, minimum=0),
-        rotary=_validation.rotary(options.rotary, head_dim, causal=causal),
-        log_n=None if options.log_n is None else _validation.train_length("log_n", options.log_n),
-        scale=_validation.finite("scale", scale, minimum=-math.inf),
-        skip_tolerance=_validation.skip_tolerance(options.skip_tolerance),
+    return _arrays.as_dtype(output, outputs[0].dtype), _arrays.as_dtype(
+        logsumexp, logsumexps[0].dtype
     )
-
-
-def checked_problem(options: Options, shape: tuple[int, ...]) -> Problem:
-    """The problem (batch, heads, queries, keys) of options whose plain numbers are checked."""
-    batch, _, queries, keys = shape
-    align = _validation.alignment(options.align, options.query_positions)
-    mask = _validation.key_padding_mask(options.key_padding_mask, batch, keys)
-    key_positions = _validation.positions("key_positions", options.key_positions, batch, keys)
-    query_positions = _validation.positions(
-        "query_positions", options.query_positions, batch, queries
-    )
-    if query_positions is None:
-        query_positions = _beside(key_positions, queries, keys, align)
-    return Problem(
-        shape,
-        options.causal,
-        options.window,
-        options.causal_block,
-        options.sink,
-        align,
-        mask,
-        query_positions,
-        key_positions,
-        placed=options.query_positions is not None,
-    )
-
-
-def _beside(
-    key_positions: NDArray[np.int32] | None, queries: int, keys: int, align: str
-) -> NDArray[np.int32] | None:
-    """Positions of queries that stand beside the first or the last keys, (1 or batch, queries)."""
-    if key_positions is None:
-        return np.arange(queries, dtype=np.int32)[None] if align == "start" else None
-    _validation.keys_for_queries(queries, keys)
-    first = 0 if align == "start" else keys - queries
-    return np.ascontiguousarray(key_positions[:, first : first + queries])
-
-
-def _floats(array: Any) -> NDArray[np.float32]:
-    return np.require(_arrays.to_numpy(array), np.float32, ["C", "ALIGNED"])
-
-
-def _readable(array: Any) -> NDArray[Any]:
-    """Memory of an array, aligned and with unit last stride, copied only where it is not so."""
-    memory = _arrays.storage(array)
-    unit = memory.strides[-1] == memory.itemsize or memory.shape[-1] <= 1
-    return memory if unit and memory.flags.aligned else memory.copy()
-
-
-def _kernel_bias(bias: Any, problem: Problem) -> KernelBias:
-    """A checked bias of any kind as the kernels take it, of NumPy numbers that fit the problem."""
-    if bias is None:
-        return KernelBias()
-    if isinstance(bias, BiasObject):
-        own = bias.kernel_bias(problem)
-    elif isinstance(bias, KernelBias):
-        own = bias
-    else:
-        own = KernelBias(dense=_arrays.to_numpy(bias))
-    if own.left is not None:
-        _validation.slope_batch(max(own.left.shape[0], own.right.shape[0]), problem.shape[0])
-    if own.table is not None:
-        _validation.covered(own.table_begin, own.table.shape[1], problem.distances())
-    return own
-
-
-def _core_bias(bias: KernelBias, problem: Problem) -> _core.AttentionBias:
-    if bias.left is not None:
-        return _core.linear_bias(*_sides(bias))
-    if bias.table is not None:
-        table = _readable(np.asarray(bias.table, np.float32))
-        return _core.table_bias(table, bias.table_begin)
-    if bias.sums is not None:
-        sums = _readable(np.asarray(bias.sums, np.float64))
-        return _core.sums_bias(np.broadcast_to(sums, (problem.shape[0], *sums.shape[1:])))
-    if bias.dense is not None:
-        dense = np.require(bias.dense, np.float32, ["ALIGNED"])
-        return _core.dense_bias(np.broadcast_to(dense, problem.shape))
-    return _core.no_bias()

@@ -8,7 +8,7 @@ layer all speak of it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from ntk_alibi import _arrays, _validation
 from ntk_alibi._arrays import Array, DTypeLike
 
 
-@dataclass(frozen=True)
-class KernelBias:
+class KernelBias(NamedTuple):
     """A bias as the kernels take it; all None is none. Of arrays, or of tensors.
 
     Attributes:
@@ -41,8 +40,7 @@ class KernelBias:
     first: Any = None
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """A call of attention as far as a bias depends on it; all checked.
 
     Attributes:
@@ -65,8 +63,10 @@ class Problem:
     placed: bool = False
 
     def distances(self) -> tuple[int, int]:
-        """The least and the greatest distance at which a query can see a key."""
+        """The least and the greatest distance that is seen; (0, -1) if none is."""
         queries, keys = self.shape[2:]
+        if queries == 0 or keys == 0:
+            return 0, -1
         first = 0 if self.align == "start" else keys - queries
         q_least, q_most = _range(self.query_positions, first, first + queries - 1)
         k_least, k_most = _range(self.key_positions, 0, keys - 1)
@@ -80,13 +80,13 @@ class Problem:
                 most = min(most, self.window - 1)
             if self.causal_block is not None:
                 most = min(most, 2 * self.causal_block - 1)
-        return least, max(least, most)
+        return (least, most) if least <= most else (0, -1)
 
 
 def _range(positions: NDArray[np.int32] | None, first: int, last: int) -> tuple[int, int]:
     if positions is None:
         return first, last
-    return (int(positions.min()), int(positions.max())) if positions.size else (0, 0)
+    return int(positions.min()), int(positions.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ class BiasObject:
     @property
     def parameters(self) -> tuple[Any, ...]:
         """The arrays and tensors it is made of."""
-        return tuple(x for x in self._values() if hasattr(x, "shape"))
+        return tuple(filter(_arrays.is_array, self._values()))
 
     def kernel_bias(self, problem: Problem) -> KernelBias:
         """It as NumPy numbers for a problem."""
@@ -178,7 +178,7 @@ def _comparable(value: Any) -> Any:
     """Something hashable that equals for equal values."""
     if isinstance(value, tuple):
         return tuple(map(_comparable, value))
-    if not hasattr(value, "shape"):
+    if not _arrays.is_array(value):
         return value
     array = _arrays.to_numpy(value)
     return array.shape, array.dtype.name, array.tobytes()

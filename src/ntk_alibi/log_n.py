@@ -68,7 +68,8 @@ def log_n_scale(
         _validation.key_padding_mask(key_padding_mask, batch, keys)
         _validation.positions("query_positions", query_positions, batch, queries)
         _validation.positions("key_positions", key_positions, batch, keys)
-        _validation.aligned(queries, keys, query_positions, key_positions)
+        if query_positions is None and key_positions is not None:
+            _validation.keys_for_queries(queries, keys)
     example = next((x for x in given if _arrays.is_tensor(x)), None)
     factors = log_n_factors(
         *_arrays.both_positions(query_positions, key_positions, queries, keys, example),
@@ -95,7 +96,7 @@ def log_n_factors(
     key_padding_mask: Any,
 ) -> Any:
     """The factors in float64 of checked arguments, positions (1 or batch, length) integers."""
-    module = _arrays.module_of(query_positions)
+    module = _arrays.namespace(query_positions)
     seen = visible_keys(
         query_positions,
         key_positions,
@@ -120,9 +121,9 @@ def visible_keys(
     key_padding_mask: Any,
 ) -> Any:
     """How many keys each query sees, (1 or batch, queries): two intervals of sorted positions."""
-    module, beyond = _arrays.module_of(query_positions), _validation.MAX_LENGTH + 1
+    module, beyond = _arrays.namespace(query_positions), _validation.MAX_LENGTH + 1
     if key_padding_mask is not None:
-        real = _arrays.truths(key_padding_mask, key_positions)
+        real = _arrays.boolean(key_padding_mask, key_positions)
         key_positions = module.where(real, key_positions, 2 * beyond)
     p = query_positions
     first, end = module.full_like(p, -beyond), module.full_like(p, beyond)

@@ -94,6 +94,28 @@ def distances(query_length: int, key_length: int) -> Floats:
     return (queries[:, None] - np.arange(key_length)[None, :]).astype(np.float64)
 
 
+def streaming_distances(
+    length: int, window: int | None = None, sink: int = 0, causal_block: int | None = None
+) -> Floats:
+    """Distances (length, length) within what each query keeps: sinks, then window or blocks.
+
+    Infinite for what it does not see. Counted, token by token, as in a cache that holds no others.
+    """
+    result = np.full((length, length), np.inf)
+    for i in range(length):
+        kept = [
+            j
+            for j in range(i + 1)
+            if j < sink
+            or (
+                (window is None or i - j < window)
+                and (causal_block is None or i // causal_block - j // causal_block <= 1)
+            )
+        ]
+        result[i, kept] = np.arange(len(kept))[::-1]
+    return result
+
+
 def linear_bias(
     left_slopes: ArrayLike, right_slopes: ArrayLike, query_length: int, key_length: int
 ) -> Floats:
@@ -124,13 +146,103 @@ def symmetric_bias(slopes: ArrayLike, query_length: int, key_length: int) -> Flo
     )
 
 
-def halves_bias(slopes: ArrayLike, query_length: int, key_length: int) -> Floats:
-    """Slopes (H/2,): the first H/2 heads see i >= j, the second i <= j, both with -m_h |i - j|."""
+def halves_bias(
+    left_slopes: ArrayLike, right_slopes: ArrayLike, query_length: int, key_length: int
+) -> Floats:
+    """Heads with left slopes see i >= j, those after them, with right slopes, i <= j.
+
+    Both have -m_h |i - j|.
+    """
     d = distances(query_length, key_length)
-    bias = symmetric_bias(slopes, query_length, key_length)
-    return np.concatenate(
-        [np.where(d >= 0, bias, -np.inf), np.where(d <= 0, bias, -np.inf)], axis=1
+    left, right = (symmetric_bias(m, query_length, key_length) for m in (left_slopes, right_slopes))
+    return np.concatenate([np.where(d >= 0, left, -np.inf), np.where(d <= 0, right, -np.inf)], 1)
+
+
+def exempt_bias(bias: ArrayLike, exempt: int) -> Floats:
+    """A bias of all pairs (..., Q, K), 0 where query or key is one of the first tokens.
+
+    What is -inf stays so; the last query is at the last key.
+    """
+    bias = np.array(bias, np.float64)
+    queries, keys = bias.shape[-2:]
+    for i in range(queries):
+        for j in range(keys):
+            if min(i + keys - queries, j) < exempt:
+                bias[..., i, j] = np.where(np.isinf(bias[..., i, j]), -np.inf, 0.0)
+    return bias
+
+
+def bialibi_bias(
+    alpha: ArrayLike, beta: ArrayLike, gamma: ArrayLike, query_length: int, key_length: int
+) -> Floats:
+    """-D of LittleBird, (1, heads, Q, K): Lee et al. 2022, arXiv 2210.11870.
+
+    D_ij = 0 for i = j, alpha for i = 0 or j = 0, beta (i - j) for i > j, gamma (j - i) for i < j.
+    """
+    d = distances(query_length, key_length)
+    alpha, beta, gamma = (np.asarray(x, np.float64)[:, None, None] for x in (alpha, beta, gamma))
+    j = np.arange(key_length)
+    i = d + j
+    cost = np.where(d > 0, beta * d, -gamma * d)
+    cost = np.where((i <= 0) | (j == 0), alpha, cost)
+    return -np.where(d == 0, 0.0, cost)[None]
+
+
+def _heads(parameters: ArrayLike, distance: ArrayLike) -> Floats:
+    """(heads,) with an axis for each of distance's."""
+    return np.asarray(parameters, np.float64).reshape(-1, *[1] * np.ndim(distance))
+
+
+def kerple_power(distance: ArrayLike, r1: ArrayLike, r2: ArrayLike) -> Floats:
+    """-r1 |m - n|^r2, (heads, *distances): Chi et al. 2022, arXiv 2205.09921."""
+    return -_heads(r1, distance) * np.abs(distance) ** _heads(r2, distance)
+
+
+def kerple_log(distance: ArrayLike, r1: ArrayLike, r2: ArrayLike) -> Floats:
+    """-r1 log(1 + r2 |m - n|), (heads, *distances): Chi et al. 2022, arXiv 2205.09921."""
+    return -_heads(r1, distance) * np.log(1.0 + _heads(r2, distance) * np.abs(distance))
+
+
+def bam(
+    distance: ArrayLike, alpha: ArrayLike, beta: ArrayLike, mu: ArrayLike, epsilon: float = 0.0
+) -> Floats:
+    """-(|alpha (d - mu)| + epsilon)^beta, (heads, *distances): Bianchessi et al. 2025."""
+    z = _heads(alpha, distance) * (np.asarray(distance, np.float64) - _heads(mu, distance))
+    return -((np.abs(z) + epsilon) ** _heads(beta, distance))
+
+
+def sinusoidal_embeddings(positions: ArrayLike, dimension: int) -> Floats:
+    """Vaswani et al. 2017: sine and cosine of m / 10000^(2i/d), (*positions, dimension)."""
+    i = np.arange(dimension // 2)
+    angles = np.asarray(positions, np.float64)[..., None] / 10000.0 ** (2.0 * i / dimension)
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
+
+
+def sandwich(
+    query_positions: ArrayLike, key_positions: ArrayLike, num_heads: int, dimension: int = 128
+) -> Floats:
+    """p_m.p_n over the compression ratio 8h/H, (heads, Q, K): Chi et al. 2022, arXiv 2212.10356."""
+    products = sinusoidal_embeddings(query_positions, dimension) @ np.swapaxes(
+        sinusoidal_embeddings(key_positions, dimension), -1, -2
     )
+    ratios = 8.0 * np.arange(1, num_heads + 1) / num_heads
+    return products[None] / ratios[:, None, None]
+
+
+def forget_gates(log_gates: ArrayLike, query_length: int) -> Floats:
+    """D_ij = sum_(l = j+1)^i log f_l, -inf for j > i: Lin et al. 2025, arXiv 2503.02130.
+
+    log_gates (batch, heads, keys); result (batch, heads, queries, keys), the last query at the last
+    key.
+    """
+    gates = np.asarray(log_gates, np.float64)
+    keys = gates.shape[-1]
+    bias = np.full((*gates.shape[:2], query_length, keys), -np.inf)
+    for row in range(query_length):
+        i = keys - query_length + row
+        for j in range(i + 1):
+            bias[:, :, row, j] = gates[:, :, j + 1 : i + 1].sum(axis=-1)
+    return bias
 
 
 def rope(x: ArrayLike, positions: ArrayLike, base: float = 10000.0) -> Floats:

@@ -48,8 +48,8 @@ class _Rotary:
 
         float64 stays, everything else comes as float32. Channels beyond rotary_dim are unchanged.
         """
-        module, x = _arrays.module_of(x), _arrays.at_least_float32(x)
-        pair = _arrays.widened(_arrays.arange(self.pairs, x), None)
+        module, x = _arrays.namespace(x), _arrays.at_least_float32(x)
+        pair = _arrays.float64_range(0, self.pairs - 1, x)
         frequencies = self.base ** (-pair / self.pairs)
         angles = _arrays.widened(positions, None)[..., None] * (
             -frequencies if back else frequencies
@@ -66,7 +66,7 @@ class _Rotary:
 
     def _joined(self, both: list[Any], example: Any) -> Any:
         """First and second channels of the pairs, each in its place."""
-        module = _arrays.module_of(example)
+        module = _arrays.namespace(example)
         if self.layout == "halves":
             return module.concatenate(both, -1)
         return module.stack(both, -1).reshape((*both[0].shape[:-1], 2 * self.pairs))
@@ -180,9 +180,9 @@ class XPOS(_Rotary):
 
     def log_decays(self, example: Any) -> Any:
         """The logarithm of each channel's factor a token of distance, (head_dim,) float64, <= 0."""
-        module = _arrays.module_of(example)
-        pair = _arrays.widened(_arrays.arange(self.pairs, example), None)
+        module = _arrays.namespace(example)
+        pair = _arrays.float64_range(0, self.pairs - 1, example)
         zeta = (pair / self.pairs + self.gamma) / (1.0 + self.gamma)
         rates = module.log(zeta) / self.scale_base
-        rest = _arrays.widened(_arrays.arange(self.head_dim - 2 * self.pairs, example), None)
+        rest = _arrays.float64_range(0, self.head_dim - 2 * self.pairs - 1, example)
         return module.concatenate([self._joined([rates, rates], example), 0.0 * rest], -1)

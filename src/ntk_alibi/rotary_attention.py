@@ -7,13 +7,15 @@ its factors are powers of the distance to a centre: each run of queries has a ce
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ntk_alibi import _arrays
+from ntk_alibi.bialibi import BiALiBi
 from ntk_alibi.bias import ALiBi, both_sides
+from ntk_alibi.forget_gates import ForgetGates
 from ntk_alibi.kernel_bias import BiasObject
 from ntk_alibi.log_n import log_n_factors
 
@@ -56,8 +58,7 @@ class Part:
     def options(self, options: Any) -> Any:
         """The options, for the part's queries and keys."""
         mask, positions = options.key_padding_mask, options.query_positions
-        return replace(
-            options,
+        return options._replace(
             rotary=None,
             log_n=None,
             key_padding_mask=None if mask is None else mask[:, self.keys],
@@ -68,7 +69,9 @@ class Part:
         """The bias, for the part's queries and keys."""
         if isinstance(bias, ALiBi):
             return self._linear(bias)
-        if isinstance(bias, BiasObject):  # of distance, so that the part's last columns suffice
+        if isinstance(bias, ForgetGates):
+            return ForgetGates(bias.log_gates[..., self.keys])
+        if isinstance(bias, BiasObject):  # of distances, which the last columns keep
             return bias
         if bias is not None and bias.ndim > 1 and bias.shape[-2] > 1:
             bias = bias[..., self.queries, :]
@@ -96,7 +99,7 @@ class Rotated:
         self.shape = (*query.shape[:3], key.shape[2])
         if options.query_positions is None and options.key_positions is not None:
             last = options.key_positions[..., self.shape[3] - self.shape[2] :]
-            options = replace(options, query_positions=last)
+            options = options._replace(query_positions=last)
         self.options = options
         self.positions = _arrays.both_positions(
             options.query_positions, options.key_positions, query.shape[2], key.shape[2], query
@@ -130,7 +133,7 @@ class Rotated:
         key = _arrays.at_least_float32(key)
         return key if rotary is None else rotary.turned(key, self.positions[1], back=back)
 
-    def parts(self, example: Any) -> Iterator[Part]:
+    def parts(self, example: Any, bias: Any) -> Iterator[Part]:
         """Calls to make, in the order of the queries."""
         options, (queries, keys) = self.options, self.shape[2:]
         if not hasattr(options.rotary, "log_decays"):
@@ -139,7 +142,7 @@ class Rotated:
         for begin, end in self._runs():
             seen = slice(0, keys)
             if options.query_positions is None:
-                seen = self._seen(begin, end)
+                seen = self._seen(begin, end, counted=_counts_positions(bias))
             yield Part(slice(begin, end), seen, *self._factors(slice(begin, end), seen, example))
 
     def _runs(self) -> Iterator[tuple[int, int]]:
@@ -158,19 +161,22 @@ class Rotated:
             yield begin, end
             begin = max(end, 1)
 
-    def _seen(self, begin: int, end: int) -> slice:
-        """The columns that queries may see, such that the last ones are aligned as before."""
+    def _seen(self, begin: int, end: int, *, counted: bool) -> slice:
+        """The columns that queries may see, such that the last ones are aligned as before.
+
+        From the first one on where positions are counted from there, by sinks or a bias.
+        """
         options, (queries, keys) = self.options, self.shape[2:]
         first, ends = keys - queries + begin, max(keys - queries + end, 0)
         begins = 0 if options.window is None else first - options.window + 1
         if options.causal_block is not None:
             block = options.causal_block
             begins = max(begins, (first // block - 1) * block) // block * block
-        return slice(0 if options.sink else min(max(begins, 0), ends), ends)
+        return slice(0 if options.sink or counted else min(max(begins, 0), ends), ends)
 
     def _factors(self, queries: slice, keys: slice, example: Any) -> tuple[Any, Any]:
         """XPOS's factors of a run of queries and of keys, (1 or batch, 1, length, head_dim)."""
-        module = _arrays.module_of(example)
+        module = _arrays.namespace(example)
         q, k = self.positions[0][:, queries], self.positions[1][:, keys]
         if q.shape[1] == 0:
             return None, None
@@ -202,9 +208,14 @@ def attend_rotated(
             part.bias(bias),
             part.options(rotated.options),
         )
-        for part in rotated.parts(query)
+        for part in rotated.parts(query, bias)
     ]
     return [list(column) for column in zip(*results, strict=True)]
+
+
+def _counts_positions(bias: Any) -> bool:
+    """Whether a bias tells the first tokens from others."""
+    return isinstance(bias, BiALiBi) or bool(getattr(bias, "exempt", 0))
 
 
 def needs_rotation(options: Any) -> bool:

@@ -3,11 +3,13 @@
 transformers adds Falcon's bias twice in its eager form (once in the mask, once to the scores), and
 rounds slopes and bias to bfloat16 in every dtype. Patched, the model is told to build none
 (`use_alibi`), and the layers form it once, in float32, from the `AlibiPass`. As in transformers'
-SDPA form it is divided by sqrt(head_dim), like the products.
+SDPA form it is divided by sqrt(head_dim), like the products. compat="transformers" repeats that
+form's rounding.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -19,7 +21,7 @@ from ntk_alibi.integrations.patching import Family, Replacement, Settings
 
 
 def _rule(model: Any) -> Rule:
-    return Rule(model.num_heads, slope_factor=(model.embed_dim // model.num_heads) ** -0.5)
+    return Rule(model.num_heads, slope_divisor=math.sqrt(model.embed_dim // model.num_heads))
 
 
 def _replacements(model: Any) -> list[Replacement]:
@@ -64,4 +66,5 @@ FAMILY = Family(
     begin=partial(begin_pass, _rule),
     replacements=_replacements,
     check=_check,
+    rounds=True,
 )

@@ -84,7 +84,7 @@ class GrowingLayer(DynamicLayer):
         """Buffers for `total` tokens whose first `length` are those held now."""
         if self._buffers is not None and self._holds(self._buffers, total, length):
             return self._buffers
-        capacity = max(self._least_capacity, total if length == 0 else 2 * total)
+        capacity = max(self._least_capacity, 2 * total)  # what is not written takes no memory yet
         buffers = []
         for i, states in enumerate((key_states, value_states)):
             batch, heads, _, head_dim = states.shape

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
@@ -15,6 +16,8 @@ from torch import nn
 
 from ntk_alibi import _validation
 from ntk_alibi.scaling import Scaling, scaling_from_config
+from ntk_alibi.slopes import scaling_per
+from ntk_alibi.torch.sight import Sight
 
 #: Versions of transformers whose modeling code the patches were read against;
 #: tests/test_integrations_versions.py lists the ones tested. The upper bound is exclusive.
@@ -33,18 +36,32 @@ _KEPT = "_ntk_alibi_kept"
 #: What a patched model may attend with.
 ATTENTIONS = ("fused", "sdpa", "eager")
 
+#: Whose rounding the bias may have.
+COMPATS = ("exact", "transformers")
+
 #: Owner, attribute, and what takes its place.
 Replacement: TypeAlias = tuple[nn.Module, str, Any]
 
 _lock = threading.RLock()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Settings:
     """One patch's choices."""
 
     scaling: Scaling | None
-    attention: Literal["fused", "sdpa", "eager"]
+    attention: Literal["fused", "sdpa", "eager"] = "fused"
+    compat: Literal["exact", "transformers"] = "exact"
+    sight: Sight = field(default_factory=Sight)
+
+    def __repr__(self) -> str:
+        """The choices that are not the default, as `patch` takes them."""
+        choices = [f"{self.scaling!r}", f"attention={self.attention!r}"]
+        if self.compat != "exact":
+            choices.append(f"compat={self.compat!r}")
+        limits = dataclasses.asdict(self.sight)
+        choices += [f"{name}={value}" for name, value in limits.items() if value]
+        return ", ".join(choices)
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,7 @@ class Family:
             or a plain value. The functions ask `current` for their settings at every call.
         check: raises if this very model cannot be patched so.
         attentions: choices that the family has.
+        rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
     """
 
     name: str
@@ -71,6 +89,7 @@ class Family:
     replacements: Callable[[Any], list[Replacement]]
     check: Callable[[Any, Settings], None]
     attentions: tuple[str, ...] = ATTENTIONS
+    rounds: bool = False
 
     def find(self, module: nn.Module) -> list[nn.Module]:
         """The models of this family inside a module."""
@@ -122,8 +141,7 @@ class PatchHandle:
 
     def __repr__(self) -> str:
         state = "in force" if self._targets else "undone"
-        choices = f"{self.scaling!r}, attention={self.attention!r}"
-        return f"<patch of {self._family.name}, {choices}, {state}>"
+        return f"<patch of {self._family.name}, {self._settings!r}, {state}>"
 
 
 def apply(family: Family, targets: list[nn.Module], settings: Settings) -> PatchHandle:
@@ -142,6 +160,7 @@ def apply(family: Family, targets: list[nn.Module], settings: Settings) -> Patch
 def _check(family: Family, target: nn.Module, settings: Settings) -> None:
     """That the target and the modeling code are what the family's patch was written for."""
     _validation.choice(f"attention for {family.name}", settings.attention, family.attentions)
+    check_compat(family, settings)
     for (owner, method), names in family.expected.items():
         function = getattr(owner, method)
         if missing := set(names) - set(inspect.signature(function).parameters):
@@ -157,6 +176,27 @@ def _check(family: Family, target: nn.Module, settings: Settings) -> None:
                 f"{type(part).__name__} with a forward of its own"
             )
     family.check(target, settings)
+
+
+def check_compat(family: Family, settings: Settings) -> None:
+    """That the family has such rounding, and that these settings keep the bias of the keys alone.
+
+    transformers' bias is of the keys alone: one number for all queries, which no slope of theirs
+    can change and torch's kernel cannot add without a matrix of all pairs.
+    """
+    _validation.choice(
+        f"compat for {family.name}", settings.compat, COMPATS if family.rounds else COMPATS[:1]
+    )
+    if settings.compat == "transformers":
+        _validation.key_only(settings.scaling, scaling_per(settings.scaling))
+        _validation.choice(
+            "attention with compat='transformers'", settings.attention, ("fused", "eager")
+        )
+        if settings.sight != Sight():
+            raise ValueError(
+                "compat must be 'exact' with window, sink or causal_block, which transformers does "
+                f"not have, got {settings.compat!r}"
+            )
 
 
 def _install(family: Family, target: nn.Module) -> None:
@@ -176,7 +216,7 @@ def _uninstall(family: Family, target: nn.Module) -> None:
 def follow_config(family: Family, target: nn.Module) -> None:
     """Patch a new model for good, as its configuration says at each call."""
     check_version()
-    _check(family, target, Settings(None, "fused"))
+    _check(family, target, Settings(None))
     _install(family, target)
     setattr(target, _STACK, (None,))
 
@@ -186,8 +226,31 @@ def current(target: Any) -> Settings:
     settings = _stack(target)[-1]
     if settings is not None:
         return settings
-    config = getattr(target.config, "alibi_scaling", None)
-    return Settings(None if config is None else scaling_from_config(config), "fused")
+    given = {
+        name: getattr(target.config, f"alibi_{name}")
+        for name in ("scaling", "window", "sink", "causal_block")
+        if getattr(target.config, f"alibi_{name}", None) is not None
+    }
+    if "scaling" in given:
+        given["scaling"] = scaling_from_config(given["scaling"])
+    return settings_of(**given)
+
+
+def settings_of(
+    scaling: Scaling | None = None,
+    *,
+    attention: Any = "fused",
+    compat: Any = "exact",
+    window: int | None = None,
+    sink: int = 0,
+    causal_block: int | None = None,
+) -> Settings:
+    """Arguments of `patch`, checked as far as they can be without a model."""
+    _validation.scaling(scaling)
+    _validation.choice("attention", attention, ATTENTIONS)
+    _validation.choice("compat", compat, COMPATS)
+    window, sink, causal_block = _validation.sight(window, sink, causal_block)
+    return Settings(scaling, attention, compat, Sight(window, causal_block, sink))
 
 
 def _stack(target: nn.Module) -> tuple[Settings | None, ...]:

@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ntk_alibi.evaluation import report, study
 from ntk_alibi.integrations import patch
-from ntk_alibi.models import training
+from ntk_alibi.integrations.patching import ATTENTIONS
+from ntk_alibi.models.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from ntk_alibi.scaling import NTK, Scaling
 
 
@@ -36,10 +37,23 @@ class Recipe(training.Recipe):
         final_steps: at train_length; the learning rate falls over the last 70 % of them.
         slope_factor: multiplies the flattest slope; 1 but for small test models, whose training
             length would otherwise not be long for it.
+        tokens: a step, while lengths are below 1000; twice that beyond.
+        shares: of prose, lines and topics.
+        seed: of weights and records.
+        attention: of `patch`, for forward and backward pass; those differ by rounding only.
     """
 
     final_steps: int = 900
     slope_factor: float = 1.0
+    tokens: int = 4096
+    layers: int = 3
+    hidden_size: int = 128
+    heads: int = 8
+    shares: tuple[float, float, float] = (0.3, 0.5, 0.2)
+    muon_rate: float = 0.02
+    adam_rate: float = 2e-3
+    seed: int = 0
+    attention: Literal["fused", "sdpa", "eager"] = "fused"
 
 
 #: About 100 CPU-seconds: shows the order of the methods, nothing more. For tests.
@@ -151,7 +165,7 @@ def train(recipe: Recipe, output: Path, *, quiet: bool = False) -> Training:
     training = Training(recipe)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     slopes = Steeper(recipe.slope_factor) if recipe.slope_factor != 1.0 else None
-    handle = patch(training.model, slopes, attention="sdpa")
+    handle = patch(training.model, slopes, attention=recipe.attention)
     with Progress(*columns, disable=quiet) as progress, handle:
         bar = progress.add_task("", total=recipe.final_steps)
         training.run(
@@ -174,8 +188,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("nano-bloom"), help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and data (%(default)s)")
     parser.add_argument("--small", action="store_true", help="two minutes' worth, for tests")
+    parser.add_argument(
+        "--attention", choices=ATTENTIONS, default=Recipe.attention, help="(%(default)s)"
+    )
     options = parser.parse_args(arguments)
-    recipe = replace(SMALL if options.small else Recipe(), seed=options.seed)
+    recipe = SMALL if options.small else Recipe()
+    recipe = replace(recipe, seed=options.seed, attention=options.attention)
     training = train(recipe, options.output)
     print(f"{options.output} holds a BLOOM trained at {recipe.train_length} tokens")
     slopes = partial(Steeper, recipe.slope_factor)

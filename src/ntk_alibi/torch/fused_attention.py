@@ -8,7 +8,6 @@ operations, a chunk of queries at a time.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any, TypeAlias
 
@@ -19,13 +18,12 @@ from torch.utils.checkpoint import checkpoint
 from ntk_alibi import _arrays, _validation
 from ntk_alibi.bialibi import BiALiBi
 from ntk_alibi.bias import ALiBi, both_sides, hidden_sides, with_axes
+from ntk_alibi.core_call import Options, checked_problem, checked_rule
 from ntk_alibi.distance_bias import DistanceBias
 from ntk_alibi.forget_gates import ForgetGates
 from ntk_alibi.fused_attention import (
-    Options,
     attention_gradients,
-    checked_problem,
-    checked_rule,
+    first_positions,
     plain_attention,
     prepared,
 )
@@ -252,7 +250,7 @@ def attention(
     )
     tensors = _kernel_bias(bias, query, shape, options)
     if masks[1] is None and options.align == "start":
-        masks = (masks[0], _first_positions(query, masks[2]), masks[2])
+        masks = (masks[0], first_positions(query, masks[2]), masks[2])
     rule = (options.causal, options.window, options.causal_block, options.sink, options.scale)
     if device.type == "cpu" and query.dtype in CORE_DTYPES:
         result: tuple[torch.Tensor, torch.Tensor] = _attention(
@@ -275,32 +273,12 @@ def attention(
         key,
         value,
         tensors,
-        dataclasses.replace(
-            options,
+        options._replace(
             key_padding_mask=mask,
             query_positions=query_positions,
             key_positions=key_positions,
         ),
     )
-
-
-def _rotated_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, options: Options
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of queries and keys that are rotated first, which autocast must not round."""
-    bias, options = prepared(query, key, bias, options)
-    with torch.autocast(query.device.type, enabled=False):
-        outputs, logsumexps = attend_rotated(attention, query, key, value, bias, options)
-    return torch.cat(outputs, dim=2).to(query.dtype), torch.cat(logsumexps, dim=2)
-
-
-def _first_positions(query: torch.Tensor, key_positions: torch.Tensor | None) -> torch.Tensor:
-    """Positions of queries that begin where the keys do."""
-    queries = query.shape[2]
-    if key_positions is None:
-        return torch.arange(queries, device=query.device)
-    _validation.keys_for_queries(queries, key_positions.shape[-1])
-    return key_positions[..., :queries]
 
 
 def _kernel_bias(
@@ -331,6 +309,16 @@ def _kernel_bias(
     return KernelBias(dense=dense)
 
 
+def _rotated_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, options: Options
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of queries and keys that are rotated first, which autocast must not round."""
+    bias, options = prepared(query, key, bias, options)
+    with torch.autocast(query.device.type, enabled=False):
+        outputs, logsumexps = attend_rotated(attention, query, key, value, bias, options)
+    return torch.cat(outputs, dim=2).to(query.dtype), torch.cat(logsumexps, dim=2)
+
+
 def _slopes(
     bias: ALiBi, query: torch.Tensor, shape: tuple[int, ...], options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -347,7 +335,7 @@ def _slopes(
         counts = scaling_per(bias.scaling) is not None
         numbers = bias.kernel_bias(checked_problem(options, shape) if counts else Problem(shape))
         return torch.from_numpy(np.array(numbers.left)), torch.from_numpy(np.array(numbers.right))
-    left, right = (with_axes(torch.as_tensor(x).float()) for x in both_sides(bias.slopes))
+    left, right = (with_axes(torch.as_tensor(x).to(_wide(query))) for x in both_sides(bias.slopes))
     _validation.slope_shapes(tuple(left.shape), tuple(right.shape), shape[2])
     _validation.slope_batch(max(left.shape[0], right.shape[0]), shape[0])
     hidden = torch.as_tensor(hidden_sides(bias.sides, bias.num_heads), device=left.device)
@@ -429,7 +417,7 @@ def _of_queries(bias: KernelBias, begin: int, end: int, queries: int) -> KernelB
         first = sums.shape[2] - queries
         sums = sums[..., first + begin : first + end, None] - sums[..., None, :]
         return KernelBias(dense=sums)
-    return dataclasses.replace(bias, left=part(bias.left), right=part(bias.right), dense=dense)
+    return bias._replace(left=part(bias.left), right=part(bias.right), dense=dense)
 
 
 def _positions(
@@ -490,8 +478,8 @@ def _bias_and_visible(
             constant: Any = 0.0 if bias.first is None else -bias.first.to(dtype)[:, None, None]
             numbers = torch.where(exempt, torch.where(distance == 0, 0.0, constant), numbers)
         return numbers, visible & ~hidden
-    if bias.table is not None:
-        size = bias.table.shape[1]
+    size = 0 if bias.table is None else bias.table.shape[1]
+    if size:  # else nothing is visible
         index = (distance[:, 0] - bias.table_begin).clamp(0, size - 1)  # others are not visible
         dense = bias.table[:, index].transpose(0, 1)
     if dense is not None:

@@ -1,0 +1,238 @@
+"""BLOOM models with random weights: patched, as transformers has them, and in CTranslate2.
+
+`python -m benchmarks.bloom STATE LENGTH DTYPE` prints the memory that one prefill of a block needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, BloomConfig, BloomForCausalLM, DynamicCache
+
+import ntk_alibi as na
+from benchmarks import document
+from benchmarks.memory import peak_beyond_now
+from benchmarks.timing import Call, interleaved
+from ntk_alibi.models import nano_bloom_path
+
+HIDDEN, HEADS = 1024, 16  # bloom-560m's
+LAYERS = 6  # of the whole model that CTranslate2 takes part in
+SECONDS_PER_TURN = 0.3
+TOKENS = 16  # decoded in a turn
+
+STOCK, PATCHED, CTRANSLATE2 = "transformers", "`na.patch`", "CTranslate2"
+
+
+def run(rounds: int) -> str:
+    """All tables as Markdown."""
+    head = (
+        f"{document.machine(['ctranslate2'])}; hidden size {HIDDEN}, {HEADS} heads, B = 1, random "
+        f"weights; medians of {rounds} interleaved rounds. A block is a model of one layer without "
+        "logits; GB are its memory beyond the weights, at the peak."
+    )
+    parts = [_block_table(rounds), _decode_table(rounds), _model_table(rounds)]
+    return "\n\n".join([head, *parts])
+
+
+def _block_table(rounds: int) -> str:
+    """Prefill of one block."""
+    rows = []
+    for length, dtype in (
+        (2048, torch.float32),
+        (8192, torch.float32),
+        (2048, torch.bfloat16),
+        (8192, torch.bfloat16),
+    ):
+        calls = {name: _block_call(name, length, dtype) for name in (STOCK, PATCHED)}
+        seconds = interleaved(calls, rounds, SECONDS_PER_TURN)
+        memory = [_in_child(name, length, dtype) / 1e9 for name in calls]
+        rows.append(
+            [
+                f"{length}, {_name(dtype)}",
+                *(f"{seconds[name]:.3f}" for name in calls),
+                f"{seconds[STOCK] / seconds[PATCHED]:.1f}",
+                *(f"{size:.2f}" for size in memory),
+            ]
+        )
+    header = ["prefill of a block", "transformers, s", "patched, s", "ratio", "GB", "patched, GB"]
+    return document.table(header, rows)
+
+
+def _decode_table(rounds: int) -> str:
+    """One token on many cached keys, one block."""
+    rows = []
+    for length, dtype in ((8192, torch.float32), (8192, torch.bfloat16)):
+        calls = {}
+        for name, cache in (
+            (f"{STOCK}, DynamicCache", DynamicCache()),
+            (f"{PATCHED}, DynamicCache", DynamicCache()),
+            (f"{PATCHED}, `na.GrowingCache`", na.GrowingCache()),
+        ):
+            with torch.inference_mode():
+                _block(PATCHED, dtype)(_tokens(length), past_key_values=cache)
+            calls[name] = _step(_block(PATCHED if PATCHED in name else STOCK, dtype), cache)
+        seconds = interleaved(calls, 3 * rounds, SECONDS_PER_TURN)
+        first = next(iter(seconds.values()))
+        rows += [
+            [f"{length}, {_name(dtype)}: {name}", f"{1e3 * s:.2f}", f"{first / s:.1f}"]
+            for name, s in seconds.items()
+        ]
+    return document.table(["a token on cached keys, a block", "ms", "times"], rows)
+
+
+def _model_table(rounds: int) -> str:
+    """A model of some layers, float32: logits of all tokens, and what a further token costs."""
+    rows = []
+    model, stock = _model(LAYERS), _model(LAYERS)
+    na.patch(model)
+    with _converted(stock) as peer:
+        for length in (2048, 4096):
+            prefill: dict[str, Call] = {PATCHED: _forward(model, length)}
+            one = {PATCHED: _generate(model, length, 1)}
+            more = {PATCHED: _generate(model, length, 1 + TOKENS)}
+            if peer:
+                prefill[CTRANSLATE2] = _peer_forward(peer, length)
+                one[CTRANSLATE2] = _peer_generate(peer, length, 1)
+                more[CTRANSLATE2] = _peer_generate(peer, length, 1 + TOKENS)
+            if length == 2048:
+                prefill[STOCK] = _forward(stock, length)
+            both = {
+                f"{name} {n}": call
+                for n, calls in enumerate((one, more))
+                for name, call in calls.items()
+            }
+            seconds = interleaved({**prefill, **both}, rounds, SECONDS_PER_TURN)
+            for name in prefill:
+                token = ""
+                if name in one:
+                    token = f"{1e3 * (seconds[f'{name} 1'] - seconds[f'{name} 0']) / TOKENS:.1f}"
+                rows.append([f"{length}: {name}", f"{seconds[name]:.2f}", token])
+    header = [f"{LAYERS} layers, logits, float32", "prefill, s", "a token, ms"]
+    return document.table(header, rows)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _tokens(length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(10, 1000, (1, length), generator=generator)
+
+
+def _tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(nano_bloom_path())
+
+
+def _model(layers: int, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    vocabulary = len(_tokenizer())
+    config = BloomConfig(
+        vocab_size=vocabulary, hidden_size=HIDDEN, n_head=HEADS, n_layer=layers,
+        bos_token_id=1, eos_token_id=2, pad_token_id=3,
+    )  # fmt: skip
+    model = BloomForCausalLM(config)
+    return model.to(dtype).eval()  # type: ignore[arg-type]
+
+
+def _block(state: str, dtype: torch.dtype) -> Any:
+    model = _model(1, dtype).transformer
+    if state == PATCHED:
+        na.patch(model)
+    return model
+
+
+def _block_call(state: str, length: int, dtype: torch.dtype) -> Call:
+    return _forward(_block(state, dtype), length)
+
+
+def _forward(model: Any, length: int) -> Call:
+    tokens = _tokens(length)
+
+    def call() -> object:
+        with torch.inference_mode():
+            return model(tokens, use_cache=False)
+
+    return call
+
+
+def _step(model: Any, cache: Any) -> Call:
+    token = _tokens(1)
+
+    def call() -> object:
+        with torch.inference_mode():
+            return model(token, past_key_values=cache)
+
+    return call
+
+
+def _generate(model: Any, length: int, count: int) -> Call:
+    tokens = _tokens(length)
+
+    def call() -> object:
+        return model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            past_key_values=na.GrowingCache(),
+            min_new_tokens=count,
+            max_new_tokens=count,
+            do_sample=False,
+        )
+
+    return call
+
+
+@contextlib.contextmanager
+def _converted(model: Any) -> Iterator[Any]:
+    """The same weights in CTranslate2, None where that is not installed."""
+    if importlib.util.find_spec("ctranslate2") is None:
+        yield None
+        return
+    import ctranslate2
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(f"{folder}/model")
+        _tokenizer().save_pretrained(f"{folder}/model")
+        ctranslate2.converters.TransformersConverter(f"{folder}/model").convert(f"{folder}/out")
+        yield ctranslate2.Generator(
+            f"{folder}/out", "cpu", compute_type="float32", intra_threads=torch.get_num_threads()
+        )
+
+
+def _peer_forward(peer: Any, length: int) -> Call:
+    tokens = _tokens(length).tolist()
+    return lambda: peer.forward_batch(tokens)
+
+
+def _peer_generate(peer: Any, length: int, count: int) -> Call:
+    words = [_tokenizer().convert_ids_to_tokens(_tokens(length)[0].tolist())]
+    return lambda: peer.generate_batch(
+        words, min_length=count, max_length=count, include_prompt_in_result=False
+    )
+
+
+def _in_child(state: str, length: int, dtype: torch.dtype) -> int:
+    command = [sys.executable, "-m", "benchmarks.bloom", state, str(length), _name(dtype)]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1])
+
+
+def main() -> None:
+    """Measure one block's memory in this process."""
+    state, length, dtype = sys.argv[1:]
+    model = _block(state, getattr(torch, dtype))
+    _forward(model, 64)()  # loads libraries
+    print(peak_beyond_now(_forward(model, int(length))))
+
+
+if __name__ == "__main__":
+    main()

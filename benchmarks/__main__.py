@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ntk_alibi as na
-from benchmarks import attention, bias, bloom, document, gradient
+from benchmarks import attention, bias, bloom, gradient
+from ntk_alibi.evaluation import document
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/benchmarks.md"

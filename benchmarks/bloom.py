@@ -18,9 +18,9 @@ import torch
 from transformers import AutoTokenizer, BloomConfig, BloomForCausalLM, DynamicCache
 
 import ntk_alibi as na
-from benchmarks import document
 from benchmarks.memory import peak_beyond_now
 from benchmarks.timing import Call, interleaved
+from ntk_alibi.evaluation import document
 from ntk_alibi.models import nano_bloom_path
 
 HIDDEN, HEADS = 1024, 16  # bloom-560m's

@@ -18,6 +18,7 @@ from benchmarks import problems
 from benchmarks.prefill import CANDIDATES, thread_counts
 from benchmarks.problems import Case
 from benchmarks.timing import Call
+from ntk_alibi.evaluation import document
 
 LENGTH, HEAD_DIM = 8192, 64
 MOST_BYTES = 8e9  # a candidate that needs more is left out

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ntk_alibi.evaluation import report, study
 from ntk_alibi.integrations import patch
 from ntk_alibi.integrations.patching import ATTENTIONS
-from ntk_alibi.models.tokenizer import SPECIAL_TOKENS, build_tokenizer
+from ntk_alibi.models import training
 from ntk_alibi.scaling import NTK, Scaling
 
 
@@ -37,22 +37,11 @@ class Recipe(training.Recipe):
         final_steps: at train_length; the learning rate falls over the last 70 % of them.
         slope_factor: multiplies the flattest slope; 1 but for small test models, whose training
             length would otherwise not be long for it.
-        tokens: a step, while lengths are below 1000; twice that beyond.
-        shares: of prose, lines and topics.
-        seed: of weights and records.
         attention: of `patch`, for forward and backward pass; those differ by rounding only.
     """
 
     final_steps: int = 900
     slope_factor: float = 1.0
-    tokens: int = 4096
-    layers: int = 3
-    hidden_size: int = 128
-    heads: int = 8
-    shares: tuple[float, float, float] = (0.3, 0.5, 0.2)
-    muon_rate: float = 0.02
-    adam_rate: float = 2e-3
-    seed: int = 0
     attention: Literal["fused", "sdpa", "eager"] = "fused"
 
 

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src/ntk_alibi"
 PYTHON_LAYERS = [
     ["_core"],
     ["_arrays", "_validation", "_runtime"],
-    ["scaling", "slopes", "bias", "fused_attention", "reference"],
+    ["scaling", "slopes", "bias", "fused_attention", "reference", "inspection", "_rich"],
     ["torch"],
     ["integrations"],
     ["evaluation"],

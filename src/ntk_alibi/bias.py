@@ -146,6 +146,11 @@ class ALiBi:
         scaling = f"scaling={self.scaling!r}"
         return f"ALiBi(num_heads={self.num_heads}, {scaling}{own}, sides={self.sides!r})"
 
+    def _repr_html_(self) -> str | None:
+        from ntk_alibi import _rich
+
+        return _rich.alibi_html(self)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ALiBi):
             return NotImplemented

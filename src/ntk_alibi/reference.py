@@ -124,6 +124,11 @@ def symmetric_bias(slopes: ArrayLike, query_length: int, key_length: int) -> Flo
     )
 
 
+def receptive_field(slopes: ArrayLike, share: float) -> Floats:
+    """Distance at which exp(-m_h d) = share."""
+    return math.log(1.0 / share) / np.asarray(slopes, np.float64)
+
+
 def halves_bias(slopes: ArrayLike, query_length: int, key_length: int) -> Floats:
     """Slopes (H/2,): the first H/2 heads see i >= j, the second i <= j, both with -m_h |i - j|."""
     d = distances(query_length, key_length)

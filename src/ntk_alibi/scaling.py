@@ -264,11 +264,9 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     """The scaling that a plain dict describes, in the manner of transformers' rope parameters.
 
     Args:
-        config: the key `alibi_type` and what its type needs:
-            "default": nothing more, no scaling;
-            "linear", "ntk": `factor`;
-            "dynamic", "dynamic_linear": `factor` (the rate a0), `original_max_position_embeddings`
-                (the training length) and, if not "sequence", `per`.
+        config: the key `alibi_type` and what its type needs. "default": nothing more, no scaling;
+            "linear" and "ntk": `factor`; "dynamic" and "dynamic_linear": `factor` (the rate a0),
+            `original_max_position_embeddings` (the training length) and, if not "sequence", `per`.
 
     Returns:
         A scaling, or None for "default". `to_config` of a scaling is the way back.

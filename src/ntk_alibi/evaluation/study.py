@@ -189,14 +189,12 @@ def summarise(plan: Plan, journal: Journal) -> Summary:
     """The results of a finished study as plain values.
 
     Returns:
-        train_length and methods (name to label);
-        retrieval: for each task, method and multiple of the training length: cases, accuracy and
-            its 95 % interval (low, high);
-        by_distance: the same for records of all lengths together, by the distance of the answer
-            (begin, end, in training lengths);
-        perplexity: for each method and range of positions (begin, end, in training lengths): nats a
-            token, and the difference from the first method, paired by window, with its 95 %
-            half-width.
+        A dict of train_length; methods, name to label; retrieval, for each task, method and
+            multiple of the training length: cases, accuracy and its 95 % interval (low, high);
+            by_distance, the same for records of all lengths together, by the distance of the answer
+            (begin, end, in training lengths); perplexity, for each method and range of positions
+            (begin, end, in training lengths): nats a token, and the difference from the first
+            method, paired by window, with its 95 % half-width.
     """
     methods = {name: parse_method(name, plan.train_length).label for name in plan.methods}
     longest = max(plan.multiples)

@@ -34,7 +34,7 @@ html_css_files = ["wide.css"]
 html_show_copyright = False
 copybutton_exclude = ".linenos, .gp, .go"
 pygments_style = "tango"
-pygments_dark_style = "monokai"
+pygments_dark_style = "github-dark"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

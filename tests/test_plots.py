@@ -225,6 +225,8 @@ def test_lines_are_told_apart_without_colours() -> None:
     looks = line_styles(axes, ["original", *KINDS, "Kerple", "Sandwich", "other"])
     assert len({(look["marker"], look["linestyle"]) for look in looks}) == 8
     assert len({look["color"] for look in looks}) == 8
+    many = line_styles(axes, [f"peer {number}" for number in range(20)])
+    assert len({(look["marker"], look["linestyle"], look["color"]) for look in many}) == 20
     shades = [look["color"] for look in line_styles(axes, ["ntk", "ntk", "original"])]
     assert luminance(shades[0]) > luminance(shades[1])  # fuller later
 

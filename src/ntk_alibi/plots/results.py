@@ -258,7 +258,9 @@ def benchmark_curves(
         [1.0, 3.0]
         >>> plt.close(ax.figure)
     """
-    kinds = ["ntk" if label in ours else label for label in seconds]
+    kinds = [
+        "original" if label == baseline else "ntk" if label in ours else label for label in seconds
+    ]
     with drawing(ax) as axes:
         theme = theme_of(axes)
         for (label, numbers), look in zip(seconds.items(), line_styles(axes, kinds), strict=True):
@@ -268,7 +270,7 @@ def benchmark_curves(
             if label in ours:
                 look |= {"linewidth": 2.2, "zorder": 3}
             elif label == baseline:
-                look |= {"color": theme.text, "linestyle": "--", "marker": "."}
+                look |= {"linestyle": "--", "marker": "."}
             else:
                 look |= {"linewidth": 1.0, "markersize": 4}
             axes.plot(lengths, curve, label=label, **look)

@@ -250,8 +250,9 @@ def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
             hue, marker, line = KINDS[kind]
             strength = 0.45 + 0.55 * (kinds[:number].count(kind) + 1) / kinds.count(kind)
         else:
-            hue, marker = (free[others % len(free)] for free in (free_hues, free_markers))
-            line = "-"
+            turn, place = divmod(others, len(free_hues))
+            hue, line = free_hues[place], ("-", "-.", ":")[turn % 3]
+            marker = free_markers[(place + turn) % len(free_markers)]
             others += 1
         color = mixed(hue, theme, strength)
         result.append({"color": color, "marker": marker, "linestyle": line})

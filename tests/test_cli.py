@@ -60,7 +60,6 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["plot", "slopes", "8", "--output", "p.pdf"], "--output must be one of '.png', '.svg'"),
         (["plot", "slopes", "8", "--methods", "x"], "method must be original or one of"),
         (["plot", "field", "8", "--shares", "2"], "share must be between 0 and 1, got 2.0"),
-        (["plot", "bias", "7", "--sides", "halves"], "num_heads must be even"),
         (["plot", "bias", "8", "--heads", "9"], "heads must be between 1 and 8, got 9"),
         (["plot", "mask", "--window", "0"], "window must be between 1"),
         (["plot", "blocks", "8", "--skip-tolerance", "2"], "skip_tolerance must be below 1"),

@@ -36,7 +36,9 @@ def test_bias_by_distance_is_the_references(sides: Any) -> None:
     bias = na.ALiBi(6, na.NTK(4.0), sides=sides)
     slopes = na.reference.ntk_slopes(na.reference.alibi_slopes(3 if sides == "halves" else 6), 4.0)
     if sides == "halves":
-        dense = na.reference.halves_bias(slopes, 9, 9)
+        hidden = np.full(3, np.inf)
+        left, right = np.concatenate([slopes, hidden]), np.concatenate([hidden, slopes])
+        dense = na.reference.linear_bias(left, right, 9, 9)
     elif sides == "causal":
         dense = na.reference.linear_bias(slopes, np.full(6, np.inf), 9, 9)
     else:

@@ -7,6 +7,7 @@ Kept images hold no text, whose look depends on fonts. To renew one, delete it f
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,12 @@ def stats() -> Any:
     return Stats(np.array([[1, 6, 9]]), np.array([[10, 10, 9]]))
 
 
-def random_model(heads: int = 4) -> Any:
+@functools.cache
+def random_model() -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = transformers.BloomConfig(
-            vocab_size=99, hidden_size=32, n_layer=2, n_head=heads, initializer_range=0.4
+            vocab_size=99, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.4
         )
         return transformers.BloomForCausalLM(config).eval()
 

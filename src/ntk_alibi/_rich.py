@@ -18,7 +18,6 @@ from ntk_alibi.bias import both_sides
 from ntk_alibi.slopes import alibi_slopes, scaling_per
 
 if TYPE_CHECKING:
-    from ntk_alibi.bias import ALiBi
     from ntk_alibi.scaling import Scaling
 
 #: Readable on white and on black.
@@ -34,20 +33,21 @@ WIDTH, HEIGHT, LEFT, BELOW = 380, 130, 56, 30
 FAINT = 0.01
 
 
-def alibi_html(bias: ALiBi) -> str | None:
-    """How far each head reaches: picture and table."""
-    if any(getattr(side, "is_meta", False) for side in both_sides(bias.slopes)):
+def bias_html(bias: Any) -> str | None:
+    """How far each head of a bias over distance reaches: picture and table."""
+    slopes = getattr(bias, "slopes", None)
+    if any(getattr(side, "is_meta", False) for side in both_sides(slopes)):
         return None  # no numbers
-    length = getattr(bias.scaling, "train_length", None)
+    length = getattr(getattr(bias, "scaling", None), "train_length", None)
     at = "" if length is None else f" at {length} tokens"
     sides: dict[str, Any] = {"behind": {"side": "behind"}, "ahead": {"side": "ahead"}}
-    if bias.sides == "causal":
+    if getattr(bias, "sides", "causal") == "causal":
         del sides["ahead"]
     columns: dict[str, list[str]] = {}
     series = []
     for name, side in sides.items():
-        slopes = -inspection.bias_by_distance(bias, 2, length=length, **side)[:, 1]
-        columns[f"slope {name}"] = ["hidden" if np.isinf(s) else f"{s:.4g}" for s in slopes]
+        steps = -inspection.bias_by_distance(bias, 2, length=length, **side)[:, 1]
+        columns[f"slope {name}"] = ["hidden" if np.isinf(s) else f"{s:.4g}" for s in steps]
         near, far = (
             inspection.receptive_field(bias, share, length=length, **side)
             for share in (1 / np.e, FAINT)

@@ -149,7 +149,7 @@ class ALiBi:
     def _repr_html_(self) -> str | None:
         from ntk_alibi import _rich
 
-        return _rich.alibi_html(self)
+        return _rich.bias_html(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ALiBi):

@@ -23,6 +23,7 @@ PYTHON_LAYERS = [
     ["_arrays", "_validation", "_runtime"],
     ["scaling", "slopes", "kernel_bias", "bias", "bialibi", "distance_bias", "forget_gates"],
     ["fused_attention", "reference"],
+    ["inspection", "_rich"],
     ["torch"],
     ["integrations"],
     ["evaluation"],
@@ -31,7 +32,11 @@ PYTHON_LAYERS = [
 ]
 
 #: The one arrow that points up: tensors that need torch's own means find them.
-EXCEPTIONS = {("_arrays", "ntk_alibi.torch")}
+EXCEPTIONS = {
+    ("_arrays", "ntk_alibi.torch"),
+    ("bias", "ntk_alibi._rich"),
+    ("scaling", "ntk_alibi._rich"),
+}
 
 #: What a C++ folder may include, besides the standard library.
 CPP_ARROWS = {

@@ -31,7 +31,7 @@ from ntk_alibi.scaling import (
 from ntk_alibi.slopes import alibi_slopes
 
 if TYPE_CHECKING:
-    from ntk_alibi import reference
+    from ntk_alibi import plots, reference
     from ntk_alibi.integrations import patch
     from ntk_alibi.integrations.growing_cache import GrowingCache
     from ntk_alibi.torch.alibi_attention import AlibiAttention
@@ -62,6 +62,7 @@ __all__ = [
     "info",
     "merge",
     "patch",
+    "plots",
     "reference",
     "scaling_from_config",
     "set_num_threads",
@@ -80,8 +81,8 @@ def __getattr__(name: str) -> Any:
         return import_module("ntk_alibi.integrations.growing_cache").GrowingCache
     if name == "patch":
         return import_module("ntk_alibi.integrations").patch
-    if name == "reference":
-        return import_module("ntk_alibi.reference")
+    if name in ("plots", "reference"):
+        return import_module(f"ntk_alibi.{name}")
     raise AttributeError(f"module 'ntk_alibi' has no attribute {name!r}")
 
 

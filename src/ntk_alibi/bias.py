@@ -145,6 +145,11 @@ class ALiBi(BiasObject):
         """Its own slopes, left and right."""
         return () if self.slopes is None else both_sides(self.slopes)
 
+    def _repr_html_(self) -> str | None:
+        from ntk_alibi import _rich
+
+        return _rich.bias_html(self)
+
     def tensor(
         self,
         query_length: int,

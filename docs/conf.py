@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -25,6 +27,7 @@ exclude_patterns = ["_build"]
 nb_execution_mode = "off"  # notebooks are committed with outputs, which the tests make again
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+suppress_warnings = ["toc.empty_glob"]  # there may be no notebooks
 highlight_language = "text"  # formulas, drawings, commands; Python says so, doctests show it
 
 html_theme = "furo"
@@ -91,8 +94,18 @@ def mathml(self: Any, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
+def copy_notebooks(app: Any) -> None:
+    """Sphinx reads pages below docs/ only; the copies are ignored by git."""
+    copies = Path(app.srcdir) / "notebooks"
+    shutil.rmtree(copies, ignore_errors=True)
+    originals = Path(app.srcdir).parent / "notebooks"
+    if originals.is_dir():
+        shutil.copytree(originals, copies, ignore=shutil.ignore_patterns(".*"))
+
+
 def setup(app: Any) -> None:
     """What Sphinx calls."""
+    app.connect("builder-inited", copy_notebooks)
     app.connect("autodoc-process-docstring", readable, priority=400)  # napoleon comes after
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
 

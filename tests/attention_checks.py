@@ -167,8 +167,13 @@ def expected(
     bias: NDArray[Any],
     scale: float | None = None,
     tolerance: float | None = 0.0,
+    scores: NDArray[np.float64] | None = None,
 ) -> Expected:
     """Reference and bounds; bias is of all pairs, -inf where masked. u = 2^-24.
+
+    Scores, of all pairs, are given where they are not scale q.k: q and k were then rotated and
+    multiplied, which errs by at most 5 u of each number (sine, cosine, two products and a sum, one
+    or two factors), 10 u A of a score. Scale includes the greatest factor.
 
     Score: with A = |scale| |q| |k| its error is at most (D + 8) u A + 4 u (A + |bias|). Keys whose
     bias is below the row's greatest by more than 2 A + 104 weigh less than float32 can say.
@@ -186,7 +191,10 @@ def expected(
     unseen = ~seen.any(axis=2)[..., None]
     key, value = (np.where(unseen, 0.0, x) for x in (key, value))  # NaN of padding is not ours
     both = np.concatenate([value, np.abs(value)], axis=-1)
-    means, logsumexp = na.reference.attention(query, key, both, bias, scale)
+    if scores is None:
+        means, logsumexp = na.reference.attention(query, key, both, bias, scale)
+    else:
+        means, logsumexp = na.reference.attention(0.0 * query, key, both, bias + scores)
     output, mean_size = np.split(means, 2, axis=-1)
 
     def greatest(numbers: NDArray[Any]) -> NDArray[np.float64]:
@@ -198,7 +206,7 @@ def expected(
     size = scale * q_norm * greatest(k_norm[:, :, None, :])
     top = np.abs(bias.max(axis=-1, initial=-np.inf, where=seen))
     far = np.minimum(greatest(np.abs(bias)), np.where(np.isinf(top), 0.0, top) + 2 * size + 104)
-    score_error = UNIT * ((dim + 8) * size + 4 * (size + far))
+    score_error = UNIT * ((dim + (8 if scores is None else 18)) * size + 4 * (size + far))
     relative = np.expm1(2 * (score_error + UNIT * (72 + keys / 16)))
     share = max(tolerance or 0.0, UNIT)
     spread = (value.max(axis=2, initial=-np.inf) - value.min(axis=2, initial=np.inf))[:, :, None]
@@ -231,7 +239,8 @@ def check(
     result: Any,
     scale: float | None = None,
     tolerance: float | None = 0.0,
+    scores: NDArray[np.float64] | None = None,
 ) -> None:
     """That (output, logsumexp) are the reference's, by the bounds of `expected`."""
     assert result[0].dtype == query.dtype
-    check_against(expected(query, key, value, bias, scale, tolerance), result)
+    check_against(expected(query, key, value, bias, scale, tolerance, scores), result)

@@ -424,6 +424,16 @@ def test_constant_biases_are_traced() -> None:
         torch.testing.assert_close(compiled(*arrays, bias), na.attention(*arrays, bias))
 
 
+def test_other_devices_take_torchs_own_operations() -> None:
+    meta = [torch.from_numpy(x).to("meta") for x in inputs(2, 4, 2, 90, 90, 8)]
+    for name, (make, shapes, _) in learned().items():
+        if name == "function":  # which is called with numbers
+            continue
+        for device in ("cpu", "meta"):
+            bias = make(*(torch.ones(s, device=device) for s in shapes))
+            assert na.attention(*meta, bias).device.type == "meta"
+
+
 def test_gradients_of_numpy_arrays() -> None:
     arrays = inputs(1, 3, 3, 40, 60, 8)
     first, left, right = np.random.default_rng(2).random((3, 3))

@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 
 def test_every_public_name_is_in_the_reference() -> None:
     reference = (DOCS / "api.md").read_text()
-    modules = {"plots": plots, "reference": na.reference}
+    modules = {"plots": plots, "precision": na.precision, "reference": na.reference}
     for name in na.__all__:
         if name != "__version__":
             directive = "automodule:: ntk_alibi." if name in modules else r"(function|class):: "

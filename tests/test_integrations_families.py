@@ -484,7 +484,7 @@ def test_falcons_rounded_bias_is_theirs_bit_for_bit(heads: int, dtype: torch.dty
 
 def test_the_rounding_of_transformers_is_refused_where_there_is_none(models: dict) -> None:
     for name in ("bloom", "mpt"):
-        with pytest.raises(ValueError, match="compat for .* must be one of 'exact', got 'transf"):
+        with pytest.raises(ValueError, match=r"compat for .* must be one of 'exact', got 'transf"):
             na.patch(models[name], compat="transformers")
     falcon = models["falcon"]
     with pytest.raises(ValueError, match="compat must be one of 'exact', 'transformers', got 'hf'"):

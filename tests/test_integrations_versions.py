@@ -39,7 +39,10 @@ def test_the_patches_on_transformers(version: str, tmp_path: Path) -> None:
     assert found.stdout.strip() == version, found.stderr
     tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
-        [*tests, "tests/test_integrations_bloom.py", "tests/test_integrations_families.py"],
+        [
+            *tests,
+            *(f"tests/test_integrations_{name}.py" for name in ("bloom", "families", "window")),
+        ],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -104,6 +104,13 @@ PICTURES: dict[str, Callable[..., Axes]] = {
     "accuracy_map": lambda **k: plots.accuracy_map(
         [1, 2, 4], [0, 50], [[1.0, 0.5, np.nan], [0.9, 0.2, 0.0]], **k
     ),
+    "alibi_rows_plot": lambda **k: plots.alibi_rows_plot(
+        {
+            form: na.precision.alibi_row(0.7, 512, "bfloat16", form)[-40:]
+            for form in ("absolute", "relative")
+        },
+        **k,
+    ),
     "attention_map": lambda **k: plots.attention_map(
         random_model(), Letters(), "letters", head=2, **k
     ),
@@ -120,6 +127,13 @@ PICTURES: dict[str, Callable[..., Axes]] = {
     ),
     "bias_maps": lambda **k: plots.bias_maps(na.ALiBi(6), 12, 16, **k),
     "blocks": lambda **k: plots.blocks(stats(), **k),
+    "exact_positions_plot": lambda **k: plots.exact_positions_plot(
+        {
+            name: {n: na.precision.exact_fraction(name, n) for n in (128, 512, 2048, 8192)}
+            for name in ("bfloat16", "float16")
+        },
+        **k,
+    ),
     "extrapolation_curves": lambda **k: plots.extrapolation_curves(
         [512, 1024, 2048],
         {"a": [2.7, 3.1, 4.0], "b": [2.7, 2.6, np.nan]},
@@ -132,6 +146,9 @@ PICTURES: dict[str, Callable[..., Axes]] = {
     "perplexity_curves": lambda **k: plots.perplexity_curves(summary(), **k),
     "receptive_field": lambda **k: plots.receptive_field(
         [na.ALiBi(8), na.ALiBi(8, na.NTK(4.0))], longest=1024, **k
+    ),
+    "rounded_positions_plot": lambda **k: plots.rounded_positions_plot(
+        {name: na.precision.last_positions(name, 1024) for name in ("bfloat16", "float32")}, **k
     ),
     "slopes": lambda **k: plots.slopes(12, [None, na.Interpolation(4.0), na.NTK(4.0)], **k),
 }

@@ -20,6 +20,8 @@ from ntk_alibi.distance_bias import (
 )
 from ntk_alibi.forget_gates import ForgetGates
 from ntk_alibi.fused_attention import KeyNorms, attention, merge
+from ntk_alibi.log_n import log_n_scale
+from ntk_alibi.rotary import XPOS, RoPE
 from ntk_alibi.scaling import (
     NTK,
     DynamicInterpolation,
@@ -31,15 +33,17 @@ from ntk_alibi.scaling import (
 from ntk_alibi.slopes import alibi_slopes
 
 if TYPE_CHECKING:
-    from ntk_alibi import plots, reference
+    from ntk_alibi import plots, precision, reference
     from ntk_alibi.integrations import patch
     from ntk_alibi.integrations.growing_cache import GrowingCache
+    from ntk_alibi.integrations.window_cache import WindowCache
     from ntk_alibi.torch.alibi_attention import AlibiAttention
 
 __all__ = [
     "BAM",
     "NTK",
     "T5",
+    "XPOS",
     "ALiBi",
     "AlibiAttention",
     "BiALiBi",
@@ -53,16 +57,20 @@ __all__ = [
     "KerpleLog",
     "KerplePower",
     "KeyNorms",
+    "RoPE",
     "Sandwich",
     "Scaling",
+    "WindowCache",
     "__version__",
     "alibi_slopes",
     "attention",
     "build_alibi_tensor",
     "info",
+    "log_n_scale",
     "merge",
     "patch",
     "plots",
+    "precision",
     "reference",
     "scaling_from_config",
     "set_num_threads",
@@ -79,9 +87,11 @@ def __getattr__(name: str) -> Any:
         return import_module("ntk_alibi.torch.alibi_attention").AlibiAttention
     if name == "GrowingCache":
         return import_module("ntk_alibi.integrations.growing_cache").GrowingCache
+    if name == "WindowCache":
+        return import_module("ntk_alibi.integrations.window_cache").WindowCache
     if name == "patch":
         return import_module("ntk_alibi.integrations").patch
-    if name in ("plots", "reference"):
+    if name in ("plots", "precision", "reference"):
         return import_module(f"ntk_alibi.{name}")
     raise AttributeError(f"module 'ntk_alibi' has no attribute {name!r}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -106,10 +107,10 @@ def float64(value: Any, example: Any) -> Any:
 
 
 def boolean(value: Any, example: Any) -> Any:
-    """An array or a tensor of 0 and 1 as bool of example's framework and device."""
-    if not is_tensor(example):
-        return np.asarray(value, np.bool_)
-    return sys.modules["torch"].as_tensor(value, device=example.device).bool()
+    """Any array as booleans of example's framework and device."""
+    if is_tensor(example):
+        return sys.modules["torch"].as_tensor(value, device=example.device).bool()
+    return to_numpy(value).astype(np.bool_)
 
 
 def with_channels(array: Any, channels: Any) -> Array:
@@ -212,13 +213,8 @@ def like(array: NDArray[Any], example: Any) -> Array:
 
 def as_dtype(array: Any, dtype: Any) -> Array:
     """An array rounded to one of NumPy's dtypes, or a tensor to one of torch's."""
-    rounded: Array = array.to(dtype) if is_tensor(array) else array.astype(dtype)
+    rounded: Array = array.to(dtype) if is_tensor(array) else array.astype(dtype, copy=False)
     return rounded
-
-
-def as_float32(array: Any) -> Array:
-    """An array or a tensor as float32 of its framework."""
-    return as_dtype(array, namespace(array).float32)
 
 
 def constant(array: Any) -> Any:
@@ -239,3 +235,69 @@ def widened(array: Any, out: Any) -> Array:
         out[...] = result
         result = out
     return result
+
+
+def cast_like(array: Any, example: Any) -> Any:
+    """The array in example's dtype, of the same framework; torch knows where it comes from."""
+    return as_dtype(array, example.dtype)
+
+
+def at_least_float32(array: Any) -> Any:
+    """The array as float64 if it is that, else as float32; torch knows where it comes from."""
+    return array if dtype_name(array.dtype) == "float64" else as_float32(array)
+
+
+def as_float32(array: Any) -> Any:
+    """The array as float32; torch knows where it comes from."""
+    return array.float() if is_tensor(array) else array.astype(np.float32, copy=False)
+
+
+def quiet(example: Any) -> AbstractContextManager[Any]:
+    """Where infinity and NaN in what nobody sees are no reason for NumPy to warn."""
+    if is_tensor(example):
+        return nullcontext()
+    return np.errstate(invalid="ignore", over="ignore", under="ignore")
+
+
+def arange(length: int, example: Any) -> Any:
+    """0 .. length - 1 as int64, a tensor on example's device if example is one."""
+    if is_tensor(example):
+        return sys.modules["torch"].arange(length, device=example.device)
+    return np.arange(length)
+
+
+def rows_of_integers(value: Any, length: int, example: Any) -> Any:
+    """Integers (1 or batch, length) as int64 in example's framework; 0 .. length - 1 for None."""
+    if value is None:
+        return arange(length, example)[None]
+    if is_tensor(example):
+        rows = sys.modules["torch"].as_tensor(value, device=example.device).long()
+    else:
+        rows = to_numpy(value).astype(np.int64)
+    return rows if rows.ndim == 2 else rows[None]
+
+
+def both_positions(
+    query_positions: Any, key_positions: Any, queries: int, keys: int, example: Any
+) -> tuple[Any, Any]:
+    """Positions of queries and keys, (1 or batch, length) int64; the last ones aligned."""
+    at_keys = rows_of_integers(key_positions, keys, example)
+    if query_positions is not None:
+        return rows_of_integers(query_positions, queries, example), at_keys
+    if key_positions is not None:
+        return at_keys[:, keys - queries :], at_keys
+    return arange(queries, example)[None] + (keys - queries), at_keys
+
+
+def counts_below(values: Any, bounds: tuple[Any, ...]) -> list[Any]:
+    """How many of a row's values lie below each bound: (1 or batch, n), each (1 or batch, m)."""
+    module = namespace(values)
+    rows = max(len(values), *(len(bound) for bound in bounds))
+    if is_tensor(values):
+        ordered = module.sort(values).values.expand(rows, -1).contiguous()
+        return [module.searchsorted(ordered, b.expand(rows, -1).contiguous()) for b in bounds]
+    ordered = np.broadcast_to(np.sort(values), (rows, values.shape[1]))
+    return [
+        np.stack([np.searchsorted(*pair) for pair in zip(ordered, b, strict=True)])
+        for b in (np.broadcast_to(bound, (rows, bound.shape[1])) for bound in bounds)
+    ]

@@ -181,6 +181,8 @@ def positions(name: str, value: Any, batch: int, length: int) -> NDArray[np.int3
     if value is None:
         return None
     array = _arrays.to_numpy(value)
+    if array.dtype.kind == "f" and (broken := array[array != np.floor(array)]).size:
+        raise ValueError(f"{name} must be integers, got {broken[0]}")
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(f"{name} must be integers, got dtype {array.dtype}")
     if array.shape not in ((length,), (1, length), (batch, length)):
@@ -203,8 +205,116 @@ def causal_block(value: Any, *, causal: bool) -> int | None:
     return integer("causal_block", value, minimum=1)
 
 
+def sight(window: Any, sink: Any, block: Any) -> tuple[int | None, int, int | None]:
+    """What causal queries see; sinks are something only where not everything is seen."""
+    if window is not None:
+        window = integer("window", window, minimum=1)
+    block = causal_block(block, causal=True)
+    sink = integer("sink", sink, minimum=0)
+    if sink and window is None and block is None:
+        raise ValueError(f"sink must be 0 without window or causal_block, got {sink}")
+    return window, sink, block
+
+
+def still_held(what: str, seen: int, held: int) -> None:
+    """That a bounded cache has forgotten nothing yet."""
+    if seen > held:
+        raise ValueError(
+            f"{what} must come before the first token leaves a WindowCache, got it after {seen} "
+            f"tokens, of which {held} are held: use GrowingCache where tokens are taken back"
+        )
+
+
+def window_cache(held: tuple[int, int], seen: tuple[int | None, int], block: int | None) -> None:
+    """That a bounded cache holds just what the model sees."""
+    if held != seen or block is not None:
+        raise ValueError(
+            f"past_key_values must be a cache of what the patch shows, got WindowCache{held} with "
+            f"window={seen[0]}, sink={seen[1]}, causal_block={block}"
+        )
+
+
+def padding_again(given: bool) -> None:
+    """That padding which a bounded cache began with is given again."""
+    if not given:
+        raise ValueError(
+            "attention_mask must be given again with a WindowCache whose rows began with padding, "
+            "got None"
+        )
+
+
+def left_padding(others: Collection[int]) -> None:
+    """That no row's real tokens have padding behind them."""
+    if others:
+        raise ValueError(
+            "attention_mask must have padding on the left only with a WindowCache, got 0 behind 1 "
+            f"in rows {others}"
+        )
+
+
 #: Head dimensions that the kernels have scratch memory for.
 MAX_HEAD_DIM = 256
+
+
+def head_dim(value: Any) -> int:
+    """Channels of a head."""
+    return integer("head_dim", value, minimum=1, maximum=MAX_HEAD_DIM)
+
+
+def rotary_dim(value: Any, head_dim: int) -> int:
+    """Channels that are rotated in pairs, all if None."""
+    name = "head_dim" if value is None else "rotary_dim"
+    channels = integer(name, head_dim if value is None else value, minimum=1, maximum=head_dim)
+    if channels % 2:
+        raise ValueError(f"{name} must be even for rotary positions, got {channels}")
+    return channels
+
+
+def rotary(value: Any, head_dim: int, *, causal: bool) -> Any:
+    """None or rotary positions for heads of this size."""
+    if value is None:
+        return None
+    if isinstance(value, type) or not callable(getattr(value, "turned", None)):
+        raise TypeError(f"rotary must be None, a RoPE or an XPOS, got {value!r}")
+    if value.head_dim != head_dim:
+        raise ValueError(f"rotary must have query's head_dim {head_dim}, got {value!r}")
+    if hasattr(value, "log_decays") and not causal:
+        raise ValueError(f"causal must be True with XPOS, which grows ahead, got {value!r}")
+    return value
+
+
+def untraced_positions(options: Any) -> None:
+    """That XPOS can see the positions it is given, which decide about its centres."""
+    given = options.query_positions is not None or options.key_positions is not None
+    if given and hasattr(options.rotary, "log_decays"):
+        raise ValueError(
+            "query_positions and key_positions must be None with XPOS where torch traces "
+            f"attention, got them with {options.rotary!r}"
+        )
+
+
+def rotary_input(x: Any, head_dim: int) -> None:
+    """Vectors to rotate, (batch, heads, length, head_dim)."""
+    _attention_input("x", x)
+    floating_dtype(x.dtype, (*_arrays.CORE_DTYPES, "float64"))
+    if x.shape[3] != head_dim:
+        raise ValueError(f"x must have head_dim {head_dim}, got {tuple(x.shape)}")
+
+
+def vectors_of_one_head(query: NDArray[Any], key: NDArray[Any]) -> None:
+    """Queries and keys (length, head_dim), no more queries than keys."""
+    for name, array in (("query", query), ("key", key)):
+        if array.ndim != 2:
+            raise ValueError(f"{name} must have shape (length, head_dim), got {array.shape}")
+    if query.shape[1] != key.shape[1] or len(query) > len(key):
+        raise ValueError(
+            f"query must have key's head_dim and at most its length {key.shape}, got {query.shape}"
+        )
+
+
+def train_length(name: str, value: Any) -> int:
+    """Tokens of training whose logarithm divides."""
+    return integer(name, value, minimum=2)
 
 
 def _attention_input(name: str, array: Any, *, tensor: bool | None = None) -> None:
@@ -558,6 +668,11 @@ def parts(outputs: Any, logsumexps: Any) -> None:
         for array in arrays:
             if tuple(array.shape) != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
+            if _arrays.is_tensor(array) != _arrays.is_tensor(outputs[0]):
+                raise TypeError(
+                    f"{name} must all be arrays or all be tensors, got {type(array).__name__} and "
+                    f"{type(outputs[0]).__name__}"
+                )
 
 
 def as_many(name: str, numbers: Any, count: int) -> NDArray[np.float64]:

@@ -37,7 +37,7 @@ class BiALiBi(BiasObject):
                [-2.  ,  0.  , -0.25],
                [-2.  , -0.5 ,  0.  ]], dtype=float32)
 
-    Source: Lee et al. 2022 (arXiv 2210.11870), section 3.1.
+    Source: Lee et al. 2022 (arXiv 2210.11870).
     """
 
     first: Any

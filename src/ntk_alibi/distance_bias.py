@@ -116,7 +116,7 @@ class KerplePower(DistanceBias):
         >>> na.KerplePower(r1=[0.5], r2=[2.0]).tensor(1, 4)[0, 0]
         array([[-4.5, -2. , -0.5, -0. ]], dtype=float32)
 
-    Source: Chi et al. 2022 (arXiv 2205.09921), section 4.
+    Source: Chi et al. 2022 (arXiv 2205.09921).
     """
 
     r1: Any
@@ -151,7 +151,7 @@ class KerpleLog(DistanceBias):
         >>> na.KerpleLog(r1=[1.0], r2=[1.0]).tensor(1, 3)[0, 0]
         array([[-1.0986123, -0.6931472, -0.       ]], dtype=float32)
 
-    Source: Chi et al. 2022 (arXiv 2205.09921), section 4.
+    Source: Chi et al. 2022 (arXiv 2205.09921).
     """
 
     r1: Any

@@ -33,7 +33,7 @@ class ForgetGates(BiasObject):
         array([[ -1.,   0., -inf],
                [ -3.,  -2.,   0.]], dtype=float32)
 
-    Source: Lin et al. 2025 (arXiv 2503.02130), section 3.
+    Source: Lin et al. 2025 (arXiv 2503.02130).
     """
 
     log_gates: Any

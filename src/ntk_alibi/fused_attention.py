@@ -13,7 +13,11 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _core, _validation
 from ntk_alibi._arrays import Array
+from ntk_alibi.bias import ALiBi
 from ntk_alibi.kernel_bias import BiasObject, KernelBias, Problem
+from ntk_alibi.rotary import XPOS, RoPE
+from ntk_alibi.rotary_attention import Part, Rotated, attend_rotated, needs_rotation
+from ntk_alibi.slopes import scaling_per
 
 #: Keys that are skipped, or read, together.
 BLOCK = 64
@@ -59,6 +63,8 @@ class Options(NamedTuple):
     scale: float | None = None
     skip_tolerance: float | None = 0.0
     align: str = "end"
+    rotary: RoPE | XPOS | None = None
+    log_n: int | None = None
 
 
 class KeyNorms:
@@ -129,6 +135,8 @@ def attention(
     align: Literal["end", "start"] = "end",
     scale: float | None = None,
     skip_tolerance: float | None = 0.0,
+    rotary: RoPE | XPOS | None = None,
+    log_n: int | None = None,
     key_norms: KeyNorms | None = None,
     return_logsumexp: bool = False,
     return_stats: bool = False,
@@ -167,8 +175,11 @@ def attention(
             together, are left out; less than 1. 0.0 leaves out only what rounding would swallow
             (2^-24); None reads every visible key. Linear biases with slopes >= 0, tables and
             running sums have a proof (docs/certified-skipping.md), others read all.
-        key_norms: kept by the caller of the very keys, without key_padding_mask and key_positions,
-            and without exempt tokens.
+        rotary: a `RoPE` or `XPOS` that rotates queries and keys by their positions first.
+        log_n: a training length: scores before the bias are multiplied by `log_n_scale`. With this
+            or rotary, bfloat16 and float16 are attended to in float32, and rounded once.
+        key_norms: kept by the caller of the very keys, without rotary, key_padding_mask and
+            key_positions, and without exempt tokens.
         return_logsumexp: whether to return the logsumexp too, float32 (batch, heads, queries),
             natural, of the scores as above. `merge` takes both.
         return_stats: whether to return `Stats` too.
@@ -197,7 +208,7 @@ def attention(
     """
     options = Options(
         causal, window, causal_block, sink, key_padding_mask, query_positions, key_positions, scale,
-        skip_tolerance, align,
+        skip_tolerance, align, rotary, log_n,
     )  # fmt: skip
     if _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias):
         _validation.attention_shapes(query, key, value, differentiable=True)
@@ -230,6 +241,12 @@ def plain_attention(
 ) -> Any:
     """`attention` of numbers, whatever else torch knows about them."""
     dtype = _validation.attention_shapes(query, key, value)
+    if needs_rotation(options):
+        _validation.at_most_one(rotary=options.rotary, key_norms=key_norms)
+        found = _rotated_attention(query, key, value, bias, options, key_norms, return_stats)
+        asked = (True, return_logsumexp, return_stats)
+        wanted = [x for x, wish in zip(found, asked, strict=False) if wish]
+        return tuple(wanted) if len(wanted) > 1 else wanted[0]
     call = _Call.checked(query, key, value, bias, options, dtype)
     parts = call.parts()
     if key_norms is not None:
@@ -241,7 +258,7 @@ def plain_attention(
         output, logsumexp = call.attend(parts[0], counts=counts, norms=norms, log=return_logsumexp)
     else:
         outputs, logs = zip(*(call.attend(part, counts=counts) for part in parts), strict=True)
-        output, log = merge(outputs, logs)
+        output, log = merge(outputs, [_arrays.like(x, query) for x in logs])
         logsumexp = _arrays.to_numpy(log)
     results: list[Any] = [output]
     if return_logsumexp and logsumexp is not None:
@@ -249,6 +266,63 @@ def plain_attention(
     if counts is not None:
         results.append(Stats(counts[..., 0], counts[..., 1]))
     return tuple(results) if len(results) > 1 else output
+
+
+def _rotated_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    options: Options,
+    key_norms: KeyNorms | None,
+    return_stats: bool,
+) -> tuple[Any, ...]:
+    """Output, logsumexp and, if asked for, stats of queries and keys that are rotated first."""
+
+    def attend(*arguments: Any) -> Any:
+        return plain_attention(
+            *arguments, key_norms=key_norms, return_logsumexp=True, return_stats=return_stats
+        )
+
+    bias, options = prepared(query, key, bias, options)
+    outputs, logsumexps, *stats = attend_rotated(attend, query, key, value, bias, options)
+    module = _arrays.namespace(query)
+    output = _arrays.cast_like(module.concatenate(outputs, 2), query)
+    logsumexp = module.concatenate(logsumexps, 2)
+    if not return_stats:
+        return output, logsumexp
+    visited, visible = (sum(getattr(part, x) for part in stats[0]) for x in ("visited", "visible"))
+    return output, logsumexp, Stats(visited, visible)
+
+
+def prepared(query: Any, key: Any, bias: Any, options: Options) -> tuple[Any, Options]:
+    """Bias and options of a problem that is rotated, checked; slopes that depend on no lengths."""
+    options = checked_rule(options, query.shape[3])
+    _validation.rotary(options.rotary, query.shape[3], causal=options.causal)
+    if options.log_n is not None:
+        _validation.train_length("log_n", options.log_n)
+    shape = (*query.shape[:3], key.shape[2])
+    _validation.attention_bias(bias, shape, causal=options.causal)
+    if options.align == "start" and options.query_positions is None:
+        options = options._replace(query_positions=first_positions(query, options.key_positions))
+    if _arrays.is_tracing():
+        _validation.untraced_positions(options)
+        return bias, options
+    problem = checked_problem(options, shape)
+    if scaling_per(getattr(bias, "scaling", None)) is not None:
+        own = bias.kernel_bias(problem)
+        slopes = own.left, own.right
+        bias = ALiBi(bias.num_heads, slopes=slopes, sides="two_slopes", exempt=own.exempt)
+    return bias, options._replace(align="end")
+
+
+def first_positions(query: Any, key_positions: Any) -> Any:
+    """Positions of queries that stand beside the first keys, (queries,) or (batch, queries)."""
+    queries = query.shape[2]
+    if key_positions is None:
+        return _arrays.arange(queries, query)
+    _validation.keys_for_queries(queries, key_positions.shape[-1])
+    return key_positions[..., :queries]
 
 
 @dataclass(frozen=True)
@@ -308,8 +382,8 @@ def attention_gradients(
         bias: as of the call of `attention`.
         bias_gradient: whether to compute the gradient of the bias, too.
         options: causal, window, causal_block, sink, key_padding_mask, query_positions,
-            key_positions, align, scale and skip_tolerance of that call; blocks of keys with no more
-            than that share of a query's mass are left out here, too.
+            key_positions, align, scale, skip_tolerance, rotary and log_n of that call; blocks of
+            keys with no more than that share of a query's mass are left out here, too.
 
     Returns:
         The gradients; the same bits for any number of threads.
@@ -331,8 +405,12 @@ def attention_gradients(
     Source: Dao et al. 2022 (arXiv 2205.14135), appendix B.
     """
     dtype = _validation.attention_shapes(query, key, value)
-    call = _Call.checked(query, key, value, bias, Options(**options), dtype)
+    given = Options(**options)
     _validation.forward_results(query, output, logsumexp, output_gradient, logsumexp_gradient)
+    if needs_rotation(given):
+        results = (output, logsumexp, output_gradient, logsumexp_gradient)
+        return _rotated_gradients(query, key, value, results, bias, bias_gradient, given)
+    call = _Call.checked(query, key, value, bias, given, dtype)
     log_gradient = None if logsumexp_gradient is None else _floats(logsumexp_gradient)
     outside = _Outside(output, _floats(logsumexp), output_gradient, log_gradient)
     torch = _arrays.is_tensor(query)
@@ -362,6 +440,82 @@ def attention_gradients(
     )
 
 
+def _rotated_gradients(
+    query: Any,
+    key: Any,
+    value: Any,
+    results: tuple[Any, ...],
+    bias: Any,
+    bias_gradient: bool,
+    options: Options,
+) -> AttentionGradients:
+    """Gradients of queries and keys that were rotated: rotated back, summed over the parts."""
+    bias, checked = prepared(query, key, bias, options)
+    rotated = Rotated(query, key, checked)
+    turned = rotated.query(query), rotated.key(key)
+    module, wide = _arrays.namespace(query), _arrays.at_least_float32
+    key_sum, value_sum = (module.zeros_like(wide(x)) for x in (key, value))
+    found = []
+    for part in rotated.parts(query, bias):
+        output, logsumexp, *incoming = map(part.of_queries, results)
+        own = attention_gradients(
+            part.query(part.of_queries(turned[0])),
+            part.key(part.of_keys(turned[1])),
+            part.of_keys(wide(value)),
+            wide(output),
+            logsumexp,
+            wide(incoming[0]),
+            incoming[1],
+            part.bias(bias),
+            bias_gradient=bias_gradient,
+            **part.options(rotated.options)._asdict(),
+        )
+        key_sum[:, :, part.keys] += part.key(own.key)
+        value_sum[:, :, part.keys] += own.value
+        found.append((part, own))
+    query_sum = module.concatenate([part.query(own.query) for part, own in found], 2)
+    return AttentionGradients(
+        _arrays.cast_like(rotated.query(query_sum, back=True), query),
+        _arrays.cast_like(rotated.key(key_sum, back=True), key),
+        _arrays.cast_like(value_sum, value),
+        **_joined_bias_gradients(found, rotated.shape),
+    )
+
+
+def _joined_bias_gradients(
+    found: list[tuple[Part, AttentionGradients]], shape: tuple[int, ...]
+) -> dict[str, Any]:
+    """Of the bias of a whole problem (batch, heads, queries, keys), from those of its parts."""
+    joined: dict[str, Any] = {"left": None, "right": None, "first": None, "dense": None}
+    for name in ("left", "right", "first"):
+        rows = [getattr(own, name) for _, own in found]
+        if rows[0] is not None:
+            joined[name] = np.concatenate(rows, axis=2)
+    first = found[0][1]
+    if first.dense is not None:
+        joined["dense"] = np.zeros(shape, np.float32)
+        for part, own in found:
+            joined["dense"][:, :, part.queries, part.keys] = own.dense
+    if first.sums is not None:
+        joined["sums"] = np.zeros((*shape[:2], shape[3]), np.float64)
+        for part, own in found:
+            joined["sums"][:, :, part.keys] += own.sums
+    if first.table is not None:
+        tables = [(own.table_begin, own.table) for _, own in found if own.table is not None]
+        joined["table"], joined["table_begin"] = _joined_tables(tables)
+    return joined
+
+
+def _joined_tables(tables: list[tuple[int, NDArray[np.float64]]]) -> tuple[NDArray[Any], int]:
+    """The sum of tables that begin at different distances, and where it begins."""
+    begin = min(offset for offset, _ in tables)
+    end = max(offset + table.shape[1] for offset, table in tables)
+    joined = np.zeros((tables[0][1].shape[0], end - begin), np.float64)
+    for offset, table in tables:
+        joined[:, offset - begin : offset - begin + table.shape[1]] += table
+    return joined, begin
+
+
 def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array, Array]:
     """Join results of `attention` over disjoint sets of keys into the result over all of them.
 
@@ -372,11 +526,11 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
         logsumexps: as many, each (batch, heads, queries).
 
     Returns:
-        (output, logsumexp), as the first output and in float32; 0 and -inf for queries that no part
-        saw a key of.
+        (output, logsumexp), as the first of each, computed in float64; 0 and -inf for queries that
+        no part saw a key of. Tensors may require grad.
 
     Raises:
-        TypeError, ValueError: the lists differ in length or hold other shapes.
+        TypeError, ValueError: the lists differ in length, shapes or framework.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -403,7 +557,9 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
     logsumexp = xp.where(none, -math.inf, largest + xp.log(total))
     weights = (weights / total)[..., None]
     output = xp.sum(xp.where(weights == 0.0, 0.0, weights * parts), 0)
-    return _arrays.as_dtype(output, outputs[0].dtype), _arrays.as_float32(logsumexp)
+    return _arrays.as_dtype(output, outputs[0].dtype), _arrays.as_dtype(
+        logsumexp, logsumexps[0].dtype
+    )
 
 
 class _Outside(NamedTuple):

@@ -94,6 +94,28 @@ def distances(query_length: int, key_length: int) -> Floats:
     return (queries[:, None] - np.arange(key_length)[None, :]).astype(np.float64)
 
 
+def streaming_distances(
+    length: int, window: int | None = None, sink: int = 0, causal_block: int | None = None
+) -> Floats:
+    """Distances (length, length) within what each query keeps: sinks, then window or blocks.
+
+    Infinite for what it does not see. Counted, token by token, as in a cache that holds no others.
+    """
+    result = np.full((length, length), np.inf)
+    for i in range(length):
+        kept = [
+            j
+            for j in range(i + 1)
+            if j < sink
+            or (
+                (window is None or i - j < window)
+                and (causal_block is None or i // causal_block - j // causal_block <= 1)
+            )
+        ]
+        result[i, kept] = np.arange(len(kept))[::-1]
+    return result
+
+
 def linear_bias(
     left_slopes: ArrayLike, right_slopes: ArrayLike, query_length: int, key_length: int
 ) -> Floats:
@@ -158,7 +180,7 @@ def exempt_bias(bias: ArrayLike, exempt: int) -> Floats:
 def bialibi_bias(
     alpha: ArrayLike, beta: ArrayLike, gamma: ArrayLike, query_length: int, key_length: int
 ) -> Floats:
-    """-D of LittleBird, (1, heads, Q, K): Lee et al. 2022, section 3.1.
+    """-D of LittleBird, (1, heads, Q, K): Lee et al. 2022, arXiv 2210.11870.
 
     D_ij = 0 for i = j, alpha for i = 0 or j = 0, beta (i - j) for i > j, gamma (j - i) for i < j.
     """
@@ -213,7 +235,7 @@ def sandwich(
 
 
 def forget_gates(log_gates: ArrayLike, query_length: int) -> Floats:
-    """D_ij = sum_(l = j+1)^i log f_l, -inf for j > i: Lin et al. 2025, equation 5.
+    """D_ij = sum_(l = j+1)^i log f_l, -inf for j > i: Lin et al. 2025, arXiv 2503.02130.
 
     log_gates (batch, heads, keys); result (batch, heads, queries, keys), the last query at the last
     key.
@@ -226,6 +248,75 @@ def forget_gates(log_gates: ArrayLike, query_length: int) -> Floats:
         for j in range(i + 1):
             bias[:, :, row, j] = gates[:, :, j + 1 : i + 1].sum(axis=-1)
     return bias
+
+
+def rope(x: ArrayLike, positions: ArrayLike, base: float = 10000.0) -> Floats:
+    """R_p x for vectors (..., length, D) at positions (length,): Su et al. 2021, eq. 15.
+
+    Channels 2m and 2m + 1 are a complex number, multiplied by e^(i p theta_m), theta_m =
+    base^(-2m/D).
+    """
+    x = np.asarray(x, np.float64)
+    theta = np.array([base ** (-2.0 * m / x.shape[-1]) for m in range(x.shape[-1] // 2)])
+    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(
+        1j * np.outer(np.asarray(positions), theta)
+    )
+    result = np.empty_like(x)
+    result[..., 0::2], result[..., 1::2] = turned.real, turned.imag
+    return result
+
+
+def xpos_scores(
+    query: ArrayLike,
+    key: ArrayLike,
+    query_positions: ArrayLike,
+    key_positions: ArrayLike,
+    base: float = 10000.0,
+    scale_base: float = 512.0,
+    gamma: float = 0.4,
+) -> Floats:
+    """XPOS's q.k of every pair (..., Q, K), 0 for keys ahead: Sun et al. 2022, section 2.
+
+    sum_m Re[q_m conj(k_m) (zeta_m^(1/B) e^(i theta_m))^(i - j)], zeta_m = (2m/D + gamma)/(1 +
+    gamma)
+    """
+    query, key = np.asarray(query, np.float64), np.asarray(key, np.float64)
+    d = np.subtract.outer(np.asarray(query_positions, np.float64), np.asarray(key_positions))
+    dim = query.shape[-1]
+    scores = np.zeros((*query.shape[:-1], key.shape[-2]))
+    for m in range(dim // 2):
+        theta, zeta = base ** (-2.0 * m / dim), (2.0 * m / dim + gamma) / (1.0 + gamma)
+        q = query[..., :, None, 2 * m] + 1j * query[..., :, None, 2 * m + 1]
+        k = key[..., None, :, 2 * m] + 1j * key[..., None, :, 2 * m + 1]
+        power = zeta ** (np.maximum(d, 0.0) / scale_base) * np.exp(1j * theta * d)
+        scores += (q * k.conj() * power).real
+    scores[..., d < 0] = 0.0
+    return scores
+
+
+def log_n_factors(visible: ArrayLike, train_length: int) -> Floats:
+    """max(1, log n / log L) of each query, n what it sees in a mask (..., Q, K); 1 for none."""
+    counts = np.asarray(visible).sum(axis=-1)
+    factors: Floats = np.array(
+        [max(1.0, math.log(n) / math.log(train_length)) if n else 1.0 for n in counts.flat]
+    ).reshape(counts.shape)
+    return factors
+
+
+def rounded(number: float, significant_bits: int) -> float:
+    """The nearest number of so many significant bits, ties to even; exponents without bounds."""
+    if number == 0.0:
+        return 0.0
+    unit = 2.0 ** (math.floor(math.log2(abs(number))) + 1 - significant_bits)
+    return round(number / unit) * unit
+
+
+def total_variation(scores: ArrayLike, other_scores: ArrayLike) -> Floats:
+    """Half the sum of |p - p'| for two softmaxes over the last axis."""
+    both = [np.asarray(x, np.float64) for x in (scores, other_scores)]
+    weights = [np.exp(x - x.max(axis=-1, keepdims=True)) for x in both]
+    p, other = (x / x.sum(axis=-1, keepdims=True) for x in weights)
+    return np.asarray(0.5 * np.abs(p - other).sum(axis=-1))
 
 
 def attention(

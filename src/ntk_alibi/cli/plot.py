@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntk_alibi import _validation, plots
+from ntk_alibi import _validation, plots, precision
 from ntk_alibi.bias import SIDES, ALiBi
 from ntk_alibi.cli import subcommand
 from ntk_alibi.evaluation.methods import Method, parse_method
@@ -178,6 +178,28 @@ def _blocks(options: argparse.Namespace) -> Axes:
     return axes
 
 
+def _precision_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--queries", type=int, default=4096, help="positions (%(default)s)")
+    parser.add_argument("--slope", type=float, default=2**-0.5, help="of the bias (%(default).3f)")
+
+
+def _precision(options: argparse.Namespace) -> Axes:
+    import matplotlib.pyplot as plt
+
+    names = ("bfloat16", "float16", "float32")
+    tokens = _validation.integer("--queries", options.queries, minimum=1)
+    positions = {name: precision.last_positions(name, tokens) for name in names}
+    windows = [2**k for k in range(7, 18)]
+    shares = {name: {n: precision.exact_fraction(name, n) for n in windows} for name in names}
+    exact = precision.alibi_row(options.slope, tokens, "float64", "relative")
+    absolute = precision.alibi_row(options.slope, tokens, "bfloat16", "absolute")
+    rows = {"absolute, bfloat16": absolute[-100:], "exact": exact[-100:]}
+    _, (first, second, third) = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
+    plots.exact_positions_plot(shares, second)
+    plots.alibi_rows_plot(rows, third)
+    return plots.rounded_positions_plot(positions, first)
+
+
 def _heads_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("num_heads", type=int, help="number of attention heads")
 
@@ -230,6 +252,12 @@ PICTURES = {
         "16 --methods original ntk:4 --theme dark --output field.png",
         _field_options,
         _field,
+    ),
+    "precision": Picture(
+        "which positions a dtype holds, and what that does to a bias",
+        "--queries 4096 --output precision.png",
+        _precision_options,
+        _precision,
     ),
     "mask": Picture(
         "which keys each query sees",

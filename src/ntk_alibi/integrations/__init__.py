@@ -6,16 +6,8 @@ from typing import Literal
 
 from torch import nn
 
-from ntk_alibi import _validation
 from ntk_alibi.integrations import bloom, configured, falcon, mpt
-from ntk_alibi.integrations.patching import (
-    ATTENTIONS,
-    COMPATS,
-    Family,
-    PatchHandle,
-    Settings,
-    apply,
-)
+from ntk_alibi.integrations.patching import Family, PatchHandle, apply, settings_of
 from ntk_alibi.scaling import Scaling
 
 FAMILIES: tuple[Family, ...] = (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY)
@@ -29,6 +21,9 @@ def patch(
     *,
     attention: Literal["fused", "sdpa", "eager"] = "fused",
     compat: Literal["exact", "transformers"] = "exact",
+    window: int | None = None,
+    sink: int = 0,
+    causal_block: int | None = None,
 ) -> PatchHandle:
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
@@ -51,6 +46,13 @@ def patch(
             positions and their products to bfloat16, whatever the model's dtype. It goes with
             "fused" and "eager", and with scalings that are the same for all queries. Other families
             have no such rounding, and refuse it.
+        window: how many tokens back a token sees, itself included. The training length gives the
+            "super baseline" of the papers: no distance that training did not show.
+        sink: first tokens of the text that are seen besides, as if they stood directly before the
+            window: what has left it is taken out, and distances count what is left. `WindowCache`
+            holds no more than these and the window.
+        causal_block: length of blocks, of which a token sees its own up to itself and the one
+            before.
 
     Returns:
         The handle, a context manager with `.undo()`.
@@ -58,7 +60,8 @@ def patch(
     Raises:
         TypeError: model is no torch module, or scaling none.
         ValueError: the model has no ALiBi attention known here, computes it in a way of its own, or
-            its family does not have that attention or rounding.
+            its family does not have that attention or rounding; window or causal_block are below 1,
+            sink below 0 or without both; at a call, a `WindowCache` holds something else.
         RuntimeError: the transformers version is unknown, or its code is not what the patch
             expects.
 
@@ -67,9 +70,10 @@ def patch(
 
     The same without a call: after `import ntk_alibi.integrations`,
     `from_pretrained(..., attn_implementation="ntk_alibi")` makes a model that attends with "fused"
-    by the scaling of its `config.alibi_scaling`, a dict as `scaling_from_config` reads, which
-    save_pretrained keeps. Its generate() with a static cache needs no mask of queries x keys
-    either; for models patched later transformers makes one, of MPT and Falcon, and hands it over.
+    by the scaling of its `config.alibi_scaling`, a dict as `scaling_from_config` reads, and by
+    `config.alibi_window`, `alibi_sink` and `alibi_causal_block`; save_pretrained keeps all of them.
+    Its generate() with a static cache needs no mask of queries x keys either; for models patched
+    later transformers makes one, of MPT and Falcon, and hands it over.
 
     Example:
         >>> import torch, transformers, ntk_alibi as na
@@ -84,12 +88,17 @@ def patch(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    _validation.scaling(scaling)
-    _validation.choice("attention", attention, ATTENTIONS)
-    _validation.choice("compat", compat, COMPATS)
+    settings = settings_of(
+        scaling,
+        attention=attention,
+        compat=compat,
+        window=window,
+        sink=sink,
+        causal_block=causal_block,
+    )
     for family in FAMILIES:
         if targets := family.find(model):
-            return apply(family, targets, Settings(scaling, attention, compat))
+            return apply(family, targets, settings)
     known = ", ".join(family.name for family in FAMILIES)
     raise ValueError(
         f"model must hold ALiBi attention of a known family ({known}), got {type(model).__name__}, "

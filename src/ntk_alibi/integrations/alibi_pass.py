@@ -20,15 +20,17 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, _validation
 from ntk_alibi.bias import ALiBi
-from ntk_alibi.fused_attention import KeyNorms
+from ntk_alibi.fused_attention import KeyNorms, merge
 from ntk_alibi.fused_attention import attention as fused_attention
 from ntk_alibi.integrations.growing_cache import GrowingLayer
 from ntk_alibi.integrations.patching import Settings, current, transformers_version
+from ntk_alibi.integrations.window_cache import WindowCache
 from ntk_alibi.scaling import Floats, Scaling
 from ntk_alibi.slopes import scaled_slopes, scaling_per
 from ntk_alibi.torch.sdpa import causal_linear_attention
+from ntk_alibi.torch.sight import Sight
 
 Index: TypeAlias = slice | torch.Tensor
 
@@ -111,6 +113,16 @@ class Rows:
     queries: Index
     keys: Index
     slopes: torch.Tensor  # float32 (1 or batch, heads, 1 or queries)
+    positions: torch.Tensor  # of the keys
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some columns of keys, and how `ntk_alibi.attention` is to see them."""
+
+    keys: slice
+    options: dict[str, Any]
+    whole: bool = False  # all keys at their own columns, none hidden but by the options
 
 
 class Handed(BlockMask):
@@ -161,6 +173,9 @@ class AlibiPass(Handed):
             query.
         past: keys that stand before the first query.
         queries: how many there are.
+        sight: what the queries see of them, or None for everything.
+        skipped: (batch,), real tokens that are neither among the keys nor queries, or None: they
+            stood between the sinks and the window of a `WindowCache`.
     """
 
     mask: torch.Tensor
@@ -170,11 +185,20 @@ class AlibiPass(Handed):
     )
 
     def __init__(
-        self, rule: Rule, settings: Settings, mask: torch.Tensor, past: int, queries: int
+        self,
+        rule: Rule,
+        settings: Settings,
+        mask: torch.Tensor,
+        past: int,
+        queries: int,
+        sight: Sight | None = None,
+        skipped: torch.Tensor | None = None,
     ) -> None:
         super().__init__(mask)
         self.past = past
         self.queries = queries
+        self.sight = sight
+        self.skipped = skipped
         self._rule = rule
         self._settings = settings
         self._kept: dict[Any, Any] = {}
@@ -233,6 +257,8 @@ class AlibiPass(Handed):
         cache: tuple[Any, int | None],
         scale: float,
     ) -> torch.Tensor:
+        if self.sight is not None:
+            return self._fused_in_sight(query, key, value, cache, scale)
         bias, mask, positions = self.kept(AlibiPass._fused_bias, query.dtype)
         output: torch.Tensor = fused_attention(
             query,
@@ -262,6 +288,64 @@ class AlibiPass(Handed):
             bias = ALiBi(self._rule.heads, slopes=self._slopes(real, self.queries))
         return (bias, None, None) if bool(real.all()) else (bias, real, self._positions(real))
 
+    def _fused_in_sight(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: tuple[Any, int | None],
+        scale: float,
+    ) -> torch.Tensor:
+        """The keys of the window and the sinks one after the other, since distances jump between.
+
+        That the first ones stand nearer is one position for each query, so that no bias of pairs
+        is needed.
+        """
+        bias, parts = self.kept(AlibiPass._fused_parts)
+        transformed = _arrays.needs_torch(query, key, value, bias)
+        results = [
+            fused_attention(
+                query,
+                key[:, :, part.keys],
+                value[:, :, part.keys],
+                bias,
+                **part.options,
+                scale=scale,
+                key_norms=_kept_norms(*cache) if part.whole and not transformed else None,
+                return_logsumexp=True,
+            )
+            for part in parts
+        ]
+        output: torch.Tensor = results[0][0]
+        return cast(torch.Tensor, merge(*zip(*results, strict=True))[0]) if results[1:] else output
+
+    def _fused_parts(self) -> tuple[ALiBi, list[Part]]:
+        real, sight = self._real(), cast(Sight, self.sight)
+        bias = ALiBi(self._rule.heads, slopes=self._slopes(real, self.queries))
+        keys = self._positions(real)
+        queries = keys[:, self.past :]
+        plain = self.skipped is None and bool(real.all())
+        limits: dict[str, Any] = {"window": sight.window, "causal_block": sight.causal_block}
+        if plain and (sight.sink == 0 or bool(sight.start(queries[0, 0]) >= sight.sink)):
+            window = Part(slice(None), limits, whole=True)
+        elif plain:
+            beyond = slice(sight.sink, None)
+            where = {"query_positions": queries, "key_positions": keys[:, beyond]}
+            window = Part(beyond, limits | where)
+        else:
+            where = {"query_positions": queries, "key_positions": keys}
+            mask = real & (keys >= sight.sink)
+            window = Part(slice(None), limits | where | {"key_padding_mask": mask})
+        if sight.sink == 0:
+            return bias, [window]
+        where = {"query_positions": queries - sight.missing(queries)}
+        if plain:
+            first = slice(0, sight.sink)
+            return bias, [window, Part(first, where | {"key_positions": keys[:, first]})]
+        mask = real & (keys < sight.sink)
+        where |= {"key_positions": keys, "key_padding_mask": mask}
+        return bias, [window, Part(slice(None), where)]
+
     def _eager(
         self,
         query: torch.Tensor,
@@ -281,7 +365,7 @@ class AlibiPass(Handed):
     def _eager_bias(self, dtype: torch.dtype) -> torch.Tensor:
         """Float32 (batch, heads, queries, keys), with its least number for hidden keys."""
         real = self._real()
-        hidden = ~visible(real, self.past, self.queries)
+        hidden = self.hidden(real)
         if self._settings.compat == "transformers":
             bias = self._rounded_bias(real, dtype)
         else:
@@ -291,9 +375,18 @@ class AlibiPass(Handed):
     def relative_bias(self, real: torch.Tensor) -> torch.Tensor:
         """-m_h (i - j) to the keys of a mask, (batch, heads, queries, keys), float32."""
         slopes = self._slopes(self._real(), self.queries).to(real.device)
-        keys = self._positions(real)[:, None, None, :]
-        queries = keys[..., self.past : self.past + self.queries].mT
-        return slopes[..., None] * (keys - queries)
+        return -slopes[..., None] * self._distances(real)[0][:, None]
+
+    def hidden(self, real: torch.Tensor) -> torch.Tensor:
+        """Which keys of a mask each query does not see, (batch, 1, queries, keys)."""
+        seen = visible(real, self.past, self.queries)
+        return ~seen if self.sight is None else ~(seen & self._distances(real)[1][:, None])
+
+    def _distances(self, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of queries to the keys of a mask, and whether they see them."""
+        keys = self._positions(real)
+        queries = keys[:, self.past : self.past + self.queries]
+        return (self.sight or Sight()).distances(queries, keys)
 
     def _sdpa(
         self,
@@ -314,6 +407,8 @@ class AlibiPass(Handed):
                 r.slopes.to(query.device),
                 scale=scale,
                 dropout=dropout,
+                sight=self.sight,
+                positions=r.positions.to(query.device),
             )
 
         if len(rows) == 1 and rows[0].queries == slice(0, self.queries):
@@ -326,34 +421,45 @@ class AlibiPass(Handed):
     def _split(self) -> list[Rows]:
         """The batch as problems without padding."""
         real = self._real().cpu()
-        if bool(real.all()):
+        positions = self._positions(real)
+        alike = len(positions) == 1 or bool((positions == positions[:1]).all())
+        if bool(real.all()) and alike:
             everything = slice(0, real.shape[1])
             slopes = self._slopes(real, self.queries)
-            return [Rows(slice(0, len(real)), slice(0, self.queries), everything, slopes)]
+            whole = slice(0, len(real)), slice(0, self.queries), everything
+            return [Rows(*whole, slopes, positions[0])]
         rows = []
         for b, row in enumerate(real):
             count = int(row[self.past :].sum())
             if count:
-                slopes = self._slopes(row[row][None], count)
+                skipped = None if self.skipped is None else self.skipped[b : b + 1]
+                slopes = self._slopes(row[row][None], count, skipped)
                 columns = _columns(row[self.past :]), _columns(row)
-                rows.append(Rows(slice(b, b + 1), *columns, slopes))
+                rows.append(Rows(slice(b, b + 1), *columns, slopes, positions[b][row]))
         return rows
 
     def _real(self) -> torch.Tensor:
         """The mask up to the last query."""
         return self.mask[:, : self.past + self.queries]
 
-    def _slopes(self, real: torch.Tensor, queries: int) -> torch.Tensor:
+    def _slopes(
+        self, real: torch.Tensor, queries: int, skipped: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Of the last queries of (batch, keys), (1 or batch, heads, 1 or queries), float32."""
-        return self._rule.slopes(self.scaling, self._lengths(real, queries))
+        return self._rule.slopes(self.scaling, self._lengths(real, queries, skipped))
 
-    def _lengths(self, real: torch.Tensor, queries: int) -> NDArray[np.int64] | None:
+    def _lengths(
+        self, real: torch.Tensor, queries: int, skipped: torch.Tensor | None = None
+    ) -> NDArray[np.int64] | None:
         """Real tokens as the scaling counts them, (batch,) or (batch, queries)."""
         per = scaling_per(self.scaling)
         if per is None:
             return None
         seen = real.cumsum(dim=1)[:, real.shape[1] - queries :].clamp(min=1)
-        lengths: NDArray[np.int64] = (seen if per == "query" else real.sum(dim=1)).cpu().numpy()
+        seen = seen if per == "query" else real.sum(dim=1)[:, None]
+        skipped = self.skipped if skipped is None else skipped
+        seen = seen if skipped is None else seen + skipped.to(seen.device)[:, None]
+        lengths: NDArray[np.int64] = (seen if per == "query" else seen[:, 0]).cpu().numpy()
         return lengths
 
     def _rounded_bias(self, real: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -362,10 +468,16 @@ class AlibiPass(Handed):
         return self._rule.rounded_bias(self.scaling, lengths, self._positions(real), dtype)
 
     def _positions(self, real: torch.Tensor) -> torch.Tensor:
-        """Of all keys, (1 or batch, keys), from 0 on."""
+        """Of all keys, (1 or batch, keys), 0 for the first real one and what stands before."""
+        columns = torch.arange(real.shape[1], device=real.device)
         if self._rule.counts_holes:
-            return torch.arange(real.shape[1], device=real.device)[None]
-        return (real.cumsum(dim=1) - 1).clamp(min=0)
+            positions = columns - real.int().argmax(dim=1, keepdim=True)
+        else:
+            positions = real.cumsum(dim=1) - 1
+        if self.sight is not None and self.skipped is not None:
+            skipped = self.skipped.to(real.device)[:, None]
+            positions = positions + torch.where(columns < self.sight.sink, 0, skipped)
+        return positions.clamp(min=0)
 
     @untraced
     def kept(self, make: Callable[..., Made], *arguments: Any) -> Made:
@@ -409,16 +521,27 @@ def begin_pass(
     if inputs is None:
         return (), kwargs  # the model says what is wrong
     batch, queries = inputs.shape[:2]
-    cache = kwargs.get("past_key_values")
+    cache: Any = kwargs.get("past_key_values")
     past = 0 if cache is None else int(cache.get_seq_length())
     capacity = past + queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
-    mask = _padding(model, kwargs.get("attention_mask"), (batch, past, queries), inputs.device)
-    mask = F.pad(mask, (0, max(0, capacity - mask.shape[1])))
     settings = current(model)
+    given, sizes = kwargs.get("attention_mask"), (batch, past, queries)
+    bounded = isinstance(cache, WindowCache)
+    if bounded:
+        mask, skipped = _held(model, settings.sight, cache, given, sizes, inputs.device)
+    else:
+        mask, skipped = _padding(model, given, sizes, inputs.device), None
+        mask = F.pad(mask, (0, max(0, capacity - mask.shape[1])))
+    limited = settings.sight.limits(past + queries - 1) and not (bounded and queries == 1)
     _warn_of_older_slopes(settings.scaling, past)
     if _wants_weights(model, kwargs):
         settings = replace(settings, attention="eager")
-    kwargs["attention_mask"] = AlibiPass(rule_of(model), settings, mask, past, queries)
+    if bounded:
+        past = mask.shape[1] - queries
+    sight = settings.sight if limited else None
+    kwargs["attention_mask"] = AlibiPass(
+        rule_of(model), settings, mask, past, queries, sight, skipped
+    )
     return (), kwargs
 
 
@@ -460,6 +583,49 @@ def _padding(
             f"{type(model).__name__}, got {tuple(mask.shape)}"
         )
     return cast(torch.Tensor, mask != 0).to(device)
+
+
+def _held(
+    model: nn.Module,
+    sight: Sight,
+    cache: WindowCache,
+    given: Any,
+    sizes: tuple[int, int, int],
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Mask of the keys that a bounded cache is going to return, and how many tokens it skips.
+
+    To a single query those are all that it sees, at the distances that it sees them; others have
+    more keys than each of them sees.
+    """
+    shared = cache.shared
+    held, seen = (shared.window, shared.sink), (sight.window, sight.sink)
+    _validation.window_cache(held, seen, sight.causal_block)
+    batch, past, queries = sizes
+    total = past + queries
+    keys = cache.get_mask_sizes(queries, 0)[0]
+    given = given.mask if isinstance(given, Padding) else given
+    _validation.padding_again(given is not None or shared.padding is None or past == 0)
+    if given is None:
+        mask = torch.ones((batch, keys), dtype=torch.bool, device=device)
+        real = torch.full((batch,), total, device=device)
+        shared.padding = None
+    else:
+        mask = _padding(model, given, sizes, device)[:, :total]
+        real = mask.sum(dim=1)
+        _validation.left_padding(_rows_with_holes(mask, real))
+        shared.padding = None if bool((real == total).all()) else total - real
+        mask = mask[:, total - keys :]
+    skipped = (real - keys).clamp(min=0)
+    return mask, skipped if bool(skipped.any()) else None
+
+
+def _rows_with_holes(mask: torch.Tensor, real: torch.Tensor) -> list[int]:
+    """Rows whose real tokens are not the last columns."""
+    length = mask.shape[1]
+    expected = torch.arange(length, device=mask.device) >= length - real[:, None]
+    holes: list[int] = (mask != expected).any(dim=1).nonzero().flatten().tolist()
+    return holes
 
 
 def _warn_of_older_slopes(scaling: Scaling | None, past: int) -> None:

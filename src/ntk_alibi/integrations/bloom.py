@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
 
 from ntk_alibi.bias import build_alibi_tensor
-from ntk_alibi.integrations.alibi_pass import INPUTS, AlibiPass, Rule, begin_pass, reached, visible
+from ntk_alibi.integrations.alibi_pass import INPUTS, AlibiPass, Rule, begin_pass, reached
 from ntk_alibi.integrations.patching import Family, Replacement, Settings
 from ntk_alibi.slopes import scaling_per
 
@@ -65,13 +65,15 @@ def _stock_form(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Bias (batch * heads, 1 or queries, keys) and mask as transformers' attention adds them."""
     mask, scaling = alibi.mask, alibi.scaling
-    if scaling is None:
-        tensor = BloomModel.build_alibi_tensor(cast(BloomModel, None), mask.long(), heads, dtype)
-    elif scaling_per(scaling) == "query":
+    per = scaling_per(scaling)
+    jumps = alibi.sight is not None and alibi.sight.sink > 0
+    if jumps or per == "query" or (per is not None and alibi.skipped is not None):
         tensor = alibi.relative_bias(mask).to(dtype).flatten(0, 1)
+    elif scaling is None:
+        tensor = BloomModel.build_alibi_tensor(cast(BloomModel, None), mask.long(), heads, dtype)
     else:
         tensor = cast(torch.Tensor, build_alibi_tensor(mask, heads, dtype, scaling))
-    hidden = ~visible(mask, alibi.past, alibi.queries)
+    hidden = alibi.hidden(mask)
     zeros = torch.zeros(hidden.shape, dtype=dtype, device=mask.device)
     return tensor, zeros.masked_fill(hidden, torch.finfo(dtype).min)
 

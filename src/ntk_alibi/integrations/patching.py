@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
@@ -16,6 +17,7 @@ from torch import nn
 from ntk_alibi import _validation
 from ntk_alibi.scaling import Scaling, scaling_from_config
 from ntk_alibi.slopes import scaling_per
+from ntk_alibi.torch.sight import Sight
 
 #: Versions of transformers whose modeling code the patches were read against;
 #: tests/test_integrations_versions.py lists the ones tested. The upper bound is exclusive.
@@ -43,13 +45,23 @@ Replacement: TypeAlias = tuple[nn.Module, str, Any]
 _lock = threading.RLock()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Settings:
     """One patch's choices."""
 
     scaling: Scaling | None
     attention: Literal["fused", "sdpa", "eager"] = "fused"
     compat: Literal["exact", "transformers"] = "exact"
+    sight: Sight = field(default_factory=Sight)
+
+    def __repr__(self) -> str:
+        """The choices that are not the default, as `patch` takes them."""
+        choices = [f"{self.scaling!r}", f"attention={self.attention!r}"]
+        if self.compat != "exact":
+            choices.append(f"compat={self.compat!r}")
+        limits = dataclasses.asdict(self.sight)
+        choices += [f"{name}={value}" for name, value in limits.items() if value]
+        return ", ".join(choices)
 
 
 @dataclass(frozen=True)
@@ -129,10 +141,7 @@ class PatchHandle:
 
     def __repr__(self) -> str:
         state = "in force" if self._targets else "undone"
-        choices = f"{self.scaling!r}, attention={self.attention!r}"
-        if self._settings.compat != "exact":
-            choices += f", compat={self._settings.compat!r}"
-        return f"<patch of {self._family.name}, {choices}, {state}>"
+        return f"<patch of {self._family.name}, {self._settings!r}, {state}>"
 
 
 def apply(family: Family, targets: list[nn.Module], settings: Settings) -> PatchHandle:
@@ -183,6 +192,11 @@ def check_compat(family: Family, settings: Settings) -> None:
         _validation.choice(
             "attention with compat='transformers'", settings.attention, ("fused", "eager")
         )
+        if settings.sight != Sight():
+            raise ValueError(
+                "compat must be 'exact' with window, sink or causal_block, which transformers does "
+                f"not have, got {settings.compat!r}"
+            )
 
 
 def _install(family: Family, target: nn.Module) -> None:
@@ -212,8 +226,31 @@ def current(target: Any) -> Settings:
     settings = _stack(target)[-1]
     if settings is not None:
         return settings
-    config = getattr(target.config, "alibi_scaling", None)
-    return Settings(None if config is None else scaling_from_config(config))
+    given = {
+        name: getattr(target.config, f"alibi_{name}")
+        for name in ("scaling", "window", "sink", "causal_block")
+        if getattr(target.config, f"alibi_{name}", None) is not None
+    }
+    if "scaling" in given:
+        given["scaling"] = scaling_from_config(given["scaling"])
+    return settings_of(**given)
+
+
+def settings_of(
+    scaling: Scaling | None = None,
+    *,
+    attention: Any = "fused",
+    compat: Any = "exact",
+    window: int | None = None,
+    sink: int = 0,
+    causal_block: int | None = None,
+) -> Settings:
+    """Arguments of `patch`, checked as far as they can be without a model."""
+    _validation.scaling(scaling)
+    _validation.choice("attention", attention, ATTENTIONS)
+    _validation.choice("compat", compat, COMPATS)
+    window, sink, causal_block = _validation.sight(window, sink, causal_block)
+    return Settings(scaling, attention, compat, Sight(window, causal_block, sink))
 
 
 def _stack(target: nn.Module) -> tuple[Settings | None, ...]:

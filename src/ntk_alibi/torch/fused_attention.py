@@ -25,9 +25,12 @@ from ntk_alibi.fused_attention import (
     attention_gradients,
     checked_problem,
     checked_rule,
+    first_positions,
     plain_attention,
+    prepared,
 )
 from ntk_alibi.kernel_bias import KernelBias, Problem
+from ntk_alibi.rotary_attention import attend_rotated, needs_rotation
 from ntk_alibi.scaling import scaling_from_config
 from ntk_alibi.slopes import scaling_per
 
@@ -238,6 +241,8 @@ def attention(
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
+    if needs_rotation(options):
+        return _rotated_attention(query, key, value, bias, options)
     shape = (*query.shape[:3], key.shape[2])
     options = checked_rule(options, query.shape[3])
     _validation.attention_bias(bias, shape, causal=options.causal)
@@ -247,7 +252,7 @@ def attention(
     )
     tensors = _kernel_bias(bias, query, shape, options)
     if masks[1] is None and options.align == "start":
-        masks = (masks[0], _first_positions(query, masks[2]), masks[2])
+        masks = (masks[0], first_positions(query, masks[2]), masks[2])
     rule = (options.causal, options.window, options.causal_block, options.sink, options.scale)
     if device.type == "cpu" and query.dtype in CORE_DTYPES:
         result: tuple[torch.Tensor, torch.Tensor] = _attention(
@@ -278,15 +283,6 @@ def attention(
     )
 
 
-def _first_positions(query: torch.Tensor, key_positions: torch.Tensor | None) -> torch.Tensor:
-    """Positions of queries that begin where the keys do."""
-    queries = query.shape[2]
-    if key_positions is None:
-        return torch.arange(queries, device=query.device)
-    _validation.keys_for_queries(queries, key_positions.shape[-1])
-    return key_positions[..., :queries]
-
-
 def _kernel_bias(
     bias: Any, query: torch.Tensor, shape: tuple[int, ...], options: Options
 ) -> KernelBias:
@@ -313,6 +309,16 @@ def _kernel_bias(
     if dense.requires_grad:  # torch sums over what was broadcast
         dense = dense.expand(shape)
     return KernelBias(dense=dense)
+
+
+def _rotated_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, options: Options
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of queries and keys that are rotated first, which autocast must not round."""
+    bias, options = prepared(query, key, bias, options)
+    with torch.autocast(query.device.type, enabled=False):
+        outputs, logsumexps = attend_rotated(attention, query, key, value, bias, options)
+    return torch.cat(outputs, dim=2).to(query.dtype), torch.cat(logsumexps, dim=2)
 
 
 def _slopes(

@@ -249,7 +249,7 @@ class LearnedForgetGates(nn.Module):
     Args:
         embed_dim: of the hidden states.
         num_heads: H >= 1.
-        bias: b at first. 0 begins with gates near 1/2, as the authors do; greater ones let more
+        bias: b at first. 0 begins with gates near 1/2, as the authors' code; greater ones let more
             through.
 
     Raises:

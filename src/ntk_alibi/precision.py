@@ -1,0 +1,305 @@
+"""What positions and biases lose that are kept in few bits: counts, softmax errors, repairs.
+
+Nothing here is used by `attention`, which keeps positions as integers and biases in float32. It
+measures what other code does, and what its published repair gains.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ntk_alibi import _validation
+from ntk_alibi._arrays import DTypeLike
+
+Floats: TypeAlias = NDArray[np.float64]
+Form: TypeAlias = Literal["absolute", "relative"]
+
+
+class Format(NamedTuple):
+    """A binary format: significant bits, exponent of its least normal number, greatest number."""
+
+    significant_bits: int
+    least_exponent: int
+    greatest: float
+
+
+FORMATS = {
+    "float16": Format(11, -14, 65504.0),
+    "bfloat16": Format(8, -126, (2.0 - 2.0**-7) * 2.0**127),
+    "float32": Format(24, -126, (2.0 - 2.0**-23) * 2.0**127),
+    "float64": Format(53, -1022, math.ldexp(2.0 - 2.0**-52, 1023)),
+}
+
+#: Positions that are looked at together.
+CHUNK = 2**20
+
+
+def rounded(numbers: ArrayLike, dtype: DTypeLike) -> Floats:
+    """Numbers as a dtype holds them: rounded to the nearest, ties to even; infinite beyond it.
+
+    Args:
+        numbers: any shape, taken as float64.
+        dtype: NumPy's or torch's float16, bfloat16, float32 or float64, or its name.
+
+    Returns:
+        float64, the shape of numbers.
+
+    Raises:
+        TypeError: dtype is none of these.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.precision.rounded([255, 257, 8191], "bfloat16")
+        array([ 255.,  256., 8192.])
+    """
+    return _rounded(np.asarray(numbers, np.float64), _name(dtype))
+
+
+def exact_fraction(dtype: DTypeLike, window: int) -> float:
+    """The share of the positions 0 .. window - 1 that a dtype holds exactly.
+
+    #{p < window: rounded(p) = p} / window
+
+    Args:
+        dtype: as of `rounded`.
+        window: number of positions, at least 1.
+
+    Returns:
+        In (0, 1].
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.precision.exact_fraction("bfloat16", 8192)
+        0.109375
+
+    Source: figure 10 of Baichuan's article on position collisions (2023), which says "about 10 %".
+    """
+    name, window = _name(dtype), _window(window)
+    exact = 0
+    for begin in range(0, window, CHUNK):
+        positions = np.arange(begin, min(begin + CHUNK, window), dtype=np.float64)
+        exact += int((_rounded(positions, name) == positions).sum())
+    return exact / window
+
+
+def collisions(dtype: DTypeLike, window: int) -> int:
+    """How many of the positions 0 .. window - 1 become the same number as another one of them.
+
+    #{p < window: rounded(p) = rounded(p') for some p' < window, p' != p}
+
+    Args:
+        dtype: as of `rounded`.
+        window: number of positions, at least 1.
+
+    Returns:
+        In [0, window].
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> [na.precision.collisions("bfloat16", n) for n in (257, 259, 8192)]
+        [0, 2, 7872]
+
+    Source: Baichuan's article on position collisions (2023).
+    """
+    name, window = _name(dtype), _window(window)
+    colliding = 0
+    for begin in range(0, window, CHUNK):
+        end = min(begin + CHUNK, window)
+        # Rounding keeps the order, so equals are neighbours; one more on either side.
+        first = max(begin - 1, 0)
+        values = _rounded(np.arange(first, min(end + 1, window), dtype=np.float64), name)
+        same = np.concatenate([[False], values[1:] == values[:-1], [False]])
+        colliding += int((same[:-1] | same[1:])[begin - first :][: end - begin].sum())
+    return colliding
+
+
+def last_positions(dtype: DTypeLike, window: int, count: int = 100) -> tuple[Floats, Floats]:
+    """The last positions of a window and what a dtype makes of them: figure 9 of the article.
+
+    Args:
+        dtype: as of `rounded`.
+        window: number of positions, at least 1.
+        count: how many of them, at least 1; all if there are fewer.
+
+    Returns:
+        (positions, rounded positions), each (count,).
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.precision.last_positions("bfloat16", 4096, 3)[1]
+        array([4096., 4096., 4096.])
+
+    Source: Baichuan's article on position collisions (2023), figure 9.
+    """
+    window = _window(window)
+    count = _validation.integer("count", count, minimum=1)
+    positions = np.arange(max(window - count, 0), window, dtype=np.float64)
+    return positions, _rounded(positions, _name(dtype))
+
+
+def alibi_row(slope: float, length: int, dtype: DTypeLike, form: Form) -> Floats:
+    """ALiBi's bias of the last query, rounded, relative to its own key: figure 11 of the article.
+
+    absolute: rounded(m j) - m (length - 1), as transformers' bias tensors are (before)
+    relative: rounded(-m (length - 1 - j)) (after: near keys are exact, far ones may collide)
+
+    float64 gives the exact bias. The second is what `ALiBi` and `build_alibi_tensor` with
+    anchor="last" make in that dtype, the first the latter with anchor="first".
+
+    Args:
+        slope: m >= 0.
+        length: keys, at least 1.
+        dtype: as of `rounded`.
+        form: "absolute" or "relative".
+
+    Returns:
+        (length,) float64.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.precision.alibi_row(0.5, 1000, "bfloat16", "absolute")[-3:]
+        array([-1.5,  0.5,  0.5])
+        >>> na.precision.alibi_row(0.5, 1000, "bfloat16", "relative")[-3:]
+        array([-1. , -0.5,  0. ])
+
+    Source: Baichuan's article on position collisions (2023), figure 11.
+    """
+    slope = _validation.finite("slope", slope, minimum=0.0)
+    keys = np.arange(_window(length, "length"), dtype=np.float64)
+    row: Floats = _alibi(slope, keys[-1:], keys, _name(dtype), form)[0]
+    return row
+
+
+def softmax_error(
+    query: ArrayLike, key: ArrayLike, slope: float, dtype: DTypeLike, form: Form
+) -> Floats:
+    """How far a bias that is rounded to a dtype moves attention: the total variation of weights.
+
+    1/2 sum_j |p_ij - p'_ij|,  p_i = softmax_j(q_i.k_j / sqrt(D) - m (i - j)) over j <= i
+
+    and p' the same with the bias of `alibi_row`. All else is float64, so it is the bias alone.
+
+    Args:
+        query: (queries, head_dim); the last one stands at the last key.
+        key: (keys, head_dim), at least as many.
+        slope: m >= 0 of the head.
+        dtype: as of `rounded`.
+        form: "absolute" or "relative", as of `alibi_row`.
+
+    Returns:
+        (queries,) float64 in [0, 1].
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> random = np.random.default_rng(0)
+        >>> query, key = random.standard_normal((1, 64)), random.standard_normal((8192, 64))
+        >>> for form in ("absolute", "relative"):
+        ...     error = na.precision.softmax_error(query, key, 2**-0.5, "bfloat16", form)
+        ...     print(form, "wrong" if error[0] > 0.1 else "fine")
+        absolute wrong
+        relative fine
+    """
+    query, key = np.asarray(query, np.float64), np.asarray(key, np.float64)
+    _validation.vectors_of_one_head(query, key)
+    slope = _validation.finite("slope", slope, minimum=0.0)
+    k = np.arange(len(key), dtype=np.float64)
+    q = k[len(key) - len(query) :]
+    scores = np.where(q[:, None] >= k, query @ key.T / math.sqrt(query.shape[1]), -np.inf)
+    exact, moved = (
+        _softmax(scores + _alibi(slope, q, k, name, form)) for name in ("float64", _name(dtype))
+    )
+    variation: Floats = 0.5 * np.abs(exact - moved).sum(axis=1)
+    return variation
+
+
+def rope_tables(
+    length: int, head_dim: int, dtype: DTypeLike, *, base: float = 10000.0, repaired: bool
+) -> tuple[Floats, Floats]:
+    """Cosines and sines of RoPE as a model in this dtype has them, before and after the repair.
+
+    before: positions, frequencies base^(-2m/D) and angles rounded to the dtype
+    after: all three in float32; only cosines and sines are rounded to the dtype
+
+    `RoPE` goes one step further, angles in float64 and cosines and sines in float32.
+
+    Args:
+        length: positions 0 .. length - 1.
+        head_dim: D, even.
+        dtype: as of `rounded`.
+        base: > 1.
+        repaired: whether after.
+
+    Returns:
+        (cosines, sines), each (length, head_dim / 2) float64.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> for repaired in (False, True):
+        ...     tables = na.precision.rope_tables(2048, 64, "bfloat16", repaired=repaired)
+        ...     len(np.unique(np.concatenate(tables, axis=1), axis=0))  # positions told apart
+        641
+        2048
+
+    Source: Baichuan's article on position collisions (2023), its repair of RoPE.
+    """
+    name = _name(dtype)
+    pairs = _validation.rotary_dim(None, _validation.head_dim(head_dim)) // 2
+    base = _validation.finite("base", base, minimum=1.0, inclusive=False)
+    inner = "float32" if _validation.boolean("repaired", repaired) else name
+    positions = _rounded(np.arange(_window(length, "length"), dtype=np.float64), inner)
+    frequencies = _rounded(base ** (-np.arange(pairs) / pairs), inner)
+    angles = _rounded(np.multiply.outer(positions, frequencies), inner)
+    return _rounded(np.cos(angles), name), _rounded(np.sin(angles), name)
+
+
+def _rounded(numbers: Floats, name: str) -> Floats:
+    if name == "float64":
+        return numbers
+    bits, least, greatest = FORMATS[name]
+    exponents = np.maximum(np.frexp(numbers)[1], least + 1) - bits
+    result = np.ldexp(np.rint(np.ldexp(numbers, -exponents)), exponents)
+    return np.where(np.abs(result) > greatest, np.copysign(np.inf, numbers), result)
+
+
+def _alibi(slope: float, q: Floats, k: Floats, name: str, form: str) -> Floats:
+    """The bias of queries at q and keys at k, (queries, keys); rounded in one of two forms."""
+    _validation.choice("form", form, ("absolute", "relative"))
+    if form == "absolute":
+        return _rounded(slope * k, name) - slope * q[:, None]
+    return _rounded(slope * (k - q[:, None]), name)
+
+
+def _softmax(scores: Floats) -> Floats:
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    result: Floats = weights / weights.sum(axis=1, keepdims=True)
+    return result
+
+
+def _name(dtype: DTypeLike) -> str:
+    return _validation.floating_dtype(dtype, FORMATS)
+
+
+def _window(value: Any, name: str = "window") -> int:
+    return _validation.integer(name, value, minimum=1)

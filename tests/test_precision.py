@@ -1,0 +1,216 @@
+"""`na.precision`: against other libraries' rounding, our own tensors, figures of others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ntk_alibi as na
+from ntk_alibi import plots
+
+PRECISION = na.precision
+DTYPES: dict[str, Any] = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+
+
+@given(
+    numbers=st.lists(st.floats(width=32) | st.floats(-70000, 70000, width=32), min_size=1),
+    name=st.sampled_from(list(DTYPES)),
+)
+def test_rounding_is_that_of_numpy_ml_dtypes_and_torch(numbers: list[float], name: str) -> None:
+    """From float32, from which all three round once; subnormal and infinite ones, too."""
+    source = np.array(numbers, np.float32)
+    mine = PRECISION.rounded(source, name)
+    with np.errstate(over="ignore"):
+        theirs = source.astype(DTYPES[name]).astype(np.float64)
+    np.testing.assert_array_equal(mine, theirs)
+    tensor = torch.from_numpy(source).to(getattr(torch, name)).double().numpy()
+    np.testing.assert_array_equal(mine, tensor)
+
+
+@given(number=st.floats(2**-10, 60000), name=st.sampled_from(list(DTYPES)))
+def test_rounding_is_the_references(number: float, name: str) -> None:
+    assert PRECISION.rounded(number, name) == na.reference.rounded(number, BITS[name])
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("window", [1, 2, 256, 257, 258, 259, 2048, 2050, 5000, 8192, 70_000])
+def test_counts_are_those_of_all_positions(name: str, window: int) -> None:
+    with np.errstate(over="ignore"):
+        kept = np.arange(window).astype(DTYPES[name]).astype(np.float64)
+    assert PRECISION.exact_fraction(name, window) == (kept == np.arange(window)).mean()
+    _, sizes = np.unique(kept, return_counts=True)
+    assert PRECISION.collisions(name, window) == sizes[sizes > 1].sum()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 300])
+def test_counts_do_not_depend_on_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = PRECISION.collisions("bfloat16", 1000), PRECISION.exact_fraction("bfloat16", 1000)
+    monkeypatch.setattr(PRECISION, "CHUNK", chunk)
+    assert whole == (
+        PRECISION.collisions("bfloat16", 1000),
+        PRECISION.exact_fraction("bfloat16", 1000),
+    )
+
+
+def test_figures_of_the_article() -> None:
+    """About 10 % at 8192; integers are exact up to 2^(significant bits)."""
+    assert PRECISION.exact_fraction("bfloat16", 8192) == 896 / 8192
+    for name, bits in (("bfloat16", 8), ("float16", 11)):
+        assert PRECISION.collisions(name, 2**bits + 1) == 0
+        assert PRECISION.exact_fraction(name, 2**bits + 1) == 1.0
+        assert PRECISION.exact_fraction(name, 2**bits + 2) < 1.0
+    assert PRECISION.exact_fraction("float32", 1_000_000) == 1.0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", ml_dtypes.bfloat16, torch.bfloat16])
+def test_dtypes_come_by_any_name(dtype: Any) -> None:
+    assert PRECISION.exact_fraction(dtype, 8192) == 0.109375
+
+
+def weights_of(length: int, form: str, count: int) -> np.ndarray:
+    random = np.random.default_rng(length)
+    errors = []
+    for _ in range(count):
+        query, key = random.standard_normal((1, 64)), random.standard_normal((length, 64))
+        errors.append(PRECISION.softmax_error(query, key, 2**-0.5, "bfloat16", form)[0])
+    return np.array(errors)
+
+
+@pytest.mark.parametrize(("length", "published"), [(2048, 0.37), (8192, 0.77)])
+def test_an_absolute_bias_moves_the_weights_as_measured_before(
+    length: int, published: float
+) -> None:
+    """Within four standard errors of the mean over 100 random rows, and half a last digit."""
+    errors = weights_of(length, "absolute", 100)
+    assert abs(errors.mean() - published) <= 4 * errors.std() / math.sqrt(100) + 0.005
+
+
+@pytest.mark.parametrize("length", [2048, 8192])
+def test_a_relative_bias_hardly_moves_them(length: int) -> None:
+    errors = weights_of(length, "relative", 100)
+    assert abs(errors.mean() - 3e-4) <= 4 * errors.std() / math.sqrt(100) + 0.5e-4
+
+
+def test_the_error_is_the_references_and_that_of_our_own_tensors() -> None:
+    random = np.random.default_rng(0)
+    query, key = random.standard_normal((5, 16)), random.standard_normal((700, 16))
+    scores = query @ key.T / 4.0
+    scores = np.where(np.arange(695, 700)[:, None] >= np.arange(700), scores, -np.inf)
+    mask = torch.ones(1, 700, dtype=torch.int64)
+    slope = float(na.alibi_slopes(16)[0])
+    exact = scores + slope * np.arange(700)
+    for form in ("absolute", "relative"):
+        if form == "absolute":
+            bias = na.build_alibi_tensor(mask, 16, torch.bfloat16)[0].double().numpy()
+        else:
+            bias = na.ALiBi(16).tensor(5, 700, torch.bfloat16)[0, 0].double().numpy()
+            bias = np.where(np.isneginf(bias), 0.0, bias)
+        what = na.reference.total_variation(exact, scores + bias)
+        mine = PRECISION.softmax_error(query, key, slope, "bfloat16", form)
+        np.testing.assert_allclose(mine, what, rtol=1e-9, atol=1e-12)
+
+
+def test_rows_are_our_tensors_with_either_anchor() -> None:
+    mask, slope = torch.ones(1, 3000, dtype=torch.int64), float(na.alibi_slopes(4)[1])
+    for form, anchor, offset in (("absolute", "first", slope * 2999), ("relative", "last", 0.0)):
+        theirs = na.build_alibi_tensor(mask, 4, torch.bfloat16, anchor=anchor)[1, 0].double()
+        mine = PRECISION.alibi_row(slope, 3000, torch.bfloat16, form)
+        np.testing.assert_allclose(mine, theirs.numpy() - offset, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+def test_tables_are_those_of_torch_in_bfloat16(repaired: bool) -> None:
+    inner = torch.float32 if repaired else torch.bfloat16
+    frequencies = (10000.0 ** (-torch.arange(32).double() / 32)).to(inner)
+    angles = torch.outer(torch.arange(3000).to(inner), frequencies)
+    tables = PRECISION.rope_tables(3000, 64, torch.bfloat16, repaired=repaired)
+    for mine, f in zip(tables, (torch.cos, torch.sin), strict=True):
+        theirs = f(angles.double()).numpy()
+        assert np.abs(mine - theirs).max() <= 2**-9  # half a unit of bfloat16 below 1
+        np.testing.assert_array_equal(mine, PRECISION.rounded(mine, torch.bfloat16))
+
+
+def test_repaired_tables_are_near_ours_and_the_others_far_off() -> None:
+    """The last position is off by 1 of 8192 (it becomes 8192), so the first pair by half a turn."""
+    exact = PRECISION.rope_tables(8192, 64, np.float64, repaired=False)
+    before, after = (PRECISION.rope_tables(8192, 64, "bfloat16", repaired=x) for x in (False, True))
+    errors = [
+        max(float(np.abs(a - b).max()) for a, b in zip(tables, exact, strict=True))
+        for tables in (before, after)
+    ]
+    # float32: frequency and angle each off by 2^-24 of an angle <= 8191; then bfloat16's 2^-9
+    assert errors[1] <= 2**-9 + 8191 * 2 * 2.0**-24
+    assert errors[0] > 1.9
+    rows = [len(np.unique(np.concatenate(x, axis=1), axis=0)) for x in (before, after)]
+    assert rows == [897, 8192]
+
+
+def test_plots_draw_what_they_are_given() -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    given = figure.subplots(1, 3)
+    names = ("bfloat16", "float32")
+    positions = {name: PRECISION.last_positions(name, 4096) for name in names}
+    shares = {name: {n: PRECISION.exact_fraction(name, n) for n in (256, 512)} for name in names}
+    rows = {
+        form: PRECISION.alibi_row(0.5, 50, "bfloat16", form) for form in ("absolute", "relative")
+    }
+    assert plots.rounded_positions_plot(positions, ax=given[0]) is given[0]
+    assert plots.exact_positions_plot(shares, ax=given[1]) is given[1]
+    assert plots.alibi_rows_plot(rows, ax=given[2]) is given[2]
+    drawn = given[0].collections[0].get_offsets()
+    np.testing.assert_array_equal(drawn, np.stack(positions["bfloat16"], axis=1))
+    np.testing.assert_array_equal(given[1].lines[0].get_ydata(), [100.0, 75.0])
+    np.testing.assert_array_equal(given[2].collections[1].get_offsets()[:, 1], rows["relative"])
+    assert plots.alibi_rows_plot(rows).figure is not figure
+    figure.canvas.draw()
+
+
+QUERY, KEY = np.ones((2, 4)), np.ones((5, 4))
+
+WRONG = [
+    (lambda: PRECISION.exact_fraction("int8", 5), TypeError, "dtype must be one of .* got int8"),
+    (lambda: PRECISION.exact_fraction("bf16", 5), TypeError, "dtype must be .* got 'bf16'"),
+    (lambda: PRECISION.exact_fraction("bfloat16", 0), ValueError, "window must be .* got 0"),
+    (lambda: PRECISION.collisions("bfloat16", -1), ValueError, "window must be .* got -1"),
+    (lambda: PRECISION.collisions("bfloat16", 8.5), TypeError, "window must be .* got 8.5"),
+    (lambda: PRECISION.last_positions("bfloat16", 9, 0), ValueError, "count must be .* got 0"),
+    (lambda: PRECISION.alibi_row(-1, 5, "float16", "relative"), ValueError, "slope .* got -1"),
+    (lambda: PRECISION.alibi_row(1, 0, "float16", "relative"), ValueError, "length .* got 0"),
+    (lambda: PRECISION.alibi_row(1, 5, "float16", "last"), ValueError, "form must .* got 'last'"),
+    (
+        lambda: PRECISION.softmax_error(KEY, QUERY, 1.0, "float16", "relative"),
+        ValueError,
+        r"query must have .* at most its length \(2, 4\), got \(5, 4\)",
+    ),
+    (
+        lambda: PRECISION.softmax_error(QUERY[0], KEY, 1.0, "float16", "relative"),
+        ValueError,
+        "query must have shape",
+    ),
+    (
+        lambda: PRECISION.rope_tables(8, 5, "float16", repaired=True),
+        ValueError,
+        "head_dim must be even for rotary positions, got 5",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), WRONG)
+def test_bad_input_is_named(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # One stamp for each set of extras, renewed when what is compiled or required changes.
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test quick-test slow-test lint sanitize clean
+.PHONY: demo test quick-test slow-test lint docs docs-links sanitize clean
 
 demo: $(VENV)/.eval
 	$(BIN)/ntk-alibi eval
@@ -23,6 +23,16 @@ slow-test: $(VENV)/.test
 
 lint: $(VENV)/.lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure
+
+# The site, in build/docs, without a network. Broken links between pages are warnings, and so errors;
+# `docs-links` asks the network whether the others lead somewhere.
+SPHINX := $(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky
+
+docs: $(VENV)/.docs
+	$(SPHINX) -b html docs build/docs
+
+docs-links: $(VENV)/.docs
+	$(SPHINX) -b linkcheck docs build/docs-links
 
 # The C++ tests with g++'s sanitizers of memory, undefined behaviour and threads; then the Python tests
 # of all kernels on a module built with the first two, in a virtual environment that borrows all other
@@ -58,6 +68,10 @@ $(VENV)/.test: $(SOURCES)
 
 $(VENV)/.lint: $(VENV)/.test
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[test,lint]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.test
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[test,docs]"
 	touch $@
 
 clean:

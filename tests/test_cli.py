@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 import ntk_alibi as na
+from ntk_alibi import plots
 from ntk_alibi.cli import main
+from ntk_alibi.cli.plot import PICTURES
 from ntk_alibi.evaluation import study
+from ntk_alibi.plots.style import THEMES
+
+PLOTS = [["plot", name] for name in PICTURES]
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,13 +36,13 @@ def test_slopes(capsys: pytest.CaptureFixture[str]) -> None:
     assert slopes == na.alibi_slopes(12, na.NTK(4.0)).tolist()
 
 
-@pytest.mark.parametrize("command", [[], ["info"], ["slopes"], ["eval"]])
+@pytest.mark.parametrize("command", [[], ["info"], ["slopes"], ["plot"], ["eval"], *PLOTS])
 def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    assert not command or f"example:\n  ntk-alibi {command[0]}" in text
+    assert not command or f"example:\n  ntk-alibi {' '.join(command)}" in text
 
 
 @pytest.fixture
@@ -52,6 +57,13 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["slopes", "0"], "num_heads must be between 1"),
         (["slopes", "8", "--method", "yarn:2"], "method must be original or one of"),
         (["slopes", "8", "--method", "dynamic-ntk:1"], "lengths must be given"),
+        (["plot", "slopes", "8", "--output", "p.pdf"], "--output must be one of '.png', '.svg'"),
+        (["plot", "slopes", "8", "--methods", "x"], "method must be original or one of"),
+        (["plot", "field", "8", "--shares", "2"], "share must be between 0 and 1, got 2.0"),
+        (["plot", "bias", "8", "--heads", "9"], "heads must be between 1 and 8, got 9"),
+        (["plot", "mask", "--window", "0"], "window must be between 1"),
+        (["plot", "blocks", "8", "--skip-tolerance", "2"], "skip_tolerance must be below 1"),
+        (["plot", "blocks", "8", "--output", "no/p.png"], "No such file or directory"),
         (["eval", "--model", "/nowhere"], "model must be a folder with config.json"),
         (["eval", "--model", "."], "model must be a folder with config.json"),
         (["eval", "--task", "longeval-lines"], "--task and --data must be given together"),
@@ -71,6 +83,74 @@ def test_mistakes_are_one_sentence(
     assert error.startswith("ntk-alibi: error: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize(("theme", "ending"), [("light", "png"), ("dark", "svg")])
+def test_the_examples_of_plot_draw(
+    name: str, theme: str, ending: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = PICTURES[name].example.split()
+    arguments = words[: words.index("--output")]
+    main(["plot", name, *arguments, "--theme", theme, "--output", f"p.{ending}", "--title", "T"])
+    assert capsys.readouterr().out == f"picture: p.{ending}\n"
+    content = (in_tmp / f"p.{ending}").read_bytes()
+    assert content.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
+    if ending == "svg":
+        assert THEMES["dark"].background.encode() in content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "function", "expected"),
+    [
+        (
+            ["slopes", "8", "--methods", "ntk:2", "--length", "9"],
+            "slopes",
+            ((8, {"NTK a=2": na.NTK(2.0)}), {"length": 9}),
+        ),
+        (
+            ["field", "4", "--methods", "dynamic-ntk:2", "--train-length", "64", "--shares", "0.5"],
+            "receptive_field",
+            (
+                ({"dynamic NTK a0=2": na.ALiBi(4, na.DynamicNTK(2.0, 64))},),
+                {"length": None, "shares": [0.5]},
+            ),
+        ),
+        (
+            ["bias", "4", "--queries", "3", "--heads", "2", "--quantity", "weight"],
+            "bias_maps",
+            ((na.ALiBi(4), 3, None), {"heads": [2], "quantity": "weight"}),
+        ),
+        (
+            ["mask", "--queries", "3", "--keys", "9", "--sink", "1", "--not-causal"],
+            "mask",
+            ((3, 9), {"sink": 1, "causal": False}),
+        ),
+        (
+            ["mask", "--intervals", "--window", "4", "--causal-block", "2"],
+            "intervals",
+            ((32, None), {"window": 4, "causal_block": 2}),
+        ),
+    ],
+)
+def test_options_of_plot_reach_the_picture(
+    arguments: list[str],
+    function: str,
+    expected: Any,
+    in_tmp: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    draw = getattr(plots, function)
+
+    def recorded(*positional: Any, **named: Any) -> Any:
+        calls.append((positional, named))
+        return draw(*positional, **named)
+
+    monkeypatch.setattr(plots, function, recorded)
+    main(["plot", *arguments])
+    assert calls == [expected]
+    assert (in_tmp / f"ntk-alibi-{arguments[0]}.png").exists()
 
 
 def test_eval(

@@ -36,6 +36,7 @@ PYTHON_LAYERS = [
     ],
     ["core_call"],
     ["rotary_attention", "fused_attention"],
+    ["inspection", "_rich"],
     ["torch"],
     ["integrations"],
     ["evaluation"],
@@ -44,7 +45,11 @@ PYTHON_LAYERS = [
 ]
 
 #: The one arrow that points up: tensors that need torch's own means find them.
-EXCEPTIONS = {("_arrays", "ntk_alibi.torch")}
+EXCEPTIONS = {
+    ("_arrays", "ntk_alibi.torch"),
+    ("kernel_bias", "ntk_alibi._rich"),
+    ("scaling", "ntk_alibi._rich"),
+}
 
 #: What a C++ folder may include, besides the standard library.
 CPP_ARROWS = {

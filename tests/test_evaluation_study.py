@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -144,6 +145,17 @@ def test_tables(summary: dict[str, Any]) -> None:
     assert len(tables) == 5
     for expected in ("NTK a=2", "lines: accuracy", "topics: accuracy", "nats a token by position"):
         assert expected in text
+
+
+def test_notebooks_show_a_summary_as_tables(summary: dict[str, Any]) -> None:
+    shown = summary._repr_html_()  # type: ignore[attr-defined]
+    page = ElementTree.fromstring(f"<div>{shown}</div>")
+    tables = page.findall("table")
+    assert len(tables) == len(report.study_tables(summary)) == 5
+    assert [row.findtext("td") for row in tables[0].findall("tbody/tr")] == [
+        *("original", "NTK a=2", "interpolation a=2", "interpolation a=4")
+    ]
+    assert json.loads(json.dumps(summary)) == summary
 
 
 @pytest.mark.parametrize("prose", [True, False])

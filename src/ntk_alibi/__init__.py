@@ -33,7 +33,7 @@ from ntk_alibi.scaling import (
 from ntk_alibi.slopes import alibi_slopes
 
 if TYPE_CHECKING:
-    from ntk_alibi import precision, reference
+    from ntk_alibi import plots, precision, reference
     from ntk_alibi.integrations import patch
     from ntk_alibi.integrations.growing_cache import GrowingCache
     from ntk_alibi.integrations.window_cache import WindowCache
@@ -69,6 +69,7 @@ __all__ = [
     "log_n_scale",
     "merge",
     "patch",
+    "plots",
     "precision",
     "reference",
     "scaling_from_config",
@@ -90,7 +91,7 @@ def __getattr__(name: str) -> Any:
         return import_module("ntk_alibi.integrations.window_cache").WindowCache
     if name == "patch":
         return import_module("ntk_alibi.integrations").patch
-    if name in ("precision", "reference"):
+    if name in ("plots", "precision", "reference"):
         return import_module(f"ntk_alibi.{name}")
     raise AttributeError(f"module 'ntk_alibi' has no attribute {name!r}")
 

@@ -49,6 +49,14 @@ def finite(name: str, value: Any, *, minimum: float, inclusive: bool = True) -> 
     return number
 
 
+def share(name: str, value: Any) -> float:
+    """Value as a float strictly between 0 and 1."""
+    number = finite(name, value, minimum=0.0, inclusive=False)
+    if number >= 1.0:
+        raise ValueError(f"{name} must be between 0 and 1, got {value!r}")
+    return number
+
+
 def boolean(name: str, value: Any) -> bool:
     """True or False."""
     if not isinstance(value, bool | np.bool_):
@@ -96,6 +104,21 @@ def keys(
 def num_heads(value: Any) -> int:
     """A number of attention heads."""
     return integer("num_heads", value, minimum=1)
+
+
+def heads(value: Any, count: int) -> list[int]:
+    """Numbers of heads, from 1 on, as indices; all if None."""
+    if value is None:
+        return list(range(count))
+    if not isinstance(value, Collection) or isinstance(value, str) or not len(value):
+        raise TypeError(f"heads must be None or numbers of heads, got {value!r}")
+    return [integer("heads", head, minimum=1, maximum=count) - 1 for head in value]
+
+
+def stats(value: Any) -> None:
+    """What attention counted."""
+    if not hasattr(value, "visited") or not hasattr(value, "visible"):
+        raise TypeError(f"stats must come from attention(..., return_stats=True), got {value!r}")
 
 
 def scaling(value: Any) -> Any:
@@ -612,6 +635,15 @@ def alignment(value: Any, query_positions: Any) -> str:
     return align
 
 
+def bias_object(bias: Any) -> None:
+    """An object such as ALiBi, of any rule."""
+    if not hasattr(bias, "num_heads") or not callable(getattr(bias, "tensor", None)):
+        raise TypeError(
+            "bias must be an object with num_heads and tensor(query_length, key_length) such as "
+            f"ALiBi(8), got {bias!r}"
+        )
+
+
 def _dense_bias(bias: Any, shape: tuple[int, ...]) -> None:
     if not isinstance(bias, np.ndarray) and not _arrays.is_tensor(bias):
         raise TypeError(f"bias must be None, a bias object, an array or a tensor, got {bias!r}")
@@ -641,6 +673,24 @@ def parts(outputs: Any, logsumexps: Any) -> None:
                     f"{name} must all be arrays or all be tensors, got {type(array).__name__} and "
                     f"{type(outputs[0]).__name__}"
                 )
+
+
+def as_many(name: str, numbers: Any, count: int) -> NDArray[np.float64]:
+    """So many numbers, NaN for None."""
+    array = np.array(list(numbers), np.float64)
+    if array.shape != (count,):
+        raise ValueError(f"{name} must be {count} numbers, got {array.size} ({numbers!r})")
+    return array
+
+
+def accuracies(name: str, value: Any, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """Shares of this shape between 0 and 1, or NaN."""
+    array = np.asarray(value, np.float64)
+    if array.shape != shape:
+        raise ValueError(f"{name} must have shape (depths, lengths) = {shape}, got {array.shape}")
+    if (array < 0).any() or (array > 1).any():
+        raise ValueError(f"{name} must be between 0 and 1, got {array.min()} to {array.max()}")
+    return array
 
 
 def floating_dtype(value: DTypeLike, allowed: Collection[str]) -> str:

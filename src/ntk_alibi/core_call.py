@@ -269,6 +269,10 @@ _known_numbers = functools.lru_cache(maxsize=64, typed=True)(_checked_numbers)
 
 def checked_problem(options: Options, shape: tuple[int, ...]) -> Problem:
     """The problem (batch, heads, queries, keys) of options whose plain numbers are checked."""
+    rule = (shape, options.causal, options.window, options.causal_block, options.sink)
+    masks = options.key_padding_mask, options.query_positions, options.key_positions
+    if options.align == "end" and all(x is None for x in masks):
+        return Problem(*rule)
     batch, _, queries, keys = shape
     align = _validation.alignment(options.align, options.query_positions)
     mask = _validation.key_padding_mask(options.key_padding_mask, batch, keys)
@@ -279,11 +283,7 @@ def checked_problem(options: Options, shape: tuple[int, ...]) -> Problem:
     if query_positions is None:
         query_positions = _beside(key_positions, queries, keys, align)
     return Problem(
-        shape,
-        options.causal,
-        options.window,
-        options.causal_block,
-        options.sink,
+        *rule,
         align,
         mask,
         query_positions,

@@ -67,6 +67,9 @@ class ForgetGates(BiasObject):
         """Its running sums for a problem."""
         return KernelBias(sums=self.running_sums(problem))
 
+    def _repr_html_(self) -> None:
+        """No picture over distance, on which it does not depend."""
+
     def _all_pairs(self, query_length: int, key_length: int) -> NDArray[np.float32]:
         first = key_length - query_length
         sums = self.running_sums(Problem((*self.log_gates.shape[:2], query_length, key_length)))

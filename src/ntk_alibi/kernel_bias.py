@@ -165,6 +165,11 @@ class BiasObject:
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, x.name) for x in fields(self))
 
+    def _repr_html_(self) -> str | None:
+        from ntk_alibi import _rich
+
+        return _rich.bias_html(self)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BiasObject) or type(other) is not type(self):
             return NotImplemented

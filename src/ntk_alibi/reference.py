@@ -146,6 +146,11 @@ def symmetric_bias(slopes: ArrayLike, query_length: int, key_length: int) -> Flo
     )
 
 
+def receptive_field(slopes: ArrayLike, share: float) -> Floats:
+    """Distance at which exp(-m_h d) = share."""
+    return math.log(1.0 / share) / np.asarray(slopes, np.float64)
+
+
 def halves_bias(
     left_slopes: ArrayLike, right_slopes: ArrayLike, query_length: int, key_length: int
 ) -> Floats:

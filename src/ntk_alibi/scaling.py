@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,8 +74,17 @@ def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
     return exponents[heads] + weights[heads] * log_factor[:, None]
 
 
+class _Shown:
+    """Pictures in notebooks, for all scalings of the package."""
+
+    def _repr_html_(self) -> str:
+        from ntk_alibi import _rich
+
+        return _rich.scaling_html(cast(Scaling, self))
+
+
 @dataclass(frozen=True)
-class _Static:
+class _Static(_Shown):
     """A scaling by one factor; what differs is how it weighs the heads."""
 
     factor: float
@@ -157,7 +166,7 @@ class NTK(_Static):
 
 
 @dataclass(frozen=True)
-class _Dynamic:
+class _Dynamic(_Shown):
     """A scaling whose factor grows with the text; what differs is how it weighs the heads."""
 
     rate: float = 1.0
@@ -255,11 +264,9 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     """The scaling that a plain dict describes, in the manner of transformers' rope parameters.
 
     Args:
-        config: the key `alibi_type` and what its type needs:
-            "default": nothing more, no scaling;
-            "linear", "ntk": `factor`;
-            "dynamic", "dynamic_linear": `factor` (the rate a0), `original_max_position_embeddings`
-                (the training length) and, if not "sequence", `per`.
+        config: the key `alibi_type` and what its type needs. "default": nothing more, no scaling;
+            "linear" and "ntk": `factor`; "dynamic" and "dynamic_linear": `factor` (the rate a0),
+            `original_max_position_embeddings` (the training length) and, if not "sequence", `per`.
 
     Returns:
         A scaling, or None for "default". `to_config` of a scaling is the way back.

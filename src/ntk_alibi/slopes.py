@@ -39,8 +39,7 @@ def alibi_slopes(
 
     Returns:
         float32, a tensor if lengths is one: (heads,); (batch, heads) for a dynamic scaling; (batch,
-            heads, queries)
-        for a dynamic scaling with per="query".
+            heads, queries) for one with per="query".
 
     Raises:
         TypeError, ValueError: an argument is wrong, or lengths are missing.

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import ntk_alibi
-from ntk_alibi.cli import evaluate, info, slopes
+from ntk_alibi.cli import evaluate, info, plot, slopes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -15,17 +15,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="ntk-alibi", description=ntk_alibi.__doc__)
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for subcommand in (info, slopes, evaluate):
+    for subcommand in (info, slopes, plot, evaluate):
         subcommand.register(commands)
     options = parser.parse_args(arguments)
     try:
         options.run(options)
     except ImportError as error:
-        _fail(f"{error}; the evaluation needs pip install 'ntk-alibi[eval]'")
+        told = "" if "pip install" in str(error) else _needs(options.extra)
+        _fail(f"{error}{told}")
     except (ValueError, TypeError, OSError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; the same command goes on where this one stopped")
+
+
+def _needs(extra: str) -> str:
+    return f"; this command needs pip install 'ntk-alibi[{extra}]'"
 
 
 def _fail(message: str) -> None:

@@ -16,15 +16,9 @@ def register(commands: Any) -> None:
     summary = "slopes of ALiBi, plain or scaled"
     parser = subcommand.add(commands, "slopes", _run, summary, "ntk-alibi slopes 16 --method ntk:4")
     parser.add_argument("num_heads", type=int, help="number of attention heads")
-    parser.add_argument(
-        "--method",
-        default="original",
-        help="original, interpolation:A, ntk:A, dynamic-ntk:RATE or dynamic-interpolation:RATE",
-    )
-    parser.add_argument("--length", type=int, help="tokens of the text, for the dynamic methods")
-    parser.add_argument(
-        "--train-length", type=int, default=2048, help="tokens trained at (%(default)s)"
-    )
+    parser.add_argument("--method", default="original", help=subcommand.METHODS)
+    subcommand.length_option(parser)
+    subcommand.train_length_option(parser)
     parser.add_argument("--rule", choices=("press", "geometric"), default="press")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
+
+from ntk_alibi import _rich
 
 Entry = dict[str, Any]
 
@@ -42,6 +45,13 @@ def longeval_table(title: str, rows: Sequence[Entry]) -> Table:
     for row in rows:
         table.add_row(row["label"], str(row["cases"]), _accuracy_interval(row))
     return table
+
+
+def html(table: Table) -> str:
+    """A table for notebooks."""
+    columns = [[Text.from_markup(str(cell)).plain for cell in c.cells] for c in table.columns]
+    header = [str(column.header) for column in table.columns]
+    return _rich.table_html(str(table.title), header, zip(*columns, strict=True))
 
 
 def _empty(title: str) -> Table:

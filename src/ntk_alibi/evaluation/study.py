@@ -87,7 +87,7 @@ def evaluate(
     *,
     quiet: bool = False,
     wrap: Callable[[Scaling | None], Scaling | None] = lambda scaling: scaling,
-) -> dict[str, Any]:
+) -> Summary:
     """Do a study, resuming what path holds of it, with a progress bar; its summary.
 
     Args:
@@ -176,18 +176,25 @@ def _nats(model: PreTrainedModel, *, window: NDArray[np.int64], bins: int) -> di
     return {"nats": negative_log_likelihood(model, window, bins).tolist()}
 
 
-def summarise(plan: Plan, journal: Journal) -> dict[str, Any]:
+class Summary(dict[str, Any]):
+    """What `summarise` returns: plain values that notebooks show as tables."""
+
+    def _repr_html_(self) -> str:
+        from ntk_alibi.evaluation import report
+
+        return "".join(map(report.html, report.study_tables(self)))
+
+
+def summarise(plan: Plan, journal: Journal) -> Summary:
     """The results of a finished study as plain values.
 
     Returns:
-        train_length and methods (name to label);
-        retrieval: for each task, method and multiple of the training length: cases, accuracy and
-            its 95 % interval (low, high);
-        by_distance: the same for records of all lengths together, by the distance of the answer
-            (begin, end, in training lengths);
-        perplexity: for each method and range of positions (begin, end, in training lengths): nats a
-            token, and the difference from the first method, paired by window, with its 95 %
-            half-width.
+        A dict of train_length; methods, name to label; retrieval, for each task, method and
+            multiple of the training length: cases, accuracy and its 95 % interval (low, high);
+            by_distance, the same for records of all lengths together, by the distance of the answer
+            (begin, end, in training lengths); perplexity, for each method and range of positions
+            (begin, end, in training lengths): nats a token, and the difference from the first
+            method, paired by window, with its 95 % half-width.
     """
     methods = {name: parse_method(name, plan.train_length).label for name in plan.methods}
     longest = max(plan.multiples)
@@ -207,13 +214,13 @@ def summarise(plan: Plan, journal: Journal) -> dict[str, Any]:
                 {"task": task.name, "method": name, **cell}
                 for cell in _by_distance(of_all_lengths, plan.train_length, longest)
             ]
-    return {
-        "train_length": plan.train_length,
-        "methods": methods,
-        "retrieval": retrieval,
-        "by_distance": by_distance,
-        "perplexity": _perplexity(plan, journal),
-    }
+    return Summary(
+        train_length=plan.train_length,
+        methods=methods,
+        retrieval=retrieval,
+        by_distance=by_distance,
+        perplexity=_perplexity(plan, journal),
+    )
 
 
 def _accuracy(right: list[list[bool]]) -> dict[str, Any]:

@@ -1,0 +1,121 @@
+"""The documentation site: Sphinx with MyST; `make docs` builds it without a network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
+import ntk_alibi
+
+project = "ntk_alibi"
+author = "the authors of ntk_alibi"
+release = version = ntk_alibi.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+nb_execution_mode = "off"  # notebooks are committed with outputs, which the tests make again
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+highlight_language = "text"  # formulas, drawings, commands; Python says so, doctests show it
+
+html_theme = "furo"
+html_title = f"ntk_alibi {version}"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
+html_show_copyright = False
+copybutton_exclude = ".linenos, .gp, .go"
+pygments_style = "tango"
+pygments_dark_style = "github-dark"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", ".*")]  # types of other packages, which are not at hand offline
+
+SECTION = re.compile(r"(Args|Returns|Raises|Example|Attributes|Yields):$")
+
+
+def readable(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings as reStructuredText: they are plain text with formulas in it."""
+    paragraphs = "\n".join(lines).split("\n\n")
+    lines[:] = "\n\n".join(map(_paragraph, paragraphs)).split("\n")
+
+
+def _paragraph(text: str) -> str:
+    if ">>>" in text:
+        head, _, code = text.partition("\n")
+        return text if ">>>" in head else f"{head}\n{code}"
+    first, *others = text.lstrip("\n").split("\n")
+    if first == "Returns:":  # napoleon takes what stands before a colon for a type
+        return _escaped("Returns:\n    : " + " ".join(line.strip() for line in others))
+    if first.startswith("Source:"):
+        return _escaped(" ".join(line.strip() for line in [first, *others]) + "\n")
+    if not SECTION.match(first) and not first.startswith(" "):
+        if "=" in first and not re.search(r"[.:,;]$", text.rstrip()):
+            return "::\n\n" + "\n".join("    " + line for line in text.split("\n"))
+        if any(line.startswith(" ") for line in others):
+            text = "\n".join(
+                f"  {line}" if line.startswith(" ") else f"- {line}" for line in [first, *others]
+            )
+    return _escaped(text)
+
+
+def _escaped(text: str) -> str:
+    """Without markup but for `names`, which become literals."""
+    parts = re.split(r"(``?[^`]+``?)", text)
+    for place, part in enumerate(parts):
+        if place % 2:
+            parts[place] = f"``{part.strip('`')}``"
+        else:
+            parts[place] = re.sub(r"([*|]|_(?!\w))", r"\\\1", part)
+    return "".join(parts)
+
+
+def mathml(self: Any, node: nodes.Element) -> None:
+    """Formulas as MathML, made when the site is built: no script, no network."""
+    block = isinstance(node, nodes.math_block)
+    self.body.append(tex2mathml(node.astext(), as_block=block))
+    raise nodes.SkipNode
+
+
+def copy_notebooks(app: Any) -> None:
+    """Sphinx reads pages below docs/ only; the copies are ignored by git."""
+    copies = Path(app.srcdir) / "notebooks"
+    shutil.rmtree(copies, ignore_errors=True)
+    originals = Path(app.srcdir).parent / "notebooks"
+    if originals.is_dir():
+        shutil.copytree(originals, copies, ignore=shutil.ignore_patterns(".*"))
+
+
+def without_empty_contents(app: Any, page: str, source: list[str]) -> None:
+    """Contents of notebooks where there are none would be a warning."""
+    if page == "index" and not any((Path(app.srcdir) / "notebooks").glob("*.ipynb")):
+        source[0] = re.sub(
+            r"```{toctree}\n:hidden:\n:glob:.*?```\n", "", source[0], flags=re.DOTALL
+        )
+
+
+def setup(app: Any) -> None:
+    """What Sphinx calls."""
+    app.connect("source-read", without_empty_contents)
+    app.connect("builder-inited", copy_notebooks)
+    app.connect("autodoc-process-docstring", readable, priority=400)  # napoleon comes after
+    app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
+
+
+html_math_renderer = "mathml"

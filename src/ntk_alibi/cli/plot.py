@@ -1,0 +1,274 @@
+"""`ntk-alibi plot`: one picture a call, as PNG or SVG.
+
+A picture is a summary, an example, its options and what draws it: an entry of `PICTURES`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ntk_alibi import _validation, plots, precision
+from ntk_alibi.bias import SIDES, ALiBi
+from ntk_alibi.cli import subcommand
+from ntk_alibi.evaluation.methods import Method, parse_method
+from ntk_alibi.fused_attention import attention
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Formats that are written, by the ending of the file's name.
+FORMATS = (".png", ".svg")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that the command draws.
+
+    Attributes:
+        summary: for --help.
+        example: arguments behind its name.
+        add_options: adds its options to a parser.
+        draw: draws it with these.
+    """
+
+    summary: str
+    example: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    draw: Callable[[argparse.Namespace], Axes]
+
+
+def register(commands: Any) -> None:
+    """Add the subcommand, and one below it for each picture."""
+    summary = "pictures of slopes, biases, masks and skipped blocks"
+    parser = subcommand.add(
+        commands,
+        "plot",
+        _run,
+        summary,
+        "ntk-alibi plot slopes 16 --output slopes.svg",
+        extra="plot",
+    )
+    pictures = parser.add_subparsers(required=True, metavar="PICTURE", dest="picture")
+    for name, picture in PICTURES.items():
+        example = f"ntk-alibi plot {name} {picture.example}"
+        own = subcommand.add(pictures, name, _run, picture.summary, example, extra="plot")
+        picture.add_options(own)
+        own.add_argument("--theme", choices=("light", "dark"), default="light")
+        own.add_argument("--title", help="above the picture")
+        own.add_argument(
+            "--output", metavar="FILE", help=f"PNG or SVG (ntk-alibi-{name}.png)", type=Path
+        )
+
+
+def _run(options: argparse.Namespace) -> None:
+    path = options.output or Path(f"ntk-alibi-{options.picture}.png")
+    _validation.choice("the ending of --output", path.suffix.lower(), FORMATS)
+    with plots.style(options.theme):
+        import matplotlib.pyplot as plt
+
+        plt.switch_backend("agg")  # there may be no display
+        axes = PICTURES[options.picture].draw(options)
+        if options.title is not None:
+            axes.set_title(options.title)
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+    print(f"picture: {path}")
+
+
+def _slopes_options(parser: argparse.ArgumentParser) -> None:
+    _heads_argument(parser)
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        metavar="METHOD",
+        default=["original", "interpolation:4", "ntk:4"],
+        help=f"any of {subcommand.METHODS} (original interpolation:4 ntk:4)",
+    )
+    subcommand.length_option(parser)
+    subcommand.train_length_option(parser)
+
+
+def _slopes(options: argparse.Namespace) -> Axes:
+    scalings = {method.label: method.scaling for method in _methods(options)}
+    return plots.slopes(options.num_heads, scalings, length=options.length)
+
+
+def _field_options(parser: argparse.ArgumentParser) -> None:
+    _slopes_options(parser)
+    parser.add_argument("--shares", type=float, nargs="+", help="of the weight (1/e and 0.01)")
+
+
+def _field(options: argparse.Namespace) -> Axes:
+    biases = {m.label: ALiBi(options.num_heads, m.scaling) for m in _methods(options)}
+    shares = {} if options.shares is None else {"shares": options.shares}
+    return plots.receptive_field(biases, length=options.length, **shares)
+
+
+def _bias_options(parser: argparse.ArgumentParser) -> None:
+    _heads_argument(parser)
+    _method_option(parser)
+    _lengths_options(parser, 32)
+    parser.add_argument(
+        "--sides", choices=[s for s in SIDES if s != "two_slopes"], default="causal"
+    )
+    parser.add_argument("--heads", type=int, nargs="+", help="which to draw (all)")
+    parser.add_argument("--quantity", choices=("bias", "weight"), default="bias")
+
+
+def _bias(options: argparse.Namespace) -> Axes:
+    bias = ALiBi(options.num_heads, _method(options).scaling, sides=options.sides)
+    return plots.bias_maps(
+        bias, options.queries, options.keys, heads=options.heads, quantity=options.quantity
+    )
+
+
+def _mask_options(parser: argparse.ArgumentParser) -> None:
+    _lengths_options(parser, 32)
+    _visibility_options(parser)
+    parser.add_argument("--not-causal", action="store_true", help="keys ahead are seen, too")
+    parser.add_argument("--intervals", action="store_true", help="strokes instead of cells")
+
+
+def _mask(options: argparse.Namespace) -> Axes:
+    draw = plots.intervals if options.intervals else plots.mask
+    visibility = _visibility(options)
+    if options.not_causal:
+        visibility["causal"] = False
+    return draw(options.queries, options.keys, **visibility)
+
+
+def _blocks_options(parser: argparse.ArgumentParser) -> None:
+    _heads_argument(parser)
+    _method_option(parser)
+    _visibility_options(parser)
+    parser.add_argument("--queries", type=int, default=2048, help="tokens (%(default)s)")
+    parser.add_argument("--head-dim", type=int, default=64, help="(%(default)s)")
+    parser.add_argument(
+        "--skip-tolerance", type=float, default=0.0, help="share that may be lost (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random inputs (%(default)s)")
+
+
+def _blocks(options: argparse.Namespace) -> Axes:
+    heads = _validation.num_heads(options.num_heads)
+    tokens = _validation.integer("--queries", options.queries, minimum=1)
+    width = _validation.integer("--head-dim", options.head_dim, minimum=1)
+    seed = _validation.integer("--seed", options.seed, minimum=0)
+    rng = np.random.default_rng(seed)
+    query, key, value = rng.standard_normal((3, 1, heads, tokens, width), np.float32)
+    stats = attention(
+        query,
+        key,
+        value,
+        ALiBi(heads, _method(options).scaling),
+        skip_tolerance=options.skip_tolerance,
+        return_stats=True,
+        **_visibility(options),
+    )[1]
+    axes = plots.blocks(stats)
+    axes.set_title(f"Blocks of keys that were read: {tokens} random tokens, {options.method}")
+    return axes
+
+
+def _precision_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--queries", type=int, default=4096, help="positions (%(default)s)")
+    parser.add_argument("--slope", type=float, default=2**-0.5, help="of the bias (%(default).3f)")
+
+
+def _precision(options: argparse.Namespace) -> Axes:
+    import matplotlib.pyplot as plt
+
+    names = ("bfloat16", "float16", "float32")
+    tokens = _validation.integer("--queries", options.queries, minimum=1)
+    positions = {name: precision.last_positions(name, tokens) for name in names}
+    windows = [2**k for k in range(7, 18)]
+    shares = {name: {n: precision.exact_fraction(name, n) for n in windows} for name in names}
+    exact = precision.alibi_row(options.slope, tokens, "float64", "relative")
+    absolute = precision.alibi_row(options.slope, tokens, "bfloat16", "absolute")
+    rows = {"absolute, bfloat16": absolute[-100:], "exact": exact[-100:]}
+    _, (first, second, third) = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
+    plots.exact_positions_plot(shares, second)
+    plots.alibi_rows_plot(rows, third)
+    return plots.rounded_positions_plot(positions, first)
+
+
+def _heads_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("num_heads", type=int, help="number of attention heads")
+
+
+def _method_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--method", default="original", help=subcommand.METHODS)
+    subcommand.train_length_option(parser)
+
+
+def _methods(options: argparse.Namespace) -> list[Method]:
+    return [parse_method(name, options.train_length) for name in options.methods]
+
+
+def _method(options: argparse.Namespace) -> Method:
+    return parse_method(options.method, options.train_length)
+
+
+def _lengths_options(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument("--queries", type=int, default=default, help="tokens (%(default)s)")
+    parser.add_argument("--keys", type=int, help="tokens (as many)")
+
+
+def _visibility_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--window", type=int, help="how many tokens back a query sees")
+    parser.add_argument("--causal-block", type=int, help="length of blocks of block-wise attention")
+    parser.add_argument("--sink", type=int, help="first tokens that are always seen")
+
+
+def _visibility(options: argparse.Namespace) -> dict[str, Any]:
+    """Of these options those that were given, as `attention` takes them."""
+    given = {name: getattr(options, name) for name in ("window", "causal_block", "sink")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+PICTURES = {
+    "slopes": Picture(
+        "slopes per head under each method",
+        "16 --methods original ntk:4 --output slopes.svg",
+        _slopes_options,
+        _slopes,
+    ),
+    "bias": Picture(
+        "the bias of each head for all queries and keys",
+        "8 --method ntk:4 --queries 64 --output bias.png",
+        _bias_options,
+        _bias,
+    ),
+    "field": Picture(
+        "how far each head reaches: where its weight falls to 1/e and to a hundredth",
+        "16 --methods original ntk:4 --theme dark --output field.png",
+        _field_options,
+        _field,
+    ),
+    "precision": Picture(
+        "which positions a dtype holds, and what that does to a bias",
+        "--queries 4096 --output precision.png",
+        _precision_options,
+        _precision,
+    ),
+    "mask": Picture(
+        "which keys each query sees",
+        "--queries 24 --window 8 --sink 2 --output mask.svg",
+        _mask_options,
+        _mask,
+    ),
+    "blocks": Picture(
+        "blocks of keys that the kernel reads and skips, on random inputs",
+        "16 --queries 4096 --output blocks.png",
+        _blocks_options,
+        _blocks,
+    ),
+}

@@ -1,0 +1,225 @@
+"""What is attended to: masks, blocks that were read, and the weights of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ntk_alibi import _validation, inspection
+from ntk_alibi.plots.style import (
+    HUES,
+    drawing,
+    finish,
+    head_axis,
+    heat,
+    integer_ticks,
+    legend,
+    mixed,
+    theme_of,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ntk_alibi.fused_attention import Stats
+
+#: More tokens than this are numbered rather than written out.
+MOST_LABELS = 40
+
+
+def mask(
+    query_length: int, key_length: int | None = None, *, ax: Axes | None = None, **options: Any
+) -> Axes:
+    """Which keys each query sees, as `attention` itself applies the mask.
+
+    Args:
+        query_length: Q, downwards.
+        key_length: K, to the right; Q if not given. The last query is at the last key.
+        ax: to draw into.
+        options: causal, window, causal_block, sink, key_padding_mask (1, keys), query_positions and
+            key_positions of `attention`.
+
+    Returns:
+        The axes, an image (Q, K): 1 where a key is seen, 0 where it is not.
+
+    Raises:
+        TypeError, ValueError: as `attention`.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> ax = na.plots.mask(3, window=2)
+        >>> ax.get_images()[0].get_array().astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+        >>> plt.close(ax.figure)
+    """
+    seen = inspection.weights(query_length, key_length, **options)[0] > 0
+    with drawing(ax, size=(5.0, 4.6)) as axes:
+        from matplotlib.colors import ListedColormap, to_rgb
+
+        theme = theme_of(axes)
+        colors = ListedColormap([to_rgb(theme.hidden), mixed(HUES[0], theme, 1.0)])
+        axes.imshow(seen, cmap=colors, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
+        axes.grid(False)
+        integer_ticks(axes.xaxis, axes.yaxis)
+        finish(axes, f"Visible keys: {_told(options)}", "key", "query")
+    return axes
+
+
+def intervals(
+    query_length: int, key_length: int | None = None, *, ax: Axes | None = None, **options: Any
+) -> Axes:
+    """What each query sees, as intervals of keys: for lengths whose cells are too small to see.
+
+    Args:
+        query_length: Q, downwards.
+        key_length: K, to the right; Q if not given. The last query is at the last key.
+        ax: to draw into.
+        options: as for `mask`.
+
+    Returns:
+        The axes: a stroke for each interval.
+
+    Raises:
+        TypeError, ValueError: as `attention`.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> ax = na.plots.intervals(16, window=4, sink=1)
+        >>> len(ax.collections[0].get_paths())
+        27
+        >>> plt.close(ax.figure)
+    """
+    runs = inspection.visible_intervals(query_length, key_length, **options)
+    with drawing(ax, size=(5.0, 4.6)) as axes:
+        keys = query_length if key_length is None else key_length
+        from matplotlib.collections import PolyCollection
+
+        half = 0.35 if query_length <= 64 else 0.5
+        query, left, right = runs[:, 0], runs[:, 1] - 0.5, runs[:, 2] + 0.5
+        top, bottom = query - half, query + half
+        corners = [[left, top], [right, top], [right, bottom], [left, bottom]]
+        color = mixed(HUES[0], theme_of(axes), 1.0)
+        strokes = list(np.moveaxis(np.array(corners), 2, 0))
+        axes.add_collection(
+            PolyCollection(strokes, facecolors=[color], linewidths=0, antialiased=half < 0.5)
+        )
+        axes.set_xlim(-0.5, keys - 0.5)
+        axes.set_ylim(query_length - 0.5, -0.5)
+        integer_ticks(axes.xaxis, axes.yaxis)
+        finish(axes, f"Visible keys: {_told(options)}", "key", "query")
+    return axes
+
+
+def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
+    """How many blocks of keys the kernel read and left out, head by head, as it counted them.
+
+    Args:
+        stats: from `attention(..., return_stats=True)`.
+        batch: which row of the batch.
+        ax: to draw into.
+
+    Returns:
+        The axes: a bar for each head, read blocks below skipped ones, in % of the visible ones.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, ntk_alibi as na
+        >>> query, key, value = np.ones((3, 1, 4, 512, 16), np.float32)
+        >>> stats = na.attention(query, key, value, na.ALiBi(4), return_stats=True)[1]
+        >>> ax = na.plots.blocks(stats)
+        >>> bool(np.allclose([bar.get_height() for bar in ax.containers[0]], 100 * stats.share[0]))
+        True
+        >>> plt.close(ax.figure)
+    """
+    _validation.stats(stats)
+    row = _validation.integer("batch", batch, minimum=0, maximum=len(stats.visible) - 1)
+    share = 100 * stats.share[row]
+    heads = np.arange(1, len(share) + 1)
+    with drawing(ax) as axes:
+        theme = theme_of(axes)
+        axes.bar(heads, share, color=mixed(HUES[0], theme, 1.0), label="read")
+        skipped = mixed(HUES[4], theme, 0.55)
+        axes.bar(heads, 100 - share, bottom=share, color=skipped, hatch="//", label="skipped")
+        for head, percent in enumerate(share.tolist(), 1):
+            if len(heads) <= 16:
+                axes.text(head, 101.5, f"{percent:.0f}", ha="center", fontsize=8)
+        axes.set_ylim(0, 108)
+        axes.set_yticks(range(0, 101, 25))
+        head_axis(axes, len(heads))
+        finish(axes, "Blocks of keys that were read", "head", "% of the visible blocks")
+        legend(axes)
+    return axes
+
+
+def attention_map(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    *,
+    layer: int = -1,
+    head: int = 1,
+    ax: Axes | None = None,
+) -> Axes:
+    """The attention weights of one head of a model for a text, patched or not.
+
+    Args:
+        model: a transformers model that gives attention weights; one under `patch` gives those of
+            its scaled slopes.
+        tokenizer: the model's.
+        text: at least one token.
+        layer: which, from 0 on, or from the end.
+        head: which, from 1 on as everywhere.
+        ax: to draw into.
+
+    Returns:
+        The axes, an image (tokens, tokens), and a colour bar beside it. Keys ahead are grey.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the text has no tokens.
+        ImportError: matplotlib or torch is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> from ntk_alibi.models import load
+        >>> model, tokenizer, _ = load()
+        >>> with na.patch(model, na.NTK(4.0)):
+        ...     ax = na.plots.attention_map(model, tokenizer, "And God said, Let there be light")
+        >>> bool((ax.get_images()[0].get_array().sum(axis=1) > 0.999).all())
+        True
+        >>> plt.close(ax.figure)
+    """
+    import torch
+
+    inputs = tokenizer(text, return_tensors="pt").to(model.device)
+    ids = inputs["input_ids"][0].tolist()
+    _validation.integer("number of tokens of text", len(ids), minimum=1)
+    with torch.no_grad():
+        weights = model(**inputs, output_attentions=True).attentions
+    number = _validation.integer("layer", layer, minimum=-len(weights), maximum=len(weights) - 1)
+    chosen = _validation.heads([head], weights[number].shape[1])[0]
+    values = weights[number][0, chosen].float().cpu().numpy()
+    values = np.where(np.tril(np.ones(values.shape, bool)) | (values > 0), values, np.nan)
+    with drawing(ax, size=(6.4, 5.2)) as axes:
+        heat(axes, values, "weight", vmin=0)
+        integer_ticks(axes.xaxis, axes.yaxis)
+        if len(ids) <= MOST_LABELS:
+            words = [tokenizer.decode([token]).strip() or "␣" for token in ids]
+            axes.set_xticks(range(len(ids)), words, rotation=90, fontsize=8)
+            axes.set_yticks(range(len(ids)), words, fontsize=8)
+        title = f"Attention of layer {number % len(weights)}, head {chosen + 1}"
+        finish(axes, title, "key", "query")
+    return axes
+
+
+def _told(options: dict[str, Any]) -> str:
+    """Options in words."""
+    numbers = {k: v for k, v in options.items() if isinstance(v, bool | int)}
+    others = [k.replace("_", " ") for k, v in options.items() if k not in numbers and v is not None]
+    told = [f"{name} = {value}" for name, value in numbers.items()]
+    return ", ".join(told + others) or "causal"

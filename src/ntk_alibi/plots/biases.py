@@ -1,0 +1,319 @@
+"""Slopes and biases: what each head penalises, and how far it reaches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _arrays, _validation, inspection
+from ntk_alibi import slopes as slopes_module
+from ntk_alibi.plots.style import (
+    drawing,
+    finish,
+    head_axis,
+    heat,
+    labelled,
+    legend,
+    line_styles,
+    theme_of,
+)
+from ntk_alibi.scaling import NTK, Interpolation, Scaling
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+
+#: The scalings' names among the kinds of methods that have a look of their own.
+KIND_OF_TYPE = {
+    "linear": "interpolation",
+    "ntk": "ntk",
+    "dynamic": "dynamic-ntk",
+    "dynamic_linear": "dynamic-interpolation",
+}
+
+#: What `slopes` draws if it is not told.
+COMPARED = (None, Interpolation(4.0), NTK(4.0))
+
+
+def slopes(
+    num_heads: int,
+    scalings: Mapping[str, Scaling | None] | Sequence[Scaling | None] | Scaling | None = COMPARED,
+    *,
+    length: int | None = None,
+    rule: Literal["press", "geometric"] = "press",
+    ax: Axes | None = None,
+) -> Axes:
+    """The slopes of all heads under several scalings, from `alibi_slopes`.
+
+    Args:
+        num_heads: H.
+        scalings: scalings, None for the plain slopes; or a mapping of labels to them.
+        length: number of tokens, for the dynamic ones; their training length if not given.
+        rule: of the slopes.
+        ax: to draw into.
+
+    Returns:
+        The axes: a line for each scaling, slopes over heads 1..H, logarithmic.
+
+    Raises:
+        TypeError, ValueError: as `alibi_slopes`.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> ax = na.plots.slopes(8, [None, na.NTK(4.0)])
+        >>> [line.get_label() for line in ax.get_lines()]
+        ['original', 'NTK(4)']
+        >>> plt.close(ax.figure)
+    """
+    named = labelled(scalings)
+    with drawing(ax) as axes:
+        styles = line_styles(axes, [_kind(scaling) for scaling in named.values()])
+        for (label, scaling), look in zip(named.items(), styles, strict=True):
+            values = _slopes_at(num_heads, scaling, length, rule)
+            axes.plot(np.arange(1, len(values) + 1), values, label=label, **look)
+        axes.set_yscale("log", base=2)
+        head_axis(axes, num_heads)
+        finish(axes, "Slopes", "head", "slope")
+        legend(axes)
+    return axes
+
+
+def receptive_field(
+    biases: Any,
+    *,
+    shares: Sequence[float] = (1 / math.e, 0.01),
+    longest: int = inspection.LONGEST,
+    length: int | None = None,
+    side: Literal["behind", "ahead"] = "behind",
+    ax: Axes | None = None,
+) -> Axes:
+    """How far each head reaches: where the weight that its bias leaves falls to given shares.
+
+    Args:
+        biases: a bias object with num_heads and tensor(query_length, key_length), several, or a
+            mapping of labels to them.
+        shares: of the greatest weight, each between 0 and 1; a stroke goes from the nearest to the
+            farthest of their distances.
+        longest: distances below this are looked at; heads that reach farther end in an arrow.
+        length: number of tokens, for dynamic scalings; the training length if not given.
+        side: "behind" or "ahead".
+        ax: to draw into.
+
+    Returns:
+        The axes: distance, logarithmic, over heads.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> ax = na.plots.receptive_field(na.ALiBi(4), shares=[0.01])
+        >>> ax.get_lines()[0].get_ydata().round(1).tolist()
+        [18.4, 73.7, 294.7, 1178.9]
+        >>> plt.close(ax.figure)
+    """
+    named = labelled(biases)
+    with drawing(ax) as axes:
+        theme = theme_of(axes)
+        styles = line_styles(axes, [_kind(bias) for bias in named.values()])
+        for number, ((label, bias), look) in enumerate(zip(named.items(), styles, strict=True)):
+            reach = np.array(
+                [
+                    inspection.receptive_field(
+                        bias, s, longest=longest, length=_length(bias, length), side=side
+                    )
+                    for s in shares
+                ]
+            )
+            beside = 0.5 * ((number + 0.5) / len(named) - 0.5)
+            heads = np.arange(1, reach.shape[1] + 1) + beside
+            ends = np.where(np.isinf(reach), float(longest), reach)
+            color, marker = look["color"], look["marker"].replace("x", "o")  # which can be hollow
+            axes.vlines(heads, ends.min(axis=0), ends.max(axis=0), color=color, alpha=0.45)
+            for place, (share, row) in enumerate(zip(shares, reach, strict=True)):
+                axes.plot(
+                    heads,
+                    np.where(np.isinf(row), np.nan, row),
+                    linestyle="",
+                    color=color,
+                    marker=marker,
+                    markerfacecolor=theme.background if place else color,
+                    label=f"{label}: {_share_text(share)}",
+                )
+            beyond = np.isinf(reach).any(axis=0)
+            axes.plot(heads[beyond], ends.max(axis=0)[beyond], "^", color=color)
+        axes.set_yscale("log", base=2)
+        head_axis(axes, int(reach.shape[1]))
+        finish(axes, f"Receptive field {side}", "head", "distance, tokens")
+        legend(axes)
+    return axes
+
+
+def bias_by_distance(
+    biases: Any,
+    longest: int = 512,
+    *,
+    heads: Sequence[int] | None = None,
+    length: int | None = None,
+    side: Literal["behind", "ahead"] = "behind",
+    ax: Axes | None = None,
+) -> Axes:
+    """Biases as functions of distance.
+
+    Args:
+        biases: as for `receptive_field`.
+        longest: number of distances, from 0 on.
+        heads: which, from 1 on; all if not given.
+        length: as for `receptive_field`.
+        side: "behind" or "ahead".
+        ax: to draw into.
+
+    Returns:
+        The axes: for each bias and head a line, steeper heads paler.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> ax = na.plots.bias_by_distance(na.ALiBi(8), 64, heads=[4, 8])
+        >>> len(ax.get_lines())
+        2
+        >>> plt.close(ax.figure)
+    """
+    named = labelled(biases)
+    with drawing(ax) as axes:
+        styles = line_styles(axes, [_kind(bias) for bias in named.values()])
+        for (label, bias), look in zip(named.items(), styles, strict=True):
+            values = inspection.bias_by_distance(
+                bias, longest, length=_length(bias, length), side=side
+            )
+            chosen = _validation.heads(heads, len(values))
+            for place, head in enumerate(chosen, 1):
+                axes.plot(
+                    np.arange(longest),
+                    np.where(np.isinf(values[head]), np.nan, values[head]),
+                    color=look["color"],
+                    linestyle=look["linestyle"],
+                    alpha=0.25 + 0.75 * place / len(chosen),
+                    label=label if place == len(chosen) else None,
+                )
+        finish(axes, f"Bias by distance {side}", "distance, tokens", "bias")
+        legend(axes)
+    return axes
+
+
+def bias_maps(
+    bias: Any,
+    query_length: int = 32,
+    key_length: int | None = None,
+    *,
+    heads: Sequence[int] | None = None,
+    quantity: Literal["bias", "weight"] = "bias",
+    ax: Axes | None = None,
+) -> Axes:
+    """The bias of each head for all queries and keys, head beside head.
+
+    Args:
+        bias: an object with num_heads and tensor(query_length, key_length), such as `ALiBi`.
+        query_length: Q, downwards.
+        key_length: K, to the right; Q if not given. The last query is at the last key.
+        heads: which, from 1 on; all if not given.
+        quantity: "bias", or "weight" for its exponential.
+        ax: to draw into.
+
+    Returns:
+        The axes, one image in which the heads lie in rows. Masked keys are grey.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> ax = na.plots.bias_maps(na.ALiBi(8), 16)
+        >>> [text.get_text() for text in ax.texts][:3]
+        ['head 1', 'head 2', 'head 3']
+        >>> plt.close(ax.figure)
+    """
+    _validation.bias_object(bias)
+    _validation.choice("quantity", quantity, ("bias", "weight"))
+    keys = query_length if key_length is None else key_length
+    values = _arrays.to_numpy(bias.tensor(query_length, keys))[0].astype(np.float64)
+    chosen = _validation.heads(heads, len(values))
+    shown = values if quantity == "bias" else np.exp(values)
+    columns = min(len(chosen), max(1, math.ceil(math.sqrt(len(chosen) * 1.5))))
+    rows = math.ceil(len(chosen) / columns)
+    gap = max(1, keys // 12)
+    above = max(1, math.ceil((0.04 + 0.04 * rows) * query_length))
+    sheet = np.full((rows * (query_length + above), columns * (keys + gap) - gap), np.nan)
+    with drawing(ax, size=(6.4, min(9.0, 1.2 + 5.2 * sheet.shape[0] / sheet.shape[1]))) as axes:
+        for place, head in enumerate(chosen):
+            row, column = divmod(place, columns)
+            top, left = row * (query_length + above) + above, column * (keys + gap)
+            sheet[top : top + query_length, left : left + keys] = np.where(
+                np.isfinite(values[head]), shown[head], np.inf
+            )
+            label = f"head {head + 1}"
+            axes.text(left + keys / 2 - 0.5, top - 0.6, label, ha="center", va="bottom", fontsize=8)
+        _draw_sheet(axes, sheet, quantity, _norm(shown[chosen]) if quantity == "bias" else None)
+        axes.set_axis_off()
+        finish(axes, f"{quantity.capitalize()} per head: queries down, keys to the right", "", "")
+    return axes
+
+
+def _norm(values: NDArray[np.float64]) -> Normalize | None:
+    """Linear up to what the flattest head reaches, logarithmic from there on: all heads show."""
+    from matplotlib.colors import SymLogNorm
+
+    sizes = np.abs(np.where(np.isfinite(values), values, 0.0)).max(axis=(1, 2))
+    if len(sizes) < 2 or sizes.min() == 0.0 or sizes.max() < 10 * sizes.min():
+        return None
+    return SymLogNorm(linthresh=float(sizes.min()), linscale=0.5)
+
+
+def _draw_sheet(
+    axes: Axes, sheet: NDArray[np.float64], quantity: str, norm: Normalize | None
+) -> None:
+    """Numbers are cells, infinities masked keys, NaN is paper."""
+    from matplotlib.colors import to_rgba
+
+    image = heat(axes, sheet, quantity, norm=norm)
+    image.set_cmap(image.get_cmap().with_extremes(bad=(0, 0, 0, 0)))
+    grey = np.zeros((*sheet.shape, 4))
+    grey[np.isinf(sheet)] = to_rgba(theme_of(axes).hidden)
+    axes.imshow(grey, interpolation="nearest", aspect="auto", zorder=-1)
+
+
+def _slopes_at(num_heads: int, scaling: Any, length: int | None, rule: Any) -> Any:
+    """Of one text, its last query."""
+    tokens = _length(scaling, length)
+    lengths = None if tokens is None else np.array([tokens])
+    if lengths is not None and slopes_module.scaling_per(scaling) == "query":
+        lengths = lengths[:, None]
+    values = np.asarray(slopes_module.alibi_slopes(num_heads, scaling, lengths, rule=rule))
+    return values.reshape(len(values) if values.ndim == 1 else values.shape[1])
+
+
+def _length(thing: Any, length: int | None) -> int | None:
+    """Tokens to ask a dynamic scaling for."""
+    scaling = getattr(thing, "scaling", thing)
+    return getattr(scaling, "train_length", None) if length is None else length
+
+
+def _kind(thing: Any) -> str:
+    scaling = getattr(thing, "scaling", thing)
+    if scaling is None and getattr(thing, "slopes", None) is None:
+        return "original"
+    return KIND_OF_TYPE.get(getattr(scaling, "alibi_type", ""), type(thing).__name__)
+
+
+def _share_text(share: float) -> str:
+    return "1/e" if math.isclose(share, 1 / math.e) else f"{100 * share:g} %"

@@ -1,0 +1,92 @@
+"""Positions and biases as dtypes hold them, from `ntk_alibi.precision`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ntk_alibi.plots.style import drawing, finish, legend, line_styles
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def rounded_positions_plot(
+    rounded: Mapping[str, tuple[ArrayLike, ArrayLike]], ax: Axes | None = None
+) -> Axes:
+    """Positions as dtypes hold them, over what they are: stairs where positions collide.
+
+    Args:
+        rounded: from names of dtypes to (positions, rounded positions), such as those of
+            `ntk_alibi.precision.last_positions`.
+        ax: to draw into.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    with drawing(ax) as axes:
+        _dots(axes, rounded)
+        finish(axes, "Positions as they are kept", "position", "position in the dtype")
+        legend(axes)
+    return axes
+
+
+def exact_positions_plot(shares: Mapping[str, Mapping[int, float]], ax: Axes | None = None) -> Axes:
+    """The share of positions that dtypes hold exactly, over windows.
+
+    Args:
+        shares: from names of dtypes to {window: share}, such as
+            `ntk_alibi.precision.exact_fraction` gives.
+        ax: to draw into.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    with drawing(ax) as axes:
+        for (name, points), look in zip(
+            shares.items(), line_styles(axes, list(shares)), strict=True
+        ):
+            percent = [100 * share for share in points.values()]
+            axes.plot(list(points), percent, label=name, **look)
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(0, 103)
+        finish(axes, "Positions that are exact", "positions in the window", "exact, %")
+        legend(axes, ncols=3)
+    return axes
+
+
+def alibi_rows_plot(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
+    """Biases of one query over the distance to its keys, the newest at 0.
+
+    Args:
+        rows: from names to biases (keys,), whose last is of the newest key, such as those of
+            `ntk_alibi.precision.alibi_row`.
+        ax: to draw into.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    with drawing(ax) as axes:
+        _dots(axes, {name: (np.arange(1 - np.size(row), 1), row) for name, row in rows.items()})
+        finish(axes, "Bias of one query", "key's distance behind the query", "bias")
+        legend(axes)
+    return axes
+
+
+def _dots(axes: Axes, points: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:
+    """Later ones smaller, so that earlier ones stay visible where they agree."""
+    looks = line_styles(axes, list(points))
+    for place, ((name, (x, y)), look) in enumerate(zip(points.items(), looks, strict=True)):
+        axes.scatter(x, y, s=24.0 / 3**place, color=look["color"], label=name)

@@ -1,0 +1,287 @@
+"""The look of all pictures: one style, light and dark, in colours that all people tell apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ntk_alibi import _validation
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of one theme.
+
+    Attributes:
+        background: of figure and axes.
+        text: of text, and of what needs no colour of its own.
+        quiet: of lines and ticks that only guide the eye.
+        hidden: of cells that are not there: masked keys, cases that were not measured.
+    """
+
+    background: str
+    text: str
+    quiet: str
+    hidden: str
+
+
+THEMES = {
+    "light": Theme("#ffffff", "#1c1e21", "#7a7f87", "#d8dade"),
+    "dark": Theme("#16181c", "#eceef1", "#9298a1", "#3c4048"),
+}
+
+#: Okabe and Ito 2008 (jfly.uni-koeln.de/color), chosen to be told apart with any colour vision.
+HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C7A00")
+MARKERS = "osvD^Pd"
+
+#: Equally readable for all, and as grey.
+HEAT = "cividis"
+
+#: Hue, marker and line of each kind of scaling. Methods that agree cover each other, so the dynamic
+#: ones are dashed.
+KINDS = {
+    "interpolation": (HUES[1], "v", "-"),
+    "ntk": (HUES[0], "o", "-"),
+    "dynamic-ntk": (HUES[2], "s", "--"),
+    "dynamic-interpolation": (HUES[3], "D", "--"),
+}
+
+
+@contextmanager
+def style(theme: Literal["light", "dark"] = "light") -> Iterator[None]:
+    """The look of the pictures for whatever is drawn in the block, one's own axes included.
+
+    Args:
+        theme: "light" or "dark".
+
+    Raises:
+        ValueError: theme is neither.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> with na.plots.style("dark"):
+        ...     ax = na.plots.slopes(16)
+        >>> ax.get_facecolor()[:3] < (0.2, 0.2, 0.2)
+        True
+        >>> import matplotlib.pyplot as plt
+        >>> plt.close(ax.figure)
+    """
+    colors = THEMES[_validation.choice("theme", theme, tuple(THEMES))]
+    with _matplotlib().rc_context(_settings(colors)):
+        yield
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        message = "pictures need matplotlib: pip install 'ntk-alibi[plot]'"
+        raise ImportError(message) from error
+    return matplotlib
+
+
+def _settings(theme: Theme) -> dict[str, Any]:
+    faces = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
+    texts = ("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor")
+    lines = ("axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
+    return {
+        **dict.fromkeys(faces, theme.background),
+        **dict.fromkeys(texts, theme.text),
+        **dict.fromkeys(lines, theme.quiet),
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlesize": 11,
+        "figure.dpi": 110,
+        "figure.figsize": (6.4, 4.0),
+        "font.size": 10,
+        "grid.alpha": 0.25,
+        "image.cmap": HEAT,
+        "legend.fontsize": 9,
+        "legend.frameon": False,
+        "lines.linewidth": 1.6,
+        "lines.markersize": 5,
+    }
+
+
+@contextmanager
+def drawing(ax: Axes | None, *, size: tuple[float, float] | None = None) -> Iterator[Axes]:
+    """Axes to draw into, the caller's or new ones, in the style that suits them."""
+    _matplotlib()
+    with style(_theme_name(ax)):
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            made, ax = plt.subplots(layout="constrained", figsize=size)
+            colors = theme_of(ax)  # ticks are made late, when the style has ended
+            ax.tick_params(which="both", color=colors.quiet, labelcolor=colors.text)
+            try:
+                yield ax
+            except BaseException:
+                plt.close(made)
+                raise
+        else:
+            yield ax
+
+
+@contextmanager
+def drawing_figure() -> Iterator[type[Figure]]:
+    """What makes a figure of several axes, which is not pyplot's, in the style that suits."""
+    _matplotlib()
+    with style(_theme_name(None)):
+        from matplotlib.figure import Figure
+
+        yield Figure
+
+
+def theme_of(ax: Axes) -> Theme:
+    """The theme that suits axes."""
+    return THEMES[_theme_name(ax)]
+
+
+def _theme_name(ax: Axes | None) -> Literal["light", "dark"]:
+    from matplotlib import colors, rcParams
+
+    if ax is None:
+        face = rcParams["figure.facecolor"]
+    else:
+        figure = ax.get_figure(root=True)
+        see_through = ax.patch.get_alpha() == 0 or colors.to_rgba(ax.get_facecolor())[3] < 0.5
+        face = figure.get_facecolor() if see_through and figure else ax.get_facecolor()
+    red, green, blue, opaque = colors.to_rgba(face)
+    dark = opaque >= 0.5 and 0.3 * red + 0.6 * green + 0.1 * blue < 0.5
+    return "dark" if dark else "light"
+
+
+def finish(ax: Axes, title: str, xlabel: str, ylabel: str) -> None:
+    """Title and labels, where the caller has not set their own."""
+    if not ax.get_title():
+        ax.set_title(title)
+    ax.set_xlabel(ax.get_xlabel() or xlabel)
+    ax.set_ylabel(ax.get_ylabel() or ylabel)
+
+
+def head_axis(ax: Axes, heads: int) -> None:
+    """Heads from 1 on along x."""
+    integer_ticks(ax.xaxis)
+    ax.set_xlim(0.4, heads + 0.6)
+
+
+def integer_ticks(*sides: Axis) -> None:
+    """Whole numbers only, as many as are legible."""
+    from matplotlib.ticker import MaxNLocator
+
+    for side in sides:
+        side.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
+
+
+def legend(ax: Axes, *, ncols: int = 2, below: float = -0.17) -> None:
+    """A legend below, where there is something to tell apart and nothing is covered."""
+    handles, labels = ax.get_legend_handles_labels()
+    if len(labels) > 1:
+        ax.legend(
+            handles,
+            labels,
+            loc="upper center",
+            bbox_to_anchor=(0.5, below),
+            ncols=min(ncols, len(labels)),
+        )
+
+
+def shared_legend(figure: Figure, *, ncols: int) -> None:
+    """One legend below all axes, instead of theirs."""
+    handles: dict[str, Artist] = {}
+    for axes in figure.axes:
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        own = axes.get_legend()
+        if own is not None:
+            own.remove()
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=ncols)
+
+
+def heat(ax: Axes, values: Any, label: str, **options: Any) -> AxesImage:
+    """Numbers as colours with a bar that tells which; NaN and infinities look hidden."""
+    import matplotlib
+    import numpy as np
+
+    shown = np.ma.masked_invalid(values)
+    colormap = matplotlib.colormaps[HEAT].with_extremes(bad=theme_of(ax).hidden)
+    ax.grid(False)
+    image = ax.imshow(shown, cmap=colormap, interpolation="nearest", aspect="auto", **options)
+    figure = ax.get_figure()
+    assert figure is not None
+    bar = figure.colorbar(image, ax=ax, label=label)
+    bar.outline.set_visible(False)
+    colors = theme_of(ax)
+    bar.ax.tick_params(color=colors.quiet, labelcolor=colors.text)
+    return image
+
+
+def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
+    """A colour, marker and line for each of several kinds of methods.
+
+    "original" has the colour of text; a kind of `KINDS` its hue, fuller for each that comes later;
+    any other the next hue.
+    """
+    theme = theme_of(ax)
+    own = [KINDS[kind] for kind in kinds if kind in KINDS]
+    free_hues = [hue for hue in HUES if hue not in {look[0] for look in own}]
+    free_markers = [marker for marker in MARKERS if marker not in {look[1] for look in own}]
+    result: list[dict[str, Any]] = []
+    others = 0
+    for number, kind in enumerate(kinds):
+        strength = 1.0
+        if kind == "original":
+            result.append({"color": theme.text, "marker": "x", "linestyle": "-"})
+            continue
+        if kind in KINDS:
+            hue, marker, line = KINDS[kind]
+            strength = 0.45 + 0.55 * (kinds[:number].count(kind) + 1) / kinds.count(kind)
+        else:
+            turn, place = divmod(others, len(free_hues))
+            hue, line = free_hues[place], ("-", "-.", ":")[turn % 3]
+            marker = free_markers[(place + turn) % len(free_markers)]
+            others += 1
+        color = mixed(hue, theme, strength)
+        result.append({"color": color, "marker": marker, "linestyle": line})
+    return result
+
+
+def mixed(hue: str, theme: Theme, strength: float) -> tuple[float, float, float]:
+    """A hue, paler the weaker; on dark ground all are lighter."""
+    from matplotlib.colors import to_rgb
+
+    lift = 0.3 if theme is THEMES["dark"] else 0.0
+    full = [lift + (1 - lift) * part for part in to_rgb(hue)]
+    ground = to_rgb(theme.background)
+    red, green, blue = (
+        strength * part + (1 - strength) * behind for part, behind in zip(full, ground, strict=True)
+    )
+    return red, green, blue
+
+
+def labelled(things: Any) -> dict[str, Any]:
+    """One thing, several, or a mapping of labels to them, as a mapping; None is the original."""
+    if isinstance(things, Mapping):
+        return dict(things)
+    several = things if isinstance(things, list | tuple) else [things]
+    return {"original" if thing is None else _short(thing): thing for thing in several}
+
+
+def _short(thing: Any) -> str:
+    """A repr without names of arguments and without what is usual: `ALiBi(8, NTK(4))`."""
+    bare = re.sub(r"\b\w+=", "", repr(thing))
+    bare = re.sub(r", (None|'causal'|'sequence')(?=[,)])", "", bare)
+    return re.sub(r"\.0(?=[,)])", "", bare)

@@ -1,0 +1,65 @@
+"""The site: all names are in it, its examples run, and it builds without a warning."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pytest
+
+import ntk_alibi as na
+from ntk_alibi import inspection, plots
+from test_codebase import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = (DOCS / "api.md").read_text()
+    modules = {"plots": plots, "precision": na.precision, "reference": na.reference}
+    for name in na.__all__:
+        if name != "__version__":
+            directive = "automodule:: ntk_alibi." if name in modules else r"(function|class):: "
+            assert re.search(rf"{directive}{name}$", reference, re.MULTILINE), name
+    own = [n for n, thing in vars(inspection).items() if _is_public(n, thing)]
+    (listed,) = re.findall(r"ntk_alibi.inspection\n   :members: (.*)", reference)
+    assert listed.split(", ") == own
+
+
+def _is_public(name: str, thing: Any) -> bool:
+    return not name.startswith("_") and getattr(thing, "__module__", "") == inspection.__name__
+
+
+def test_every_page_is_in_the_contents() -> None:
+    contents = (DOCS / "index.md").read_text()
+    for page in DOCS.glob("*.md"):
+        if page.stem != "index":
+            assert re.search(rf"^(.*<)?{page.stem}>?$", contents, re.MULTILINE), page.name
+
+
+def test_the_examples_of_the_start_page_run() -> None:
+    plt.switch_backend("agg")
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block, names)
+    plt.close("all")
+    assert names["tokens"].shape[1] > names["prompt"]["input_ids"].shape[1]
+    assert names["stats"].share.shape == (1, 16)
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_asks_no_network(tmp_path: Path) -> None:
+    pytest.importorskip("furo", reason="the site needs pip install 'ntk-alibi[docs]'")
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--nitpicky", "-b", "html"]
+    done = subprocess.run([*command, DOCS, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.glob("*.html"):
+        loaded = r'<(?:script|img|iframe)[^>]* src="([^"]+)"|<link[^>]* href="([^"]+)" rel="style'
+        for target in map("".join, re.findall(loaded, page.read_text())):
+            assert not target.startswith(("http", "//")), (page.name, target)

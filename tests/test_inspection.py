@@ -1,0 +1,158 @@
+"""What biases and masks do, as numbers: against formulas, and against the masks of other tests."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ntk_alibi as na
+from attention_checks import visible
+from ntk_alibi.inspection import bias_by_distance, receptive_field, visible_intervals, weights
+
+BIAS = na.ALiBi(2)
+
+#: A bias of float32 is off by at most half an ulp, and so is the distance that solves for it.
+ROUNDING = 2.0**-23
+
+
+class Ripples:
+    """A bias that is not monotone, with none but the two names that any bias has."""
+
+    num_heads = 1
+
+    def tensor(self, query_length: int, key_length: int) -> Any:
+        distances = na.reference.distances(query_length, key_length)
+        return np.cos(distances)[None, None] - 1.0
+
+
+@pytest.mark.parametrize("sides", ["causal", "symmetric", "halves"])
+def test_bias_by_distance_is_the_references(sides: Any) -> None:
+    bias = na.ALiBi(6, na.NTK(4.0), sides=sides)
+    slopes = na.reference.ntk_slopes(na.reference.alibi_slopes(3 if sides == "halves" else 6), 4.0)
+    if sides == "halves":
+        hidden = np.full(3, np.inf)
+        left, right = np.concatenate([slopes, hidden]), np.concatenate([hidden, slopes])
+        dense = na.reference.linear_bias(left, right, 9, 9)
+    elif sides == "causal":
+        dense = na.reference.linear_bias(slopes, np.full(6, np.inf), 9, 9)
+    else:
+        dense = na.reference.symmetric_bias(slopes, 9, 9)
+    behind, ahead = dense[0, :, -1, ::-1], dense[0, :, 0]
+    np.testing.assert_allclose(bias_by_distance(bias, 9), behind, rtol=2 * ROUNDING)
+    np.testing.assert_allclose(bias_by_distance(bias, 9, side="ahead"), ahead, rtol=2 * ROUNDING)
+
+
+@pytest.mark.parametrize("per", ["sequence", "query"])
+@pytest.mark.parametrize("side", ["behind", "ahead"])
+def test_dynamic_scalings_are_taken_at_a_length(per: Any, side: Any) -> None:
+    dynamic = na.ALiBi(8, na.DynamicNTK(1.0, 512, per=per), sides="symmetric")
+    static = na.ALiBi(8, na.NTK(4.0), sides="symmetric")
+    found = bias_by_distance(dynamic, 5, length=2048, side=side)
+    np.testing.assert_array_equal(found, bias_by_distance(static, 5, side=side))
+    with_default = bias_by_distance(dynamic, 2048, side=side)
+    np.testing.assert_array_equal(with_default[:, :5], found)
+
+
+def test_own_slopes_are_taken_as_they_are() -> None:
+    left = torch.tensor([[[0.5, 0.25], [1.0, 0.0]]], requires_grad=True)  # (1, heads, queries)
+    bias = na.ALiBi(2, slopes=(left, left + 1), sides="two_slopes")
+    assert bias_by_distance(bias, 2)[:, 1].tolist() == [-0.25, 0.0]
+    assert bias_by_distance(bias, 2, side="ahead")[:, 1].tolist() == [-1.25, -1.0]
+
+
+@given(
+    heads=st.integers(1, 24),
+    factor=st.floats(1.0, 16.0),
+    share=st.floats(0.001, 0.99),
+)
+def test_receptive_field_of_linear_biases(heads: int, factor: float, share: float) -> None:
+    slopes = na.reference.ntk_slopes(na.reference.alibi_slopes(heads), factor)
+    distances = na.reference.receptive_field(slopes, share)
+    found = receptive_field(na.ALiBi(heads, na.NTK(factor)), share, longest=2**16)
+    inside = distances < 2**16 - 1
+    # the slope, its product and log(share) are rounded, the last relative to its own size
+    np.testing.assert_allclose(found[inside], distances[inside], rtol=4 * ROUNDING)
+    assert np.isinf(found[distances > 2**16]).all()
+
+
+def test_receptive_field_of_other_biases() -> None:
+    level = 1.0 + math.log(0.5)
+    assert math.cos(12) > level > math.cos(9)  # falls below and rises above again
+    assert math.cos(13) > level > math.cos(14)  # the last time
+    between = (math.cos(13) - level) / (math.cos(13) - math.cos(14))
+    assert receptive_field(Ripples(), 0.5, longest=16)[0] == pytest.approx(13 + between)
+    assert receptive_field(na.ALiBi(2, sides="halves"), side="ahead")[0] == 0.0
+    assert np.isinf(receptive_field(na.ALiBi(1, slopes=np.zeros(1)))).all()
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"causal": False},
+    {"window": 5},
+    {"window": 5, "causal": False, "sink": 2},
+    {"causal_block": 7, "sink": 1},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("lengths", [(1, 1), (9, 20), (7, 300)])
+def test_weights_without_a_bias_are_the_mask(
+    options: dict[str, Any], lengths: tuple[int, int]
+) -> None:
+    queries, keys = lengths
+    seen = mask_of(queries, keys, options)
+    found = weights(queries, keys, **options)[0]
+    np.testing.assert_array_equal(found > 0, seen)
+    # weights of n keys are sums and quotients of ones
+    np.testing.assert_allclose(found[seen], (seen / seen.sum(1, keepdims=True))[seen], rtol=1e-6)
+
+
+def mask_of(queries: int, keys: int, options: dict[str, Any]) -> Any:
+    positions = np.arange(keys)
+    return visible(positions[None, keys - queries :], positions[None], **options)[0, 0]
+
+
+def test_weights_with_a_bias_are_the_references() -> None:
+    bias = na.reference.linear_bias(na.reference.alibi_slopes(4), np.full(4, np.inf), 40, 300)
+    zeros, eye = np.zeros((1, 4, 300, 1)), np.eye(300)[None, None]
+    expected = na.reference.attention(zeros[:, :, :40], zeros, eye, bias)[0][0]
+    found = weights(40, 300, na.ALiBi(4), skip_tolerance=None)
+    np.testing.assert_allclose(found, expected, atol=1e-6)  # float32 sums of at most 300
+
+
+def test_padding_is_not_seen() -> None:
+    mask = np.array([[0, 0, 1, 1, 0, 1]])
+    found = weights(6, key_padding_mask=mask)[0] > 0
+    np.testing.assert_array_equal(found, np.tril(np.ones((6, 6), bool)) & (mask > 0))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_intervals_cover_what_is_seen(options: dict[str, Any]) -> None:
+    covered = np.zeros((30, 40), int)
+    for query, first, last in visible_intervals(30, 40, **options):
+        covered[query, first : last + 1] += 1
+    np.testing.assert_array_equal(covered, mask_of(30, 40, options))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: bias_by_distance(3, 4), TypeError, "bias must be an object with num_heads"),
+        (lambda: bias_by_distance(BIAS, 0), ValueError, "longest must be between 1"),
+        (lambda: bias_by_distance(BIAS, 4, side="left"), ValueError, "side must be one of"),
+        (lambda: receptive_field(BIAS, 1.0), ValueError, "share must be between 0 and 1"),
+        (lambda: receptive_field(BIAS, 0.0), ValueError, "share must be a finite number > 0"),
+        (lambda: receptive_field(BIAS, "1/e"), TypeError, "share must be a number"),
+        (lambda: weights(0), ValueError, "query_length must be between 1"),
+        (lambda: weights(4, window=0), ValueError, "window must be between 1"),
+    ],
+)
+def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

@@ -1,8 +1,7 @@
 """The study's records: names with a number each, then some of the names again.
 
-The records of evaluation/tasks.py in their shortest form. Words around a name would only make a model
-of minutes slow to learn: here its first step is what the whole task is about, to look up what stood
-behind the same name.
+The records of evaluation/tasks.py in their shortest form: a model that has only minutes to learn
+should learn to look up what stood behind the same name, and nothing else.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ from ntk_alibi.torch.learned_bias import (
     LearnedSlopes,
 )
 
-#: BLOOM's training length times its flattest slope. Slopes of short trainings begin as much steeper
-#: as they must for this product, since it is what decides how far ALiBi reaches.
-REACH = 8.0
+#: Training length times flattest slope, which decides how far ALiBi reaches: 2 to 4 in its authors'
+#: trainings, 8 in BLOOM. Slopes of short trainings are made as steep as this product asks for.
+REACH = 4.0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How a model of the study is read, and what is measured then: lines found, prose predicted."""
+"""How a model of the study is read, and what is measured then: numbers found, prose predicted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from ntk_alibi.evaluation import corpus
-from ntk_alibi.evaluation.tasks import Case, Lines
+from ntk_alibi.evaluation.tasks import Case
 from ntk_alibi.models.decoder import Decoder
 from ntk_alibi.models.positions import FadingRotaryPositions, Positions, View
 from ntk_alibi.models.training import Training
@@ -27,14 +27,14 @@ class Plan:
 
     Attributes:
         multiples: of the training length.
-        records: of lines, at each length.
+        records: of pairs, at each length.
         windows: of prose; in each the same tokens are predicted from one to so many lengths.
         seed: of the records, which are the same for all models.
     """
 
     multiples: tuple[int, ...] = (1, 2, 4, 8)
-    records: int = 48
-    windows: int = 48
+    records: int = 32
+    windows: int = 32
     seed: int = 2026
 
 
@@ -93,7 +93,7 @@ class Evaluation:
         self._model: Decoder = trained.model.eval()
         self._scheme = type(self._model.layers[0].positions)
         self._train_length: int = trained.recipe.train_length
-        self._questions = trained.line_questions(self._train_length)
+        self._task = trained.line_task(self._train_length)
         self._padding = int(trained.tokenizer.pad_token_id)
         self._encode = trained.encode
         self._plan = plan
@@ -102,7 +102,7 @@ class Evaluation:
         """Measure what is not known yet.
 
         Yields:
-            "<reading>/<multiple>", and for all questions about lines whether they are answered
+            "<reading>/<multiple>", and for all questions whether they are answered
             right and how far back the answer is; for all windows of prose the nats a token.
         """
         for multiple in self._plan.multiples:
@@ -118,14 +118,13 @@ class Evaluation:
             cases, windows = self._cases(multiple), self._windows(multiple)
             for key, view in todo.items():
                 self._model.view = view
-                yield key, {**self._lines(cases), "nats": self._nats(windows)}
+                yield key, {**self._answers(cases), "nats": self._nats(windows)}
         self._model.view = View()
 
     def _cases(self, multiple: int) -> list[Case]:
         rng = np.random.default_rng([self._plan.seed, multiple])
         length = multiple * self._train_length
-        task = Lines(self._questions)
-        return [task.case(self._encode, length, rng) for _ in range(self._plan.records)]
+        return [self._task.case(self._encode, length, rng) for _ in range(self._plan.records)]
 
     def _windows(self, multiple: int) -> torch.Tensor:
         """Prose before the same tokens for each multiple, (windows, multiple training lengths)."""
@@ -137,7 +136,7 @@ class Evaluation:
         return torch.from_numpy(np.stack([prose[end - length : end] for end in ends]))
 
     @torch.inference_mode()
-    def _lines(self, cases: list[Case]) -> dict[str, Any]:
+    def _answers(self, cases: list[Case]) -> dict[str, Any]:
         """Of all questions: whether the likeliest tokens are the answer, and how far back it is."""
         right: list[bool] = []
         length = max(len(case.tokens) for case in cases)

@@ -24,12 +24,16 @@ from ntk_alibi._runtime import set_num_threads
 from ntk_alibi.evaluation.document import machine, replace_section
 from ntk_alibi.models import study_tables, training
 from ntk_alibi.models.decoder import Decoder
+from ntk_alibi.models.pairs import Pairs
 from ntk_alibi.models.positions import SCHEMES, Place
 from ntk_alibi.models.reading import Evaluation, Plan
 
-#: Questions about the lines of one record. Four and one line are 80 tokens: the shortest records
-#: have the answer to all questions in one place, and each step of the curriculum adds about a line.
-QUESTIONS = 4
+#: About each record; as many as there are lines in one of the training length.
+QUESTIONS = 16
+
+
+#: Shares of the steps: with a constant learning rate, and after which lengths grow in any case.
+CONSTANT, DUE = 0.5, 0.6
 
 
 @dataclass(frozen=True)
@@ -38,19 +42,20 @@ class Recipe(training.Recipe):
 
     Attributes:
         scheme: one of `SCHEMES`.
-        steps: of so many tokens each; the learning rate falls over the second half of them.
+        steps: of so many tokens each; the learning rate falls in the second half of them.
         position_rate: learning rate of what a scheme learns; few numbers, which have far to go.
         autocast: whether matrices are multiplied in bfloat16.
     """
 
     train_length: int = 128
-    start_length: int = 80
-    growth: float = 1.125
+    start_length: int = 32
     threshold: float = 0.8
     tokens: int = 2048
-    shares: tuple[float, float, float] = (0.25, 0.75, 0.0)
+    shares: tuple[float, float, float] = (0.15, 0.85, 0.0)
+    adam_rate: float = 5e-3
+    record_weight: float = 0.0
     scheme: str = "alibi"
-    steps: int = 400
+    steps: int = 500
     position_rate: float = 0.02
     autocast: bool = True
 
@@ -67,13 +72,13 @@ class Curriculum(training.Curriculum):
     cpu_seconds: float = 0.0
 
     def overdue(self, recipe: Recipe) -> bool:
-        """Whether the second half of the steps begins, which has the training length for all."""
-        return self.step >= recipe.steps // 2
+        """Whether so many steps are done that the training length is due for all."""
+        return self.step >= DUE * recipe.steps
 
     def rate(self, recipe: Recipe) -> float:
         """Factor of the learning rates: warm-up, constant, falling to 2 %."""
-        half = recipe.steps / 2
-        return self.warm_up() * (1.0 - 0.98 * max(0.0, (self.step - half) / half))
+        falling = max(0.0, self.step / recipe.steps - CONSTANT) / (1.0 - CONSTANT)
+        return self.warm_up() * (1.0 - 0.98 * falling)
 
     def finished(self, recipe: Recipe) -> bool:
         """Whether all steps are done."""
@@ -114,9 +119,9 @@ class Training(training.Training):
         logits: torch.Tensor = self.model(tokens, wanted)
         return logits
 
-    def line_questions(self, length: int) -> int:
-        """How many questions there are about the lines of a record of so many tokens."""
-        return max(1, min(length // 20, QUESTIONS))
+    def line_task(self, length: int) -> Pairs:
+        """What records of lines of so many tokens are."""
+        return Pairs(QUESTIONS)
 
     def step(self) -> float:
         """One step on one batch; the loss."""

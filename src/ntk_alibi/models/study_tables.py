@@ -50,9 +50,10 @@ def summarise(output: Path) -> dict[str, Any]:
     Returns:
         recipe and plan; training: for each scheme its seeds and what their trainings took;
         measured: for each "scheme/reading" and multiple of the training length, lists over the
-        seeds: lines and beyond, the shares of questions answered right, of all and of those whose
-        answer is farther back than the training length (None where there are none), and nats a
-        token of prose.
+        seeds: pairs and beyond, the shares of questions answered right, of all and of those whose
+        answer is farther back than the training length (None where there are none), nats a token
+        of prose, and their change from the same model's, read as trained, with a context of one
+        training length.
 
     Raises:
         ValueError: no model is done, or they were not all made by the same recipe and plan.
@@ -73,7 +74,8 @@ def summarise(output: Path) -> dict[str, Any]:
             for key, result in results["measured"].items():
                 reading, multiple = key.split("/")
                 cells = measured.setdefault(f"{scheme}/{reading}", {})
-                numbers = _numbers(result, own["recipe"]["train_length"])
+                first = results["measured"]["plain/1"]
+                numbers = _numbers(result, first, own["recipe"]["train_length"])
                 _append(cells.setdefault(multiple, {}), numbers)
     if not measured:
         raise ValueError(f"{output} must hold models that are done, has none")
@@ -89,13 +91,17 @@ def _taken(training: dict[str, Any]) -> dict[str, float]:
     return {name: round(training[name], 1) for name in ("cpu_seconds", "wall_seconds")}
 
 
-def _numbers(result: dict[str, Any], train_length: int) -> dict[str, float | None]:
+def _numbers(
+    result: dict[str, Any], first: dict[str, Any], train_length: int
+) -> dict[str, float | None]:
     right = np.array(result["right"])
     far = right[np.array(result["distances"]) > train_length]
+    nats, before = (float(np.mean(x["nats"])) for x in (result, first))
     return {
-        "lines": round(float(right.mean()), 4),
+        "pairs": round(float(right.mean()), 4),
         "beyond": round(float(far.mean()), 4) if far.size else None,
-        "nats": round(float(np.mean(result["nats"])), 4),
+        "nats": round(nats, 4),
+        "change": round(nats - before, 4),
     }
 
 
@@ -110,7 +116,7 @@ def tables(summary: dict[str, Any]) -> dict[str, str]:
     multiples = summary["plan"]["multiples"]
     longer = multiples[1:]
     return {
-        "lines": _table(summary, methods, [("lines", m, _percent) for m in multiples]),
+        "pairs": _table(summary, methods, [("pairs", m, _percent) for m in multiples]),
         "beyond": _table(summary, methods, [("beyond", m, _percent) for m in longer]),
         "prose": _table(
             summary, methods, [("nats", 1, _plain), *(("change", m, _signed) for m in longer)]
@@ -118,7 +124,7 @@ def tables(summary: dict[str, Any]) -> dict[str, str]:
         "readings": _table(
             summary,
             others,
-            [*(("lines", m, _percent) for m in longer), *(("change", m, _signed) for m in longer)],
+            [*(("pairs", m, _percent) for m in longer), *(("change", m, _signed) for m in longer)],
         ),
         "training": _training(summary),
     }
@@ -148,17 +154,11 @@ def over_seeds(summary: dict[str, Any], name: str, quantity: str, multiple: int)
     Args:
         summary: from `summarise`.
         name: "scheme/reading".
-        quantity: "lines", "beyond" or "nats"; "change" is that of the nats from the same model's,
-            reading as trained, with a context of one training length.
+        quantity: "pairs", "beyond", "nats" or "change".
         multiple: of the training length.
     """
-    cell = summary["measured"][name].get(str(multiple), {})
-    values: list[float | None] = cell.get("nats" if quantity == "change" else quantity, [])
-    known = [value for value in values if value is not None]
-    if quantity == "change":
-        first = over_seeds(summary, f"{name.partition('/')[0]}/plain", "nats", 1)
-        known = [value - before for value, before in zip(known, first, strict=bool(known))]
-    return known
+    values = summary["measured"][name].get(str(multiple), {}).get(quantity, [])
+    return [value for value in values if value is not None]
 
 
 def _table(
@@ -166,7 +166,7 @@ def _table(
     names: Sequence[str],
     columns: Sequence[tuple[str, int, Callable[[float], str]]],
 ) -> str:
-    words = {"lines": "lines, %", "beyond": "beyond, %", "nats": "nats", "change": "nats"}
+    words = {"pairs": "pairs, %", "beyond": "beyond, %", "nats": "nats", "change": "nats"}
     header = [f"{words[quantity]}, {multiple}x" for quantity, multiple, _ in columns]
     rows = [
         [
@@ -228,7 +228,7 @@ def figure(summary: dict[str, Any]) -> Figure:
     train_length, multiples = summary["recipe"]["train_length"], summary["plan"]["multiples"]
     made = Figure(figsize=(13, 8), layout="constrained")
     axes = made.subplots(2, len(PANELS), sharey="row")
-    rows = (("lines", "lines answered right, %", 100.0), ("change", "nats, change from 1x", 1.0))
+    rows = (("pairs", "numbers found, %", 100.0), ("change", "nats, change from 1x", 1.0))
     for row, (quantity, words, unit) in enumerate(rows):
         for column, panel in enumerate(PANELS):
             names = [name for name in panel if name in summary["measured"]]

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from ntk_alibi.evaluation import corpus
 from ntk_alibi.evaluation.retrieval import encoder
-from ntk_alibi.evaluation.tasks import Case, Encode, Lines, Topics, cached_encoder
+from ntk_alibi.evaluation.tasks import Case, Encode, Lines, Task, Topics, cached_encoder
 from ntk_alibi.models.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
 
@@ -132,20 +132,13 @@ class Training(ABC):
         torch.manual_seed(recipe.seed)
         self.recipe: Any = recipe
         self.curriculum: Any = curriculum
-        self.tokenizer = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=_tokenizer(),
-            **SPECIAL_TOKENS,
-            padding_side="left",
-            clean_up_tokenization_spaces=False,
-        )
+        text = _text()
+        self.tokenizer, self.encode = text.tokenizer, text.encode
+        self._sentences, self._prose = text.sentences, text.prose
         self.model = self.make_model()
         self.optimizers = self.make_optimizers()
         self._rates = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         self.rng = np.random.default_rng(recipe.seed)
-        self.encode: Encode = cached_encoder(encoder(self.tokenizer))
-        self._sentences = corpus.sentences(corpus.training_text())
-        chapters = self.encode([chapter + "\n" for chapter in corpus.training_text()])
-        self._prose = np.concatenate([np.array(chapter, np.int64) for chapter in chapters])
 
     @abstractmethod
     def make_model(self) -> Any:
@@ -231,14 +224,14 @@ class Training(ABC):
 
     def _case(self, kind: int, length: int) -> Case:
         if kind == _LINES:
-            return Lines(self.line_questions(length)).case(self.encode, length, self.rng)
+            return self.line_task(length).case(self.encode, length, self.rng)
         questions = max(1, min(8, length // 100))
         task = Topics(self._sentences, questions, ask_any=True)
         return task.case(self.encode, length, self.rng)
 
-    def line_questions(self, length: int) -> int:
-        """How many questions there are about the lines of a record of so many tokens."""
-        return max(1, min(length // 30, max(16, length // 64)))
+    def line_task(self, length: int) -> Task:
+        """What records of lines of so many tokens are."""
+        return Lines(max(1, min(length // 30, max(16, length // 64))))
 
     def save(self, path: Path) -> None:
         """Write a checkpoint, whole or not at all."""
@@ -311,7 +304,26 @@ def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     return matrices, others
 
 
+@dataclass(frozen=True)
+class _Text:
+    """What is trained on, and how it becomes tokens."""
+
+    tokenizer: Any
+    encode: Encode
+    sentences: tuple[str, ...]
+    prose: NDArray[np.int64]
+
+
 @cache
-def _tokenizer() -> Any:
-    """Built once a process: the same each time."""
-    return build_tokenizer()
+def _text() -> _Text:
+    """Takes seconds and is the same each time."""
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=build_tokenizer(),
+        **SPECIAL_TOKENS,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+    encode = cached_encoder(encoder(tokenizer))
+    chapters = encode([chapter + "\n" for chapter in corpus.training_text()])
+    prose = np.concatenate([np.array(chapter, np.int64) for chapter in chapters])
+    return _Text(tokenizer, encode, corpus.sentences(corpus.training_text()), prose)

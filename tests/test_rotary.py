@@ -275,6 +275,48 @@ def test_rotate_is_transformers(partial: int | None) -> None:
     )
 
 
+def test_stretched_is_the_papers_at_other_positions_or_another_base() -> None:
+    x = np.random.default_rng(7).standard_normal((1, 1, 40, 16))
+    positions = np.arange(40)
+    interpolated = na.RoPE(16).stretched(na.Interpolation(4.0)).rotate(x)
+    ntk = na.RoPE(16).stretched(na.NTK(4.0)).rotate(x)
+    base = na.reference.rope_ntk_base(10000.0, 4.0, 16)
+    for mine, theirs in (
+        (interpolated, na.reference.rope(x, positions / 4)),
+        (ntk, na.reference.rope(x, positions, base)),
+    ):  # float64: angles up to 40 with errors of a few of their last bits
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=40 * 8 * 2.0**-53 * np.abs(x).max())
+
+
+@pytest.mark.parametrize(("kind", "scaling"), [("linear", na.Interpolation), ("dynamic", na.NTK)])
+def test_stretched_is_transformers(kind: str, scaling: Any) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": kind, "factor": 8.0 if kind == "linear" else 1.0, "rope_theta": 10000.0}
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=1, max_position_embeddings=128, rope_parameters=rope
+    )
+    # their dynamic rule at 8 training lengths is NTK with a = 8
+    theirs, _ = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=1024)
+    ones = np.tile([1.0, 0.0], 32)[None, None, None]
+    turned = na.RoPE(64).stretched(scaling(8.0)).rotate(ones, np.array([1]))[0, 0, 0]
+    mine = np.arctan2(turned[1::2], turned[0::2])
+    np.testing.assert_allclose(mine, theirs.numpy(), rtol=8 * UNIT)
+
+
+def test_ntk_leaves_the_fastest_pair_and_divides_the_slowest() -> None:
+    ones = np.tile([1.0, 0.0], 8)[None, None, None]
+    before, after = (
+        np.arctan2(x[1::2], x[0::2])
+        for x in (
+            rope.rotate(ones, np.array([1]))[0, 0, 0]
+            for rope in (na.RoPE(16), na.RoPE(16).stretched(na.NTK(4.0)))
+        )
+    )
+    np.testing.assert_allclose((before / after)[[0, -1]], [1.0, 4.0], rtol=1e-12)
+
+
 def test_keys_rotated_once_give_the_same_attention() -> None:
     query, key, value = inputs(1, 2, 2, 3, 50, 16)
     rope = na.RoPE(16)
@@ -533,7 +575,10 @@ def test_it_compiles_without_a_break(name: str) -> None:
 
 
 def test_objects_compare_hash_print_and_pickle() -> None:
-    for rotary in (na.RoPE(8, layout="halves"), na.XPOS(8, 100.0, 64, 0.3, rotary_dim=4)):
+    for rotary in (
+        na.RoPE(8, layout="halves", factor=2.0),
+        na.XPOS(8, 100.0, 64, 0.3, rotary_dim=4),
+    ):
         assert pickle.loads(pickle.dumps(rotary)) == rotary == eval(repr(rotary), vars(na))
         assert len({rotary, na.RoPE(8), na.XPOS(8)}) == 3
     assert na.RoPE(8) == na.RoPE(8, 10000)
@@ -559,6 +604,13 @@ WRONG = [
     (lambda: na.XPOS(8, scale_base=0), ValueError, "scale_base must be a finite number > 0, got 0"),
     (lambda: na.XPOS(8, gamma=-0.4), ValueError, "gamma must be a finite number > 0, got -0.4"),
     (lambda: na.XPOS(8, gamma=math.nan), ValueError, "gamma must be a finite number > 0, got nan"),
+    (lambda: na.RoPE(8, factor=0.5), ValueError, "factor must be a finite number >= 1, got 0.5"),
+    (
+        lambda: na.RoPE(8).stretched(na.DynamicNTK()),
+        TypeError,
+        "scaling must be an Interpolation or an NTK, got DynamicNTK",
+    ),
+    (lambda: na.RoPE(2).stretched(na.NTK(2.0)), ValueError, "for one pair of channels, got an NTK"),
     (lambda: attend(rotary=na.RoPE(16)), ValueError, "rotary must have query's head_dim 8, got"),
     (lambda: attend(rotary=na.RoPE), TypeError, "rotary must be None, a RoPE or an XPOS, got"),
     (lambda: attend(rotary="rope"), TypeError, "rotary must be None, .* got 'rope'"),

@@ -270,6 +270,15 @@ def rotary_dim(value: Any, head_dim: int) -> int:
     return channels
 
 
+def constant_stretch(value: Any, pairs: int) -> None:
+    """A scaling that rotary positions have too, for so many pairs of channels."""
+    kind = getattr(value, "alibi_type", None)
+    if kind not in ("linear", "ntk"):
+        raise TypeError(f"scaling must be an Interpolation or an NTK, got {value!r}")
+    if kind == "ntk" and pairs < 2:
+        raise ValueError("scaling must be an Interpolation for one pair of channels, got an NTK")
+
+
 def rotary(value: Any, head_dim: int, *, causal: bool) -> Any:
     """None or rotary positions for heads of this size."""
     if value is None:

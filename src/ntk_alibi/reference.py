@@ -266,6 +266,11 @@ def rope(x: ArrayLike, positions: ArrayLike, base: float = 10000.0) -> Floats:
     return result
 
 
+def rope_ntk_base(base: float, factor: float, dim: int) -> float:
+    """Base times s^(|D| / (|D| - 2)), of NTK-aware interpolation: Peng et al. 2023, section 3.1."""
+    return float(base * factor ** (dim / (dim - 2)))
+
+
 def xpos_scores(
     query: ArrayLike,
     key: ArrayLike,

@@ -7,11 +7,12 @@ float32. A position never is.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from ntk_alibi import _arrays, _validation
 from ntk_alibi._arrays import Array
+from ntk_alibi.scaling import NTK, Interpolation
 
 Layout: TypeAlias = Literal["pairs", "halves"]
 
@@ -39,6 +40,11 @@ class _Rotary:
             object.__setattr__(self, name, value)
 
     @property
+    def _slower(self) -> float:
+        """By what all frequencies are divided."""
+        return 1.0
+
+    @property
     def pairs(self) -> int:
         """Pairs of channels that turn."""
         return (self.rotary_dim or 0) // 2
@@ -50,7 +56,7 @@ class _Rotary:
         """
         module, x = _arrays.namespace(x), _arrays.at_least_float32(x)
         pair = _arrays.float64_range(0, self.pairs - 1, x)
-        frequencies = self.base ** (-pair / self.pairs)
+        frequencies = self.base ** (-pair / self.pairs) / self._slower
         angles = _arrays.widened(positions, None)[..., None] * (
             -frequencies if back else frequencies
         )
@@ -77,7 +83,7 @@ class RoPE(_Rotary):
     """Rotary position embedding: scores that depend on the distance through rotations.
 
     q_i -> R_i q_i,  k_j -> R_j k_j;  R_p turns pair m of channels, m = 0 .. R/2 - 1, by the angle
-    p base^(-2m/R)
+    (p / factor) base^(-2m/R)
 
     Give it to `attention` as rotary=. Positions are those of `attention`, exact integers, and
     angles float64 whatever the dtype of the inputs.
@@ -88,6 +94,7 @@ class RoPE(_Rotary):
         layout: which channels make a pair: "pairs" 2m and 2m + 1, as in the papers; "halves" m and
             m + R/2, as in GPT-NeoX, Llama and other models of transformers, whose weights need it.
         rotary_dim: R, even; the first R channels turn, the others stay. All by default.
+        factor: >= 1, of position interpolation.
 
     Raises:
         TypeError, ValueError: an argument is wrong, such as an odd number of channels.
@@ -100,6 +107,49 @@ class RoPE(_Rotary):
 
     Source: Su et al. 2021 (arXiv 2104.09864), section 3.2.2.
     """
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        factor = _validation.finite("factor", self.factor, minimum=1.0)
+        object.__setattr__(self, "factor", factor)
+
+    @property
+    def _slower(self) -> float:
+        return self.factor
+
+    def stretched(self, scaling: Interpolation | NTK) -> RoPE:
+        """For texts longer than in training, as these scalings stretch ALiBi.
+
+        Interpolation: factor -> a factor.  NTK: base -> base a^(R / (R - 2)), by which the slowest
+        pair turns slower by a and the fastest as before.
+
+        Args:
+            scaling: whose factor is a.
+
+        Returns:
+            The stretched one.
+
+        Raises:
+            TypeError: scaling is another one.
+            ValueError: NTK with a single pair, which is fastest and slowest.
+
+        Example:
+            >>> import ntk_alibi as na
+            >>> na.RoPE(16).stretched(na.Interpolation(4.0)).factor
+            4.0
+            >>> na.RoPE(4).stretched(na.NTK(2.0)).base
+            40000.0
+
+        Source: Chen et al. 2023 (arXiv 2306.15595) for the interpolation; bloc97 2023 for NTK, as
+        of Peng et al. 2023 (arXiv 2309.00071), section 3.1.
+        """
+        _validation.constant_stretch(scaling, self.pairs)
+        if isinstance(scaling, Interpolation):
+            return replace(self, factor=self.factor * scaling.factor)
+        base = self.base * scaling.factor ** (self.pairs / (self.pairs - 1))
+        return replace(self, base=base)
 
     def rotate(self, x: Array, positions: Array | None = None) -> Array:
         """Vectors rotated, for keys that are kept in a cache and so are rotated only once.

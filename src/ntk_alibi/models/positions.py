@@ -214,7 +214,7 @@ class ForgetGatePositions(Positions):
 class RotaryPositions(Positions):
     """RoPE with the published base."""
 
-    scalings = (NTK,)
+    scalings = (Interpolation, NTK)
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -222,11 +222,7 @@ class RotaryPositions(Positions):
 
     def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
         """See `Positions`."""
-        rotary = self.rotary
-        if scaling is not None:  # the base at which the slowest pair turns slower by the factor
-            exponent = rotary.head_dim / (rotary.head_dim - 2)
-            rotary = RoPE(rotary.head_dim, rotary.base * scaling.factor**exponent)
-        return {"rotary": rotary}
+        return {"rotary": self.rotary if scaling is None else self.rotary.stretched(scaling)}
 
 
 class FadingRotaryPositions(Positions):

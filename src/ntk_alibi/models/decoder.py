@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from ntk_alibi.fused_attention import attention
 from ntk_alibi.models.positions import Positions, View
 
-#: Standard deviations of the first embeddings, as BLOOM's, and of the first biases. These are not 0:
-#: rotations come to prefer a distance by products of a query's and a key's bias, and from 0 and 0 no
-#: gradient leads away. In a trial RoPE found half of the numbers after 900 steps from 0, and five of
-#: six after 300 from these.
+#: Standard deviations of the first embeddings, as BLOOM's, and of the first biases. These are not
+#: 0: rotations come to prefer a distance by products of a query's and a key's bias, and from 0 and
+#: 0 no gradient leads away. In a trial RoPE found half of the numbers after 900 steps from 0, and
+#: five of six after 300 from these.
 EMBEDDINGS_STD, BIASES_STD = 0.02, 0.3
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from ntk_alibi.evaluation.journal import Journal
 
 import ntk_alibi as na
-from ntk_alibi.evaluation.journal import Journal
 from ntk_alibi.evaluation.longeval import LongEvalCase, Truncation, answer, read_cases
 from ntk_alibi.models import load
 

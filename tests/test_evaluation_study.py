@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from ntk_alibi.evaluation.journal import Journal
 from rich.console import Console
 from torch.nn import functional as F
 
 import ntk_alibi as na
 from ntk_alibi.evaluation import report, retrieval, study
-from ntk_alibi.evaluation.journal import Journal
 from ntk_alibi.evaluation.methods import DEFAULT_METHODS, parse_method
 from ntk_alibi.evaluation.tasks import Lines
 from ntk_alibi.models import load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +43,42 @@ def study_figure(summary: dict[str, Any]) -> Figure:
         _nats_by_position(figure.add_subplot(grid[len(tasks), :]), summary)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def depth_figure(summary: dict[str, Any]) -> Figure:
+    """Accuracy over the length of a record and the depth of the answer in it, a map a method.
+
+    Args:
+        summary: as for `study_figure`.
+
+    Returns:
+        The figure; white where no record of that length asks about that depth.
+    """
+    from matplotlib.figure import Figure
+
+    tasks = list(dict.fromkeys(entry["task"] for entry in summary["by_depth"]))
+    methods = summary["methods"]
+    size = (1.9 * len(methods) + 1.2, 2.3 * len(tasks) + 0.6)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(tasks), len(methods), squeeze=False, sharex=True, sharey=True)
+    pairs = itertools.product(tasks, methods)
+    for axes, (task, method) in zip(grid.flat, pairs, strict=True):
+        cells = [e for e in summary["by_depth"] if (e["task"], e["method"]) == (task, method)]
+        multiples = sorted({e["multiple"] for e in cells})
+        depths = sorted({e["begin"] for e in cells})
+        image = np.full((len(depths), len(multiples)), np.nan)
+        for e in cells:
+            if e["accuracy"] is not None:
+                place = depths.index(e["begin"]), multiples.index(e["multiple"])
+                image[place] = 100 * e["accuracy"]
+        map_ = axes.imshow(image, cmap="viridis", vmin=0, vmax=100, aspect="auto")
+        axes.set_title(f"{task}, {methods[method]}", fontsize=8)
+        axes.set_xticks(range(len(multiples)), [f"{m:g}x" for m in multiples])
+        axes.set_yticks([-0.5, len(depths) - 0.5], ["begin", "end"])
+    figure.colorbar(map_, ax=grid, label="accuracy, %", shrink=0.8)
+    figure.supxlabel(f"length of the record (1x = {summary['train_length']} tokens)", fontsize=9)
+    figure.supylabel("where the answer stands", fontsize=9)
     return figure
 
 

@@ -8,7 +8,12 @@ from typing import Any
 
 
 def add(
-    commands: Any, name: str, run: Callable[[Any], None], summary: str, example: str
+    commands: Any,
+    name: str,
+    run: Callable[[Any], None],
+    summary: str,
+    example: str,
+    **options: Any,
 ) -> argparse.ArgumentParser:
     """A subcommand whose --help ends in an example."""
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -17,6 +22,7 @@ def add(
         description=summary[0].upper() + summary[1:] + ".",
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        **options,
     )
     parser.set_defaults(run=run)
     return parser

@@ -133,9 +133,15 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self._patch = None
 
     @property
+    def limit(self) -> int | None:
+        """Tokens that are read at once, or None."""
+        limit: int | None = self._max_length
+        return limit
+
+    @property
     def max_length(self) -> int:
-        """Tokens that are read at once."""
-        return self._max_length or UNLIMITED
+        """The same as the harness wants it."""
+        return self.limit or UNLIMITED
 
     def get_model_info(self) -> dict[str, Any]:
         """What every result records, besides what the harness does."""
@@ -148,8 +154,8 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             "scaling": to_config() if to_config else scaling or repr(self.method.scaling),
             "attention": self.attention,
             "train_length": self.train_length,
-            "max_length": self._max_length,
-            "truncation": self.truncation_rule if self._max_length else "nothing is cut off",
+            "max_length": self.limit,
+            "truncation": self.truncation_rule if self.limit else "nothing is cut off",
             "share_prefixes": self.share_prefixes,
             "versions": {name: version(name) for name in PACKAGES},
         }
@@ -205,7 +211,8 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         alone = []
         for numbers in self._nested(pairs):
             longest = "".join(pairs[numbers[0]])
-            shared, rest = [], list(numbers)
+            shared: list[tuple[int, int, int]] = []
+            rest = list(numbers)
             if len(numbers) > 1:
                 tokens, edges = self._tokens_with_edges(longest)
                 if len(tokens) <= self.max_length:

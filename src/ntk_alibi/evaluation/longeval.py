@@ -25,7 +25,9 @@ def cases(kind: str, size: int, data: str | None = None, **_: Any) -> dict[str, 
     from datasets import Dataset
 
     if data is None:
-        _validation.missing("data", f"(LongEval's file of {kind}, or its folder: --metadata data=…)")
+        _validation.missing(
+            "data", f"(LongEval's file of {kind}, or its folder: --metadata data=…)"
+        )
     return {"test": Dataset.from_list(read_cases(find_file(data, kind, size), kind))}
 
 

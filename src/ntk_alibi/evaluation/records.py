@@ -7,6 +7,7 @@ of the harness read it once for each place and give the same answers.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from ntk_alibi import _validation
 from ntk_alibi.evaluation import corpus, haystacks
-from ntk_alibi.evaluation.retrieval import Decode, encoder, prose_windows
+from ntk_alibi.evaluation.retrieval import Decode, decoder, encoder, prose_windows
 from ntk_alibi.evaluation.tasks import Case, Lines, Task, Topics, cached_encoder
 from ntk_alibi.models.loading import nano_bloom_path
 
@@ -34,6 +35,9 @@ NAMED_UNIT = 2048
 POSITIONS = 1024
 
 SEED = 2026
+
+#: Records shorter than their questions want get fewer.
+TOKENS_PER_QUESTION = 64
 
 #: How many records of each length there are if nobody says.
 RECORDS = {"lines": 8, "topics": 12, "passkey": 32, "multikey": 8, "variables": 8}
@@ -53,20 +57,21 @@ def retrieval(
         kind: "lines", "topics", "passkey", "multikey" or "variables".
         lengths: in the model's own tokens.
         records: of each length.
-        questions: about each.
+        questions: about each; by default what the kind says, at most one for 64 tokens.
         seed: of the records.
         **model: what the harness knows of the model: its tokenizer is used, or that of pretrained.
     """
     _validation.choice("kind", kind, RECORDS)
     count = RECORDS[kind] if records is None else _validation.integer("records", records, minimum=1)
     tokenizer = _tokenizer(**model)
-    task, encode = _task(kind, questions), cached_encoder(encoder(tokenizer))
+    encode = cached_encoder(encoder(tokenizer))
     documents = []
     for length in _lengths(lengths):
+        task = _task(kind, questions, length)
         for record in range(count):
             name = f"{kind}/{length / NAMED_UNIT:g}/{record}"
             case = task.case(encode, length, np.random.default_rng([seed, *name.encode()]))
-            documents.append(_question_document(tokenizer.decode, case, length))
+            documents.append(_question_document(decoder(tokenizer), case, length))
     return {"test": Dataset.from_list(documents)}
 
 
@@ -76,6 +81,7 @@ def prose(
     bins: int | None = None,
     text: str | None = None,
     context: int | None = None,
+    stride: int = POSITIONS,
     **model: Any,
 ) -> dict[str, Dataset]:
     """Windows of running prose, to be predicted in ranges of positions.
@@ -83,29 +89,29 @@ def prose(
     Args:
         lengths: of the windows, in the model's own tokens.
         windows: of each length.
-        bins: equal ranges of positions in a window; by default of 1024 tokens.
+        bins: equal ranges of positions in a window; by default as many as have stride tokens.
         text: a file, each line a paragraph; by default held out chapters of the King James Bible.
         context: tokens read before each range; by default all that the window has.
+        stride: tokens of a range.
         **model: as for `retrieval`.
     """
     tokenizer = _tokenizer(**model)
     chapters = corpus.held_out_text() if text is None else _lines(text)
     documents = []
     for length in _lengths(lengths):
-        ranges = max(1, length // POSITIONS) if bins is None else bins
+        ranges = max(1, length // stride) if bins is None else bins
         for tokens in prose_windows(encoder(tokenizer), chapters, length, windows):
-            documents.append(_prose_document(tokenizer.decode, tokens, ranges, context))
+            documents.append(_prose_document(decoder(tokenizer), tokens, ranges, context))
     return {"test": Dataset.from_list(documents)}
 
 
-def sliding_prose(context: int = 2048, bins: int | None = None, **options: Any) -> Any:
+def sliding_prose(context: int = 2048, **options: Any) -> Any:
     """The same with a window that slides: no token sees more than `context` others before it.
 
     It moves by half of the context at a time, so that each token sees at least the other half.
     """
-    lengths = _lengths(options.get("lengths", (2048,)))
-    stride = max(1, context // 2)
-    return prose(**{**options, "context": context - stride, "bins": max(lengths) // stride})
+    stride = max(1, _validation.integer("context", context, minimum=2) // 2)
+    return prose(**{**options, "context": context - stride, "stride": stride})
 
 
 def answered(document: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
@@ -171,7 +177,7 @@ def _with_length(name: str, document: dict[str, Any], pair: list[Any]) -> dict[s
     return {name: pair, f"{name}_{document['length']}": pair}
 
 
-def _task(kind: str, questions: int | None) -> Task:
+def _task(kind: str, questions: int | None, length: int) -> Task:
     sentences = corpus.sentences(corpus.held_out_text())
     make: dict[str, Callable[[], Any]] = {
         "lines": Lines,
@@ -180,16 +186,16 @@ def _task(kind: str, questions: int | None) -> Task:
         "multikey": lambda: haystacks.MultiKey(sentences),
         "variables": lambda: haystacks.Variables(sentences),
     }
-    task: Task = make[kind]()
-    if questions is not None:
-        _validation.integer("questions", questions, minimum=1)
-        task = replace(task, questions=questions)  # type: ignore[type-var]
-    return task
+    task = make[kind]()
+    if questions is None:
+        questions = min(task.questions, max(1, length // TOKENS_PER_QUESTION))
+    asking: Task = replace(task, questions=_validation.integer("questions", questions, minimum=1))
+    return asking
 
 
 def _question_document(decode: Decode, case: Case, length: int) -> dict[str, Any]:
     edges = [0, *(edge for answer in case.answers for edge in answer)]
-    pieces = [decode(case.tokens[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    pieces = [decode(case.tokens[a:b]) for a, b in itertools.pairwise(edges)]
     places = np.cumsum([len(piece) for piece in pieces]).tolist()
     return {
         "text": "".join(pieces),
@@ -206,13 +212,9 @@ def _question_document(decode: Decode, case: Case, length: int) -> dict[str, Any
     }
 
 
-def _prose_document(
-    decode: Decode, tokens: Any, bins: int, context: int | None
-) -> dict[str, Any]:
+def _prose_document(decode: Decode, tokens: Any, bins: int, context: int | None) -> dict[str, Any]:
     edges = [int(part[0]) for part in np.array_split(np.arange(1, len(tokens)), bins)]
-    pieces = [
-        decode(tokens[a:b]) for a, b in zip([0, *edges], [*edges, len(tokens)], strict=True)
-    ]
+    pieces = [decode(tokens[a:b]) for a, b in zip([0, *edges], [*edges, len(tokens)], strict=True)]
     places = np.cumsum([len(piece) for piece in pieces]).tolist()
     first_read = [0 if context is None else max(0, edge - context) for edge in edges]
     return {
@@ -252,5 +254,3 @@ def _load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
         name = str(nano_bloom_path())
     loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
     return loaded
-
-

@@ -26,6 +26,15 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
     return encode
 
 
+def decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
+    """How it decodes tokens, without beautifying."""
+
+    def decode(tokens: Any) -> str:
+        return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+    return decode
+
+
 def prose_windows(
     encode: Encode, chapters: list[str], length: int, count: int
 ) -> list[NDArray[np.int64]]:

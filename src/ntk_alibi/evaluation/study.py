@@ -8,11 +8,12 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ntk_alibi.evaluation import harness
 from ntk_alibi.evaluation.methods import DEFAULT_METHODS, Method, model_arguments, parse_method
@@ -62,7 +63,7 @@ class Plan:
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:
         """The harness's tasks, and what their data are made from."""
-        lengths = [int(multiple * self.train_length) for multiple in self.multiples]
+        lengths = [round(multiple * self.train_length) for multiple in self.multiples]
         questions = min(self.line_questions, max(1, self.train_length // 64))
         drawn = {"lengths": lengths, "seed": self.seed}
         longest = math.ceil(2 * max(self.multiples))
@@ -150,13 +151,18 @@ def commands(plan: Plan, name: str) -> dict[str, dict[str, str]]:
                 [
                     *("ntk-alibi", "lm-eval", "--model", "ntk_alibi", "--model_args", model),
                     *("--tasks", f"ntk_alibi_{task}"),
-                    *("--metadata", json.dumps({**made_from, "lengths": [length]})),
+                    *metadata_argument({**made_from, "lengths": [length]}),
                 ]
             )
             for task, made_from in plan.tasks.items()
             for length in made_from["lengths"]
         }
     return found
+
+
+def metadata_argument(metadata: dict[str, Any]) -> list[str]:
+    """Metadata as arguments of the harness's command line."""
+    return ["--metadata", json.dumps(metadata)] if metadata else []
 
 
 def summarise(plan: Plan, samples: Samples) -> dict[str, Any]:
@@ -176,7 +182,9 @@ def summarise(plan: Plan, samples: Samples) -> dict[str, Any]:
             from 0, its beginning, to 1, the questions);
         perplexity: for each method and range of positions (begin, end, in training lengths): nats a
             token, and the difference from the first method, paired by window, with its 95 %
-            half-width.
+            half-width;
+        records: for each method, right answers and questions of each record;
+        windows: for each method, nats a token of each window of prose.
     """
     methods = {name: parse_method(name, plan.train_length).label for name in plan.methods}
     retrieval, by_distance, by_depth = [], [], []
@@ -187,7 +195,7 @@ def summarise(plan: Plan, samples: Samples) -> dict[str, Any]:
                 continue
             of = {"task": task, "method": name}
             for multiple in plan.multiples:
-                some = [a for a in answers if a["length"] == int(multiple * plan.train_length)]
+                some = [a for a in answers if a["length"] == round(multiple * plan.train_length)]
                 cell = _accuracy([a["right"] for a in some])
                 retrieval.append({**of, "multiple": multiple, **cell})
                 by_depth += [{**of, "multiple": multiple, **cell} for cell in _by_depth(some)]
@@ -202,7 +210,24 @@ def summarise(plan: Plan, samples: Samples) -> dict[str, Any]:
         "by_distance": by_distance,
         "by_depth": by_depth,
         "perplexity": _perplexity(plan, samples),
+        "records": {name: _counts(plan, samples[name]) for name in methods},
+        "windows": {
+            name: nats_by_window(samples[name]["ntk_alibi_prose"]).mean(axis=1).tolist()
+            for name in methods
+            if "ntk_alibi_prose" in samples[name]
+        },
     }
+
+
+def _counts(plan: Plan, samples: dict[str, list[dict[str, Any]]]) -> list[list[int]]:
+    """Right answers and questions of each record, of all tasks."""
+    records = [
+        answer["right"]
+        for task in plan.tasks
+        if task != "prose"
+        for answer in _answers(samples.get(f"ntk_alibi_{task}", []))
+    ]
+    return [[sum(right), len(right)] for right in records]
 
 
 def _answers(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -260,12 +285,13 @@ def _inside(
     ]
 
 
-def nats_by_window(samples: Sequence[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def nats_by_window(samples: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
     """Mean nats a token, (windows, ranges of positions)."""
     ordered = sorted(samples, key=lambda sample: sample["doc_id"])
     likelihoods = [[ll for ll, _ in sample["filtered_resps"]] for sample in ordered]
     tokens = [sample["doc"]["tokens"] for sample in ordered]
-    return -np.array(likelihoods) / np.array(tokens)
+    nats: NDArray[np.float64] = -np.array(likelihoods) / np.array(tokens)
+    return nats
 
 
 def _perplexity(plan: Plan, samples: Samples) -> list[dict[str, Any]]:

@@ -125,6 +125,7 @@ class Builder:
         self.add(ended)
 
     def case(self) -> Case:
+        """What was built."""
         return Case(np.array(self._tokens, np.int64), self._answers, self._distances)
 
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ntk_alibi.evaluation import report
-from ntk_alibi.evaluation.comparison import compare, summary_of
+from ntk_alibi.evaluation.comparison import compare, load_known, summary_of
 from ntk_alibi.evaluation.language_model import StretchedLM
 from ntk_alibi.evaluation.methods import parse_method
 from ntk_alibi.evaluation.published import RESULTS, published_percent
@@ -46,11 +46,13 @@ def test_a_row_has_the_interval_of_its_kind() -> None:
 
 def test_compare(tiny_checkpoint: Path, tmp_path: Path) -> None:
     lm = StretchedLM(str(tiny_checkpoint), quiet=True)
+    metadata = {"lengths": [300], "records": 2, "windows": 2}
+    names = ["ntk_alibi_passkey", "ntk_alibi_prose"]
     found = compare(
         lm,
         [parse_method(name, 64) for name in ("original", "ntk:4")],
-        ["ntk_alibi_passkey", "ntk_alibi_prose"],
-        {"lengths": [300], "records": 2, "windows": 2, "pretrained": str(tiny_checkpoint)},
+        load_known(names, metadata, str(tiny_checkpoint)),
+        metadata=metadata,
         model="bloom-1b7",
         cache=tmp_path,
     )

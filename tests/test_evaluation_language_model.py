@@ -60,7 +60,9 @@ def same(some: list[Any], others: list[Any]) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("share", [True, False])
-def test_loglikelihoods_are_those_of_the_harness(theirs: HFLM, batch_size: int, share: bool) -> None:
+def test_loglikelihoods_are_those_of_the_harness(
+    theirs: HFLM, batch_size: int, share: bool
+) -> None:
     lm = StretchedLM(quiet=True, batch_size=batch_size, share_prefixes=share)
     expected = theirs.loglikelihood(requests(PAIRS), disable_tqdm=True)
     same(lm.loglikelihood(requests(PAIRS)), expected)
@@ -164,9 +166,7 @@ def test_nothing_is_cut_off_unless_asked(ours: StretchedLM) -> None:
     assert ours.get_model_info()["truncation"] == "nothing is cut off"
 
 
-@pytest.mark.parametrize(
-    ("rule", "kept"), [("middle", [0, 1, 2, 8, 9]), ("left", [5, 6, 7, 8, 9])]
-)
+@pytest.mark.parametrize(("rule", "kept"), [("middle", [0, 1, 2, 8, 9]), ("left", [5, 6, 7, 8, 9])])
 def test_what_is_cut_off(rule: str, kept: list[int]) -> None:
     lm = StretchedLM(quiet=True, max_length=9, truncation=rule)
     assert lm.truncate(list(range(10)), 5) == kept

@@ -40,7 +40,8 @@ def run(folder: Path, checkpoint: Path, *, processes: int) -> dict[str, Any]:
     assert done.stdout.count("|ntk_alibi_lines ") == 1  # only one process prints
     (path,) = folder.glob("results*.json")
     results: dict[str, Any] = json.loads(path.read_text())
-    samples = (json.loads(line) for p in folder.glob("samples*") for line in p.open())
+    logs = [p.read_text("utf-8").rstrip("\n").split("\n") for p in folder.glob("samples*")]
+    samples = [json.loads(line) for log in logs for line in log]
     results["single"] = {(s["doc_hash"], s["doc_id"]): s["filtered_resps"] for s in samples}
     return results
 

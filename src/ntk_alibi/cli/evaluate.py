@@ -130,9 +130,14 @@ def _comparison(options: argparse.Namespace) -> None:
     from ntk_alibi.models import load
 
     _validation.integer("--batch-size", options.batch_size, minimum=1)
+    metadata = {**(options.metadata or {})}
+    if options.data is not None:
+        metadata["data"] = options.data
+    name = options.model or "nano-bloom"
+    tasks = comparison.load_known(options.tasks, metadata, name)
     model, tokenizer, train_length = load(options.model, options.dtype)
     length = options.train_length or train_length
-    methods = [parse_method(name, length) for name in options.methods or DEFAULT_METHODS]
+    methods = [parse_method(method, length) for method in options.methods or DEFAULT_METHODS]
     with harness.quiet():
         lm = StretchedLM(
             model,
@@ -143,18 +148,8 @@ def _comparison(options: argparse.Namespace) -> None:
             truncation=options.truncation,
             quiet=options.json,
         )
-    metadata = {**(options.metadata or {})}
-    if options.data is not None:
-        metadata["data"] = options.data
     with unfinished(options.output) as folder:
-        found = comparison.compare(
-            lm,
-            methods,
-            options.tasks,
-            metadata,
-            model=options.model or "nano-bloom",
-            cache=folder,
-        )
+        found = comparison.compare(lm, methods, tasks, metadata=metadata, model=name, cache=folder)
     if not found["rows"]:  # not the first of several processes
         return
     if options.json:

@@ -24,9 +24,9 @@ MAIN_METRICS = ("accuracy", "score", "acc_norm", "acc", "exact_match", "f1", "na
 def compare(
     lm: StretchedLM,
     methods: Sequence[Method],
-    tasks: Sequence[str],
-    metadata: dict[str, Any],
+    tasks: Any,
     *,
+    metadata: dict[str, Any],
     model: str,
     cache: Path,
 ) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def compare(
     Args:
         lm: the model.
         methods: to compare.
-        tasks: names known to the harness, or ours.
-        metadata: for tasks that are made, or read from files.
+        tasks: from `load_known`.
+        metadata: what they were made from besides the model, in commands.
         model: its name, in commands and for published figures.
         cache: folder of all single answers, kept when done.
 
@@ -48,12 +48,10 @@ def compare(
         In all processes but the first there are no rows.
     """
     rows, settings = [], {}
-    with harness.quiet():
-        loaded = load_known(tasks, metadata)
     for method in methods:
         lm.stretch(method)
         settings[method.name] = lm.get_model_info()
-        results = harness.answer(lm, loaded, study.cache_file(lm, cache))
+        results = harness.answer(lm, tasks, study.cache_file(lm, cache))
         if results is None:
             continue
         for task, samples in results["samples"].items():
@@ -69,10 +67,13 @@ def compare(
     return {"model": model, "rows": rows, "settings": settings}
 
 
-def load_known(tasks: Sequence[str], metadata: dict[str, Any]) -> Any:
-    """Ours, which is quick; the harness's own too if one is asked for."""
+def load_known(tasks: Sequence[str], metadata: dict[str, Any], model: str) -> Any:
+    """Tasks of ours, which is quick; of the harness too if one is asked for."""
     ours = {path.stem for path in harness.tasks_path().glob("*.yaml")}
-    return harness.load_tasks(tasks, metadata, all_known=not ours.issuperset(tasks))
+    with harness.quiet():
+        return harness.load_tasks(
+            tasks, {"pretrained": model, **metadata}, all_known=not ours.issuperset(tasks)
+        )
 
 
 def summary_of(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,9 @@ UNLIMITED = 2**31 - 1
 
 #: Float32 logits formed at a time: 128 MiB.
 LOGITS_AT_A_TIME = 2**25
+
+#: Texts with several requests whose tokens are kept.
+TEXTS_REMEMBERED = 512
 
 PACKAGES = ("ntk-alibi", "lm_eval", "transformers", "torch", "accelerate")
 
@@ -101,6 +105,8 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         options = {"dtype": "float32", "device": _device(), **options}
         super().__init__(pretrained, max_length=max_length, **options)
         self._split_among_processes()
+        # The same texts come back with each method.
+        self._places = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_places)
         self.truncation_rule, self.quiet = truncation, quiet
         self.share_prefixes = _validation.boolean("share_prefixes", share_prefixes)
         self.train_length = train_length or train_length_of(self.config)
@@ -210,17 +216,33 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         """Requests by what can be read together."""
         alone = []
         for numbers in self._nested(pairs):
-            longest = "".join(pairs[numbers[0]])
-            shared: list[tuple[int, int, int]] = []
-            rest = list(numbers)
-            if len(numbers) > 1:
-                tokens, edges = self._tokens_with_edges(longest)
-                if len(tokens) <= self.max_length:
-                    shared, rest = _by_edges(pairs, numbers, edges)
-            if shared:
-                yield Pass(tokens, [(i, begin, tokens[begin:end]) for i, begin, end in shared])
-            alone += rest
+            if len(numbers) == 1:
+                alone += numbers
+                continue
+            places = tuple((len(pairs[i][0]), len(pairs[i][0]) + len(pairs[i][1])) for i in numbers)
+            tokens, found = self._places("".join(pairs[numbers[0]]), places)
+            spans = []
+            for i, place in zip(numbers, found, strict=True):
+                if place is None:
+                    alone.append(i)
+                else:
+                    spans.append((i, place[0], tokens[place[0] : place[1]]))
+            if spans:
+                yield Pass(tokens, spans)
         yield from self._single_passes((i, *self._encode(*pairs[i])) for i in sorted(alone))
+
+    def _find_places(
+        self, text: str, places: tuple[tuple[int, int], ...]
+    ) -> tuple[list[int], list[tuple[int, int] | None]]:
+        """Tokens of a text, and where in them places (in characters) begin and end.
+
+        None for places that do not lie between tokens, and for all if the text is too long.
+        """
+        tokens, edges = self._tokens_with_edges(text)
+        if len(tokens) > self.max_length:
+            edges = {}
+        found = [(edges.get(begin), edges.get(end)) for begin, end in places]
+        return tokens, [None if b is None or e is None else (b, e) for b, e in found]
 
     def _nested(self, pairs: Sequence[tuple[str, str]]) -> Iterator[list[int]]:
         """Numbers of requests whose texts are beginnings of one another, the longest first."""
@@ -337,19 +359,3 @@ def _device() -> str:
     """The accelerator if there is one; the harness would ask for CUDA without looking."""
     accelerator = torch.accelerator.current_accelerator()
     return "cpu" if accelerator is None else accelerator.type
-
-
-def _by_edges(
-    pairs: Sequence[tuple[str, str]], numbers: Sequence[int], edges: dict[int, int]
-) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """Requests that begin and end between tokens, as (number, begin, end), and all others."""
-    shared, rest = [], []
-    for i in numbers:
-        context, continuation = pairs[i]
-        begin = edges.get(len(context))
-        end = edges.get(len(context) + len(continuation))
-        if begin is None or end is None:
-            rest.append(i)
-        else:
-            shared.append((i, begin, end))
-    return shared, rest

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntk_alibi.evaluation import score_lines, score_topics
-from ntk_alibi.evaluation.longeval import read_cases
+from ntk_alibi.evaluation.longeval import is_right, read_cases
 from ntk_alibi.evaluation.scoring import accuracy_interval
 
 PREDICTION = re.compile(r"Label: (.*?), Predict: (.*?)(?:, Parsed: (\d+))?, prompt length: \d+")
@@ -58,18 +58,18 @@ def test_score_lines_takes_numpy_integers() -> None:
 
 def test_score_topics_on_real_answers(longeval: Path) -> None:
     predictions, _ = published(longeval / "predictions_topics5_mpt-7b-storywriter.txt")
-    cases = read_cases(longeval / "topics_5.jsonl", "longeval-topics")
+    cases = read_cases(longeval / "topics_5.jsonl", "topics")
     right = []
     for (label, prediction, _), case in zip(predictions, cases, strict=True):
-        assert case.expected[0] == label
-        right.append(case.is_right(prediction))
+        assert case["expected"][0] == label
+        right.append(is_right(case, prediction))
     assert right[0]  # " The psychology of creativity. USER: Okay, I'll be sure to"
     assert not right[1]  # " <TOPIC>.USER: Yes, I remember this topic. Thanks for"
     assert right[2]  # lower case
     assert not right[3]  # " Sleep and the health.USER: ..."
     # Read one by one: what else names the first topic, and before any other.
     assert sum(right) == sum(
-        re.sub(r"^the ", "", case.expected[0].lower()) in prediction.lower()
+        re.sub(r"^the ", "", case["expected"][0].lower()) in prediction.lower()
         for (_, prediction, _), case in zip(predictions, cases, strict=True)
     )
 

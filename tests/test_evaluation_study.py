@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,16 @@ from rich.console import Console
 from torch.nn import functional as F
 
 import ntk_alibi as na
-from ntk_alibi.evaluation import report, retrieval, study
-from ntk_alibi.evaluation.journal import Journal
-from ntk_alibi.evaluation.methods import DEFAULT_METHODS, parse_method
-from ntk_alibi.evaluation.tasks import Lines
+from ntk_alibi.evaluation import records, report, retrieval, study
+from ntk_alibi.evaluation.language_model import StretchedLM
+from ntk_alibi.evaluation.methods import (
+    DEFAULT_METHODS,
+    model_arguments,
+    named_method,
+    parse_method,
+)
 from ntk_alibi.models import load
-from ntk_alibi.plots import study_figure
+from ntk_alibi.plots import depth_figure, study_figure
 
 PLAN = study.Plan(
     256,
@@ -39,7 +46,7 @@ PLAN = study.Plan(
 @pytest.fixture(scope="module")
 def summary(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     model, tokenizer, _ = load(tiny_checkpoint)
-    path = tmp_path_factory.mktemp("study") / "study.jsonl"
+    path = tmp_path_factory.mktemp("study") / "answers"
     return study.evaluate(model, tokenizer, PLAN, path, quiet=True)
 
 
@@ -51,7 +58,10 @@ def test_every_cell_is_there(summary: dict[str, Any]) -> None:
         assert 0 <= cell["low"] <= cell["accuracy"] <= cell["high"] <= 1
     assert sum(c["cases"] for c in summary["by_distance"] if c["method"] == "ntk:2") == 16
     assert len(summary["perplexity"]) == 4 * 4
+    assert len(summary["by_depth"]) == 2 * 4 * 2 * study.DEPTH_BINS
+    assert sum(c["cases"] for c in summary["by_depth"] if c["method"] == "ntk:2") == 16
     assert json.loads(json.dumps(summary)) == summary
+    assert summary["settings"]["ntk:2"]["scaling"] == {"alibi_type": "ntk", "factor": 2.0}
 
 
 def test_perplexity_is_paired_with_the_first_method(summary: dict[str, Any]) -> None:
@@ -70,50 +80,86 @@ def test_an_interrupted_study_resumes(
     tiny_checkpoint: Path, tmp_path: Path, summary: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokenizer, _ = load(tiny_checkpoint)
-    measured = []
+    read, read_once = [], StretchedLM._read
 
-    def stop_after_ten(*arguments: Any) -> Any:
-        measured.append(1)
-        if len(measured) == 11:
+    def stop_after_ten(self: StretchedLM, batch: list[Any]) -> Any:
+        read.append(1)
+        if len(read) == 11:
             raise KeyboardInterrupt
-        return retrieval.answers_right(*arguments)
+        return read_once(self, batch)
 
-    monkeypatch.setattr(study, "answers_right", stop_after_ten)
-    path = tmp_path / "study.jsonl"
+    monkeypatch.setattr(StretchedLM, "_read", stop_after_ten)
     with pytest.raises(KeyboardInterrupt):
-        study.evaluate(model, tokenizer, PLAN, path, quiet=True)
-    resumed = study.evaluate(model, tokenizer, PLAN, path, quiet=True)
-    assert resumed == summary
-    assert len(measured) == 1 + 2 * 4 * 2 * 2  # the interrupted one twice
-    with pytest.raises(ValueError, match="holds results of other work"):
-        study.evaluate(model, tokenizer, replace(PLAN, seed=1), path, quiet=True)
+        study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
+    resumed = study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
+    assert same(resumed, summary)
+    # 8 records and 2 windows for each method; the interrupted one twice.
+    assert len(read) == 1 + (8 + 2) * 4
+    again = study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
+    assert same(again, summary)
+    assert len(read) == 1 + (8 + 2) * 4
+    study.evaluate(model, tokenizer, replace(PLAN, seed=1, prose_windows=0), tmp_path, quiet=True)
+    assert len(read) == 1 + (8 + 2) * 4 + 8 * 4
 
 
-def test_answers_are_those_of_greedy_decoding() -> None:
-    """On the trained model: questions answered one by one by generating."""
-    model, tokenizer, length = load()
-    case = Lines(6).case(retrieval.encoder(tokenizer), length, np.random.default_rng(3))
-    with na.patch(model, na.NTK(2.0)):
-        right = retrieval.answers_right(model, case)
-        for (begin, end), expected in zip(case.answers, right, strict=True):
-            prompt = torch.from_numpy(case.tokens[:begin])[None]
-            tokens = model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=end - begin,
-                do_sample=False,
-            )
-            assert (tokens[0, begin:].numpy() == case.tokens[begin:end]).all() == expected
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return json.dumps(one) == json.dumps(other)
 
 
-def test_negative_log_likelihood(tiny_checkpoint: Path) -> None:
+def test_answers_of_other_weights_are_not_taken(tiny_checkpoint: Path, tmp_path: Path) -> None:
     model, tokenizer, _ = load(tiny_checkpoint)
-    window = np.arange(65) % len(tokenizer)
-    nats = retrieval.negative_log_likelihood(model, window, 4)
-    tokens = torch.from_numpy(window)
+    lm = StretchedLM(model, tokenizer=tokenizer, quiet=True)
+    before = study.cache_file(lm, tmp_path)
+    assert study.cache_file(lm, tmp_path) == before
+    lm.stretch(parse_method("ntk:4", 64))
+    assert study.cache_file(lm, tmp_path) != before
+    lm.stretch(parse_method("original", 64))
+    assert study.cache_file(lm, tmp_path) == before
     with torch.no_grad():
-        expected = F.cross_entropy(model(tokens[None]).logits[0, :-1], tokens[1:], reduction="none")
-    np.testing.assert_allclose(nats, expected.double().reshape(4, 16).mean(1), rtol=1e-6)
+        model.transformer.ln_f.bias += 0.5
+    assert study.cache_file(lm, tmp_path) != before
+
+
+def test_the_command_of_a_cell_gives_it_again(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the harness's own command line."""
+    model, tokenizer, _ = load(tiny_checkpoint)
+    plan = replace(PLAN, methods=("original", "ntk:2"))
+    name = str(tiny_checkpoint)
+    found = study.evaluate(model, tokenizer, plan, tmp_path / "a", quiet=True, name=name)
+    command = shlex.split(found["commands"]["ntk:2"]["lines/512"])
+    assert command[:2] == ["ntk-alibi", "lm-eval"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    command += ["--output_path", str(tmp_path / "out.json")]
+    done = subprocess.run(
+        [sys.executable, "-m", "ntk_alibi.cli", *command[1:]], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("out*.json")
+    results = json.loads(path.read_text())
+    (cell,) = (
+        cell
+        for cell in found["retrieval"]
+        if (cell["task"], cell["method"], cell["multiple"]) == ("lines", "ntk:2", 2)
+    )
+    assert results["results"]["ntk_alibi_lines"]["accuracy,none"] == cell["accuracy"]
+    assert results["config"]["method"] == "ntk:2"
+    assert results["config"]["versions"] == found["settings"]["ntk:2"]["versions"]
+
+
+def test_nats_are_those_of_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    plan = replace(PLAN, methods=("original",), line_records=0, topic_records=0, prose_windows=1)
+    found = study.evaluate(model, tokenizer, plan, tmp_path, quiet=True)
+    (document,) = records.prose([512], windows=1, bins=4, tokenizer=tokenizer)["test"]
+    tokens = torch.tensor([tokenizer(document["text"])["input_ids"]])
+    with torch.no_grad():
+        logits = model(tokens).logits[0, :-1]
+    expected = F.cross_entropy(logits, tokens[0, 1:], reduction="none")
+    parts = [float(part.mean()) for part in expected.double().tensor_split(4)]
+    np.testing.assert_allclose([e["nats"] for e in found["perplexity"]], parts, rtol=1e-5)
 
 
 def test_too_little_prose_is_an_error() -> None:
@@ -127,6 +173,8 @@ def test_parse_method() -> None:
     assert parse_method("interpolation:1.5", 100).label == "interpolation a=1.5"
     assert parse_method("dynamic-ntk:2", 100).scaling == na.DynamicNTK(2.0, 100)
     assert parse_method("dynamic-interpolation:1", 9).scaling == na.DynamicInterpolation(1.0, 9)
+    per_query = na.DynamicNTK(2.0, 100, per="query")
+    assert parse_method("dynamic-ntk:2:query", 100).scaling == per_query
     assert [parse_method(name, 1).name for name in DEFAULT_METHODS] == list(DEFAULT_METHODS)
 
 
@@ -170,6 +218,15 @@ def test_figure(summary: dict[str, Any], prose: bool, tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
-def test_empty_journals_are_not_summarised(tmp_path: Path) -> None:
-    with Journal(tmp_path / "j.jsonl", {}) as journal, pytest.raises(KeyError):
-        study.summarise(PLAN, journal)
+def test_depths_are_drawn(summary: dict[str, Any], tmp_path: Path) -> None:
+    figure = depth_figure(summary)
+    maps = [axes for axes in figure.axes if axes.images]
+    assert len(maps) == 2 * 4
+    assert maps[0].images[0].get_array().shape == (study.DEPTH_BINS, 2)
+    figure.savefig(tmp_path / "figure.png")
+
+
+def test_model_arguments() -> None:
+    assert model_arguments("original") == "scaling=original"
+    assert model_arguments("dynamic-ntk:1:query") == "scaling=dynamic-ntk,factor=1,per=query"
+    assert named_method("ntk", 4, None, 9) == parse_method("ntk:4", 9)

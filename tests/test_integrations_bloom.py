@@ -124,6 +124,23 @@ def test_no_scaling_in_the_eager_form_keeps_every_bit(
         assert torch.equal(run(models[heads], ids, mask), stock)
 
 
+def test_the_activation_is_the_same_formula(models: dict) -> None:
+    gelu = models[8].transformer.h[0].mlp.gelu_impl
+    x = torch.linspace(-9, 9, 4001).requires_grad_()
+    stock = gelu(x)
+    (slope,) = torch.autograd.grad(stock.sum(), [x])
+    with na.patch(models[8]):
+        ours = gelu(x)
+        (other,) = torch.autograd.grad(ours.sum(), [x])
+        # At most eight roundings of numbers up to 9; derivatives are sums of a few up to 1.2.
+        torch.testing.assert_close(ours, stock, rtol=0, atol=8 * 2.0**-24 * 9)
+        torch.testing.assert_close(other, slope, rtol=0, atol=2e-6)
+        assert "forward" in vars(gelu)
+        with na.patch(models[8], attention="eager"):
+            assert torch.equal(gelu(x), stock)
+    assert "forward" not in vars(gelu)
+
+
 def test_the_published_way_misses_unpadded_prompts_and_ours_does_not(
     models: dict, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,7 +126,7 @@ def test_a_small_model_orders_the_methods_at_twice_its_length(tmp_path: Path) ->
         training.model.eval(),
         training.tokenizer,
         plan,
-        tmp_path / "study.jsonl",
+        tmp_path / "study",
         quiet=True,
         wrap=lambda scaling: Steeper(8.0, scaling),
     )

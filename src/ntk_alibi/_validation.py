@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,38 @@ def choice(name: str, value: Any, choices: Collection[str]) -> str:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return cast(str, value)
+
+
+def missing(name: str, when: str) -> NoReturn:
+    """That an argument has to be given."""
+    raise ValueError(f"{name} must be given {when}")
+
+
+def some_cases(path: Any, cases: Collection[Any]) -> None:
+    """That a file holds any."""
+    if not cases:
+        raise ValueError(f"{path} must hold at least one case, is empty")
+
+
+def unchanged_prompt(prompt: Any, text: str) -> None:
+    """That a record reaches the model as it is."""
+    if prompt != text:
+        raise ValueError(
+            "num_fewshot, system_instruction and apply_chat_template must not be given for tasks "
+            f"that ask about places in a text, got a prompt of {len(prompt)} characters for a text "
+            f"of {len(text)}"
+        )
+
+
+def method_number(name: str, kind: str, number: str, kinds: Collection[str]) -> float:
+    """The number in a method's name, "ntk:4"."""
+    try:
+        if kind in kinds:
+            return float(number)
+    except ValueError:
+        pass
+    known = ", ".join(f"{kind}:NUMBER" for kind in kinds)
+    raise ValueError(f"method must be original or one of {known}, got {name!r}")
 
 
 def keys(

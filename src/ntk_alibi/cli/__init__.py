@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import ntk_alibi
-from ntk_alibi.cli import evaluate, info, plot, slopes
+from ntk_alibi.cli import evaluate, info, lm_eval, plot, slopes, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="ntk-alibi", description=ntk_alibi.__doc__)
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for subcommand in (info, slopes, plot, evaluate):
+    for subcommand in (info, slopes, plot, evaluate, tune, lm_eval):
         subcommand.register(commands)
     options = parser.parse_args(arguments)
     try:

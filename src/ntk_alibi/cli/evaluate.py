@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
+import contextlib
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ntk_alibi.cli import subcommand
 
-#: Where an unfinished default evaluation is kept, in the current folder, until it is done.
-UNFINISHED = ".ntk-alibi-eval.unfinished.jsonl"
+#: Where single answers are kept, in the current folder, until all is done.
+UNFINISHED = ".ntk-alibi-eval.unfinished"
 
 
 def register(commands: Any) -> None:
@@ -24,41 +25,63 @@ def register(commands: Any) -> None:
         _run,
         "what stretching ALiBi does beyond the training length, on a real BLOOM",
         "ntk-alibi eval --quick\n"
-        "  ntk-alibi eval --model bigscience/bloom-560m --task longeval-lines \\\n"
-        "      --data lines_200.jsonl --methods original ntk:4",
+        "  ntk-alibi eval --model bigscience/bloom-1b7 --tasks longeval_lines_200 \\\n"
+        "      --data longeval --methods original ntk:2",
     )
     parser.add_argument("--quick", action="store_true", help="a first table within a minute")
     parser.add_argument("--model", metavar="DIR_OR_HUB_NAME", help="(this package's nano BLOOM)")
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="such as original ntk:4")
     parser.add_argument("--train-length", type=int, help="tokens trained at (from the config)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--output", metavar="FILE.jsonl", help="keep all single results there")
+    parser.add_argument("--output", metavar="FOLDER", help="keep all single answers there")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
         "--plot", metavar="FILE", default="ntk-alibi-eval.png", help="the picture (%(default)s)"
     )
-    files = parser.add_argument_group("LongEval's own files, answered by generating")
-    files.add_argument("--task", choices=("longeval-lines", "longeval-topics"))
-    files.add_argument("--data", metavar="FILE.jsonl")
-    files.add_argument("--batch-size", type=int, default=1, help="prompts at a time (%(default)s)")
-    files.add_argument("--max-tokens", type=int, help="longer prompts lose their middle")
+    parser.add_argument(
+        "--from-json", metavar="FILE", help="tables and picture of an earlier --json, no model"
+    )
+    others = parser.add_argument_group("other tasks of lm-evaluation-harness, one row a method")
+    others.add_argument("--tasks", nargs="+", metavar="TASK", help="such as longeval_lines_200")
+    others.add_argument("--data", metavar="PATH", help="file or folder of tasks that read one")
+    others.add_argument("--metadata", type=json.loads, metavar="JSON", help="of other tasks")
+    others.add_argument("--batch-size", type=int, default=1, help="at a time (%(default)s)")
+    others.add_argument("--max-length", type=int, help="longer prompts are cut; no limit")
+    others.add_argument(
+        "--truncation", choices=("middle", "left"), default="middle", help="where (%(default)s)"
+    )
 
 
 def _run(options: argparse.Namespace) -> None:
-    if (options.task is None) != (options.data is None):
-        raise ValueError("--task and --data must be given together, got only one of them")
-    if options.task is None:
+    if options.data is not None and options.tasks is None:
+        raise ValueError(f"--tasks must be given with --data, got only --data {options.data}")
+    if options.tasks is None:
         _study(options)
     else:
-        _longeval(options)
+        _comparison(options)
+
+
+@contextlib.contextmanager
+def unfinished(output: str | None) -> Iterator[Path]:
+    """The folder of single answers: what the user names, or one that goes when all is done."""
+    folder = Path(output or UNFINISHED)
+    yield folder
+    if output is None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _study(options: argparse.Namespace) -> None:
-    from rich.console import Console
+    summary = _measured(options) if options.from_json is None else _read(options.from_json)
+    if not summary["retrieval"]:  # not the first of several processes
+        return
+    if options.json:
+        print(json.dumps(summary))
+    _show(summary, options)
 
-    from ntk_alibi.evaluation import report, study
+
+def _measured(options: argparse.Namespace) -> dict[str, Any]:
+    from ntk_alibi.evaluation import study
     from ntk_alibi.models import load
-    from ntk_alibi.plots import study_figure
 
     model, tokenizer, train_length = load(options.model, options.dtype)
     plan = study.Plan(options.train_length or train_length)
@@ -66,73 +89,75 @@ def _study(options: argparse.Namespace) -> None:
         plan = replace(plan, **study.QUICK)
     if options.methods:
         plan = replace(plan, methods=tuple(options.methods))
-    unfinished = Path(options.output or UNFINISHED)
-    summary = study.evaluate(model, tokenizer, plan, unfinished, quiet=options.json)
-    if options.output is None:
-        unfinished.unlink()
+    name = options.model or "nano-bloom"
+    with unfinished(options.output) as folder:
+        return study.evaluate(model, tokenizer, plan, folder, quiet=options.json, name=name)
+
+
+def _read(path: str) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(Path(path).read_text("utf-8"))
+    return summary
+
+
+def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from ntk_alibi.evaluation import report
+    from ntk_alibi.plots import depth_figure, study_figure
+
     study_figure(summary).savefig(options.plot, dpi=120)
+    plot = Path(options.plot)
+    depth_plot = plot.with_name(f"{plot.stem}-depth{plot.suffix}")
+    depth_figure(summary).savefig(depth_plot, dpi=120)
     if options.json:
-        print(json.dumps(summary))
         return
     console = Console()
     for table in report.study_tables(summary):
         console.print(table)
-    console.print(f"picture: {options.plot}")
+    console.print(f"pictures: {plot}, {depth_plot}")
+    method = list(summary["commands"])[-1]
+    example = next(iter(summary["commands"][method].values()))
+    console.print(f"one cell again (--json has them all):\n{example}", soft_wrap=True)
 
 
-def _longeval(options: argparse.Namespace) -> None:
+def _comparison(options: argparse.Namespace) -> None:
     from rich.console import Console
-    from rich.progress import Progress
 
     from ntk_alibi import _validation
-    from ntk_alibi.evaluation import longeval, report
-    from ntk_alibi.evaluation.journal import Journal
+    from ntk_alibi.evaluation import comparison, harness, report
+    from ntk_alibi.evaluation.language_model import StretchedLM
     from ntk_alibi.evaluation.methods import DEFAULT_METHODS, parse_method
-    from ntk_alibi.integrations import patch
     from ntk_alibi.models import load
 
-    cases = longeval.read_cases(options.data, options.task)
-    batch_size = _validation.integer("--batch-size", options.batch_size, minimum=1)
-    if options.max_tokens is not None:
-        _validation.integer("--max-tokens", options.max_tokens, minimum=2)
-    truncation = longeval.Truncation(options.max_tokens)
+    _validation.integer("--batch-size", options.batch_size, minimum=1)
+    metadata = {**(options.metadata or {})}
+    if options.data is not None:
+        metadata["data"] = options.data
+    name = options.model or "nano-bloom"
+    tasks = comparison.load_known(options.tasks, metadata, name)
     model, tokenizer, train_length = load(options.model, options.dtype)
-    names: Sequence[str] = options.methods or DEFAULT_METHODS
-    methods = [parse_method(name, options.train_length or train_length) for name in names]
-    work = {
-        "model": options.model or "nano BLOOM",
-        "dtype": options.dtype,
-        "train_length": options.train_length or train_length,
-        "task": options.task,
-        "data": hashlib.sha256(Path(options.data).read_bytes()).hexdigest(),
-        "max_tokens": options.max_tokens,
-    }
-    console = Console(stderr=options.json)
-    console.print(f"truncation: {truncation}")
-    rows = []
-    output = Path(options.output or f"ntk-alibi-{options.task}.jsonl")
-    with Journal(output, work) as journal, Progress(console=Console(stderr=True)) as progress:
-        if len(journal):
-            console.print(f"{output}: {len(journal)} answers are there already")
-        for method in methods:
-            bar = progress.add_task(method.label, total=len(cases))
-            right = []
-            with patch(model, method.scaling):
-                for result in longeval.answer(
-                    model,
-                    tokenizer,
-                    cases,
-                    options.task,
-                    journal,
-                    label=method.name,
-                    batch_size=batch_size,
-                    truncation=truncation,
-                ):
-                    right.append(result["correct"])
-                    progress.advance(bar)
-            rows.append(longeval.accuracy_row(method, right))
-    if options.json:
-        print(json.dumps({**work, "results": rows}))
+    length = options.train_length or train_length
+    methods = [parse_method(method, length) for method in options.methods or DEFAULT_METHODS]
+    with harness.quiet():
+        lm = StretchedLM(
+            model,
+            tokenizer=tokenizer,
+            train_length=length,
+            batch_size=options.batch_size,
+            max_length=options.max_length,
+            truncation=options.truncation,
+            quiet=options.json,
+        )
+    with unfinished(options.output) as folder:
+        found = comparison.compare(lm, methods, tasks, metadata=metadata, model=name, cache=folder)
+    if not found["rows"]:  # not the first of several processes
         return
-    console.print(report.longeval_table(f"{options.task}: {options.data}", rows))
-    console.print(f"answers: {output}")
+    if options.json:
+        print(json.dumps(found))
+        return
+    console = Console()
+    for table in report.comparison_tables(found):
+        console.print(table)
+    truncation = next(iter(found["settings"].values()))["truncation"]
+    limit = "" if options.max_length is None else f", {options.max_length} tokens"
+    console.print(f"truncation: {truncation}{limit}")

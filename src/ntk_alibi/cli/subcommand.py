@@ -15,6 +15,7 @@ def add(
     example: str,
     *,
     extra: str = "eval",
+    **options: Any,
 ) -> argparse.ArgumentParser:
     """A subcommand whose --help ends in an example; extra is what pip installs for it."""
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -23,6 +24,7 @@ def add(
         description=summary[0].upper() + summary[1:] + ".",
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        **options,
     )
     parser.set_defaults(run=run, extra=extra)
     return parser

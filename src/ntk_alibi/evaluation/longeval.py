@@ -1,186 +1,101 @@
-"""LongEval's own files, answered by any model that can generate."""
+"""LongEval's own files as data of the harness."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ntk_alibi.evaluation.journal import Journal
-from ntk_alibi.evaluation.methods import Method
-from ntk_alibi.evaluation.scoring import accuracy_interval, score_lines, score_topics
+from ntk_alibi import _validation
+from ntk_alibi.evaluation.scoring import score_lines, score_topics
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-TASKS = ("longeval-lines", "longeval-topics")
-
-#: Enough for "The first topic is ..." and for "The <REGISTER_CONTENT> in line ... is <12345>".
-NEW_TOKENS = {"longeval-lines": 24, "longeval-topics": 32}
+KINDS = ("lines", "topics")
 
 
-@dataclass(frozen=True)
-class LongEvalCase:
-    """One line of a LongEval file.
+def cases(kind: str, size: int, data: str | None = None, **_: Any) -> dict[str, Any]:
+    """The cases of a file as the harness takes a data set.
 
-    Attributes:
-        number: of the line in its file, from 1.
-        prompt: what the model is given.
-        expected: the number of the line asked for, or the topics, of which the first is right.
+    Args:
+        kind: "lines" or "topics".
+        size: of a record, in lines or topics.
+        data: the file, or a folder that holds it: as lines_200.jsonl, or as LongEval's repository
+            has it, lines/testcases/200_lines.jsonl.
     """
+    from datasets import Dataset
 
-    number: int
-    prompt: str
-    expected: int | tuple[str, ...]
-
-    def is_right(self, prediction: str) -> bool:
-        """Whether an answer is right, by the rules of scoring.py."""
-        if isinstance(self.expected, int):
-            return score_lines(prediction, self.expected)
-        return score_topics(prediction, self.expected)
+    if data is None:
+        _validation.missing(
+            "data", f"(LongEval's file of {kind}, or its folder: --metadata data=…)"
+        )
+    return {"test": Dataset.from_list(read_cases(find_file(data, kind, size), kind))}
 
 
-def read_cases(path: str | os.PathLike[str], task: str) -> list[LongEvalCase]:
+def right(document: dict[str, Any], results: list[str]) -> dict[str, float]:
+    """Whether an answer is right, by the rules of scoring.py."""
+    return {"accuracy": float(is_right(document, results[0]))}
+
+
+def is_right(case: dict[str, Any], prediction: str) -> bool:
+    """The same of a case and a prediction."""
+    if case["kind"] == "lines":
+        return score_lines(prediction, int(case["expected"][0]))
+    return score_topics(prediction, case["expected"])
+
+
+def find_file(data: str | os.PathLike[str], kind: str, size: int) -> Path:
+    """Where the cases of a kind and size are."""
+    path = Path(data)
+    if not path.is_dir():
+        return path
+    places = [path / f"{kind}_{size}.jsonl", path / kind / "testcases" / f"{size}_{kind}.jsonl"]
+    return next((place for place in places if place.exists()), places[0])
+
+
+def read_cases(path: str | os.PathLike[str], kind: str) -> list[dict[str, Any]]:
     """The cases of a LongEval file.
 
     Args:
         path: a .jsonl file; lines: keys prompt and expected_number; topics: prompt and topics.
-        task: "longeval-lines" or "longeval-topics".
+        kind: "lines" or "topics".
+
+    Returns:
+        For each case its kind, number (of the line, from 1), prompt, and what is expected: the
+        number asked for, or the topics, of which the first is right.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a line is broken (file and line number), the file is empty, or task is unknown.
+        ValueError: a line is broken (file and line number), the file is empty, or kind is unknown.
     """
-    if task not in TASKS:
-        raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
-    cases = []
+    _validation.choice("kind", kind, KINDS)
+    found = []
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                cases.append(_parse(number, line, task))
+                found.append({"kind": kind, "number": number, **_parse(line, kind)})
             except (ValueError, KeyError, TypeError) as error:
                 reason = f"key {error} is missing" if isinstance(error, KeyError) else error
-                raise ValueError(f"{path}, line {number}: no case of {task}: {reason}") from None
-    if not cases:
-        raise ValueError(f"{path} must hold at least one case, is empty")
-    return cases
+                raise ValueError(
+                    f"{path}, line {number}: no case of longeval-{kind}: {reason}"
+                ) from None
+    _validation.some_cases(path, found)
+    return found
 
 
-def _parse(number: int, line: bytes, task: str) -> LongEvalCase:
+def _parse(line: bytes, kind: str) -> dict[str, Any]:
     entry = json.loads(line.decode("utf-8"))
     if not isinstance(entry, dict):
         raise TypeError(f"expected an object, got {line[:40]!r}")
     prompt = entry["prompt"]
-    expected: Any = entry["expected_number"] if task == TASKS[0] else entry["topics"]
+    expected: Any = entry["expected_number"] if kind == "lines" else entry["topics"]
     if not isinstance(prompt, str):
         raise TypeError(f"prompt must be a string, got {prompt!r}")
-    if task == TASKS[0]:
-        return LongEvalCase(number, prompt, int(expected))
+    if kind == "lines":
+        return {"prompt": prompt, "expected": [str(int(expected))]}
     if (
         not isinstance(expected, list)
         or not expected
         or not all(isinstance(t, str) for t in expected)
     ):
         raise TypeError(f"topics must be a list of strings, got {expected!r}")
-    return LongEvalCase(number, prompt, tuple(expected))
-
-
-@dataclass(frozen=True)
-class Truncation:
-    """What happens to prompts longer than `max_tokens`: their middle is left out, as in LongBench.
-
-    Both ends stay, which hold the instruction and the question.
-    """
-
-    max_tokens: int | None = None
-
-    def __str__(self) -> str:
-        if self.max_tokens is None:
-            return "none: prompts are read whole"
-        return f"prompts beyond {self.max_tokens} tokens lose their middle, both ends stay"
-
-    def __call__(self, tokens: list[int]) -> list[int]:
-        """Tokens, at most so many."""
-        if self.max_tokens is None or len(tokens) <= self.max_tokens:
-            return tokens
-        head = (self.max_tokens + 1) // 2
-        tail = self.max_tokens - head
-        return tokens[:head] + tokens[len(tokens) - tail :]
-
-
-def answer(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    cases: Sequence[LongEvalCase],
-    task: str,
-    journal: Journal,
-    *,
-    label: str,
-    batch_size: int = 1,
-    truncation: Truncation = Truncation(),
-) -> Iterator[Mapping[str, Any]]:
-    """Answer the cases that the journal does not hold yet, greedily, in batches padded left.
-
-    Args:
-        model: patched as wanted.
-        tokenizer: the model's.
-        cases: from `read_cases`.
-        task: as there.
-        journal: takes each result as it comes, under "label/number".
-        label: of the method.
-        batch_size: prompts at a time, shortest first so that they are of similar length.
-        truncation: of prompts.
-
-    Yields:
-        For every case, finished before or now: number, prediction, correct, prompt_tokens.
-    """
-    import torch
-
-    keys = {case.number: f"{label}/{case.number}" for case in cases}
-    todo = []
-    for case in cases:
-        if keys[case.number] in journal:
-            yield journal[keys[case.number]]
-        else:
-            todo.append((truncation(tokenizer(case.prompt)["input_ids"]), case))
-    todo.sort(key=lambda item: len(item[0]))
-    for begin in range(0, len(todo), batch_size):
-        batch = todo[begin : begin + batch_size]
-        longest = len(batch[-1][0])
-        rows = [[0] * (longest - len(tokens)) + tokens for tokens, _ in batch]
-        mask = [[0] * (longest - len(tokens)) + [1] * len(tokens) for tokens, _ in batch]
-        with torch.inference_mode():
-            generate: Any = model.generate
-            output = generate(
-                torch.tensor(rows, device=model.device),
-                attention_mask=torch.tensor(mask, device=model.device),
-                max_new_tokens=NEW_TOKENS[task],
-                do_sample=False,
-                pad_token_id=model.config.pad_token_id or 0,
-            )
-        for (tokens, case), row in zip(batch, output, strict=True):
-            prediction = str(tokenizer.decode(row[longest:], skip_special_tokens=True))
-            result = {
-                "number": case.number,
-                "prediction": prediction,
-                "correct": case.is_right(prediction),
-                "prompt_tokens": len(tokens),
-            }
-            journal.write(keys[case.number], result)
-            yield result
-
-
-def accuracy_row(method: Method, right: Sequence[bool]) -> dict[str, Any]:
-    """A method's accuracy over all cases, with its 95 % interval."""
-    low, high = accuracy_interval([int(r) for r in right], [1] * len(right))
-    return {
-        "method": method.name,
-        "label": method.label,
-        "cases": len(right),
-        "accuracy": sum(right) / len(right),
-        "low": low,
-        "high": high,
-    }
+    return {"prompt": prompt, "expected": expected}

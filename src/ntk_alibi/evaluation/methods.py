@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from ntk_alibi import _validation
 from ntk_alibi.scaling import NTK, DynamicInterpolation, DynamicNTK, Interpolation, Scaling
 
-#: What stands before the number in tables, and how the number and the training length make a
-#: scaling.
-KINDS: dict[str, tuple[str, Callable[[float, int], Scaling]]] = {
-    "interpolation": ("interpolation a", lambda factor, _: Interpolation(factor)),
-    "ntk": ("NTK a", lambda factor, _: NTK(factor)),
+#: The method that changes nothing.
+ORIGINAL = "original"
+
+#: What stands before the number in tables, and the scaling: with a factor, or with a rate, the
+#: training length and what each length is taken of.
+STATIC = {"interpolation": ("interpolation a", Interpolation), "ntk": ("NTK a", NTK)}
+DYNAMIC = {
     "dynamic-interpolation": ("dynamic interpolation a0", DynamicInterpolation),
     "dynamic-ntk": ("dynamic NTK a0", DynamicNTK),
 }
+KINDS = (*STATIC, *DYNAMIC)
 
 DEFAULT_METHODS = (
     "original",
@@ -43,20 +46,38 @@ class Method:
 
 
 def parse_method(name: str, train_length: int) -> Method:
-    """The method of a name such as "original", "interpolation:2", "ntk:4" or "dynamic-ntk:1".
+    """The method of a name such as "original", "interpolation:2", "ntk:4" or "dynamic-ntk:1:query".
 
-    The number is the factor a, for the dynamic methods the rate a0.
+    The number is the factor a, for the dynamic methods the rate a0. They may end in what a length
+    is taken of, "sequence" (as published) or "query".
 
     Raises:
         ValueError: the kind is unknown, or the number is missing or out of range.
     """
-    if name == "original":
+    if name == ORIGINAL:
         return Method(name, name, None)
-    kind, _, number = name.partition(":")
-    try:
-        label, make = KINDS[kind]
-        value = float(number)
-    except (KeyError, ValueError):
-        kinds = ", ".join(f"{kind}:NUMBER" for kind in KINDS)
-        raise ValueError(f"method must be original or one of {kinds}, got {name!r}") from None
-    return Method(name, f"{label}={value:g}", make(value, train_length))
+    kind, _, rest = name.partition(":")
+    number, _, per = rest.partition(":")
+    value = _validation.method_number(name, kind, number, KINDS)
+    if kind in DYNAMIC:
+        label, dynamic = DYNAMIC[kind]
+        scaling: Scaling = dynamic(value, train_length, per=per or "sequence")  # type: ignore[arg-type]
+    else:
+        _validation.choice(f"what follows the number in {name!r}", per, ("",))
+        label, static = STATIC[kind]
+        scaling = static(value)
+    return Method(name, f"{label}={value:g}" + (f", per {per}" if per else ""), scaling)
+
+
+def named_method(kind: str, factor: float | None, per: str | None, train_length: int) -> Method:
+    """The method of a kind and its number, of which the name may already hold the latter."""
+    parts = [kind, *([] if factor is None else [f"{factor:g}"]), *([] if per is None else [per])]
+    return parse_method(":".join(parts), train_length)
+
+
+def model_arguments(name: str) -> str:
+    """A method as `--model_args` of lm-evaluation-harness."""
+    kind, _, rest = name.partition(":")
+    number, _, per = rest.partition(":")
+    parts = (("scaling", kind), ("factor", number), ("per", per))
+    return ",".join(f"{key}={value}" for key, value in parts if value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rich import box
@@ -37,13 +37,40 @@ def study_tables(summary: dict[str, Any]) -> list[Table]:
     return tables
 
 
-def longeval_table(title: str, rows: Sequence[Entry]) -> Table:
-    """LongEval's accuracies: rows of label, cases, accuracy, low, high."""
-    table = _empty(title)
-    table.add_column("cases", justify="right")
-    table.add_column("accuracy in % and its 95 % interval", justify="right")
-    for row in rows:
-        table.add_row(row["label"], str(row["cases"]), _accuracy_interval(row))
+def comparison_tables(comparison: dict[str, Any]) -> list[Table]:
+    """A table for each task of a comparison, published figures in a column of their own."""
+    tables = []
+    rows = comparison["rows"]
+    for task in dict.fromkeys(row["task"] for row in rows):
+        some = [row for row in rows if row["task"] == task]
+        unit = "" if some[0]["metric"] == "nats" else " in %"
+        table = _empty(f"{task}, {comparison['model']}")
+        table.add_column("cases", justify="right")
+        table.add_column(f"{some[0]['metric']}{unit} and its 95 % interval", justify="right")
+        published = any(row["published"] is not None for row in some)
+        if published:
+            table.add_column("published in %", justify="right")
+        for row in some:
+            cell = _value_interval(row)
+            other = "" if row["published"] is None else f"{row['published']:g}"
+            table.add_row(row["label"], str(row["cases"]), cell, *([other] if published else []))
+        tables.append(table)
+    return tables
+
+
+def tuning_table(tuning: dict[str, Any]) -> Table:
+    """Candidates of a search, the chosen one marked."""
+    table = _empty(f"{tuning['model']} at {tuning['length']} tokens, records of the search")
+    for name in ("retrieval in %, 95 %", "nats - original's, 95 %", "best in resamplings"):
+        table.add_column(name, justify="right")
+    for entry in tuning["candidates"]:
+        chosen = entry["method"] == tuning["chosen"]
+        table.add_row(
+            f"[bold]{entry['label']}[/]" if chosen else entry["label"],
+            _accuracy_interval(entry),
+            f"{entry['difference']:+.3f} [dim]±{entry['half_width']:.3f}[/]",
+            f"{100 * entry['best_share']:.0f} %",
+        )
     return table
 
 
@@ -101,3 +128,10 @@ def _nats(entry: Entry) -> str:
     if entry["difference"] == 0.0:
         return f"{entry['nats']:.3f}"
     return f"{entry['difference']:+.3f}".replace("0.", ".", 1)
+
+
+def _value_interval(row: Entry) -> str:
+    if row["metric"] == "nats":
+        return f"{row['value']:.3f} [dim]{row['low']:.3f}-{row['high']:.3f}[/]"
+    value, low, high = (100 * row[key] for key in ("value", "low", "high"))
+    return f"{value:.1f} [dim]{low:.1f}-{high:.1f}[/]"

@@ -1,18 +1,19 @@
-"""A model's answers to the cases of tasks.py, and its perplexity on prose, position by position."""
+"""Tokens of a transformers tokenizer, and prose cut into windows of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
-from ntk_alibi.evaluation.tasks import Case, Encode
+from ntk_alibi.evaluation.tasks import Encode
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
+
+Decode = Callable[[Any], str]
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
@@ -25,29 +26,13 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
     return encode
 
 
-@torch.inference_mode()
-def answers_right(model: PreTrainedModel, case: Case) -> list[bool]:
-    """Whether each question is answered right: the likeliest token is right throughout."""
-    tokens = torch.from_numpy(case.tokens).to(model.device)
-    positions = torch.tensor([p for begin, end in case.answers for p in range(begin, end)])
-    logits = model(
-        tokens[None], use_cache=False, logits_to_keep=(positions - 1).to(model.device)
-    ).logits[0]
-    right = (logits.argmax(-1) == tokens[positions]).tolist()
-    lengths = [end - begin for begin, end in case.answers]
-    ends = np.cumsum(lengths)
-    return [all(right[end - length : end]) for length, end in zip(lengths, ends, strict=True)]
+def decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
+    """How it decodes tokens, without beautifying."""
 
+    def decode(tokens: Any) -> str:
+        return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
-@torch.inference_mode()
-def negative_log_likelihood(
-    model: PreTrainedModel, tokens: NDArray[np.int64], bins: int
-) -> NDArray[np.float64]:
-    """Mean nats a token in `bins` equal ranges of positions of one window of prose; (bins,)."""
-    window = torch.from_numpy(tokens).to(model.device)
-    logits = model(window[None], use_cache=False).logits[0, :-1]
-    nats = F.cross_entropy(logits.float(), window[1:], reduction="none").cpu().numpy()
-    return np.array([part.mean() for part in np.array_split(nats.astype(np.float64), bins)])
+    return decode
 
 
 def prose_windows(

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import Progress
 
-from ntk_alibi.evaluation import corpus
-from ntk_alibi.evaluation.journal import Journal
-from ntk_alibi.evaluation.methods import DEFAULT_METHODS, parse_method
-from ntk_alibi.evaluation.retrieval import (
-    answers_right,
-    encoder,
-    negative_log_likelihood,
-    prose_windows,
-)
+from ntk_alibi.evaluation import harness
+from ntk_alibi.evaluation.methods import DEFAULT_METHODS, Method, model_arguments, parse_method
 from ntk_alibi.evaluation.scoring import accuracy_interval
-from ntk_alibi.evaluation.tasks import Case, Encode, Lines, Task, Topics, cached_encoder
-from ntk_alibi.integrations import patch
 from ntk_alibi.scaling import Scaling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from ntk_alibi.evaluation.language_model import StretchedLM
+
 #: Width of the distance ranges, in training lengths.
 DISTANCE_BIN = 0.5
+
+#: Ranges of depth, from the beginning of a record to its questions.
+DEPTH_BINS = 8
+
+Samples = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 @dataclass(frozen=True)
@@ -64,10 +61,23 @@ class Plan:
     seed: int = 2026
 
     @property
-    def steps(self) -> int:
-        """Forward passes, for progress bars."""
-        records = (self.line_records + self.topic_records) * len(self.multiples)
-        return (records + self.prose_windows) * len(self.methods)
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """The harness's tasks, and what their data are made from."""
+        lengths = [round(multiple * self.train_length) for multiple in self.multiples]
+        questions = min(self.line_questions, max(1, self.train_length // 64))
+        drawn = {"lengths": lengths, "seed": self.seed}
+        longest = math.ceil(2 * max(self.multiples))
+        tasks = {
+            "lines": {"records": self.line_records, "questions": questions, **drawn},
+            "topics": {"records": self.topic_records, "questions": self.topic_questions, **drawn},
+            "prose": {"lengths": [max(lengths)], "windows": self.prose_windows, "bins": longest},
+        }
+        wanted = {
+            "lines": self.line_records,
+            "topics": self.topic_records,
+            "prose": self.prose_windows,
+        }
+        return {name: made for name, made in tasks.items() if wanted[name]}
 
 
 #: What --quick changes: fewer and shorter records, no prose.
@@ -87,93 +97,74 @@ def evaluate(
     *,
     quiet: bool = False,
     wrap: Callable[[Scaling | None], Scaling | None] = lambda scaling: scaling,
+    name: str = "nano-bloom",
 ) -> Summary:
-    """Do a study, resuming what path holds of it, with a progress bar; its summary.
+    """Do a study, resuming what path holds of it, with progress bars; its summary.
 
     Args:
-        model: an unpatched BLOOM.
+        model: an unpatched BLOOM, MPT or Falcon.
         tokenizer: the model's.
         plan: what to do.
-        path: of the journal, kept when done.
-        quiet: no progress bar.
+        path: folder of all single answers, kept when done.
+        quiet: no progress bars.
         wrap: makes the scaling to patch with from each method's.
+        name: of the model, in commands.
+
+    Returns:
+        As `summarise`; without any entries in all processes but the first.
     """
-    work = {"plan": asdict(plan), "model": _fingerprint(model)}
-    with Journal(path, json.loads(json.dumps(work))) as journal:
-        steps = run(model, tokenizer, plan, journal, wrap=wrap)
-        with Progress(console=Console(stderr=True), disable=quiet) as progress:
-            for _ in progress.track(steps, total=plan.steps, description="evaluating"):
-                pass
-        return summarise(plan, journal)
+    from ntk_alibi.evaluation.language_model import StretchedLM
+
+    methods = [parse_method(method, plan.train_length) for method in plan.methods]
+    tasks: dict[str, Any] = {}
+    with harness.quiet():
+        for task, made_from in plan.tasks.items():
+            metadata = {**made_from, "tokenizer": tokenizer}
+            tasks |= harness.load_tasks([f"ntk_alibi_{task}"], metadata)["tasks"]
+        lm = StretchedLM(model, tokenizer=tokenizer, train_length=plan.train_length, quiet=quiet)
+    samples: Samples = {}
+    settings = {}
+    for method in methods:
+        lm.stretch(Method(method.name, method.label, wrap(method.scaling)))
+        settings[method.name] = lm.get_model_info()
+        results = harness.answer(lm, {"tasks": tasks}, cache_file(lm, path))
+        samples[method.name] = {} if results is None else results["samples"]
+    lm.release()
+    summary = summarise(plan, samples)
+    summary |= {"settings": settings, "commands": commands(plan, name)}
+    return summary
 
 
-def _fingerprint(model: PreTrainedModel) -> str:
-    """Tells checkpoints apart."""
-    return float(sum(p.detach().double().sum() for p in model.parameters())).hex()
+def cache_file(lm: StretchedLM, folder: Path) -> Path:
+    """Where the harness keeps a method's answers; another model's are elsewhere."""
+    weights = float(sum(p.detach().double().sum() for p in lm.model.parameters())).hex()
+    info = json.dumps([weights, lm.get_model_info()], default=str, sort_keys=True)
+    digest = hashlib.sha256(info.encode()).hexdigest()[:16]
+    return folder / f"{lm.method.name.replace(':', '-')}-{digest}"
 
 
-def run(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    plan: Plan,
-    journal: Journal,
-    *,
-    wrap: Callable[[Scaling | None], Scaling | None],
-) -> Iterator[None]:
-    """Do what the journal does not hold yet; yields after each of `plan.steps` steps.
-
-    Args:
-        model: an unpatched BLOOM.
-        tokenizer: the model's.
-        plan: what to do.
-        journal: takes each result as it comes; `summarise` reads it.
-        wrap: as for `evaluate`.
-    """
-    methods = [parse_method(name, plan.train_length) for name in plan.methods]
-    for piece, measure in _pieces(cached_encoder(encoder(tokenizer)), plan):
-        for method in methods:
-            key = f"{piece}/{method.name}"
-            if key not in journal:
-                with patch(model, wrap(method.scaling)):
-                    journal.write(key, measure(model))
-            yield
+def commands(plan: Plan, name: str) -> dict[str, dict[str, str]]:
+    """The command that gives each cell again: method, then task and length."""
+    found: dict[str, dict[str, str]] = {}
+    for method in plan.methods:
+        model = f"pretrained={name},{model_arguments(method)},train_length={plan.train_length}"
+        found[method] = {
+            f"{task}/{length}": shlex.join(
+                [
+                    *("ntk-alibi", "lm-eval", "--model", "ntk_alibi", "--model_args", model),
+                    *("--tasks", f"ntk_alibi_{task}"),
+                    *metadata_argument({**made_from, "lengths": [length]}),
+                ]
+            )
+            for task, made_from in plan.tasks.items()
+            for length in made_from["lengths"]
+        }
+    return found
 
 
-def _pieces(
-    encode: Encode, plan: Plan
-) -> Iterator[tuple[str, Callable[[PreTrainedModel], dict[str, Any]]]]:
-    """Name of each piece of work, and what measures it on a patched model."""
-    for task, records in _tasks(plan):
-        for multiple in plan.multiples:
-            for record in range(records):
-                name = f"{task.name}/{multiple:g}/{record}"
-                rng = np.random.default_rng([plan.seed, *name.encode()])
-                case = task.case(encode, int(multiple * plan.train_length), rng)
-                yield name, partial(_answers, case=case)
-    if plan.prose_windows:
-        length = int(max(plan.multiples) * plan.train_length)
-        bins = math.ceil(2 * max(plan.multiples))
-        windows = prose_windows(encode, corpus.held_out_text(), length, plan.prose_windows)
-        for number, window in enumerate(windows):
-            yield f"prose/{number}", partial(_nats, window=window, bins=bins)
-
-
-def _tasks(plan: Plan) -> list[tuple[Task, int]]:
-    prose = corpus.sentences(corpus.held_out_text())
-    line_questions = min(plan.line_questions, max(1, plan.train_length // 64))
-    tasks: list[tuple[Task, int]] = [
-        (Lines(line_questions), plan.line_records),
-        (Topics(prose, plan.topic_questions), plan.topic_records),
-    ]
-    return [(task, records) for task, records in tasks if records]
-
-
-def _answers(model: PreTrainedModel, *, case: Case) -> dict[str, Any]:
-    return {"right": answers_right(model, case), "distances": case.distances}
-
-
-def _nats(model: PreTrainedModel, *, window: NDArray[np.int64], bins: int) -> dict[str, Any]:
-    return {"nats": negative_log_likelihood(model, window, bins).tolist()}
+def metadata_argument(metadata: dict[str, Any]) -> list[str]:
+    """Metadata as arguments of the harness's command line."""
+    return ["--metadata", json.dumps(metadata)] if metadata else []
 
 
 class Summary(dict[str, Any]):
@@ -185,42 +176,83 @@ class Summary(dict[str, Any]):
         return "".join(map(report.html, report.study_tables(self)))
 
 
-def summarise(plan: Plan, journal: Journal) -> Summary:
+def summarise(plan: Plan, samples: Samples) -> Summary:
     """The results of a finished study as plain values.
 
+    Args:
+        plan: what was done.
+        samples: the harness's, of each method and task.
+
     Returns:
-        A dict of train_length; methods, name to label; retrieval, for each task, method and
-            multiple of the training length: cases, accuracy and its 95 % interval (low, high);
-            by_distance, the same for records of all lengths together, by the distance of the answer
-            (begin, end, in training lengths); perplexity, for each method and range of positions
-            (begin, end, in training lengths): nats a token, and the difference from the first
-            method, paired by window, with its 95 % half-width.
+        train_length and methods (name to label);
+        retrieval: for each task, method and multiple of the training length: cases, accuracy and
+            its 95 % interval (low, high);
+        by_distance: the same for records of all lengths together, by the distance of the answer
+            (begin, end, in training lengths);
+        by_depth: the same for each multiple, by where the answer stands in the record (begin, end,
+            from 0, its beginning, to 1, the questions);
+        perplexity: for each method and range of positions (begin, end, in training lengths): nats a
+            token, and the difference from the first method, paired by window, with its 95 %
+            half-width;
+        records: for each method, right answers and questions of each record;
+        windows: for each method, nats a token of each window of prose.
     """
     methods = {name: parse_method(name, plan.train_length).label for name in plan.methods}
-    longest = max(plan.multiples)
-    retrieval, by_distance = [], []
-    for task, records in _tasks(plan):
+    retrieval, by_distance, by_depth = [], [], []
+    for task in plan.tasks:
         for name in methods:
-            of_all_lengths = []
+            answers = _answers(samples[name].get(f"ntk_alibi_{task}", []))
+            if task == "prose" or not answers:
+                continue
+            of = {"task": task, "method": name}
             for multiple in plan.multiples:
-                answers = [
-                    journal[f"{task.name}/{multiple:g}/{record}/{name}"]
-                    for record in range(records)
-                ]
-                of_all_lengths += answers
-                cell = _accuracy([a["right"] for a in answers])
-                retrieval.append({"task": task.name, "method": name, "multiple": multiple, **cell})
+                some = [a for a in answers if a["length"] == round(multiple * plan.train_length)]
+                cell = _accuracy([a["right"] for a in some])
+                retrieval.append({**of, "multiple": multiple, **cell})
+                by_depth += [{**of, "multiple": multiple, **cell} for cell in _by_depth(some)]
+            longest = max(plan.multiples)
             by_distance += [
-                {"task": task.name, "method": name, **cell}
-                for cell in _by_distance(of_all_lengths, plan.train_length, longest)
+                {**of, **cell} for cell in _by_distance(answers, plan.train_length, longest)
             ]
     return Summary(
-        train_length=plan.train_length,
-        methods=methods,
-        retrieval=retrieval,
-        by_distance=by_distance,
-        perplexity=_perplexity(plan, journal),
+        {
+            "train_length": plan.train_length,
+            "methods": methods,
+            "retrieval": retrieval,
+            "by_distance": by_distance,
+            "by_depth": by_depth,
+            "perplexity": _perplexity(plan, samples),
+            "records": {name: _counts(plan, samples[name]) for name in methods},
+            "windows": {
+                name: nats_by_window(samples[name]["ntk_alibi_prose"]).mean(axis=1).tolist()
+                for name in methods
+                if "ntk_alibi_prose" in samples[name]
+            },
+        }
     )
+
+
+def _counts(plan: Plan, samples: dict[str, list[dict[str, Any]]]) -> list[list[int]]:
+    """Right answers and questions of each record, of all tasks."""
+    records = [
+        answer["right"]
+        for task in plan.tasks
+        if task != "prose"
+        for answer in _answers(samples.get(f"ntk_alibi_{task}", []))
+    ]
+    return [[sum(right), len(right)] for right in records]
+
+
+def _answers(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each record was, and which of its questions were answered right."""
+    keys = ("length", "distances", "depths")
+    return [
+        {
+            **{key: sample["doc"].get(key) for key in keys},
+            "right": [greedy for _, greedy in sample["filtered_resps"]],
+        }
+        for sample in sorted(samples, key=lambda sample: sample["doc_id"])
+    ]
 
 
 def _accuracy(right: list[list[bool]]) -> dict[str, Any]:
@@ -239,27 +271,46 @@ def _by_distance(
     edges = np.arange(0.0, longest + DISTANCE_BIN, DISTANCE_BIN)
     entries = []
     for begin, end in itertools.pairwise(edges.tolist()):
-        inside = [
-            [
-                right
-                for right, distance in zip(a["right"], a["distances"], strict=True)
-                if begin <= distance / train_length < end
-            ]
-            for a in answers
-        ]
+        inside = _inside(answers, "distances", begin, end, train_length)
         entries.append({"begin": begin, "end": end, **_accuracy(inside)})
     return entries
 
 
-def _perplexity(plan: Plan, journal: Journal) -> list[dict[str, Any]]:
-    if not plan.prose_windows:
+def _by_depth(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    edges = np.linspace(0.0, 1.0, DEPTH_BINS + 1).tolist()
+    return [
+        {"begin": begin, "end": end, **_accuracy(_inside(answers, "depths", begin, end))}
+        for begin, end in itertools.pairwise(edges)
+    ]
+
+
+def _inside(
+    answers: list[dict[str, Any]], key: str, begin: float, end: float, unit: float = 1
+) -> list[list[bool]]:
+    """Of each record, the answers whose value lies in [begin, end)."""
+    return [
+        [
+            right
+            for right, value in zip(a["right"], a[key], strict=True)
+            if begin <= value / unit < end
+        ]
+        for a in answers
+    ]
+
+
+def nats_by_window(samples: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
+    """Mean nats a token, (windows, ranges of positions)."""
+    ordered = sorted(samples, key=lambda sample: sample["doc_id"])
+    likelihoods = [[ll for ll, _ in sample["filtered_resps"]] for sample in ordered]
+    tokens = [sample["doc"]["tokens"] for sample in ordered]
+    nats: NDArray[np.float64] = -np.array(likelihoods) / np.array(tokens)
+    return nats
+
+
+def _perplexity(plan: Plan, samples: Samples) -> list[dict[str, Any]]:
+    if "prose" not in plan.tasks or not all(samples.values()):
         return []
-    nats = {
-        name: np.array(
-            [journal[f"prose/{number}/{name}"]["nats"] for number in range(plan.prose_windows)]
-        )
-        for name in plan.methods
-    }
+    nats = {name: nats_by_window(samples[name]["ntk_alibi_prose"]) for name in plan.methods}
     entries = []
     for name, windows in nats.items():
         paired = windows - nats[plan.methods[0]]

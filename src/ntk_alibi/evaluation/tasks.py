@@ -97,7 +97,7 @@ class Task(Protocol):
         ...
 
 
-class _Builder:
+class Builder:
     """Joins pieces of text into a case; pieces are encoded one by one."""
 
     def __init__(self, encode: Encode) -> None:
@@ -125,6 +125,7 @@ class _Builder:
         self.add(ended)
 
     def case(self) -> Case:
+        """What was built."""
         return Case(np.array(self._tokens, np.int64), self._answers, self._distances)
 
 
@@ -143,13 +144,13 @@ class Lines:
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
         """See `Task`."""
-        builder = _Builder(encode)
+        builder = Builder(encode)
         builder.add(encode([LINES_HEADER])[0])
         most = min(len(LINE_NAMES), max(1, length // SHORTEST_LINE))
         names = [LINE_NAMES[i] for i in rng.choice(len(LINE_NAMES), most, replace=False)]
         numbers = [str(number) for number in rng.integers(1000, 10000, most)]
         count = self._lines_that_fit(encode, names, numbers, length - len(builder))
-        _check_room(count, self.name, length)
+        check_room(count, self.name, length)
         sources = []
         for name, number in zip(names[:count], numbers[:count], strict=True):
             begin, middle, end = encode([LINE_BEGIN.format(name), number, LINE_END])
@@ -207,19 +208,19 @@ class Topics:
         asked = list(range(min(self.questions, count)))
         if self.ask_any:
             asked = list(rng.permutation(count)[: len(asked)])
-        builder = _Builder(encode)
+        builder = Builder(encode)
         builder.add(encode([TOPICS_HEADER])[0])
         room = length - len(builder) - self._fixed_length(encode, topics, asked)
-        _check_room(room, self.name, length)
+        check_room(room, self.name, length)
         shares = rng.random(count) + 0.5
         fillers = np.floor(room * shares / shares.sum()).astype(int)
         sources = []
-        for ordinal, topic, filler in zip(ORDINALS, topics, fillers, strict=False):
+        for ordinal, topic, share in zip(ORDINALS, topics, fillers, strict=False):
             begin, middle, end = encode([TOPIC_BEGIN.format(ordinal), topic, TOPIC_END])
             builder.add(begin)
             sources.append(builder.add(middle))
             builder.add(end)
-            builder.add(self._filler(encode, int(filler), rng))
+            builder.add(filler(encode, self.prose, int(share), rng))
         for i in asked:
             builder.ask(TOPIC_QUESTION.format(ORDINALS[i]), topics[i], TOPIC_ANSWER_END, sources[i])
         return builder.case()
@@ -235,13 +236,17 @@ class Topics:
             pieces += [TOPIC_QUESTION.format(ORDINALS[i]), topics[i], TOPIC_ANSWER_END]
         return sum(map(len, encode(pieces)))
 
-    def _filler(self, encode: Encode, length: int, rng: np.random.Generator) -> list[int]:
-        tokens: list[int] = []
-        sentence = int(rng.integers(len(self.prose)))
-        while len(tokens) < length:
-            tokens += encode([" " + self.prose[sentence % len(self.prose)]])[0]
-            sentence += 1
-        return tokens[:length]
+
+def filler(
+    encode: Encode, prose: Sequence[str], length: int, rng: np.random.Generator
+) -> list[int]:
+    """So many tokens of running prose, from a sentence drawn at random."""
+    tokens: list[int] = []
+    sentence = int(rng.integers(len(prose)))
+    while len(tokens) < length:
+        tokens += encode([" " + prose[sentence % len(prose)]])[0]
+        sentence += 1
+    return tokens[:length]
 
 
 def cached_encoder(encode: Encode) -> Encode:
@@ -256,6 +261,7 @@ def cached_encoder(encode: Encode) -> Encode:
     return encode_cached
 
 
-def _check_room(room: int, task: str, length: int) -> None:
+def check_room(room: int, task: str, length: int) -> None:
+    """That a record fits."""
     if room < 1:
         raise ValueError(f"length must hold a record of {task} and its questions, got {length}")

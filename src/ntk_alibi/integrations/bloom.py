@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import torch
 from torch.nn import functional as F
-from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
+from transformers.models.bloom.modeling_bloom import BloomAttention, BloomGelu, BloomModel
 
 from ntk_alibi.bias import build_alibi_tensor
 from ntk_alibi.integrations.alibi_pass import INPUTS, AlibiPass, Rule, begin_pass, reached
-from ntk_alibi.integrations.patching import Family, Replacement, Settings
+from ntk_alibi.integrations.patching import Family, Replacement, Settings, current
 from ntk_alibi.slopes import scaling_per
 
 
@@ -27,7 +27,23 @@ def _rule(model: Any) -> Rule:
 
 def _replacements(model: Any) -> list[Replacement]:
     layers = [(block.self_attention, "forward", _attention_forward) for block in model.h]
-    return [(model, "build_alibi_tensor", _hand_on), *layers]
+    activations = [
+        (block.mlp.gelu_impl, "forward", partial(_gelu, model))
+        for block in model.h
+        if type(block.mlp.gelu_impl) is BloomGelu
+    ]
+    return [(model, "build_alibi_tensor", _hand_on), *layers, *activations]
+
+
+def _gelu(model: BloomModel, gelu: BloomGelu, x: torch.Tensor) -> torch.Tensor:
+    """In place of BloomGelu.forward: the same formula by one operation of torch instead of seven.
+
+    With fused attention those seven are the costliest thing in a layer besides the products.
+    """
+    if current(model).attention == "eager":
+        stock: torch.Tensor = type(gelu).forward(gelu, x)
+        return stock
+    return F.gelu(x, approximate="tanh")
 
 
 def _hand_on(_: BloomModel, attention_mask: Any, *__: Any, **___: Any) -> Any:
@@ -99,10 +115,12 @@ FAMILY = Family(
             "attention_mask",
             "layer_past",
         ),
+        (BloomGelu, "forward"): ("x",),
         (BloomModel, "build_alibi_tensor"): ("attention_mask", "num_heads", "dtype"),
         (BloomModel, "forward"): INPUTS,
     },
     begin=partial(begin_pass, _rule),
     replacements=_replacements,
     check=_check,
+    others=(BloomGelu,),
 )

@@ -79,6 +79,7 @@ class Family:
         check: raises if this very model cannot be patched so.
         attentions: choices that the family has.
         rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
+        others: classes besides the attention layers' whose forward is replaced.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Family:
     check: Callable[[Any, Settings], None]
     attentions: tuple[str, ...] = ATTENTIONS
     rounds: bool = False
+    others: tuple[type[nn.Module], ...] = ()
 
     def find(self, module: nn.Module) -> list[nn.Module]:
         """The models of this family inside a module."""
@@ -168,7 +170,11 @@ def _check(family: Family, target: nn.Module, settings: Settings) -> None:
                 f"transformers {transformers_version()} is not what the {family.name} patch "
                 f"expects: {function.__qualname__} has no {', '.join(sorted(missing))}"
             )
-    layers = [owner for owner, name, _ in family.replacements(target) if name == "forward"]
+    layers = [
+        owner
+        for owner, name, _ in family.replacements(target)
+        if name == "forward" and not isinstance(owner, family.others)
+    ]
     for part, known in (target, family.model), *((layer, family.attention) for layer in layers):
         if type(part).forward is not known.forward:
             raise ValueError(

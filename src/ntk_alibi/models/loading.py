@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ntk_alibi import _validation
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 #: The training length of BLOOM, whose config does not always tell.
 BLOOM_TRAIN_LENGTH = 2048
@@ -26,6 +26,14 @@ def nano_bloom_path() -> Path:
         ('bloom', True)
     """
     return Path(str(resources.files("ntk_alibi.models") / "nano_bloom"))
+
+
+def train_length_of(config: PreTrainedConfig) -> int:
+    """The training length that a config tells; BLOOM's where it does not."""
+    for name in ("seq_length", "max_seq_len", "max_position_embeddings"):
+        if length := getattr(config, name, None):
+            return int(length)
+    return BLOOM_TRAIN_LENGTH
 
 
 def load(
@@ -58,4 +66,4 @@ def load(
         )
     tokenizer = AutoTokenizer.from_pretrained(name)
     loaded = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).eval()
-    return loaded, tokenizer, getattr(loaded.config, "seq_length", BLOOM_TRAIN_LENGTH)
+    return loaded, tokenizer, train_length_of(loaded.config)

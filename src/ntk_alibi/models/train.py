@@ -193,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
         training.model.eval(),
         training.tokenizer,
         plan,
-        options.output / "evaluation.jsonl",
+        options.output / "evaluation",
         wrap=slopes if recipe.slope_factor != 1.0 else lambda scaling: scaling,
     )
     for table in report.study_tables(summary):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ntk_alibi import _validation
 from ntk_alibi.plots.style import (
+    color_bar,
     drawing,
     drawing_figure,
     finish,
@@ -170,6 +172,51 @@ def accuracy_map(
         axes.spines[:].set_visible(False)
         finish(axes, "Accuracy by length and depth", "length", "depth of the answer")
     return axes
+
+
+def depth_figure(summary: dict[str, Any]) -> Figure:
+    """Accuracy of a study over the length of a record and the depth of the answer: a map a method.
+
+    Args:
+        summary: from `ntk_alibi.evaluation.study.summarise`.
+
+    Returns:
+        The figure, not pyplot's; no colour where no record of a length asks about that depth.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    with drawing_figure() as new_figure:
+        tasks = list(dict.fromkeys(entry["task"] for entry in summary["by_depth"]))
+        methods = summary["methods"]
+        size = (1.9 * len(methods) + 1.2, 2.3 * len(tasks) + 0.6)
+        figure = new_figure(figsize=size, layout="constrained")
+        grid = figure.subplots(len(tasks), len(methods), squeeze=False, sharex=True, sharey=True)
+        for axes, (task, method) in zip(grid.flat, product(tasks, methods), strict=True):
+            lengths, depths, percent = _by_depth(summary["by_depth"], task, method)
+            image = heat(axes, percent, None, vmin=0, vmax=100)
+            axes.set_title(f"{task}, {methods[method]}", fontsize=8)
+            axes.set_xticks(range(len(lengths)), [f"{length:g}x" for length in lengths])
+            axes.set_yticks([-0.5, len(depths) - 0.5], ["begin", "end"])
+        color_bar(image, list(grid.flat), "accuracy, %")
+        figure.supxlabel(f"length of the record (1x = {summary['train_length']} tokens)")
+        figure.supylabel("where the answer stands")
+    return figure
+
+
+def _by_depth(
+    entries: list[dict[str, Any]], task: str, method: str
+) -> tuple[list[float], list[float], NDArray[np.float64]]:
+    """Lengths, depths and accuracy in % of a task and method, (depths, lengths)."""
+    cells = [entry for entry in entries if (entry["task"], entry["method"]) == (task, method)]
+    lengths = sorted({entry["multiple"] for entry in cells})
+    depths = sorted({entry["begin"] for entry in cells})
+    percent = np.full((len(depths), len(lengths)), np.nan)
+    for entry in cells:
+        if entry["accuracy"] is not None:
+            place = depths.index(entry["begin"]), lengths.index(entry["multiple"])
+            percent[place] = 100 * entry["accuracy"]
+    return lengths, depths, percent
 
 
 def extrapolation_curves(

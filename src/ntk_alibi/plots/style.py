@@ -211,8 +211,8 @@ def shared_legend(figure: Figure, *, ncols: int) -> None:
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=ncols)
 
 
-def heat(ax: Axes, values: Any, label: str, **options: Any) -> AxesImage:
-    """Numbers as colours with a bar that tells which; NaN and infinities look hidden."""
+def heat(ax: Axes, values: Any, label: str | None, **options: Any) -> AxesImage:
+    """Numbers as colours with a bar that tells which, if it has a label; NaN looks hidden."""
     import matplotlib
     import numpy as np
 
@@ -220,13 +220,19 @@ def heat(ax: Axes, values: Any, label: str, **options: Any) -> AxesImage:
     colormap = matplotlib.colormaps[HEAT].with_extremes(bad=theme_of(ax).hidden)
     ax.grid(False)
     image = ax.imshow(shown, cmap=colormap, interpolation="nearest", aspect="auto", **options)
-    figure = ax.get_figure()
-    assert figure is not None
-    bar = figure.colorbar(image, ax=ax, label=label)
-    bar.outline.set_visible(False)
-    colors = theme_of(ax)
-    bar.ax.tick_params(color=colors.quiet, labelcolor=colors.text)
+    if label is not None:
+        color_bar(image, [ax], label)
     return image
+
+
+def color_bar(image: AxesImage, beside: Sequence[Axes], label: str) -> None:
+    """What the colours of an image mean, beside axes that share them."""
+    figure = beside[0].get_figure()
+    assert figure is not None
+    bar = figure.colorbar(image, ax=beside, label=label)
+    bar.outline.set_visible(False)
+    colors = theme_of(beside[0])
+    bar.ax.tick_params(color=colors.quiet, labelcolor=colors.text)
 
 
 def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:

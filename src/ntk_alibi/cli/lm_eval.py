@@ -1,0 +1,39 @@
+"""`ntk-alibi lm-eval`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ntk_alibi.cli import subcommand
+
+EXAMPLE = """ntk-alibi lm-eval --model ntk_alibi --model_args scaling=ntk,factor=4 \\
+      --tasks ntk_alibi_lines,ntk_alibi_prose --metadata 'lengths=[2048,8192]'
+  ntk-alibi lm-eval --model ntk_alibi \\
+      --model_args pretrained=bigscience/bloom-1b7,scaling=ntk,factor=2,dtype=bfloat16 \\
+      --tasks longeval_lines_200 --metadata data=longeval --output_path results --log_samples
+  ntk-alibi lm-eval run --help        (the harness's own help)"""
+
+
+def register(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = subcommand.add(
+        commands,
+        "lm-eval",
+        _run,
+        "lm-evaluation-harness, with the model ntk_alibi and this package's tasks known to it",
+        EXAMPLE,
+        prefix_chars="+",  # which options begin with nowhere: all arguments are the harness's
+        add_help=False,
+    )
+    parser.add_argument("arguments", nargs="*", help="as the harness's own command takes them")
+    parser.set_defaults(show_help=parser.print_help)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.arguments in ([], ["-h"], ["--help"]):
+        options.show_help()
+        return
+    from ntk_alibi.evaluation.harness import main
+
+    main(options.arguments)

@@ -1,0 +1,56 @@
+"""Two processes give what one gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LAUNCH = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
+
+
+def run(folder: Path, checkpoint: Path, *, processes: int) -> dict[str, Any]:
+    folder.mkdir()
+    cases = [{"prompt": f"line a is <{i}>. " * i, "expected_number": i} for i in range(1, 4)]
+    (folder / "lines_200.jsonl").write_text("\n".join(map(json.dumps, cases)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = ["-m", "accelerate.commands.launch", *LAUNCH, f"--main_process_port={port}"]
+    command = [
+        *(sys.executable, *(launcher if processes > 1 else [])),
+        *("-m", "ntk_alibi.evaluation", "--model", "ntk_alibi"),
+        *("--model_args", f"pretrained={checkpoint},scaling=ntk,factor=4"),
+        *("--tasks", "ntk_alibi_lines,ntk_alibi_prose,longeval_lines_200"),
+        *("--metadata", "lengths=[512,1024]", "records=3", "windows=3", "data=."),
+        *("--output_path", "results.json", "--log_samples"),
+    ]
+    environment = {
+        **os.environ,
+        **{"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    }
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("|ntk_alibi_lines ") == 1  # only one process prints
+    (path,) = folder.glob("results*.json")
+    results: dict[str, Any] = json.loads(path.read_text())
+    logs = [p.read_text("utf-8").rstrip("\n").split("\n") for p in folder.glob("samples*")]
+    samples = [json.loads(line) for log in logs for line in log]
+    results["single"] = {(s["doc_hash"], s["doc_id"]): s["filtered_resps"] for s in samples}
+    return results
+
+
+@pytest.mark.slow
+def test_two_processes_give_what_one_gives(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    one = run(tmp_path / "one", tiny_checkpoint, processes=1)
+    two = run(tmp_path / "two", tiny_checkpoint, processes=2)
+    assert two["results"] == one["results"]
+    assert len(one["single"]) == 6 + 6 + 3
+    assert two["single"] == one["single"]
+    assert two["n-samples"]["ntk_alibi_lines"] == {"original": 6, "effective": 6}

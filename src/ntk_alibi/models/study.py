@@ -33,7 +33,7 @@ QUESTIONS = 16
 
 
 #: Shares of the steps: with a constant learning rate, and after which lengths grow in any case.
-CONSTANT, DUE = 0.7, 0.75
+CONSTANT, DUE = 0.5, 0.6
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Recipe(training.Recipe):
 
     Attributes:
         scheme: one of `SCHEMES`.
-        steps: of so many tokens each; the learning rate falls in the last of them.
+        steps: of so many tokens each; the learning rate falls in the second half of them.
         position_rate: learning rate of what a scheme learns; few numbers, which have far to go.
         autocast: whether matrices are multiplied in bfloat16.
     """
@@ -55,7 +55,7 @@ class Recipe(training.Recipe):
     adam_rate: float = 5e-3
     record_weight: float = 0.0
     scheme: str = "alibi"
-    steps: int = 800
+    steps: int = 500
     position_rate: float = 0.02
     autocast: bool = True
 

@@ -216,7 +216,8 @@ def store(folder: Path, scheme: str, seed: int, measured: dict[str, object]) -> 
     path = folder / f"{scheme}-{seed}"
     path.mkdir(parents=True)
     taken = {"cpu_seconds": 60.0 + seed, "wall_seconds": 70.0}
-    results = {"recipe": recipe, "plan": {"multiples": [1, 2]}, "training": taken}
+    plan = {"multiples": [1, 2], "records": 2, "windows": 2, "seed": 0}
+    results = {"recipe": recipe, "plan": plan, "training": taken}
     path.joinpath("results.json").write_text(json.dumps(results | {"measured": measured}))
 
 
@@ -231,6 +232,7 @@ def two_seeds(tmp_path: Path) -> dict[str, object]:
             "plain/1": answered([True] * 4, 3.0 + seed),
             "plain/2": answered(share, 3.5 + seed),
             "window/2": answered([False] * 4, 3.25 + 3 * seed),
+            **{f"{name}/2": answered([True] * 4, 3.0) for name in ("log-n", "pi", "ntk")},
         }
         store(tmp_path, "rope", seed, measured)
     return study_tables.summarise(tmp_path)
@@ -238,12 +240,20 @@ def two_seeds(tmp_path: Path) -> dict[str, object]:
 
 def test_cells_are_means_and_spreads_over_the_seeds(two_seeds: dict[str, object]) -> None:
     tables = study_tables.tables(two_seeds)
-    assert "| RoPE | 100 ± 0 | 75 ± 35 |" in tables["pairs"]
-    assert "| RoPE + window |  | 0 ± 0 |" in tables["pairs"]
-    assert "| RoPE | 50 ± 71 |" in tables["beyond"]  # both far ones, and neither
-    assert "| RoPE | 3.50 ± 0.71 | +0.50 ± 0.00 |" in tables["prose"]
-    assert "| RoPE + window |  | +1.25 ± 1.41 |" in tables["prose"]  # +0.25 and +2.25
+    assert "| RoPE | 2 | 100 ± 0 | 75 ± 35 |" in tables["pairs"]
+    assert "| RoPE + window | 2 |  | 0 ± 0 |" in tables["pairs"]
+    assert "| RoPE | 2 | 50 ± 71 |" in tables["beyond"]  # both far ones, and neither
+    assert "| RoPE | 2 | 3.50 ± 0.71 | +0.50 ± 0.00 |" in tables["prose"]
+    assert "| RoPE + window | 2 |  | +1.25 ± 1.41 |" in tables["prose"]  # +0.25 and +2.25
     assert "| RoPE | 2 | 60 | 70 |" in tables["training"]
+
+
+def test_models_that_are_still_at_work_do_not_count(
+    two_seeds: dict[str, object], tmp_path: Path
+) -> None:
+    store(tmp_path, "rope", 2, {"plain/1": answered([False] * 4, 9.0)})
+    store(tmp_path, "none", 0, {"plain/1": answered([False] * 4, 9.0)})
+    assert study_tables.summarise(tmp_path) == two_seeds
 
 
 def test_models_of_different_recipes_are_not_mixed(

@@ -81,6 +81,16 @@ READINGS = (
 )
 
 
+def views(scheme: type[Positions], plan: Plan, train_length: int) -> dict[str, View]:
+    """All ways in which a scheme is read, by "<reading>/<multiple>"."""
+    return {
+        f"{reading.name}/{multiple}": view
+        for multiple in plan.multiples
+        for reading in READINGS
+        if reading.applies(scheme) and (view := reading.view(multiple, train_length)) is not None
+    }
+
+
 class Evaluation:
     """Measures a trained model; records and windows are the same for all models.
 
@@ -105,14 +115,13 @@ class Evaluation:
             "<reading>/<multiple>", and for all questions whether they are answered
             right and how far back the answer is; for all windows of prose the nats a token.
         """
+        every = views(self._scheme, self._plan, self._train_length)
         for multiple in self._plan.multiples:
-            views = {
-                f"{reading.name}/{multiple}": view
-                for reading in READINGS
-                if reading.applies(self._scheme)
-                and (view := reading.view(multiple, self._train_length)) is not None
+            todo = {
+                key: view
+                for key, view in every.items()
+                if key.endswith(f"/{multiple}") and key not in known
             }
-            todo = {key: view for key, view in views.items() if key not in known}
             if not todo:
                 continue
             cases, windows = self._cases(multiple), self._windows(multiple)

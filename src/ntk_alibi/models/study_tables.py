@@ -11,7 +11,8 @@ import numpy as np
 
 from ntk_alibi import plots
 from ntk_alibi.evaluation.document import table
-from ntk_alibi.models.reading import READINGS
+from ntk_alibi.models.positions import SCHEMES
+from ntk_alibi.models.reading import READINGS, Plan, views
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,12 +71,15 @@ def summarise(output: Path) -> dict[str, Any]:
             if made_by and own != made_by:
                 raise ValueError(f"{path} was made by another recipe or plan than the others")
             made_by = own
+            length = own["recipe"]["train_length"]
+            if views(SCHEMES[scheme], Plan(**own["plan"]), length).keys() - results["measured"]:
+                continue  # still at work
             _append(training.setdefault(scheme, {}), {"seeds": seed, **_taken(results["training"])})
             for key, result in results["measured"].items():
                 reading, multiple = key.split("/")
                 cells = measured.setdefault(f"{scheme}/{reading}", {})
                 first = results["measured"]["plain/1"]
-                numbers = _numbers(result, first, own["recipe"]["train_length"])
+                numbers = _numbers(result, first, length)
                 _append(cells.setdefault(multiple, {}), numbers)
     if not measured:
         raise ValueError(f"{output} must hold models that are done, has none")
@@ -171,6 +175,7 @@ def _table(
     rows = [
         [
             label(name),
+            str(len(summary["training"][name.partition("/")[0]]["seeds"])),
             *(
                 _cell(over_seeds(summary, name, quantity, multiple), written)
                 for quantity, multiple, written in columns
@@ -178,7 +183,7 @@ def _table(
         ]
         for name in names
     ]
-    return table(["", *header], rows)
+    return table(["", "seeds", *header], rows)
 
 
 def _cell(values: Sequence[float], written: Callable[[float], str]) -> str:

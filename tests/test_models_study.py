@@ -243,8 +243,8 @@ def test_cells_are_means_and_spreads_over_the_seeds(two_seeds: dict[str, object]
     assert "| RoPE | 2 | 100 ± 0 | 75 ± 35 |" in tables["pairs"]
     assert "| RoPE + window | 2 |  | 0 ± 0 |" in tables["pairs"]
     assert "| RoPE | 2 | 50 ± 71 |" in tables["beyond"]  # both far ones, and neither
-    assert "| RoPE | 2 | 3.50 ± 0.71 | +0.50 ± 0.00 |" in tables["prose"]
-    assert "| RoPE + window | 2 |  | +1.25 ± 1.41 |" in tables["prose"]  # +0.25 and +2.25
+    assert "| RoPE | 2 | 3.50 ± 0.71 | +0.500 ± 0.000 |" in tables["prose"]
+    assert "| RoPE + window | 2 |  | +1.250 ± 1.414 |" in tables["prose"]  # +0.25 and +2.25
     assert "| RoPE | 2 | 60 | 70 |" in tables["training"]
 
 

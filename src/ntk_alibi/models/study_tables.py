@@ -34,12 +34,18 @@ LABELS = {
 #: Names of the ways to read that papers count as part of the method, and so do the first tables.
 PARTS_OF_METHODS = ("rope/window", "xpos/blocks")
 
-#: What stands in one panel of the picture.
-PANELS = (
-    ("none/plain", "alibi/plain", "alibi/ntk", "learned-slopes/plain", "bam/plain"),
-    ("kerple-power/plain", "kerple-log/plain", "sandwich/plain", "fox/plain"),
-    ("rope/plain", "rope/window", "rope/ntk", "xpos/plain", "xpos/blocks"),
-)
+#: What stands in one panel of the picture, by its title.
+PANELS = {
+    "none, ALiBi and BAM": (
+        "none/plain",
+        "alibi/plain",
+        "alibi/ntk",
+        "learned-slopes/plain",
+        "bam/plain",
+    ),
+    "other biases": ("kerple-power/plain", "kerple-log/plain", "sandwich/plain", "fox/plain"),
+    "rotations": ("rope/plain", "rope/window", "rope/ntk", "xpos/plain", "xpos/blocks"),
+}
 
 
 def summarise(output: Path) -> dict[str, Any]:
@@ -205,7 +211,7 @@ def _plain(nats: float) -> str:
 
 
 def _signed(nats: float) -> str:
-    return f"{nats:+.2f}"
+    return f"{nats:+.3f}".replace("-0.000", "+0.000")
 
 
 def _training(summary: dict[str, Any]) -> str:
@@ -235,7 +241,8 @@ def figure(summary: dict[str, Any]) -> Figure:
     axes = made.subplots(2, len(PANELS), sharey="row")
     rows = (("pairs", "numbers found, %", 100.0), ("change", "nats, change from 1x", 1.0))
     for row, (quantity, words, unit) in enumerate(rows):
-        for column, panel in enumerate(PANELS):
+        for column, (title, panel) in enumerate(PANELS.items()):
+            axes[row, column].set_title(title)
             names = [name for name in panel if name in summary["measured"]]
             means, spreads = _curves(summary, names, quantity, multiples, unit)
             plots.extrapolation_curves(

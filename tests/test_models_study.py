@@ -241,7 +241,8 @@ def two_seeds(tmp_path: Path) -> dict[str, object]:
 def test_cells_are_means_and_spreads_over_the_seeds(two_seeds: dict[str, object]) -> None:
     tables = study_tables.tables(two_seeds)
     assert "| RoPE | 2 | 100 ± 0 | 75 ± 35 |" in tables["pairs"]
-    assert "| RoPE + window | 2 |  | 0 ± 0 |" in tables["pairs"]
+    assert "| RoPE + window | 2 |  | 0 ± 0 | 0 / 0 |" in tables["pairs"]
+    assert tables["pairs"].splitlines()[2].endswith("| 100 / 50 |")
     assert "| RoPE | 2 | 50 ± 71 |" in tables["beyond"]  # both far ones, and neither
     assert "| RoPE | 2 | 3.50 ± 0.71 | +0.500 ± 0.000 |" in tables["prose"]
     assert "| RoPE + window | 2 |  | +1.250 ± 1.414 |" in tables["prose"]  # +0.25 and +2.25

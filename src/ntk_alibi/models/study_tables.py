@@ -126,7 +126,9 @@ def tables(summary: dict[str, Any]) -> dict[str, str]:
     multiples = summary["plan"]["multiples"]
     longer = multiples[1:]
     return {
-        "pairs": _table(summary, methods, [("pairs", m, _percent) for m in multiples]),
+        "pairs": _table(
+            summary, methods, [("pairs", m, _percent) for m in multiples], seeds_at=multiples[-1]
+        ),
         "beyond": _table(summary, methods, [("beyond", m, _percent) for m in longer]),
         "prose": _table(
             summary, methods, [("nats", 1, _plain), *(("change", m, _signed) for m in longer)]
@@ -175,7 +177,9 @@ def _table(
     summary: dict[str, Any],
     names: Sequence[str],
     columns: Sequence[tuple[str, int, Callable[[float], str]]],
+    seeds_at: int | None = None,
 ) -> str:
+    """A row for each name; with seeds_at a column of the share of pairs of each seed there."""
     words = {"pairs": "pairs, %", "beyond": "beyond, %", "nats": "nats", "change": "nats"}
     header = [f"{words[quantity]}, {multiple}x" for quantity, multiple, _ in columns]
     rows = [
@@ -186,9 +190,11 @@ def _table(
                 _cell(over_seeds(summary, name, quantity, multiple), written)
                 for quantity, multiple, written in columns
             ),
+            *([] if seeds_at is None else [_each(over_seeds(summary, name, "pairs", seeds_at))]),
         ]
         for name in names
     ]
+    header += [] if seeds_at is None else [f"each seed, {seeds_at}x"]
     return table(["", "seeds", *header], rows)
 
 
@@ -200,6 +206,10 @@ def _cell(values: Sequence[float], written: Callable[[float], str]) -> str:
         return written(values[0])
     spread = written(float(np.std(values, ddof=1))).lstrip("+")
     return f"{written(float(np.mean(values)))} ± {spread}"
+
+
+def _each(shares: Sequence[float]) -> str:
+    return " / ".join(map(_percent, shares))
 
 
 def _percent(share: float) -> str:

@@ -94,12 +94,18 @@ def mathml(self: Any, node: nodes.Element) -> None:
 
 
 def copy_notebooks(app: Any) -> None:
-    """Sphinx reads pages below docs/ only; the copies are ignored by git."""
+    """Sphinx reads pages below docs/ only; the copies are ignored by git.
+
+    Their links to ../docs/, which hold in the repository, become links to the folder above.
+    """
     copies = Path(app.srcdir) / "notebooks"
     shutil.rmtree(copies, ignore_errors=True)
     originals = Path(app.srcdir).parent / "notebooks"
     if originals.is_dir():
-        shutil.copytree(originals, copies, ignore=shutil.ignore_patterns(".*"))
+        copies.mkdir()
+        for path in originals.glob("*.ipynb"):
+            text = path.read_text("utf-8").replace("](../docs/", "](../")
+            (copies / path.name).write_text(text, "utf-8")
 
 
 def without_empty_contents(app: Any, page: str, source: list[str]) -> None:

@@ -94,18 +94,17 @@ def mathml(self: Any, node: nodes.Element) -> None:
 
 
 def copy_notebooks(app: Any) -> None:
-    """Sphinx reads pages below docs/ only; the copies are ignored by git.
-
-    Their links to ../docs/, which hold in the repository, become links to the folder above.
-    """
+    """Sphinx reads pages below docs/ only; the copies are ignored by git."""
     copies = Path(app.srcdir) / "notebooks"
     shutil.rmtree(copies, ignore_errors=True)
     originals = Path(app.srcdir).parent / "notebooks"
     if originals.is_dir():
-        copies.mkdir()
-        for path in originals.glob("*.ipynb"):
-            text = path.read_text("utf-8").replace("](../docs/", "](../")
-            (copies / path.name).write_text(text, "utf-8")
+        shutil.copytree(originals, copies, ignore=shutil.ignore_patterns(".*"))
+
+
+def links_of_the_site(app: Any, page: str, source: list[str]) -> None:
+    """Between notebooks and documents, which lie beside each other in the repository only."""
+    source[0] = source[0].replace("](../docs/", "](../").replace("](../notebooks/", "](notebooks/")
 
 
 def without_empty_contents(app: Any, page: str, source: list[str]) -> None:
@@ -119,6 +118,7 @@ def without_empty_contents(app: Any, page: str, source: list[str]) -> None:
 def setup(app: Any) -> None:
     """What Sphinx calls."""
     app.connect("source-read", without_empty_contents)
+    app.connect("source-read", links_of_the_site)
     app.connect("builder-inited", copy_notebooks)
     app.connect("autodoc-process-docstring", readable, priority=400)  # napoleon comes after
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))

@@ -68,7 +68,9 @@ def test_the_numbers_behind_the_pictures_are_those_of_the_tables() -> None:
     summary = json.loads((DOCS / "pictures/nano-bloom.json").read_text())
     found = {
         (entry["task"], summary["methods"][entry["method"]], f"{entry['multiple']:g}x"): "{:.0f} "
-        "({:.0f}\N{EN DASH}{:.0f})".format(*(100 * entry[name] for name in ("accuracy", "low", "high")))
+        "({:.0f}\N{EN DASH}{:.0f})".format(
+            *(100 * entry[name] for name in ("accuracy", "low", "high"))
+        )
         for entry in summary["retrieval"]
     }
     text = (DOCS / "nano-bloom.md").read_text()

@@ -102,6 +102,11 @@ def copy_notebooks(app: Any) -> None:
         shutil.copytree(originals, copies, ignore=shutil.ignore_patterns(".*"))
 
 
+def links_of_the_site(app: Any, page: str, source: list[str]) -> None:
+    """Between notebooks and documents, which lie beside each other in the repository only."""
+    source[0] = source[0].replace("](../docs/", "](../").replace("](../notebooks/", "](notebooks/")
+
+
 def without_empty_contents(app: Any, page: str, source: list[str]) -> None:
     """Contents of notebooks where there are none would be a warning."""
     if page == "index" and not any((Path(app.srcdir) / "notebooks").glob("*.ipynb")):
@@ -113,6 +118,7 @@ def without_empty_contents(app: Any, page: str, source: list[str]) -> None:
 def setup(app: Any) -> None:
     """What Sphinx calls."""
     app.connect("source-read", without_empty_contents)
+    app.connect("source-read", links_of_the_site)
     app.connect("builder-inited", copy_notebooks)
     app.connect("autodoc-process-docstring", readable, priority=400)  # napoleon comes after
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))

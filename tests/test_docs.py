@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import json
 import re
 import subprocess
 import sys
@@ -51,6 +53,35 @@ def test_the_examples_of_the_start_page_run() -> None:
     plt.close("all")
     assert names["tokens"].shape[1] > names["prompt"]["input_ids"].shape[1]
     assert names["stats"].share.shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    "page", [path for path in DOCS.glob("*.md") if ">>> " in path.read_text()], ids=lambda p: p.stem
+)
+def test_the_examples_of_pages_run(page: Path) -> None:
+    results = doctest.testfile(str(page), module_relative=False)
+    assert results.attempted
+    assert not results.failed
+
+
+def test_the_numbers_behind_the_pictures_are_those_of_the_tables() -> None:
+    summary = json.loads((DOCS / "pictures/nano-bloom.json").read_text())
+    found = {
+        (entry["task"], summary["methods"][entry["method"]], f"{entry['multiple']:g}x"): "{:.0f} "
+        "({:.0f}\N{EN DASH}{:.0f})".format(
+            *(100 * entry[name] for name in ("accuracy", "low", "high"))
+        )
+        for entry in summary["retrieval"]
+    }
+    text = (DOCS / "nano-bloom.md").read_text()
+    written = {}
+    for task, table in re.findall(r"<!-- (lines|topics) -->\n(.*?)\n\n<!-- end", text, re.DOTALL):
+        header, _, *rows = [line.strip("| ").split("|") for line in table.split("\n")]
+        for label, *cells in rows:
+            for multiple, cell in zip(header[1:], cells, strict=True):
+                written[task, label.strip(), multiple.strip()] = cell.strip()
+    assert len(written) == 70
+    assert written == found
 
 
 @pytest.mark.slow

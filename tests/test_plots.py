@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import builtins
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -470,6 +473,17 @@ def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> 
     with pytest.raises(error, match=message):
         call()
     assert plt.get_fignums() == []
+
+
+def test_a_backend_that_turns_interactive_mode_on_leaves_it_on(tmp_path: Path) -> None:
+    backend = "from matplotlib.backends.backend_agg import *\nimport matplotlib\n"
+    (tmp_path / "like_jupyter.py").write_text(backend + "matplotlib.interactive(True)\n")
+    code = "import matplotlib as m, ntk_alibi as na; na.plots.slopes(2); print(m.is_interactive())"
+    environment = {**os.environ, "MPLBACKEND": "module://like_jupyter", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_without_matplotlib_one_sentence_says_what_to_install(

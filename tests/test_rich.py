@@ -24,6 +24,8 @@ OBJECTS: list[Any] = [
     na.ALiBi(2, slopes=torch.zeros(2, requires_grad=True)),
     na.ALiBi(2, slopes=(np.ones((3, 2, 5)), np.full((3, 2), np.inf)), sides="two_slopes"),
     na.ALiBi(2, slopes=-np.ones(2, np.float32)),
+    na.DistanceTable(np.zeros((2, 100))),
+    na.DistanceTable(np.array([[-np.inf] * 5, [0.0, -1.0, -np.inf, -2.0, -3.0]]), begin=-2),
     na.NTK(1.0),
     na.Interpolation(8.0),
     na.DynamicNTK(),
@@ -55,7 +57,23 @@ def test_a_bias_shows_slopes_and_reach() -> None:
     assert cells(na.ALiBi(4, na.DynamicNTK(2.0, 64)))[-1] == ["4", "0.001953", "512", "2358"]
     assert cells(na.ALiBi(2, sides="halves"))[0] == ["1", "0.003906", "256", "1179", "hidden",
                                                      "0.0", "0.0"]  # fmt: skip
-    assert cells(na.ALiBi(1, slopes=np.zeros(1)))[0][2:] == ["> 65536", "> 65536"]
+    assert cells(na.ALiBi(1, slopes=np.zeros(1)))[0][2:] == ["> 65535", "> 65535"]
+
+
+def test_a_table_is_shown_over_its_own_distances() -> None:
+    table = -np.arange(20.0)[None] * np.array([[0.5], [0.1], [0.01]])
+    assert cells(na.DistanceTable(table)) == [
+        ["1", "0.5", "2.0", "9.2"],  # 2, 2 ln 100
+        ["2", "0.1", "10.0", "> 19"],
+        ["3", "0.01", "> 19", "> 19"],
+    ]
+    two_sided = na.DistanceTable(np.concatenate([table[:, 10:0:-1], table], axis=1), begin=-10)
+    assert [row[-1] for row in cells(two_sided)] == ["9.2", "> 10", "> 10"]
+
+
+@pytest.mark.parametrize("begin", [1, -100, -99])
+def test_a_table_that_does_not_hold_the_nearest_keys_has_no_picture(begin: int) -> None:
+    assert na.DistanceTable(np.zeros((2, 100)), begin=begin)._repr_html_() is None
 
 
 def test_a_scaling_shows_slopes_of_a_model() -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import inspection
 from ntk_alibi.bias import both_sides
+from ntk_alibi.distance_bias import DistanceTable
 from ntk_alibi.slopes import alibi_slopes, scaling_per
 
 if TYPE_CHECKING:
@@ -34,33 +35,39 @@ FAINT = 0.01
 
 
 def bias_html(bias: Any) -> str | None:
-    """How far each head of a bias over distance reaches: picture and table."""
+    """How far each head of a bias over distance reaches: picture and table.
+
+    None where there is nothing to show: no numbers, or none for the nearest keys.
+    """
     slopes = getattr(bias, "slopes", None)
     if any(getattr(side, "is_meta", False) for side in both_sides(slopes)):
         return None  # no numbers
     length = getattr(getattr(bias, "scaling", None), "train_length", None)
     at = "" if length is None else f" at {length} tokens"
     sides: dict[str, Any] = {"behind": {"side": "behind"}, "ahead": {"side": "ahead"}}
+    longest = _longest(bias)
     if getattr(bias, "sides", "causal") == "causal":
-        del sides["ahead"]
+        del sides["ahead"], longest["ahead"]
+    if min(longest.values()) < 2:
+        return None
     columns: dict[str, list[str]] = {}
     series = []
     for name, side in sides.items():
         steps = -inspection.bias_by_distance(bias, 2, length=length, **side)[:, 1]
         columns[f"slope {name}"] = ["hidden" if np.isinf(s) else f"{s:.4g}" for s in steps]
         near, far = (
-            inspection.receptive_field(bias, share, length=length, **side)
+            inspection.receptive_field(bias, share, longest=longest[name], length=length, **side)
             for share in (1 / np.e, FAINT)
         )
-        columns[f"1/e {name}"] = [_tokens(reach) for reach in near]
-        columns[f"{100 * FAINT:g} % {name}"] = [_tokens(reach) for reach in far]
+        columns[f"1/e {name}"] = [_tokens(reach, longest[name]) for reach in near]
+        columns[f"{100 * FAINT:g} % {name}"] = [_tokens(reach, longest[name]) for reach in far]
         series.append((near, far))
     numbers = [str(head) for head in range(1, bias.num_heads + 1)]
     table = table_html("", ["head", *columns], zip(numbers, *columns.values(), strict=True))
     caption = f"distance where a head's weight is 1/e … {100 * FAINT:g} %{at}"
     if len(series) > 1:
         caption += ": " + _keys(sides, HUES[1:])
-    return _page(repr(bias), _strokes_svg(series, caption), table)
+    return _page(repr(bias), _strokes_svg(series, caption, max(longest.values())), table)
 
 
 def scaling_html(scaling: Scaling) -> str:
@@ -105,14 +112,26 @@ def _page(name: str, picture: str, table: str) -> str:
     )
 
 
+def _longest(bias: Any) -> dict[str, int]:
+    """How many distances can be asked for on each side, from 0 on."""
+    if not isinstance(bias, DistanceTable):
+        return dict.fromkeys(("behind", "ahead"), inspection.LONGEST)
+    behind = bias.begin + bias.table.shape[1] if bias.begin <= 0 else 0
+    sides = {"behind": behind, "ahead": 1 - bias.begin}
+    return {name: min(count, inspection.LONGEST) for name, count in sides.items()}
+
+
 def _strokes_svg(
-    series: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], caption: str
+    series: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], caption: str, longest: int
 ) -> str:
-    """A vertical stroke for each head, from one distance to another, logarithmic."""
+    """A vertical stroke for each head, from one distance to another, logarithmic.
+
+    Heads that reach farther than what was looked at end at `longest`.
+    """
     finite = [x[np.isfinite(x) & (x > 0)] for pair in series for x in pair]
     top = max([float(x.max()) for x in finite if len(x)], default=1.0)
     if any(np.isinf(x).any() for pair in series for x in pair):
-        top = float(inspection.LONGEST)
+        top = float(longest)
     bottom = min([float(x.min()) for x in finite if len(x)], default=1.0)
     top, bottom = max(top, 2 * bottom), min(bottom, top / 2)
     heads = len(series[0][0])
@@ -173,9 +192,9 @@ def _up(value: float, bottom: float, top: float) -> float:
     return float(HEIGHT - BELOW - 6 - part * (HEIGHT - BELOW - 18))
 
 
-def _tokens(reach: float) -> str:
+def _tokens(reach: float, longest: int) -> str:
     if np.isinf(reach):
-        return f"> {inspection.LONGEST}"
+        return f"> {longest - 1}"  # the last distance that was looked at
     return f"{reach:.1f}" if reach < 100 else f"{reach:.0f}"
 
 

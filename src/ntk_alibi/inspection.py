@@ -102,9 +102,12 @@ def receptive_field(
     """
     level = np.log(_validation.share("share", share))
     values = bias_by_distance(bias, longest, length=length, side=side)
-    below = values - values.max(axis=1, keepdims=True) - level
     reach = np.full(len(values), np.inf)
-    for head, differences in enumerate(below):
+    for head, row in enumerate(values):
+        if np.isneginf(row).all():
+            reach[head] = 0.0
+            continue
+        differences = row - row.max() - level
         last = int(np.flatnonzero(differences >= 0)[-1])
         if last + 1 < longest:
             step = differences[last] - differences[last + 1]

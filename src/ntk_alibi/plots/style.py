@@ -78,8 +78,12 @@ def style(theme: Literal["light", "dark"] = "light") -> Iterator[None]:
         >>> plt.close(ax.figure)
     """
     colors = THEMES[_validation.choice("theme", theme, tuple(THEMES))]
-    with _matplotlib().rc_context(_settings(colors)):
+    matplotlib = _matplotlib()
+    with matplotlib.rc_context(_settings(colors)):
         yield
+        interactive = matplotlib.is_interactive()
+    # The first figure loads the backend; notebooks' turns this on, and shows nothing without it.
+    matplotlib.interactive(interactive)
 
 
 def _matplotlib() -> Any:

@@ -1,0 +1,92 @@
+"""The notebooks: well formed, with outputs, and their cells still do what the outputs show."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+
+from test_codebase import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+#: What a test runs in place of the values of the cell that is tagged "parameters".
+QUICKER = {"06-your-own-model": "steps = 5"}
+
+#: Where files lie on somebody's machine.
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|tmp|usr|opt|work|Users|private|var)/")
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def kinds(cell: Any) -> set[str]:
+    """The kinds of outputs, without the widgets that are shown in a live notebook only."""
+    found = {kind for output in cell.outputs for kind in output.get("data", {output.output_type})}
+    widget = "application/vnd.jupyter.widget-view+json"
+    return set() if widget in found else found
+
+
+def test_notebooks_are_numbered_without_gaps() -> None:
+    numbers = [int(re.fullmatch(r"(\d\d)-[a-z-]+", path.stem)[1]) for path in NOTEBOOKS]  # type: ignore[index]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+@each_notebook
+def test_a_notebook_is_valid_and_was_run_from_top_to_bottom(path: Path) -> None:
+    notebook = read(path)
+    nbformat.validate(notebook)
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    shown = set().union(*map(kinds, cells))
+    assert "image/png" in shown
+    assert not shown & {"error", "stderr"}
+    for cell in cells:
+        last = cell.source.rstrip().split("\n")[-1]
+        if last.startswith(("na.plots.", "na.ALiBi(")):
+            assert kinds(cell), last
+
+
+@each_notebook
+def test_a_notebook_is_small_and_names_no_machine(path: Path) -> None:
+    assert path.stat().st_size < 400_000
+    for cell in read(path).cells:
+        texts = [cell.source]
+        for output in cell.get("outputs", []):
+            texts.append(output.get("text", ""))
+            texts += [t for kind, t in output.get("data", {}).items() if kind != "image/png"]
+        for text in texts:
+            assert not MACHINE_PATH.search(text), text
+
+
+@each_notebook
+def test_links_of_a_notebook_lead_somewhere(path: Path) -> None:
+    prose = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    for target in re.findall(r"\]\(([^)#:]+)\)", prose):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.slow
+@each_notebook
+def test_a_notebook_runs_and_gives_outputs_of_the_same_kinds(path: Path) -> None:
+    committed, notebook = code_cells(read(path)), read(path)
+    for cell in notebook.cells:
+        if "parameters" in cell.metadata.get("tags", []):
+            cell.source += "\n" + QUICKER[path.stem]
+    folder = {"metadata": {"path": str(path.parent)}}
+    nbclient.NotebookClient(notebook, timeout=300, resources=folder).execute()
+    for cell, before in zip(code_cells(notebook), committed, strict=True):
+        assert kinds(cell) == kinds(before), cell.source
+        warned = [o.text for o in cell.outputs if o.output_type == "stream" and o.name == "stderr"]
+        assert not warned, cell.source

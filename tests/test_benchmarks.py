@@ -8,13 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import (
     attention,
+    bloom,
     candidates,
     decode,
-    document,
     gradient,
     memory,
     optional_peers,
@@ -31,6 +32,7 @@ from benchmarks.candidates import Candidate
 from benchmarks.problems import Case
 
 import ntk_alibi as na
+from ntk_alibi.evaluation import document
 
 ROOT = Path(__file__).parents[1]
 PEERS = {candidate.runtime: candidate for candidate in optional_peers.OPTIONAL}
@@ -184,3 +186,22 @@ def test_the_document_has_a_place_for_each_part(tmp_path: Path) -> None:
 def test_gradients_have_a_table() -> None:
     text = gradient.run(1, lengths=(64,))
     assert text.count("\n| ") == 7  # two lines of header, five candidates
+
+
+def test_bloom_is_the_same_model_everywhere() -> None:
+    stock, patched = (
+        bloom._block_call(name, 96, torch.float32)() for name in (bloom.STOCK, bloom.PATCHED)
+    )
+    torch.testing.assert_close(patched[0], stock[0], rtol=0, atol=1e-4)
+    assert bloom._generate(bloom._model(1), 20, 3)().shape == (1, 23)
+
+
+def test_bloom_in_ctranslate2_has_the_same_logits() -> None:
+    pytest.importorskip("ctranslate2")
+    model = bloom._model(2)
+    with bloom._converted(model) as peer:
+        logits = np.array(bloom._peer_forward(peer, 64)())
+        (generated,) = bloom._peer_generate(peer, 20, 3)()
+    expected = bloom._forward(model, 64)()
+    np.testing.assert_allclose(logits, expected.logits.numpy(), atol=1e-4)
+    assert len(generated.sequences_ids[0]) == 3

@@ -102,6 +102,12 @@ def test_without_numbers_there_is_no_picture() -> None:
 def test_tables_are_escaped() -> None:
     shown = _rich.table_html("a < b", ["<h>"], [["x & y"]])
     assert ElementTree.fromstring(shown).findtext("caption") == "a < b"
-    rows = [{"label": "NTK a=2", "cases": 3, "accuracy": 0.5, "low": 0.25, "high": 0.75}]
-    table = ElementTree.fromstring(report.html(report.longeval_table("t", rows)))
-    assert [cell.text for cell in table.findall("tbody/tr/td")] == ["NTK a=2", "3", "50 25-75"]
+    row = {"label": "NTK a=2", "cases": 3, "value": 0.5, "low": 0.25, "high": 0.75}
+    row |= {"task": "t", "metric": "accuracy", "published": None}
+    (shown_row,) = report.comparison_tables({"model": "m", "rows": [row]})
+    table = ElementTree.fromstring(report.html(shown_row))
+    assert [cell.text for cell in table.findall("tbody/tr/td")] == [
+        "NTK a=2",
+        "3",
+        "50.0 25.0-75.0",
+    ]

@@ -530,6 +530,8 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
         >>> whole, _ = na.merge(*zip(*parts))
         >>> bool(np.allclose(whole, na.attention(query, key, value), atol=1e-6))
         True
+
+    Source: Milakov and Gimelshein 2018 (arXiv 1805.02867).
     """
     _validation.parts(outputs, logsumexps)
     xp = _arrays.namespace(outputs[0])

@@ -35,6 +35,14 @@ class Scaling(Protocol):
     A class attribute `per` tells what `lengths` the method needs: without it, or with None, the
     scaling does not depend on lengths; "sequence" asks for one length a row, "query" for one a
     query.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> class Halved:
+        ...     def scale_exponents(self, exponents, lengths=None):
+        ...         return exponents + 1.0
+        >>> na.alibi_slopes(2, Halved()) * 2 == na.alibi_slopes(2)
+        array([ True,  True])
     """
 
     def scale_exponents(

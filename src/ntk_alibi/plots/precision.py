@@ -29,6 +29,15 @@ def rounded_positions_plot(
 
     Raises:
         ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> ax = na.plots.rounded_positions_plot(
+        ...     {"bfloat16": na.precision.last_positions("bfloat16", 1024)}
+        ... )
+        >>> len(ax.collections) + len(ax.get_lines()) > 0
+        True
+        >>> plt.close(ax.figure)
     """
     with drawing(ax) as axes:
         _dots(axes, rounded)
@@ -50,6 +59,14 @@ def exact_positions_plot(shares: Mapping[str, Mapping[int, float]], ax: Axes | N
 
     Raises:
         ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> shares = {n: na.precision.exact_fraction("bfloat16", n) for n in (256, 1024)}
+        >>> ax = na.plots.exact_positions_plot({"bfloat16": shares})
+        >>> ax.get_lines()[0].get_ydata().tolist()
+        [100.0, 50.0]
+        >>> plt.close(ax.figure)
     """
     with drawing(ax) as axes:
         for (name, points), look in zip(
@@ -77,6 +94,14 @@ def alibi_rows_plot(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Ax
 
     Raises:
         ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> row = na.precision.alibi_row(0.5, 64, "bfloat16", "relative")
+        >>> ax = na.plots.alibi_rows_plot({"relative": row})
+        >>> ax.get_ylabel()
+        'bias'
+        >>> plt.close(ax.figure)
     """
     with drawing(ax) as axes:
         _dots(axes, {name: (np.arange(1 - np.size(row), 1), row) for name, row in rows.items()})

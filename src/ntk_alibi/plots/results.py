@@ -38,6 +38,15 @@ def study_figure(summary: dict[str, Any]) -> Figure:
 
     Raises:
         ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> nats = {"method": "original", "begin": 0.0, "end": 1.0, "nats": 2.7,
+        ...         "difference": 0.0, "half_width": 0.01}
+        >>> summary = {"train_length": 2048, "methods": {"original": "original"}, "retrieval": [],
+        ...            "by_distance": [], "perplexity": [nats]}
+        >>> len(na.plots.study_figure(summary).axes)
+        1
     """
     with drawing_figure() as new_figure:
         tasks = list(dict.fromkeys(entry["task"] for entry in summary["retrieval"]))
@@ -74,6 +83,20 @@ def accuracy_curves(
     Raises:
         ValueError: task or by is unknown.
         ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> cells = [
+        ...     {"task": "lines", "method": "original", "multiple": m, "cases": 64,
+        ...      "accuracy": a, "low": a - 0.1, "high": min(a + 0.1, 1.0)}
+        ...     for m, a in ((1.0, 0.9), (2.0, 0.5))
+        ... ]
+        >>> methods = {"original": "original"}
+        >>> summary = {"train_length": 2048, "methods": methods, "retrieval": cells}
+        >>> ax = na.plots.accuracy_curves(summary, "lines")
+        >>> ax.get_lines()[0].get_ydata().tolist()
+        [90.0, 50.0]
+        >>> plt.close(ax.figure)
     """
     _validation.choice("task", task, sorted({entry["task"] for entry in summary["retrieval"]}))
     _validation.choice("by", by, ("length", "distance"))
@@ -115,6 +138,20 @@ def perplexity_curves(summary: dict[str, Any], *, ax: Axes | None = None) -> Axe
 
     Raises:
         ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> cells = [
+        ...     {"method": method, "begin": 0.0, "end": 1.0, "nats": 2.7 + change,
+        ...      "difference": change, "half_width": 0.01}
+        ...     for method, change in (("original", 0.0), ("ntk:2", 0.02))
+        ... ]
+        >>> methods = {"original": "original", "ntk:2": "NTK a=2"}
+        >>> summary = {"train_length": 2048, "methods": methods, "perplexity": cells}
+        >>> ax = na.plots.perplexity_curves(summary)
+        >>> ax.get_xlabel() != ""
+        True
+        >>> plt.close(ax.figure)
     """
     with drawing(ax) as axes:
         for method, label, look in _methods(axes, summary):
@@ -185,6 +222,18 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
 
     Raises:
         ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> cells = [
+        ...     {"task": "lines", "method": "original", "multiple": 1.0, "begin": depth,
+        ...      "accuracy": 0.9}
+        ...     for depth in (0.0, 0.5)
+        ... ]
+        >>> summary = {"train_length": 2048, "methods": {"original": "original"}, "by_depth": cells}
+        >>> figure = na.plots.depth_figure(summary)
+        >>> figure.axes[0].images[0].get_array().tolist()
+        [[90.0], [90.0]]
     """
     with drawing_figure() as new_figure:
         tasks = list(dict.fromkeys(entry["task"] for entry in summary["by_depth"]))

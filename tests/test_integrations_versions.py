@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[1]
 #: on, which the other tests cover, the model builds the bias inline instead.
 VERSIONS = ("5.4.0", "5.18.0", "5.20.0")
 
+FILES = ("bloom", "families", "growing_cache", "window")
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
@@ -41,7 +43,7 @@ def test_the_patches_on_transformers(version: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *tests,
-            *(f"tests/test_integrations_{name}.py" for name in ("bloom", "families", "window")),
+            *(f"tests/test_integrations_{name}.py" for name in FILES),
         ],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -74,7 +74,8 @@ class GrowingLayer(DynamicLayer):
 
     def reset(self) -> None:
         """Forget everything, the buffers too."""
-        self._buffers = None
+        self._buffers = self.keys = self.values = None
+        self.is_initialized = False  # older versions of transformers would fill with zeros instead
         self._norms = KeyNorms()
         super().reset()
 

@@ -77,15 +77,16 @@ def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, 
     """
     from lm_eval.api.model import CacheHook, CachingLM
     from lm_eval.evaluator import evaluate
-    from sqlitedict import SqliteDict
+
+    from ntk_alibi.evaluation.answer_file import AnswerFile
 
     with quiet():
         if cache is None:
             results: dict[str, Any] | None = evaluate(lm, tasks, bootstrap_iters=0)
             return results
         cached = CachingLM(lm, f"{cache}_rank{lm.rank}.db")
-        cached.dbdict.close()  # the same file, without a look at the stack for each answer
-        cached.dbdict = SqliteDict(cached.cache_db, autocommit=True, outer_stack=False)
+        cached.dbdict.close()
+        cached.dbdict = AnswerFile(cached.cache_db)
         lm.set_cache_hook(cached.get_cache_hook())
         try:
             results = evaluate(cached, tasks, bootstrap_iters=0)

@@ -314,6 +314,8 @@ class StretchedLM(HFLM):  # type: ignore[misc]
                     if keys[number] is not None:
                         self.cache_hook.add_partial("loglikelihood", keys[number], answer)
                     bar.update()
+                if self.cache_hook.dbdict is not None:
+                    self.cache_hook.dbdict.commit()
         return answers
 
     @torch.inference_mode()

@@ -273,11 +273,14 @@ class Largest(TorchDispatchMode):
 
 @families
 @pytest.mark.parametrize("padded", [False, True])
-def test_no_matrix_of_all_queries_and_keys_is_built(models: dict, name: str, padded: bool) -> None:
+@pytest.mark.parametrize("options", [{"scaling": na.NTK(2.0)}, {"window": 64, "sink": 4}], ids=str)
+def test_no_matrix_of_all_queries_and_keys_is_built(
+    models: dict, name: str, padded: bool, options: dict[str, Any]
+) -> None:
     length = 4096
     ids = torch.zeros((1, length), dtype=torch.long)
     mask = (torch.arange(length) >= 5).long()[None] if padded else None
-    with na.patch(models[name], na.NTK(2.0)), Largest() as largest:
+    with na.patch(models[name], **options), Largest() as largest:
         run(models[name], ids, mask, logits_to_keep=1)
     assert largest.numbers < length * length  # bytes: fewer than a boolean for each pair
 

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 import ntk_alibi as na
 from ntk_alibi.torch.sight import Sight
 from padded_batches import LENGTH, MASKS, VOCABULARY, batch, real, run
-from test_integrations_families import LOGITS, MAKERS, Largest, generate, make_model
+from test_integrations_families import LOGITS, MAKERS, generate, make_model
 
 WINDOW, SINK = 9, 3
 FORMS = [
@@ -210,17 +210,6 @@ def test_compiled(models: dict, ids: torch.Tensor) -> None:
         compiled = torch.compile(models["falcon"], backend="eager")
         torch.testing.assert_close(run(compiled, ids, MASKS["left"]), expected, **LOGITS)
     torch.compiler.reset()
-
-
-@families
-@pytest.mark.parametrize("padded", [False, True])
-def test_no_matrix_of_all_queries_and_keys_is_built(models: dict, name: str, padded: bool) -> None:
-    length = 4096
-    ids = torch.zeros((1, length), dtype=torch.long)
-    mask = (torch.arange(length) >= 5).long()[None] if padded else None
-    with na.patch(models[name], window=64, sink=4), Largest() as largest:
-        run(models[name], ids, mask, logits_to_keep=1)
-    assert largest.numbers < length * length  # bytes: fewer than a boolean for each pair
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,10 @@ class Part:
     options: dict[str, Any]
     whole: bool = False  # all keys at their own columns, none hidden but by the options
 
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """Its keys or values, of (batch, heads, keys, head_dim)."""
+        return x if self.keys == slice(None) else x[:, :, self.keys]
+
 
 class Handed(BlockMask):
     """What goes through transformers in place of a mask of all queries and keys.
@@ -257,71 +261,46 @@ class AlibiPass(Handed):
         cache: tuple[Any, int | None],
         scale: float,
     ) -> torch.Tensor:
-        if self.sight is not None:
-            return self._fused_in_sight(query, key, value, cache, scale)
-        bias, mask, positions = self.kept(AlibiPass._fused_bias, query.dtype)
-        output: torch.Tensor = fused_attention(
-            query,
-            key,
-            value,
-            bias,
-            key_padding_mask=mask,
-            query_positions=None if positions is None else positions[:, self.past :],
-            key_positions=positions,
-            scale=scale,
-            key_norms=_kept_norms(*cache)
-            if mask is None
-            and isinstance(bias, ALiBi)
-            and not _arrays.needs_torch(query, key, value, bias)
-            else None,
-        )
-        return output
+        """The parts of the keys one after the other: distances jump between window and sinks.
 
-    def _fused_bias(
-        self, dtype: torch.dtype
-    ) -> tuple[ALiBi | torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        real = self._real()
-        bias: ALiBi | torch.Tensor
-        if self._settings.compat == "transformers":
-            bias = self._rounded_bias(real, dtype)
-        else:
-            bias = ALiBi(self._rule.heads, slopes=self._slopes(real, self.queries))
-        return (bias, None, None) if bool(real.all()) else (bias, real, self._positions(real))
-
-    def _fused_in_sight(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cache: tuple[Any, int | None],
-        scale: float,
-    ) -> torch.Tensor:
-        """The keys of the window and the sinks one after the other, since distances jump between.
-
-        That the first ones stand nearer is one position for each query, so that no bias of pairs
-        is needed.
+        That sinks stand nearer is one position for each query, so that no bias of pairs is needed.
         """
-        bias, parts = self.kept(AlibiPass._fused_parts)
-        transformed = _arrays.needs_torch(query, key, value, bias)
+        bias, parts = self.kept(AlibiPass._fused_parts, query.dtype)
+        linear = isinstance(bias, ALiBi) and not _arrays.needs_torch(query, key, value, bias)
         results = [
             fused_attention(
                 query,
-                key[:, :, part.keys],
-                value[:, :, part.keys],
+                part.of(key),
+                part.of(value),
                 bias,
                 **part.options,
                 scale=scale,
-                key_norms=_kept_norms(*cache) if part.whole and not transformed else None,
-                return_logsumexp=True,
+                key_norms=_kept_norms(*cache) if part.whole and linear else None,
+                return_logsumexp=len(parts) > 1,
             )
             for part in parts
         ]
-        output: torch.Tensor = results[0][0]
-        return cast(torch.Tensor, merge(*zip(*results, strict=True))[0]) if results[1:] else output
+        output = results[0] if len(parts) == 1 else merge(*zip(*results, strict=True))[0]
+        return cast(torch.Tensor, output)
 
-    def _fused_parts(self) -> tuple[ALiBi, list[Part]]:
-        real, sight = self._real(), cast(Sight, self.sight)
+    def _fused_parts(self, dtype: torch.dtype) -> tuple[ALiBi | torch.Tensor, list[Part]]:
+        real = self._real()
+        if self._settings.compat == "transformers":
+            return self._rounded_bias(real, dtype), [self._part(real)]
         bias = ALiBi(self._rule.heads, slopes=self._slopes(real, self.queries))
+        return bias, [self._part(real)] if self.sight is None else self._parts_in_sight(real)
+
+    def _part(self, real: torch.Tensor) -> Part:
+        """All keys, of which queries see those behind them."""
+        if bool(real.all()):
+            return Part(slice(None), {}, whole=True)
+        keys = self._positions(real)
+        where = {"query_positions": keys[:, self.past :], "key_positions": keys}
+        return Part(slice(None), where | {"key_padding_mask": real})
+
+    def _parts_in_sight(self, real: torch.Tensor) -> list[Part]:
+        """The keys of the window, and the sinks."""
+        sight = cast(Sight, self.sight)
         keys = self._positions(real)
         queries = keys[:, self.past :]
         plain = self.skipped is None and bool(real.all())
@@ -337,14 +316,14 @@ class AlibiPass(Handed):
             mask = real & (keys >= sight.sink)
             window = Part(slice(None), limits | where | {"key_padding_mask": mask})
         if sight.sink == 0:
-            return bias, [window]
+            return [window]
         where = {"query_positions": queries - sight.missing(queries)}
         if plain:
             first = slice(0, sight.sink)
-            return bias, [window, Part(first, where | {"key_positions": keys[:, first]})]
+            return [window, Part(first, where | {"key_positions": keys[:, first]})]
         mask = real & (keys < sight.sink)
         where |= {"key_positions": keys, "key_padding_mask": mask}
-        return bias, [window, Part(slice(None), where)]
+        return [window, Part(slice(None), where)]
 
     def _eager(
         self,

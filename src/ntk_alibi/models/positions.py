@@ -106,7 +106,7 @@ class NoPositions(Positions):
         return {}
 
 
-class FixedALiBi(Positions):
+class ALiBiPositions(Positions):
     """ALiBi as published, but steeper for short trainings."""
 
     scalings = (Interpolation, NTK)
@@ -126,7 +126,7 @@ class FixedALiBi(Positions):
         return {"bias": ALiBi(len(slopes), slopes=slopes)}
 
 
-class LearnedALiBi(FixedALiBi):
+class LearnedALiBiPositions(ALiBiPositions):
     """ALiBi whose slopes are trained, too."""
 
     def __init__(self, place: Place) -> None:
@@ -239,8 +239,8 @@ class FadingRotaryPositions(Positions):
 
 SCHEMES: dict[str, type[Positions]] = {
     "none": NoPositions,
-    "alibi": FixedALiBi,
-    "learned-slopes": LearnedALiBi,
+    "alibi": ALiBiPositions,
+    "learned-slopes": LearnedALiBiPositions,
     "kerple-power": KerplePowerPositions,
     "kerple-log": KerpleLogPositions,
     "sandwich": SandwichPositions,

@@ -107,7 +107,7 @@ PICTURES: dict[str, Callable[..., Axes]] = {
     "accuracy_map": lambda **k: plots.accuracy_map(
         [1, 2, 4], [0, 50], [[1.0, 0.5, np.nan], [0.9, 0.2, 0.0]], **k
     ),
-    "alibi_rows_plot": lambda **k: plots.alibi_rows_plot(
+    "alibi_rows": lambda **k: plots.alibi_rows(
         {
             form: na.precision.alibi_row(0.7, 512, "bfloat16", form)[-40:]
             for form in ("absolute", "relative")
@@ -130,7 +130,7 @@ PICTURES: dict[str, Callable[..., Axes]] = {
     ),
     "bias_maps": lambda **k: plots.bias_maps(na.ALiBi(6), 12, 16, **k),
     "blocks": lambda **k: plots.blocks(stats(), **k),
-    "exact_positions_plot": lambda **k: plots.exact_positions_plot(
+    "exact_positions": lambda **k: plots.exact_positions(
         {
             name: {n: na.precision.exact_fraction(name, n) for n in (128, 512, 2048, 8192)}
             for name in ("bfloat16", "float16")
@@ -150,7 +150,7 @@ PICTURES: dict[str, Callable[..., Axes]] = {
     "receptive_field": lambda **k: plots.receptive_field(
         [na.ALiBi(8), na.ALiBi(8, na.NTK(4.0))], longest=1024, **k
     ),
-    "rounded_positions_plot": lambda **k: plots.rounded_positions_plot(
+    "rounded_positions": lambda **k: plots.rounded_positions(
         {name: na.precision.last_positions(name, 1024) for name in ("bfloat16", "float32")}, **k
     ),
     "slopes": lambda **k: plots.slopes(12, [None, na.Interpolation(4.0), na.NTK(4.0)], **k),

@@ -169,14 +169,14 @@ def test_plots_draw_what_they_are_given() -> None:
     rows = {
         form: PRECISION.alibi_row(0.5, 50, "bfloat16", form) for form in ("absolute", "relative")
     }
-    assert plots.rounded_positions_plot(positions, ax=given[0]) is given[0]
-    assert plots.exact_positions_plot(shares, ax=given[1]) is given[1]
-    assert plots.alibi_rows_plot(rows, ax=given[2]) is given[2]
+    assert plots.rounded_positions(positions, ax=given[0]) is given[0]
+    assert plots.exact_positions(shares, ax=given[1]) is given[1]
+    assert plots.alibi_rows(rows, ax=given[2]) is given[2]
     drawn = given[0].collections[0].get_offsets()
     np.testing.assert_array_equal(drawn, np.stack(positions["bfloat16"], axis=1))
     np.testing.assert_array_equal(given[1].lines[0].get_ydata(), [100.0, 75.0])
     np.testing.assert_array_equal(given[2].collections[1].get_offsets()[:, 1], rows["relative"])
-    assert plots.alibi_rows_plot(rows).figure is not figure
+    assert plots.alibi_rows(rows).figure is not figure
     figure.canvas.draw()
 
 

@@ -195,9 +195,9 @@ def _precision(options: argparse.Namespace) -> Axes:
     absolute = precision.alibi_row(options.slope, tokens, "bfloat16", "absolute")
     rows = {"absolute, bfloat16": absolute[-100:], "exact": exact[-100:]}
     _, (first, second, third) = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
-    plots.exact_positions_plot(shares, second)
-    plots.alibi_rows_plot(rows, third)
-    return plots.rounded_positions_plot(positions, first)
+    plots.exact_positions(shares, second)
+    plots.alibi_rows(rows, third)
+    return plots.rounded_positions(positions, first)
 
 
 def _heads_argument(parser: argparse.ArgumentParser) -> None:

@@ -8,9 +8,9 @@ light or dark as the axes or matplotlib's settings are; `style` sets it for a bl
 from ntk_alibi.plots.attending import attention_map, blocks, intervals, mask
 from ntk_alibi.plots.biases import bias_by_distance, bias_maps, receptive_field, slopes
 from ntk_alibi.plots.precision import (
-    alibi_rows_plot,
-    exact_positions_plot,
-    rounded_positions_plot,
+    alibi_rows,
+    exact_positions,
+    rounded_positions,
 )
 from ntk_alibi.plots.results import (
     accuracy_curves,
@@ -26,20 +26,20 @@ from ntk_alibi.plots.style import style
 __all__ = [
     "accuracy_curves",
     "accuracy_map",
-    "alibi_rows_plot",
+    "alibi_rows",
     "attention_map",
     "benchmark_curves",
     "bias_by_distance",
     "bias_maps",
     "blocks",
     "depth_figure",
-    "exact_positions_plot",
+    "exact_positions",
     "extrapolation_curves",
     "intervals",
     "mask",
     "perplexity_curves",
     "receptive_field",
-    "rounded_positions_plot",
+    "rounded_positions",
     "slopes",
     "study_figure",
     "style",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def rounded_positions_plot(
+def rounded_positions(
     rounded: Mapping[str, tuple[ArrayLike, ArrayLike]], ax: Axes | None = None
 ) -> Axes:
     """Positions as dtypes hold them, over what they are: stairs where positions collide.
@@ -32,7 +32,7 @@ def rounded_positions_plot(
 
     Example:
         >>> import matplotlib.pyplot as plt, ntk_alibi as na
-        >>> ax = na.plots.rounded_positions_plot(
+        >>> ax = na.plots.rounded_positions(
         ...     {"bfloat16": na.precision.last_positions("bfloat16", 1024)}
         ... )
         >>> len(ax.collections) + len(ax.get_lines()) > 0
@@ -46,7 +46,7 @@ def rounded_positions_plot(
     return axes
 
 
-def exact_positions_plot(shares: Mapping[str, Mapping[int, float]], ax: Axes | None = None) -> Axes:
+def exact_positions(shares: Mapping[str, Mapping[int, float]], ax: Axes | None = None) -> Axes:
     """The share of positions that dtypes hold exactly, over windows.
 
     Args:
@@ -63,7 +63,7 @@ def exact_positions_plot(shares: Mapping[str, Mapping[int, float]], ax: Axes | N
     Example:
         >>> import matplotlib.pyplot as plt, ntk_alibi as na
         >>> shares = {n: na.precision.exact_fraction("bfloat16", n) for n in (256, 1024)}
-        >>> ax = na.plots.exact_positions_plot({"bfloat16": shares})
+        >>> ax = na.plots.exact_positions({"bfloat16": shares})
         >>> ax.get_lines()[0].get_ydata().tolist()
         [100.0, 50.0]
         >>> plt.close(ax.figure)
@@ -81,7 +81,7 @@ def exact_positions_plot(shares: Mapping[str, Mapping[int, float]], ax: Axes | N
     return axes
 
 
-def alibi_rows_plot(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
+def alibi_rows(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
     """Biases of one query over the distance to its keys, the newest at 0.
 
     Args:
@@ -98,7 +98,7 @@ def alibi_rows_plot(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Ax
     Example:
         >>> import matplotlib.pyplot as plt, ntk_alibi as na
         >>> row = na.precision.alibi_row(0.5, 64, "bfloat16", "relative")
-        >>> ax = na.plots.alibi_rows_plot({"relative": row})
+        >>> ax = na.plots.alibi_rows({"relative": row})
         >>> ax.get_ylabel()
         'bias'
         >>> plt.close(ax.figure)

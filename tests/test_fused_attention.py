@@ -407,6 +407,8 @@ QUERY, KEY, VALUE = inputs(1, 4, 2, 3, 5, 8)
             "causal must be True with causal_block, got causal_block=8",
         ),
         ((QUERY, KEY, VALUE), {"sink": -1}, ValueError, "sink must be between 0"),
+        ((QUERY, KEY, VALUE), {"dropout": 0.1}, ValueError, "dropout must be 0 .*eager"),
+        ((QUERY, KEY, VALUE), {"dropout": "no"}, TypeError, "dropout must be a number, got 'no'"),
         ((QUERY, KEY, VALUE), {"scale": np.inf}, ValueError, "scale must be a finite number"),
         ((QUERY, KEY, VALUE), {"skip_tolerance": 1}, ValueError, "skip_tolerance must be below 1"),
         (

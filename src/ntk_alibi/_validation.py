@@ -96,6 +96,14 @@ def some_cases(path: Any, cases: Collection[Any]) -> None:
         raise ValueError(f"{path} must hold at least one case, is empty")
 
 
+def enough_documents(task: str, documents: int, processes: int) -> None:
+    """That each of some processes has something to do."""
+    if documents < processes:
+        raise ValueError(
+            f"{task} must have a document for each of the {processes} processes, got {documents}"
+        )
+
+
 def unchanged_prompt(prompt: Any, text: str) -> None:
     """That a record reaches the model as it is."""
     if prompt != text:
@@ -402,6 +410,16 @@ def attention_shapes(query: Any, key: Any, value: Any, *, differentiable: bool =
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
     integer("key length", key_shape[2], minimum=0)
     return core_dtype
+
+
+def no_dropout(value: Any) -> None:
+    """That no attention weights are to be dropped, which are never all formed."""
+    if finite("dropout", value, minimum=0.0):
+        raise ValueError(
+            f"dropout must be 0 in fused attention, got {value!r}: use ntk_alibi.patch(model, "
+            'attention="eager"), or bias.tensor(...) as attn_mask of torch\'s '
+            "scaled_dot_product_attention(dropout_p=...)"
+        )
 
 
 def without_torch(name: str, given: bool) -> None:

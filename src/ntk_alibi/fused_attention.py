@@ -123,6 +123,7 @@ def attention(
     rotary: RoPE | XPOS | None = None,
     log_n: int | None = None,
     key_norms: KeyNorms | None = None,
+    dropout: float = 0.0,
     return_logsumexp: bool = False,
     return_stats: bool = False,
 ) -> Any:
@@ -165,6 +166,7 @@ def attention(
             or rotary, bfloat16 and float16 are attended to in float32, and rounded once.
         key_norms: kept by the caller of the very keys, without rotary, key_padding_mask and
             key_positions, and without exempt tokens.
+        dropout: only 0; another is refused with a sentence that says who has it.
         return_logsumexp: whether to return the logsumexp too, float32 (batch, heads, queries),
             natural, of the scores as above. `merge` takes both.
         return_stats: whether to return `Stats` too.
@@ -191,6 +193,8 @@ def attention(
 
     Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
     """
+    if dropout != 0.0:
+        _validation.no_dropout(dropout)
     options = Options(
         causal, window, causal_block, sink, key_padding_mask, query_positions, key_positions, scale,
         skip_tolerance, align, rotary, log_n,

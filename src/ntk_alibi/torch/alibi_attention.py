@@ -46,6 +46,7 @@ class AlibiAttention(nn.Module):
         window: how many positions back (and ahead) a query sees, itself included.
         align: where the queries stand among the keys if those are others: "end" puts the last at
             the last, "start" the first at the first. Cross-attention mostly has no bias: slopes=0.
+        dropout: only 0; another is refused with a sentence that says who has it.
         generator: for random slopes.
 
     Raises:
@@ -79,6 +80,7 @@ class AlibiAttention(nn.Module):
         num_kv_heads: int | None = None,
         window: int | None = None,
         align: Literal["end", "start"] = "end",
+        dropout: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -90,6 +92,7 @@ class AlibiAttention(nn.Module):
         _validation.multiple("embed_dim", size, "num_heads", heads)
         _validation.multiple("num_heads", heads, "num_kv_heads", groups)
         _validation.embedding_per_head(size, heads)
+        _validation.no_dropout(dropout)
         _validation.scaling(scaling)
         _validation.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads

@@ -92,9 +92,21 @@ def test_the_harness_scores_answers(tiny_checkpoint: Path, tmp_path: Path) -> No
     with harness.quiet():
         tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
     results = harness.answer(lm, tasks)
-    assert results is not None
     samples = results["samples"]["longeval_lines_200"]
     right = [is_right(sample["doc"], sample["resps"][0][0]) for sample in samples]
     assert [sample["accuracy"] for sample in samples] == right
     assert results["results"]["longeval_lines_200"]["accuracy,none"] == sum(right) / 4
     assert [len(lm.tok_encode(sample["resps"][0][0])) > 0 for sample in samples] == [True] * 4
+
+
+def test_more_processes_than_documents_get_a_sentence(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "lines_200.jsonl").write_text('{"prompt": "a", "expected_number": 1}')
+    lm = StretchedLM(str(tiny_checkpoint), quiet=True)
+    lm._world_size = 2
+    with harness.quiet():
+        tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
+    message = "longeval_lines_200 must have a document for each of the 2 processes, got 1"
+    with pytest.raises(ValueError, match=message):
+        harness.answer(lm, tasks)

@@ -15,7 +15,8 @@ import pytest
 LAUNCH = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
 
 
-def run(folder: Path, checkpoint: Path, *, processes: int) -> dict[str, Any]:
+def launch(folder: Path, arguments: list[str], *, processes: int) -> str:
+    """What it prints, run in a new folder by so many processes."""
     folder.mkdir()
     cases = [{"prompt": f"line a is <{i}>. " * i, "expected_number": i} for i in range(1, 4)]
     (folder / "lines_200.jsonl").write_text("\n".join(map(json.dumps, cases)))
@@ -23,21 +24,26 @@ def run(folder: Path, checkpoint: Path, *, processes: int) -> dict[str, Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     launcher = ["-m", "accelerate.commands.launch", *LAUNCH, f"--main_process_port={port}"]
-    command = [
-        *(sys.executable, *(launcher if processes > 1 else [])),
-        *("-m", "ntk_alibi.evaluation", "--model", "ntk_alibi"),
-        *("--model_args", f"pretrained={checkpoint},scaling=ntk,factor=4"),
-        *("--tasks", "ntk_alibi_lines,ntk_alibi_prose,longeval_lines_200"),
-        *("--metadata", "lengths=[512,1024]", "records=3", "windows=3", "data=."),
-        *("--output_path", "results.json", "--log_samples"),
-    ]
+    command = [sys.executable, *(launcher if processes > 1 else []), "-m", *arguments]
     environment = {
         **os.environ,
         **{"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     }
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("|ntk_alibi_lines ") == 1  # only one process prints
+    return done.stdout
+
+
+def run(folder: Path, checkpoint: Path, *, processes: int) -> dict[str, Any]:
+    arguments = [
+        *("ntk_alibi.evaluation", "--model", "ntk_alibi"),
+        *("--model_args", f"pretrained={checkpoint},scaling=ntk,factor=4"),
+        *("--tasks", "ntk_alibi_lines,ntk_alibi_prose,longeval_lines_200"),
+        *("--metadata", "lengths=[512,1024]", "records=3", "windows=3", "data=."),
+        *("--output_path", "results.json", "--log_samples"),
+    ]
+    printed = launch(folder, arguments, processes=processes)
+    assert printed.count("|ntk_alibi_lines ") == 1  # only one process prints
     (path,) = folder.glob("results*.json")
     results: dict[str, Any] = json.loads(path.read_text())
     logs = [p.read_text("utf-8").rstrip("\n").split("\n") for p in folder.glob("samples*")]
@@ -54,3 +60,23 @@ def test_two_processes_give_what_one_gives(tmp_path: Path, tiny_checkpoint: Path
     assert len(one["single"]) == 6 + 6 + 3
     assert two["single"] == one["single"]
     assert two["n-samples"]["ntk_alibi_lines"] == {"original": 6, "effective": 6}
+
+
+COMMANDS = {
+    "eval": ["eval", "--quick", "--methods", "original", "ntk:2"],
+    "eval --tasks": ["eval", "--tasks", "longeval_lines_200", "--data", ".", "--methods", "ntk:2"],
+    "tune": ["tune", "--length", "256", "--records", "4", "--windows", "2", "--methods", "ntk:2"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
+def test_two_processes_print_what_one_prints(
+    tmp_path: Path, tiny_checkpoint: Path, arguments: list[str]
+) -> None:
+    command = ["ntk_alibi.cli", *arguments, "--model", str(tiny_checkpoint), "--json"]
+    one = launch(tmp_path / "one", command, processes=1)
+    two = launch(tmp_path / "two", command, processes=2)
+    one_said, two_said = (json.loads(printed, parse_constant=str) for printed in (one, two))
+    assert two_said == one_said
+    assert not list((tmp_path / "two").glob("*.unfinished"))  # tidied up by the last to need it

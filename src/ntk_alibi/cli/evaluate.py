@@ -64,23 +64,26 @@ def _run(options: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def unfinished(output: str | None) -> Iterator[Path]:
     """The folder of single answers: what the user names, or one that goes when all is done."""
+    from ntk_alibi.evaluation.harness import is_first_process
+
     folder = Path(output or UNFINISHED)
     yield folder
-    if output is None:
+    if is_first_process() and output is None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _study(options: argparse.Namespace) -> None:
     summary = _measured(options) if options.from_json is None else _read(options.from_json)
-    if not summary["retrieval"]:  # not the first of several processes
+    if summary is None:
         return
     if options.json:
         print(json.dumps(summary))
     _show(summary, options)
 
 
-def _measured(options: argparse.Namespace) -> dict[str, Any]:
-    from ntk_alibi.evaluation import study
+def _measured(options: argparse.Namespace) -> dict[str, Any] | None:
+    """The summary, in the first process."""
+    from ntk_alibi.evaluation import harness, study
     from ntk_alibi.models import load
 
     model, tokenizer, train_length = load(options.model, options.dtype)
@@ -91,7 +94,8 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
         plan = replace(plan, methods=tuple(options.methods))
     name = options.model or "nano-bloom"
     with unfinished(options.output) as folder:
-        return study.evaluate(model, tokenizer, plan, folder, quiet=options.json, name=name)
+        found = study.evaluate(model, tokenizer, plan, folder, quiet=options.json, name=name)
+    return found if harness.is_first_process() else None
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -150,7 +154,7 @@ def _comparison(options: argparse.Namespace) -> None:
         )
     with unfinished(options.output) as folder:
         found = comparison.compare(lm, methods, tasks, metadata=metadata, model=name, cache=folder)
-    if not found["rows"]:  # not the first of several processes
+    if not harness.is_first_process():
         return
     if options.json:
         print(json.dumps(found))

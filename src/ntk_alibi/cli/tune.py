@@ -40,7 +40,7 @@ def _run(options: argparse.Namespace) -> None:
 
     from ntk_alibi import _validation
     from ntk_alibi.cli.evaluate import unfinished
-    from ntk_alibi.evaluation import report, tuning
+    from ntk_alibi.evaluation import harness, report, tuning
     from ntk_alibi.models import load
 
     for name in ("length", "records", "windows"):
@@ -57,6 +57,8 @@ def _run(options: argparse.Namespace) -> None:
     name = options.model or "nano-bloom"
     with unfinished(options.output) as folder:
         found = tuning.search(model, tokenizer, wanted, Path(folder), quiet=options.json, name=name)
+    if not harness.is_first_process():
+        return
     if options.json:
         print(json.dumps(found))
         return

@@ -45,15 +45,12 @@ def compare(
             published percentage for the same model, task and method (or None), and the command
             that gives the row again;
         settings: of each method, as the harness records them.
-        In all processes but the first there are no rows.
     """
     rows, settings = [], {}
     for method in methods:
         lm.stretch(method)
         settings[method.name] = lm.get_model_info()
         results = harness.answer(lm, tasks, study.cache_file(lm, cache))
-        if results is None:
-            continue
         for task, samples in results["samples"].items():
             rows.append(
                 {

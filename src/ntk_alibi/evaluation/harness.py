@@ -15,6 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ntk_alibi import _validation
+
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.language_model import StretchedLM
 
@@ -63,8 +65,10 @@ def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: boo
     return manager.load(list(names))
 
 
-def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, Any] | None:
-    """What the harness's evaluate() makes of the tasks, with all single samples.
+def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, Any]:
+    """What the harness's evaluate() makes of the tasks: its results and all single samples.
+
+    Several processes share out the documents, and all of them get what the first has collected.
 
     Args:
         lm: stretched as wanted.
@@ -73,27 +77,55 @@ def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, 
             does not look at the model, so the name must tell models and methods apart.
 
     Returns:
-        The harness's results; None in all processes but the first.
+        {"results": metrics of each task, "samples": samples of each task}.
+
+    Raises:
+        ValueError: a task has fewer documents than there are processes.
     """
-    from lm_eval.api.model import CacheHook, CachingLM
+    from accelerate.utils import broadcast_object_list
     from lm_eval.evaluator import evaluate
+
+    if lm.world_size > 1:
+        for name, task in tasks["tasks"].items():
+            _validation.enough_documents(name, len(task.eval_docs), lm.world_size)
+    with quiet(), _cached(lm, cache) as model:
+        found = evaluate(model, tasks, bootstrap_iters=0)  # None in all processes but the first
+    wanted = [found and {key: found[key] for key in ("results", "samples")}]
+    results: dict[str, Any] = broadcast_object_list(wanted)[0]
+    return results
+
+
+@contextlib.contextmanager
+def _cached(lm: StretchedLM, cache: Path | None) -> Iterator[Any]:
+    """The model behind the harness's cache."""
+    from lm_eval.api.model import CacheHook, CachingLM
 
     from ntk_alibi.evaluation.answer_file import AnswerFile
 
-    with quiet():
-        if cache is None:
-            results: dict[str, Any] | None = evaluate(lm, tasks, bootstrap_iters=0)
-            return results
-        cached = CachingLM(lm, f"{cache}_rank{lm.rank}.db")
+    if cache is None:
+        yield lm
+        return
+    cached = CachingLM(lm, f"{cache}_rank{lm.rank}.db")
+    cached.dbdict.close()
+    cached.dbdict = AnswerFile(cached.cache_db)
+    lm.set_cache_hook(cached.get_cache_hook())
+    try:
+        yield cached
+    finally:
         cached.dbdict.close()
-        cached.dbdict = AnswerFile(cached.cache_db)
-        lm.set_cache_hook(cached.get_cache_hook())
-        try:
-            results = evaluate(cached, tasks, bootstrap_iters=0)
-        finally:
-            cached.dbdict.close()
-            lm.set_cache_hook(CacheHook(None))
-        return results
+        lm.set_cache_hook(CacheHook(None))
+
+
+def is_first_process() -> bool:
+    """Whether this process, of those that share a job, is the one that prints and tidies up.
+
+    It waits until all have come so far.
+    """
+    from accelerate import PartialState
+
+    state = PartialState()
+    state.wait_for_everyone()
+    return bool(state.is_main_process)
 
 
 @contextlib.contextmanager

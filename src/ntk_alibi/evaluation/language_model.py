@@ -116,15 +116,13 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 
     def _split_among_processes(self) -> None:
         """Take part in `accelerate launch`, on CPUs too, which the harness leaves out."""
-        from accelerate import PartialState
+        from accelerate import Accelerator
 
-        state = PartialState()
-        if state.num_processes > 1:
-            if not hasattr(self, "accelerator"):
-                from accelerate import Accelerator
-
-                self.accelerator = Accelerator()
-            self._rank, self._world_size = state.process_index, state.num_processes
+        # Before its PartialState alone, which does not look at ACCELERATE_USE_CPU.
+        shared = getattr(self, "accelerator", None) or Accelerator()
+        if shared.num_processes > 1:
+            self.accelerator = shared
+            self._rank, self._world_size = shared.process_index, shared.num_processes
 
     def stretch(self, method: Method) -> None:
         """Use another method from now on."""

@@ -111,7 +111,7 @@ def evaluate(
         name: of the model, in commands.
 
     Returns:
-        As `summarise`; without any entries in all processes but the first.
+        As `summarise`, in all processes that share the work.
     """
     from ntk_alibi.evaluation.language_model import StretchedLM
 
@@ -128,7 +128,7 @@ def evaluate(
         lm.stretch(Method(method.name, method.label, wrap(method.scaling)))
         settings[method.name] = lm.get_model_info()
         results = harness.answer(lm, {"tasks": tasks}, cache_file(lm, path))
-        samples[method.name] = {} if results is None else results["samples"]
+        samples[method.name] = results["samples"]
     lm.release()
     summary = summarise(plan, samples)
     summary |= {"settings": settings, "commands": commands(plan, name)}
@@ -308,7 +308,7 @@ def nats_by_window(samples: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
 
 
 def _perplexity(plan: Plan, samples: Samples) -> list[dict[str, Any]]:
-    if "prose" not in plan.tasks or not all(samples.values()):
+    if "prose" not in plan.tasks:
         return []
     nats = {name: nats_by_window(samples[name]["ntk_alibi_prose"]) for name in plan.methods}
     entries = []

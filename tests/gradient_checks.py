@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import ntk_alibi as na
 from attention_checks import ROUNDING, UNIT, random
-from ntk_alibi.fused_attention import AttentionGradients, attention_gradients
+from ntk_alibi.attention_gradients import AttentionGradients, attention_gradients
 
 Floats = NDArray[np.float64]
 

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ PACKAGE = ROOT / "src/ntk_alibi"
 #: Layers from the bottom up; a module imports from its own layer and from lower ones only.
 PYTHON_LAYERS = [
     ["_core"],
-    ["_arrays", "_validation", "_runtime"],
+    ["_arrays", "_validation", "_runtime", "_shown"],
     [
         "scaling",
         "slopes",
@@ -35,20 +36,15 @@ PYTHON_LAYERS = [
         "precision",
     ],
     ["core_call"],
-    ["rotary_attention", "fused_attention"],
+    ["rotary_attention", "plain_attention", "attention_gradients"],
+    ["torch.fused_attention"],  # which `attention` of a tensor asks
+    ["fused_attention"],
     ["inspection", "_rich"],
     ["torch"],
     ["integrations"],
     ["evaluation", "models", "plots"],
     ["cli"],
 ]
-
-#: The one arrow that points up: tensors that need torch's own means find them.
-EXCEPTIONS = {
-    ("_arrays", "ntk_alibi.torch"),
-    ("kernel_bias", "ntk_alibi._rich"),
-    ("scaling", "ntk_alibi._rich"),
-}
 
 #: What a C++ folder may include, besides the standard library.
 CPP_ARROWS = {
@@ -59,9 +55,20 @@ CPP_ARROWS = {
 }
 
 
+#: Files by the names of modules, but for the package's own, which gathers them.
+MODULES = {
+    ".".join(["ntk_alibi", *path.relative_to(PACKAGE).with_suffix("").parts]): path
+    for path in PACKAGE.rglob("*.py")
+    if path.parent != PACKAGE or path.stem != "__init__"
+}
+MODULES = {name.removesuffix(".__init__"): path for name, path in MODULES.items()}
+
+
 def layer(module: str) -> int:
-    name = module.split(".")[1]
-    return next(i for i, names in enumerate(PYTHON_LAYERS) if name in names)
+    """Of a module, or of the folder it is in."""
+    parts = module.split(".")[1:]
+    known = {name: i for i, names in enumerate(PYTHON_LAYERS) for name in names}
+    return known.get(".".join(parts), known[parts[0]])
 
 
 def imports(path: Path) -> set[str]:
@@ -70,24 +77,22 @@ def imports(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module == "ntk_alibi":
-            found |= {f"ntk_alibi.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
-    return {name for name in found if name.startswith("ntk_alibi.")}
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module or "" for name in names}
+    return found & MODULES.keys()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem != "__init__"],
-    ids=lambda path: str(path.relative_to(PACKAGE)),
-)
-def test_python_arrows_point_down(path: Path) -> None:
-    own = layer("ntk_alibi." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts))
-    for module in imports(path):
-        if (path.stem, module) in EXCEPTIONS:
-            continue
-        assert layer(module) <= own, f"{path} must not import {module}"
+@pytest.mark.parametrize("name", MODULES)
+def test_python_arrows_point_down(name: str) -> None:
+    for module in imports(MODULES[name]):
+        assert layer(module) <= layer(name), f"{name} must not import {module}"
+
+
+def test_no_python_modules_import_each_other_in_a_circle() -> None:
+    """Not within a layer either, nor by imports inside of functions."""
+    arrows = {name: imports(path) for name, path in MODULES.items()}
+    TopologicalSorter(arrows).prepare()  # raises CycleError, which names the circle
 
 
 @pytest.mark.parametrize("folder", CPP_ARROWS)

@@ -17,8 +17,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import ntk_alibi as na
 from attention_checks import UNIT, inputs
+from ntk_alibi.attention_gradients import attention_gradients
 from ntk_alibi.distance_bias import DistanceBias
-from ntk_alibi.fused_attention import attention_gradients
 from ntk_alibi.kernel_bias import Problem
 from ntk_alibi.torch import fused_attention, learned_bias
 

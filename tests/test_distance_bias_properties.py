@@ -12,7 +12,7 @@ from attention_calls import Call, calls
 from attention_checks import UNIT, check_against, each_isa, expected
 from gradient_checks import expected as expected_gradients
 from gradient_checks import over_diagonals, running
-from ntk_alibi.fused_attention import AttentionGradients, attention_gradients
+from ntk_alibi.attention_gradients import AttentionGradients, attention_gradients
 
 
 def check_call(call: Call) -> None:

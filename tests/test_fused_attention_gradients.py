@@ -32,7 +32,7 @@ from gradient_checks import (
     running,
 )
 from ntk_alibi import _core
-from ntk_alibi.fused_attention import AttentionGradients, attention_gradients
+from ntk_alibi.attention_gradients import AttentionGradients, attention_gradients
 
 SHAPES = [
     (1, 1, 1, 1, 1, 1),

@@ -31,7 +31,7 @@ from matplotlib.text import Text
 
 import ntk_alibi as na
 from ntk_alibi import inspection, plots
-from ntk_alibi.fused_attention import Stats
+from ntk_alibi.plain_attention import Stats
 from ntk_alibi.plots.style import KINDS, THEMES, line_styles, theme_of
 
 BASELINES = Path(__file__).parent / "baseline_images"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import ntk_alibi as na
 from attention_calls import Call, calls
 from attention_checks import NUMPY, UNIT, check, dense, expected, inputs, random, visible
-from ntk_alibi.fused_attention import attention_gradients
+from ntk_alibi.attention_gradients import attention_gradients
 from ntk_alibi.rotary_attention import FADED
 
 ROTARY = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _runtime
+from ntk_alibi import _rich, _runtime
 from ntk_alibi._core import __version__
 from ntk_alibi._runtime import info, set_num_threads
 from ntk_alibi.bialibi import BiALiBi
@@ -19,8 +19,9 @@ from ntk_alibi.distance_bias import (
     Sandwich,
 )
 from ntk_alibi.forget_gates import ForgetGates
-from ntk_alibi.fused_attention import KeyNorms, attention, merge
+from ntk_alibi.fused_attention import attention
 from ntk_alibi.log_n import log_n_scale
+from ntk_alibi.plain_attention import KeyNorms, merge
 from ntk_alibi.rotary import XPOS, RoPE
 from ntk_alibi.scaling import (
     NTK,
@@ -76,6 +77,7 @@ __all__ = [
     "set_num_threads",
 ]
 
+_rich.start()
 _runtime.start()
 
 

@@ -129,13 +129,6 @@ def float64_range(first: int, last: int, example: Any) -> Any:
     return torch.arange(first, last + 1, dtype=torch.float64, device=example.device)
 
 
-def torch_layer() -> Any:
-    """Attention of tensors that are more than numbers: the one arrow that points up."""
-    from ntk_alibi.torch import fused_attention
-
-    return fused_attention
-
-
 def is_torch_dtype(dtype: object) -> bool:
     """Whether dtype is one of torch's."""
     torch = sys.modules.get("torch")

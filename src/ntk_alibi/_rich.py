@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import inspection
+from ntk_alibi import _shown, inspection
 from ntk_alibi.bias import both_sides
 from ntk_alibi.distance_bias import DistanceTable
+from ntk_alibi.kernel_bias import BiasObject
+from ntk_alibi.scaling import NTK, DynamicInterpolation, DynamicNTK, Interpolation, Scaling
 from ntk_alibi.slopes import alibi_slopes, scaling_per
-
-if TYPE_CHECKING:
-    from ntk_alibi.scaling import Scaling
 
 #: Readable on white and on black.
 HUES = ("#888888", "#1c86c7", "#d9700f")
@@ -32,6 +31,13 @@ WIDTH, HEIGHT, LEFT, BELOW = 380, 130, 56, 30
 
 #: From where the weight has fallen to 1/e to where it has fallen to this share.
 FAINT = 0.01
+
+
+def start() -> None:
+    """Open the door that `_shown` is."""
+    _shown.html.register(BiasObject, bias_html)
+    for kind in (Interpolation, NTK, DynamicInterpolation, DynamicNTK):
+        _shown.html.register(kind, scaling_html)
 
 
 def bias_html(bias: Any) -> str | None:

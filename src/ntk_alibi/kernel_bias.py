@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _validation
 from ntk_alibi._arrays import Array, DTypeLike
+from ntk_alibi._shown import Shown
 
 
 class KernelBias(NamedTuple):
@@ -90,7 +91,7 @@ def _range(positions: NDArray[np.int32] | None, first: int, last: int) -> tuple[
 
 
 @dataclass(frozen=True, eq=False)
-class BiasObject:
+class BiasObject(Shown):
     """What all biases share: equal and hashed by their numbers, and by them alone.
 
     Subclasses are frozen dataclasses with eq=False. Arrays among their fields are their own and
@@ -164,11 +165,6 @@ class BiasObject:
 
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, x.name) for x in fields(self))
-
-    def _repr_html_(self) -> str | None:
-        from ntk_alibi import _rich
-
-        return _rich.bias_html(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BiasObject) or type(other) is not type(self):

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _validation
+from ntk_alibi._shown import Shown
 
 Floats: TypeAlias = NDArray[np.float64]
 Per: TypeAlias = Literal["sequence", "query"]
@@ -82,17 +83,8 @@ def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
     return exponents[heads] + weights[heads] * log_factor[:, None]
 
 
-class _Shown:
-    """Pictures in notebooks, for all scalings of the package."""
-
-    def _repr_html_(self) -> str:
-        from ntk_alibi import _rich
-
-        return _rich.scaling_html(cast(Scaling, self))
-
-
 @dataclass(frozen=True)
-class _Static(_Shown):
+class _Static(Shown):
     """A scaling by one factor; what differs is how it weighs the heads."""
 
     factor: float
@@ -174,7 +166,7 @@ class NTK(_Static):
 
 
 @dataclass(frozen=True)
-class _Dynamic(_Shown):
+class _Dynamic(Shown):
     """A scaling whose factor grows with the text; what differs is how it weighs the heads."""
 
     rate: float = 1.0

@@ -22,11 +22,11 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from ntk_alibi import _arrays, _validation
 from ntk_alibi.bias import ALiBi
-from ntk_alibi.fused_attention import KeyNorms, merge
 from ntk_alibi.fused_attention import attention as fused_attention
 from ntk_alibi.integrations.growing_cache import GrowingLayer
 from ntk_alibi.integrations.patching import Settings, current, transformers_version
 from ntk_alibi.integrations.window_cache import WindowCache
+from ntk_alibi.plain_attention import KeyNorms, merge
 from ntk_alibi.scaling import Floats, Scaling
 from ntk_alibi.slopes import scaled_slopes, scaling_per
 from ntk_alibi.torch.sdpa import causal_linear_attention

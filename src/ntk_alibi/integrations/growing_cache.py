@@ -9,7 +9,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ntk_alibi import _validation
-from ntk_alibi.fused_attention import KeyNorms
+from ntk_alibi.plain_attention import KeyNorms
 
 
 class GrowingLayer(DynamicLayer):

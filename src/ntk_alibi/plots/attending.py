@@ -22,7 +22,7 @@ from ntk_alibi.plots.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ntk_alibi.fused_attention import Stats
+    from ntk_alibi.plain_attention import Stats
 
 #: More tokens than this are numbered rather than written out.
 MOST_LABELS = 40

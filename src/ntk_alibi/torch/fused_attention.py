@@ -16,18 +16,14 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ntk_alibi import _arrays, _validation
+from ntk_alibi.attention_gradients import attention_gradients
 from ntk_alibi.bialibi import BiALiBi
 from ntk_alibi.bias import ALiBi, both_sides, hidden_sides, with_axes
 from ntk_alibi.core_call import Options, checked_problem, checked_rule
 from ntk_alibi.distance_bias import DistanceBias
 from ntk_alibi.forget_gates import ForgetGates
-from ntk_alibi.fused_attention import (
-    attention_gradients,
-    first_positions,
-    plain_attention,
-    prepared,
-)
 from ntk_alibi.kernel_bias import KernelBias, Problem
+from ntk_alibi.plain_attention import first_positions, plain_attention, prepared
 from ntk_alibi.rotary_attention import attend_rotated, needs_rotation
 from ntk_alibi.scaling import scaling_from_config
 from ntk_alibi.slopes import scaling_per

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    # Workers share the cores: threads beyond these would wait for each other, spinning. libgomp
+    # reads this when the core is loaded. Tests of threads say how many they want.
+    workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
 
 from ntk_alibi import _core
 

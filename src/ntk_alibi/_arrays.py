@@ -53,7 +53,7 @@ def needs_torch(*values: Any) -> bool:
     """
     torch = sys.modules["torch"]
     query = values[0]
-    if torch.compiler.is_compiling() or query.device.type != "cpu" or query.dtype.itemsize == 8:
+    if torch.compiler.is_compiling() or not query.is_cpu or query.dtype.itemsize == 8:
         return True
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     if transformed or torch.is_autocast_enabled("cpu"):
@@ -167,6 +167,14 @@ def empty(shape: tuple[int, ...], dtype: str, *, torch: bool) -> Array:
         tensor: Array = module.empty(shape, dtype=getattr(module, dtype))
         return tensor
     return np.empty(shape, numpy_dtype(dtype))
+
+
+def empty_like(example: Any) -> Array:
+    """The same, of an example's framework, shape and dtype."""
+    if isinstance(example, np.ndarray):
+        return np.empty(example.shape, example.dtype)
+    tensor: Array = example.new_empty(example.shape)
+    return tensor
 
 
 def storage(array: Any) -> NDArray[Any]:

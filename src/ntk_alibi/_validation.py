@@ -7,6 +7,7 @@ expected and what came.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Collection, Mapping
@@ -396,11 +397,24 @@ def attention_shapes(query: Any, key: Any, value: Any, *, differentiable: bool =
             )
         if tensor and array.device != query.device:
             raise ValueError(f"{name} must be on query's device {query.device}, got {array.device}")
+    if differentiable:  # perhaps traced, with sizes that are no plain numbers
+        return _fitting_shapes(dtype, query.shape, key.shape, value.shape, differentiable=True)
+    return _known_fitting_shapes(dtype, query.shape, key.shape, value.shape)
+
+
+def _fitting_shapes(
+    dtype: Any,
+    query_shape: tuple[int, ...],
+    key_shape: tuple[int, ...],
+    value_shape: tuple[int, ...],
+    *,
+    differentiable: bool = False,
+) -> str:
     allowed = (*_arrays.CORE_DTYPES, "float64") if differentiable else _arrays.CORE_DTYPES
     core_dtype = floating_dtype(dtype, allowed)
-    (batch, heads, _, head_dim), key_shape = query.shape, tuple(key.shape)
-    if tuple(value.shape) != key_shape:
-        raise ValueError(f"value must have key's shape {key_shape}, got {tuple(value.shape)}")
+    (batch, heads, _, head_dim), key_shape = query_shape, tuple(key_shape)
+    if tuple(value_shape) != key_shape:
+        raise ValueError(f"value must have key's shape {key_shape}, got {tuple(value_shape)}")
     if (key_shape[0], key_shape[3]) != (batch, head_dim):
         raise ValueError(
             f"key must have batch {batch} and head_dim {head_dim} as query, got {key_shape}"
@@ -410,6 +424,10 @@ def attention_shapes(query: Any, key: Any, value: Any, *, differentiable: bool =
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
     integer("key length", key_shape[2], minimum=0)
     return core_dtype
+
+
+#: Most calls have the shapes of a call before: another layer's.
+_known_fitting_shapes = functools.lru_cache(maxsize=64)(_fitting_shapes)
 
 
 def no_dropout(value: Any) -> None:

@@ -104,10 +104,7 @@ def attention_gradients(
     call = Call.checked(query, key, value, bias, given, dtype)
     log_gradient = None if logsumexp_gradient is None else as_floats(logsumexp_gradient)
     outside = Outside(output, as_floats(logsumexp), output_gradient, log_gradient)
-    torch = _arrays.is_tensor(query)
-    key_gradient, value_gradient = (
-        _arrays.empty(tuple(x.shape), dtype, torch=torch) for x in (key, value)
-    )
+    key_gradient, value_gradient = map(_arrays.empty_like, (key, value))
     parts = call.parts()
     if call.problem.mask is not None or len(parts) > 1:  # the core leaves what is hidden as it is
         for gradient in (key_gradient, value_gradient):

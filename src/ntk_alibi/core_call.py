@@ -70,8 +70,9 @@ class Call(NamedTuple):
     @staticmethod
     def checked(query: Any, key: Any, value: Any, bias: Any, options: Options, dtype: str) -> Call:
         """From arguments of `attention`, of which shapes are checked."""
-        options = checked_rule(options, query.shape[3], known=True)
-        shape = (*query.shape[:3], key.shape[2])
+        batch, heads, queries, head_dim = query.shape
+        shape = (batch, heads, queries, key.shape[2])
+        options = checked_rule(options, head_dim, known=True)
         if not isinstance(bias, KernelBias):
             _validation.attention_bias(bias, shape, causal=options.causal)
         problem = checked_problem(options, shape)
@@ -106,9 +107,7 @@ class Call(NamedTuple):
         log: bool = True,
     ) -> tuple[Array, NDArray[np.float32] | None]:
         """Output and shifted logsumexp of a part, the latter if wanted."""
-        output = _arrays.empty(
-            tuple(self.query.shape), self.dtype, torch=_arrays.is_tensor(self.query)
-        )
+        output = _arrays.empty_like(self.query)
         logsumexp = np.empty(self.query.shape[:3], np.float32) if log else None
         _core.attention(
             *(*self._arguments(part), _arrays.storage(output), logsumexp, counts, norms)
@@ -182,8 +181,7 @@ class Call(NamedTuple):
             readable(outside.output_gradient),
             outside.logsumexp_gradient,
         )
-        torch = _arrays.is_tensor(self.query)
-        gradient = _arrays.empty(tuple(self.query.shape), self.dtype, torch=torch)
+        gradient = _arrays.empty_like(self.query)
         names = ("left", "right", "table", "sums", "dense")
         own = (None if part.exempt else gradients.get(name) for name in names)
         _core.attention_gradients(
@@ -270,8 +268,12 @@ _known_numbers = functools.lru_cache(maxsize=64, typed=True)(_checked_numbers)
 def checked_problem(options: Options, shape: tuple[int, ...]) -> Problem:
     """The problem (batch, heads, queries, keys) of options whose plain numbers are checked."""
     rule = (shape, options.causal, options.window, options.causal_block, options.sink)
-    masks = options.key_padding_mask, options.query_positions, options.key_positions
-    if options.align == "end" and all(x is None for x in masks):
+    if (
+        options.align == "end"
+        and options.key_padding_mask is None
+        and options.query_positions is None
+        and options.key_positions is None
+    ):
         return Problem(*rule)
     batch, _, queries, keys = shape
     align = _validation.alignment(options.align, options.query_positions)
@@ -325,7 +327,7 @@ def _kernel_bias(bias: Any, problem: Problem) -> KernelBias:
         own = bias
     else:
         own = KernelBias(dense=_arrays.to_numpy(bias))
-    if own.left is not None:
+    if own.left is not None and (own.left.shape[0] != 1 or own.right.shape[0] != 1):
         _validation.slope_batch(max(own.left.shape[0], own.right.shape[0]), problem.shape[0])
     if own.table is not None:
         _validation.covered(own.table_begin, own.table.shape[1], problem.distances())

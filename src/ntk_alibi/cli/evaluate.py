@@ -85,6 +85,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any] | None:
     """The summary, in the first process."""
     from ntk_alibi.evaluation import harness, study
     from ntk_alibi.models import load
+    from ntk_alibi.models.loading import NANO_BLOOM
 
     model, tokenizer, train_length = load(options.model, options.dtype)
     plan = study.Plan(options.train_length or train_length)
@@ -92,7 +93,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any] | None:
         plan = replace(plan, **study.QUICK)
     if options.methods:
         plan = replace(plan, methods=tuple(options.methods))
-    name = options.model or "nano-bloom"
+    name = options.model or NANO_BLOOM
     with unfinished(options.output) as folder:
         found = study.evaluate(model, tokenizer, plan, folder, quiet=options.json, name=name)
     return found if harness.is_first_process() else None
@@ -132,12 +133,13 @@ def _comparison(options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.language_model import StretchedLM
     from ntk_alibi.evaluation.methods import DEFAULT_METHODS, parse_method
     from ntk_alibi.models import load
+    from ntk_alibi.models.loading import NANO_BLOOM
 
     _validation.integer("--batch-size", options.batch_size, minimum=1)
     metadata = {**(options.metadata or {})}
     if options.data is not None:
         metadata["data"] = options.data
-    name = options.model or "nano-bloom"
+    name = options.model or NANO_BLOOM
     tasks = comparison.load_known(options.tasks, metadata, name)
     model, tokenizer, train_length = load(options.model, options.dtype)
     length = options.train_length or train_length

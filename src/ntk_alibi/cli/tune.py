@@ -42,6 +42,7 @@ def _run(options: argparse.Namespace) -> None:
     from ntk_alibi.cli.evaluate import unfinished
     from ntk_alibi.evaluation import harness, report, tuning
     from ntk_alibi.models import load
+    from ntk_alibi.models.loading import NANO_BLOOM
 
     for name in ("length", "records", "windows"):
         _validation.integer(f"--{name}", getattr(options, name), minimum=1)
@@ -54,7 +55,7 @@ def _run(options: argparse.Namespace) -> None:
         options.windows,
         options.seed,
     )
-    name = options.model or "nano-bloom"
+    name = options.model or NANO_BLOOM
     with unfinished(options.output) as folder:
         found = tuning.search(model, tokenizer, wanted, Path(folder), quiet=options.json, name=name)
     if not harness.is_first_process():

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from ntk_alibi import _validation
 from ntk_alibi.evaluation.methods import ORIGINAL, Method, named_method
 from ntk_alibi.integrations import PatchHandle, patch
-from ntk_alibi.models.loading import nano_bloom_path, train_length_of
+from ntk_alibi.models.loading import checkpoint_name, train_length_of
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -100,8 +100,8 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             _validation.integer("max_length", max_length, minimum=2)
         elif str(options.get("batch_size", 1)).startswith("auto"):
             _validation.missing("max_length", "with batch_size=auto, which tries such a batch")
-        if pretrained is None or pretrained == "nano-bloom":
-            pretrained = str(nano_bloom_path())
+        if pretrained is None or isinstance(pretrained, str):
+            pretrained = checkpoint_name(pretrained)
         options = {"dtype": "float32", "device": _device(), **options}
         super().__init__(pretrained, max_length=max_length, **options)
         self._split_among_processes()

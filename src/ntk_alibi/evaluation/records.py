@@ -23,7 +23,7 @@ from ntk_alibi import _validation
 from ntk_alibi.evaluation import corpus, haystacks
 from ntk_alibi.evaluation.retrieval import Decode, decoder, encoder, prose_windows
 from ntk_alibi.evaluation.tasks import Case, Lines, Task, Topics, cached_encoder
-from ntk_alibi.models.loading import nano_bloom_path
+from ntk_alibi.models.loading import checkpoint_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -250,7 +250,5 @@ def _tokenizer(tokenizer: Any = None, pretrained: Any = None, **_: Any) -> PreTr
 def _load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    if name in (None, "nano-bloom"):
-        name = str(nano_bloom_path())
-    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(checkpoint_name(name))
     return loaded

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ntk_alibi.evaluation import harness
 from ntk_alibi.evaluation.methods import DEFAULT_METHODS, Method, model_arguments, parse_method
 from ntk_alibi.evaluation.scoring import accuracy_interval
+from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import Scaling
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def evaluate(
     *,
     quiet: bool = False,
     wrap: Callable[[Scaling | None], Scaling | None] = lambda scaling: scaling,
-    name: str = "nano-bloom",
+    name: str = NANO_BLOOM,
 ) -> Summary:
     """Do a study, resuming what path holds of it, with progress bars; its summary.
 

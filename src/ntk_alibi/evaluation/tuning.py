@@ -20,6 +20,7 @@ from ntk_alibi import _validation
 from ntk_alibi.evaluation import study
 from ntk_alibi.evaluation.methods import ORIGINAL, parse_method
 from ntk_alibi.evaluation.scoring import accuracy_interval
+from ntk_alibi.models.loading import NANO_BLOOM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -87,7 +88,7 @@ def search(
     path: Path,
     *,
     quiet: bool = False,
-    name: str = "nano-bloom",
+    name: str = NANO_BLOOM,
 ) -> dict[str, Any]:
     """Search, resuming what path holds of it.
 

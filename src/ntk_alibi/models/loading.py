@@ -12,6 +12,9 @@ from ntk_alibi import _validation
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+#: The embedded model in commands.
+NANO_BLOOM = "nano-bloom"
+
 #: The training length of BLOOM, whose config does not always tell.
 BLOOM_TRAIN_LENGTH = 2048
 
@@ -28,6 +31,16 @@ def nano_bloom_path() -> Path:
     return Path(str(resources.files("ntk_alibi.models") / "nano_bloom"))
 
 
+def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
+    """What transformers loads a model from; None and "nano-bloom" are the embedded one.
+
+    A folder of that name, as training makes it, goes first.
+    """
+    if model is None or (model == NANO_BLOOM and not os.path.exists(model)):
+        return os.fspath(nano_bloom_path())
+    return os.fspath(model)
+
+
 def train_length_of(config: PreTrainedConfig) -> int:
     """The training length that a config tells; BLOOM's where it does not."""
     for name in ("seq_length", "max_seq_len", "max_position_embeddings"):
@@ -42,7 +55,8 @@ def load(
     """A causal language model, its tokenizer and its training length, ready for evaluation.
 
     Args:
-        model: a folder, a hub name such as "bigscience/bloom-560m", or None for the nano BLOOM.
+        model: a folder, a hub name such as "bigscience/bloom-560m", or None or "nano-bloom" for
+            the nano BLOOM.
         dtype: "float32", "bfloat16" or "float16".
 
     Returns:
@@ -56,7 +70,7 @@ def load(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _validation.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
-    name = os.fspath(nano_bloom_path() if model is None else model)
+    name = checkpoint_name(model)
     if (os.path.exists(name) or name.startswith((".", os.sep))) and not os.path.isfile(
         os.path.join(name, "config.json")
     ):

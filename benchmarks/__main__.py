@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ntk_alibi as na
 from benchmarks import attention, bias, bloom, gradient
-from ntk_alibi.evaluation import document
+from ntk_alibi.evaluation.report.markdown import replace_section
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/benchmarks.md"
@@ -26,7 +26,7 @@ def main() -> None:
     for name, text in sections:
         print(text, end="\n\n", flush=True)
         if options.write:
-            document.replace_section(DOCUMENT, name, text)
+            replace_section(DOCUMENT, name, text)
 
 
 def _bias(options: argparse.Namespace) -> Iterator[tuple[str, str]]:

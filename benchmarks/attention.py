@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import decode, memory, overhead, peak, picture, prefill, prefill_tables
 from benchmarks.problems import Case, dtype_name
-from ntk_alibi.evaluation import document
+from ntk_alibi.evaluation.report.markdown import describe_machine, table
 
 PICTURE = "pictures/attention-speed.png"  # from the document
 
@@ -70,7 +70,7 @@ def _print_estimates(settings: Settings) -> None:
 
 def _measure(name: str, settings: Settings) -> None:
     print(name, file=sys.stderr, flush=True)
-    machine = document.machine(("onnxruntime", "jax"))
+    machine = describe_machine(("onnxruntime", "jax"))
     numbers = PARTS[name].measure(settings)
     if not numbers:
         return  # all are longer than the longest
@@ -126,7 +126,7 @@ def _decode_cases(settings: Settings) -> list[tuple[int, torch.dtype]]:
 
 
 PARTS = {
-    "machine": Part(_peaks, lambda rows: document.table(rows[0], rows[1:]), lambda _: 10.0),
+    "machine": Part(_peaks, lambda rows: table(rows[0], rows[1:]), lambda _: 10.0),
     "short": _prefill(prefill.short),
     **{
         f"prefill-{dtype_name(dtype)}-{dim}": _prefill(

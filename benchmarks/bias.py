@@ -9,7 +9,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor as trans
 
 import ntk_alibi as na
 from benchmarks.timing import Call, interleaved
-from ntk_alibi.evaluation import document
+from ntk_alibi.evaluation.report.markdown import describe_machine, table
 
 BATCH, HEADS, KEYS = 8, 112, 8192
 DENSE_HEADS, DENSE_LENGTH = 16, 8192
@@ -19,7 +19,7 @@ def run(rounds: int) -> str:
     """All tables as Markdown."""
     return "\n\n".join(
         [
-            document.machine() + f"; medians of {rounds} interleaved rounds.",
+            describe_machine() + f"; medians of {rounds} interleaved rounds.",
             *(key_only(dtype, rounds) for dtype in (torch.float32, torch.bfloat16)),
             *(dense(dtype, rounds) for dtype in (torch.float32, torch.bfloat16)),
         ]
@@ -89,4 +89,4 @@ def _table(title: str, seconds: Mapping[str, float], peer: str, out: torch.Tenso
         for name, s in seconds.items()
     ]
     header = ["", "ms", "GB/s written", "of filling", f"speed / {peer}"]
-    return f"{title}\n\n{document.table(header, rows)}"
+    return f"{title}\n\n{table(header, rows)}"

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, BloomConfig, BloomForCausalLM, DynamicCa
 import ntk_alibi as na
 from benchmarks.memory import peak_beyond_now
 from benchmarks.timing import Call, interleaved
-from ntk_alibi.evaluation import document
+from ntk_alibi.evaluation.report.markdown import describe_machine, table
 from ntk_alibi.models import nano_bloom_path
 
 HIDDEN, HEADS = 1024, 16  # bloom-560m's
@@ -34,7 +34,7 @@ STOCK, PATCHED, CTRANSLATE2 = "transformers", "`na.patch`", "CTranslate2"
 def run(rounds: int) -> str:
     """All tables as Markdown."""
     head = (
-        f"{document.machine(['ctranslate2'])}; hidden size {HIDDEN}, {HEADS} heads, B = 1, random "
+        f"{describe_machine(['ctranslate2'])}; hidden size {HIDDEN}, {HEADS} heads, B = 1, random "
         f"weights; medians of {rounds} interleaved rounds. A block is a model of one layer without "
         "logits; GB are its memory beyond the weights, at the peak."
     )
@@ -63,7 +63,7 @@ def _block_table(rounds: int) -> str:
             ]
         )
     header = ["prefill of a block", "transformers, s", "patched, s", "ratio", "GB", "patched, GB"]
-    return document.table(header, rows)
+    return table(header, rows)
 
 
 def _decode_table(rounds: int) -> str:
@@ -85,7 +85,7 @@ def _decode_table(rounds: int) -> str:
             [f"{length}, {_name(dtype)}: {name}", f"{1e3 * s:.2f}", f"{first / s:.1f}"]
             for name, s in seconds.items()
         ]
-    return document.table(["a token on cached keys, a block", "ms", "times"], rows)
+    return table(["a token on cached keys, a block", "ms", "times"], rows)
 
 
 def _model_table(rounds: int) -> str:
@@ -116,7 +116,7 @@ def _model_table(rounds: int) -> str:
                     token = f"{1e3 * (seconds[f'{name} 1'] - seconds[f'{name} 0']) / TOKENS:.1f}"
                 rows.append([f"{length}: {name}", f"{seconds[name]:.2f}", token])
     header = [f"{LAYERS} layers, logits, float32", "prefill, s", "a token, ms"]
-    return document.table(header, rows)
+    return table(header, rows)
 
 
 def _name(dtype: torch.dtype) -> str:

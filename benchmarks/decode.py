@@ -13,7 +13,7 @@ from benchmarks import peak
 from benchmarks.prefill_tables import milliseconds
 from benchmarks.problems import HEADS, dtype_name
 from benchmarks.timing import Call, interleaved
-from ntk_alibi.evaluation import document
+from ntk_alibi.evaluation.report.markdown import table
 
 KEYS = (8192, 32768, 131072)
 HEAD_DIM = 64
@@ -89,7 +89,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"D = {result['head_dim']}, {result['threads']} threads**; memory is read with "
         f"{result['read_peak'] / 1e9:.1f} GB/s"
     )
-    return f"{title}\n\n{document.table([*header, 'error'], rows)}"
+    return f"{title}\n\n{table([*header, 'error'], rows)}"
 
 
 def _row(result: dict[str, Any], name: str) -> list[str]:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import ntk_alibi as na
 from benchmarks.timing import interleaved
-from ntk_alibi.evaluation import document
+from ntk_alibi.evaluation.report.markdown import describe_machine, table
 
 HEADS, HEAD_DIM = 16, 64
 LENGTHS = (2048, 8192)
@@ -23,13 +23,13 @@ BASELINE = "torch SDPA, causal, *no bias*"
 def run(rounds: int, lengths: tuple[int, ...] = LENGTHS) -> str:
     """All tables as Markdown."""
     head = (
-        f"{document.machine()}; float32, B = 1, H = {HEADS}, D = {HEAD_DIM}, unit-variance inputs; "
+        f"{describe_machine()}; float32, B = 1, H = {HEADS}, D = {HEAD_DIM}, unit-variance inputs; "
         f"medians of {rounds} interleaved rounds. All but the first differentiate the slopes, too."
     )
-    return "\n\n".join([head, *(table(length, rounds) for length in lengths)])
+    return "\n\n".join([head, *(length_table(length, rounds) for length in lengths)])
 
 
-def table(length: int, rounds: int) -> str:
+def length_table(length: int, rounds: int) -> str:
     """One length: forward and backward of each candidate."""
     generator = torch.Generator().manual_seed(0)
     query, key, value, incoming = (
@@ -59,7 +59,7 @@ def table(length: int, rounds: int) -> str:
         for name in forward
     ]
     header = ["", "forward, ms", "backward, ms", "backward / no bias", "both / no bias"]
-    return f"L = {length}\n\n{document.table(header, rows)}"
+    return f"L = {length}\n\n{table(header, rows)}"
 
 
 def _candidates(

@@ -18,7 +18,7 @@ from benchmarks import problems
 from benchmarks.prefill import CANDIDATES, thread_counts
 from benchmarks.problems import Case
 from benchmarks.timing import Call
-from ntk_alibi.evaluation import document
+from ntk_alibi.evaluation.report.markdown import table
 
 LENGTH, HEAD_DIM = 8192, 64
 MOST_BYTES = 8e9  # a candidate that needs more is left out
@@ -58,7 +58,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"**L = {result['length']}, D = {result['head_dim']}, float32**; the inputs have "
         f"{result['inputs'] / 1e6:.0f} MB"
     )
-    return f"{title}\n\n{document.table(['', 'MB beyond the inputs'], rows)}"
+    return f"{title}\n\n{table(['', 'MB beyond the inputs'], rows)}"
 
 
 def _case(length: int) -> Case:

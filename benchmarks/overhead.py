@@ -13,7 +13,7 @@ from benchmarks.candidates import BASELINE, key_row
 from benchmarks.problems import Case
 from benchmarks.timing import Call, interleaved
 from ntk_alibi import _core
-from ntk_alibi.evaluation import document
+from ntk_alibi.evaluation.report.markdown import table
 
 LENGTHS = (1, 4, 16)
 HEAD_DIM = 64
@@ -46,7 +46,7 @@ def markdown(results: list[dict[str, Any]]) -> str:
     rows = [[name, *(f"{1e6 * r['seconds'][name]:.1f}" for r in results)] for name in names]
     first = results[0]
     title = f"**H = {first['heads']}, D = {first['head_dim']}, float32, 1 thread**, microseconds"
-    return f"{title}\n\n{document.table(header, rows)}"
+    return f"{title}\n\n{table(header, rows)}"
 
 
 def _calls(length: int) -> dict[str, Call]:

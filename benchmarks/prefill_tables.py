@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.candidates import BASELINE, OURS
 from benchmarks.prefill import CANDIDATES
-from ntk_alibi.evaluation import document
+from ntk_alibi.evaluation.report.markdown import table
 
 Result = dict[str, Any]
 
@@ -38,7 +38,7 @@ def _table(results: Sequence[Result]) -> str:
     rows = [
         [name, *(_cell(r, name) for r in results), _largest_error(results, name)] for name in names
     ]
-    return document.table(header, rows + [[*row, ""] for row in _shares(results)])
+    return table(header, rows + [[*row, ""] for row in _shares(results)])
 
 
 def _cell(result: Result, name: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 import ntk_alibi as na
-from ntk_alibi.evaluation.corpus import held_out_text
+from ntk_alibi.evaluation.records.corpus import held_out_text
 from ntk_alibi.models import load
 
 HEADS = 16

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from repository import ROOT
+
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     # Workers share the cores: threads beyond these would wait for each other, spinning. libgomp
     # reads this when the core is loaded. Tests of threads say how many they want.
@@ -16,8 +18,6 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
 
 from ntk_alibi import _core
-
-ROOT = Path(__file__).parents[1]
 
 settings.register_profile("default", deadline=None, max_examples=60, derandomize=True)
 settings.register_profile("sanitize", deadline=None, max_examples=20, derandomize=True)
@@ -49,7 +49,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     import transformers
 
-    from ntk_alibi.models.tokenizer import SPECIAL_TOKENS, build_tokenizer
+    from ntk_alibi.training.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
     tokenizer = transformers.PreTrainedTokenizerFast(

@@ -32,9 +32,9 @@ from benchmarks.candidates import Candidate
 from benchmarks.problems import Case
 
 import ntk_alibi as na
-from ntk_alibi.evaluation import document
+from ntk_alibi.evaluation.report import markdown
+from repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 PEERS = {candidate.runtime: candidate for candidate in optional_peers.OPTIONAL}
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -178,9 +178,9 @@ def test_the_command_refuses(
 def test_the_document_has_a_place_for_each_part(tmp_path: Path) -> None:
     copy = shutil.copy(ROOT / "docs/benchmarks.md", tmp_path)
     for name in [*attention.PARTS, "picture"]:
-        document.replace_section(Path(copy), f"attention-{name}", "text")
+        markdown.replace_section(Path(copy), f"attention-{name}", "text")
     with pytest.raises(ValueError, match="must hold the markers"):
-        document.replace_section(Path(copy), "attention-of-cats", "text")
+        markdown.replace_section(Path(copy), "attention-of-cats", "text")
 
 
 def test_gradients_have_a_table() -> None:

@@ -14,36 +14,26 @@ from pathlib import Path
 import pytest
 
 import ntk_alibi as na
+from repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/ntk_alibi"
 
-#: Layers from the bottom up; a module imports from its own layer and from lower ones only.
+#: Layers from the bottom up: files and folders of the package, a folder's own `__init__` by that
+#: name. A module imports from its own layer and from lower ones only.
 PYTHON_LAYERS = [
     ["_core"],
-    ["_arrays", "_validation", "_runtime", "_shown"],
-    [
-        "scaling",
-        "slopes",
-        "kernel_bias",
-        "bias",
-        "bialibi",
-        "distance_bias",
-        "forget_gates",
-        "rotary",
-        "log_n",
-        "reference",
-        "precision",
-    ],
-    ["core_call"],
-    ["rotary_attention", "plain_attention", "attention_gradients"],
-    ["torch.fused_attention"],  # which `attention` of a tensor asks
-    ["fused_attention"],
-    ["inspection", "_rich"],
+    ["_arrays", "_checks", "_runtime", "_repr_html"],
+    ["masks", "scaling", "reference"],
+    ["biases", "positions", "precision"],
+    ["fused"],
+    ["torch.operator", "torch.bias_tensors", "torch.checks", "torch.chunks"],
+    ["fused.attention"],  # asks torch.operator about tensors that require grad
+    ["fused.__init__", "inspection", "_notebook"],
     ["torch"],
     ["integrations"],
-    ["evaluation", "models", "plots"],
-    ["cli"],
+    ["models"],
+    ["evaluation", "plots"],
+    ["training", "extrapolation", "cli"],
 ]
 
 #: What a C++ folder may include, besides the standard library.
@@ -65,10 +55,13 @@ MODULES = {name.removesuffix(".__init__"): path for name, path in MODULES.items(
 
 
 def layer(module: str) -> int:
-    """Of a module, or of the folder it is in."""
-    parts = module.split(".")[1:]
+    """Return the layer of a module: its own, or that of the innermost folder that has one."""
     known = {name: i for i, names in enumerate(PYTHON_LAYERS) for name in names}
-    return known.get(".".join(parts), known[parts[0]])
+    parts = module.removeprefix("ntk_alibi.").split(".")
+    if MODULES[module].stem == "__init__":
+        parts.append("__init__")
+    places = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next(known[place] for place in places if place in known)
 
 
 def imports(path: Path) -> set[str]:

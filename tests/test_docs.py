@@ -15,7 +15,7 @@ import pytest
 
 import ntk_alibi as na
 from ntk_alibi import inspection, plots
-from test_codebase import ROOT
+from repository import ROOT
 
 DOCS = ROOT / "docs"
 

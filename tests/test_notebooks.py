@@ -12,7 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from test_codebase import ROOT
+from repository import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 

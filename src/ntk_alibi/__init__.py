@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _rich, _runtime
+from ntk_alibi import _notebook, _runtime
 from ntk_alibi._core import __version__
 from ntk_alibi._runtime import info, set_num_threads
-from ntk_alibi.bialibi import BiALiBi
-from ntk_alibi.bias import ALiBi, build_alibi_tensor
-from ntk_alibi.distance_bias import (
-    BAM,
-    T5,
-    DistanceFunction,
-    DistanceTable,
-    KerpleLog,
-    KerplePower,
-    Sandwich,
-)
-from ntk_alibi.forget_gates import ForgetGates
-from ntk_alibi.fused_attention import attention
-from ntk_alibi.log_n import log_n_scale
-from ntk_alibi.plain_attention import KeyNorms, merge
-from ntk_alibi.rotary import XPOS, RoPE
+from ntk_alibi.biases.alibi import ALiBi
+from ntk_alibi.biases.bam import BAM
+from ntk_alibi.biases.bialibi import BiALiBi
+from ntk_alibi.biases.dense import build_alibi_tensor
+from ntk_alibi.biases.distance import DistanceFunction, DistanceTable
+from ntk_alibi.biases.forget_gates import ForgetGates
+from ntk_alibi.biases.kerple import KerpleLog, KerplePower
+from ntk_alibi.biases.sandwich import Sandwich
+from ntk_alibi.biases.slopes import alibi_slopes
+from ntk_alibi.biases.t5 import T5
+from ntk_alibi.fused.attention import attention
+from ntk_alibi.fused.key_norms import KeyNorms
+from ntk_alibi.fused.merge import merge
+from ntk_alibi.positions.log_n import log_n_scale
+from ntk_alibi.positions.rotary import XPOS, RoPE
 from ntk_alibi.scaling import (
     NTK,
     DynamicInterpolation,
@@ -31,13 +30,12 @@ from ntk_alibi.scaling import (
     Scaling,
     scaling_from_config,
 )
-from ntk_alibi.slopes import alibi_slopes
 
 if TYPE_CHECKING:
     from ntk_alibi import plots, precision, reference
     from ntk_alibi.integrations import patch
-    from ntk_alibi.integrations.growing_cache import GrowingCache
-    from ntk_alibi.integrations.window_cache import WindowCache
+    from ntk_alibi.integrations.caches.growing import GrowingCache
+    from ntk_alibi.integrations.caches.window import WindowCache
     from ntk_alibi.torch.alibi_attention import AlibiAttention
 
 __all__ = [
@@ -77,7 +75,7 @@ __all__ = [
     "set_num_threads",
 ]
 
-_rich.start()
+_notebook.start()
 _runtime.start()
 
 
@@ -88,9 +86,9 @@ def __getattr__(name: str) -> Any:
     if name == "AlibiAttention":
         return import_module("ntk_alibi.torch.alibi_attention").AlibiAttention
     if name == "GrowingCache":
-        return import_module("ntk_alibi.integrations.growing_cache").GrowingCache
+        return import_module("ntk_alibi.integrations.caches.growing").GrowingCache
     if name == "WindowCache":
-        return import_module("ntk_alibi.integrations.window_cache").WindowCache
+        return import_module("ntk_alibi.integrations.caches.window").WindowCache
     if name == "patch":
         return import_module("ntk_alibi.integrations").patch
     if name in ("plots", "precision", "reference"):

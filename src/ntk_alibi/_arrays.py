@@ -26,6 +26,19 @@ else:
     Array = Any
     DTypeLike = Any
 
+
+def as_floats(array: Any) -> NDArray[np.float32]:
+    """Numbers as contiguous float32, copied only where they are not so."""
+    return np.require(to_numpy(array), np.float32, ["C", "ALIGNED"])
+
+
+def readable(array: Any) -> NDArray[Any]:
+    """Memory of an array, aligned and with unit last stride, copied only where it is not so."""
+    memory = storage(array)
+    unit = memory.strides[-1] == memory.itemsize or memory.shape[-1] <= 1
+    return memory if unit and memory.flags.aligned else memory.copy()
+
+
 #: The floating types the core writes, by the name that NumPy, ml_dtypes and torch share.
 CORE_DTYPES = {
     "float32": _core.DType.float32,
@@ -276,18 +289,6 @@ def rows_of_integers(value: Any, length: int, example: Any) -> Any:
     else:
         rows = to_numpy(value).astype(np.int64)
     return rows if rows.ndim == 2 else rows[None]
-
-
-def both_positions(
-    query_positions: Any, key_positions: Any, queries: int, keys: int, example: Any
-) -> tuple[Any, Any]:
-    """Positions of queries and keys, (1 or batch, length) int64; the last ones aligned."""
-    at_keys = rows_of_integers(key_positions, keys, example)
-    if query_positions is not None:
-        return rows_of_integers(query_positions, queries, example), at_keys
-    if key_positions is not None:
-        return at_keys[:, keys - queries :], at_keys
-    return arange(queries, example)[None] + (keys - queries), at_keys
 
 
 def counts_below(values: Any, bounds: tuple[Any, ...]) -> list[Any]:

@@ -6,7 +6,7 @@ import os
 from importlib import metadata
 from typing import Any
 
-from ntk_alibi import _core, _validation
+from ntk_alibi import _checks, _core
 
 OPTIONAL_PACKAGES = ("ml_dtypes", "torch", "transformers", "matplotlib", "rich")
 
@@ -39,7 +39,7 @@ def set_num_threads(num_threads: int) -> None:
         1
         >>> na.set_num_threads(0)
     """
-    threads = _validation.integer("num_threads", num_threads, minimum=0, maximum=4096)
+    threads = _checks.integer("num_threads", num_threads, minimum=0, maximum=4096)
     if threads > 1 and _core.forked():
         raise RuntimeError(
             f"num_threads must be 1 in a forked process, got {threads}: OpenMP's threads do not "

@@ -11,10 +11,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _validation
-from ntk_alibi.bias import ALiBi, both_sides
-from ntk_alibi.fused_attention import attention
-from ntk_alibi.slopes import scaling_per
+from ntk_alibi import _arrays, _checks
+from ntk_alibi.biases import checks as bias_checks
+from ntk_alibi.biases.alibi import ALiBi
+from ntk_alibi.biases.slopes import both_sides, scaling_per
+from ntk_alibi.fused.attention import attention
 
 #: Where `receptive_field` stops looking, in tokens.
 LONGEST = 2**16
@@ -51,9 +52,9 @@ def bias_by_distance(
         >>> bias_by_distance(na.ALiBi(2), 4)[0]
         array([ 0.    , -0.0625, -0.125 , -0.1875])
     """
-    _validation.bias_object(bias)
-    count = _validation.integer("longest", longest, minimum=1)
-    _validation.choice("side", side, ("behind", "ahead"))
+    bias_checks.bias_object(bias)
+    count = _checks.integer("longest", longest, minimum=1)
+    _checks.choice("side", side, ("behind", "ahead"))
     static = _at_length(bias, count if length is None else length)
     if side == "behind":
         values = _arrays.to_numpy(static.tensor(1, count))[0, :, 0, ::-1]
@@ -100,7 +101,7 @@ def receptive_field(
 
     Source: the weights are those of Press et al. 2022 (arXiv 2108.12409).
     """
-    level = np.log(_validation.share("share", share))
+    level = np.log(_checks.share("share", share))
     values = bias_by_distance(bias, longest, length=length, side=side)
     reach = np.full(len(values), np.inf)
     for head, row in enumerate(values):
@@ -144,12 +145,12 @@ def weights(
                [0.5, 0.5, 0. ],
                [0. , 0.5, 0.5]], dtype=float32)
     """
-    queries = _validation.integer("query_length", query_length, minimum=1)
+    queries = _checks.integer("query_length", query_length, minimum=1)
     keys = queries
     if key_length is not None:
-        keys = _validation.integer("key_length", key_length, minimum=1)
+        keys = _checks.integer("key_length", key_length, minimum=1)
     heads = 1 if bias is None else _heads(bias)
-    width = min(keys, _validation.MAX_HEAD_DIM)
+    width = min(keys, _checks.MAX_HEAD_DIM)
     query = np.zeros((1, heads, queries, width), np.float32)
     key = np.zeros((1, 1, keys, width), np.float32)
     result = np.empty((heads, queries, keys), np.float32)
@@ -200,7 +201,7 @@ def _at_length(bias: Any, length: int) -> Any:
         return bias
     if bias.slopes is None:
         per = scaling_per(bias.scaling)
-        tokens = _validation.lengths([length])
+        tokens = bias_checks.lengths([length])
         asked = {None: None, "sequence": tokens, "query": tokens[:, None]}[per]
         return ALiBi(bias.num_heads, slopes=bias.left_right(1, asked), sides="two_slopes")
     left, right = (_arrays.to_numpy(side) for side in both_sides(bias.slopes))

@@ -12,8 +12,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ntk_alibi import _validation
+from ntk_alibi import _checks
 from ntk_alibi._arrays import DTypeLike
+from ntk_alibi.positions import checks as position_checks
 
 Floats: TypeAlias = NDArray[np.float64]
 Form: TypeAlias = Literal["absolute", "relative"]
@@ -145,7 +146,7 @@ def last_positions(dtype: DTypeLike, window: int, count: int = 100) -> tuple[Flo
     Source: Baichuan's article on position collisions (2023), figure 9.
     """
     window = _window(window)
-    count = _validation.integer("count", count, minimum=1)
+    count = _checks.integer("count", count, minimum=1)
     positions = np.arange(max(window - count, 0), window, dtype=np.float64)
     return positions, _rounded(positions, _name(dtype))
 
@@ -180,7 +181,7 @@ def alibi_row(slope: float, length: int, dtype: DTypeLike, form: Form) -> Floats
 
     Source: Baichuan's article on position collisions (2023), figure 11.
     """
-    slope = _validation.finite("slope", slope, minimum=0.0)
+    slope = _checks.finite("slope", slope, minimum=0.0)
     keys = np.arange(_window(length, "length"), dtype=np.float64)
     row: Floats = _alibi(slope, keys[-1:], keys, _name(dtype), form)[0]
     return row
@@ -219,8 +220,8 @@ def softmax_error(
         relative fine
     """
     query, key = np.asarray(query, np.float64), np.asarray(key, np.float64)
-    _validation.vectors_of_one_head(query, key)
-    slope = _validation.finite("slope", slope, minimum=0.0)
+    _check_vectors_of_one_head(query, key)
+    slope = _checks.finite("slope", slope, minimum=0.0)
     k = np.arange(len(key), dtype=np.float64)
     q = k[len(key) - len(query) :]
     scores = np.where(q[:, None] >= k, query @ key.T / math.sqrt(query.shape[1]), -np.inf)
@@ -265,9 +266,9 @@ def rope_tables(
     Source: Baichuan's article on position collisions (2023), its repair of RoPE.
     """
     name = _name(dtype)
-    pairs = _validation.rotary_dim(None, _validation.head_dim(head_dim)) // 2
-    base = _validation.finite("base", base, minimum=1.0, inclusive=False)
-    inner = "float32" if _validation.boolean("repaired", repaired) else name
+    pairs = position_checks.rotary_dim(None, _checks.head_dim(head_dim)) // 2
+    base = _checks.finite("base", base, minimum=1.0, inclusive=False)
+    inner = "float32" if _checks.boolean("repaired", repaired) else name
     positions = _rounded(np.arange(_window(length, "length"), dtype=np.float64), inner)
     frequencies = _rounded(base ** (-np.arange(pairs) / pairs), inner)
     angles = _rounded(np.multiply.outer(positions, frequencies), inner)
@@ -285,7 +286,7 @@ def _rounded(numbers: Floats, name: str) -> Floats:
 
 def _alibi(slope: float, q: Floats, k: Floats, name: str, form: str) -> Floats:
     """The bias of queries at q and keys at k, (queries, keys); rounded in one of two forms."""
-    _validation.choice("form", form, ("absolute", "relative"))
+    _checks.choice("form", form, ("absolute", "relative"))
     if form == "absolute":
         return _rounded(slope * k, name) - slope * q[:, None]
     return _rounded(slope * (k - q[:, None]), name)
@@ -298,8 +299,19 @@ def _softmax(scores: Floats) -> Floats:
 
 
 def _name(dtype: DTypeLike) -> str:
-    return _validation.floating_dtype(dtype, FORMATS)
+    return _checks.floating_dtype(dtype, FORMATS)
 
 
 def _window(value: Any, name: str = "window") -> int:
-    return _validation.integer(name, value, minimum=1)
+    return _checks.integer(name, value, minimum=1)
+
+
+def _check_vectors_of_one_head(query: NDArray[Any], key: NDArray[Any]) -> None:
+    """Queries and keys (length, head_dim), no more queries than keys."""
+    for name, array in (("query", query), ("key", key)):
+        if array.ndim != 2:
+            raise ValueError(f"{name} must have shape (length, head_dim), got {array.shape}")
+    if query.shape[1] != key.shape[1] or len(query) > len(key):
+        raise ValueError(
+            f"query must have key's head_dim and at most its length {key.shape}, got {query.shape}"
+        )

@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkabl
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _validation
-from ntk_alibi._shown import Shown
+from ntk_alibi import _checks
+from ntk_alibi._repr_html import ReprHtml
 
 Floats: TypeAlias = NDArray[np.float64]
 Per: TypeAlias = Literal["sequence", "query"]
@@ -84,7 +84,7 @@ def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
 
 
 @dataclass(frozen=True)
-class _Static(Shown):
+class _Static(ReprHtml):
     """A scaling by one factor; what differs is how it weighs the heads."""
 
     factor: float
@@ -92,7 +92,7 @@ class _Static(Shown):
     alibi_type: ClassVar[str]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", _validation.finite("factor", self.factor, minimum=1.0))
+        object.__setattr__(self, "factor", _checks.finite("factor", self.factor, minimum=1.0))
 
     @staticmethod
     def _weights(exponents: Floats) -> Floats:
@@ -166,7 +166,7 @@ class NTK(_Static):
 
 
 @dataclass(frozen=True)
-class _Dynamic(Shown):
+class _Dynamic(ReprHtml):
     """A scaling whose factor grows with the text; what differs is how it weighs the heads."""
 
     rate: float = 1.0
@@ -175,11 +175,11 @@ class _Dynamic(Shown):
     alibi_type: ClassVar[str]
 
     def __post_init__(self) -> None:
-        rate = _validation.finite("rate", self.rate, minimum=0.0, inclusive=False)
-        train_length = _validation.integer("train_length", self.train_length, minimum=1)
+        rate = _checks.finite("rate", self.rate, minimum=0.0, inclusive=False)
+        train_length = _checks.integer("train_length", self.train_length, minimum=1)
         object.__setattr__(self, "rate", rate)
         object.__setattr__(self, "train_length", train_length)
-        _validation.choice("per", self.per, ("sequence", "query"))
+        _checks.choice("per", self.per, ("sequence", "query"))
 
     @staticmethod
     def _weights(exponents: Floats) -> Floats:
@@ -281,18 +281,16 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
         NTK(factor=4.0)
     """
     types = ("default", *_STATIC_TYPES, *_DYNAMIC_TYPES)
-    _validation.keys("config", config, required=["alibi_type"], optional=config)
-    alibi_type = _validation.choice("alibi_type", config["alibi_type"], types)
+    _checks.keys("config", config, required=["alibi_type"], optional=config)
+    alibi_type = _checks.choice("alibi_type", config["alibi_type"], types)
     if alibi_type == "default":
-        _validation.keys("config", config, required=["alibi_type"])
+        _checks.keys("config", config, required=["alibi_type"])
         return None
     if alibi_type in _STATIC_TYPES:
-        _validation.keys("config", config, required=["alibi_type", "factor"])
+        _checks.keys("config", config, required=["alibi_type", "factor"])
         return _STATIC_TYPES[alibi_type](config["factor"])
     length_key = "original_max_position_embeddings"
-    _validation.keys(
-        "config", config, required=["alibi_type", "factor", length_key], optional=["per"]
-    )
+    _checks.keys("config", config, required=["alibi_type", "factor", length_key], optional=["per"])
     return _DYNAMIC_TYPES[alibi_type](
         config["factor"], config[length_key], per=config.get("per", "sequence")
     )

@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def unfinished(output: str | None) -> Iterator[Path]:
     """The folder of single answers: what the user names, or one that goes when all is done."""
-    from ntk_alibi.evaluation.harness import is_first_process
+    from ntk_alibi.evaluation.harness.run import is_first_process
 
     folder = Path(output or UNFINISHED)
     yield folder
@@ -83,19 +83,21 @@ def _study(options: argparse.Namespace) -> None:
 
 def _measured(options: argparse.Namespace) -> dict[str, Any] | None:
     """The summary, in the first process."""
-    from ntk_alibi.evaluation import harness, study
+    from ntk_alibi.evaluation.comparing import length_study
+    from ntk_alibi.evaluation.comparing.plan import QUICK, Plan
+    from ntk_alibi.evaluation.harness import run as harness
     from ntk_alibi.models import load
     from ntk_alibi.models.loading import NANO_BLOOM
 
     model, tokenizer, train_length = load(options.model, options.dtype)
-    plan = study.Plan(options.train_length or train_length)
+    plan = Plan(options.train_length or train_length)
     if options.quick:
-        plan = replace(plan, **study.QUICK)
+        plan = replace(plan, **QUICK)
     if options.methods:
         plan = replace(plan, methods=tuple(options.methods))
     name = options.model or NANO_BLOOM
     with unfinished(options.output) as folder:
-        found = study.evaluate(model, tokenizer, plan, folder, quiet=options.json, name=name)
+        found = length_study.evaluate(model, tokenizer, plan, folder, quiet=options.json, name=name)
     return found if harness.is_first_process() else None
 
 
@@ -107,7 +109,7 @@ def _read(path: str) -> dict[str, Any]:
 def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from ntk_alibi.evaluation import report
+    from ntk_alibi.evaluation.report import tables
     from ntk_alibi.plots import depth_figure, study_figure
 
     study_figure(summary).savefig(options.plot, dpi=120)
@@ -117,7 +119,7 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     if options.json:
         return
     console = Console()
-    for table in report.study_tables(summary):
+    for table in tables.study_tables(summary):
         console.print(table)
     console.print(f"pictures: {plot}, {depth_plot}")
     method = list(summary["commands"])[-1]
@@ -128,19 +130,21 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
 def _comparison(options: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from ntk_alibi import _validation
-    from ntk_alibi.evaluation import comparison, harness, report
-    from ntk_alibi.evaluation.language_model import StretchedLM
-    from ntk_alibi.evaluation.methods import DEFAULT_METHODS, parse_method
+    from ntk_alibi import _checks
+    from ntk_alibi.evaluation.comparing import task_comparison
+    from ntk_alibi.evaluation.comparing.methods import DEFAULT_METHODS, parse_method
+    from ntk_alibi.evaluation.harness import run as harness
+    from ntk_alibi.evaluation.harness.model import StretchedLM
+    from ntk_alibi.evaluation.report import tables
     from ntk_alibi.models import load
     from ntk_alibi.models.loading import NANO_BLOOM
 
-    _validation.integer("--batch-size", options.batch_size, minimum=1)
+    _checks.integer("--batch-size", options.batch_size, minimum=1)
     metadata = {**(options.metadata or {})}
     if options.data is not None:
         metadata["data"] = options.data
     name = options.model or NANO_BLOOM
-    tasks = comparison.load_known(options.tasks, metadata, name)
+    tasks = task_comparison.load_known(options.tasks, metadata, name)
     model, tokenizer, train_length = load(options.model, options.dtype)
     length = options.train_length or train_length
     methods = [parse_method(method, length) for method in options.methods or DEFAULT_METHODS]
@@ -155,14 +159,16 @@ def _comparison(options: argparse.Namespace) -> None:
             quiet=options.json,
         )
     with unfinished(options.output) as folder:
-        found = comparison.compare(lm, methods, tasks, metadata=metadata, model=name, cache=folder)
+        found = task_comparison.compare(
+            lm, methods, tasks, metadata=metadata, model=name, cache=folder
+        )
     if not harness.is_first_process():
         return
     if options.json:
         print(json.dumps(found))
         return
     console = Console()
-    for table in report.comparison_tables(found):
+    for table in tables.comparison_tables(found):
         console.print(table)
     truncation = next(iter(found["settings"].values()))["truncation"]
     limit = "" if options.max_length is None else f", {options.max_length} tokens"

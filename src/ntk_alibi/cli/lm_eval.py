@@ -34,6 +34,6 @@ def _run(options: argparse.Namespace) -> None:
     if options.arguments in ([], ["-h"], ["--help"]):
         options.show_help()
         return
-    from ntk_alibi.evaluation.harness import main
+    from ntk_alibi.evaluation.harness.run import main
 
     main(options.arguments)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntk_alibi import _validation, plots, precision
-from ntk_alibi.bias import SIDES, ALiBi
+from ntk_alibi import _checks, plots, precision
+from ntk_alibi.biases.alibi import ALiBi
+from ntk_alibi.biases.slopes import SIDES
 from ntk_alibi.cli import subcommand
-from ntk_alibi.evaluation.methods import Method, parse_method
-from ntk_alibi.fused_attention import attention
+from ntk_alibi.evaluation.comparing.methods import Method, parse_method
+from ntk_alibi.fused.attention import attention
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +69,7 @@ def register(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     path = options.output or Path(f"ntk-alibi-{options.picture}.png")
-    _validation.choice("the ending of --output", path.suffix.lower(), FORMATS)
+    _checks.choice("the ending of --output", path.suffix.lower(), FORMATS)
     with plots.style(options.theme):
         import matplotlib.pyplot as plt
 
@@ -158,10 +159,10 @@ def _blocks_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _blocks(options: argparse.Namespace) -> Axes:
-    heads = _validation.num_heads(options.num_heads)
-    tokens = _validation.integer("--queries", options.queries, minimum=1)
-    width = _validation.integer("--head-dim", options.head_dim, minimum=1)
-    seed = _validation.integer("--seed", options.seed, minimum=0)
+    heads = _checks.num_heads(options.num_heads)
+    tokens = _checks.integer("--queries", options.queries, minimum=1)
+    width = _checks.integer("--head-dim", options.head_dim, minimum=1)
+    seed = _checks.integer("--seed", options.seed, minimum=0)
     rng = np.random.default_rng(seed)
     query, key, value = rng.standard_normal((3, 1, heads, tokens, width), np.float32)
     stats = attention(
@@ -187,7 +188,7 @@ def _precision(options: argparse.Namespace) -> Axes:
     import matplotlib.pyplot as plt
 
     names = ("bfloat16", "float16", "float32")
-    tokens = _validation.integer("--queries", options.queries, minimum=1)
+    tokens = _checks.integer("--queries", options.queries, minimum=1)
     positions = {name: precision.last_positions(name, tokens) for name in names}
     windows = [2**k for k in range(7, 18)]
     shares = {name: {n: precision.exact_fraction(name, n) for n in windows} for name in names}

@@ -8,7 +8,7 @@ from typing import Any
 
 import ntk_alibi
 from ntk_alibi.cli import subcommand
-from ntk_alibi.evaluation.methods import parse_method
+from ntk_alibi.evaluation.comparing.methods import parse_method
 
 
 def register(commands: Any) -> None:

@@ -38,14 +38,16 @@ def register(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from ntk_alibi import _validation
+    from ntk_alibi import _checks
     from ntk_alibi.cli.evaluate import unfinished
-    from ntk_alibi.evaluation import harness, report, tuning
+    from ntk_alibi.evaluation.comparing import tuning
+    from ntk_alibi.evaluation.harness import run as harness
+    from ntk_alibi.evaluation.report import tables
     from ntk_alibi.models import load
     from ntk_alibi.models.loading import NANO_BLOOM
 
     for name in ("length", "records", "windows"):
-        _validation.integer(f"--{name}", getattr(options, name), minimum=1)
+        _checks.integer(f"--{name}", getattr(options, name), minimum=1)
     model, tokenizer, train_length = load(options.model, options.dtype)
     wanted = tuning.Search(
         options.length,
@@ -64,7 +66,7 @@ def _run(options: argparse.Namespace) -> None:
         print(json.dumps(found))
         return
     console = Console()
-    console.print(report.tuning_table(found))
+    console.print(tables.tuning_table(found))
     fresh = found["fresh"]
     console.print(f"chosen: {found['chosen']}, in {100 * found['sure']:.0f} % of resamplings")
     for method, entry in fresh.items():

@@ -2,6 +2,6 @@
 
 import sys
 
-from ntk_alibi.evaluation.harness import main
+from ntk_alibi.evaluation.harness.run import main
 
 main(sys.argv[1:])

@@ -1,11 +1,9 @@
-"""Right or wrong, and how sure: rules for answers, intervals for accuracies."""
+"""Rules that decide whether an answer is right."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
-from statistics import NormalDist
 
 
 def score_lines(prediction: str, expected: int) -> bool:
@@ -79,40 +77,3 @@ def _plain(text: str) -> str:
     """Lower case words without punctuation and without a leading article."""
     words = re.findall(r"\w+(?:['-]\w+)*", text.casefold())
     return " ".join(words[1:] if len(words) > 1 and words[0] in ("a", "an", "the") else words)
-
-
-def accuracy_interval(
-    correct: Sequence[int], cases: Sequence[int], confidence: float = 0.95
-) -> tuple[float, float]:
-    """Wilson's interval for an accuracy whose cases come in clusters.
-
-    Questions about one record are not independent: the number of cases is divided by the design
-    effect, the ratio of the variance between clusters to the binomial one (at least 1).
-
-    Args:
-        correct: right answers in each cluster.
-        cases: questions in each cluster, each > 0.
-        confidence: of the interval.
-
-    Returns:
-        (low, high).
-    """
-    total = sum(cases)
-    accuracy = sum(correct) / total
-    size = total / _design_effect(correct, cases)
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    middle = accuracy + z * z / (2 * size)
-    width = z * math.sqrt(accuracy * (1 - accuracy) / size + z * z / (4 * size * size))
-    scale = 1 + z * z / size
-    return max(0.0, (middle - width) / scale), min(1.0, (middle + width) / scale)
-
-
-def _design_effect(correct: Sequence[int], cases: Sequence[int]) -> float:
-    clusters, total = len(cases), sum(cases)
-    accuracy = sum(correct) / total
-    binomial = accuracy * (1 - accuracy) / total
-    if clusters < 2 or binomial == 0:
-        return 1.0
-    residuals = sum((c - accuracy * n) ** 2 for c, n in zip(correct, cases, strict=True))
-    between = residuals / total**2 * clusters / (clusters - 1)
-    return max(1.0, between / binomial)

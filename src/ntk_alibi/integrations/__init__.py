@@ -6,13 +6,16 @@ from typing import Literal
 
 from torch import nn
 
-from ntk_alibi.integrations import bloom, configured, falcon, mpt
-from ntk_alibi.integrations.patching import Family, PatchHandle, apply, settings_of
+from ntk_alibi.integrations import attn_implementation
+from ntk_alibi.integrations.families import bloom, falcon, mpt
+from ntk_alibi.integrations.family import Family
+from ntk_alibi.integrations.patching import PatchHandle, apply
+from ntk_alibi.integrations.settings import settings_of
 from ntk_alibi.scaling import Scaling
 
 FAMILIES: tuple[Family, ...] = (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY)
 
-configured.register(FAMILIES)
+attn_implementation.register(FAMILIES)
 
 
 def patch(

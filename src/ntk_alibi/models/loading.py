@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntk_alibi import _validation
+from ntk_alibi import _checks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -69,7 +69,7 @@ def load(
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    _validation.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
+    _checks.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     name = checkpoint_name(model)
     if (os.path.exists(name) or name.startswith((".", os.sep))) and not os.path.isfile(
         os.path.join(name, "config.json")

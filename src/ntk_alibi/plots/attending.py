@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntk_alibi import _validation, inspection
+from ntk_alibi import _checks, inspection
+from ntk_alibi.plots import checks
 from ntk_alibi.plots.style import (
     HUES,
     drawing,
@@ -22,7 +23,7 @@ from ntk_alibi.plots.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ntk_alibi.plain_attention import Stats
+    from ntk_alibi.fused.forward import Stats
 
 #: More tokens than this are numbered rather than written out.
 MOST_LABELS = 40
@@ -137,8 +138,8 @@ def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
         True
         >>> plt.close(ax.figure)
     """
-    _validation.stats(stats)
-    row = _validation.integer("batch", batch, minimum=0, maximum=len(stats.visible) - 1)
+    checks.stats(stats)
+    row = _checks.integer("batch", batch, minimum=0, maximum=len(stats.visible) - 1)
     share = 100 * stats.share[row]
     heads = np.arange(1, len(share) + 1)
     with drawing(ax) as axes:
@@ -198,11 +199,11 @@ def attention_map(
 
     inputs = tokenizer(text, return_tensors="pt").to(model.device)
     ids = inputs["input_ids"][0].tolist()
-    _validation.integer("number of tokens of text", len(ids), minimum=1)
+    _checks.integer("number of tokens of text", len(ids), minimum=1)
     with torch.no_grad():
         weights = model(**inputs, output_attentions=True).attentions
-    number = _validation.integer("layer", layer, minimum=-len(weights), maximum=len(weights) - 1)
-    chosen = _validation.heads([head], weights[number].shape[1])[0]
+    number = _checks.integer("layer", layer, minimum=-len(weights), maximum=len(weights) - 1)
+    chosen = _checks.heads([head], weights[number].shape[1])[0]
     values = weights[number][0, chosen].float().cpu().numpy()
     values = np.where(np.tril(np.ones(values.shape, bool)) | (values > 0), values, np.nan)
     with drawing(ax, size=(6.4, 5.2)) as axes:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _validation, inspection
-from ntk_alibi import slopes as slopes_module
+from ntk_alibi import _arrays, _checks, inspection
+from ntk_alibi.biases import checks as bias_checks
+from ntk_alibi.biases.slopes import alibi_slopes, scaling_per
 from ntk_alibi.plots.style import (
     drawing,
     finish,
@@ -195,7 +196,7 @@ def bias_by_distance(
             values = inspection.bias_by_distance(
                 bias, longest, length=_length(bias, length), side=side
             )
-            chosen = _validation.heads(heads, len(values))
+            chosen = _checks.heads(heads, len(values))
             for place, head in enumerate(chosen, 1):
                 axes.plot(
                     np.arange(longest),
@@ -243,11 +244,11 @@ def bias_maps(
         ['head 1', 'head 2', 'head 3']
         >>> plt.close(ax.figure)
     """
-    _validation.bias_object(bias)
-    _validation.choice("quantity", quantity, ("bias", "weight"))
+    bias_checks.bias_object(bias)
+    _checks.choice("quantity", quantity, ("bias", "weight"))
     keys = query_length if key_length is None else key_length
     values = _arrays.to_numpy(bias.tensor(query_length, keys))[0].astype(np.float64)
-    chosen = _validation.heads(heads, len(values))
+    chosen = _checks.heads(heads, len(values))
     shown = values if quantity == "bias" else np.exp(values)
     columns = min(len(chosen), max(1, math.ceil(math.sqrt(len(chosen) * 1.5))))
     rows = math.ceil(len(chosen) / columns)
@@ -296,9 +297,9 @@ def _slopes_at(num_heads: int, scaling: Any, length: int | None, rule: Any) -> A
     """Of one text, its last query."""
     tokens = _length(scaling, length)
     lengths = None if tokens is None else np.array([tokens])
-    if lengths is not None and slopes_module.scaling_per(scaling) == "query":
+    if lengths is not None and scaling_per(scaling) == "query":
         lengths = lengths[:, None]
-    values = np.asarray(slopes_module.alibi_slopes(num_heads, scaling, lengths, rule=rule))
+    values = np.asarray(alibi_slopes(num_heads, scaling, lengths, rule=rule))
     return values.reshape(len(values) if values.ndim == 1 else values.shape[1])
 
 

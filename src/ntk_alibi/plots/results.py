@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ntk_alibi import _validation
+from ntk_alibi import _checks
+from ntk_alibi.plots import checks
 from ntk_alibi.plots.style import (
     color_bar,
     drawing,
@@ -31,7 +32,7 @@ def study_figure(summary: dict[str, Any]) -> Figure:
     """A study at a glance: accuracy by length and by distance, perplexity by position.
 
     Args:
-        summary: from `ntk_alibi.evaluation.study.summarise`.
+        summary: from `ntk_alibi.evaluation.comparing.summary.summarise`.
 
     Returns:
         The figure, not pyplot's; `.savefig(path)` writes it.
@@ -72,7 +73,7 @@ def accuracy_curves(
     """Accuracy of all methods of a study, by the length of records or the distance of answers.
 
     Args:
-        summary: from `ntk_alibi.evaluation.study.summarise`.
+        summary: from `ntk_alibi.evaluation.comparing.summary.summarise`.
         task: one of its tasks, "lines" or "topics".
         by: "length", with 95 % intervals, or "distance", records of all lengths together.
         ax: to draw into.
@@ -98,8 +99,8 @@ def accuracy_curves(
         [90.0, 50.0]
         >>> plt.close(ax.figure)
     """
-    _validation.choice("task", task, sorted({entry["task"] for entry in summary["retrieval"]}))
-    _validation.choice("by", by, ("length", "distance"))
+    _checks.choice("task", task, sorted({entry["task"] for entry in summary["retrieval"]}))
+    _checks.choice("by", by, ("length", "distance"))
     entries = summary["retrieval" if by == "length" else "by_distance"]
     with drawing(ax) as axes:
         for method, label, look in _methods(axes, summary):
@@ -130,7 +131,7 @@ def perplexity_curves(summary: dict[str, Any], *, ax: Axes | None = None) -> Axe
     """What the methods of a study change in the perplexity of prose, by position.
 
     Args:
-        summary: from `ntk_alibi.evaluation.study.summarise`, with prose.
+        summary: from `ntk_alibi.evaluation.comparing.summary.summarise`, with prose.
         ax: to draw into.
 
     Returns:
@@ -194,7 +195,7 @@ def accuracy_map(
         ['100', '50', '100', '0', '100', '90']
         >>> plt.close(ax.figure)
     """
-    percent = 100 * _validation.accuracies("accuracy", accuracy, (len(depths), len(lengths)))
+    percent = 100 * checks.accuracies("accuracy", accuracy, (len(depths), len(lengths)))
     size = (1.8 + 0.7 * len(lengths), 1.3 + 0.4 * len(depths))
     with drawing(ax, size=(max(4.5, size[0]), max(2.5, size[1]))) as axes:
         heat(axes, percent, "accuracy, %", vmin=0, vmax=100)
@@ -215,7 +216,7 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
     """Accuracy of a study over the length of a record and the depth of the answer: a map a method.
 
     Args:
-        summary: from `ntk_alibi.evaluation.study.summarise`.
+        summary: from `ntk_alibi.evaluation.comparing.summary.summarise`.
 
     Returns:
         The figure, not pyplot's; no colour where no record of a length asks about that depth.
@@ -305,11 +306,11 @@ def extrapolation_curves(
     with drawing(ax) as axes:
         styles = line_styles(axes, list(values))
         for (label, numbers), look in zip(values.items(), styles, strict=True):
-            curve = _validation.as_many(f"values[{label!r}]", numbers, len(lengths))
+            curve = checks.as_many(f"values[{label!r}]", numbers, len(lengths))
             axes.plot(lengths, curve, label=label, **look)
             if half_widths and label in half_widths:
                 name = f"half_widths[{label!r}]"
-                width = _validation.as_many(name, half_widths[label], len(lengths))
+                width = checks.as_many(name, half_widths[label], len(lengths))
                 _band(axes, lengths, curve, width, look["color"])
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{length:g}" for length in lengths])
@@ -360,7 +361,7 @@ def benchmark_curves(
     with drawing(ax) as axes:
         theme = theme_of(axes)
         for (label, numbers), look in zip(seconds.items(), line_styles(axes, kinds), strict=True):
-            curve = 1e3 * _validation.as_many(f"seconds[{label!r}]", numbers, len(lengths))
+            curve = 1e3 * checks.as_many(f"seconds[{label!r}]", numbers, len(lengths))
             if np.isnan(curve).all():
                 continue
             if label in ours:
@@ -371,7 +372,7 @@ def benchmark_curves(
                 look |= {"linewidth": 1.0, "markersize": 4}
             axes.plot(lengths, curve, label=label, **look)
         if limit is not None:
-            least = 1e3 * _validation.as_many("limit", limit, len(lengths))
+            least = 1e3 * checks.as_many("limit", limit, len(lengths))
             label = "all pairs at the machine's peak"
             axes.plot(lengths, least, color=theme.quiet, linestyle=":", label=label)
         axes.set_xscale("log", base=2)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ntk_alibi import _validation
+from ntk_alibi import _checks
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -77,7 +77,7 @@ def style(theme: Literal["light", "dark"] = "light") -> Iterator[None]:
         >>> import matplotlib.pyplot as plt
         >>> plt.close(ax.figure)
     """
-    colors = THEMES[_validation.choice("theme", theme, tuple(THEMES))]
+    colors = THEMES[_checks.choice("theme", theme, tuple(THEMES))]
     matplotlib = _matplotlib()
     with matplotlib.rc_context(_settings(colors)):
         yield

@@ -8,11 +8,14 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 from torch import nn
 
-from ntk_alibi import _validation
-from ntk_alibi.bias import ALiBi
-from ntk_alibi.fused_attention import attention
+from ntk_alibi import _checks, masks
+from ntk_alibi.biases import checks as bias_checks
+from ntk_alibi.biases.alibi import ALiBi
+from ntk_alibi.biases.slopes import alibi_slopes
+from ntk_alibi.fused import checks as fused_checks
+from ntk_alibi.fused.attention import attention
 from ntk_alibi.scaling import Scaling
-from ntk_alibi.slopes import alibi_slopes
+from ntk_alibi.torch import checks
 from ntk_alibi.torch.learned_bias import FixedSlopes, LearnedSlopes, TwoSidedSlopes
 
 Slopes: TypeAlias = float | torch.Tensor | Literal["random", "learned", "two_sided"] | None
@@ -84,26 +87,26 @@ class AlibiAttention(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        heads = _validation.num_heads(num_heads)
-        size = _validation.integer("embed_dim", embed_dim, minimum=heads)
+        heads = _checks.num_heads(num_heads)
+        size = _checks.integer("embed_dim", embed_dim, minimum=heads)
         groups = heads
         if num_kv_heads is not None:
-            groups = _validation.integer("num_kv_heads", num_kv_heads, minimum=1)
-        _validation.multiple("embed_dim", size, "num_heads", heads)
-        _validation.multiple("num_heads", heads, "num_kv_heads", groups)
-        _validation.embedding_per_head(size, heads)
-        _validation.no_dropout(dropout)
-        _validation.scaling(scaling)
-        _validation.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
+            groups = _checks.integer("num_kv_heads", num_kv_heads, minimum=1)
+        _checks.multiple("embed_dim", size, "num_heads", heads)
+        _checks.multiple("num_heads", heads, "num_kv_heads", groups)
+        checks.embedding_per_head(size, heads)
+        fused_checks.no_dropout(dropout)
+        bias_checks.scaling(scaling)
+        _checks.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
-        self.causal = _validation.boolean("causal", causal)
+        self.causal = _checks.boolean("causal", causal)
         # Numbers are checked where the lengths are known, and what a module makes where it is made.
         if not hasattr(bias, "shape") and not isinstance(bias, nn.Module):
-            _validation.attention_bias(bias, (1, heads, 1, 1), causal=self.causal)
+            fused_checks.attention_bias(bias, (1, heads, 1, 1), causal=self.causal)
         self.bias, self.scaling = bias, scaling
-        self.window = None if window is None else _validation.integer("window", window, minimum=1)
+        self.window = None if window is None else _checks.integer("window", window, minimum=1)
         self.align: Literal["end", "start"] = align
-        _validation.alignment(align, None)
+        masks.checked_alignment(align, None)
         self.q_linear = nn.Linear(size, size)
         self.k_linear = nn.Linear(size, groups * self.head_dim)
         self.v_linear = nn.Linear(size, groups * self.head_dim)
@@ -131,7 +134,7 @@ class AlibiAttention(nn.Module):
         Raises:
             TypeError, ValueError: an argument is wrong.
         """
-        _validation.embeddings(q, k, v, mask, self.embed_dim)
+        checks.embeddings(q, k, v, mask, self.embed_dim)
         output = attention(
             self._split(self.q_linear(q)),
             self._split(self.k_linear(k)),
@@ -172,7 +175,7 @@ def _slope_module(heads: int, slopes: Any, generator: torch.Generator | None) ->
     if slopes is None:
         return None
     if isinstance(slopes, str):
-        kind = _validation.choice("slopes", slopes, ("random", "learned", "two_sided"))
+        kind = _checks.choice("slopes", slopes, ("random", "learned", "two_sided"))
         if kind == "two_sided":
             return TwoSidedSlopes(heads)
         if kind == "learned":
@@ -181,13 +184,13 @@ def _slope_module(heads: int, slopes: Any, generator: torch.Generator | None) ->
         draw = torch.rand(heads, generator=generator, dtype=torch.float32)
         return FixedSlopes(torch.exp2(low + (high - low) * draw))
     if isinstance(slopes, nn.Parameter):
-        _validation.slopes_per_head(slopes, heads)
+        checks.slopes_per_head(slopes, heads)
         module = FixedSlopes(slopes)
         del module.slopes
         module.register_parameter("slopes", slopes)
         return module
     if isinstance(slopes, torch.Tensor):
-        _validation.slopes_per_head(slopes, heads)
+        checks.slopes_per_head(slopes, heads)
         return FixedSlopes(slopes)
-    number = _validation.finite("slopes", slopes, minimum=0.0)
+    number = _checks.finite("slopes", slopes, minimum=0.0)
     return FixedSlopes(torch.full((heads,), number, dtype=torch.float32))

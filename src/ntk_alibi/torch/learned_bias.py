@@ -12,12 +12,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ntk_alibi import _validation
-from ntk_alibi.bialibi import BiALiBi
-from ntk_alibi.bias import ALiBi
-from ntk_alibi.distance_bias import BAM, T5, KerpleLog, KerplePower
-from ntk_alibi.forget_gates import ForgetGates
-from ntk_alibi.slopes import alibi_slopes
+from ntk_alibi import _checks
+from ntk_alibi.biases.alibi import ALiBi
+from ntk_alibi.biases.bam import BAM
+from ntk_alibi.biases.bialibi import BiALiBi
+from ntk_alibi.biases.forget_gates import ForgetGates
+from ntk_alibi.biases.kerple import KerpleLog, KerplePower
+from ntk_alibi.biases.slopes import alibi_slopes
+from ntk_alibi.biases.t5 import T5
 
 
 class Float32Parameters(nn.Module):
@@ -84,8 +86,8 @@ class LearnedALiBi(Float32Parameters):
 
     def __init__(self, num_heads: int, *, causal: bool = True) -> None:
         super().__init__()
-        self.num_heads = _validation.num_heads(num_heads)
-        self.causal = _validation.boolean("causal", causal)
+        self.num_heads = _checks.num_heads(num_heads)
+        self.causal = _checks.boolean("causal", causal)
         self.slopes = LearnedSlopes(torch.tensor(alibi_slopes(self.num_heads)))
 
     def forward(self, hidden: torch.Tensor | None = None) -> ALiBi:
@@ -120,7 +122,7 @@ class LearnedKerplePower(Float32Parameters):
 
     def __init__(self, num_heads: int, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        heads = _validation.num_heads(num_heads)
+        heads = _checks.num_heads(num_heads)
         self.r1 = nn.Parameter(_inverse_softplus(_drawn(heads, generator)))
         self.r2 = nn.Parameter(_drawn(heads, generator).logit())
 
@@ -146,7 +148,7 @@ class LearnedKerpleLog(Float32Parameters):
 
     def __init__(self, num_heads: int, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        heads = _validation.num_heads(num_heads)
+        heads = _checks.num_heads(num_heads)
         self.r1 = nn.Parameter(_inverse_softplus(2.0 * _drawn(heads, generator)))
         self.r2 = nn.Parameter(_inverse_softplus(_drawn(heads, generator)))
 
@@ -173,8 +175,8 @@ class LearnedBAM(Float32Parameters):
 
     def __init__(self, num_heads: int, *, learn_mu: bool = False) -> None:
         super().__init__()
-        heads = _validation.num_heads(num_heads)
-        learned = _validation.boolean("learn_mu", learn_mu)
+        heads = _checks.num_heads(num_heads)
+        learned = _checks.boolean("learn_mu", learn_mu)
         self.log_alpha = nn.Parameter(torch.tensor(alibi_slopes(heads)).log())
         self.beta = nn.Parameter(torch.ones(heads, dtype=torch.float32))
         self.mu = nn.Parameter(torch.zeros(heads, dtype=torch.float32), requires_grad=learned)
@@ -208,8 +210,8 @@ class LearnedT5(Float32Parameters):
         max_distance: int = 128,
     ) -> None:
         super().__init__()
-        heads = _validation.num_heads(num_heads)
-        buckets = _validation.integer("num_buckets", num_buckets, minimum=2)
+        heads = _checks.num_heads(num_heads)
+        buckets = _checks.integer("num_buckets", num_buckets, minimum=2)
         self.values = nn.Parameter(torch.zeros(heads, buckets, dtype=torch.float32))
         self.bidirectional, self.max_distance = bidirectional, max_distance
         self()
@@ -234,7 +236,7 @@ class LearnedBiALiBi(Float32Parameters):
 
     def __init__(self, num_heads: int, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        heads = _validation.num_heads(num_heads)
+        heads = _checks.num_heads(num_heads)
         draw = torch.randn((3, heads), generator=generator, dtype=torch.float32) - 2.0
         self.first, self.left, self.right = (nn.Parameter(x.clone()) for x in draw)
 
@@ -267,9 +269,9 @@ class LearnedForgetGates(nn.Module):
 
     def __init__(self, embed_dim: int, num_heads: int, *, bias: float = 0.0) -> None:
         super().__init__()
-        size = _validation.integer("embed_dim", embed_dim, minimum=1)
-        self.linear = nn.Linear(size, _validation.num_heads(num_heads))
-        nn.init.constant_(self.linear.bias, _validation.finite("bias", bias, minimum=-torch.inf))
+        size = _checks.integer("embed_dim", embed_dim, minimum=1)
+        self.linear = nn.Linear(size, _checks.num_heads(num_heads))
+        nn.init.constant_(self.linear.bias, _checks.finite("bias", bias, minimum=-torch.inf))
 
     def forward(self, hidden: torch.Tensor) -> ForgetGates:
         """The bias of hidden states (batch, keys, embed_dim)."""

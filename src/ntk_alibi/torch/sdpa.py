@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ntk_alibi.torch.sight import Sight
+from ntk_alibi.torch.streaming_mask import StreamingMask
 
 #: Queries a call of torch's kernel: large enough for its blocks of 256 x 512, small enough that a
 #: long prompt computes little above the diagonal. 512 to 2048 are within a few percent of each
@@ -36,7 +36,7 @@ def causal_linear_attention(
     *,
     scale: float,
     dropout: float = 0.0,
-    sight: Sight | None = None,
+    sight: StreamingMask | None = None,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(scale q.k - m_h (i - j)) v over the keys j <= i.
@@ -87,7 +87,7 @@ def _attend_in_sight(
     slopes: torch.Tensor,
     scale: float,
     dropout: float,
-    sight: Sight,
+    sight: StreamingMask,
     positions: torch.Tensor,
 ) -> torch.Tensor:
     """Chunks of queries on the sinks and the keys from the first one that the chunk sees."""

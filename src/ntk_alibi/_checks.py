@@ -1,0 +1,236 @@
+"""Checks that several parts of the package share: numbers, choices, dtypes, shapes of attention.
+
+Each subject keeps its own checks beside what they check, in a module `checks`; this one holds the
+primitives. A wrong type is a TypeError, a wrong value a ValueError. Each message names the
+argument, what was expected and what came. Public functions check their arguments once, before any
+work.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _arrays
+from ntk_alibi._arrays import DTypeLike
+
+#: Lengths and positions are 32-bit in the kernels.
+MAX_LENGTH = 2**31 - 1
+
+
+def integer(name: str, value: Any, *, minimum: int, maximum: int = MAX_LENGTH) -> int:
+    """Value as an int in [minimum, maximum]."""
+    if isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if not minimum <= number <= maximum:
+        raise ValueError(f"{name} must be between {minimum} and {maximum}, got {number}")
+    return number
+
+
+def finite(name: str, value: Any, *, minimum: float, inclusive: bool = True) -> float:
+    """Value as a finite float >= minimum (> minimum unless inclusive)."""
+    if isinstance(value, bool | np.bool_ | str):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
+    if not math.isfinite(number) or number < minimum or (number == minimum and not inclusive):
+        relation = ">=" if inclusive else ">"
+        raise ValueError(f"{name} must be a finite number {relation} {minimum:g}, got {value!r}")
+    return number
+
+
+def share(name: str, value: Any) -> float:
+    """Value as a float strictly between 0 and 1."""
+    number = finite(name, value, minimum=0.0, inclusive=False)
+    if number >= 1.0:
+        raise ValueError(f"{name} must be between 0 and 1, got {value!r}")
+    return number
+
+
+def boolean(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def multiple(name: str, value: int, of: str, divisor: int) -> None:
+    """That one number divides another."""
+    if value % divisor:
+        raise ValueError(f"{name} must be a multiple of {of} = {divisor}, got {value}")
+
+
+def at_most_one(**given: Any) -> None:
+    """That no two of some arguments are given."""
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        other = given[names[1]]
+        raise ValueError(f"{names[1]} must be None when {names[0]} is given, got {other!r}")
+
+
+def choice(name: str, value: Any, choices: Collection[str]) -> str:
+    """Value if it is one of choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return cast(str, value)
+
+
+def missing(name: str, when: str) -> NoReturn:
+    """That an argument has to be given."""
+    raise ValueError(f"{name} must be given {when}")
+
+
+def keys(
+    name: str, mapping: Any, *, required: Collection[str], optional: Collection[str] = ()
+) -> None:
+    """That mapping is one, with all required keys and no unknown ones."""
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"{name} must be a mapping, got {mapping!r}")
+    missing = [key for key in required if key not in mapping]
+    unknown = [key for key in mapping if key not in {*required, *optional}]
+    if missing or unknown:
+        expected = ", ".join([*required, *(f"{key} (optional)" for key in optional)])
+        wrong = [f"{key!r} is missing" for key in missing] + [
+            f"{key!r} is unknown" for key in unknown
+        ]
+        raise ValueError(f"{name} must have the keys {expected}; {'; '.join(wrong)}")
+
+
+def num_heads(value: Any) -> int:
+    """A number of attention heads."""
+    return integer("num_heads", value, minimum=1)
+
+
+def heads(value: Any, count: int) -> list[int]:
+    """Numbers of heads, from 1 on, as indices; all if None."""
+    if value is None:
+        return list(range(count))
+    if not isinstance(value, Collection) or isinstance(value, str) or not len(value):
+        raise TypeError(f"heads must be None or numbers of heads, got {value!r}")
+    return [integer("heads", head, minimum=1, maximum=count) - 1 for head in value]
+
+
+#: Head dimensions that the kernels have scratch memory for.
+MAX_HEAD_DIM = 256
+
+
+def head_dim(value: Any) -> int:
+    """Channels of a head."""
+    return integer("head_dim", value, minimum=1, maximum=MAX_HEAD_DIM)
+
+
+def _attention_input(name: str, array: Any, *, tensor: bool | None = None) -> None:
+    if tensor is None:
+        tensor = _arrays.is_tensor(array)
+    if not tensor and not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {array!r}")
+    if array.ndim != 4:
+        raise ValueError(
+            f"{name} must have shape (batch, heads, length, head_dim), got {tuple(array.shape)}"
+        )
+    if tensor and (array.is_nested or array.layout is not _arrays.strided()):
+        raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {array.layout}")
+
+
+def attention_shapes(query: Any, key: Any, value: Any, *, differentiable: bool = False) -> str:
+    """That query, key and value fit together; the name of their dtype, also float64 for torch."""
+    tensor = _arrays.is_tensor(query)
+    dtype: Any = getattr(query, "dtype", None)
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if array is query:
+            _attention_input(name, array, tensor=tensor)
+            continue
+        _attention_input(name, array, tensor=tensor and _arrays.is_tensor(array))
+        if isinstance(array, np.ndarray) == tensor or array.dtype != dtype:
+            kind = "tensor" if tensor else "NumPy array"
+            raise TypeError(
+                f"{name} must be a {kind} of {dtype} as query, got {type(array).__name__} of "
+                f"{array.dtype}"
+            )
+        if tensor and array.device != query.device:
+            raise ValueError(f"{name} must be on query's device {query.device}, got {array.device}")
+    if differentiable:  # perhaps traced, with sizes that are no plain numbers
+        return _fitting_shapes(dtype, query.shape, key.shape, value.shape, differentiable=True)
+    return _known_fitting_shapes(dtype, query.shape, key.shape, value.shape)
+
+
+def _fitting_shapes(
+    dtype: Any,
+    query_shape: tuple[int, ...],
+    key_shape: tuple[int, ...],
+    value_shape: tuple[int, ...],
+    *,
+    differentiable: bool = False,
+) -> str:
+    allowed = (*_arrays.CORE_DTYPES, "float64") if differentiable else _arrays.CORE_DTYPES
+    core_dtype = floating_dtype(dtype, allowed)
+    (batch, heads, _, head_dim), key_shape = query_shape, tuple(key_shape)
+    if tuple(value_shape) != key_shape:
+        raise ValueError(f"value must have key's shape {key_shape}, got {tuple(value_shape)}")
+    if (key_shape[0], key_shape[3]) != (batch, head_dim):
+        raise ValueError(
+            f"key must have batch {batch} and head_dim {head_dim} as query, got {key_shape}"
+        )
+    if heads != 0 and (key_shape[1] == 0 or heads % key_shape[1]):
+        raise ValueError(f"query must have a multiple of key's {key_shape[1]} heads, got {heads}")
+    integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
+    integer("key length", key_shape[2], minimum=0)
+    return core_dtype
+
+
+#: Most calls have the shapes of a call before: another layer's.
+_known_fitting_shapes = functools.lru_cache(maxsize=64)(_fitting_shapes)
+
+
+def floating_dtype(value: DTypeLike, allowed: Collection[str]) -> str:
+    """The name of a floating dtype that is one of allowed."""
+    try:
+        name = _arrays.dtype_name(value)
+    except TypeError:
+        raise TypeError(f"dtype must be a NumPy or torch dtype, got {value!r}") from None
+    if name not in allowed:
+        raise TypeError(f"dtype must be one of {', '.join(allowed)}, got {name}")
+    return name
+
+
+def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
+    """A caller's buffer: of this framework, shape and dtype, contiguous, writable, in memory."""
+    kind = "torch tensor" if torch else "NumPy array"
+    if not (_arrays.is_tensor(value) if torch else isinstance(value, np.ndarray)):
+        raise TypeError(f"out must be a {kind}, got {type(value).__name__}")
+    if tuple(value.shape) != shape or _arrays.dtype_name(value.dtype) != dtype:
+        raise ValueError(
+            f"out must have shape {shape} and dtype {dtype}, "
+            f"got {tuple(value.shape)} and {_arrays.dtype_name(value.dtype)}"
+        )
+    if _arrays.is_tensor(value):
+        in_memory = value.device.type == "cpu"
+        usable = in_memory and value.is_contiguous() and not value.requires_grad
+    else:
+        usable = value.flags.carray  # contiguous, aligned and writable
+    if not usable:
+        raise ValueError(
+            "out must be contiguous, aligned, writable, in main memory and not require grad"
+        )
+
+
+def constant(name: str, value: Any) -> NDArray[Any]:
+    """An array or a tensor of which no gradient is recorded, as NumPy."""
+    if _arrays.is_tensor(value) and value.requires_grad and _arrays.is_recording():
+        raise ValueError(
+            f"{name} must not require grad here, where the result is a constant: pass "
+            f"{name}.detach()"
+        )
+    return _arrays.to_numpy(value)

@@ -1,0 +1,208 @@
+"""What notebooks show of an object instead of its repr: a small picture and its numbers.
+
+Pictures are SVG written here, since matplotlib may be missing, in the colour of the page's text, so
+that they suit light and dark pages. Kept apart from the objects, which would be buried under it.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _repr_html, inspection
+from ntk_alibi.biases.base import BiasObject
+from ntk_alibi.biases.distance import DistanceTable
+from ntk_alibi.biases.slopes import alibi_slopes, both_sides, scaling_per
+from ntk_alibi.scaling import NTK, DynamicInterpolation, DynamicNTK, Interpolation, Scaling
+
+#: Readable on white and on black.
+HUES = ("#888888", "#1c86c7", "#d9700f")
+
+#: Heads of the model that a scaling is shown for.
+EXAMPLE_HEADS = 16
+
+#: Size of a picture, and of its margins left and below.
+WIDTH, HEIGHT, LEFT, BELOW = 380, 130, 56, 30
+
+#: From where the weight has fallen to 1/e to where it has fallen to this share.
+FAINT = 0.01
+
+
+def start() -> None:
+    """Open the door that `_shown` is."""
+    _repr_html.html.register(BiasObject, bias_html)
+    for kind in (Interpolation, NTK, DynamicInterpolation, DynamicNTK):
+        _repr_html.html.register(kind, scaling_html)
+
+
+def bias_html(bias: Any) -> str | None:
+    """How far each head of a bias over distance reaches: picture and table.
+
+    None where there is nothing to show: no numbers, or none for the nearest keys.
+    """
+    slopes = getattr(bias, "slopes", None)
+    if any(getattr(side, "is_meta", False) for side in both_sides(slopes)):
+        return None  # no numbers
+    length = getattr(getattr(bias, "scaling", None), "train_length", None)
+    at = "" if length is None else f" at {length} tokens"
+    sides: dict[str, Any] = {"behind": {"side": "behind"}, "ahead": {"side": "ahead"}}
+    longest = _longest(bias)
+    if getattr(bias, "sides", "causal") == "causal":
+        del sides["ahead"], longest["ahead"]
+    if min(longest.values()) < 2:
+        return None
+    columns: dict[str, list[str]] = {}
+    series = []
+    for name, side in sides.items():
+        steps = -inspection.bias_by_distance(bias, 2, length=length, **side)[:, 1]
+        columns[f"slope {name}"] = ["hidden" if np.isinf(s) else f"{s:.4g}" for s in steps]
+        near, far = (
+            inspection.receptive_field(bias, share, longest=longest[name], length=length, **side)
+            for share in (1 / np.e, FAINT)
+        )
+        columns[f"1/e {name}"] = [_tokens(reach, longest[name]) for reach in near]
+        columns[f"{100 * FAINT:g} % {name}"] = [_tokens(reach, longest[name]) for reach in far]
+        series.append((near, far))
+    numbers = [str(head) for head in range(1, bias.num_heads + 1)]
+    table = table_html("", ["head", *columns], zip(numbers, *columns.values(), strict=True))
+    caption = f"distance where a head's weight is 1/e … {100 * FAINT:g} %{at}"
+    if len(series) > 1:
+        caption += ": " + _keys(sides, HUES[1:])
+    return _page(repr(bias), _strokes_svg(series, caption, max(longest.values())), table)
+
+
+def scaling_html(scaling: Scaling) -> str:
+    """Slopes of a model of 16 heads, plain and scaled: picture and table."""
+    train_length = getattr(scaling, "train_length", None)
+    if train_length is None:
+        scaled = {"scaled": alibi_slopes(EXAMPLE_HEADS, scaling)}
+    else:
+        scaled = {
+            f"at {tokens} tokens": alibi_slopes(EXAMPLE_HEADS, scaling, _lengths(scaling, tokens))
+            for tokens in (train_length, 4 * train_length)
+        }
+    named = {"plain": alibi_slopes(EXAMPLE_HEADS)} | scaled
+    rows = {name: np.asarray(slopes).reshape(-1) for name, slopes in named.items()}
+    numbers = [str(head) for head in range(1, EXAMPLE_HEADS + 1)]
+    cells = ([f"{slope:.4g}" for slope in slopes] for slopes in rows.values())
+    table = table_html("", ["head", *rows], zip(numbers, *cells, strict=True))
+    caption = f"slopes of {EXAMPLE_HEADS} heads: {_keys(rows, HUES)}"
+    return _page(repr(scaling), _lines_svg(list(rows.values()), caption), table)
+
+
+def table_html(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; numbers to the right, all but the first column."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td style="text-align:{"right" if place else "left"}">{html.escape(cell)}</td>'
+            for place, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    caption = f"<caption>{html.escape(title)}</caption>" if title else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _page(name: str, picture: str, table: str) -> str:
+    return (
+        f"<div><code>{html.escape(name)}</code><br/>{picture}"
+        f"<details><summary>numbers</summary>{table}</details></div>"
+    )
+
+
+def _longest(bias: Any) -> dict[str, int]:
+    """How many distances can be asked for on each side, from 0 on."""
+    if not isinstance(bias, DistanceTable):
+        return dict.fromkeys(("behind", "ahead"), inspection.LONGEST)
+    behind = bias.begin + bias.table.shape[1] if bias.begin <= 0 else 0
+    sides = {"behind": behind, "ahead": 1 - bias.begin}
+    return {name: min(count, inspection.LONGEST) for name, count in sides.items()}
+
+
+def _strokes_svg(
+    series: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], caption: str, longest: int
+) -> str:
+    """A vertical stroke for each head, from one distance to another, logarithmic.
+
+    Heads that reach farther than what was looked at end at `longest`.
+    """
+    finite = [x[np.isfinite(x) & (x > 0)] for pair in series for x in pair]
+    top = max([float(x.max()) for x in finite if len(x)], default=1.0)
+    if any(np.isinf(x).any() for pair in series for x in pair):
+        top = float(longest)
+    bottom = min([float(x.min()) for x in finite if len(x)], default=1.0)
+    top, bottom = max(top, 2 * bottom), min(bottom, top / 2)
+    heads = len(series[0][0])
+    shapes = []
+    for number, (near, far) in enumerate(series):
+        for head in np.flatnonzero(far > 0):
+            x = _across(head + (number + 0.5) / len(series), heads)
+            low, high = (
+                _up(float(np.clip(reach[head], bottom, top)), bottom, top) for reach in (near, far)
+            )
+            style = f'stroke="{HUES[1 + number]}" stroke-width="{min(4.0, 120 / heads):.1f}"'
+            shapes.append(f'<path d="M{x:.1f} {low:.1f}V{min(high, low - 3):.1f}" {style}/>')
+    return _svg("".join(shapes), caption, bottom, top)
+
+
+def _lines_svg(rows: Sequence[NDArray[Any]], caption: str) -> str:
+    """A line for each row over heads, logarithmic."""
+    bottom, top = float(np.min(rows)), float(np.max(rows))
+    shapes = []
+    for row, hue in zip(rows, HUES, strict=False):
+        points = " ".join(
+            f"{_across(head + 0.5, len(row)):.1f},{_up(float(value), bottom, top):.1f}"
+            for head, value in enumerate(row)
+        )
+        shapes.append(f'<polyline points="{points}" fill="none" stroke="{hue}" stroke-width="2"/>')
+    return _svg("".join(shapes), caption, bottom, top)
+
+
+def _keys(names: Iterable[str], hues: Iterable[str]) -> str:
+    """Names in the colours of what they stand for."""
+    pairs = zip(names, hues, strict=False)
+    return ", ".join(f'<tspan fill="{hue}">{name}</tspan>' for name, hue in pairs)
+
+
+def _svg(shapes: str, caption: str, bottom: float, top: float) -> str:
+    ticks = "".join(
+        f'<text x="{LEFT - 6}" y="{_up(value, bottom, top) + 4:.1f}" text-anchor="end">'
+        f"{value:{'.0f' if value >= 1000 else '.3g'}}</text>"
+        for value in (bottom, top)
+    )
+    frame = f"M{LEFT} 6V{HEIGHT - BELOW}H{WIDTH - 4}"
+    return (
+        f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="10" '
+        'fill="currentColor" role="img">'
+        f'<path d="{frame}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>'
+        f'{ticks}{shapes}<text x="{LEFT}" y="{HEIGHT - 10}">{caption}</text></svg>'
+    )
+
+
+def _across(head: float, heads: int) -> float:
+    return LEFT + (WIDTH - LEFT - 8) * head / heads
+
+
+def _up(value: float, bottom: float, top: float) -> float:
+    whole = np.log(top / bottom)
+    part = np.log(value / bottom) / whole if whole else 0.5
+    return float(HEIGHT - BELOW - 6 - part * (HEIGHT - BELOW - 18))
+
+
+def _tokens(reach: float, longest: int) -> str:
+    if np.isinf(reach):
+        return f"> {longest - 1}"  # the last distance that was looked at
+    return f"{reach:.1f}" if reach < 100 else f"{reach:.0f}"
+
+
+def _lengths(scaling: Scaling, tokens: int) -> NDArray[np.int64]:
+    lengths = np.array([tokens], np.int64)
+    return lengths[:, None] if scaling_per(scaling) == "query" else lengths

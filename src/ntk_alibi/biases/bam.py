@@ -1,0 +1,60 @@
+"""BAM: a generalised Gaussian over distance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ntk_alibi import _checks
+from ntk_alibi.biases import checks
+from ntk_alibi.biases.distance import DistanceBias
+
+
+@dataclass(frozen=True, eq=False)
+class BAM(DistanceBias):
+    """A generalised Gaussian over the distance, as the Bayesian attention mechanism has it.
+
+    bias = -(alpha |d - mu| + epsilon)^beta,  alpha > 0
+
+    beta = 1 is ALiBi with slope alpha, beta = 2 a Gaussian; with 0 < beta < 1 far keys weigh more,
+    with beta < 0 near ones least. A head with mu > 0 looks first mu tokens back. Where d = mu the
+    derivative of |d - mu|^beta in mu is infinite for beta < 1, and the value itself for beta < 0:
+    epsilon, 1e-5 as of the authors' code, prevents that.
+
+    Args:
+        alpha: (heads,) numbers > 0, or a tensor, which may require grad.
+        beta: (heads,) numbers, or one for all heads; > 0 if epsilon is 0.
+        mu: likewise, any.
+        epsilon: a number >= 0.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, out of range, or of another number of heads.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.BAM(alpha=[0.5], beta=[2.0], mu=[1.0], epsilon=0.0).tensor(1, 4)[0, 0]
+        array([[-1.  , -0.25, -0.  , -0.25]], dtype=float32)
+
+    Source: Bianchessi et al. 2025 (arXiv 2505.22842).
+    """
+
+    alpha: Any
+    beta: Any
+    mu: Any = 0.0
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        alpha = checks.per_head("alpha", self.alpha, above=0.0)
+        heads = int(alpha.shape[0])
+        epsilon = _checks.finite("epsilon", self.epsilon, minimum=0.0)
+        least = -math.inf if epsilon else 0.0
+        beta = checks.per_head("beta", self.beta, heads, above=least)
+        mu = checks.per_head("mu", self.mu, heads)
+        self._set(
+            num_heads=heads, sides="symmetric", alpha=alpha, beta=beta, mu=mu, epsilon=epsilon
+        )
+
+    def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:
+        alpha, beta, mu = parameters
+        return -((alpha * xp.abs(distance - mu) + self.epsilon) ** beta)

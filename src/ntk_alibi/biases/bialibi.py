@@ -1,0 +1,72 @@
+"""LittleBird's bias for encoders: linear, with a constant of its own for the first token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _checks
+from ntk_alibi.biases import checks
+from ntk_alibi.biases.base import BiasObject, KernelBias
+from ntk_alibi.biases.dense import relative, set_exempt
+from ntk_alibi.biases.slopes import with_axes
+from ntk_alibi.masks import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class BiALiBi(BiasObject):
+    """Linear biases for encoders, with a constant between the first token and all others.
+
+    bias[h, i, j] = 0 for i = j;  -first_h for i = 0 or j = 0;  -left_h (i - j) for i > j;
+    -right_h (j - i) for i < j
+
+    All three are learned in LittleBird. The first token is the one at position 0.
+
+    Args:
+        first: (heads,), or a tensor, which may require grad.
+        left: (heads,), or one number for all heads; slopes for keys behind.
+        right: likewise, for keys ahead.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or holds another number of heads.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.BiALiBi([2.0], left=[0.5], right=[0.25]).tensor(3, 3)[0, 0]
+        array([[ 0.  , -2.  , -2.  ],
+               [-2.  ,  0.  , -0.25],
+               [-2.  , -0.5 ,  0.  ]], dtype=float32)
+
+    Source: Lee et al. 2022 (arXiv 2210.11870).
+    """
+
+    first: Any
+    left: Any
+    right: Any
+
+    def __post_init__(self) -> None:
+        first = checks.per_head("first", self.first)
+        heads = int(first.shape[0])
+        left, right = (
+            checks.per_head(name, getattr(self, name), heads) for name in ("left", "right")
+        )
+        self._set(num_heads=heads, sides="two_slopes", first=first, left=left, right=right)
+
+    def _all_pairs(self, query_length: int, key_length: int) -> NDArray[np.float32]:
+        bias = self.kernel_bias(Problem((1, self.num_heads, query_length, key_length)))
+        values: Any = relative(
+            bias.left, bias.right, query_length, key_length, "float32", None, torch=False
+        )
+        set_exempt(values, 1, -bias.first[:, None, None])
+        return cast("NDArray[np.float32]", values)
+
+    def kernel_bias(self, problem: Problem) -> KernelBias:
+        """Its slopes and the constant."""
+        first, left, right = (
+            np.asarray(_checks.constant(name, getattr(self, name)), np.float32)
+            for name in ("first", "left", "right")
+        )
+        return KernelBias(left=with_axes(left), right=with_axes(right), exempt=1, first=first)

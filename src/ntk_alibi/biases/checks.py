@@ -1,0 +1,306 @@
+"""Checks of slopes, scalings and the parameters of biases."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _arrays, _checks
+
+
+def scaling(value: Any) -> Any:
+    """None or an object with the method of a scaling."""
+    if value is not None and (
+        isinstance(value, type) or not callable(getattr(value, "scale_exponents", None))
+    ):
+        raise TypeError(
+            "scaling must be None or an object with a method scale_exponents(exponents, lengths) "
+            f"such as NTK(factor=4.0), got {value!r}"
+        )
+    return value
+
+
+def lengths(value: Any, *, ndim: tuple[int, ...] = (1,)) -> NDArray[np.int64]:
+    """Numbers of tokens: integers in [0, 2^31), of one of the given ranks."""
+    array = _arrays.to_numpy(value)
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"lengths must be integers, got {value!r}")
+    if array.ndim not in ndim:
+        shapes = " or ".join({1: "(batch,)", 2: "(batch, queries)"}[n] for n in ndim)
+        raise ValueError(f"lengths must have shape {shapes}, got {array.shape}")
+    if array.size and not (array.min() >= 0 and array.max() <= _checks.MAX_LENGTH):
+        raise ValueError(f"lengths must be between 0 and {_checks.MAX_LENGTH}, got {value!r}")
+    return array.astype(np.int64)
+
+
+def per_head(
+    name: str,
+    value: Any,
+    heads: int | None = None,
+    *,
+    above: float = -math.inf,
+    at_most: float = math.inf,
+) -> Any:
+    """A number for each head, (heads,): a float64 array of our own, or the tensor that came.
+
+    Where the number of heads is known one number may stand for all.
+    """
+    array = _parameter(name, value)
+    if array.ndim == 0 and heads is not None:
+        array = array.expand(heads) if _arrays.is_tensor(array) else np.repeat(array, heads)
+    if array.ndim != 1 or array.shape[0] == 0:
+        raise ValueError(f"{name} must have shape (heads,), got {tuple(array.shape)}")
+    if heads is not None and array.shape[0] != heads:
+        raise ValueError(f"{name} must have {heads} heads, got {array.shape[0]}")
+    if has_numbers(array):
+        _within(name, _arrays.to_numpy(array), above, at_most)
+    return array
+
+
+def numbers(name: str, value: Any, axes: tuple[str, ...], *, least: int = 0) -> Any:
+    """Numbers of these axes, each `least` long: a float64 array of our own, or the tensor."""
+    array = _parameter(name, value)
+    if array.ndim != len(axes) or min(array.shape) < least:
+        raise ValueError(f"{name} must have shape ({', '.join(axes)}), got {tuple(array.shape)}")
+    return array
+
+
+def has_numbers(value: Any) -> bool:
+    """Whether an array or a tensor holds numbers that can be looked at."""
+    return not (_arrays.is_tracing() or getattr(value, "is_meta", False))
+
+
+def _parameter(name: str, value: Any) -> Any:
+    if _arrays.is_tensor(value):
+        if _arrays.dtype_name(value.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
+            raise TypeError(f"{name} must be floating, got dtype {value.dtype}")
+        return value
+    try:
+        array = np.array(value, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must hold numbers, got {value!r}") from None
+    array.flags.writeable = False
+    return array
+
+
+def _within(name: str, array: NDArray[Any], above: float, at_most: float) -> None:
+    wrong = array[~(np.isfinite(array) & (array > above) & (array <= at_most))]
+    if wrong.size:
+        limits = [f"> {above:g}"] * (above > -math.inf) + [f"<= {at_most:g}"] * (at_most < math.inf)
+        expected = f"finite and {' and '.join(limits)}" if limits else "finite"
+        raise ValueError(f"{name} must be {expected}, got {wrong[0]}")
+
+
+def without_nan(name: str, array: Any) -> None:
+    """That there is no NaN among numbers, and no +infinity."""
+    if has_numbers(array):
+        numbers = _arrays.to_numpy(array)
+        wrong = numbers[np.isnan(numbers) | np.isposinf(numbers)]
+        if wrong.size:
+            raise ValueError(f"{name} must not hold NaN or infinity, got {wrong[0]}")
+
+
+def log_gates(value: Any) -> Any:
+    """Logarithms of forget gates (batch, heads, keys); what padding holds does not matter."""
+    array = numbers("log_gates", value, ("batch", "heads", "keys"))
+    if array.shape[1] == 0:
+        raise ValueError(f"log_gates must have shape (batch, heads, keys), got {array.shape}")
+    if has_numbers(array):
+        gates = _arrays.to_numpy(array)
+        if (gates > 0.0).any():
+            raise ValueError(
+                f"log_gates must be <= 0, logarithms of gates up to 1, got {gates[gates > 0.0][0]}"
+            )
+    return array
+
+
+def gated_problem(shape: tuple[int, ...], problem: tuple[int, ...], *, placed: bool) -> None:
+    """Log gates (batch, heads, keys) for a problem whose queries are the last keys."""
+    batch, heads, queries, keys = problem
+    if shape not in ((1, heads, keys), (batch, heads, keys)):
+        raise ValueError(
+            f"log_gates must have shape ({batch}, {heads}, {keys}), for query and key, got {shape}"
+        )
+    if queries > keys:
+        raise ValueError(f"query must not be longer than key with forget gates, got {queries}")
+    if placed:
+        raise ValueError(
+            "query_positions must be None and align 'end' with forget gates, whose queries are "
+            "the last keys"
+        )
+
+
+def finite_gates(gates: Any) -> None:
+    """That what is summed is finite."""
+    if has_numbers(gates) and not np.isfinite(_arrays.to_numpy(gates)).all():
+        raise ValueError("log_gates must be finite where keys are real, got NaN or -infinity")
+
+
+def distance_table(table: Any, begin: Any) -> tuple[Any, int]:
+    """A table (heads, distances) and its first distance."""
+    array = numbers("table", table, ("heads", "distances"), least=1)
+    without_nan("table", array)
+    return array, _checks.integer("begin", begin, minimum=-_checks.MAX_LENGTH)
+
+
+def covered(begin: int, size: int, seen: tuple[int, int]) -> None:
+    """That a table reaches over all distances that are seen."""
+    if seen[0] <= seen[1] and not begin <= seen[0] <= seen[1] < begin + size:
+        raise ValueError(
+            f"table must cover the distances {seen[0]} to {seen[1]} that are seen, got {size} from "
+            f"{begin} on"
+        )
+
+
+#: Distances that a table may span: 2 GiB for 8 heads.
+MAX_SPAN = 2**26
+
+
+def span(seen: tuple[int, int]) -> None:
+    """That a table over the distances that are seen is no unreasonable one."""
+    if seen[1] - seen[0] >= MAX_SPAN:
+        raise ValueError(
+            f"positions must be less than {MAX_SPAN} apart for a bias that is a table, got "
+            f"distances {seen[0]} to {seen[1]}"
+        )
+
+
+def function_result(values: Any, heads: int, count: int) -> None:
+    """What a function of distance returned for `count` of them."""
+    if not hasattr(values, "shape") or tuple(values.shape) not in ((count,), (heads, count)):
+        got = tuple(values.shape) if hasattr(values, "shape") else repr(values)
+        raise ValueError(
+            f"function must return ({heads}, {count}) or ({count},) for {count} distances, got "
+            f"{got}"
+        )
+    without_nan("function's values", values)
+
+
+def buckets(count: int, max_distance: Any, *, bidirectional: bool) -> int:
+    """How many buckets and up to which distance, as T5 has them; the checked max_distance."""
+    exact = count // 2 // (2 if bidirectional else 1)
+    if exact < 1:
+        raise ValueError(
+            f"values must have at least {4 if bidirectional else 2} buckets, got {count}"
+        )
+    return _checks.integer("max_distance", max_distance, minimum=exact + 1)
+
+
+def function(value: Any) -> None:
+    """Something to call."""
+    if not callable(value):
+        raise TypeError(f"function must be callable, got {value!r}")
+
+
+def heads_of(name: str, got: int, heads: int) -> None:
+    """That an array has as many heads as a bias."""
+    if got != heads:
+        raise ValueError(f"{name} must have the bias's {heads} heads, got {got}")
+
+
+def nonzero_scale(value: Any, head_dim: int) -> float:
+    """A scale of dot products by which something is divided."""
+    scale = 1.0 / math.sqrt(head_dim) if value is None else value
+    number = _checks.finite("scale", scale, minimum=-math.inf)
+    if number == 0.0:
+        raise ValueError(f"scale must not be 0, got {value!r}")
+    return number
+
+
+def bias_object(bias: Any) -> None:
+    """An object such as ALiBi, of any rule."""
+    if not hasattr(bias, "num_heads") or not callable(getattr(bias, "tensor", None)):
+        raise TypeError(
+            "bias must be an object with num_heads and tensor(query_length, key_length) such as "
+            f"ALiBi(8), got {bias!r}"
+        )
+
+
+def slopes(name: str, value: Any, heads: int) -> None:
+    """Slopes of shape (heads,), (batch, heads) or (batch, heads, queries), floating, not NaN."""
+    array = value if _arrays.is_tensor(value) else np.asarray(value)
+    if _arrays.dtype_name(array.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
+        raise TypeError(f"{name} must be floating, got dtype {array.dtype}")
+    if array.ndim not in (1, 2, 3):
+        raise ValueError(
+            f"{name} must have shape (heads,), (batch, heads) or (batch, heads, queries), "
+            f"got {tuple(array.shape)}"
+        )
+    got = array.shape[0] if array.ndim == 1 else array.shape[1]
+    if got != heads:
+        raise ValueError(f"{name} must have {heads} heads, got {got} (shape {tuple(array.shape)})")
+    without_numbers = _arrays.is_tracing() or getattr(value, "is_meta", False)
+    if not without_numbers and np.isnan(_arrays.to_numpy(value)).any():
+        raise ValueError(f"{name} must not hold NaN")
+
+
+def slopes_for_sides(value: Any, sides: str, heads: int, *, scaled: bool) -> None:
+    """Own slopes of an ALiBi bias, or None, against its other arguments."""
+    if sides == "two_slopes" and not (isinstance(value, tuple) and len(value) == 2):
+        raise ValueError(
+            f"slopes must be a pair (left, right) for sides='two_slopes', got {value!r}"
+        )
+    if value is None:
+        return
+    if scaled:
+        raise ValueError("scaling must be None when slopes are given, which no scaling stretches")
+    if sides != "two_slopes":
+        slopes("slopes", value, heads)
+        return
+    for side, side_slopes in zip(("left", "right"), value, strict=True):
+        slopes(f"slopes ({side})", side_slopes, heads)
+
+
+def slope_shapes(left: tuple[int, ...], right: tuple[int, ...], query_length: int) -> None:
+    """That left and right slopes (1 or batch, heads, 1 or queries) fit together."""
+    if left[0] != right[0] and 1 not in (left[0], right[0]):
+        raise ValueError(
+            f"slopes must have one batch size, got {left[0]} on the left and {right[0]} on the "
+            "right"
+        )
+    for shape in (left, right):
+        if shape[2] not in (1, query_length):
+            raise ValueError(f"slopes must be given for {query_length} queries, got {shape[2]}")
+
+
+def slope_batch(rows: int, batch: int) -> None:
+    """That slopes are for one row or for as many as there are."""
+    if rows not in (1, batch):
+        raise ValueError(f"slopes must be for 1 row or the batch of {batch}, got {rows}")
+
+
+def row_lengths(value: Any, key_length: int) -> NDArray[np.int64]:
+    """Real tokens of each row, (batch,), at most key_length; one full row if None."""
+    checked = lengths([key_length] if value is None else value)
+    if checked.max(initial=0) > key_length:
+        raise ValueError(f"lengths must be at most key_length {key_length}, got {checked.max()}")
+    return checked
+
+
+def key_only(scaling: Any, per: str | None) -> None:
+    """A scaling whose slopes are the same for all queries of a row."""
+    if per == "query":
+        raise ValueError(
+            "scaling must not have per='query' here, where all queries share one bias; got "
+            f"{scaling!r}. "
+            "ALiBi(...).tensor(...) and patch(...) with compat='exact' take it"
+        )
+
+
+def scaled_exponents(scaling: Any, exponents: NDArray[np.float64], heads: int) -> None:
+    """What a scaling returned."""
+    if exponents.ndim not in (1, 2, 3) or exponents.shape[0 if exponents.ndim == 1 else 1] != heads:
+        raise ValueError(
+            f"scale_exponents must return ({heads},), (batch, {heads}) or (batch, {heads}, "
+            "queries), "
+            f"got {exponents.shape} from {scaling!r}"
+        )
+    if not np.isfinite(exponents).all():
+        raise ValueError(
+            f"scale_exponents must return finite numbers, got {exponents} from {scaling!r}"
+        )

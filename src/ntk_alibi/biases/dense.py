@@ -1,0 +1,134 @@
+"""Dense bias tensors from the compiled core."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _arrays, _checks, _core, masks
+from ntk_alibi._arrays import Array, DTypeLike
+from ntk_alibi.biases import checks
+from ntk_alibi.biases.slopes import float_with_axes, scaled_slopes, scaling_per
+from ntk_alibi.scaling import Scaling
+
+
+def build_alibi_tensor(
+    attention_mask: Array,
+    num_heads: int,
+    dtype: DTypeLike,
+    scaling: Scaling | None = None,
+    *,
+    anchor: Literal["first", "last"] = "first",
+    out: Array | None = None,
+) -> Array:
+    """The key-only ALiBi bias of BLOOM and Falcon, a drop-in for transformers' function.
+
+    out[b H + h, 0, k] = m_h (p_k - p_0)
+
+    p_k counts the real tokens of row b before key k. Softmax is blind to a constant per query, so
+    with a causal mask this equals the relative form -m_h (i - k). p_0 = 0 for anchor="first", as in
+    transformers: the newest token has the largest value, which bfloat16 and float16 round most.
+    With anchor="last" p_0 is the newest token's position: the bias is zero there, near tokens are
+    exact and far ones may collide. Padding gets 0.
+
+    Args:
+        attention_mask: (batch, keys) of 0 and 1, any dtype; padding left, right or in holes.
+        num_heads: H, any number >= 1.
+        dtype: NumPy's or torch's float32, bfloat16, float16 or float64 (float32 values, widened).
+        scaling: a scaling, or None; a dynamic one takes each row's number of real tokens.
+        anchor: "first" or "last".
+        out: a buffer for the result, of its framework, shape and dtype; filled and returned.
+
+    Returns:
+        (batch * heads, 1, keys) of dtype, NumPy for NumPy and a tensor for a tensor, on the mask's
+        device (made in main memory and copied for others). Products are float32, rounded to nearest
+        even.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the scaling has per="query", which needs a bias
+            per query.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> na.build_alibi_tensor(np.array([[0, 1, 1, 1]]), 1, np.float32)
+        array([[[0.        , 0.        , 0.00390625, 0.0078125 ]]], dtype=float32)
+
+    Source: Press et al. 2022; transformers' modeling_bloom.py for the key-only form.
+    """
+    mask = masks.checked_attention_mask(attention_mask)
+    heads = _checks.num_heads(num_heads)
+    name = _checks.floating_dtype(dtype, (*_arrays.CORE_DTYPES, "float64"))
+    checks.scaling(scaling)
+    _checks.choice("anchor", anchor, ("first", "last"))
+    checks.key_only(scaling, scaling_per(scaling))
+    batch, key_length = mask.shape
+    lengths = mask.sum(axis=1, dtype=np.int64) if scaling_per(scaling) else None
+    slopes = float_with_axes(scaled_slopes(heads, scaling, lengths))
+
+    def write(storage: NDArray[Any], dtype: _core.DType) -> None:
+        _core.key_bias(mask, slopes, getattr(_core.Anchor, anchor), dtype, storage)
+
+    shape = (batch * heads, 1, key_length)
+    result = filled_bias(write, shape, name, out, torch=_arrays.is_tensor(attention_mask))
+    return _arrays.on_device_of(attention_mask, result)
+
+
+def relative(
+    left: NDArray[np.float32],
+    right: NDArray[np.float32],
+    queries: int,
+    keys: int,
+    dtype: str,
+    out: Array | None,
+    *,
+    torch: bool,
+) -> Array:
+    """The bias of slopes for all pairs, the last query at the last key."""
+
+    def write(storage: NDArray[Any], core_dtype: _core.DType) -> None:
+        _core.relative_bias(left, right, core_dtype, storage)
+
+    shape = (max(left.shape[0], right.shape[0]), left.shape[1], queries, keys)
+    return filled_bias(write, shape, dtype, out, torch=torch)
+
+
+def set_exempt(bias: Any, exempt: int, value: Any) -> None:
+    """Sets value wherever query or key is exempt, in a bias of all pairs.
+
+    Value broadcasts to (heads, queries, keys). What is hidden stays hidden, and a token's bias with
+    itself 0.
+    """
+    queries, keys = bias.shape[2:]
+    rows = min(max(exempt - (keys - queries), 0), queries)
+    itself = np.arange(keys - queries, keys)[:, None] == np.arange(keys)
+    where = _arrays.namespace(bias).where
+    for i, j in ((slice(0, rows), slice(None)), (slice(None), slice(0, exempt))):
+        block = bias[:, :, i, j]
+        kept = (block == -math.inf) | _arrays.like(itself[i, j], bias)
+        bias[:, :, i, j] = where(kept, block, value)
+
+
+def filled_bias(
+    write: Callable[[NDArray[Any], _core.DType], None],
+    shape: tuple[int, ...],
+    dtype: str,
+    out: Array | None,
+    *,
+    torch: bool,
+) -> Array:
+    """The caller's buffer or a new array, filled by write(memory, dtype).
+
+    float64 is widened float32.
+    """
+    if out is not None:
+        _checks.out(out, shape, dtype, torch=torch)
+    core_dtype = "float32" if dtype == "float64" else dtype
+    result = (
+        _arrays.empty(shape, core_dtype, torch=torch) if out is None or dtype == "float64" else out
+    )
+    write(_arrays.storage(result), _arrays.CORE_DTYPES[core_dtype])
+    return result if dtype == core_dtype else _arrays.widened(result, out)

@@ -1,0 +1,185 @@
+"""Biases that are a function of the distance alone, as tables over it.
+
+Each has its formula once, for arrays and tensors alike, in float64 over exact distances; tables are
+rounded to float32 at the end. Whatever the formula, the kernels read the table.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _arrays, _checks
+from ntk_alibi.biases import checks
+from ntk_alibi.biases.base import BiasObject, KernelBias
+from ntk_alibi.masks import Problem
+
+#: A constant table of no more numbers is kept.
+KEPT = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceBias(BiasObject):
+    """A bias over the distance d = i - j of query and key; subclasses say which."""
+
+    #: Whether its tables may be kept, and reach over any distance.
+    _kept: ClassVar[bool] = True
+
+    def over(self, first: int, last: int, like: Any = None) -> Any:
+        """The bias at the distances first, first + 1, ... last, (heads, distances).
+
+        float64, as a tensor if `like` is one: then differentiable in the parameters and on like's
+        device.
+        """
+        distances = _arrays.float64_range(first, last, like)
+        parameters = (
+            _arrays.float64(x if _arrays.is_tensor(like) else constant_parameter(x), like)
+            for x in self.parameters
+        )
+        columns = (x[:, None] if x.ndim == 1 else x for x in parameters)
+        return self._formula(_arrays.namespace(like), distances, *columns)
+
+    def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:
+        """Values (heads, distances), by functions that NumPy and torch share.
+
+        Parameters are float64, those for each head (heads, 1).
+        """
+        raise NotImplementedError
+
+    def _numbers(self, first: int, last: int) -> NDArray[np.float32]:
+        """The table of NumPy numbers, kept where it is small and its parameters are its own.
+
+        Kept ones reach further, to the next power of two: keys that are appended one by one need a
+        table that is longer by one each time.
+        """
+        begin, end = -_power(-first), _power(last)
+        small = (end - begin + 1) * self.num_heads <= KEPT
+        if small and self._kept and not any(map(_arrays.is_tensor, self.parameters)):
+            return _kept_table(self, begin, end)[:, first - begin : last - begin + 1]
+        return np.asarray(_arrays.to_numpy(self.over(first, last)), np.float32)
+
+    def kernel_bias(self, problem: Problem) -> KernelBias:
+        """Its table over the distances of a problem."""
+        first, last = problem.distances()
+        checks.span((first, last))
+        return KernelBias(table=self._numbers(first, last), table_begin=first)
+
+    def _all_pairs(self, queries: int, keys: int) -> NDArray[np.float32]:
+        """(1, heads, queries, keys)."""
+        if queries == 0 or keys == 0:
+            return np.zeros((1, self.num_heads, queries, keys), np.float32)
+        hidden = queries - 1 if self.sides == "causal" else 0
+        table = self._numbers(1 - queries + hidden, keys - 1)
+        table = np.pad(table, ((0, 0), (hidden, 0)), constant_values=-np.inf)
+        windows = np.lib.stride_tricks.sliding_window_view(table[:, ::-1], keys, axis=1)
+        return windows[None, :, ::-1]
+
+
+def constant_parameter(parameter: Any) -> NDArray[Any]:
+    """Return a parameter as NumPy numbers; refuse one that requires grad."""
+    return _checks.constant("a parameter of the bias", parameter)
+
+
+def _power(number: int) -> int:
+    """The next power of two, 0 for what is not positive."""
+    return 1 << (number - 1).bit_length() if number > 0 else 0
+
+
+@functools.lru_cache(maxsize=16)
+def _kept_table(bias: DistanceBias, first: int, last: int) -> NDArray[np.float32]:
+    table: NDArray[np.float32] = bias.over(first, last).astype(np.float32)
+    table.flags.writeable = False
+    return table
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceTable(DistanceBias):
+    """Any numbers over distance.
+
+    bias = table[h, d - begin]
+
+    Args:
+        table: (heads, distances), array or tensor, which may require grad; -inf hides.
+        begin: the distance of the first; from 0 on it is for causal attention only.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong. In `attention`, if a distance that is seen is
+            not in the table.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.DistanceTable([[0.0, -1.0, -3.0]], begin=-1).tensor(2, 2)[0, 0]
+        array([[-1.,  0.],
+               [-3., -1.]], dtype=float32)
+    """
+
+    table: Any
+    begin: int = 0
+    _kept: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        table, begin = checks.distance_table(self.table, self.begin)
+        sides = "causal" if begin >= 0 else "symmetric"
+        self._set(table=table, begin=begin, num_heads=int(table.shape[0]), sides=sides)
+
+    def over(self, first: int, last: int, like: Any = None) -> Any:
+        """See `DistanceBias`."""
+        checks.covered(self.begin, self.table.shape[1], (first, last))
+        begin = max(first - self.begin, 0)
+        part = self.table[:, begin : begin + last - first + 1]
+        return _arrays.float64(part if _arrays.is_tensor(like) else constant_parameter(part), like)
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class DistanceFunction(DistanceBias):
+    """Any function of distance.
+
+    bias = function(d)[h]
+
+    Args:
+        function: takes float64 distances (n,), integers in value, negative for keys ahead, as an
+            array; returns an array or a tensor, which may require grad, of shape (heads, n) or, for
+            all heads, (n,). -inf hides.
+        num_heads: H >= 1.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or what the function returns.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> bias = na.DistanceFunction(lambda d: -np.sqrt(abs(d)), num_heads=1)
+        >>> bias.tensor(1, 5)[0, 0, 0, [0, 3, 4]]
+        array([-2., -1., -0.], dtype=float32)
+    """
+
+    function: Callable[[NDArray[np.float64]], Any]
+    num_heads: int
+    _kept: ClassVar[bool] = False
+
+    def __init__(self, function: Callable[[NDArray[np.float64]], Any], num_heads: int) -> None:
+        checks.function(function)
+        self._set(function=function, num_heads=_checks.num_heads(num_heads), sides="symmetric")
+        self._evaluated(0, 1)
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """One of its values, which knows whether gradients are recorded."""
+        return (self._evaluated(0, 0),)
+
+    def over(self, first: int, last: int, like: Any = None) -> Any:
+        """See `DistanceBias`."""
+        values = self._evaluated(first, last)
+        if not _arrays.is_tensor(like):
+            values = constant_parameter(values)
+        wide = _arrays.float64(values, like)
+        return _arrays.namespace(like).broadcast_to(wide, (self.num_heads, wide.shape[-1]))
+
+    def _evaluated(self, first: int, last: int) -> Any:
+        values = self.function(np.arange(first, last + 1, dtype=np.float64))
+        checks.function_result(values, self.num_heads, last - first + 1)
+        return values

@@ -1,0 +1,133 @@
+"""ALiBi slopes for any head count, stretched by a scaling."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi._arrays import Array
+from ntk_alibi.biases import checks
+from ntk_alibi.scaling import Scaling
+
+Sides: TypeAlias = Literal["causal", "symmetric", "halves", "two_slopes"]
+SIDES = ("causal", "symmetric", "halves", "two_slopes")
+
+
+def hidden_sides(sides: Sides, heads: int) -> NDArray[np.bool_]:
+    """Which heads do not see their left and their right, (2, 1, heads, 1)."""
+    hidden = np.zeros((2, 1, heads, 1), np.bool_)
+    if sides == "causal":
+        hidden[1] = True
+    elif sides == "halves":
+        hidden[0, :, left_heads(heads) :] = hidden[1, :, : left_heads(heads)] = True
+    return hidden
+
+
+def left_heads(heads: int) -> int:
+    """How many of the heads look behind with sides="halves": the greater half."""
+    return heads - heads // 2
+
+
+def both_sides(slopes: Any) -> tuple[Any, Any]:
+    """Left and right of a pair, or of one for both."""
+    return slopes if isinstance(slopes, tuple) else (slopes, slopes)
+
+
+def float_with_axes(slopes: NDArray[Any]) -> NDArray[np.float32]:
+    """Return slopes as float32 (1 or batch, heads, 1 or queries)."""
+    axes: NDArray[np.float32] = with_axes(np.asarray(slopes, np.float32))
+    return axes
+
+
+def with_axes(slopes: Any) -> Any:
+    """Slopes, an array or a tensor, as (1 or batch, heads, 1 or queries)."""
+    if slopes.ndim == 1:
+        return slopes[None, :, None]
+    return slopes[:, :, None] if slopes.ndim == 2 else slopes
+
+
+SLOPE_RULES = ("press", "geometric")
+
+
+def alibi_slopes(
+    num_heads: int,
+    scaling: Scaling | None = None,
+    lengths: Any = None,
+    *,
+    rule: Literal["press", "geometric"] = "press",
+) -> Array:
+    """The slopes m_h of ALiBi, head by head.
+
+    m_h = 2^-e_h. rule="press" (BLOOM, MPT): with P = 2^floor(log2 H), the first P heads have e_h =
+    8h/P, the remaining H - P have 8(2i - 1)/(2P), i = 1, 2, ... rule="geometric": e_h = 8h/H for
+    every H. The exponents are stretched by the scaling and 2^-e is rounded once, from float64 to
+    float32.
+
+    Args:
+        num_heads: H, any number >= 1.
+        scaling: a scaling, or None for the plain slopes.
+        lengths: numbers of tokens, needed by the dynamic scalings only: (batch,) integers, array,
+            tensor or list. With per="query" they may also be (batch, queries): the prefix length of
+            each query; from (batch,) they are made for max(lengths) queries, the last of them at
+            each row's last token.
+        rule: "press" or "geometric".
+
+    Returns:
+        float32, a tensor if lengths is one: (heads,); (batch, heads) for a dynamic scaling; (batch,
+            heads, queries) for one with per="query".
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or lengths are missing.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.alibi_slopes(6)
+        array([0.25      , 0.0625    , 0.015625  , 0.00390625, 0.5       ,
+               0.125     ], dtype=float32)
+
+    Source: Press et al. 2022 (arXiv 2108.12409) and its code for head counts that are no power of
+        two.
+    """
+    heads = _checks.num_heads(num_heads)
+    checks.scaling(scaling)
+    _checks.choice("rule", rule, SLOPE_RULES)
+    checked = None
+    if scaling_per(scaling) is not None and lengths is not None:
+        checked = checks.lengths(lengths, ndim=(1, 2) if scaling_per(scaling) == "query" else (1,))
+        if scaling_per(scaling) == "query" and checked.ndim == 1:
+            checked = prefix_lengths(checked, int(checked.max(initial=0)))
+    return _arrays.like(scaled_slopes(heads, scaling, checked, rule=rule), lengths)
+
+
+def scaling_per(scaling: Scaling | None) -> Literal["sequence", "query"] | None:
+    """What the factor of a scaling depends on: None, each "sequence" or each "query"."""
+    return cast("Literal['sequence', 'query'] | None", getattr(scaling, "per", None))
+
+
+def prefix_lengths(lengths: NDArray[np.int64], query_length: int) -> NDArray[np.int64]:
+    """How many tokens each query sees, itself included, (batch, queries).
+
+    The last query is each row's last token.
+    """
+    behind = np.arange(query_length - 1, -1, -1)
+    prefixes: NDArray[np.int64] = np.maximum(lengths[:, None] - behind, 0)
+    return prefixes
+
+
+def scaled_slopes(
+    num_heads: int,
+    scaling: Scaling | None,
+    lengths: NDArray[np.int64] | None,
+    *,
+    rule: str = "press",
+) -> NDArray[np.float32]:
+    """`alibi_slopes` of checked arguments; lengths as the scaling's `per` asks for them."""
+    exponents = _core.alibi_exponents(num_heads, getattr(_core.SlopeRule, rule))
+    if scaling is not None:
+        scaled = np.asarray(scaling.scale_exponents(exponents, lengths), np.float64)
+        checks.scaled_exponents(scaling, scaled, num_heads)
+        exponents = scaled
+    return np.exp2(-exponents).astype(np.float32)

@@ -1,0 +1,70 @@
+"""T5: learned numbers for buckets of distances."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ntk_alibi import _checks
+from ntk_alibi.biases import checks
+from ntk_alibi.biases.distance import DistanceBias
+
+
+@dataclass(frozen=True, eq=False)
+class T5(DistanceBias):
+    """T5's learned numbers for buckets of distances, fine near and coarse far.
+
+    bias = values[h, bucket(d)]
+
+    With n buckets a side (n is half of them if bidirectional, the second half then for keys ahead):
+    bucket(d) = |d| for |d| < n/2, n/2 + floor(n/2 log(|d| / (n/2)) / log(max_distance / (n/2))),
+    n - 1 at most. If not bidirectional, keys ahead are in bucket 0.
+
+    T5 scales its scores by 1 and adds the same bias in all layers.
+
+    Args:
+        values: (heads, buckets), array or tensor, which may require grad. For a model of
+            transformers its relative_attention_bias.weight.T.
+        bidirectional: True for encoders; False is for causal attention only.
+        max_distance: where the last bucket begins, at the latest.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> buckets = np.arange(32.0)[None]
+        >>> na.T5(buckets).tensor(1, 400)[0, 0, 0, [0, 350, 390, 399]]
+        array([15., 13.,  8.,  0.], dtype=float32)
+
+    Source: Raffel et al. 2020 (arXiv 1910.10683), section 2.1; transformers' modeling_t5.py.
+    """
+
+    values: Any
+    bidirectional: bool = True
+    max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        values = checks.numbers("values", self.values, ("heads", "buckets"), least=1)
+        checks.without_nan("values", values)
+        both = _checks.boolean("bidirectional", self.bidirectional)
+        most = checks.buckets(int(values.shape[1]), self.max_distance, bidirectional=both)
+        self._set(num_heads=int(values.shape[0]), values=values, bidirectional=both)
+        self._set(sides="symmetric" if both else "causal", max_distance=most)
+
+    def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:
+        (values,) = parameters
+        return values[:, self._buckets(xp, distance, int(values.shape[1]))]
+
+    def _buckets(self, xp: Any, distance: Any, count: int) -> Any:
+        ahead = xp.where(distance < 0, 1, 0)
+        side = count // 2 if self.bidirectional else count
+        far = xp.abs(distance) if self.bidirectional else xp.where(distance < 0, 0.0, distance)
+        exact = side // 2
+        # In float32 and in this order, as transformers rounds where a bucket begins.
+        ratio = xp.asarray(xp.clip(far, exact, None), dtype=xp.float32) / exact
+        steps = xp.log(ratio) / math.log(self.max_distance / exact) * (side - exact)
+        coarse = xp.clip(exact + xp.asarray(steps, dtype=xp.int64), None, side - 1)
+        bucket = xp.where(far < exact, xp.asarray(far, dtype=xp.int64), coarse)
+        return bucket + ahead * side if self.bidirectional else bucket

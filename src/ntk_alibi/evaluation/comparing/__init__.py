@@ -1,0 +1,1 @@
+"""Compare methods: by length, by task, and in a search."""

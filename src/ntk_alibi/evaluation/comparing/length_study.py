@@ -1,0 +1,89 @@
+"""Comparing methods on one model: retrieval at several lengths, perplexity by position."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ntk_alibi.evaluation.comparing.methods import (
+    Method,
+    model_arguments,
+    parse_method,
+)
+from ntk_alibi.evaluation.harness import run as harness
+from ntk_alibi.models.loading import NANO_BLOOM
+from ntk_alibi.scaling import Scaling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ntk_alibi.evaluation.comparing.plan import Plan, Samples
+from ntk_alibi.evaluation.comparing.summary import Summary, summarise
+from ntk_alibi.evaluation.harness.run import cache_file, metadata_argument
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    plan: Plan,
+    path: Path,
+    *,
+    quiet: bool = False,
+    wrap: Callable[[Scaling | None], Scaling | None] = lambda scaling: scaling,
+    name: str = NANO_BLOOM,
+) -> Summary:
+    """Do a study, resuming what path holds of it, with progress bars; its summary.
+
+    Args:
+        model: an unpatched BLOOM, MPT or Falcon.
+        tokenizer: the model's.
+        plan: what to do.
+        path: folder of all single answers, kept when done.
+        quiet: no progress bars.
+        wrap: makes the scaling to patch with from each method's.
+        name: of the model, in commands.
+
+    Returns:
+        As `summarise`, in all processes that share the work.
+    """
+    from ntk_alibi.evaluation.harness.model import StretchedLM
+
+    methods = [parse_method(method, plan.train_length) for method in plan.methods]
+    tasks: dict[str, Any] = {}
+    with harness.quiet():
+        for task, made_from in plan.tasks.items():
+            metadata = {**made_from, "tokenizer": tokenizer}
+            tasks |= harness.load_tasks([f"ntk_alibi_{task}"], metadata)["tasks"]
+        lm = StretchedLM(model, tokenizer=tokenizer, train_length=plan.train_length, quiet=quiet)
+    samples: Samples = {}
+    settings = {}
+    for method in methods:
+        lm.stretch(Method(method.name, method.label, wrap(method.scaling)))
+        settings[method.name] = lm.get_model_info()
+        results = harness.answer(lm, {"tasks": tasks}, cache_file(lm, path))
+        samples[method.name] = results["samples"]
+    lm.release()
+    summary = summarise(plan, samples)
+    summary |= {"settings": settings, "commands": commands(plan, name)}
+    return summary
+
+
+def commands(plan: Plan, name: str) -> dict[str, dict[str, str]]:
+    """The command that gives each cell again: method, then task and length."""
+    found: dict[str, dict[str, str]] = {}
+    for method in plan.methods:
+        model = f"pretrained={name},{model_arguments(method)},train_length={plan.train_length}"
+        found[method] = {
+            f"{task}/{length}": shlex.join(
+                [
+                    *("ntk-alibi", "lm-eval", "--model", "ntk_alibi", "--model_args", model),
+                    *("--tasks", f"ntk_alibi_{task}"),
+                    *metadata_argument({**made_from, "lengths": [length]}),
+                ]
+            )
+            for task, made_from in plan.tasks.items()
+            for length in made_from["lengths"]
+        }
+    return found

@@ -1,0 +1,68 @@
+"""Lengths, records and methods of a length study."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ntk_alibi.evaluation.comparing.methods import (
+    DEFAULT_METHODS,
+)
+
+Samples = dict[str, dict[str, list[dict[str, Any]]]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a study does; the defaults are those of `ntk-alibi eval`.
+
+    Attributes:
+        train_length: tokens, the unit of all lengths and distances below.
+        methods: names for `parse_method`.
+        multiples: of the training length, at which retrieval is tested.
+        line_records: records of lines for each length.
+        line_questions: about each, at most one for 64 tokens trained at.
+        topic_records: conversations for each length.
+        topic_questions: questions about each.
+        prose_windows: windows for the perplexity, of the greatest length; 0 for none.
+        seed: of the records; all methods see the same ones.
+    """
+
+    train_length: int
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    multiples: tuple[float, ...] = (1, 1.5, 2, 3, 4)
+    line_records: int = 8
+    line_questions: int = 32
+    topic_records: int = 12
+    topic_questions: int = 5
+    prose_windows: int = 8
+    seed: int = 2026
+
+    @property
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """The harness's tasks, and what their data are made from."""
+        lengths = [round(multiple * self.train_length) for multiple in self.multiples]
+        questions = min(self.line_questions, max(1, self.train_length // 64))
+        drawn = {"lengths": lengths, "seed": self.seed}
+        longest = math.ceil(2 * max(self.multiples))
+        tasks = {
+            "lines": {"records": self.line_records, "questions": questions, **drawn},
+            "topics": {"records": self.topic_records, "questions": self.topic_questions, **drawn},
+            "prose": {"lengths": [max(lengths)], "windows": self.prose_windows, "bins": longest},
+        }
+        wanted = {
+            "lines": self.line_records,
+            "topics": self.topic_records,
+            "prose": self.prose_windows,
+        }
+        return {name: made for name, made in tasks.items() if wanted[name]}
+
+
+#: What --quick changes: fewer and shorter records, no prose.
+QUICK: dict[str, Any] = {
+    "multiples": (1, 2, 3),
+    "line_records": 3,
+    "topic_records": 3,
+    "prose_windows": 0,
+}

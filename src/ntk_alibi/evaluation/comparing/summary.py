@@ -1,0 +1,189 @@
+"""Summarise the samples of a length study."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
+from ntk_alibi.evaluation.comparing.methods import (
+    parse_method,
+)
+from ntk_alibi.evaluation.comparing.plan import Plan, Samples
+
+#: Width of the distance ranges, in training lengths.
+DISTANCE_BIN = 0.5
+
+#: Ranges of depth, from the beginning of a record to its questions.
+DEPTH_BINS = 8
+
+
+class Summary(dict[str, Any]):
+    """What `summarise` returns: plain values that notebooks show as tables."""
+
+    def _repr_html_(self) -> str:
+        from ntk_alibi.evaluation.report import tables
+
+        return "".join(map(tables.html, tables.study_tables(self)))
+
+
+def summarise(plan: Plan, samples: Samples) -> Summary:
+    """The results of a finished study as plain values.
+
+    Args:
+        plan: what was done.
+        samples: the harness's, of each method and task.
+
+    Returns:
+        train_length and methods (name to label);
+        retrieval: for each task, method and multiple of the training length: cases, accuracy and
+            its 95 % interval (low, high);
+        by_distance: the same for records of all lengths together, by the distance of the answer
+            (begin, end, in training lengths);
+        by_depth: the same for each multiple, by where the answer stands in the record (begin, end,
+            from 0, its beginning, to 1, the questions);
+        perplexity: for each method and range of positions (begin, end, in training lengths): nats a
+            token, and the difference from the first method, paired by window, with its 95 %
+            half-width;
+        records: for each method, right answers and questions of each record;
+        windows: for each method, nats a token of each window of prose.
+    """
+    methods = {name: parse_method(name, plan.train_length).label for name in plan.methods}
+    retrieval, by_distance, by_depth = [], [], []
+    for task in plan.tasks:
+        for name in methods:
+            answers = _answers(samples[name].get(f"ntk_alibi_{task}", []))
+            if task == "prose" or not answers:
+                continue
+            of = {"task": task, "method": name}
+            for multiple in plan.multiples:
+                some = [a for a in answers if a["length"] == round(multiple * plan.train_length)]
+                cell = _accuracy([a["right"] for a in some])
+                retrieval.append({**of, "multiple": multiple, **cell})
+                by_depth += [{**of, "multiple": multiple, **cell} for cell in _by_depth(some)]
+            longest = max(plan.multiples)
+            by_distance += [
+                {**of, **cell} for cell in _by_distance(answers, plan.train_length, longest)
+            ]
+    return Summary(
+        {
+            "train_length": plan.train_length,
+            "methods": methods,
+            "retrieval": retrieval,
+            "by_distance": by_distance,
+            "by_depth": by_depth,
+            "perplexity": _perplexity(plan, samples),
+            "records": {name: _counts(plan, samples[name]) for name in methods},
+            "windows": {
+                name: nats_by_window(samples[name]["ntk_alibi_prose"]).mean(axis=1).tolist()
+                for name in methods
+                if "ntk_alibi_prose" in samples[name]
+            },
+        }
+    )
+
+
+def _counts(plan: Plan, samples: dict[str, list[dict[str, Any]]]) -> list[list[int]]:
+    """Right answers and questions of each record, of all tasks."""
+    records = [
+        answer["right"]
+        for task in plan.tasks
+        if task != "prose"
+        for answer in _answers(samples.get(f"ntk_alibi_{task}", []))
+    ]
+    return [[sum(right), len(right)] for right in records]
+
+
+def _answers(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each record was, and which of its questions were answered right."""
+    keys = ("length", "distances", "depths")
+    return [
+        {
+            **{key: sample["doc"].get(key) for key in keys},
+            "right": [greedy for _, greedy in sample["filtered_resps"]],
+        }
+        for sample in sorted(samples, key=lambda sample: sample["doc_id"])
+    ]
+
+
+def _accuracy(right: list[list[bool]]) -> dict[str, Any]:
+    """Of clusters of answers; empty ones do not count."""
+    clusters = [cluster for cluster in right if cluster]
+    cases, correct = [len(c) for c in clusters], [sum(c) for c in clusters]
+    if not cases:
+        return {"cases": 0, "accuracy": None, "low": None, "high": None}
+    low, high = accuracy_interval(correct, cases)
+    return {"cases": sum(cases), "accuracy": sum(correct) / sum(cases), "low": low, "high": high}
+
+
+def _by_distance(
+    answers: list[dict[str, Any]], train_length: int, longest: float
+) -> list[dict[str, Any]]:
+    edges = np.arange(0.0, longest + DISTANCE_BIN, DISTANCE_BIN)
+    entries = []
+    for begin, end in itertools.pairwise(edges.tolist()):
+        inside = _inside(answers, "distances", begin, end, train_length)
+        entries.append({"begin": begin, "end": end, **_accuracy(inside)})
+    return entries
+
+
+def _by_depth(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    edges = np.linspace(0.0, 1.0, DEPTH_BINS + 1).tolist()
+    return [
+        {"begin": begin, "end": end, **_accuracy(_inside(answers, "depths", begin, end))}
+        for begin, end in itertools.pairwise(edges)
+    ]
+
+
+def _inside(
+    answers: list[dict[str, Any]], key: str, begin: float, end: float, unit: float = 1
+) -> list[list[bool]]:
+    """Of each record, the answers whose value lies in [begin, end)."""
+    return [
+        [
+            right
+            for right, value in zip(a["right"], a[key], strict=True)
+            if begin <= value / unit < end
+        ]
+        for a in answers
+    ]
+
+
+def nats_by_window(samples: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
+    """Mean nats a token, (windows, ranges of positions)."""
+    ordered = sorted(samples, key=lambda sample: sample["doc_id"])
+    likelihoods = [[ll for ll, _ in sample["filtered_resps"]] for sample in ordered]
+    tokens = [sample["doc"]["tokens"] for sample in ordered]
+    nats: NDArray[np.float64] = -np.array(likelihoods) / np.array(tokens)
+    return nats
+
+
+def _perplexity(plan: Plan, samples: Samples) -> list[dict[str, Any]]:
+    if "prose" not in plan.tasks:
+        return []
+    nats = {name: nats_by_window(samples[name]["ntk_alibi_prose"]) for name in plan.methods}
+    entries = []
+    for name, windows in nats.items():
+        paired = windows - nats[plan.methods[0]]
+        spread = (
+            paired.std(axis=0, ddof=1) if len(windows) > 1 else np.full(paired.shape[1], np.nan)
+        )
+        half_width = 1.96 * spread / math.sqrt(len(windows))
+        width = max(plan.multiples) / windows.shape[1]
+        for i, mean in enumerate(windows.mean(axis=0)):
+            entries.append(
+                {
+                    "method": name,
+                    "begin": i * width,
+                    "end": (i + 1) * width,
+                    "nats": float(mean),
+                    "difference": float(paired.mean(axis=0)[i]),
+                    "half_width": float(half_width[i]),
+                }
+            )
+    return entries

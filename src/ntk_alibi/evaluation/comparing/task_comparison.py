@@ -1,0 +1,116 @@
+"""Any tasks of the harness, method by method: one figure with its interval for each."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
+from ntk_alibi.evaluation.comparing.methods import Method, model_arguments
+from ntk_alibi.evaluation.comparing.published import published_percent
+from ntk_alibi.evaluation.harness import run as harness
+
+if TYPE_CHECKING:
+    from ntk_alibi.evaluation.harness.model import StretchedLM
+
+
+#: What stands in tables, the first that a task has.
+MAIN_METRICS = ("accuracy", "score", "acc_norm", "acc", "exact_match", "f1", "nats")
+
+
+def compare(
+    lm: StretchedLM,
+    methods: Sequence[Method],
+    tasks: Any,
+    *,
+    metadata: dict[str, Any],
+    model: str,
+    cache: Path,
+) -> dict[str, Any]:
+    """The tasks with each method.
+
+    Args:
+        lm: the model.
+        methods: to compare.
+        tasks: from `load_known`.
+        metadata: what they were made from besides the model, in commands.
+        model: its name, in commands and for published figures.
+        cache: folder of all single answers, kept when done.
+
+    Returns:
+        rows: task, method, label, metric, cases, value, its 95 % interval (low, high), the
+            published percentage for the same model, task and method (or None), and the command
+            that gives the row again;
+        settings: of each method, as the harness records them.
+    """
+    rows, settings = [], {}
+    for method in methods:
+        lm.stretch(method)
+        settings[method.name] = lm.get_model_info()
+        results = harness.answer(lm, tasks, harness.cache_file(lm, cache))
+        for task, samples in results["samples"].items():
+            rows.append(
+                {
+                    **{"task": task, "method": method.name, "label": method.label},
+                    **summary_of(samples),
+                    "published": published_percent(model, task, method.name),
+                    "command": command(lm, model, method.name, task, metadata),
+                }
+            )
+    lm.release()
+    return {"model": model, "rows": rows, "settings": settings}
+
+
+def load_known(tasks: Sequence[str], metadata: dict[str, Any], model: str) -> Any:
+    """Tasks of ours, which is quick; of the harness too if one is asked for."""
+    ours = {path.stem for path in harness.tasks_path().glob("*.yaml")}
+    with harness.quiet():
+        return harness.load_tasks(
+            tasks, {"pretrained": model, **metadata}, all_known=not ours.issuperset(tasks)
+        )
+
+
+def summary_of(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Metric, number of cases, value and interval of a task's samples."""
+    metric = next((m for m in MAIN_METRICS if m in samples[0]), samples[0]["metrics"][0])
+    values = [sample[metric] for sample in samples]
+    if isinstance(values[0], list | tuple):  # sums and what they are divided by
+        tops, counts = [v[0] for v in values], [v[1] for v in values]
+        value, cases = sum(tops) / sum(counts), int(sum(counts))
+    else:
+        tops, counts = [float(v) for v in values], [1] * len(values)
+        value, cases = sum(tops) / len(tops), len(tops)
+    if set(tops) <= {0.0, 1.0} or metric == "accuracy":
+        low, high = accuracy_interval([int(t) for t in tops], counts)
+    else:
+        low, high = _mean_interval(tops, counts)
+    return {"metric": metric, "cases": cases, "value": value, "low": low, "high": high}
+
+
+def _mean_interval(tops: Sequence[float], counts: Sequence[float]) -> tuple[float, float]:
+    """The normal interval of a ratio of sums over samples."""
+    n, value = len(tops), sum(tops) / sum(counts)
+    if n < 2:
+        return math.nan, math.nan
+    residuals = sum((top - value * count) ** 2 for top, count in zip(tops, counts, strict=True))
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(residuals * n / (n - 1)) / sum(counts)
+    return value - half, value + half
+
+
+def command(lm: StretchedLM, model: str, method: str, task: str, metadata: dict[str, Any]) -> str:
+    """What gives one row again."""
+    options = f"pretrained={model},{model_arguments(method)},train_length={lm.train_length}"
+    options += f",dtype={str(lm.model.dtype).removeprefix('torch.')}"
+    if lm.limit is not None:
+        options += f",max_length={lm.limit},truncation={lm.truncation_rule}"
+    made_from = harness.metadata_argument(metadata)
+    return shlex.join(
+        [
+            *("ntk-alibi", "lm-eval", "--model", "ntk_alibi", "--model_args", options),
+            *("--tasks", task, *made_from),
+        ]
+    )

@@ -1,0 +1,1 @@
+"""Tasks, models and runs of lm-evaluation-harness."""

@@ -1,0 +1,265 @@
+"""Records for the harness: texts with several places whose tokens the model has to predict.
+
+Each place is one of the harness's loglikelihood requests: all before it is the context. What is
+asked about one record are thus beginnings of one text, which `StretchedLM` reads once; other models
+of the harness read it once for each place and give the same answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from datasets import Dataset
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
+
+from ntk_alibi import _checks
+from ntk_alibi.evaluation import checks
+from ntk_alibi.evaluation.records import corpus, haystacks
+from ntk_alibi.evaluation.records.lines import Lines
+from ntk_alibi.evaluation.records.prose import prose_windows
+from ntk_alibi.evaluation.records.record import (
+    Case,
+    Decode,
+    RecordKind,
+    cached_encoder,
+    decoder,
+    encoder,
+)
+from ntk_alibi.evaluation.records.topics import Topics
+from ntk_alibi.models.loading import checkpoint_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+#: Lengths in the names that records are drawn by are multiples of this, whatever the model.
+NAMED_UNIT = 2048
+
+#: Width of the ranges of positions of prose, in tokens.
+POSITIONS = 1024
+
+SEED = 2026
+
+#: Records shorter than their questions want get fewer.
+TOKENS_PER_QUESTION = 64
+
+#: How many records of each length there are if nobody says.
+RECORDS = {"lines": 8, "topics": 12, "passkey": 32, "multikey": 8, "variables": 8}
+
+
+def retrieval(
+    kind: str,
+    lengths: Sequence[int] = (2048,),
+    records: int | None = None,
+    questions: int | None = None,
+    seed: int = SEED,
+    **model: Any,
+) -> dict[str, Dataset]:
+    """Records of a kind as the harness takes a data set.
+
+    Args:
+        kind: "lines", "topics", "passkey", "multikey" or "variables".
+        lengths: in the model's own tokens.
+        records: of each length.
+        questions: about each; by default what the kind says, at most one for 64 tokens.
+        seed: of the records.
+        **model: what the harness knows of the model: its tokenizer is used, or that of pretrained.
+    """
+    _checks.choice("kind", kind, RECORDS)
+    count = RECORDS[kind] if records is None else _checks.integer("records", records, minimum=1)
+    tokenizer = _tokenizer(**model)
+    encode = cached_encoder(encoder(tokenizer))
+    documents = []
+    for length in _lengths(lengths):
+        task = _task(kind, questions, length)
+        for record in range(count):
+            name = f"{kind}/{length / NAMED_UNIT:g}/{record}"
+            case = task.case(encode, length, np.random.default_rng([seed, *name.encode()]))
+            documents.append(_question_document(decoder(tokenizer), case, length))
+    return {"test": Dataset.from_list(documents)}
+
+
+def prose(
+    lengths: Sequence[int] = (2048,),
+    windows: int = 8,
+    bins: int | None = None,
+    text: str | None = None,
+    context: int | None = None,
+    stride: int = POSITIONS,
+    **model: Any,
+) -> dict[str, Dataset]:
+    """Windows of running prose, to be predicted in ranges of positions.
+
+    Args:
+        lengths: of the windows, in the model's own tokens.
+        windows: of each length.
+        bins: equal ranges of positions in a window; by default as many as have stride tokens.
+        text: a file, each line a paragraph; by default held out chapters of the King James Bible.
+        context: tokens read before each range; by default all that the window has.
+        stride: tokens of a range.
+        **model: as for `retrieval`.
+    """
+    tokenizer = _tokenizer(**model)
+    chapters = corpus.held_out_text() if text is None else _lines(text)
+    documents = []
+    for length in _lengths(lengths):
+        ranges = max(1, length // stride) if bins is None else bins
+        for tokens in prose_windows(encoder(tokenizer), chapters, length, windows):
+            documents.append(_prose_document(decoder(tokenizer), tokens, ranges, context))
+    return {"test": Dataset.from_list(documents)}
+
+
+def sliding_prose(context: int = 2048, **options: Any) -> Any:
+    """The same with a window that slides: no token sees more than `context` others before it.
+
+    It moves by half of the context at a time, so that each token sees at least the other half.
+    """
+    stride = max(1, _checks.integer("context", context, minimum=2) // 2)
+    return prose(**{**options, "context": context - stride, "stride": stride})
+
+
+def answered(document: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
+    """Of a record: how many of its questions are answered right, and how many there are."""
+    counts = [sum(greedy for _, greedy in results), len(results)]
+    return _with_length("accuracy", document, counts)
+
+
+def predicted(document: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
+    """Of a window of prose: nats in all, and of how many tokens."""
+    sums = [-sum(likelihood for likelihood, _ in results), sum(document["tokens"])]
+    return {"perplexity": sums, **_with_length("nats", document, sums)}
+
+
+def ratio(pairs: Iterable[Sequence[float]]) -> float:
+    """Sum of the first numbers over sum of the second; nan if there are none."""
+    first, second = np.sum(list(pairs), axis=0)
+    return float(first / second) if second else math.nan
+
+
+def perplexity(pairs: Iterable[Sequence[float]]) -> float:
+    """Perplexity of sums of nats and numbers of tokens."""
+    return math.exp(ratio(pairs))
+
+
+class RecordTask(ConfigurableTask):  # type: ignore[misc]
+    """A task of the harness whose documents ask several things about one text."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config={k: v for k, v in config.items() if k != "class"})
+        lengths = sorted(set(self.dataset["test"]["length"]))
+        for name in ("accuracy", "nats"):
+            if name in self._aggregation_list:
+                for length in lengths:
+                    self._aggregation_list[f"{name}_{length}"] = ratio
+                    self._higher_is_better[f"{name}_{length}"] = self._higher_is_better[name]
+
+    def construct_requests(self, doc: Any, ctx: Any, **options: Any) -> list[Instance]:
+        """A request for each place that is asked about."""
+        checks.unchanged_prompt(ctx, doc["text"])
+        options = {k: v for k, v in options.items() if k == "metadata"}
+        text = doc["text"]
+        return [
+            Instance(
+                request_type="loglikelihood",
+                doc=doc,
+                arguments=(text[start:begin], text[begin:end]),
+                idx=i,
+                **options,
+            )
+            for i, (start, begin, end) in enumerate(
+                zip(doc["starts"], doc["begins"], doc["ends"], strict=True)
+            )
+        ]
+
+    def process_results(self, doc: Any, results: Any) -> dict[str, Any]:
+        """As the YAML says; other lengths than the record's get nothing of it."""
+        found: dict[str, Any] = super().process_results(doc, results)
+        return {name: found.get(name, [0, 0]) for name in self._aggregation_list}
+
+
+def _with_length(name: str, document: dict[str, Any], pair: list[Any]) -> dict[str, Any]:
+    return {name: pair, f"{name}_{document['length']}": pair}
+
+
+def _task(kind: str, questions: int | None, length: int) -> RecordKind:
+    sentences = corpus.sentences(corpus.held_out_text())
+    make: dict[str, Callable[[], Any]] = {
+        "lines": Lines,
+        "topics": lambda: Topics(sentences),
+        "passkey": lambda: haystacks.Passkey(sentences),
+        "multikey": lambda: haystacks.MultiKey(sentences),
+        "variables": lambda: haystacks.Variables(sentences),
+    }
+    task = make[kind]()
+    if questions is None:
+        questions = min(task.questions, max(1, length // TOKENS_PER_QUESTION))
+    asking: RecordKind = replace(task, questions=_checks.integer("questions", questions, minimum=1))
+    return asking
+
+
+def _question_document(decode: Decode, case: Case, length: int) -> dict[str, Any]:
+    edges = [0, *(edge for answer in case.answers for edge in answer)]
+    pieces = [decode(case.tokens[a:b]) for a, b in itertools.pairwise(edges)]
+    places = np.cumsum([len(piece) for piece in pieces]).tolist()
+    return {
+        "text": "".join(pieces),
+        "length": length,
+        "starts": [0] * len(case.answers),
+        "begins": places[0::2],
+        "ends": places[1::2],
+        "tokens": [end - begin for begin, end in case.answers],
+        "distances": case.distances,
+        "depths": [
+            (begin - distance) / case.answers[0][0]
+            for (begin, _), distance in zip(case.answers, case.distances, strict=True)
+        ],
+    }
+
+
+def _prose_document(decode: Decode, tokens: Any, bins: int, context: int | None) -> dict[str, Any]:
+    edges = [int(part[0]) for part in np.array_split(np.arange(1, len(tokens)), bins)]
+    pieces = [decode(tokens[a:b]) for a, b in zip([0, *edges], [*edges, len(tokens)], strict=True)]
+    places = np.cumsum([len(piece) for piece in pieces]).tolist()
+    first_read = [0 if context is None else max(0, edge - context) for edge in edges]
+    return {
+        "text": "".join(pieces),
+        "length": len(tokens),
+        "starts": [len(decode(tokens[:first])) for first in first_read],
+        "begins": places[:-1],
+        "ends": places[1:],
+        "tokens": np.diff([*edges, len(tokens)]).tolist(),
+        "positions": [edge / len(tokens) for edge in edges],
+    }
+
+
+def _lengths(lengths: Any) -> list[int]:
+    values = lengths if isinstance(lengths, Sequence) else [lengths]
+    return [_checks.integer("lengths", value, minimum=1) for value in values]
+
+
+def _lines(path: str) -> list[str]:
+    with open(path, encoding="utf-8") as file:
+        return [line.rstrip("\n") for line in file if line.strip()]
+
+
+def _tokenizer(tokenizer: Any = None, pretrained: Any = None, **_: Any) -> PreTrainedTokenizerBase:
+    chosen = tokenizer or pretrained
+    if chosen is None or isinstance(chosen, str):
+        return _load_tokenizer(chosen)
+    loaded: PreTrainedTokenizerBase = chosen
+    return loaded
+
+
+@cache
+def _load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(checkpoint_name(name))
+    return loaded

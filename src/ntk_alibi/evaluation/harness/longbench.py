@@ -1,0 +1,54 @@
+"""LongBench's TREC and MultiFieldQA-en from local files, otherwise as the harness has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lm_eval.tasks
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from ntk_alibi import _checks
+from ntk_alibi.evaluation import checks
+
+
+class LocalTask(ConfigurableTask):  # type: ignore[misc]
+    """The harness's task longbench_NAME, prompts and metrics included, on a file of your own."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        name = config["dataset_kwargs"]["name"]
+        folder = Path(str(lm_eval.tasks.__file__)).parent / "longbench"
+        theirs = load_yaml(folder / f"{name}.yaml", resolve_func=True)
+        for key in ("tag", "dataset_path", "dataset_name"):
+            theirs.pop(key, None)
+        ours = {key: value for key, value in config.items() if key not in ("class", "tag")}
+        super().__init__(config={**theirs, **ours, "custom_dataset": documents})
+
+
+def documents(name: str, data: str | None = None, **_: Any) -> dict[str, Any]:
+    """A LongBench file as the harness takes a data set.
+
+    Args:
+        name: "trec" or "multifieldqa_en".
+        data: the .jsonl file, or a folder that holds it as NAME.jsonl.
+    """
+    from datasets import Dataset
+
+    if data is None:
+        _checks.missing("data", f"(LongBench's {name}.jsonl, or its folder: --metadata data=…)")
+    path = Path(data) / f"{name}.jsonl" if Path(data).is_dir() else Path(data)
+    entries = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    checks.some_cases(path, entries)
+    return {"test": Dataset.from_list([_document(entry) for entry in entries])}
+
+
+def _document(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry under the names that the harness's prompts use."""
+    return {
+        "context": entry["context"],
+        "question": entry["question"] if "question" in entry else entry["input"],
+        "answers": entry["answers"],
+        "all_classes": entry.get("all_classes") or [],
+    }

@@ -1,0 +1,362 @@
+"""The harness's Hugging Face model with our patch: `--model ntk_alibi`.
+
+It differs from the harness's in four things: attention is patched; nothing is cut off unless a
+length is given, and then by a stated rule; requests that are beginnings of one another are answered
+by one pass; and logits are formed only where they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from ntk_alibi import _checks
+from ntk_alibi.evaluation.comparing.methods import ORIGINAL, Method, named_method
+from ntk_alibi.integrations import PatchHandle, patch
+from ntk_alibi.models.loading import checkpoint_name, train_length_of
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+
+TRUNCATIONS = ("middle", "left")
+
+#: Stands for "no limit" where the harness wants a number.
+UNLIMITED = 2**31 - 1
+
+#: Float32 logits formed at a time: 128 MiB.
+LOGITS_AT_A_TIME = 2**25
+
+#: Texts with several requests whose tokens are kept.
+TEXTS_REMEMBERED = 512
+
+PACKAGES = ("ntk-alibi", "lm_eval", "transformers", "torch", "accelerate")
+
+
+@dataclass
+class Pass:
+    """A text to read once, and what is asked about it.
+
+    Attributes:
+        tokens: all that the answers need.
+        spans: for each request: its number, where its continuation begins, and the continuation.
+    """
+
+    tokens: list[int]
+    spans: list[tuple[int, int, list[int]]]
+
+    @property
+    def read(self) -> list[int]:
+        """Tokens that are read: nothing is predicted from a continuation's last."""
+        return self.tokens[: max(begin + len(targets) - 1 for _, begin, targets in self.spans)]
+
+
+@register_model("ntk_alibi")
+class StretchedLM(HFLM):  # type: ignore[misc]
+    """A stretched ALiBi model for lm-evaluation-harness.
+
+    Args:
+        pretrained: a folder, a name on the hub, or a model; by default the embedded nano BLOOM.
+        scaling: "original", "interpolation", "ntk", "dynamic-interpolation" or "dynamic-ntk"; or
+            with its number, "ntk:4".
+        factor: the factor a, for the dynamic ones the rate a0.
+        per: "sequence" or "query", for the dynamic ones.
+        train_length: tokens trained at; by default what the config says.
+        attention: as for `ntk_alibi.patch`.
+        max_length: tokens read at once; by default there is no limit.
+        truncation: what happens to longer ones: "middle" keeps both ends, as LongBench does,
+            "left" keeps the end, as the harness does. Continuations are never cut.
+        share_prefixes: whether requests that are beginnings of one another share a pass. With
+            per="sequence" they then share the slopes of the longest.
+        quiet: no progress bars.
+        **options: everything that the harness's own model takes.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any = None,
+        *,
+        scaling: str = ORIGINAL,
+        factor: float | None = None,
+        per: str | None = None,
+        train_length: int | None = None,
+        attention: str = "fused",
+        max_length: int | None = None,
+        truncation: str = "middle",
+        share_prefixes: bool = True,
+        quiet: bool = False,
+        **options: Any,
+    ) -> None:
+        _checks.choice("truncation", truncation, TRUNCATIONS)
+        if max_length is not None:
+            _checks.integer("max_length", max_length, minimum=2)
+        elif str(options.get("batch_size", 1)).startswith("auto"):
+            _checks.missing("max_length", "with batch_size=auto, which tries such a batch")
+        if pretrained is None or isinstance(pretrained, str):
+            pretrained = checkpoint_name(pretrained)
+        options = {"dtype": "float32", "device": _device(), **options}
+        super().__init__(pretrained, max_length=max_length, **options)
+        self._split_among_processes()
+        # The same texts come back with each method.
+        self._places = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_places)
+        self.truncation_rule, self.quiet = truncation, quiet
+        self.share_prefixes = _checks.boolean("share_prefixes", share_prefixes)
+        self.train_length = train_length or train_length_of(self.config)
+        self.attention = attention
+        self._patch: PatchHandle | None = None
+        self.stretch(named_method(scaling, factor, per, self.train_length))
+
+    def _split_among_processes(self) -> None:
+        """Take part in `accelerate launch`, on CPUs too, which the harness leaves out."""
+        from accelerate import Accelerator
+
+        # Before its PartialState alone, which does not look at ACCELERATE_USE_CPU.
+        shared = getattr(self, "accelerator", None) or Accelerator()
+        if shared.num_processes > 1:
+            self.accelerator = shared
+            self._rank, self._world_size = shared.process_index, shared.num_processes
+
+    def stretch(self, method: Method) -> None:
+        """Use another method from now on."""
+        handle = patch(self.model, method.scaling, attention=self.attention)  # type: ignore[arg-type]
+        self.release()
+        self._patch, self.method = handle, method
+
+    def release(self) -> None:
+        """Take the patch back."""
+        if self._patch is not None:
+            self._patch.undo()
+        self._patch = None
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that are read at once, or None."""
+        limit: int | None = self._max_length
+        return limit
+
+    @property
+    def max_length(self) -> int:
+        """The same as the harness wants it."""
+        return self.limit or UNLIMITED
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What every result records, besides what the harness does."""
+        to_config = getattr(self.method.scaling, "to_config", None)
+        scaling = {"alibi_type": "default"} if self.method.scaling is None else None
+        return {
+            **super().get_model_info(),
+            "model_dtype": str(self.model.dtype),
+            "method": self.method.name,
+            "scaling": to_config() if to_config else scaling or repr(self.method.scaling),
+            "attention": self.attention,
+            "train_length": self.train_length,
+            "max_length": self.limit,
+            "truncation": self.truncation_rule if self.limit else "nothing is cut off",
+            "share_prefixes": self.share_prefixes,
+            "versions": {name: version(name) for name in PACKAGES},
+        }
+
+    def truncate(self, tokens: list[int], limit: int) -> list[int]:
+        """At most `limit` of the tokens."""
+        if len(tokens) <= limit:
+            return tokens
+        head = (limit + 1) // 2 if self.truncation_rule == "middle" else 0
+        return tokens[:head] + tokens[len(tokens) - (limit - head) :]
+
+    def tok_batch_encode(
+        self,
+        strings: list[str],
+        padding_side: str = "left",
+        left_truncate_len: int | None = None,
+        truncation: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Prompts as tokens and a mask, cut by our rule where the harness cuts on the left."""
+        limit = left_truncate_len or UNLIMITED
+        rows = [self.truncate(self.tok_encode(string), limit) for string in strings]
+        return self._pad(rows, left=padding_side == "left")
+
+    def _pad(self, rows: Sequence[list[int]], *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        longest = max(map(len, rows))
+        ids = torch.full((len(rows), longest), self.tokenizer.pad_token_id)
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            place = slice(longest - len(row), None) if left else slice(len(row))
+            ids[i, place] = torch.tensor(row)
+            mask[i, place] = 1
+        return ids, mask
+
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """Log-likelihood of each continuation, and whether it is the greedy one."""
+        pairs = [request.args for request in requests]
+        return self._answer(list(self._passes(pairs)), pairs, disable_tqdm)
+
+    def _loglikelihood_tokens(
+        self,
+        requests: list[tuple[Any, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[tuple[float, bool]]:
+        """The same for tokens, of which loglikelihood_rolling makes its windows."""
+        passes = self._single_passes((i, c, t) for i, (_, c, t) in enumerate(requests))
+        return self._answer(passes, [key for key, _, _ in requests], disable_tqdm)
+
+    def _passes(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Pass]:
+        """Requests by what can be read together."""
+        alone = []
+        for numbers in self._nested(pairs):
+            if len(numbers) == 1:
+                alone += numbers
+                continue
+            places = tuple((len(pairs[i][0]), len(pairs[i][0]) + len(pairs[i][1])) for i in numbers)
+            tokens, found = self._places("".join(pairs[numbers[0]]), places)
+            spans = []
+            for i, place in zip(numbers, found, strict=True):
+                if place is None:
+                    alone.append(i)
+                else:
+                    spans.append((i, place[0], tokens[place[0] : place[1]]))
+            if spans:
+                yield Pass(tokens, spans)
+        yield from self._single_passes((i, *self._encode(*pairs[i])) for i in sorted(alone))
+
+    def _find_places(
+        self, text: str, places: tuple[tuple[int, int], ...]
+    ) -> tuple[list[int], list[tuple[int, int] | None]]:
+        """Tokens of a text, and where in them places (in characters) begin and end.
+
+        None for places that do not lie between tokens, and for all if the text is too long.
+        """
+        tokens, edges = self._tokens_with_edges(text)
+        if len(tokens) > self.max_length:
+            edges = {}
+        found = [(edges.get(begin), edges.get(end)) for begin, end in places]
+        return tokens, [None if b is None or e is None else (b, e) for b, e in found]
+
+    def _nested(self, pairs: Sequence[tuple[str, str]]) -> Iterator[list[int]]:
+        """Numbers of requests whose texts are beginnings of one another, the longest first."""
+        texts = ["".join(pair) for pair in pairs]
+        group: list[int] = []
+        for i in sorted(range(len(texts)), key=texts.__getitem__, reverse=True):
+            if group and not (self.share_prefixes and texts[group[0]].startswith(texts[i])):
+                yield group
+                group = []
+            group.append(i)
+        if group:
+            yield group
+
+    def _tokens_with_edges(self, text: str) -> tuple[list[int], dict[int, int]]:
+        """Tokens, and for each place between two of them (in characters) how many lie before it.
+
+        No edges where the tokenizer does not tell; requests then get passes of their own.
+        """
+        tokens: list[int] = self.tok_encode(text)
+        if not self.tokenizer.is_fast:
+            return tokens, {}
+        encoded = self.tokenizer(text, return_offsets_mapping=True)
+        if encoded["input_ids"] != tokens:
+            return tokens, {}
+        places = [*encoded["offset_mapping"], (len(text), len(text))]
+        return tokens, {
+            end: i + 1
+            for i, (_, end) in enumerate(places[:-1])
+            if i + 2 == len(places) or (end and places[i + 1][0] >= end and places[i + 1][1] > end)
+        }
+
+    def _encode(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if context:
+            pair: tuple[list[int], list[int]] = self._encode_pair(context, continuation)
+            return pair
+        tokens = self.tok_encode(continuation, add_special_tokens=False)
+        if tokens[0] == self.prefix_token_id:
+            return tokens[:1], tokens[1:]
+        return [self.prefix_token_id], tokens
+
+    def _single_passes(self, requests: Any) -> list[Pass]:
+        """A pass for each request; for one those that differ in their last token only."""
+        passes: dict[tuple[int, ...], Pass] = {}
+        for number, context, targets in requests:
+            room = self.max_length + 1 - len(targets)
+            _checks.integer("tokens of context", room, minimum=1)
+            kept = self.truncate(context, room)
+            tokens = [*kept, *targets]
+            known = passes.setdefault(tuple(tokens[:-1]), Pass(tokens, []))
+            known.spans.append((number, len(kept), targets))
+        return list(passes.values())
+
+    def _answer(
+        self, passes: list[Pass], keys: Sequence[Any], quiet: bool
+    ) -> list[tuple[float, bool]]:
+        """Do the passes, longest first, and hand each answer to the harness's cache at once."""
+        answers: list[Any] = [None] * len(keys)
+        passes.sort(key=lambda one: -len(one.tokens))
+        size = self._detect_batch_size() if self.batch_size == "auto" else self.batch_size
+        with tqdm(
+            total=len(keys),
+            desc=f"loglikelihood, {self.method.label}",
+            disable=quiet or self.quiet or self.rank != 0,
+        ) as bar:
+            for begin in range(0, len(passes), size):
+                batch = passes[begin : begin + size]
+                for number, answer in self._read(batch):
+                    answers[number] = answer
+                    if keys[number] is not None:
+                        self.cache_hook.add_partial("loglikelihood", keys[number], answer)
+                    bar.update()
+                if self.cache_hook.dbdict is not None:
+                    self.cache_hook.dbdict.commit()
+        return answers
+
+    @torch.inference_mode()
+    def _read(self, batch: list[Pass]) -> list[tuple[int, tuple[float, bool]]]:
+        ids, mask = self._pad([one.read for one in batch], left=False)
+        with torch.autocast(
+            self.device.type,
+            dtype=self.mixed_precision_dtype,
+            enabled=self.mixed_precision_dtype is not None,
+        ):
+            hidden = self.model.base_model(
+                ids.to(self.device),
+                attention_mask=None if mask.all() else mask.to(self.device),
+                use_cache=False,
+            )[0]
+            pairs = zip(hidden, batch, strict=True)
+            return [answer for row, one in pairs for answer in self._score(row, one)]
+
+    def _score(self, hidden: torch.Tensor, one: Pass) -> list[tuple[int, tuple[float, bool]]]:
+        """Answers of one pass; logits are formed for a part of the places at a time."""
+        head = self.model.get_output_embeddings()
+        places = torch.tensor([b - 1 + i for _, b, t in one.spans for i in range(len(t))])
+        targets = torch.tensor([token for _, _, tokens in one.spans for token in tokens])
+        likelihood, greedy = [], []
+        size = max(1, LOGITS_AT_A_TIME // self.model.config.vocab_size)
+        for some, wanted in zip(places.split(size), targets.split(size), strict=True):
+            wanted = wanted.to(hidden.device)
+            logits = head(hidden[some.to(hidden.device)])
+            scores = F.log_softmax(logits, -1, dtype=self.softmax_dtype or torch.float32)
+            likelihood.append(scores.gather(1, wanted[:, None])[:, 0].double().cpu())
+            greedy.append((logits.argmax(-1) == wanted).cpu())
+        lengths = [len(tokens) for _, _, tokens in one.spans]
+        parts = zip(
+            one.spans,
+            torch.cat(likelihood).split(lengths),
+            torch.cat(greedy).split(lengths),
+            strict=True,
+        )
+        return [(number, (float(ll.sum()), bool(g.all()))) for (number, _, _), ll, g in parts]
+
+
+def _device() -> str:
+    """The accelerator if there is one; the harness would ask for CUDA without looking."""
+    accelerator = torch.accelerator.current_accelerator()
+    return "cpu" if accelerator is None else accelerator.type

@@ -1,0 +1,1 @@
+"""Records: texts with questions about them, and prose."""

@@ -1,0 +1,35 @@
+"""The English prose that ships with the package: the King James Bible, one chapter a paragraph.
+
+Its copyright has expired; the text comes from Debian's bible-kjv-text 4.38, verse numbers removed.
+"""
+
+from __future__ import annotations
+
+import lzma
+import re
+from functools import cache
+from importlib import resources
+
+#: Every HELD_OUT_STEP-th chapter is never trained on.
+HELD_OUT_STEP = 16
+
+
+def training_text() -> list[str]:
+    """Chapters to train on."""
+    return [c for number, c in enumerate(_chapters(), 1) if number % HELD_OUT_STEP]
+
+
+def held_out_text() -> list[str]:
+    """Chapters to evaluate on."""
+    return [c for number, c in enumerate(_chapters(), 1) if number % HELD_OUT_STEP == 0]
+
+
+def sentences(chapters: list[str]) -> tuple[str, ...]:
+    """Chapters as sentences."""
+    return tuple(s for chapter in chapters for s in re.split(r"(?<=[.?!]) ", chapter))
+
+
+@cache
+def _chapters() -> tuple[str, ...]:
+    packed = resources.files("ntk_alibi.evaluation.records").joinpath("kjv.txt.xz").read_bytes()
+    return tuple(lzma.decompress(packed).decode("utf-8").splitlines())

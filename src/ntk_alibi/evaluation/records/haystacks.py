@@ -1,0 +1,169 @@
+"""Needles in prose: a pass key, several keys, chains of variables.
+
+In the manner of RULER (Hsieh et al. 2024, arXiv:2404.06654), whose tasks these are kin to and not
+copies of: the prose is the one that ships, and answers are predicted token by token as in tasks.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from ntk_alibi.evaluation.records.record import Builder, Case, Encode, check_room, filler
+from ntk_alibi.evaluation.records.words import ADJECTIVES, LINE_NAMES
+
+PASSKEY = ("\nThe pass key is", ".\n")
+PASSKEY_QUESTION = "\nWhat is the pass key? The pass key is"
+
+MULTIKEY = ("\nThe magic number of {} is", ".\n")
+MULTIKEY_QUESTION = "\nWhat is the magic number of {}? The magic number of {} is"
+
+VARIABLE = ("\nVAR {} =", ".\n")
+VARIABLE_QUESTION = "\nWhich value has VAR {}? VAR {} has the value"
+
+#: Ends a question.
+STOP = "."
+
+
+@dataclass(frozen=True)
+class _Needle:
+    """A sentence in the prose, and the question whose answer it holds.
+
+    Attributes:
+        before: the answer.
+        answer: stands in the sentence and is asked for.
+        after: the answer.
+        question: about it, or "".
+        source: number of the needle that holds what this question asks for.
+    """
+
+    before: str
+    answer: str
+    after: str
+    question: str
+    source: int
+
+
+@dataclass(frozen=True)
+class _Haystack:
+    """What the three tasks share.
+
+    Attributes:
+        prose: sentences that surround the needles.
+        questions: a record.
+    """
+
+    prose: tuple[str, ...] = field(repr=False)
+    questions: int = 1
+
+    name: ClassVar[str]
+
+    def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
+        """See `Task`."""
+        needles = self.needles(rng)
+        builder = Builder(encode)
+        asked = [needle for needle in needles if needle.question]
+        texts = [t for n in needles for t in (n.before, n.answer, n.after)]
+        texts += [t for n in asked for t in (n.question, needles[n.source].answer, STOP)]
+        room = length - sum(map(len, encode(texts)))
+        check_room(room, self.name, length)
+        places = np.diff([0, *np.sort(rng.integers(room + 1, size=len(needles))), room])
+        sources = []
+        for needle, share in zip(needles, places[:-1], strict=True):
+            builder.add(filler(encode, self.prose, int(share), rng))
+            before, answer, after = encode([needle.before, needle.answer, needle.after])
+            builder.add(before)
+            sources.append(builder.add(answer))
+            builder.add(after)
+        builder.add(filler(encode, self.prose, int(places[-1]), rng))
+        for needle in asked:
+            answer_text = needles[needle.source].answer
+            builder.ask(needle.question, answer_text, STOP, sources[needle.source])
+        return builder.case()
+
+    def needles(self, rng: np.random.Generator) -> list[_Needle]:
+        """In the order in which they stand."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Passkey(_Haystack):
+    """A number somewhere in prose (Mohtashami and Jaggi 2023, arXiv:2305.16300)."""
+
+    name: ClassVar[str] = "passkey"
+
+    def needles(self, rng: np.random.Generator) -> list[_Needle]:
+        """One, asked for as often as there are questions."""
+        number = f" {rng.integers(10000, 100000)}"
+        return [_Needle(PASSKEY[0], number, PASSKEY[1], PASSKEY_QUESTION, 0)]
+
+
+@dataclass(frozen=True)
+class MultiKey(_Haystack):
+    """Named numbers in prose, some of them asked for.
+
+    Attributes:
+        prose: sentences that surround them.
+        questions: a record, about different names.
+        keys: named numbers; at least as many as questions.
+    """
+
+    questions: int = 8
+    keys: int = 16
+    name: ClassVar[str] = "multikey"
+
+    def needles(self, rng: np.random.Generator) -> list[_Needle]:
+        """All names differ."""
+        count = max(self.keys, self.questions)
+        names = [LINE_NAMES[i] for i in rng.choice(len(LINE_NAMES), count, replace=False)]
+        asked = set(rng.choice(count, self.questions, replace=False).tolist())
+        return [
+            _Needle(
+                MULTIKEY[0].format(name),
+                f" {rng.integers(1000, 10000)}",
+                MULTIKEY[1],
+                MULTIKEY_QUESTION.format(name, name) if i in asked else "",
+                i,
+            )
+            for i, name in enumerate(names)
+        ]
+
+
+@dataclass(frozen=True)
+class Variables(_Haystack):
+    """Chains of variables in prose; which value has the last one of a chain?
+
+    Attributes:
+        prose: sentences that surround them.
+        questions: chains in a record.
+        hops: assignments from a variable to the next one in a chain.
+    """
+
+    questions: int = 4
+    hops: int = 2
+    name: ClassVar[str] = "variables"
+
+    def needles(self, rng: np.random.Generator) -> list[_Needle]:
+        """Chains mixed at random, each in its own order; the first of a chain holds the value."""
+        links = self.hops + 1
+        chosen = rng.choice(len(ADJECTIVES), self.questions * links, replace=False)
+        names = [ADJECTIVES[i].upper() for i in chosen]
+        order = rng.permutation(np.repeat(np.arange(self.questions), links)).tolist()
+        done = [0] * self.questions
+        first = [0] * self.questions
+        needles: list[_Needle] = []
+        for chain in order:
+            link = chain * links + done[chain]
+            if done[chain] == 0:
+                first[chain], value = len(needles), f" {rng.integers(10000, 100000)}"
+            else:
+                value = f" VAR {names[link - 1]}"
+            last = done[chain] == self.hops
+            question = VARIABLE_QUESTION.format(names[link], names[link]) if last else ""
+            needles.append(
+                _Needle(VARIABLE[0].format(names[link]), value, VARIABLE[1], question, first[chain])
+            )
+            done[chain] += 1
+        return needles

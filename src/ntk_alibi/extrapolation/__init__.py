@@ -1,0 +1,1 @@
+"""The study of length extrapolation: `python -m ntk_alibi.extrapolation`."""

@@ -1,0 +1,123 @@
+"""A small decoder whose position scheme is a part: BLOOM's layers around `ntk_alibi.attention`.
+
+transformers' BLOOM knows ALiBi only. Here each layer asks a module of positions.py for what it
+hands to `attention`: a bias, a rotation, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ntk_alibi.extrapolation.schemes import AttentionView, Positions
+from ntk_alibi.fused.attention import attention
+
+#: Standard deviation of the first weights, as BLOOM's initializer_range.
+FIRST_WEIGHTS_STD = 0.02
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward part of four times the width, each behind a norm.
+
+    Args:
+        hidden_size: of the inputs and outputs, a multiple of heads.
+        heads: of the attention.
+    """
+
+    positions: Positions
+
+    def __init__(self, hidden_size: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(hidden_size)
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(hidden_size, hidden_size) for _ in range(4)
+        )
+        self.feed_forward_norm = nn.LayerNorm(hidden_size)
+        self.up = nn.Linear(hidden_size, 4 * hidden_size)
+        self.down = nn.Linear(4 * hidden_size, hidden_size)
+
+    def forward(self, hidden: torch.Tensor, view: AttentionView) -> torch.Tensor:
+        """(rows, length, hidden_size) to the same."""
+        normed = self.attention_norm(hidden)
+        with torch.autocast("cpu", enabled=False):  # positions are never rounded
+            positions: dict[str, Any] = self.positions(normed.float(), view.scaling)
+        query, key, value = (
+            x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for x in (self.query(normed), self.key(normed), self.value(normed))
+        )
+        attended = attention(
+            query,
+            key,
+            value,
+            window=view.window,
+            causal_block=view.causal_block,
+            log_n=view.log_n,
+            **positions,
+        )
+        hidden = hidden + self.out(attended.transpose(1, 2).flatten(2))
+        fed = self.down(F.gelu(self.up(self.feed_forward_norm(hidden)), approximate="tanh"))
+        return hidden + fed  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """A language model: embeddings, layers, and the embeddings again for the logits.
+
+    Args:
+        vocabulary: number of tokens.
+        layers: their number.
+        hidden_size: a multiple of heads.
+        heads: of each layer.
+        make_positions: makes the position scheme of a layer. Called when all other weights have
+            been drawn, so that these depend on torch's seed alone and not on the scheme.
+        autocast: whether matrices are multiplied in bfloat16.
+
+    Attributes:
+        view: how it reads; training uses the plain one.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        layers: int,
+        hidden_size: int,
+        heads: int,
+        make_positions: Callable[[], Positions],
+        *,
+        autocast: bool = False,
+    ) -> None:
+        super().__init__()
+        self.view = AttentionView()
+        self.autocast = autocast
+        self.word_embeddings = nn.Embedding(vocabulary, hidden_size)
+        self.embeddings_norm = nn.LayerNorm(hidden_size)
+        self.layers = nn.ModuleList(Layer(hidden_size, heads) for _ in range(layers))
+        self.final_norm = nn.LayerNorm(hidden_size)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=FIRST_WEIGHTS_STD)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        for layer in self.layers:
+            layer.positions = make_positions()
+
+    def forward(self, tokens: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of the next tokens.
+
+        Args:
+            tokens: (rows, length) int64.
+            keep: bool (rows, length), where logits are wanted; everywhere if None.
+
+        Returns:
+            (rows, length, vocabulary), or (wanted, vocabulary) with keep.
+        """
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            hidden: Any = self.embeddings_norm(self.word_embeddings(tokens))
+            for layer in self.layers:
+                hidden = layer(hidden, self.view)
+            hidden = self.final_norm(hidden if keep is None else hidden[keep])
+            return F.linear(hidden, self.word_embeddings.weight).float()

@@ -1,0 +1,64 @@
+"""Norms of a growing key cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ntk_alibi import _arrays, _core
+from ntk_alibi._arrays import Array, readable
+from ntk_alibi.fused import checks
+
+#: Keys that are skipped, or read, together.
+BLOCK = 64
+
+
+class KeyNorms:
+    """Norms of a growing key cache, kept so that `attention` need not measure them at each call.
+
+    `skip_tolerance` needs the greatest norm of each 64 keys, which costs a pass over all of them;
+    with many keys and one query that pass is most of the work. `update` reads only the keys that
+    were appended since the last one. Keys that were changed in place are not noticed: start anew.
+
+    Attributes:
+        length: keys measured.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> query, key, value = np.random.default_rng(0).random((3, 1, 2, 100, 8), np.float32)
+        >>> norms = na.KeyNorms()
+        >>> for length in (99, 100):
+        ...     cache = key[:, :, :length], value[:, :, :length]
+        ...     output = na.attention(
+        ...         query[:, :, length - 1 : length], *cache, na.ALiBi(2),
+        ...         key_norms=norms.update(cache[0]),
+        ...     )
+        >>> norms.length
+        100
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._norms = np.empty((0, 0, 0, 3), np.float32)  # (batch, key heads, blocks, kinds)
+
+    def update(self, key: Array) -> KeyNorms:
+        """Measure the keys from `length` on; returns itself.
+
+        Args:
+            key: (batch, key heads, keys, head_dim), the whole cache, at least as long as before.
+
+        Raises:
+            TypeError, ValueError: key is no array of that kind, is shorter than before or has
+                another batch or number of heads.
+        """
+        dtype = checks.key_cache(key, self._norms.shape[:2], self.length)
+        batch, heads, length, _ = key.shape
+        blocks = -(-length // BLOCK)
+        if self._norms.shape[:2] != (batch, heads) or blocks > self._norms.shape[2]:
+            grown = np.empty((batch, heads, max(blocks, 2 * self._norms.shape[2]), 3), np.float32)
+            known = self._norms.shape[2] if self.length else 0
+            grown[:, :, :known] = self._norms[:, :, :known] if known else 0.0
+            self._norms = grown
+        first = self.length // BLOCK
+        _core.measure_key_norms(readable(key), _arrays.CORE_DTYPES[dtype], first, self._norms)
+        self.length = length
+        return self

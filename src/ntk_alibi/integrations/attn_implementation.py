@@ -1,0 +1,57 @@
+"""`attn_implementation="ntk_alibi"`: models that are patched from the start.
+
+transformers asks no attention function of a registry in BLOOM, MPT and Falcon, and a name that is
+known to one of its two registries only makes them silently non-causal. The name therefore stands in
+both, and models of these families that are made with it patch themselves at the end of __init__;
+whatever else is given this name raises.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
+
+from ntk_alibi.integrations.family import Family
+from ntk_alibi.integrations.handed import Padding
+from ntk_alibi.integrations.patching import follow_config
+
+NAME = "ntk_alibi"
+
+
+def register(families: Iterable[Family]) -> None:
+    """Make the name known to transformers, once."""
+    if NAME in FALCON_ATTENTION_CLASSES:
+        return
+    FALCON_ATTENTION_CLASSES[NAME] = FalconAttention
+    AttentionMaskInterface.register(NAME, _hand_padding)
+    AttentionInterface.register(NAME, _refuse)
+    for family in families:
+        _patch_when_made(family)
+
+
+def _patch_when_made(family: Family) -> None:
+    model_class: Any = family.model
+    make = model_class.__init__
+
+    @functools.wraps(make)
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        make(self, config, *args, **kwargs)
+        if config._attn_implementation == NAME:
+            follow_config(family, self)
+
+    model_class.__init__ = __init__
+
+
+def _hand_padding(*_: Any, attention_mask: torch.Tensor | None = None, **__: Any) -> Padding:
+    """In place of a mask of queries and keys: for generate(), or a model that is not patched."""
+    return Padding(attention_mask)
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    """Attention of a model that is of no family known here."""
+    raise RuntimeError(Padding.misuse)

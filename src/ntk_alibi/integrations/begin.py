@@ -1,0 +1,153 @@
+"""Start of a patched model's forward pass: read the padding mask and the cache."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.integrations import checks
+from ntk_alibi.integrations.caches.window import WindowCache
+from ntk_alibi.integrations.forward_pass import ForwardPass, untraced, visible
+from ntk_alibi.integrations.handed import Padding
+from ntk_alibi.integrations.settings import current
+from ntk_alibi.integrations.slope_rule import SlopeRule
+from ntk_alibi.scaling import Scaling
+from ntk_alibi.torch.streaming_mask import StreamingMask
+
+#: Arguments of a model's forward that `begin_pass` reads.
+INPUTS = ("input_ids", "inputs_embeds", "past_key_values", "attention_mask")
+
+
+@untraced
+def begin_pass(
+    rule_of: Callable[[Any], SlopeRule],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[()], dict[str, Any]]:
+    """Before a patched model's forward: an `AlibiPass` in place of the padding mask."""
+    kwargs = {**dict(zip(_parameters(cast(Any, type(model))), args, strict=False)), **kwargs}
+    inputs = kwargs.get("input_ids")
+    inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
+    if inputs is None:
+        return (), kwargs  # the model says what is wrong
+    batch, queries = inputs.shape[:2]
+    cache: Any = kwargs.get("past_key_values")
+    past = 0 if cache is None else int(cache.get_seq_length())
+    capacity = past + queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
+    settings = current(model)
+    given, sizes = kwargs.get("attention_mask"), (batch, past, queries)
+    bounded = isinstance(cache, WindowCache)
+    if bounded:
+        mask, skipped = _held(model, settings.sight, cache, given, sizes, inputs.device)
+    else:
+        mask, skipped = _padding(model, given, sizes, inputs.device), None
+        mask = F.pad(mask, (0, max(0, capacity - mask.shape[1])))
+    limited = settings.sight.limits(past + queries - 1) and not (bounded and queries == 1)
+    _warn_of_older_slopes(settings.scaling, past)
+    if _wants_weights(model, kwargs):
+        settings = replace(settings, attention="eager")
+    if bounded:
+        past = mask.shape[1] - queries
+    sight = settings.sight if limited else None
+    kwargs["attention_mask"] = ForwardPass(
+        rule_of(model), settings, mask, past, queries, sight, skipped
+    )
+    return (), kwargs
+
+
+@functools.cache
+def _parameters(model_class: Hashable) -> tuple[str, ...]:
+    return tuple(inspect.signature(cast(Any, model_class).forward).parameters)[1:]
+
+
+def _padding(
+    model: nn.Module, mask: Any, sizes: tuple[int, int, int], device: torch.device
+) -> torch.Tensor:
+    """(batch, keys), True for real keys, of a model's attention_mask.
+
+    generate() hands models with a static cache causal masks of four dimensions; these say the same.
+    """
+    batch, past, queries = sizes
+    seen = past + queries
+    mask = mask.mask if isinstance(mask, Padding) else mask
+    if mask is None:
+        return torch.ones((batch, seen), dtype=torch.bool, device=device)
+    if mask.ndim == 4 and mask.shape[:3] == (batch, 1, queries) and mask.shape[3] >= seen:
+        seen_keys = mask if mask.dtype == torch.bool else mask == 0
+        padding: torch.Tensor = seen_keys[:, 0, -1]
+        if torch.equal(seen_keys, visible(padding, past, queries)):
+            return padding.to(device)
+    if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] < seen:
+        raise ValueError(
+            f"attention_mask must have shape (batch, keys) = ({batch}, {seen}) for a patched "
+            f"{type(model).__name__}, got {tuple(mask.shape)}"
+        )
+    return cast(torch.Tensor, mask != 0).to(device)
+
+
+def _held(
+    model: nn.Module,
+    sight: StreamingMask,
+    cache: WindowCache,
+    given: Any,
+    sizes: tuple[int, int, int],
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Mask of the keys that a bounded cache is going to return, and how many tokens it skips.
+
+    To a single query those are all that it sees, at the distances that it sees them; others have
+    more keys than each of them sees.
+    """
+    shared = cache.shared
+    held, seen = (shared.window, shared.sink), (sight.window, sight.sink)
+    checks.window_cache(held, seen, sight.causal_block)
+    batch, past, queries = sizes
+    total = past + queries
+    keys = cache.get_mask_sizes(queries, 0)[0]
+    given = given.mask if isinstance(given, Padding) else given
+    checks.padding_again(given is not None or shared.padding is None or past == 0)
+    if given is None:
+        mask = torch.ones((batch, keys), dtype=torch.bool, device=device)
+        real = torch.full((batch,), total, device=device)
+        shared.padding = None
+    else:
+        mask = _padding(model, given, sizes, device)[:, :total]
+        real = mask.sum(dim=1)
+        checks.left_padding(_rows_with_holes(mask, real))
+        shared.padding = None if bool((real == total).all()) else total - real
+        mask = mask[:, total - keys :]
+    skipped = (real - keys).clamp(min=0)
+    return mask, skipped if bool(skipped.any()) else None
+
+
+def _rows_with_holes(mask: torch.Tensor, real: torch.Tensor) -> list[int]:
+    """Rows whose real tokens are not the last columns."""
+    length = mask.shape[1]
+    expected = torch.arange(length, device=mask.device) >= length - real[:, None]
+    holes: list[int] = (mask != expected).any(dim=1).nonzero().flatten().tolist()
+    return holes
+
+
+def _warn_of_older_slopes(scaling: Scaling | None, past: int) -> None:
+    if past and scaling_per(scaling) == "sequence":
+        warnings.warn(
+            f"{scaling!r} chooses its slopes by the length of the whole text, but the cached keys "
+            "were computed under those of a shorter one; per='query' agrees with its own cache",
+            stacklevel=2,
+        )
+
+
+def _wants_weights(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call asks for attention weights."""
+    asked = kwargs.get("output_attentions")
+    return bool(model.config.output_attentions if asked is None else asked)

@@ -1,0 +1,224 @@
+"""A key-value cache of bounded size, for generation without end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer
+
+from ntk_alibi import _checks
+from ntk_alibi.integrations import checks
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class Shared:
+    """What all layers of a cache know.
+
+    Attributes:
+        window: tokens to hold.
+        sink: first tokens to hold besides.
+        padding: columns of padding to the left of each row, (batch,), or None for none at all.
+    """
+
+    window: int
+    sink: int
+    padding: torch.Tensor | None = None
+
+    @property
+    def limit(self) -> int:
+        """Tokens held at most."""
+        return self.window + self.sink
+
+
+class WindowLayer(DynamicLayer):
+    """One layer's sinks and window, one behind the other, moving along a buffer of twice the size.
+
+    A token is written behind the last one, and the sinks over the one that left the window; at the
+    end of the buffer everything moves back to its beginning, so that a token costs writing about
+    two.
+
+    Attributes:
+        keys: (batch, heads, tokens, head_dim), a view of its buffer. A row with fewer real tokens
+            than are held begins with padding.
+        values: likewise.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._shared = shared
+        self._buffers: Pair | None = None
+        self._seen = 0
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> Pair:
+        """Append keys and values; returns what one new token sees, or all that several may see."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        recorded = torch.is_grad_enabled() and (
+            key_states.requires_grad or value_states.requires_grad
+        )
+        held, new = self._length(), key_states.shape[2]
+        append = self._joined if recorded else self._appended
+        everything = append(key_states, value_states)
+        past, self._seen = self._seen, self._seen + new
+        limit, window = self._shared.limit, self._shared.window
+        if held + new <= limit:
+            self.keys, self.values = everything
+            return everything
+        sinks = self._sinks(everything, past, held)
+        if new > 1 or recorded:  # the attention that follows reads what stands there
+            self._buffers = None
+            kept = [
+                torch.cat([sink, x[:, :, -window:]], dim=2)
+                for sink, x in zip(sinks, everything, strict=True)
+            ]
+        else:
+            kept = [x[:, :, -limit:] for x in everything]
+            for sink, x in zip(sinks, kept, strict=True):
+                x[:, :, : self._shared.sink] = sink
+        self.keys, self.values = kept
+        return (self.keys, self.values) if new == 1 else everything
+
+    def _sinks(self, everything: Pair, past: int, held: int) -> list[torch.Tensor]:
+        """What stands before the window: each row's first tokens, or all that it has."""
+        sink, padding = self._shared.sink, self._shared.padding
+        if padding is None:
+            return [x[:, :, :sink].clone() for x in everything]
+        new = everything[0].shape[2] - held
+        real = past - padding.to(everything[0].device)
+        begin = (real + new - self._shared.limit).clamp(max=0) + (held - real).clamp(min=0)
+        columns = begin[:, None] + torch.arange(sink, device=begin.device)
+        return [
+            x.gather(2, columns[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+            for x in everything
+        ]
+
+    def _joined(self, key_states: torch.Tensor, value_states: torch.Tensor) -> Pair:
+        """Old and new as new tensors, which autograd can follow."""
+        self._buffers = None
+        return (
+            torch.cat([self._held()[0], key_states], dim=-2),
+            torch.cat([self._held()[1], value_states], dim=-2),
+        )
+
+    def _appended(self, key_states: torch.Tensor, value_states: torch.Tensor) -> Pair:
+        """Old and new in the buffer, the new ones written."""
+        held, new = self._length(), key_states.shape[2]
+        if held + new > 2 * self._shared.limit:  # a long prompt, of which little stays
+            return self._joined(key_states, value_states)
+        begin = self._begin(held)
+        if begin is None or begin + held + new > 2 * self._shared.limit:
+            if begin is None or begin < held:
+                self._buffers = self._room(key_states), self._room(value_states)
+            begin = 0
+            for buffer, x in zip(cast(Pair, self._buffers), self._held(), strict=True):
+                if held:
+                    buffer[:, :, :held] = x
+        keys, values = cast(Pair, self._buffers)
+        keys[:, :, begin + held : begin + held + new] = key_states
+        values[:, :, begin + held : begin + held + new] = value_states
+        whole = slice(begin, begin + held + new)
+        return keys[:, :, whole], values[:, :, whole]
+
+    def _begin(self, held: int) -> int | None:
+        """Where in the buffers the tokens held begin; None if they are elsewhere."""
+        begins = []
+        for buffer, x in zip(self._buffers or (), self._held(), strict=False):
+            if held == 0:
+                return None
+            offset = (x.data_ptr() - buffer.data_ptr()) // x.element_size()
+            begin, rest = divmod(offset, buffer.stride(2))
+            inside = rest == 0 and 0 <= begin <= buffer.shape[2] - held
+            if x.stride() != buffer.stride() or x.shape[0] != buffer.shape[0] or not inside:
+                return None
+            begins.append(begin)
+        return begins[0] if begins and begins[0] == begins[1] else None
+
+    def _room(self, states: torch.Tensor) -> torch.Tensor:
+        """A buffer for such keys or values."""
+        batch, heads, _, head_dim = states.shape
+        return states.new_empty((batch, heads, 2 * self._shared.limit, head_dim))
+
+    def _held(self) -> Pair:
+        return cast(Pair, (self.keys, self.values))
+
+    def _length(self) -> int:
+        """Tokens held."""
+        if not self.is_initialized or self._held()[0].numel() == 0:
+            return 0
+        return self._held()[0].shape[2]
+
+    def get_seq_length(self) -> int:
+        """Tokens seen, held or not."""
+        return self._seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that queries may see, and how many stand before the first of them."""
+        held = self._length()
+        keys = held + query_length if query_length > 1 else min(held + 1, self._shared.limit)
+        return keys, self._seen + query_length - keys
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, as long as none has left the window.
+
+        Raises:
+            ValueError: tokens that would stand in the window again are gone.
+        """
+        checks.still_held("crop", self._seen, self._length())
+        super().crop(tokens_to_remove)
+        self._seen = self._length()
+
+    def reset(self) -> None:
+        """Forget everything, the buffers too."""
+        self._buffers = self.keys = self.values = None
+        self.is_initialized = False  # older versions of transformers would fill with zeros instead
+        self._seen = 0
+        super().reset()
+
+
+class WindowCache(Cache):
+    """A transformers cache of the last tokens and the first few: generation in constant memory.
+
+    For models that `patch(..., window=window, sink=sink)` patched, which see no more than it holds,
+    so that tokens equal those of any other cache, and of none. Its layers have buffers of
+    2 (window + sink) tokens. Prompts may be padded on the left; beam search works, prompt lookup
+    until the first token leaves the window.
+
+    Args:
+        window: tokens to hold, the newest included.
+        sink: first tokens of the text to hold besides.
+
+    Raises:
+        TypeError, ValueError: window is no integer >= 1, sink none >= 0.
+
+    Example:
+        >>> import torch, transformers, ntk_alibi as na
+        >>> config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
+        >>> model = transformers.BloomForCausalLM(config).eval()
+        >>> cache = na.WindowCache(window=16, sink=2)
+        >>> with na.patch(model, window=16, sink=2):
+        ...     tokens = model.generate(
+        ...         torch.arange(12)[None],
+        ...         past_key_values=cache,
+        ...         max_new_tokens=50,
+        ...         do_sample=False,
+        ...     )
+        >>> tokens.shape[1], cache.layers[0].keys.shape[2]
+        (62, 18)
+
+    Source: Xiao et al. 2023 (arXiv 2309.17453).
+    """
+
+    def __init__(self, window: int, sink: int = 0) -> None:
+        self.shared = Shared(
+            _checks.integer("window", window, minimum=1),
+            _checks.integer("sink", sink, minimum=0),
+        )
+        new_layer: Any = partial(WindowLayer, self.shared)
+        super().__init__(layer_class_to_replicate=new_layer)

@@ -1,0 +1,41 @@
+"""Checks of caches and padding masks of patched models."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+
+def still_held(what: str, seen: int, held: int) -> None:
+    """That a bounded cache has forgotten nothing yet."""
+    if seen > held:
+        raise ValueError(
+            f"{what} must come before the first token leaves a WindowCache, got it after {seen} "
+            f"tokens, of which {held} are held: use GrowingCache where tokens are taken back"
+        )
+
+
+def window_cache(held: tuple[int, int], seen: tuple[int | None, int], block: int | None) -> None:
+    """That a bounded cache holds just what the model sees."""
+    if held != seen or block is not None:
+        raise ValueError(
+            f"past_key_values must be a cache of what the patch shows, got WindowCache{held} with "
+            f"window={seen[0]}, sink={seen[1]}, causal_block={block}"
+        )
+
+
+def padding_again(given: bool) -> None:
+    """That padding which a bounded cache began with is given again."""
+    if not given:
+        raise ValueError(
+            "attention_mask must be given again with a WindowCache whose rows began with padding, "
+            "got None"
+        )
+
+
+def left_padding(others: Collection[int]) -> None:
+    """That no row's real tokens have padding behind them."""
+    if others:
+        raise ValueError(
+            "attention_mask must have padding on the left only with a WindowCache, got 0 behind 1 "
+            f"in rows {others}"
+        )

@@ -1,0 +1,1 @@
+"""Model families that can be patched, one table each."""

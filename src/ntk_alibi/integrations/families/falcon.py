@@ -1,0 +1,73 @@
+"""Falcon with ALiBi: how its layers get other slopes.
+
+transformers adds Falcon's bias twice in its eager form (once in the mask, once to the scores), and
+rounds slopes and bias to bfloat16 in every dtype. Patched, the model is told to build none
+(`use_alibi`), and the layers form it once, in float32, from the `AlibiPass`. As in transformers'
+SDPA form it is divided by sqrt(head_dim), like the products. compat="transformers" repeats that
+form's rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel
+
+from ntk_alibi.integrations.begin import INPUTS, begin_pass
+from ntk_alibi.integrations.family import Family, Replacement
+from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass
+from ntk_alibi.integrations.settings import Settings
+from ntk_alibi.integrations.slope_rule import SlopeRule
+
+
+def _rule(model: Any) -> SlopeRule:
+    return SlopeRule(model.num_heads, slope_divisor=math.sqrt(model.embed_dim // model.num_heads))
+
+
+def _replacements(model: Any) -> list[Replacement]:
+    layers = [(block.self_attention, "forward", _attention_forward) for block in model.h]
+    return [(model, "use_alibi", False), *layers]
+
+
+def _attention_forward(
+    attention: FalconAttention,
+    hidden_states: torch.Tensor,
+    alibi: None,
+    attention_mask: ForwardPass,
+    position_ids: Any = None,
+    layer_past: Any = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """In place of FalconAttention.forward."""
+    reached_pass = require_pass(attention_mask, attention)
+    split = attention._split_heads(attention.query_key_value(hidden_states))
+    query, key, value = (x.transpose(1, 2) for x in split)
+    dropout = attention.attention_dropout.p if attention.training else 0.0
+    cache = layer_past, attention.layer_idx
+    context, weights = reached_pass.attend(
+        query, key, value, cache, attention.inv_norm_factor, dropout
+    )
+    return attention.dense(context.transpose(1, 2).flatten(2)), weights
+
+
+def _check(model: Any, _: Settings) -> None:
+    if not model.config.alibi:
+        raise ValueError("model must be a Falcon with ALiBi, got one with rotary embeddings")
+
+
+FAMILY = Family(
+    name="Falcon",
+    model=FalconModel,
+    attention=FalconAttention,
+    expected={
+        (FalconAttention, "forward"): ("hidden_states", "alibi", "attention_mask", "layer_past"),
+        (FalconModel, "forward"): INPUTS,
+    },
+    begin=partial(begin_pass, _rule),
+    replacements=_replacements,
+    check=_check,
+    rounds=True,
+)

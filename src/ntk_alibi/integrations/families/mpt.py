@@ -1,0 +1,76 @@
+"""MPT: how its layers get other slopes.
+
+transformers builds MPT's bias for `max_seq_len` columns, whatever the text, and forgets the
+`alibi_bias_max` of its configuration. Patched, the layers form their own from the `AlibiPass`:
+longer texts pass, and alibi_bias_max counts. Distances are between columns, so that padding between
+real tokens counts, as in transformers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import torch
+from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
+
+from ntk_alibi.integrations.begin import INPUTS, begin_pass
+from ntk_alibi.integrations.family import Family, Replacement
+from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass
+from ntk_alibi.integrations.settings import Settings
+from ntk_alibi.integrations.slope_rule import SlopeRule
+
+
+def _rule(model: Any) -> SlopeRule:
+    steepness = model.config.attn_config.alibi_bias_max / 8
+    return SlopeRule(model.num_heads, exponent_factor=steepness, counts_holes=True)
+
+
+def _replacements(model: Any) -> list[Replacement]:
+    return [(block.attn, "forward", _attention_forward) for block in model.blocks]
+
+
+def _attention_forward(
+    attention: MptAttention,
+    hidden_states: torch.Tensor,
+    position_bias: torch.Tensor,
+    past_key_values: Any = None,
+    attention_mask: ForwardPass | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """In place of MptAttention.forward."""
+    alibi = require_pass(attention_mask, attention)
+    fused = attention.Wqkv(hidden_states)
+    if attention.clip_qkv:
+        fused = fused.clamp(min=-attention.clip_qkv, max=attention.clip_qkv)
+    heads = fused.unflatten(2, (3, attention.n_heads, attention.head_dim))
+    query, key, value = heads.permute(2, 0, 3, 1, 4)
+    dropout = attention.attn_dropout_p if attention.training else 0.0
+    scale = cast(float, attention.softmax_scale)
+    cache = past_key_values, attention.layer_idx
+    context, weights = alibi.attend(query, key, value, cache, scale, dropout)
+    return attention.out_proj(context.transpose(1, 2).flatten(2)), weights
+
+
+def _check(model: Any, _: Settings) -> None:
+    if not model.config.attn_config.alibi:
+        raise ValueError(
+            "model must be an MPT with ALiBi, got one whose attn_config.alibi is False"
+        )
+
+
+FAMILY = Family(
+    name="MPT",
+    model=MptModel,
+    attention=MptAttention,
+    expected={
+        (MptAttention, "forward"): (
+            "hidden_states", "position_bias", "past_key_values", "attention_mask",
+        ),
+        (MptModel, "forward"): INPUTS,
+    },
+    begin=partial(begin_pass, _rule),
+    replacements=_replacements,
+    check=_check,
+    attentions=("fused", "eager"),
+)  # fmt: skip

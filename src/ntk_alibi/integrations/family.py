@@ -1,0 +1,121 @@
+"""A model family, and the checks that a patch fits a model of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from packaging.version import Version
+from torch import nn
+
+from ntk_alibi import _checks
+from ntk_alibi.biases import checks as bias_checks
+from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.integrations.settings import ATTENTIONS, COMPATS, Settings
+from ntk_alibi.torch.streaming_mask import StreamingMask
+
+#: Versions of transformers whose modeling code the patches were read against;
+#: tests/test_integrations_versions.py lists the ones tested. The upper bound is exclusive.
+TRANSFORMERS_VERSIONS = (Version("5.4"), Version("6"))
+
+#: Owner, attribute, and what takes its place.
+Replacement: TypeAlias = tuple[nn.Module, str, Any]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family: how to know its ALiBi models, and what to replace in one.
+
+    Attributes:
+        name: in messages.
+        model: the class whose forward begins a pass.
+        attention: the class of its attention layers.
+        expected: of methods of transformers, the parameters they must have.
+        begin: runs before the model's forward, with keyword arguments.
+        replacements: of a model: owner, attribute and what takes its place, a function of the owner
+            or a plain value. The functions ask `current` for their settings at every call.
+        check: raises if this very model cannot be patched so.
+        attentions: choices that the family has.
+        rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
+        others: classes besides the attention layers' whose forward is replaced.
+    """
+
+    name: str
+    model: type[nn.Module]
+    attention: type[nn.Module]
+    expected: dict[tuple[type[nn.Module], str], tuple[str, ...]]
+    begin: Callable[..., Any]
+    replacements: Callable[[Any], list[Replacement]]
+    check: Callable[[Any, Settings], None]
+    attentions: tuple[str, ...] = ATTENTIONS
+    rounds: bool = False
+    others: tuple[type[nn.Module], ...] = ()
+
+    def find(self, module: nn.Module) -> list[nn.Module]:
+        """The models of this family inside a module."""
+        return [part for part in module.modules() if isinstance(part, self.model)]
+
+
+def check(family: Family, target: nn.Module, settings: Settings) -> None:
+    """That the target and the modeling code are what the family's patch was written for."""
+    _checks.choice(f"attention for {family.name}", settings.attention, family.attentions)
+    check_compat(family, settings)
+    for (owner, method), names in family.expected.items():
+        function = getattr(owner, method)
+        if missing := set(names) - set(inspect.signature(function).parameters):
+            raise RuntimeError(
+                f"transformers {transformers_version()} is not what the {family.name} patch "
+                f"expects: {function.__qualname__} has no {', '.join(sorted(missing))}"
+            )
+    layers = [
+        owner
+        for owner, name, _ in family.replacements(target)
+        if name == "forward" and not isinstance(owner, family.others)
+    ]
+    for part, known in (target, family.model), *((layer, family.attention) for layer in layers):
+        if type(part).forward is not known.forward:
+            raise ValueError(
+                f"model must be computed as transformers' {known.__name__} is, got a "
+                f"{type(part).__name__} with a forward of its own"
+            )
+    family.check(target, settings)
+
+
+def check_compat(family: Family, settings: Settings) -> None:
+    """That the family has such rounding, and that these settings keep the bias of the keys alone.
+
+    transformers' bias is of the keys alone: one number for all queries, which no slope of theirs
+    can change and torch's kernel cannot add without a matrix of all pairs.
+    """
+    _checks.choice(
+        f"compat for {family.name}", settings.compat, COMPATS if family.rounds else COMPATS[:1]
+    )
+    if settings.compat == "transformers":
+        bias_checks.key_only(settings.scaling, scaling_per(settings.scaling))
+        _checks.choice(
+            "attention with compat='transformers'", settings.attention, ("fused", "eager")
+        )
+        if settings.sight != StreamingMask():
+            raise ValueError(
+                "compat must be 'exact' with window, sink or causal_block, which transformers does "
+                f"not have, got {settings.compat!r}"
+            )
+
+
+def transformers_version() -> str:
+    """The installed version; transformers may replace its own module while it is imported."""
+    version: str = import_module("transformers").__version__
+    return version
+
+
+def check_version() -> None:
+    """Refuse versions of transformers that nobody has looked at."""
+    installed, (low, high) = transformers_version(), TRANSFORMERS_VERSIONS
+    if not low <= Version(installed) < high:
+        raise RuntimeError(
+            f"transformers must be >= {low} and < {high} for ntk_alibi's patches, got {installed}: "
+            "in a version nobody checked a patch may silently do nothing"
+        )

@@ -1,0 +1,41 @@
+"""Override methods and plain values of one module instance, and restore them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+#: Where a module keeps plain values that were replaced.
+_KEPT = "_ntk_alibi_kept"
+
+
+def override(module: nn.Module, name: str, replacement: Any) -> None:
+    """Give this instance another method, bound to it, or another plain value.
+
+    Methods are bound by a partial, which deep copies and pickles bind to the copy.
+    """
+    if callable(replacement):
+        setattr(module, _slot(module, name), partial(replacement, module))
+    else:
+        setattr(module, _KEPT, {**getattr(module, _KEPT, {}), name: getattr(module, name)})
+        setattr(module, name, replacement)
+
+
+def restore(module: nn.Module, name: str) -> None:
+    """Undo `override`."""
+    slot, kept = _slot(module, name), getattr(module, _KEPT, {})
+    if name in kept:
+        setattr(module, name, kept.pop(name))
+        if not kept:
+            delattr(module, _KEPT)
+    elif slot == name:
+        delattr(module, slot)
+    else:
+        setattr(module, slot, getattr(type(module), name).__get__(module))
+
+
+def _slot(module: nn.Module, name: str) -> str:
+    """Where accelerate's hooks, if there are any, keep a module's own forward."""
+    return "_old_forward" if name == "forward" and hasattr(module, "_old_forward") else name

@@ -1,0 +1,1 @@
+"""Rotary embeddings and log-n scaling: what is done to queries and keys before their product."""

@@ -1,0 +1,226 @@
+"""The command line as its users type it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ntk_alibi as na
+from ntk_alibi import plots
+from ntk_alibi.cli import main
+from ntk_alibi.cli.plot import PICTURES
+from ntk_alibi.evaluation.comparing import plan
+from ntk_alibi.plots.style import THEMES
+
+PLOTS = [["plot", name] for name in PICTURES]
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["info"])
+    assert f"version      {na.__version__}" in capsys.readouterr().out
+    main(["info", "--json"])
+    assert json.loads(capsys.readouterr().out) == na.info()
+
+
+def test_slopes(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["slopes", "2", "--method", "ntk:4"])
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "   1  0.0625      128",
+        "   2  0.000976562  8192",
+    ]
+    main(["slopes", "12", "--method", "dynamic-ntk:1", "--length", "8192", "--json"])
+    slopes = json.loads(capsys.readouterr().out)
+    assert slopes == na.alibi_slopes(12, na.NTK(4.0)).tolist()
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["info"], ["slopes"], ["plot"], ["eval"], ["tune"], ["lm-eval"], *PLOTS]
+)
+def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        main([*command, "--help"])
+    text = capsys.readouterr().out
+    assert not command or f"example:\n  ntk-alibi {' '.join(command)}" in text
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["slopes", "0"], "num_heads must be between 1"),
+        (["slopes", "8", "--method", "yarn:2"], "method must be original or one of"),
+        (["slopes", "8", "--method", "dynamic-ntk:1"], "lengths must be given"),
+        (["plot", "slopes", "8", "--output", "p.pdf"], "--output must be one of '.png', '.svg'"),
+        (["plot", "slopes", "8", "--methods", "x"], "method must be original or one of"),
+        (["plot", "field", "8", "--shares", "2"], "share must be between 0 and 1, got 2.0"),
+        (["plot", "bias", "8", "--heads", "9"], "heads must be between 1 and 8, got 9"),
+        (["plot", "mask", "--window", "0"], "window must be between 1"),
+        (["plot", "blocks", "8", "--skip-tolerance", "2"], "skip_tolerance must be below 1"),
+        (["plot", "blocks", "8", "--output", "no/p.png"], "No such file or directory"),
+        (["eval", "--model", "/nowhere"], "model must be a folder with config.json"),
+        (["eval", "--model", "."], "model must be a folder with config.json"),
+        (["eval", "--data", "x.jsonl"], "--tasks must be given with --data, got only --data"),
+        (["eval", "--from-json", "none.json"], "No such file or directory: 'none.json'"),
+        (
+            ["eval", "--tasks", "longeval_lines_200", "--data", "none.jsonl"],
+            "No such file or directory: 'none.jsonl'",
+        ),
+        (["eval", "--tasks", "longeval_lines_200"], "data must be given (LongEval's file of lines"),
+        (["tune", "--length", "0"], "--length must be between 1"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], in_tmp: Path
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ntk-alibi: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize(("theme", "ending"), [("light", "png"), ("dark", "svg")])
+def test_the_examples_of_plot_draw(
+    name: str, theme: str, ending: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = PICTURES[name].example.split()
+    arguments = words[: words.index("--output")]
+    main(["plot", name, *arguments, "--theme", theme, "--output", f"p.{ending}", "--title", "T"])
+    assert capsys.readouterr().out == f"picture: p.{ending}\n"
+    content = (in_tmp / f"p.{ending}").read_bytes()
+    assert content.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
+    if ending == "svg":
+        assert THEMES["dark"].background.encode() in content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "function", "expected"),
+    [
+        (
+            ["slopes", "8", "--methods", "ntk:2", "--length", "9"],
+            "slopes",
+            ((8, {"NTK a=2": na.NTK(2.0)}), {"length": 9}),
+        ),
+        (
+            ["field", "4", "--methods", "dynamic-ntk:2", "--train-length", "64", "--shares", "0.5"],
+            "receptive_field",
+            (
+                ({"dynamic NTK a0=2": na.ALiBi(4, na.DynamicNTK(2.0, 64))},),
+                {"length": None, "shares": [0.5]},
+            ),
+        ),
+        (
+            ["bias", "4", "--queries", "3", "--heads", "2", "--quantity", "weight"],
+            "bias_maps",
+            ((na.ALiBi(4), 3, None), {"heads": [2], "quantity": "weight"}),
+        ),
+        (
+            ["mask", "--queries", "3", "--keys", "9", "--sink", "1", "--not-causal"],
+            "mask",
+            ((3, 9), {"sink": 1, "causal": False}),
+        ),
+        (
+            ["mask", "--intervals", "--window", "4", "--causal-block", "2"],
+            "intervals",
+            ((32, None), {"window": 4, "causal_block": 2}),
+        ),
+    ],
+)
+def test_options_of_plot_reach_the_picture(
+    arguments: list[str],
+    function: str,
+    expected: Any,
+    in_tmp: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    draw = getattr(plots, function)
+
+    def recorded(*positional: Any, **named: Any) -> Any:
+        calls.append((positional, named))
+        return draw(*positional, **named)
+
+    monkeypatch.setattr(plots, function, recorded)
+    main(["plot", *arguments])
+    assert calls == [expected]
+    assert (in_tmp / f"ntk-alibi-{arguments[0]}.png").exists()
+
+
+def test_eval(
+    tiny_checkpoint: Path,
+    in_tmp: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick = {"multiples": (1,), "line_records": 1, "topic_records": 1, "prose_windows": 0}
+    monkeypatch.setattr(plan, "QUICK", quick)
+    arguments = ["eval", "--quick", "--model", str(tiny_checkpoint), "--train-length", "256"]
+    main([*arguments, "--methods", "original", "ntk:2"])
+    out = capsys.readouterr().out
+    assert "lines: accuracy" in out
+    assert "NTK a=2" in out
+    assert "pictures: ntk-alibi-eval.png, ntk-alibi-eval-depth.png" in out
+    assert "ntk-alibi lm-eval --model ntk_alibi" in out
+    drawn = {"ntk-alibi-eval.png", "ntk-alibi-eval-depth.png"}
+    assert {path.name for path in in_tmp.iterdir()} == drawn
+    main([*arguments, "--json", "--plot", "p.svg", "--output", "all"])
+    text = capsys.readouterr().out
+    summary = json.loads(text)
+    assert summary["train_length"] == 256
+    assert len(summary["methods"]) == 7
+    assert {path.name for path in in_tmp.iterdir()} >= {"p.svg", "p-depth.svg", "all"}
+    (in_tmp / "again.json").write_text(text)
+    main(["eval", "--from-json", "again.json", "--plot", "again.svg"])
+    assert "lines: accuracy" in capsys.readouterr().out
+    assert (in_tmp / "again.svg").exists()
+
+
+@pytest.mark.parametrize("task", ["lines_200", "topics_5"])
+def test_eval_of_longevals_files(
+    task: str, tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases: list[dict[str, Any]] = [
+        {"prompt": f"line a is <{i}>. " * i, "expected_number": i, "topics": ["a", "b"]}
+        for i in range(1, 4)
+    ]
+    (in_tmp / "cases.jsonl").write_text("\n".join(map(json.dumps, cases)))
+    arguments = [
+        *("eval", "--model", str(tiny_checkpoint), "--tasks", f"longeval_{task}"),
+        *("--data", "cases.jsonl", "--batch-size", "2", "--methods", "original", "ntk:2"),
+    ]
+    main(arguments)
+    out = capsys.readouterr().out
+    assert "truncation: nothing is cut off" in out
+    assert f"longeval_{task}" in out
+    main([*arguments, "--json", "--max-length", "40"])
+    found = json.loads(capsys.readouterr().out)
+    assert [row["cases"] for row in found["rows"]] == [3, 3]
+    assert found["settings"]["ntk:2"]["truncation"] == "middle"
+    assert found["settings"]["ntk:2"]["max_length"] == 40
+
+
+def test_tune(tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        *("tune", "--model", str(tiny_checkpoint), "--length", "512", "--train-length", "256"),
+        *("--methods", "ntk:2", "--records", "2", "--windows", "2"),
+    ]
+    main(arguments)
+    out = capsys.readouterr().out
+    assert "chosen: " in out
+    assert "on records drawn anew, original" in out
+    main([*arguments, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [entry["method"] for entry in found["candidates"]] == ["original", "ntk:2"]
+    assert not list(in_tmp.iterdir())

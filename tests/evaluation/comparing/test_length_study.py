@@ -1,0 +1,240 @@
+"""Studies: what is measured, resumed, summarised, drawn."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from torch.nn import functional as F
+
+import ntk_alibi as na
+from ntk_alibi.evaluation.comparing import length_study
+from ntk_alibi.evaluation.comparing.methods import (
+    DEFAULT_METHODS,
+    model_arguments,
+    named_method,
+    parse_method,
+)
+from ntk_alibi.evaluation.comparing.plan import Plan
+from ntk_alibi.evaluation.comparing.summary import DEPTH_BINS
+from ntk_alibi.evaluation.harness import datasets
+from ntk_alibi.evaluation.harness import run as harness
+from ntk_alibi.evaluation.harness.model import StretchedLM
+from ntk_alibi.evaluation.records import prose
+from ntk_alibi.evaluation.report.tables import study_tables
+from ntk_alibi.models import load
+from ntk_alibi.plots import depth_figure, study_figure
+
+PLAN = Plan(
+    256,
+    methods=("original", "ntk:2", "interpolation:2", "interpolation:4"),
+    multiples=(1, 2),
+    line_records=2,
+    line_questions=2,
+    topic_records=2,
+    topic_questions=2,
+    prose_windows=2,
+)
+
+
+@pytest.fixture(scope="module")
+def summary(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    path = tmp_path_factory.mktemp("study") / "answers"
+    return length_study.evaluate(model, tokenizer, PLAN, path, quiet=True)
+
+
+def test_every_cell_is_there(summary: dict[str, Any]) -> None:
+    cells = {(c["task"], c["method"], c["multiple"]): c for c in summary["retrieval"]}
+    assert len(cells) == len(summary["retrieval"]) == 2 * 4 * 2
+    for cell in cells.values():
+        assert cell["cases"] == 4
+        assert 0 <= cell["low"] <= cell["accuracy"] <= cell["high"] <= 1
+    assert sum(c["cases"] for c in summary["by_distance"] if c["method"] == "ntk:2") == 16
+    assert len(summary["perplexity"]) == 4 * 4
+    assert len(summary["by_depth"]) == 2 * 4 * 2 * DEPTH_BINS
+    assert sum(c["cases"] for c in summary["by_depth"] if c["method"] == "ntk:2") == 16
+    assert json.loads(json.dumps(summary)) == summary
+    assert summary["settings"]["ntk:2"]["scaling"] == {"alibi_type": "ntk", "factor": 2.0}
+
+
+def test_perplexity_is_paired_with_the_first_method(summary: dict[str, Any]) -> None:
+    by_method = {
+        name: [e for e in summary["perplexity"] if e["method"] == name] for name in PLAN.methods
+    }
+    for i, first in enumerate(by_method["original"]):
+        assert (first["difference"], first["half_width"]) == (0.0, 0.0)
+        for name in PLAN.methods:
+            entry = by_method[name][i]
+            assert entry["nats"] - first["nats"] == pytest.approx(entry["difference"], abs=1e-9)
+            assert (entry["begin"], entry["end"]) == (i / 2, (i + 1) / 2)
+
+
+def test_an_interrupted_study_resumes(
+    tiny_checkpoint: Path, tmp_path: Path, summary: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    read, read_once = [], StretchedLM._read
+
+    def stop_after_ten(self: StretchedLM, batch: list[Any]) -> Any:
+        read.append(1)
+        if len(read) == 11:
+            raise KeyboardInterrupt
+        return read_once(self, batch)
+
+    monkeypatch.setattr(StretchedLM, "_read", stop_after_ten)
+    with pytest.raises(KeyboardInterrupt):
+        length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
+    resumed = length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
+    assert same(resumed, summary)
+    # 8 records and 2 windows for each method; the interrupted one twice.
+    assert len(read) == 1 + (8 + 2) * 4
+    again = length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
+    assert same(again, summary)
+    assert len(read) == 1 + (8 + 2) * 4
+    length_study.evaluate(
+        model, tokenizer, replace(PLAN, seed=1, prose_windows=0), tmp_path, quiet=True
+    )
+    assert len(read) == 1 + (8 + 2) * 4 + 8 * 4
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return json.dumps(one) == json.dumps(other)
+
+
+def test_answers_of_other_weights_are_not_taken(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    lm = StretchedLM(model, tokenizer=tokenizer, quiet=True)
+    before = harness.cache_file(lm, tmp_path)
+    assert harness.cache_file(lm, tmp_path) == before
+    lm.stretch(parse_method("ntk:4", 64))
+    assert harness.cache_file(lm, tmp_path) != before
+    lm.stretch(parse_method("original", 64))
+    assert harness.cache_file(lm, tmp_path) == before
+    with torch.no_grad():
+        model.transformer.ln_f.bias += 0.5
+    assert harness.cache_file(lm, tmp_path) != before
+
+
+def test_the_command_of_a_cell_gives_it_again(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the harness's own command line."""
+    model, tokenizer, _ = load(tiny_checkpoint)
+    plan = replace(PLAN, methods=("original", "ntk:2"))
+    name = str(tiny_checkpoint)
+    found = length_study.evaluate(model, tokenizer, plan, tmp_path / "a", quiet=True, name=name)
+    command = shlex.split(found["commands"]["ntk:2"]["lines/512"])
+    assert command[:2] == ["ntk-alibi", "lm-eval"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    command += ["--output_path", str(tmp_path / "out.json")]
+    done = subprocess.run(
+        [sys.executable, "-m", "ntk_alibi.cli", *command[1:]], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("out*.json")
+    results = json.loads(path.read_text())
+    (cell,) = (
+        cell
+        for cell in found["retrieval"]
+        if (cell["task"], cell["method"], cell["multiple"]) == ("lines", "ntk:2", 2)
+    )
+    assert results["results"]["ntk_alibi_lines"]["accuracy,none"] == cell["accuracy"]
+    assert results["config"]["method"] == "ntk:2"
+    assert results["config"]["versions"] == found["settings"]["ntk:2"]["versions"]
+
+
+def test_nats_are_those_of_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    plan = replace(PLAN, methods=("original",), line_records=0, topic_records=0, prose_windows=1)
+    found = length_study.evaluate(model, tokenizer, plan, tmp_path, quiet=True)
+    (document,) = datasets.prose([512], windows=1, bins=4, tokenizer=tokenizer)["test"]
+    tokens = torch.tensor([tokenizer(document["text"])["input_ids"]])
+    with torch.no_grad():
+        logits = model(tokens).logits[0, :-1]
+    expected = F.cross_entropy(logits, tokens[0, 1:], reduction="none")
+    parts = [float(part.mean()) for part in expected.double().tensor_split(4)]
+    np.testing.assert_allclose([e["nats"] for e in found["perplexity"]], parts, rtol=1e-5)
+
+
+def test_too_little_prose_is_an_error() -> None:
+    with pytest.raises(ValueError, match="prose must hold 3 windows of 5 tokens, has 14"):
+        prose.prose_windows(lambda texts: [[1] * 7 for _ in texts], ["a", "b"], 5, 3)
+
+
+def test_parse_method() -> None:
+    assert parse_method("original", 100).scaling is None
+    assert parse_method("ntk:4", 100).scaling == na.NTK(4.0)
+    assert parse_method("interpolation:1.5", 100).label == "interpolation a=1.5"
+    assert parse_method("dynamic-ntk:2", 100).scaling == na.DynamicNTK(2.0, 100)
+    assert parse_method("dynamic-interpolation:1", 9).scaling == na.DynamicInterpolation(1.0, 9)
+    per_query = na.DynamicNTK(2.0, 100, per="query")
+    assert parse_method("dynamic-ntk:2:query", 100).scaling == per_query
+    assert [parse_method(name, 1).name for name in DEFAULT_METHODS] == list(DEFAULT_METHODS)
+
+
+@pytest.mark.parametrize("name", ["ntk", "original:2", "yarn:2", "ntk:four", ":2", ""])
+def test_parse_method_says_what_it_knows(name: str) -> None:
+    with pytest.raises(ValueError, match="method must be original or one of interpolation:NUMBER"):
+        parse_method(name, 100)
+
+
+def test_tables(summary: dict[str, Any]) -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    tables = study_tables(summary)
+    for table in tables:
+        console.print(table)
+    text = console.export_text()
+    assert len(tables) == 5
+    for expected in ("NTK a=2", "lines: accuracy", "topics: accuracy", "nats a token by position"):
+        assert expected in text
+
+
+def test_notebooks_show_a_summary_as_tables(summary: dict[str, Any]) -> None:
+    shown = summary._repr_html_()  # type: ignore[attr-defined]
+    page = ElementTree.fromstring(f"<div>{shown}</div>")
+    tables = page.findall("table")
+    assert len(tables) == len(study_tables(summary)) == 5
+    assert [row.findtext("td") for row in tables[0].findall("tbody/tr")] == [
+        *("original", "NTK a=2", "interpolation a=2", "interpolation a=4")
+    ]
+    assert json.loads(json.dumps(summary)) == summary
+
+
+@pytest.mark.parametrize("prose", [True, False])
+def test_figure(summary: dict[str, Any], prose: bool, tmp_path: Path) -> None:
+    summary = summary if prose else {**summary, "perplexity": []}
+    figure = study_figure(summary)
+    assert isinstance(figure, Figure)
+    assert len(figure.axes) == 4 + prose
+    for axes in figure.axes[:4]:
+        assert len(axes.get_lines()) >= 4
+    figure.savefig(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_depths_are_drawn(summary: dict[str, Any], tmp_path: Path) -> None:
+    figure = depth_figure(summary)
+    maps = [axes for axes in figure.axes if axes.images]
+    assert len(maps) == 2 * 4
+    assert maps[0].images[0].get_array().shape == (DEPTH_BINS, 2)
+    figure.savefig(tmp_path / "figure.png")
+
+
+def test_model_arguments() -> None:
+    assert model_arguments("original") == "scaling=original"
+    assert model_arguments("dynamic-ntk:1:query") == "scaling=dynamic-ntk,factor=1,per=query"
+    assert named_method("ntk", 4, None, 9) == parse_method("ntk:4", 9)

@@ -1,0 +1,112 @@
+"""LongEval's own files: reading them, and as tasks of the harness."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ntk_alibi.evaluation.harness import run as harness
+from ntk_alibi.evaluation.harness.longeval import cases, find_file, is_right, read_cases
+from ntk_alibi.evaluation.harness.model import StretchedLM
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "tokens"),
+    [
+        ("lines_200", "lines", "line torpid-kid"),
+        ("lines_300", "lines", "line racial-fedora"),
+        ("topics_5", "topics", "first topic"),
+        ("topics_10", "topics", "first topic"),
+    ],
+)
+def test_reading_the_published_files(longeval: Path, name: str, task: str, tokens: str) -> None:
+    found = read_cases(longeval / f"{name}.jsonl", task)
+    assert [case["number"] for case in found] == list(range(1, 51))
+    assert tokens in found[0]["prompt"]
+    for case in found:
+        answer = case["expected"][0]
+        assert answer.lower() in case["prompt"].lower()
+        assert is_right(case, f"It is {answer}.")
+        assert not is_right(case, "It is 17 apples.")
+
+
+LINE = {"prompt": "What?", "expected_number": 5}
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        ("{", "Expecting property name"),
+        ("", "Expecting value"),
+        ("[1]", r"expected an object, got b?'\[1\]"),
+        ('{"prompt": "What?"}', "key 'expected_number' is missing"),
+        ('{"prompt": 5, "expected_number": 5}', "prompt must be a string, got 5"),
+        ('{"prompt": "What?", "expected_number": "five"}', "invalid literal"),
+        ("\udcff", "can't decode byte"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, second: str, reason: str) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(f"{json.dumps(LINE)}\n{second}\n".encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=rf"cases.jsonl, line 2: no case of .*: .*{reason}"):
+        read_cases(path, "lines")
+
+
+@pytest.mark.parametrize("topics", ["[]", '"a"', "[1]", "null"])
+def test_broken_topics_are_named(tmp_path: Path, topics: str) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text(f'{{"prompt": "What?", "topics": {topics}}}\n')
+    with pytest.raises(ValueError, match=r"line 1: .*topics must be a list of strings"):
+        read_cases(path, "topics")
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(ValueError, match=r"empty.jsonl must hold at least one case, is empty"):
+        read_cases(tmp_path / "empty.jsonl", "lines")
+    with pytest.raises(FileNotFoundError):
+        read_cases(tmp_path / "none.jsonl", "lines")
+    with pytest.raises(ValueError, match=r"kind must be one of 'lines', 'topics', got 'riddles'"):
+        read_cases(tmp_path / "empty.jsonl", "riddles")
+
+
+def test_files_are_found_as_longeval_has_them(tmp_path: Path) -> None:
+    theirs = tmp_path / "lines" / "testcases"
+    theirs.mkdir(parents=True)
+    (theirs / "200_lines.jsonl").write_text(json.dumps(LINE))
+    assert find_file(tmp_path, "lines", 200) == theirs / "200_lines.jsonl"
+    assert find_file(tmp_path, "lines", 300) == tmp_path / "lines_300.jsonl"
+    assert find_file(tmp_path / "own.jsonl", "lines", 200) == tmp_path / "own.jsonl"
+    assert cases("lines", 200, str(tmp_path))["test"][0]["expected"] == ["5"]
+    with pytest.raises(ValueError, match="data must be given"):
+        cases("lines", 200)
+
+
+def test_the_harness_scores_answers(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """What a model that says nothing sensible answers is what the harness logs and scores."""
+    entries = [{"prompt": f"line a is <{i}>. " * i, "expected_number": i} for i in range(1, 5)]
+    (tmp_path / "lines_200.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    lm = StretchedLM(str(tiny_checkpoint), quiet=True, scaling="ntk:4", batch_size=2)
+    with harness.quiet():
+        tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
+    results = harness.answer(lm, tasks)
+    samples = results["samples"]["longeval_lines_200"]
+    right = [is_right(sample["doc"], sample["resps"][0][0]) for sample in samples]
+    assert [sample["accuracy"] for sample in samples] == right
+    assert results["results"]["longeval_lines_200"]["accuracy,none"] == sum(right) / 4
+    assert [len(lm.tok_encode(sample["resps"][0][0])) > 0 for sample in samples] == [True] * 4
+
+
+def test_more_processes_than_documents_get_a_sentence(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "lines_200.jsonl").write_text('{"prompt": "a", "expected_number": 1}')
+    lm = StretchedLM(str(tiny_checkpoint), quiet=True)
+    lm._world_size = 2
+    with harness.quiet():
+        tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
+    message = "longeval_lines_200 must have a document for each of the 2 processes, got 1"
+    with pytest.raises(ValueError, match=message):
+        harness.answer(lm, tasks)

@@ -1,0 +1,108 @@
+"""Records: what they say, what they ask, how long they are."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntk_alibi.evaluation.records import corpus, record, words
+from ntk_alibi.evaluation.records.lines import Lines
+from ntk_alibi.evaluation.records.record import cached_encoder
+from ntk_alibi.evaluation.records.topics import Topics
+
+
+def characters(texts: list[str]) -> list[list[int]]:
+    """A tokenizer of characters, from which the text can be read back."""
+    return [[ord(c) for c in text] for text in texts]
+
+
+def text_of(case: record.Case, begin: int = 0, end: int | None = None) -> str:
+    return "".join(map(chr, case.tokens[begin:end]))
+
+
+@given(length=st.integers(700, 6000), questions=st.integers(1, 5), seed=st.integers(0, 100))
+def test_lines(length: int, questions: int, seed: int) -> None:
+    case = Lines(questions).case(characters, length, np.random.default_rng(seed))
+    text = text_of(case)
+    assert length - 60 <= len(case.tokens) <= length
+    record = dict(re.findall(r"^line (\w+-\w+): REGISTER_CONTENT is <(\d{4})>$", text, re.M))
+    asked = re.findall(r"^What is the REGISTER_CONTENT of line (\S+)\? <(\d{4})>$", text, re.M)
+    assert len(asked) == len(case.answers) == len(case.distances) == questions
+    for (name, number), (begin, end), distance in zip(
+        asked, case.answers, case.distances, strict=True
+    ):
+        assert record[name] == number == text_of(case, begin, end)
+        assert text_of(case, begin - distance, end - distance) == number
+    if len(record) >= questions:
+        assert len(dict(asked)) == questions
+
+
+@given(length=st.integers(2500, 9000), questions=st.integers(1, 5), seed=st.integers(0, 100))
+def test_topics(length: int, questions: int, seed: int) -> None:
+    prose = ("It was so.", "And the evening and the morning were the first day.")
+    case = Topics(prose, questions).case(characters, length, np.random.default_rng(seed))
+    text = text_of(case)
+    assert length - 12 <= len(case.tokens) <= length
+    record = dict(re.findall(r"our (\w+) topic, ([\w ]+)\.\n", text))
+    asked = re.findall(r"our (\w+) topic\?\nASSISTANT: ([\w ]+)\.", text)
+    assert [ordinal for ordinal, _ in asked] == words.ORDINALS[:questions]
+    for (ordinal, topic), (begin, end), distance in zip(
+        asked, case.answers, case.distances, strict=True
+    ):
+        assert f" {record[ordinal]}" == f" {topic}" == text_of(case, begin, end)
+        assert text_of(case, begin - distance, end - distance) == f" {topic}"
+
+
+def test_topics_for_training_ask_about_any() -> None:
+    task = Topics(("It was so.",), 3, ask_any=True)
+    asked = set()
+    for seed in range(20):
+        text = text_of(task.case(characters, 3000, np.random.default_rng(seed)))
+        asked |= set(re.findall(r"our (\w+) topic\?", text))
+    assert asked == set(words.ORDINALS)
+
+
+@pytest.mark.parametrize("task", [Lines(2), Topics(("It was so.",), 2)])
+def test_the_same_seed_gives_the_same_record(task: record.RecordKind) -> None:
+    a, b, c = (task.case(characters, 3000, np.random.default_rng(s)) for s in (1, 1, 2))
+    assert (a.tokens == b.tokens).all()
+    assert a.answers == b.answers
+    assert text_of(a) != text_of(c)
+
+
+@pytest.mark.parametrize("task", [Lines(3), Topics(("It was so.",), 3)])
+@pytest.mark.parametrize("length", [0, 40])
+def test_a_record_without_room_for_a_question_is_an_error(
+    task: record.RecordKind, length: int
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"length must hold a record of \w+ and its questions, got"
+    ):
+        task.case(characters, length, np.random.default_rng(0))
+
+
+def test_cached_encoder_asks_once() -> None:
+    asked: list[str] = []
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        asked.extend(texts)
+        return characters(texts)
+
+    cached = cached_encoder(encode)
+    assert cached(["a", "b", "a"]) == cached(["a", "b", "a"]) == characters(["a", "b", "a"])
+    assert sorted(set(asked)) == ["a", "b"]
+    assert cached(["c"]) == characters(["c"])
+    assert asked.count("c") == 1
+
+
+def test_the_corpus_is_whole_and_split() -> None:
+    train, held_out = corpus.training_text(), corpus.held_out_text()
+    assert len(train) + len(held_out) == 1189  # chapters of the King James Bible
+    assert train[0].startswith("In the beginning God created the heaven and the earth.")
+    assert not set(train) & set(held_out)
+    assert sum(map(len, held_out)) > 200_000
+    assert all(sentence for sentence in corpus.sentences(held_out))

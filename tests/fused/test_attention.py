@@ -1,0 +1,357 @@
+"""Fused attention against the reference on every instruction set."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import ntk_alibi as na
+from attention_checks import NUMPY, UNIT, attend_with, check, dense, inputs, random, visible
+from ntk_alibi import _core
+
+SHAPES = [
+    (1, 1, 1, 1, 1, 1),
+    (2, 4, 2, 33, 65, 16),
+    (1, 3, 1, 63, 64, 17),
+    (1, 2, 2, 70, 40, 64),
+    (2, 6, 3, 5, 300, 80),
+    (1, 1, 1, 129, 129, 256),
+]
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_causal_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> None:
+    query, key, value = inputs(*shape, dtype=dtype)
+    heads, queries, keys = shape[1], shape[3], shape[4]
+    bias = na.ALiBi(heads, na.NTK(4.0))
+    q, k = np.arange(keys - queries, keys), np.arange(keys)
+    expected = np.where(visible(q, k), dense(bias, q, k), -np.inf)
+    for tolerance in (None, 0.0):
+        result = na.attention(
+            query, key, value, bias, skip_tolerance=tolerance, return_logsumexp=True
+        )
+        check(query, key, value, expected, result)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": False},
+        {"window": 1},
+        {"window": 20},
+        {"window": 20, "sink": 3},
+        {"causal_block": 1},
+        {"causal_block": 16, "sink": 3},
+        {"causal_block": 70, "window": 80},
+        {"causal": False, "window": 9},
+        {"causal": False, "window": 9, "sink": 5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(50, 130), (130, 130), (100, 30)])
+def test_masks(isa: str, options: Any, with_bias: bool, queries: int, keys: int) -> None:
+    query, key, value = inputs(2, 2, 2, queries, keys, 24)
+    bias = na.ALiBi(2, sides="symmetric") if with_bias else None
+    q, k = np.arange(keys - queries, keys), np.arange(keys)
+    expected = np.where(visible(q, k, **options), dense(bias, q, k), -np.inf)
+    for tolerance in (None, 0.0):
+        result = na.attention(
+            query, key, value, bias, **options, skip_tolerance=tolerance, return_logsumexp=True
+        )
+        check(query, key, value, expected, result)
+
+
+PADDINGS = {
+    "left": [[0] * 40 + [1] * 60, [1] * 100],
+    "right": [[1] * 60 + [0] * 40, [1] * 100],
+    "holes": [[1, 0, 0, 1] * 25, [0] * 5 + [1, 1, 0, 1, 1] * 19],
+    "empty row": [[0] * 100, [1] * 100],
+}
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("counted", [False, True], ids=["columns", "real tokens"])
+def test_padding_reads_nothing_of_what_it_hides(isa: str, padding: str, counted: bool) -> None:
+    mask = np.array(PADDINGS[padding])
+    query, key, value = inputs(2, 4, 2, 100, 100, 16)
+    for array, poison in ((key, np.nan), (value, np.inf)):
+        array[~np.broadcast_to(mask[:, None, :].astype(bool), array.shape[:3])] = poison
+    positions = np.maximum(mask.cumsum(axis=1) - 1, 0) if counted else np.arange(100)
+    options: dict[str, Any] = {"key_positions": positions} if counted else {}
+    slopes = na.alibi_slopes(4).astype(np.float64)
+    seen = visible(positions, positions, mask=mask)
+    distance = positions[..., :, None].astype(float) - positions[..., None, :]
+    distance = distance[None, None] if distance.ndim == 2 else distance[:, None]
+    expected = np.where(seen, -slopes[:, None, None] * distance, -np.inf)
+    for tolerance in (None, 0.0):
+        result = na.attention(
+            query,
+            key,
+            value,
+            na.ALiBi(4),
+            key_padding_mask=mask,
+            skip_tolerance=tolerance,
+            return_logsumexp=True,
+            **options,
+        )
+        check(query, key, value, expected, result)
+
+
+def test_nothing_of_the_future_leaks(isa: str) -> None:
+    query, key, value = inputs(1, 2, 2, 90, 90, 16)
+    before = na.attention(query, key, value, na.ALiBi(2))
+    for poison in (np.nan, np.inf):
+        key[:, :, 70:], value[:, :, 70:] = poison, poison
+        after = na.attention(query, key, value, na.ALiBi(2))
+        np.testing.assert_array_equal(after[:, :, :70], before[:, :, :70])
+        assert np.isnan(after[:, :, 70:]).all()
+
+
+def test_a_bias_of_all_pairs(isa: str) -> None:
+    query, key, value = inputs(2, 4, 4, 40, 70, 16)
+    q, k = np.arange(30, 70), np.arange(70)
+    for shape in ((2, 4, 40, 70), (4, 1, 70), (1, 1, 40, 70), (2, 1, 1, 70), ()):
+        bias = random(9, *shape)
+        expected = np.where(visible(q, k), np.broadcast_to(bias, (2, 4, 40, 70)), -np.inf)
+        result = na.attention(query, key, value, bias, return_logsumexp=True)
+        check(query, key, value, expected.astype(np.float64), result)
+
+
+def test_the_steepest_slopes_leave_the_query_itself(isa: str) -> None:
+    for queries in (1, 40):
+        query, key, value = inputs(1, 1, 1, queries, 40, 16)
+        bias = na.ALiBi(1, slopes=np.float32([np.finfo(np.float32).max]))
+        output = na.attention(query, key, value, bias)
+        np.testing.assert_array_equal(output, value[:, :, 40 - queries :])
+
+
+def test_tables_and_running_sums_of_the_core(isa: str) -> None:
+    query, key, value = inputs(2, 3, 3, 40, 100, 16)
+    q, k = np.arange(60, 100), np.arange(100)
+    distance = q[:, None] - k[None, :]
+    table = random(7, 3, 100)
+    sums = np.cumsum(-np.random.default_rng(8).random((2, 3, 100)), axis=2)
+    for bias, numbers in (
+        (_core.table_bias(table, 0), table[None][:, :, np.maximum(distance, 0)]),
+        (_core.sums_bias(sums), sums[:, :, 60:, None] - sums[:, :, None, :]),
+    ):
+        output, logsumexp, _ = attend_with(bias, query, key, value, UNIT)
+        expected = np.where(visible(q, k), numbers, -np.inf)
+        check(query, key, value, expected, (output, logsumexp))
+
+
+@pytest.mark.parametrize("per", ["sequence", "query"])
+def test_dynamic_scalings_count_real_tokens(isa: str, per: Any) -> None:
+    query, key, value = inputs(2, 4, 4, 60, 60, 16)
+    mask = np.array(PADDINGS["left"])[:, 40:]
+    mask[0, :20] = 0
+    scaling = na.DynamicNTK(4.0, 16, per=per)
+    result = na.attention(query, key, value, na.ALiBi(4, scaling), key_padding_mask=mask)
+    for row, real in enumerate(mask.sum(axis=1)):
+        lengths = np.array([real])
+        slopes = np.asarray(na.alibi_slopes(4, scaling, lengths), np.float64)
+        slopes = slopes[:, :, None] if slopes.ndim == 2 else slopes
+        begin = 60 - real
+        d = na.reference.distances(real, real)
+        bias = np.where(d >= 0, -slopes[..., None] * d, -np.inf)
+        part = [x[row : row + 1, :, begin:] for x in (query, key, value)]
+        expected, _ = na.reference.attention(*part, bias)
+        np.testing.assert_allclose(result[row : row + 1, :, begin:], expected, atol=3e-6)
+
+
+def test_halves_and_two_slopes(isa: str) -> None:
+    query, key, value = inputs(1, 4, 4, 50, 50, 16)
+    two = (np.float32([0.5, 0.1, 0.01, 0.2]), np.float32([0.3, 0.0, 0.5, 1.0]))
+    for bias in (na.ALiBi(4, sides="halves"), na.ALiBi(4, slopes=two, sides="two_slopes")):
+        expected = bias.tensor(50, 50).astype(np.float64)
+        result = na.attention(query, key, value, bias, causal=False, return_logsumexp=True)
+        check(query, key, value, expected, result)
+
+
+def test_any_strides_without_a_copy_of_the_fused_layout() -> None:
+    fused = random(3, 2, 30, 4, 3, 16)  # BLOOM's (batch, length, heads, 3, head_dim)
+    query, key, value = (fused[:, :, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    expected = na.attention(*map(np.ascontiguousarray, (query, key, value)), na.ALiBi(4))
+    np.testing.assert_array_equal(na.attention(query, key, value, na.ALiBi(4)), expected)
+    backwards = (x[:, :, ::-1] for x in (query, key, value))
+    other = [np.ascontiguousarray(x.swapaxes(2, 3)).swapaxes(2, 3) for x in (query, key, value)]
+    np.testing.assert_array_equal(na.attention(*other, na.ALiBi(4)), expected)
+    assert np.isfinite(na.attention(*backwards, na.ALiBi(4))).all()
+
+
+def test_positions_of_a_million_lose_nothing(isa: str) -> None:
+    query, key, value = inputs(1, 2, 2, 40, 90, 16, dtype="bfloat16")
+    far = 10**6
+    shifted = na.attention(
+        query,
+        key,
+        value,
+        na.ALiBi(2),
+        query_positions=np.arange(50, 90) + far,
+        key_positions=np.arange(90) + far,
+    )
+    np.testing.assert_array_equal(shifted, na.attention(query, key, value, na.ALiBi(2)))
+
+
+def test_empty_sets() -> None:
+    for batch, heads, queries, keys in itertools.product((0, 2), (0, 2), (0, 3), (0, 4)):
+        query, key, value = inputs(batch, heads, heads, queries, keys, 8)
+        output, logsumexp = na.attention(query, key, value, return_logsumexp=True, causal=False)
+        assert output.shape == query.shape
+        if keys == 0:
+            assert (output == 0).all()
+            assert np.isneginf(logsumexp).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_torch_in_torch_out_and_agrees_with_sdpa(dtype: torch.dtype) -> None:
+    query, key, value = (torch.from_numpy(x).to(dtype) for x in inputs(2, 4, 4, 90, 90, 32))
+    output, logsumexp = na.attention(query, key, value, na.ALiBi(4), return_logsumexp=True)
+    mask = na.ALiBi(4).tensor(90, 90, torch.float32)
+    wide = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), mask)
+    assert output.dtype == dtype
+    assert isinstance(logsumexp, torch.Tensor)
+    atol = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype] * 4
+    torch.testing.assert_close(output.float(), wide, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_same_bits_for_any_number_of_threads(threads: int) -> None:
+    query, key, value = inputs(2, 4, 2, 200, 200, 32)
+    na.set_num_threads(0)
+    expected = na.attention(query, key, value, na.ALiBi(4))
+    na.set_num_threads(threads)
+    try:
+        np.testing.assert_array_equal(na.attention(query, key, value, na.ALiBi(4)), expected)
+    finally:
+        na.set_num_threads(0)
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "options"),
+    [
+        (64, "float32", {}),
+        (64, "bfloat16", {}),
+        (64, "float16", {}),
+        (21, "float32", {"window": 9000}),
+        (200, "bfloat16", {"window": 100, "sink": 7}),
+        (8, "float32", {"causal": False}),
+    ],
+    ids=str,
+)
+def test_few_queries_on_many_keys(isa: str, dim: int, dtype: str, options: Any) -> None:
+    keys = 9500  # two parts
+    query, key, value = inputs(1, 4, 2, 2, keys, dim, dtype=dtype)
+    bias = na.ALiBi(4, na.NTK(8.0), sides="symmetric")
+    q, k = np.arange(keys - 2, keys), np.arange(keys)
+    expected = np.where(visible(q, k, **options), dense(bias, q, k), -np.inf)
+    for tolerance in (None, 0.0):
+        result = na.attention(
+            query, key, value, bias, **options, skip_tolerance=tolerance, return_logsumexp=True
+        )
+        check(query, key, value, expected, result)
+
+
+def test_few_queries_with_padding_and_far_sinks(isa: str) -> None:
+    query, key, value = inputs(2, 2, 2, 1, 9000, 32)
+    key[:, :, 5] = 40.0 * query[:, :, 0]
+    mask = np.ones((2, 9000), int)
+    mask[1, :300], mask[1, 4000:4100] = 0, 0
+    key[1, :, :300] = np.nan
+    positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
+    seen = visible(positions[:, -1:], positions, mask=mask)
+    distance = (positions[:, -1:, None] - positions[:, None, :])[:, None].astype(float)
+    slopes = na.alibi_slopes(2).astype(np.float64)
+    expected = np.where(seen, -slopes[:, None, None] * distance, -np.inf)
+    for tolerance in (None, 0.0):
+        result = na.attention(
+            query,
+            key,
+            value,
+            na.ALiBi(2),
+            key_padding_mask=mask,
+            key_positions=positions,
+            skip_tolerance=tolerance,
+            return_logsumexp=True,
+        )
+        check(query, key, value, expected, result)
+
+
+def test_one_query_of_a_steep_head_reads_little_of_a_long_cache() -> None:
+    query, key, value = inputs(1, 8, 8, 1, 65536, 16)
+    _, stats = na.attention(query, key, value, na.ALiBi(8), return_stats=True)
+    assert stats.visited[0, 0] <= 3
+    assert (stats.visible == 1024).all()
+    assert stats.share[0, -1] < 0.2
+
+
+def test_kept_key_norms_change_nothing_but_the_time() -> None:
+    query, key, value = inputs(2, 4, 2, 3, 700, 24)
+    norms = na.KeyNorms()
+    for length in (1, 63, 64, 65, 400, 700):
+        part = query[:, :, :1], key[:, :, :length], value[:, :, :length]
+        norms.update(part[1])
+        expected = na.attention(*part, na.ALiBi(4), return_logsumexp=True)
+        result = na.attention(*part, na.ALiBi(4), key_norms=norms, return_logsumexp=True)
+        np.testing.assert_array_equal(result[0], expected[0])
+        np.testing.assert_array_equal(result[1], expected[1])
+    symmetric = na.ALiBi(4, sides="symmetric")
+    result = na.attention(query, key, value, symmetric, causal=False, key_norms=norms)
+    expected = na.attention(query, key, value, symmetric, causal=False)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+def test_key_norms_refuse_other_keys() -> None:
+    query, key, value = inputs(1, 2, 2, 1, 70, 8)
+    norms = na.KeyNorms().update(key)
+    with pytest.raises(ValueError, match="at least 70 keys as before, got 69"):
+        norms.update(key[:, :, 1:])
+    with pytest.raises(ValueError, match="as before"):
+        norms.update(key[:, :1])
+    with pytest.raises(TypeError, match="key_norms must be None or a KeyNorms"):
+        na.attention(query, key, value, key_norms=np.ones(3))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="key_norms must be of key's"):
+        na.attention(query, key[:, :, 1:], value[:, :, 1:], key_norms=norms)
+    with pytest.raises(ValueError, match="must be None with key_padding_mask"):
+        na.attention(query, key, value, key_norms=norms, key_padding_mask=np.ones((1, 70)))
+
+
+# --- merge, bad input -----------------------------------------------------------------------------
+
+
+@given(
+    cuts=st.lists(st.integers(0, 60), max_size=3),
+    window=st.none() | st.integers(1, 70),
+    seed=st.integers(0, 99),
+)
+def test_parts_merge_to_the_whole(cuts: list[int], window: int | None, seed: int) -> None:
+    query, key, value = (random(seed + i, 1, 2, 60, 8) for i in range(3))
+    positions = np.arange(60)
+    whole = na.attention(
+        query, key, value, na.ALiBi(2), window=window, return_logsumexp=True, skip_tolerance=None
+    )
+    parts = [
+        na.attention(
+            query,
+            key[:, :, a:b],
+            value[:, :, a:b],
+            na.ALiBi(2),
+            window=window,
+            query_positions=positions,
+            key_positions=positions[a:b],
+            return_logsumexp=True,
+        )
+        for a, b in itertools.pairwise(sorted([0, *cuts, 60]))
+    ]
+    merged = na.merge(*zip(*parts, strict=True))
+    np.testing.assert_allclose(merged[0], whole[0], atol=2e-6)
+    np.testing.assert_allclose(merged[1], whole[1], atol=2e-6)

@@ -1,0 +1,107 @@
+"""Wrong arguments of attention are refused with a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ntk_alibi as na
+from attention_checks import inputs
+
+QUERY, KEY, VALUE = inputs(1, 4, 2, 3, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (([[1.0]], KEY, VALUE), {}, TypeError, "query must be a NumPy array or a torch tensor"),
+        ((QUERY[0], KEY, VALUE), {}, ValueError, "query must have shape"),
+        ((QUERY, KEY, VALUE[:, :, 1:]), {}, ValueError, "value must have key's shape"),
+        ((QUERY, KEY[..., 1:], VALUE[..., 1:]), {}, ValueError, "head_dim 8 as query"),
+        ((QUERY[:, :3], KEY, VALUE), {}, ValueError, "a multiple of key's 2 heads, got 3"),
+        (
+            (QUERY, KEY.astype(np.float16), VALUE),
+            {},
+            TypeError,
+            "a NumPy array of float32",
+        ),
+        ((QUERY.astype(float), KEY.astype(float), VALUE.astype(float)), {}, TypeError, "float64"),
+        (
+            (QUERY[..., :0], KEY[..., :0], VALUE[..., :0]),
+            {},
+            ValueError,
+            "head_dim must be between",
+        ),
+        ((QUERY, KEY, VALUE, na.ALiBi(3)), {}, ValueError, "bias must have query's 4 heads"),
+        ((QUERY, KEY, VALUE, na.ALiBi(4)), {"causal": False}, ValueError, "causal must be True"),
+        ((QUERY, KEY, VALUE, np.ones((2, 5))), {}, ValueError, "bias must be broadcastable"),
+        ((QUERY, KEY, VALUE, np.ones(5, int)), {}, TypeError, "bias must be floating"),
+        ((QUERY, KEY, VALUE, "alibi"), {}, TypeError, "bias must be None, a bias object"),
+        (
+            (QUERY, KEY, VALUE),
+            {"causal": "no"},
+            TypeError,
+            "causal must be True or False, got 'no'",
+        ),
+        (
+            (QUERY, KEY, VALUE, na.ALiBi(4, slopes=np.ones((3, 4), np.float32))),
+            {},
+            ValueError,
+            "slopes must be for 1 row or the batch of 1, got 3",
+        ),
+        ((QUERY, KEY, VALUE), {"window": 0}, ValueError, "window must be between 1"),
+        ((QUERY, KEY, VALUE), {"causal_block": 0}, ValueError, "causal_block must be between 1"),
+        (
+            (QUERY, KEY, VALUE),
+            {"causal_block": 8, "causal": False},
+            ValueError,
+            "causal must be True with causal_block, got causal_block=8",
+        ),
+        ((QUERY, KEY, VALUE), {"sink": -1}, ValueError, "sink must be between 0"),
+        ((QUERY, KEY, VALUE), {"dropout": 0.1}, ValueError, "dropout must be 0 .*eager"),
+        ((QUERY, KEY, VALUE), {"dropout": "no"}, TypeError, "dropout must be a number, got 'no'"),
+        ((QUERY, KEY, VALUE), {"scale": np.inf}, ValueError, "scale must be a finite number"),
+        ((QUERY, KEY, VALUE), {"skip_tolerance": 1}, ValueError, "skip_tolerance must be below 1"),
+        (
+            (QUERY, KEY, VALUE),
+            {"skip_tolerance": -1},
+            ValueError,
+            "skip_tolerance must be a finite",
+        ),
+        (
+            (QUERY, KEY, VALUE),
+            {"key_padding_mask": np.ones((1, 4))},
+            ValueError,
+            "key_padding_mask must have shape",
+        ),
+        (
+            (QUERY, KEY, VALUE),
+            {"key_padding_mask": np.full((1, 5), 2)},
+            ValueError,
+            "key_padding_mask must hold only 0 and 1",
+        ),
+        ((QUERY, KEY, VALUE), {"key_positions": np.arange(4)}, ValueError, "key_positions must"),
+        ((QUERY, KEY, VALUE), {"key_positions": np.ones(5)}, TypeError, "must be integers"),
+        ((QUERY, KEY, VALUE), {"query_positions": [-1, 0, 1]}, ValueError, "between 0 and"),
+        (
+            (QUERY, KEY[:, :, :1], VALUE[:, :, :1]),
+            {"key_positions": [0]},
+            ValueError,
+            "query_positions must be given",
+        ),
+    ],
+)
+def test_bad_input(
+    arguments: tuple[Any, ...], options: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        na.attention(*arguments, **options)
+
+
+def test_merge_refuses_parts_that_do_not_fit() -> None:
+    output, log = na.attention(QUERY, KEY, VALUE, return_logsumexp=True)
+    for outputs, logs in (([], []), ([output], []), ([output], [log[:, :2]])):
+        with pytest.raises(ValueError, match="must"):
+            na.merge(outputs, logs)

@@ -1,0 +1,198 @@
+"""Rotated attention: gradients, any bias, autocast and compile."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ntk_alibi as na
+from attention_checks import check, inputs, random, visible
+from ntk_alibi.fused.gradients import attention_gradients
+from rotary_cases import ROTARY, meant
+
+GRADIENT_CASES = [
+    (name, options)
+    for name in ROTARY
+    for options in (
+        {"window": 20, "sink": 3},
+        {"log_n": 7, "causal_block": 16},
+        {"key_padding_mask": np.arange(70) >= np.array([[0], [30]])},
+        {"query_positions": np.arange(70)[::-1] * 3 + 7, "key_positions": np.arange(70) * 3},
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "options"), GRADIENT_CASES)
+def test_gradients_are_those_of_torch_in_float64(name: str, options: dict[str, Any]) -> None:
+    """On the core, through torch's autograd and by `attention_gradients`, and on torch's own."""
+    arrays = inputs(2, 4, 2, 70, 70, 16)
+    rotary = ROTARY[name](16, rotary_dim=12)
+    slopes = torch.rand(4, generator=torch.Generator().manual_seed(3))
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        sources = [torch.from_numpy(x).to(dtype) for x in arrays] + [slopes.to(dtype)]
+        for x in sources:
+            x.requires_grad_()
+        bias = na.ALiBi(4, slopes=sources[3], sides="symmetric")
+        output, log = na.attention(
+            *sources[:3], bias, rotary=rotary, return_logsumexp=True, **options
+        )
+        seen = torch.where(log.isinf(), 0.0, log)
+        loss = (output * torch.from_numpy(random(5, *output.shape)).to(dtype)).sum() + seen.sum()
+        found.append([loss.detach(), *torch.autograd.grad(loss, sources)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5 * float(b.abs().max() + 1))
+    bias = na.ALiBi(4, slopes=slopes.detach().numpy(), sides="symmetric")
+    results = na.attention(*arrays, bias, rotary=rotary, return_logsumexp=True, **options)
+    gradients = attention_gradients(
+        *arrays, *results, random(5, *arrays[0].shape), np.ones_like(results[1]), bias,
+        bias_gradient=True, rotary=rotary, **options,
+    )  # fmt: skip
+    for name_of, theirs in zip(("query", "key", "value"), found[0][1:4], strict=True):
+        np.testing.assert_allclose(getattr(gradients, name_of), theirs, rtol=1e-5, atol=1e-5)
+    assert gradients.left is not None
+    assert gradients.right is not None
+    summed = (gradients.left + gradients.right).sum(axis=(0, 2), dtype=np.float64)
+    np.testing.assert_allclose(summed, found[0][4], rtol=1e-4, atol=1e-3)
+
+
+def test_dense_biases_get_their_gradients_from_all_centres() -> None:
+    arrays, rotary = inputs(1, 2, 2, 50, 60, 8), na.XPOS(8, scale_base=5.0)
+    bias = random(7, 1, 2, 50, 60)
+    kept = torch.from_numpy(bias.copy()).requires_grad_()
+    output = na.attention(*map(torch.from_numpy, arrays), kept, rotary=rotary, window=9)
+    (theirs,) = torch.autograd.grad(output.sin().sum(), [kept])
+    results = na.attention(*arrays, bias, rotary=rotary, window=9, return_logsumexp=True)
+    mine = attention_gradients(
+        *arrays, *results, np.cos(results[0]), None, bias, bias_gradient=True, rotary=rotary,
+        window=9,
+    ).dense  # fmt: skip
+    assert mine is not None
+    np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+GATES = -np.random.default_rng(5).random((2, 4, 130))
+BIASES = {
+    "none": None,
+    "exempt": na.ALiBi(4, exempt=3),
+    "dynamic": na.ALiBi(4, na.DynamicNTK(train_length=64, per="query")),
+    "first": na.BiALiBi([0.5, 1.0, 1.5, 2.0], 0.1, 0.2),
+    "power": na.KerplePower([0.5, 0.2, 0.1, 0.05], 0.5),
+    "sandwich": na.Sandwich(4, dimension=8),
+    "buckets": na.T5(np.random.default_rng(6).random((4, 32)), bidirectional=False),
+    "gates": na.ForgetGates(GATES),
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 20}, {"causal_block": 16}, {"log_n": 8}], ids=str
+)
+@pytest.mark.parametrize("name", ["RoPE", "XPOS of many centres"])
+@pytest.mark.parametrize("kind", BIASES)
+def test_any_bias_goes_with_it(kind: str, name: str, options: dict[str, Any]) -> None:
+    arrays, bias, rotary = inputs(2, 4, 2, 90, 130, 16), BIASES[kind], ROTARY[name](16)
+    numbers = np.zeros((1, 4, 90, 130)) if bias is None else bias.tensor(90, 130)
+    results = na.attention(*arrays, bias, rotary=rotary, return_logsumexp=True, **options)
+    q, k = np.arange(40, 130), np.arange(130)
+    seen = visible(q, k, **{x: options[x] for x in options if x != "log_n"})
+    scores, scale = meant(arrays, rotary, q, k, seen, options.get("log_n"))
+    check(*arrays, np.where(seen, numbers, -np.inf), results, scale, scores=scores)
+
+    given = (*arrays, *results, np.ones_like(results[0]), np.ones_like(results[1]))
+    options = {**options, "rotary": rotary, "bias_gradient": True}
+    whole = attention_gradients(*given, np.maximum(numbers, -1e4), **options)
+    found = attention_gradients(*given, bias, **options)
+    for x, y in zip(
+        (found.query, found.key, found.value), (whole.query, whole.key, whole.value), strict=True
+    ):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+    pairs = np.asarray(whole.dense, np.float64)
+    d = q[:, None] - k
+    if found.table is not None:
+        for i in range(found.table.shape[1]):
+            own = pairs[..., d == found.table_begin + i].sum(axis=(0, 2))
+            np.testing.assert_allclose(found.table[:, i], own, rtol=1e-4, atol=1e-4)
+    if found.sums is not None:
+        own = -pairs.sum(axis=2)
+        own[:, :, 40:] += pairs.sum(axis=3)
+        np.testing.assert_allclose(found.sums, own, rtol=1e-4, atol=1e-4)
+    if found.left is not None:
+        first = {"exempt": 3, "first": 1}.get(kind, 0)
+        own = -(pairs * d)[..., first:].sum(axis=3)
+        np.testing.assert_allclose(found.left, own, rtol=1e-4, atol=1e-3)
+    if found.first is not None:
+        np.testing.assert_allclose(found.first, -pairs[..., 0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["RoPE", "XPOS of many centres"])
+@pytest.mark.parametrize("kind", ["exempt", "power", "gates"])
+def test_tensors_of_any_bias_have_gradients_with_it(kind: str, name: str) -> None:
+    makers: dict[str, Any] = {
+        "exempt": (np.array([0.5, 0.3, 0.1, 0.05]), lambda x: na.ALiBi(4, slopes=x, exempt=3)),
+        "power": (np.array([0.5, 0.2, 0.1, 0.05]), lambda x: na.KerplePower(x, 0.5)),
+        "gates": (GATES, na.ForgetGates),
+    }
+    start, make = makers[kind]
+    both = []
+    for dtype in (torch.float32, torch.float64):
+        arrays = [torch.from_numpy(x).to(dtype) for x in inputs(2, 4, 2, 90, 130, 16)]
+        parameter = torch.from_numpy(start).to(dtype).requires_grad_()
+        bias, rotary = make(parameter), ROTARY[name](16)
+        output = na.attention(*arrays, bias, rotary=rotary, window=70)
+        (output * torch.arange(16)).sum().backward()
+        assert parameter.grad is not None
+        both.append(parameter.grad.double())
+    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-4 * float(both[1].abs().max()))
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_queries_beside_the_first_keys(name: str) -> None:
+    query, key, value = inputs(1, 2, 2, 30, 50, 16)
+    rotary = ROTARY[name](16)
+    start = na.attention(query, key, value, na.ALiBi(2), rotary=rotary, align="start")
+    same = na.attention(query, key[:, :, :30], value[:, :, :30], na.ALiBi(2), rotary=rotary)
+    np.testing.assert_allclose(start, same, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_autocast_rounds_the_inputs_and_nothing_else(name: str) -> None:
+    arrays = [torch.from_numpy(x) for x in inputs(1, 2, 2, 40, 40, 16)]
+    at = torch.arange(40) + 1_000_000
+    options = {"rotary": ROTARY[name](16), "query_positions": at, "key_positions": at, "log_n": 8}
+    with torch.autocast("cpu", torch.bfloat16):
+        mine = na.attention(*arrays, na.ALiBi(2), **options)
+    rounded = na.attention(*(x.bfloat16().float() for x in arrays), na.ALiBi(2), **options)
+    assert torch.equal(mine, rounded.bfloat16())
+
+
+@pytest.mark.parametrize(
+    "name", [x if x == "RoPE" else pytest.param(x, marks=pytest.mark.slow) for x in ROTARY]
+)
+def test_it_compiles_without_a_break(name: str) -> None:
+    torch.manual_seed(0)
+    sources = [x.requires_grad_() for x in torch.randn(3, 1, 2, 40, 8)]
+
+    def attend(*arrays: torch.Tensor) -> Any:
+        return na.attention(*arrays, na.ALiBi(2), rotary=ROTARY[name](8), log_n=9, window=30)
+
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    for a, b in zip(
+        *(torch.autograd.grad(f(*sources).sin().sum(), sources) for f in (attend, compiled)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_objects_compare_hash_print_and_pickle() -> None:
+    for rotary in (
+        na.RoPE(8, layout="halves", factor=2.0),
+        na.XPOS(8, 100.0, 64, 0.3, rotary_dim=4),
+    ):
+        assert pickle.loads(pickle.dumps(rotary)) == rotary == eval(repr(rotary), vars(na))
+        assert len({rotary, na.RoPE(8), na.XPOS(8)}) == 3
+    assert na.RoPE(8) == na.RoPE(8, 10000)
+    assert na.RoPE(8).rotary_dim == 8

@@ -1,0 +1,378 @@
+"""Windows, blocks and sinks of patched models, and the cache that holds no more than they show."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+import ntk_alibi as na
+from family_models import LOGITS, MAKERS, generate, make_model
+from ntk_alibi.torch.streaming_mask import StreamingMask
+from padded_batches import LENGTH, MASKS, VOCABULARY, batch, real, run
+
+WINDOW, SINK = 9, 3
+FORMS = [
+    (name, attention)
+    for name in ("bloom", "mpt", "falcon")
+    for attention in ("fused", "sdpa", "eager")
+    if (name, attention) != ("mpt", "sdpa")
+]
+forms = pytest.mark.parametrize(("name", "attention"), FORMS)
+families = pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
+LIMITS: list[dict[str, Any]] = [
+    {"window": WINDOW},
+    {"window": WINDOW, "sink": SINK},
+    {"causal_block": 6},
+    {"causal_block": 6, "sink": SINK},
+    {"window": 8, "causal_block": 5, "sink": 1},
+]
+limits = pytest.mark.parametrize("limit", LIMITS, ids=str)
+sinks = pytest.mark.parametrize("sink", [0, SINK])
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    return {name: make_model(name, max_seq_len=400) if name == "mpt" else make_model(name)
+            for name in MAKERS}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ids() -> torch.Tensor:
+    return batch()
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        dict(zip(("window", "sink", "causal_block"), choice, strict=True))
+        for choice in itertools.product((None, 1, 2, 5, 40), (0, 1, 3), (None, 1, 4, 40))
+    ],
+    ids=str,
+)
+def test_distances_are_counted_among_what_is_seen(limit: dict[str, Any]) -> None:
+    positions = torch.arange(24)
+    distance, seen = StreamingMask(**limit).distances(positions, positions)
+    expected = na.reference.streaming_distances(24, **limit)
+    np.testing.assert_array_equal(torch.where(seen, distance, torch.inf).numpy(), expected)
+
+
+def stock_with_a_cache_cut_by_hand(
+    model: Any, ids: torch.Tensor, window: int, sink: int
+) -> torch.Tensor:
+    """transformers' own model token by token; before each, what it shall not see is cut out."""
+    cache, logits = DynamicCache(), []
+    for token in ids.T:
+        for layer in cache.layers:
+            extra = layer.keys.shape[2] - (sink + window - 1)
+            if extra > 0:
+                for name in ("keys", "values"):
+                    x = getattr(layer, name)
+                    setattr(layer, name, torch.cat([x[:, :, :sink], x[:, :, sink + extra :]], 2))
+        mask = torch.ones((len(ids), cache.get_seq_length() + 1), dtype=torch.long)
+        with torch.no_grad():
+            out = model(token[:, None], attention_mask=mask, past_key_values=cache, use_cache=True)
+        logits.append(out.logits)
+    return torch.cat(logits, dim=1)
+
+
+@forms
+@sinks
+def test_one_pass_equals_transformers_on_a_cut_cache(
+    models: dict, ids: torch.Tensor, name: str, attention: Any, sink: int
+) -> None:
+    """The rule of sinks and windows as Xiao et al. compute it, with nothing of ours."""
+    expected = stock_with_a_cache_cut_by_hand(models[name], ids, WINDOW, sink)
+    with na.patch(models[name], attention=attention, window=WINDOW, sink=sink):
+        logits = run(models[name], ids)
+    torch.testing.assert_close(logits, expected, **LOGITS)
+    assert (logits - run(models[name], ids)).abs().max() > 1e-2
+
+
+@forms
+@limits
+def test_all_forms_agree_and_padding_changes_nothing(
+    models: dict, ids: torch.Tensor, name: str, attention: Any, limit: Any
+) -> None:
+    model, scaling = models[name], na.DynamicNTK(2.0, 16, per="query")
+    with na.patch(model, scaling, **limit):
+        alone = run(model, ids)
+    with na.patch(model, scaling, attention=attention, **limit):
+        torch.testing.assert_close(run(model, ids), alone, **LOGITS)
+        for mask in ("left", "right", "holes")[: 2 if name == "mpt" else 3]:
+            logits, kept = run(model, ids, MASKS[mask]), real(MASKS[mask])
+            for b in range(len(ids)):
+                row = run(model, ids[b][kept[b]][None])[0]
+                torch.testing.assert_close(logits[b][kept[b]], row, **LOGITS)
+
+
+@pytest.mark.parametrize(
+    ("name", "sink", "options"),
+    [
+        *((name, SINK, {}) for name in MAKERS),
+        ("mpt", 0, {}),
+        ("bloom", SINK, {"num_beams": 3}),
+        ("falcon", 0, {"num_beams": 3}),
+        ("mpt", SINK, {"prefill_chunk_size": 16}),
+        ("bloom", 0, {"prefill_chunk_size": 16}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mask", [None, MASKS["left"]], ids=["unpadded", "left"])
+def test_generate_in_bounded_memory(
+    models: dict, ids: torch.Tensor, name: str, sink: int, mask: Any, options: Any
+) -> None:
+    model, new = models[name], {"max_new_tokens": 16}
+    with na.patch(model, na.NTK(2.0), window=WINDOW, sink=sink):
+        beams = {"num_beams": options.get("num_beams", 1)}
+        full = generate(model, ids, mask, use_cache=False, **new, **beams)
+        caches = [na.WindowCache(WINDOW, sink), na.GrowingCache(16), DynamicCache()]
+        for cache in caches:
+            tokens = generate(model, ids, mask, past_key_values=cache, **new, **options)
+            assert torch.equal(tokens, full)
+    held = [cache.layers[0].keys.shape[2] for cache in caches]
+    assert held[0] == WINDOW + sink
+    assert held[1] == LENGTH + 15
+
+
+@forms
+@sinks
+@pytest.mark.parametrize("pieces", [[1] * 60, [5, 1, 3, 2, 20, 1, 7, 12, 9], [59, 1]], ids=str)
+def test_pieces_equal_one_pass(
+    models: dict, name: str, attention: Any, sink: int, pieces: list[int]
+) -> None:
+    model, scaling = models[name], na.DynamicNTK(2.0, 16, per="query")
+    ids = torch.randint(0, VOCABULARY, (3, 60), generator=torch.Generator().manual_seed(2))
+    mask = (torch.arange(60) >= torch.tensor([[0], [11], [27]])).long()
+    with torch.no_grad(), na.patch(model, scaling, attention=attention, window=7, sink=sink):
+        for given in (None, mask):
+            whole, cache, logits, end = run(model, ids, given), na.WindowCache(7, sink), [], 0
+            for piece in pieces:
+                begin, end = end, end + piece
+                seen = None if given is None else given[:, :end]
+                options = {"attention_mask": seen, "past_key_values": cache, "use_cache": True}
+                logits.append(model(ids[:, begin:end], **options).logits)
+                assert cache.layers[0].keys.shape[2] == min(end, 7 + sink)
+            kept = slice(None) if given is None else given.bool()
+            torch.testing.assert_close(torch.cat(logits, 1)[kept], whole[kept], **LOGITS)
+
+
+@families
+def test_gradients_of_all_forms(ids: torch.Tensor, name: str) -> None:
+    mask = MASKS["right"]
+    labels = ids.masked_fill(mask == 0, -100)
+
+    def gradients(attention: Any) -> list[torch.Tensor]:
+        model = make_model(name).train()
+        with na.patch(model, na.NTK(2.0), attention=attention, window=WINDOW, sink=SINK):
+            model(ids, attention_mask=mask, labels=labels, use_cache=False).loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    expected = gradients("eager")
+    for attention in ("fused", "sdpa")[: 1 if name == "mpt" else 2]:
+        for a, b in zip(gradients(attention), expected, strict=True):
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+@families
+def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
+    """Not in the compiled core; what is out of sight stays so in the form that has it."""
+    model = make_model(name).train()
+    for layer in model.modules():
+        if hasattr(layer, "attn_dropout_p"):
+            layer.attn_dropout_p = 0.5
+        elif hasattr(layer, "attention_dropout"):
+            layer.attention_dropout.p = 0.5
+    changed = ids.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % VOCABULARY
+    with na.patch(model, window=4, sink=2):
+        logits = []
+        for seed, tokens in ((0, ids), (0, changed), (1, ids)):
+            torch.manual_seed(seed)
+            logits.append(model(tokens, use_cache=False).logits)
+    last = 5 + 3 * (4 - 1)  # through three layers, each a window further
+    assert torch.equal(logits[0][:, :5], logits[1][:, :5])
+    assert torch.equal(logits[0][:, last + 1 :], logits[1][:, last + 1 :])
+    assert (logits[0] - logits[1])[:, 5].abs().max() > 1e-3
+    assert (logits[0] - logits[2]).abs().max() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled(models: dict, ids: torch.Tensor) -> None:
+    torch.compiler.reset()
+    with na.patch(models["falcon"], window=WINDOW, sink=SINK):
+        expected = run(models["falcon"], ids, MASKS["left"])
+        compiled = torch.compile(models["falcon"], backend="eager")
+        torch.testing.assert_close(run(compiled, ids, MASKS["left"]), expected, **LOGITS)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [("mpt", 300), *(pytest.param(n, 5000, marks=pytest.mark.slow) for n in ("bloom", "falcon"))],
+)
+def test_generation_without_end(name: str, length: int) -> None:
+    """Token by token in one buffer of 2 (window + sink); as the uncached pass says."""
+    window, sink = 24, 4
+    model = make_model(name, 2)
+    ids = torch.randint(0, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(3))
+    cache, logits, places = na.WindowCache(window, sink), [], set()
+    with torch.no_grad(), na.patch(model, window=window, sink=sink):
+        for token in range(length):
+            out = model(ids[:, token : token + 1], past_key_values=cache, use_cache=True)
+            logits.append(out.logits)
+            keys = cache.layers[1].keys
+            places.add(keys.untyped_storage().data_ptr())
+            numbers = keys.shape[1] * 2 * (window + sink) * 16
+            assert keys.untyped_storage().nbytes() == 4 * numbers
+        whole = run(model, ids)
+    assert len(places) == 1
+    assert cache.get_seq_length() == length
+    assert bool(torch.isfinite(whole).all())
+    torch.testing.assert_close(torch.cat(logits, 1), whole, **LOGITS)
+
+
+@families
+def test_by_configuration(models: dict, ids: torch.Tensor, name: str, tmp_path: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    models[name].save_pretrained(tmp_path / "stock")
+    options = {"attn_implementation": "ntk_alibi"}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "stock", **options).eval()
+    model.config.alibi_window, model.config.alibi_sink = WINDOW, SINK
+    with na.patch(models[name], window=WINDOW, sink=SINK):
+        expected = run(models[name], ids)
+    assert torch.equal(run(model, ids), expected)
+    model.save_pretrained(tmp_path / "window")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "window", **options).eval()
+    assert torch.equal(run(again, ids), expected)
+    cache = na.WindowCache(WINDOW, SINK)
+    tokens = generate(again, ids, MASKS["left"], past_key_values=cache)
+    assert torch.equal(tokens, generate(again, ids, MASKS["left"], use_cache=False))
+    static = generate(again, ids, MASKS["left"], cache_implementation="static")
+    assert torch.equal(tokens, static)
+    model.config.alibi_window = 0
+    with pytest.raises(ValueError, match="window must be between 1 and"):
+        run(model, ids)
+
+
+def states(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 3, tokens, 8, generator=generator), torch.randn(
+        2, 3, tokens, 8, generator=generator
+    )
+
+
+@sinks
+@pytest.mark.parametrize("recorded", [False, True])
+def test_what_is_held_are_the_first_and_the_last(sink: int, recorded: bool) -> None:
+    cache, keys, values = na.WindowCache(7, sink), [], []
+    for seed, tokens in enumerate([3, 1, 1, 4, 1, 1, 1, 12, 1, 30, 1, 1, *[1] * 40]):
+        new = [x.requires_grad_(recorded) for x in states(tokens, seed)]
+        cache.update(*new, 0)
+        keys.append(new[0])
+        values.append(new[1])
+        whole = torch.cat(keys, 2), torch.cat(values, 2)
+        for held, x in zip((cache.layers[0].keys, cache.layers[0].values), whole, strict=True):
+            kept = list(range(x.shape[2]))
+            kept = kept if len(kept) <= 7 + sink else kept[:sink] + kept[-7:]
+            assert torch.equal(held, x[:, :, kept])
+    if recorded:
+        (gradient,) = torch.autograd.grad(cache.layers[0].keys.sum(), keys[0])
+        assert gradient.sum() == sink * 2 * 3 * 8
+
+
+def test_rows_can_be_selected_repeated_and_reordered() -> None:
+    cache = na.WindowCache(7, 2)
+    cache.update(*states(20), 0)
+    cache.update(*states(1, 1), 0)
+    before = cache.layers[0].keys
+    other = copy.deepcopy(cache)
+    cache.reorder_cache(torch.tensor([1, 0]))
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([0, 3]))
+    assert torch.equal(cache.layers[0].keys, before[[1, 0]])
+    cache.update(*states(1, 2), 0)
+    assert torch.equal(cache.layers[0].keys[:, :, :2], before[[1, 0], :, :2])
+    assert torch.equal(cache.layers[0].keys[:, :, 2:8], before[[1, 0], :, 3:])
+    other.shared.padding = torch.tensor([1, 2])
+    assert cache.shared.padding is None
+    assert other.layers[0]._shared is other.shared
+    assert torch.equal(other.layers[0].keys, before)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    assert cache.update(*states(3), 0)[0].shape[2] == 3
+
+
+def test_cropping_ends_when_a_token_has_left() -> None:
+    cache = na.WindowCache(7, 2)
+    cache.update(*states(9), 0)
+    cache.crop(-4)
+    assert cache.get_seq_length() == 5
+    cache.update(*states(5, 1), 0)
+    with pytest.raises(ValueError, match="after 10 tokens, of which 9 are held: use GrowingCache"):
+        cache.crop(-1)
+
+
+def test_merging_is_differentiable() -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn((3, 1, 2, 5, 4), dtype=torch.float64, generator=generator)
+    logs = torch.randn((3, 1, 2, 5), dtype=torch.float64, generator=generator)
+    logs[1:, :, 0, :2] = logs[0, :, 0, 0] = -torch.inf
+    plain = na.merge(list(outputs.numpy()), list(logs.numpy()))
+    inputs = (outputs.requires_grad_(), logs[:, :, 1:].clone().requires_grad_())
+    for ours, expected in zip(na.merge(list(outputs), list(logs)), plain, strict=True):
+        np.testing.assert_allclose(ours.detach().numpy(), expected, rtol=1e-6)
+
+    def merged(outputs: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
+        return na.merge(list(outputs[:, :, 1:]), list(tail))[0]
+
+    assert torch.autograd.gradcheck(merged, inputs)
+    logs.requires_grad_()
+    na.merge(list(outputs), list(logs))[0].sum().backward()
+    assert bool(logs.grad is not None and logs.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window must be between 1 and"),
+        ({"causal_block": 0}, "causal_block must be between 1 and"),
+        ({"window": 4, "sink": -1}, "sink must be between 0 and"),
+        ({"sink": 4}, "sink must be 0 without window or causal_block, got 4"),
+        ({"window": 4, "compat": "transformers"}, "compat must be 'exact' with window, sink or"),
+    ],
+)
+def test_bad_limits(models: dict, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        na.patch(models["falcon"], **options)
+    with pytest.raises(TypeError, match="window must be an integer"):
+        na.patch(models["falcon"], window=2.5)  # type: ignore[arg-type]
+
+
+def test_bad_caches(models: dict, ids: torch.Tensor) -> None:
+    model = models["bloom"]
+    with pytest.raises(ValueError, match="window must be between 1 and"):
+        na.WindowCache(0)
+    with pytest.raises(ValueError, match="sink must be between 0 and"):
+        na.WindowCache(4, -1)
+    for limit in ({}, {"window": 9}, {"window": 8, "sink": 3}, {"causal_block": 6, "sink": 3}):
+        with (
+            na.patch(model, **limit),
+            pytest.raises(ValueError, match=r"got WindowCache\(9, 3\) with window="),
+        ):
+            run(model, ids, past_key_values=na.WindowCache(9, 3))
+    with na.patch(model, window=9, sink=3) as handle:
+        assert "attention='fused', window=9, sink=3, in force" in repr(handle)
+        for mask in ("right", "holes"):
+            with pytest.raises(ValueError, match=r"padding on the left only .* in rows \[0"):
+                run(model, ids, MASKS[mask], past_key_values=na.WindowCache(9, 3))
+        cache = na.WindowCache(9, 3)
+        run(model, ids, MASKS["left"], past_key_values=cache)
+        with pytest.raises(ValueError, match="must be given again with a WindowCache"):
+            run(model, ids[:, :1], past_key_values=cache)

@@ -1,0 +1,51 @@
+"""MPT: what its patch alone has."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import ntk_alibi as na
+from family_models import HEADS, LOGITS, independent_logits, make_model
+from padded_batches import run
+
+
+def test_mpt_goes_on_behind_max_seq_len(models: dict) -> None:
+    model, ids = models["mpt"], torch.arange(64)[None]
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        run(model, ids)
+    longer = copy.deepcopy(model)
+    longer.config.max_seq_len = 64
+    with na.patch(model):
+        torch.testing.assert_close(run(model, ids), run(longer, ids), **LOGITS)
+
+
+def test_mpt_has_the_slopes_of_its_alibi_bias_max(models: dict, ids: torch.Tensor) -> None:
+    """transformers takes 8 whatever the configuration says."""
+    model = make_model("mpt", attn_config={"alibi_bias_max": 16})
+    model.load_state_dict(models["mpt"].state_dict())
+    assert torch.equal(run(model, ids), run(models["mpt"], ids))
+    expected = independent_logits(model, ids, None, 2.0 ** -(2.0 * np.arange(1, HEADS + 1)))
+    with na.patch(model):
+        torch.testing.assert_close(run(model, ids).double(), expected, **LOGITS)
+    stretched = na.reference.ntk_slopes(2.0 ** -(2.0 * np.arange(1, HEADS + 1)), 4.0)
+    with na.patch(model, na.NTK(4.0)):
+        logits = run(model, ids).double()
+    torch.testing.assert_close(logits, independent_logits(model, ids, None, stretched), **LOGITS)
+
+
+def test_mpt_clips_its_projections(ids: torch.Tensor) -> None:
+    model = make_model("mpt", attn_config={"clip_qkv": 0.1, "softmax_scale": 0.5})
+    stock = run(model, ids)
+    with na.patch(model):
+        torch.testing.assert_close(run(model, ids), stock, **LOGITS)
+
+
+def test_mpt_with_twelve_heads(ids: torch.Tensor) -> None:
+    model = make_model("mpt", 12)
+    stock = run(model, ids)
+    with na.patch(model):
+        torch.testing.assert_close(run(model, ids), stock, **LOGITS)

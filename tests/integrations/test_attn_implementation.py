@@ -1,0 +1,132 @@
+"""Models that are refused, and models patched by name and configuration."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.falcon.modeling_falcon import FalconAttention
+from transformers.models.mpt.modeling_mpt import MptModel
+
+import ntk_alibi as na
+from family_models import LOGITS, families, generate, make_model
+from padded_batches import LENGTH, MASKS, real, run
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("falcon", {"alibi": False}, "must be a Falcon with ALiBi, got one with rotary"),
+        ("mpt", {"attn_config": {"alibi": False}}, "whose attn_config.alibi is False"),
+    ],
+)
+def test_models_without_alibi_are_refused(name: str, config: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        na.patch(make_model(name, **config))
+
+
+def test_forms_that_a_family_does_not_have(models: dict) -> None:
+    with pytest.raises(ValueError, match="attention for MPT must be one of 'fused', 'eager', got"):
+        na.patch(models["mpt"], attention="sdpa")
+
+
+def test_classes_that_compute_otherwise_are_refused() -> None:
+    class OwnAttention(FalconAttention):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    class OwnModel(MptModel):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    class BloomModel(torch.nn.Module):
+        """Of that name only."""
+
+    falcon, mpt = make_model("falcon"), make_model("mpt")
+    falcon.transformer.h[1].self_attention.__class__ = OwnAttention
+    with pytest.raises(ValueError, match="as transformers' FalconAttention is, got a OwnAttention"):
+        na.patch(falcon)
+    mpt.transformer.__class__ = OwnModel
+    with pytest.raises(ValueError, match="as transformers' MptModel is, got a OwnModel"):
+        na.patch(mpt)
+    with pytest.raises(ValueError, match="got BloomModel"):
+        na.patch(BloomModel())
+
+
+@pytest.mark.parametrize("name", ["mpt", "falcon"])
+def test_a_mask_where_our_pass_should_be_is_an_error(ids: torch.Tensor, name: str) -> None:
+    model = make_model(name)
+    with na.patch(model, na.NTK(4.0)):
+        model.transformer._ntk_alibi_hook.remove()
+        with pytest.raises(RuntimeError, match="patch would have no effect with transformers"):
+            run(model, ids)
+
+
+@families
+def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str) -> None:
+    """generate() hands causal ones to models with a static cache; no other means the same."""
+    padding = MASKS["left"].bool()
+    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() & padding[:, None, None, :]
+    numbers = torch.where(causal, 0.0, torch.finfo(torch.float32).min)
+    with na.patch(models[name]):
+        expected = run(models[name], ids, padding)
+        for mask in (causal, numbers):
+            assert torch.equal(run(models[name], ids, mask), expected)
+        with pytest.raises(ValueError, match=r"attention_mask must have shape .*= \(3, 40\)"):
+            run(models[name], ids, torch.ones_like(causal))
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "falcon, new decoder"])
+def test_by_name_and_configuration(
+    models: dict, ids: torch.Tensor, name: str, tmp_path: Any
+) -> None:
+    models[name].save_pretrained(tmp_path / "stock")
+
+    def load(folder: str, **options: Any) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / folder, **options
+        ).eval()
+
+    model = load("stock", attn_implementation="ntk_alibi")
+    stock = run(models[name], ids, MASKS["left"])
+    kept = real(MASKS["left"])
+    torch.testing.assert_close(run(model, ids, MASKS["left"])[kept], stock[kept], **LOGITS)
+    model.config.alibi_scaling = {"alibi_type": "ntk", "factor": 4.0}
+    with na.patch(models[name], na.NTK(4.0)):
+        expected = run(models[name], ids)
+        tokens = generate(models[name], ids, MASKS["left"])
+    assert torch.equal(run(model, ids), expected)
+    for options in ({}, {"cache_implementation": "static"}):
+        assert torch.equal(generate(model, ids, MASKS["left"], **options), tokens)
+    with na.patch(model, na.NTK(8.0)):
+        assert not torch.equal(run(model, ids), expected)
+    assert torch.equal(run(copy.deepcopy(model), ids), expected)
+    model.save_pretrained(tmp_path / "scaled")
+    assert torch.equal(run(load("scaled", attn_implementation="ntk_alibi"), ids), expected)
+    assert torch.equal(run(load("scaled"), ids), run(models[name], ids))
+    model.config.alibi_scaling = {"alibi_type": "ntk", "scale": 4.0}
+    with pytest.raises(ValueError, match="'factor' is missing; 'scale' is unknown"):
+        run(model, ids)
+
+
+@families
+def test_the_name_given_to_a_model_that_was_made_without_it(ids: torch.Tensor, name: str) -> None:
+    """transformers' own attention would ignore the scaling, or the mask."""
+    model = make_model(name)
+    model.config._attn_implementation = "ntk_alibi"
+    with pytest.raises(RuntimeError, match="must be given when a BLOOM, MPT or Falcon model is"):
+        run(model, ids)
+
+
+def test_the_name_given_to_other_models() -> None:
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(num_attention_heads=2, num_key_value_heads=2, **sizes)
+    llama = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="ntk_alibi")
+    with pytest.raises(RuntimeError, match="or is another"):
+        llama(torch.zeros((1, 3), dtype=torch.long))
+    rotary = transformers.FalconConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="must be a Falcon with ALiBi"):
+        transformers.AutoModelForCausalLM.from_config(rotary, attn_implementation="ntk_alibi")

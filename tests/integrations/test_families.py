@@ -1,0 +1,278 @@
+"""All model families: patched models against transformers and an independent computation."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ntk_alibi as na
+from family_models import (
+    HEADS,
+    LOGITS,
+    MAKERS,
+    families,
+    generate,
+    independent_logits,
+    make_model,
+)
+from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, masks, real, run
+
+#: BLOOM's own tests are in test_integrations_bloom.py.
+OTHERS = [name for name in MAKERS if name != "bloom"]
+CASES = [
+    (name, attention)
+    for name in OTHERS
+    for attention in ("fused", "sdpa", "eager")
+    if (name, attention) != ("mpt", "sdpa")
+]
+others = pytest.mark.parametrize("name", OTHERS)
+cases = pytest.mark.parametrize(("name", "attention"), CASES)
+
+
+@cases
+@masks
+def test_no_scaling_equals_transformers(
+    models: dict, ids: torch.Tensor, name: str, attention: Any, mask: Any
+) -> None:
+    model, kept = models[name], real(mask)
+    stock = run(model, ids, mask)
+    with na.patch(model, attention=attention):
+        torch.testing.assert_close(run(model, ids, mask)[kept], stock[kept], **LOGITS)
+    assert torch.equal(run(model, ids, mask), stock)
+
+
+@pytest.mark.parametrize(("name", "attention"), [case for case in CASES if "," not in case[0]])
+@pytest.mark.parametrize("mask", ["none", "left", "holes"])
+@pytest.mark.parametrize("heads", [8, 12])
+def test_scaled_logits_equal_an_independent_computation(
+    ids: torch.Tensor, name: str, attention: Any, mask: Any, heads: int
+) -> None:
+    model, mask = make_model(name, heads), MASKS[mask]
+    kept = real(mask)
+    slopes = na.reference.ntk_slopes(na.reference.alibi_slopes(heads), 4.0)
+    expected = independent_logits(model, ids, mask, slopes)
+    with na.patch(model, na.NTK(4.0), attention=attention):
+        logits = run(model, ids, mask)
+    torch.testing.assert_close(logits[kept].double(), expected[kept], **LOGITS)
+    assert (logits - run(model, ids, mask))[kept].abs().max() > 1e-3
+
+
+@others
+@pytest.mark.parametrize("scaling", [na.DynamicNTK(2.0, 16), na.DynamicNTK(2.0, 16, per="query")])
+def test_a_padded_row_equals_the_row_alone(
+    models: dict, ids: torch.Tensor, name: str, scaling: Any
+) -> None:
+    mask = MASKS["left"]
+    with na.patch(models[name], scaling):
+        batch = run(models[name], ids, mask)
+        for b, kept in enumerate(mask.bool()):
+            alone = run(models[name], ids[b][kept][None])[0]
+            torch.testing.assert_close(batch[b][kept], alone, **LOGITS)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("mask", [None, MASKS["left"]], ids=["unpadded", "left"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cache_implementation": "static"},
+        {"use_cache": False},
+        {"num_beams": 3},
+        {"prefill_chunk_size": 16},
+        {"prompt_lookup_num_tokens": 3},
+    ],
+    ids=str,
+)
+def test_generate(models: dict, ids: torch.Tensor, name: str, mask: Any, options: Any) -> None:
+    model, beams = models[name], options.get("num_beams", 1)
+    if "prompt_lookup_num_tokens" in options:  # transformers' takes one row
+        ids, mask = ids[:1], None if mask is None else mask[:1]
+    # Stock Falcon cannot read the mask that generate() makes for a static cache.
+    stock = generate(model, ids, mask, num_beams=beams)
+    with na.patch(model):
+        assert torch.equal(generate(model, ids, mask, **options), stock)
+    with na.patch(model, na.DynamicNTK(4.0, 8, per="query")):
+        tokens = generate(model, ids, mask, **options)
+        full = generate(model, ids, mask, use_cache=False, num_beams=beams)
+    assert torch.equal(tokens, full)
+
+
+@pytest.mark.parametrize("name", ["mpt", "falcon"])
+@pytest.mark.parametrize("scaling", [na.NTK(4.0), na.DynamicNTK(2.0, 16, per="query")], ids=repr)
+def test_gradients_and_gradient_checkpointing(ids: torch.Tensor, name: str, scaling: Any) -> None:
+    def gradients(attention: Any, checkpointing: bool) -> list[torch.Tensor]:
+        model = make_model(name).train()
+        if checkpointing:
+            new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+            getattr(model, new if hasattr(model, new) else old)()
+        with na.patch(model, scaling, attention=attention):
+            model(ids, attention_mask=MASKS["right"], labels=ids, use_cache=False).loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    expected = gradients("eager", False)
+    for checkpointing in (False, True):
+        for a, b in zip(gradients("fused", checkpointing), expected, strict=True):
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+@families
+def test_undoing_before_a_checkpointed_backward_is_an_error(ids: torch.Tensor, name: str) -> None:
+    model = make_model(name).train()
+    new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+    getattr(model, new if hasattr(model, new) else old)()
+    with na.patch(model, na.NTK(2.0)):
+        loss = model(ids, labels=ids, use_cache=False).loss
+    with pytest.raises(RuntimeError, match="the patch must stay until the backward pass"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
+def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
+    model = make_model(name).train()
+    for layer in model.modules():
+        if hasattr(layer, "attn_dropout_p"):  # MPT; its configuration takes 0 and 1 only
+            layer.attn_dropout_p = 0.5
+        elif hasattr(layer, "attention_dropout"):
+            layer.attention_dropout.p = 0.5
+    with na.patch(model, na.NTK(2.0)):
+        a, b = (model(ids, use_cache=False).logits for _ in range(2))
+        assert (a - b).abs().max() > 1e-3
+        model.eval()
+        assert torch.equal(run(model, ids), run(model, ids))
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that any result of an operation stores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        results = function(*args, **(kwargs or {}))
+        for result in results if isinstance(results, tuple | list) else (results,):
+            if isinstance(result, torch.Tensor):
+                self.numbers = max(self.numbers, result.untyped_storage().nbytes())
+        return results
+
+
+@families
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("options", [{"scaling": na.NTK(2.0)}, {"window": 64, "sink": 4}], ids=str)
+def test_no_matrix_of_all_queries_and_keys_is_built(
+    models: dict, name: str, padded: bool, options: dict[str, Any]
+) -> None:
+    length = 4096
+    ids = torch.zeros((1, length), dtype=torch.long)
+    mask = (torch.arange(length) >= 5).long()[None] if padded else None
+    with na.patch(models[name], **options), Largest() as largest:
+        run(models[name], ids, mask, logits_to_keep=1)
+    assert largest.numbers < length * length  # bytes: fewer than a boolean for each pair
+
+
+@families
+def test_bfloat16_is_nearer_to_float32_than_stock(name: str) -> None:
+    model = make_model(name, **({"max_seq_len": 1024} if name == "mpt" else {}))
+    ids = torch.randint(0, VOCABULARY, (1, 1024), generator=torch.Generator().manual_seed(0))
+    half = copy.deepcopy(model).bfloat16()
+    with na.patch(model):  # stock Falcon rounds its bias to bfloat16 in float32, too
+        exact = run(model, ids)
+    stock = (run(half, ids).float() - exact).square().mean()
+    with na.patch(half):
+        ours = (run(half, ids).float() - exact).square().mean()
+    assert ours < stock
+
+
+@families
+def test_output_attentions(models: dict, ids: torch.Tensor, name: str) -> None:
+    mask = MASKS["left"]
+    with torch.no_grad(), na.patch(models[name], na.NTK(4.0)):
+        outputs = models[name](ids, attention_mask=mask, output_attentions=True)
+        logits = run(models[name], ids, mask)
+    kept = real(mask)
+    torch.testing.assert_close(outputs.logits[kept], logits[kept], **LOGITS)
+    assert [weights.shape for weights in outputs.attentions] == [(BATCH, HEADS, LENGTH, LENGTH)] * 3
+    seen = (
+        kept[:, None, :, None] & kept[:, None, None, :] & torch.ones(LENGTH, LENGTH).tril().bool()
+    )
+    for weights in outputs.attentions:
+        assert (weights * kept[:, None, :, None])[~seen.expand_as(weights)].abs().max() == 0.0
+        torch.testing.assert_close(weights.sum(-1), torch.ones(BATCH, HEADS, LENGTH))
+
+
+@families
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled(models: dict, ids: torch.Tensor, name: str) -> None:
+    torch.compiler.reset()
+    with na.patch(models[name], na.NTK(4.0)):
+        expected = run(models[name], ids, MASKS["left"])
+        compiled = torch.compile(models[name], backend="eager")
+        torch.testing.assert_close(run(compiled, ids, MASKS["left"]), expected, **LOGITS)
+        torch.testing.assert_close(run(compiled, ids), run(models[name], ids), **LOGITS)
+    torch.compiler.reset()
+
+
+@families
+def test_nothing_is_left_behind(ids: torch.Tensor, name: str) -> None:
+    def state() -> list[Any]:
+        return [
+            (part, sorted(vars(module)), dict(module._forward_pre_hooks))
+            for part, module in model.named_modules()
+        ]
+
+    model = make_model(name)
+    before, config, stock = state(), model.config.to_dict(), run(model, ids)
+    with na.patch(model, na.NTK(2.0)):
+        clone = copy.deepcopy(model)
+        with na.patch(model, na.NTK(8.0)):
+            run(model, ids)
+        patched = run(model, ids)
+        assert model.config.to_dict() == config
+    assert state() == before
+    assert torch.equal(run(model, ids), stock)
+    assert torch.equal(run(clone, ids), patched)
+    assert not torch.equal(patched, stock)
+
+
+@families
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_lora(ids: torch.Tensor, name: str) -> None:
+    peft = pytest.importorskip("peft")
+    targets = ["Wqkv"] if name == "mpt" else ["query_key_value"]
+    config = peft.LoraConfig(target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(make_model(name), config).eval()
+    stock = run(model, ids)
+    with na.patch(model):
+        torch.testing.assert_close(run(model, ids), stock, **LOGITS)
+    assert torch.equal(run(model, ids), stock)
+
+
+@families
+@pytest.mark.parametrize("hooks_first", [False, True])
+def test_hooks_of_accelerate(ids: torch.Tensor, name: str, hooks_first: bool) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, names = make_model(name), (".attn", ".self_attention")
+
+    def add_hooks() -> None:
+        for part, module in model.named_modules():
+            if part.endswith(names):
+                hook = accelerate.hooks.AlignDevicesHook("cpu", io_same_device=True)
+                accelerate.hooks.add_hook_to_module(module, hook)
+
+    stock = run(model, ids)
+    if hooks_first:
+        add_hooks()
+    with na.patch(model, na.NTK(4.0)):
+        patched = run(model, ids)
+        if not hooks_first:
+            add_hooks()
+        assert torch.equal(run(model, ids), patched)
+    assert torch.equal(run(model, ids), stock)
+    assert not torch.equal(patched, stock)

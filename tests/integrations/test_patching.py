@@ -1,0 +1,251 @@
+"""Patches: nesting, undoing, copies, threads, saving, wrong arguments."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from transformers import BloomForCausalLM
+from transformers.models.bloom import modeling_bloom
+
+import ntk_alibi as na
+from bloom_models import LOGITS, attentions, make_model
+from ntk_alibi.integrations import family
+from padded_batches import BATCH, LENGTH, VOCABULARY, run
+
+
+def test_patches_nest_and_undo_in_any_order(blooms: dict, bloom_ids: torch.Tensor) -> None:
+    model = blooms[8]
+    stock = run(model, bloom_ids)
+    outer = na.patch(model, na.NTK(2.0))
+    two = run(model, bloom_ids)
+    with na.patch(model, na.NTK(8.0), attention="eager") as inner:
+        eight = run(model, bloom_ids)
+        assert "in force" in repr(inner)
+        with na.patch(model):
+            torch.testing.assert_close(run(model, bloom_ids), stock, **LOGITS)
+        assert torch.equal(run(model, bloom_ids), eight)
+    assert torch.equal(run(model, bloom_ids), two)
+    newest = na.patch(model, na.NTK(8.0), attention="eager")
+    outer.undo()
+    assert torch.equal(run(model, bloom_ids), eight)
+    outer.undo()
+    newest.undo()
+    assert "undone" in repr(newest)
+    assert torch.equal(run(model, bloom_ids), stock)
+
+
+def state_of(model: Any) -> list[Any]:
+    return [
+        (name, sorted(vars(module)), dict(module._forward_pre_hooks))
+        for name, module in model.named_modules()
+    ]
+
+
+@attentions
+def test_nothing_is_left_behind(bloom_ids: torch.Tensor, attention: Any) -> None:
+    model = make_model()
+    before, module = state_of(model), dict(vars(modeling_bloom))
+    config = copy.deepcopy(model.config)
+    with na.patch(model, na.NTK(2.0), attention=attention):
+        run(model, bloom_ids)
+        assert model.config.to_dict() == config.to_dict()
+        assert dict(vars(modeling_bloom)) == module
+    assert state_of(model) == before
+
+
+def test_undone_after_an_exception(blooms: dict, bloom_ids: torch.Tensor) -> None:
+    stock = run(blooms[8], bloom_ids)
+
+    class StopError(Exception):
+        pass
+
+    with pytest.raises(StopError), na.patch(blooms[8], na.NTK(2.0)):
+        raise StopError
+    assert torch.equal(run(blooms[8], bloom_ids), stock)
+
+
+def test_only_this_instance_is_patched(bloom_ids: torch.Tensor) -> None:
+    config = make_model().config
+    a, b = BloomForCausalLM(config).eval(), BloomForCausalLM(config).eval()
+    b.load_state_dict(a.state_dict())
+    with na.patch(a, na.Interpolation(4.0)):
+        assert not torch.equal(run(a, bloom_ids), run(b, bloom_ids))
+
+
+def test_copies_of_a_patched_model_are_patched_on_their_own(bloom_ids: torch.Tensor) -> None:
+    model = make_model()
+    with na.patch(model, na.NTK(4.0)):
+        patched = run(model, bloom_ids)
+        for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(run(clone, bloom_ids), patched)
+    assert torch.equal(run(clone, bloom_ids), patched)
+    assert not torch.equal(run(model, bloom_ids), patched)
+
+
+def test_threads_do_not_see_each_other(bloom_ids: torch.Tensor) -> None:
+    shared, wrong = make_model(), []
+    others = [copy.deepcopy(shared) for _ in range(4)]
+    choices = [None, na.NTK(2.0), na.Interpolation(2.0), na.DynamicNTK(2.0, 16, per="query")]
+    expected = []
+    for scaling in choices:
+        with na.patch(shared, scaling):
+            expected.append(run(shared, bloom_ids))
+
+    def work(model: Any, scaling: Any, logits: torch.Tensor) -> None:
+        for _ in range(10):
+            with na.patch(model, scaling):
+                if not torch.equal(run(model, bloom_ids), logits):
+                    wrong.append(scaling)
+
+    threads = [
+        threading.Thread(target=work, args=arguments)
+        for arguments in zip(others, choices, expected, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_several_threads_on_one_patched_model(bloom_ids: torch.Tensor) -> None:
+    model, results = make_model(), []
+    with na.patch(model, na.DynamicNTK(2.0, 16)):
+        expected = [run(model, bloom_ids[:, :n]) for n in (40, 30, 20)]
+
+        def work(index: int) -> None:
+            n = (40, 30, 20)[index]
+            results.extend(
+                torch.equal(run(model, bloom_ids[:, :n]), expected[index]) for _ in range(10)
+            )
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == [True] * 30
+
+
+def test_saving_and_reloading_a_patched_model(bloom_ids: torch.Tensor, tmp_path: Any) -> None:
+    model = make_model()
+    stock = run(model, bloom_ids)
+    with na.patch(model, na.NTK(4.0)):
+        model.save_pretrained(tmp_path)
+    assert torch.equal(run(BloomForCausalLM.from_pretrained(tmp_path).eval(), bloom_ids), stock)
+
+
+def test_wrappers_that_keep_the_old_forward_elsewhere(bloom_ids: torch.Tensor) -> None:
+    """What accelerate's hooks do to modules when it places a model on devices."""
+    model = make_model()
+    for block in model.transformer.h:
+        attention = block.self_attention
+        attention._old_forward = attention.forward
+        attention.forward = lambda *args, module=attention, **kw: module._old_forward(*args, **kw)
+    stock = run(model, bloom_ids)
+    with na.patch(model, na.NTK(4.0)):
+        assert not torch.equal(run(model, bloom_ids), stock)
+    assert torch.equal(run(model, bloom_ids), stock)
+
+
+def test_a_tensor_where_our_bias_should_be_is_an_error(
+    blooms: dict, bloom_ids: torch.Tensor
+) -> None:
+    """The guard against transformers building the bias elsewhere once more."""
+    model = blooms[8]
+    with na.patch(model, na.NTK(4.0), attention="eager"):
+        tensor = torch.zeros(BATCH * 8, 1, LENGTH)
+        model.transformer.build_alibi_tensor = lambda *_, **__: tensor
+        with pytest.raises(RuntimeError, match="patch would have no effect with transformers"):
+            run(model, bloom_ids)
+
+
+def test_models_without_alibi_are_refused() -> None:
+    llama = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=2,
+        )
+    )  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"known family \(BLOOM, MPT, Falcon\), got LlamaForCausalLM"
+    ):
+        na.patch(llama, na.NTK(2.0))
+    with pytest.raises(ValueError, match="got Linear"):
+        na.patch(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (("bloom",), {}, TypeError, "model must be a torch.nn.Module, got str"),
+        ((make_model(), 4.0), {}, TypeError, "scaling must be None or an object"),
+        (
+            (make_model(),),
+            {"attention": "flash"},
+            ValueError,
+            "attention must be one of 'fused', 'sdpa', 'eager', got 'flash'",
+        ),
+    ],
+)
+def test_wrong_arguments(arguments: Any, options: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        na.patch(*arguments, **options)
+
+
+@pytest.mark.parametrize("version", ["4.29.0", "5.3.0", "6.0.0", "7.1"])
+def test_unknown_versions_of_transformers_are_refused(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.__version__", version)
+    with pytest.raises(RuntimeError, match=f"transformers must be >= .* and < .*, got {version}"):
+        na.patch(make_model(), na.NTK(2.0))
+
+
+def test_modeling_code_with_other_arguments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: Any, hidden_states: Any, position_bias: Any) -> None: ...
+
+    model = make_model()
+    monkeypatch.setattr(modeling_bloom.BloomAttention, "forward", forward)
+    with pytest.raises(
+        RuntimeError, match=r"is not what the BLOOM patch expects: .*forward has no"
+    ):
+        na.patch(model, na.NTK(2.0))
+
+
+def test_slow_but_exact_models_keep_the_eager_form(bloom_ids: torch.Tensor) -> None:
+    model = make_model(pretraining_tp=2, slow_but_exact=True)
+    with pytest.raises(ValueError, match="attention must be 'eager' for a BLOOM with slow_but"):
+        na.patch(model)
+    stock = run(model, bloom_ids)
+    with na.patch(model, attention="eager"):
+        assert torch.equal(run(model, bloom_ids), stock)
+
+
+@pytest.mark.parametrize("shape", [(BATCH, LENGTH, LENGTH), (BATCH, LENGTH - 1), (1, LENGTH)])
+def test_masks_of_a_wrong_shape(blooms: dict, bloom_ids: torch.Tensor, shape: Any) -> None:
+    with (
+        na.patch(blooms[8]),
+        pytest.raises(ValueError, match=r"attention_mask must have shape .*= \(3, 40\)"),
+    ):
+        run(blooms[8], bloom_ids, torch.ones(shape))
+
+
+def test_no_tokens_and_no_rows(blooms: dict) -> None:
+    for shape in ((0, 5), (2, 0)):
+        with na.patch(blooms[8], na.NTK(2.0)):
+            assert run(blooms[8], torch.zeros(shape, dtype=torch.long)).shape == (
+                *shape,
+                VOCABULARY,
+            )
+
+
+def test_the_tested_versions_are_those_declared() -> None:
+    assert family.TRANSFORMERS_VERSIONS[0] <= Version(transformers.__version__)

@@ -1,0 +1,94 @@
+"""Pictures compared with images, and legible in both themes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.testing.compare import compare_images
+from matplotlib.text import Text
+
+from ntk_alibi import plots
+from ntk_alibi.plots.style import THEMES
+from pictures import PICTURES, luminance
+
+BASELINES = Path(__file__).parent / "baseline_images"
+
+#: Root mean square over pixels, of 255. A line that is missing makes about 10: it covers one in 200
+#: pixels of these small images, by half of the range or more. Smoothing of edges makes less than 1.
+TOLERANCE = 3.0
+
+
+def test_every_picture_is_tested() -> None:
+    drawn = set(PICTURES) - {"accuracy_curves_by_distance"}
+    assert drawn == set(plots.__all__) - {"depth_figure", "study_figure", "style"}
+
+
+def textless(name: str, theme: str) -> Figure:
+    """A small figure of a picture without anything that depends on fonts."""
+    with plots.style(theme):  # type: ignore[arg-type]
+        figure = Figure(figsize=(4, 3), dpi=60)
+        PICTURES[name](ax=figure.add_axes((0.08, 0.08, 0.84, 0.84)))
+    for artist in [*figure.findobj(Text), *figure.findobj(Legend)]:
+        artist.set_visible(False)
+    return figure
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("name", PICTURES)
+def test_image(name: str, theme: str, tmp_path: Path) -> None:
+    kept, found = BASELINES / f"{name}-{theme}.png", tmp_path / f"{name}.png"
+    figure = textless(name, theme)
+    figure.savefig(found, metadata={"Software": None})
+    if not kept.exists():
+        kept.write_bytes(found.read_bytes())
+        pytest.fail(f"{kept} was not there and is written: look at it")
+    assert compare_images(str(kept), str(found), TOLERANCE) is None
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_images_differ_where_something_is_missing(name: str, tmp_path: Path) -> None:
+    figure = textless(name, "light")
+    axes = figure.axes[0]
+    first: Any = [*axes.lines, *axes.collections, *axes.patches, *axes.images][0]
+    first.remove()
+    figure.savefig(tmp_path / "without.png")
+    kept = str(BASELINES / f"{name}-light.png")
+    assert compare_images(kept, str(tmp_path / "without.png"), TOLERANCE) is not None
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_go_where_they_are_told(name: str) -> None:
+    axes = Figure().add_subplot()
+    axes.set_title("mine")
+    axes.set_xlabel("own")
+    assert PICTURES[name](ax=axes) is axes
+    assert axes.get_title() == "mine"
+    assert axes.get_xlabel() == "own"
+    assert plt.get_fignums() == []
+    before = dict(matplotlib.rcParams)
+    fresh = PICTURES[name]()
+    assert plt.get_fignums() == [1]
+    assert fresh.get_title()
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PICTURES)
+def test_text_is_legible_in_both_themes(name: str) -> None:
+    for theme in THEMES:
+        with plots.style(theme):  # type: ignore[arg-type]
+            axes = PICTURES[name]()
+        axes.figure.canvas.draw()  # late, when the style has ended
+        ground = luminance(THEMES[theme].background)
+        inside = set(axes.texts) if name == "accuracy_map" else set()
+        for text in axes.figure.findobj(Text):
+            if isinstance(text, Text) and text.get_text() and text not in inside:
+                light, dark = sorted((luminance(text.get_color()), ground), reverse=True)
+                assert (light + 0.05) / (dark + 0.05) >= 4.5, (theme, text)  # WCAG 2.1, AA
+        plt.close("all")

@@ -1,0 +1,294 @@
+"""What is drawn."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_rgb
+from matplotlib.container import BarContainer
+from matplotlib.figure import Figure
+
+import ntk_alibi as na
+from ntk_alibi import inspection, plots
+from ntk_alibi.plots.style import KINDS, THEMES, line_styles, theme_of
+from pictures import METHODS, PICTURES, Letters, luminance, random_model, stats, summary
+
+
+def test_the_theme_follows_the_axes() -> None:
+    assert theme_of(Figure().add_subplot()) is THEMES["light"]
+    assert theme_of(Figure(facecolor="black").add_subplot(facecolor="none")) is THEMES["dark"]
+    with plots.style("dark"):
+        assert theme_of(Figure().add_subplot()) is THEMES["dark"]
+    with plt.style.context("dark_background"):
+        assert theme_of(plots.slopes(4)) is THEMES["dark"]
+
+
+def test_lines_are_told_apart_without_colours() -> None:
+    axes = Figure().add_subplot()
+    looks = line_styles(axes, ["original", *KINDS, "Kerple", "Sandwich", "other"])
+    assert len({(look["marker"], look["linestyle"]) for look in looks}) == 8
+    assert len({look["color"] for look in looks}) == 8
+    many = line_styles(axes, [f"peer {number}" for number in range(20)])
+    assert len({(look["marker"], look["linestyle"], look["color"]) for look in many}) == 20
+    shades = [look["color"] for look in line_styles(axes, ["ntk", "ntk", "original"])]
+    assert luminance(shades[0]) > luminance(shades[1])  # fuller later
+
+
+def test_slopes_are_those_of_the_package() -> None:
+    scalings = {"a": None, "b": na.NTK(2.0), "c": na.DynamicNTK(2.0, 512, per="query")}
+    lines = plots.slopes(12, scalings, length=1024).get_lines()
+    assert [line.get_label() for line in lines] == ["a", "b", "c"]
+    for line, scaling in zip(lines, (None, na.NTK(2.0), na.NTK(4.0)), strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), na.alibi_slopes(12, scaling))
+        np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 13))
+    default = plots.slopes(8, na.DynamicInterpolation(4.0, 512)).get_lines()
+    np.testing.assert_array_equal(default[0].get_ydata(), na.alibi_slopes(8, na.Interpolation(4.0)))
+    assert default[0].get_label() == "DynamicInterpolation(4, 512)"
+
+
+def test_receptive_fields_end_where_the_weight_has_fallen() -> None:
+    biases = {"plain": na.ALiBi(8), "dynamic": na.ALiBi(8, na.DynamicNTK(1.0, 512))}
+    axes = plots.receptive_field(biases, shares=[0.5, 0.1], longest=256, length=2048)
+    lines = {str(line.get_label()): line for line in axes.get_lines()}
+    for label, bias in (("plain", na.ALiBi(8)), ("dynamic", na.ALiBi(8, na.NTK(4.0)))):
+        for share, told in ((0.5, "50 %"), (0.1, "10 %")):
+            reach = inspection.receptive_field(bias, share, longest=256)
+            shown = np.asarray(lines[f"{label}: {told}"].get_ydata())
+            np.testing.assert_array_equal(shown, np.where(np.isinf(reach), np.nan, reach))
+    beyond = [line for line in axes.get_lines() if line.get_marker() == "^"]
+    reach = inspection.receptive_field(na.ALiBi(8), 0.1, longest=256)
+    assert np.isinf(reach).any()
+    np.testing.assert_array_equal(
+        np.asarray(beyond[0].get_ydata()), np.full(np.isinf(reach).sum(), 256)
+    )
+
+
+def test_biases_by_distance() -> None:
+    axes = plots.bias_by_distance(na.ALiBi(8, sides="symmetric"), 16, heads=[2, 8], side="ahead")
+    slopes = na.reference.alibi_slopes(8)
+    for line, slope in zip(axes.get_lines(), slopes[[1, 7]], strict=True):
+        np.testing.assert_allclose(np.asarray(line.get_ydata()), -slope * np.arange(16), rtol=1e-6)
+
+
+class Table:
+    """Any object with these two names is a bias."""
+
+    num_heads = 2
+
+    def tensor(self, query_length: int, key_length: int) -> torch.Tensor:
+        numbers = torch.arange(2 * query_length * key_length, dtype=torch.float32)
+        return -numbers.reshape(1, 2, query_length, key_length)
+
+
+@pytest.mark.parametrize("quantity", ["bias", "weight"])
+def test_bias_maps_show_all_heads(quantity: Any) -> None:
+    bias = na.ALiBi(6, sides="halves")
+    axes = plots.bias_maps(bias, 5, 7, heads=[1, 2, 6], quantity=quantity)
+    assert [text.get_text() for text in axes.texts] == ["head 1", "head 2", "head 6"]
+    sheet = np.asarray(axes.images[0].get_array().filled(np.nan))
+    dense = bias.tensor(5, 7)[0][[0, 1, 5]]
+    for text, head in zip(axes.texts, dense, strict=True):
+        x, y = text.get_position()
+        left, top = round(x - 3), round(y + 0.6)
+        shown = head if quantity == "bias" else np.exp(head)
+        cells = sheet[top : top + 5, left : left + 7]
+        np.testing.assert_allclose(cells, np.where(np.isinf(head), np.nan, shown), rtol=1e-6)
+        grey = np.asarray(axes.images[1].get_array())[top : top + 5, left : left + 7, 3]
+        np.testing.assert_array_equal(grey > 0, np.isinf(head))
+
+
+def test_any_bias_object_is_drawn() -> None:
+    plots.bias_maps(Table(), 4)
+    axes = plots.bias_by_distance(Table(), 4)
+    assert np.asarray(axes.get_lines()[1].get_ydata()).tolist() == [-7.0, -6.0, -5.0, -4.0]
+    flat = plots.bias_maps(na.ALiBi(2, slopes=np.zeros(2)), 4)  # no logarithm of nothing
+    flat.figure.canvas.draw()
+
+
+def test_blocks_are_what_the_kernel_counted() -> None:
+    query, key, value = np.random.default_rng(0).standard_normal((3, 2, 4, 1024, 16), np.float32)
+    counted = na.attention(query, key, value, na.ALiBi(4), return_stats=True)[1]
+    axes = plots.blocks(counted, batch=1)
+    read, skipped = axes.containers
+    assert isinstance(read, BarContainer)
+    assert isinstance(skipped, BarContainer)
+    heights = np.array([bar.get_height() for bar in read])
+    np.testing.assert_allclose(heights, 100 * counted.visited[1] / counted.visible[1])
+    assert heights[0] < 50 < heights[-1]
+    tops = [bar.get_y() + bar.get_height() for bar in skipped]
+    np.testing.assert_allclose(tops, 100)
+
+
+@pytest.mark.parametrize("scaling", [None, na.NTK(8.0)])
+def test_attention_maps_are_the_models_weights(scaling: Any) -> None:
+    model, text = random_model(), "in the beginning"
+    with na.patch(model, scaling, attention="eager"):
+        axes = plots.attention_map(model, Letters(), text, layer=0, head=4)
+        inputs = Letters()(text, "pt")
+        expected = model(**inputs, output_attentions=True).attentions[0][0, 3].detach().numpy()
+    shown = axes.images[0].get_array()
+    np.testing.assert_array_equal(shown.filled(0.0), expected)
+    np.testing.assert_array_equal(np.ma.getmaskarray(shown), ~np.tril(np.ones((16, 16), bool)))
+    assert axes.get_xticklabels()[0].get_text() == f"<{ord('i') % 99}>"
+    assert axes.get_title() == "Attention of layer 0, head 4"
+    long = plots.attention_map(model, Letters(), "x" * 50)
+    assert len(long.get_xticks()) < 50
+
+
+def test_scaled_slopes_show_in_attention_maps() -> None:
+    model = random_model()
+
+    def weights() -> Any:
+        return plots.attention_map(model, Letters(), "x" * 30).images[0].get_array().filled(0)
+
+    before = weights()
+    with na.patch(model, na.Interpolation(8.0)):
+        assert weights()[-1, 0] > 2 * before[-1, 0]  # all tokens alike: what differs is the bias
+
+
+def test_accuracies_are_in_the_cells() -> None:
+    axes = PICTURES["accuracy_map"]()
+    assert [text.get_text() for text in axes.texts] == ["100", "50", "90", "20", "0"]
+    shown = axes.images[0].get_array()
+    np.testing.assert_allclose(shown.filled(-1), [[100, 50, -1], [90, 20, 0]])
+    assert axes.images[0].get_clim() == (0, 100)
+
+
+def test_curves_of_a_study() -> None:
+    study = summary()
+    axes = plots.accuracy_curves(study, "lines")
+    assert axes.get_legend_handles_labels()[1] == list(METHODS.values())
+    containers: Any = axes.containers
+    for container, method in zip(containers, METHODS, strict=True):
+        cells = [e for e in study["retrieval"] if e["method"] == method]
+        line, _, (bars,) = container
+        np.testing.assert_allclose(np.asarray(line.get_xdata(), float), [1, 2, 4])
+        percent = [100 * e["accuracy"] for e in cells]
+        np.testing.assert_allclose(np.asarray(line.get_ydata(), float), percent)
+        ends = [segment[:, 1] for segment in bars.get_segments()]
+        np.testing.assert_allclose(ends, [[100 * e["low"], 100 * e["high"]] for e in cells])
+    axes = plots.accuracy_curves(study, "lines", by="distance")
+    shown: Any = axes.containers[0]
+    np.testing.assert_allclose(np.asarray(shown[0].get_xdata(), float), [0.5, 1.5, 3.5])
+    axes = plots.perplexity_curves(study)
+    np.testing.assert_allclose(np.asarray(axes.get_lines()[2].get_ydata()), [0.02, 0.04, 0.08])
+    band = axes.collections[2].get_paths()[0].get_extents()
+    np.testing.assert_allclose((band.y0, band.y1), (0.015, 0.085))
+
+
+def test_a_study_at_a_glance_has_one_legend() -> None:
+    with plots.style("dark"):
+        figure = plots.study_figure(summary())
+    assert len(figure.axes) == 3
+    assert all(axes.get_legend() is None for axes in figure.axes)
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == list(METHODS.values())
+    assert to_rgb(figure.get_facecolor()) == to_rgb(THEMES["dark"].background)
+
+
+def test_curves_of_measurements() -> None:
+    axes = PICTURES["extrapolation_curves"]()
+    np.testing.assert_array_equal(axes.get_lines()[1].get_ydata(), [2.7, 2.6, np.nan])
+    assert axes.get_lines()[2].get_xdata()[0] == 512  # type: ignore[index]
+    axes = PICTURES["benchmark_curves"]()
+    lines = {str(line.get_label()): np.asarray(line.get_ydata()) for line in axes.get_lines()}
+    np.testing.assert_allclose(lines["theirs"], [1.0, 4.0, np.nan])
+    np.testing.assert_allclose(lines["ours"], [0.4, 1.0, 3.0])
+    np.testing.assert_allclose(lines["all pairs at the machine's peak"], [0.2, 0.8, 3.2])
+    only = plots.benchmark_curves([1, 2], {"a": [1.0, 2.0], "b": [None, None]})
+    assert [line.get_label() for line in only.get_lines()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: plots.slopes(0), ValueError, "num_heads must be between 1"),
+        (lambda: plots.slopes(8, na.NTK), TypeError, "scaling must be None or an object"),
+        (lambda: plots.receptive_field(na.ALiBi(4), shares=[2]), ValueError, "share must be"),
+        (lambda: plots.receptive_field(3), TypeError, "bias must be an object with num_heads"),
+        (lambda: plots.bias_maps(na.ALiBi(4), heads=[5]), ValueError, "heads must be between 1 an"),
+        (lambda: plots.bias_maps(na.ALiBi(4), heads=3), TypeError, "heads must be None or numbers"),
+        (lambda: plots.bias_maps(na.ALiBi(4), quantity="x"), ValueError, "quantity must be one of"),
+        (lambda: plots.mask(4, window=0), ValueError, "window must be between 1"),
+        (lambda: plots.blocks(np.ones(3)), TypeError, "stats must come from attention"),
+        (lambda: plots.blocks(stats(), batch=1), ValueError, "batch must be between 0 and 0"),
+        (lambda: plots.style("sepia").__enter__(), ValueError, "theme must be one of 'light', 'd"),
+        (
+            lambda: plots.attention_map(random_model(), Letters(), "x", layer=2),
+            ValueError,
+            "layer must be between -2 and 1",
+        ),
+        (
+            lambda: plots.attention_map(random_model(), Letters(), "x", head=0),
+            ValueError,
+            "heads must be between 1 and 4",
+        ),
+        (
+            lambda: plots.attention_map(random_model(), Letters(), ""),
+            ValueError,
+            "number of tokens of text must be between 1",
+        ),
+        (
+            lambda: plots.accuracy_map([1], [1, 2], [[0.5]]),
+            ValueError,
+            r"accuracy must have shape \(depths, lengths\) = \(2, 1\), got \(1, 1\)",
+        ),
+        (
+            lambda: plots.accuracy_map([1], [1], [[50]]),
+            ValueError,
+            "accuracy must be between 0 and",
+        ),
+        (lambda: plots.accuracy_curves(summary(), "x"), ValueError, "task must be one of 'lines'"),
+        (
+            lambda: plots.extrapolation_curves([1, 2], {"a": [1]}),
+            ValueError,
+            r"values\['a'\] must be 2 numbers, got 1",
+        ),
+        (
+            lambda: plots.benchmark_curves([1, 2], {"a": [1, 2, 3]}),
+            ValueError,
+            r"seconds\['a'\] must be 2 numbers, got 3",
+        ),
+    ],
+)
+def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+    assert plt.get_fignums() == []
+
+
+def test_a_backend_that_turns_interactive_mode_on_leaves_it_on(tmp_path: Path) -> None:
+    backend = "from matplotlib.backends.backend_agg import *\nimport matplotlib\n"
+    (tmp_path / "like_jupyter.py").write_text(backend + "matplotlib.interactive(True)\n")
+    code = "import matplotlib as m, ntk_alibi as na; na.plots.slopes(2); print(m.is_interactive())"
+    environment = {**os.environ, "MPLBACKEND": "module://like_jupyter", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_without_matplotlib_one_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ImportError(f"No module named {name}")
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    for draw in PICTURES.values():
+        with pytest.raises(ImportError, match=r"pip install 'ntk-alibi\[plot\]'"):
+            draw()
+    with pytest.raises(ImportError, match="pictures need matplotlib"):
+        plots.study_figure(summary())

@@ -1,0 +1,289 @@
+"""Rotary embeddings against the papers' sums, transformers and published code."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ntk_alibi as na
+from attention_calls import Call, calls
+from attention_checks import NUMPY, UNIT, check, dense, expected, inputs, random, visible
+from ntk_alibi.fused.rotated import FADED
+from rotary_cases import ROTARY, masked, meant, places
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"window": 20},
+    {"window": 20, "sink": 3},
+    {"causal_block": 16},
+    {"window": 25, "causal_block": 16},
+    {"scale": 0.3, "skip_tolerance": None},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda x: " ".join(x) or "plain")
+@pytest.mark.parametrize("layout", ["pairs", "halves"])
+@pytest.mark.parametrize("name", ROTARY)
+def test_scores_are_the_papers_sums(name: str, layout: str, options: dict[str, Any]) -> None:
+    arrays = inputs(2, 4, 2, 90, 130, 16)
+    rotary = ROTARY[name](16, layout=layout)
+    q, k = np.arange(40, 130), np.arange(130)
+    seen = visible(q, k, **{x: options[x] for x in options if x not in ("scale", "skip_tolerance")})
+    bias = np.where(seen, dense(na.ALiBi(4), q, k), -np.inf)
+    scores, scale = meant(arrays, rotary, q, k, seen, scale=options.get("scale"))
+    result = na.attention(*arrays, na.ALiBi(4), rotary=rotary, return_logsumexp=True, **options)
+    check(*arrays, bias, result, scale, options.get("skip_tolerance", 0.0), scores=scores)
+
+
+@st.composite
+def rotated_calls(draw: st.DrawFn) -> tuple[Call, Any, int | None]:
+    call = draw(calls())
+    dim = call.query.shape[3]
+    kinds = list(ROTARY) if call.options["causal"] else ["RoPE"]
+    kind = draw(st.sampled_from([None, *kinds])) if dim > 1 else None
+    log_n = draw(st.sampled_from((None, 2, 16, 100)))
+    if kind is None:
+        return call, None, log_n
+    channels = 2 * draw(st.integers(1, min(dim // 2, 8)))
+    layout = draw(st.sampled_from(("pairs", "halves")))
+    return call, ROTARY[kind](dim, layout=layout, rotary_dim=channels), log_n
+
+
+@given(drawn=rotated_calls())
+def test_any_call_with_rotary_and_log_n_is_the_reference(drawn: Any) -> None:
+    call, rotary, log_n = drawn
+    arrays = call.query, call.key, call.value
+    tolerance = call.options["skip_tolerance"]
+    seen = masked(call)
+    scores, scale = meant(arrays, rotary, *places(call), seen, log_n, call.options["scale"])
+    output, logsumexp, stats = call.run(rotary=rotary, log_n=log_n, return_stats=True)
+    check(*arrays, call.meant, (output, logsumexp), scale, tolerance, scores=scores)
+    assert (stats.visited <= stats.visible).all()
+
+
+@pytest.mark.parametrize("dtype", list(NUMPY))
+@pytest.mark.parametrize("name", ROTARY)
+def test_positions_of_a_million_lose_nothing(name: str, dtype: str) -> None:
+    arrays = inputs(1, 2, 1, 70, 120, 32, dtype=dtype)
+    rotary = ROTARY[name](32)
+    near = np.arange(50, 120), np.arange(120)
+    far = tuple(x + 1_000_003 for x in near)
+    seen = visible(*near)
+    # the reference is asked about the near positions: the scores depend on distances only
+    scores, scale = meant(arrays, rotary, *near, seen)
+    positions = {"query_positions": far[0], "key_positions": far[1]}
+    bias = np.where(seen, 0.0, -np.inf)
+    result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **positions)
+    check(*arrays, bias, result, scale, scores=scores)
+    tensors = [torch.from_numpy(x.astype(np.float32)).to(getattr(torch, dtype)) for x in arrays]
+    other = na.attention(*tensors, rotary=rotary, return_logsumexp=True, **positions)
+    check(*arrays, bias, (other[0].float().numpy().astype(NUMPY[dtype]), other[1].numpy()), scale,
+          scores=scores)  # fmt: skip
+
+
+def test_xpos_reaches_from_the_first_token_to_the_millionth() -> None:
+    arrays = inputs(1, 2, 2, 5, 400, 16)
+    k = np.unique(np.geomspace(1, 1_100_001, 4000).astype(np.int64) - 1)
+    k = np.concatenate([k[:: len(k) // 396][:396], [1_100_001, 1_100_002, 1_100_003, 1_100_004]])
+    q = np.array([3, 1000, 512_000, 1_100_003, 1_100_004])
+    rotary, seen = na.XPOS(16), visible(q, k)
+    assert len(k) == 400
+    scores, scale = meant(arrays, rotary, q, k, seen)
+    result = na.attention(
+        *arrays, rotary=rotary, query_positions=q, key_positions=k, return_logsumexp=True
+    )
+    check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
+
+
+def test_xpos_over_many_centres_is_the_papers_sum() -> None:
+    """Four runs of 205 queries, the last columns of 1100."""
+    arrays, rotary = inputs(1, 1, 1, 800, 1100, 4), na.XPOS(4, scale_base=64.0)
+    q, k = np.arange(300, 1100), np.arange(1100)
+    scores, scale = meant(arrays, rotary, q, k, visible(q, k))
+    for options in ({}, {"window": 400}, {"causal_block": 128, "sink": 4}):
+        seen = visible(q, k, **options)
+        result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **options)
+        check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 700_000}])
+def test_xpos_over_a_million_keys_is_the_papers_sum(options: dict[str, Any]) -> None:
+    arrays, rotary = inputs(1, 1, 1, 3, 1_000_000, 4), na.XPOS(4)
+    q, k = np.arange(999_997, 1_000_000), np.arange(1_000_000)
+    seen = visible(q, k, **options)
+    scores, scale = meant(arrays, rotary, q, k, seen)
+    result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **options)
+    check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
+
+
+def test_vmap_is_one_call_after_the_other() -> None:
+    q, k, v = torch.randn(3, 3, 1, 2, 30, 8, generator=torch.Generator().manual_seed(0))
+    for rotary in (na.RoPE(8), na.XPOS(8, scale_base=5.0)):
+
+        def attend(*arrays: torch.Tensor, rotary: Any = rotary) -> Any:
+            return na.attention(*arrays, na.ALiBi(2), rotary=rotary, log_n=9)
+
+        several = torch.vmap(attend)(q, k, v)
+        one_by_one = torch.stack([attend(*x) for x in zip(q, k, v, strict=True)])
+        torch.testing.assert_close(several, one_by_one, rtol=1e-6, atol=1e-6)
+
+
+def test_faded_keys_count_with_a_score_of_zero() -> None:
+    """Far keys are not hidden: their score is 0, and what is left is the mean of the values."""
+    rotary = na.XPOS(2)  # one pair, the fastest
+    distance = math.ceil(-FADED / rotary.fastest_rate) + 1
+    query, value = random(0, 1, 1, 1, 2), random(1, 1, 1, 7, 2)
+    key = 1e6 * random(2, 1, 1, 7, 2)
+    output, logsumexp = na.attention(
+        query, key, value, rotary=rotary, query_positions=np.array([distance + 6]),
+        key_positions=np.arange(7), return_logsumexp=True,
+    )  # fmt: skip
+    np.testing.assert_allclose(output[0, 0, 0], value[0, 0].mean(axis=0), atol=8 * UNIT * 4)
+    np.testing.assert_allclose(logsumexp[0, 0, 0], math.log(7), rtol=4 * UNIT)
+
+
+def test_xpos_is_the_published_code_where_that_does_not_overflow() -> None:
+    """microsoft/torchscale: scale = ((2m + 0.4 D) / (1.4 D))^(n / 512), of n about the middle."""
+    arrays, length = inputs(1, 2, 2, 200, 200, 32), 200
+    n = torch.arange(-length // 2, length - length // 2)[:, None]
+    scale = ((torch.arange(0, 32, 2).double() + 0.4 * 32) / (1.4 * 32)) ** (n / 512)
+    angle = n * 10000.0 ** (-torch.arange(16).double() / 16)
+
+    def published(x: Any, scale: torch.Tensor) -> torch.Tensor:
+        x = torch.from_numpy(x).double()
+        every_two = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+        sin, cos = ((f(angle) * scale).repeat_interleave(2, 1) for f in (torch.sin, torch.cos))
+        return x * cos + every_two * sin
+
+    scores = (published(arrays[0], scale) @ published(arrays[1], 1 / scale).mT).numpy()
+    seen = visible(np.arange(length), np.arange(length))
+    result = na.attention(*arrays, rotary=na.XPOS(32), return_logsumexp=True)
+    scale_of_scores = 1 / math.sqrt(32)
+    check(
+        *arrays,
+        np.where(seen, 0.0, -np.inf),
+        result,
+        scores=np.where(seen, scores, 0) * scale_of_scores,
+    )
+
+
+@pytest.mark.parametrize("partial", [None, 16])
+def test_rotate_is_transformers(partial: int | None) -> None:
+    """Llama's, and GPT-NeoX's of some channels; theirs forms angles in float32."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    dim, length = partial or 64, 2000
+    config = LlamaConfig(hidden_size=4 * dim, num_attention_heads=4, max_position_embeddings=4096)
+    x = torch.randn(2, 4, length, 64, generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(length)[None]
+    cos, sin = LlamaRotaryEmbedding(config)(x, positions)
+    theirs, _ = apply_rotary_pos_emb(x[..., :dim], x[..., :dim], cos, sin)
+    theirs = torch.cat([theirs, x[..., dim:]], dim=-1)
+    mine = na.RoPE(64, layout="halves", rotary_dim=partial).rotate(x)
+    # their frequencies are off by at most 3 u (a power and a quotient), their angles by one more
+    off = 4 * UNIT * length + 4 * UNIT
+    assert float((mine - theirs).abs().max()) <= off * float(2 * x.abs().max())
+    assert torch.equal(mine[:, :, :1], x[:, :, :1])
+    np.testing.assert_array_equal(
+        na.RoPE(64, layout="halves", rotary_dim=partial).rotate(x.numpy()), mine.numpy()
+    )
+
+
+def test_stretched_is_the_papers_at_other_positions_or_another_base() -> None:
+    x = np.random.default_rng(7).standard_normal((1, 1, 40, 16))
+    positions = np.arange(40)
+    interpolated = na.RoPE(16).stretched(na.Interpolation(4.0)).rotate(x)
+    ntk = na.RoPE(16).stretched(na.NTK(4.0)).rotate(x)
+    base = na.reference.rope_ntk_base(10000.0, 4.0, 16)
+    for mine, theirs in (
+        (interpolated, na.reference.rope(x, positions / 4)),
+        (ntk, na.reference.rope(x, positions, base)),
+    ):  # float64: angles up to 40 with errors of a few of their last bits
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=40 * 8 * 2.0**-53 * np.abs(x).max())
+
+
+@pytest.mark.parametrize(("kind", "scaling"), [("linear", na.Interpolation), ("dynamic", na.NTK)])
+def test_stretched_is_transformers(kind: str, scaling: Any) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": kind, "factor": 8.0 if kind == "linear" else 1.0, "rope_theta": 10000.0}
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=1, max_position_embeddings=128, rope_parameters=rope
+    )
+    # their dynamic rule at 8 training lengths is NTK with a = 8
+    theirs, _ = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=1024)
+    ones = np.tile([1.0, 0.0], 32)[None, None, None]
+    turned = na.RoPE(64).stretched(scaling(8.0)).rotate(ones, np.array([1]))[0, 0, 0]
+    mine = np.arctan2(turned[1::2], turned[0::2])
+    np.testing.assert_allclose(mine, theirs.numpy(), rtol=8 * UNIT)
+
+
+def test_ntk_leaves_the_fastest_pair_and_divides_the_slowest() -> None:
+    ones = np.tile([1.0, 0.0], 8)[None, None, None]
+    before, after = (
+        np.arctan2(x[1::2], x[0::2])
+        for x in (
+            rope.rotate(ones, np.array([1]))[0, 0, 0]
+            for rope in (na.RoPE(16), na.RoPE(16).stretched(na.NTK(4.0)))
+        )
+    )
+    np.testing.assert_allclose((before / after)[[0, -1]], [1.0, 4.0], rtol=1e-12)
+
+
+def test_keys_rotated_once_give_the_same_attention() -> None:
+    query, key, value = inputs(1, 2, 2, 3, 50, 16)
+    rope = na.RoPE(16)
+    kept = rope.rotate(key), value
+    moved = rope.rotate(query, np.arange(47, 50))
+    whole = na.attention(query, key, value, na.ALiBi(2), rotary=rope)
+    np.testing.assert_array_equal(na.attention(moved, *kept, na.ALiBi(2)), whole)
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_scores_depend_on_distance_only(name: str) -> None:
+    arrays = inputs(1, 1, 1, 8, 30, 8)
+    q, k = np.arange(22, 30), np.arange(30)
+    results = [
+        na.attention(*arrays, rotary=ROTARY[name](8), query_positions=q + at, key_positions=k + at,
+                     return_logsumexp=True)
+        for at in (0, 12_345, 2**31 - 31)
+    ]  # fmt: skip
+    scores, scale = meant(arrays, ROTARY[name](8), q, k, visible(q, k))
+    what = expected(*arrays, np.where(visible(q, k), 0.0, -np.inf), scale, scores=scores)
+    for output, logsumexp in results:
+        assert (np.abs(output - what.output) <= what.output_error).all()
+        assert (np.abs(logsumexp - what.logsumexp) <= what.logsumexp_error).all()
+
+
+DYNAMIC = [na.DynamicNTK(2.0, 32), na.DynamicNTK(2.0, 32, per="query"), na.NTK(4.0)]
+
+
+@pytest.mark.parametrize("scaling", DYNAMIC, ids=repr)
+@pytest.mark.parametrize("framework", ["NumPy", "torch"])
+def test_dynamic_slopes_do_not_see_the_centres(scaling: Any, framework: str) -> None:
+    arrays = inputs(2, 4, 4, 60, 80, 8)
+    mask = np.ones((2, 80), np.int64)
+    mask[1, :35] = 0
+    seen = visible(np.arange(20, 80), np.arange(80), mask=mask, window=30)
+    counts = mask.cumsum(axis=1)[:, 20:] if scaling.per == "query" else mask.sum(axis=1)
+    bias = na.ALiBi(4, scaling)
+    lengths = None if scaling.per is None else counts
+    added = np.where(seen, dense(bias, np.arange(20, 80), np.arange(80), lengths), -np.inf)
+    rotary = na.XPOS(8, scale_base=5.0)
+    scores, scale = meant(arrays, rotary, np.arange(20, 80), np.arange(80), seen)
+    options = {"window": 30, "rotary": rotary, "return_logsumexp": True}
+    if framework == "NumPy":
+        result = na.attention(*arrays, bias, key_padding_mask=mask, **options)
+    else:
+        tensors = [torch.from_numpy(x).requires_grad_() for x in arrays]
+        found = na.attention(*tensors, bias, key_padding_mask=torch.from_numpy(mask), **options)
+        result = tuple(x.detach().numpy() for x in found)
+    check(*arrays, added, result, scale, scores=scores)

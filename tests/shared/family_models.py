@@ -1,0 +1,125 @@
+"""Small random models of all families."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from padded_batches import VOCABULARY, batch, real
+
+HEADS = 8
+
+#: Float32 sums of a few hundred terms, through three layers, at logits of about 1.
+LOGITS = {"atol": 2e-5, "rtol": 0.0}
+
+
+def _bloom(heads: int, **config: Any) -> Any:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16 * heads, "n_layer": 3, "n_head": heads}
+    return transformers.BloomForCausalLM(
+        transformers.BloomConfig(tie_word_embeddings=False, **sizes, **config)
+    )
+
+
+def _mpt(heads: int, **config: Any) -> Any:
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16 * heads, "n_layers": 3, "n_heads": heads}
+    defaults = {"max_seq_len": 48, "use_cache": True, "tie_word_embeddings": False}
+    return transformers.MptForCausalLM(transformers.MptConfig(**{**sizes, **defaults, **config}))
+
+
+def _falcon(heads: int, **config: Any) -> Any:
+    sizes = {"hidden_size": 16 * heads, "num_hidden_layers": 3, "num_attention_heads": heads}
+    defaults = {"vocab_size": VOCABULARY, "alibi": True, "tie_word_embeddings": False}
+    return transformers.FalconForCausalLM(
+        transformers.FalconConfig(**{**sizes, **defaults, **config})
+    )
+
+
+MAKERS = {
+    "bloom": _bloom,
+    "mpt": _mpt,
+    "falcon": _falcon,
+    "falcon, heads of keys": functools.partial(_falcon, multi_query=False),
+    "falcon, new decoder": functools.partial(
+        _falcon, new_decoder_architecture=True, num_kv_heads=2
+    ),
+}
+families = pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
+
+
+def make_model(name: str, heads: int = HEADS, **config: Any) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(heads)
+        model = MAKERS[name](heads, **config).eval()
+        for parameter in model.parameters():
+            if parameter.ndim == 2:  # weights large enough for attention to matter
+                parameter.data.normal_(0, 0.08)
+    return model
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    return {name: make_model(name) for name in MAKERS}
+
+
+@pytest.fixture(scope="module")
+def ids() -> torch.Tensor:
+    return batch()
+
+
+def independent_logits(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor | None, slopes: np.ndarray
+) -> torch.Tensor:
+    """transformers' model with its attention written out anew in float64, row by row."""
+    model = copy.deepcopy(model).double()
+    falcon = hasattr(model.config, "alibi")
+    logits = torch.zeros(*ids.shape, VOCABULARY, dtype=torch.float64)
+    for b, kept in enumerate(real(mask)):
+        columns = torch.arange(len(kept))[kept]
+        positions = torch.arange(len(columns)) if falcon else columns
+        distance = (positions[:, None] - positions).double()
+        bias = -torch.from_numpy(slopes)[:, None, None] * distance
+        bias = torch.where(distance < 0, -torch.inf, bias)
+        with torch.no_grad():
+            x = (model.transformer.word_embeddings if falcon else model.transformer.wte)(
+                ids[b][kept]
+            )
+            for block in model.transformer.h if falcon else model.transformer.blocks:
+                x = (_falcon_block if falcon else _mpt_block)(block, x, bias)
+            last = model.transformer.ln_f if falcon else model.transformer.norm_f
+            logits[b, kept] = model.lm_head(last(x))
+    return logits
+
+
+def _mpt_block(block: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    q, k, v = (
+        block.attn.Wqkv(block.norm_1(x)).view(len(x), 3, block.num_heads, -1).permute(1, 2, 0, 3)
+    )
+    weights = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5 + bias, dim=-1)
+    x = x + block.attn.out_proj((weights @ v).transpose(0, 1).flatten(1))
+    hidden = torch.nn.functional.gelu(block.ffn.up_proj(block.norm_2(x)))
+    return x + block.ffn.down_proj(hidden)
+
+
+def _falcon_block(block: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """With one head of keys, parallel to the feed-forward part."""
+    normed, attention = block.input_layernorm(x), block.self_attention
+    fused = attention.query_key_value(normed).view(len(x), block.num_heads + 2, -1).transpose(0, 1)
+    q, k, v = fused[:-2], fused[-2], fused[-1]
+    weights = torch.softmax((q @ k.mT + bias) / q.shape[-1] ** 0.5, dim=-1)
+    attended = attention.dense((weights @ v).transpose(0, 1).flatten(1))
+    hidden = torch.nn.functional.gelu(block.mlp.dense_h_to_4h(normed))
+    return x + attended + block.mlp.dense_4h_to_h(hidden)
+
+
+def generate(model: Any, ids: torch.Tensor, mask: Any, **options: Any) -> torch.Tensor:
+    mask = torch.ones_like(ids) if mask is None else mask
+    tokens = {"pad_token_id": 0, "eos_token_id": VOCABULARY}  # some versions want one
+    options = {"max_new_tokens": 6, "do_sample": False, **tokens, **options}
+    generated: torch.Tensor = model.generate(ids, attention_mask=mask, **options)
+    return generated

@@ -1,0 +1,331 @@
+"""The torch module with all its strategies."""
+
+from __future__ import annotations
+
+import copy
+import math
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ntk_alibi as na
+from attention_checks import UNIT
+from module_cases import DENSE, HEADS, KEYS, MASK, QUERIES, SIZE, inputs, module
+from ntk_alibi.torch.alibi_attention import RANDOM_RANGE
+
+OWN = torch.linspace(0.0, 0.8, HEADS)
+
+
+def symmetric(slopes: Any) -> Callable[[na.AlibiAttention], torch.Tensor]:
+    """The bias -m |i - j| of all pairs, (1 or batch, heads, queries, keys)."""
+    known = torch.as_tensor(np.asarray(slopes))
+    return lambda _: _penalty(known, known)
+
+
+def _penalty(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    distance = torch.arange(KEYS - QUERIES, KEYS)[:, None] - torch.arange(KEYS)
+    left, right = (x.double()[..., None, None] for x in (left, right))
+    return -torch.where(distance > 0, left, right) * distance.abs()
+
+
+def own(attention: na.AlibiAttention) -> torch.Tensor:
+    """The same of the slopes that the module holds."""
+    assert attention.slopes is not None
+    slopes = attention.slopes()
+    return _penalty(*slopes) if isinstance(slopes, tuple) else _penalty(slopes, slopes)
+
+
+STANDARD = na.reference.alibi_slopes(HEADS)
+DYNAMIC = na.DynamicNTK(2.0, 16)
+
+#: Arguments of the module, and the bias that they mean, float64.
+STRATEGIES: dict[str, tuple[dict[str, Any], Callable[[na.AlibiAttention], torch.Tensor]]] = {
+    "standard": ({}, symmetric(STANDARD)),
+    "number": ({"slopes": 0.25}, symmetric([0.25] * HEADS)),
+    "tensor": ({"slopes": OWN}, symmetric(OWN)),
+    "parameter": (
+        {"slopes": nn.Parameter(OWN.clone())},
+        own,
+    ),
+    "random": ({"slopes": "random"}, own),
+    "learned": ({"slopes": "learned"}, own),
+    "two_sided": ({"slopes": "two_sided"}, own),
+    "NTK": ({"scaling": na.NTK(4.0)}, symmetric(na.reference.ntk_slopes(STANDARD, 4.0))),
+    "dynamic": (
+        {"scaling": DYNAMIC},
+        symmetric(na.alibi_slopes(HEADS, DYNAMIC, MASK.sum(dim=1))),
+    ),
+    "object": (
+        {"bias": na.ALiBi(HEADS, slopes=(OWN, 2 * OWN), sides="two_slopes")},
+        lambda _: _penalty(OWN, 2 * OWN),
+    ),
+    "numbers": ({"bias": DENSE}, lambda _: DENSE.double()),
+}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "encoder": {},
+    "causal": {"causal": True},
+    "window": {"window": 7},
+    "GQA": {"num_kv_heads": 2, "causal": True},
+    "MQA": {"num_kv_heads": 1, "causal": True, "window": 12},
+}
+
+
+def plain(
+    attention: na.AlibiAttention, arrays: list[torch.Tensor], bias: torch.Tensor
+) -> torch.Tensor:
+    """The formula by dense matrices in float64."""
+    distance = torch.arange(KEYS - QUERIES, KEYS)[:, None] - torch.arange(KEYS)
+    seen = MASK[:, None, None, :].expand(2, 1, QUERIES, KEYS)
+    if attention.causal:
+        seen = seen & (distance >= 0)
+    if attention.window is not None:
+        seen = seen & (distance.abs() < attention.window)
+    layers = (attention.q_linear, attention.k_linear, attention.v_linear)
+    q, k, v = (
+        nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+        .reshape(2, x.shape[1], -1, attention.head_dim)
+        .transpose(1, 2)
+        for x, layer in zip(arrays, layers, strict=True)
+    )
+    k, v = (x.repeat_interleave(HEADS // x.shape[1], dim=1) for x in (k, v))
+    scores = (q @ k.mT / math.sqrt(attention.head_dim) + bias).masked_fill(~seen, -math.inf)
+    merged = (scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(2, QUERIES, SIZE)
+    out = attention.out_linear
+    return nn.functional.linear(merged, out.weight.double(), out.bias.double())
+
+
+@torch.no_grad()
+def rounding(attention: na.AlibiAttention, arrays: list[torch.Tensor], bias: torch.Tensor) -> float:
+    """How much float32 may change, u = 2^-24, all of it by the greatest magnitudes.
+
+    Projections, at most P, err by (E + 2) u P; scores, at most A = sqrt(D) P^2, by that of both
+    factors, (D + 8) u A and 4 u (A + |bias|); means by twice that, 72 u for their sums and that of
+    the values; the last projection as the first ones.
+    """
+    layers = (attention.q_linear, attention.k_linear, attention.v_linear)
+    most = max(
+        float((x.double().abs() @ layer.weight.double().abs().T + layer.bias.abs()).max())
+        for x, layer in zip(arrays, layers, strict=True)
+    )
+    score = math.sqrt(attention.head_dim) * most**2
+    error = (2 * (SIZE + 2) + attention.head_dim + 12) * score + 4 * float(bias.abs().max())
+    mean = most * (2 * error + 72 + SIZE + 2)
+    row = float(attention.out_linear.weight.abs().sum(dim=1).max())
+    return UNIT * (row * mean + (SIZE + 2) * (row * most + 1))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_formula(name: str, options: str) -> None:
+    arguments, bias_of = STRATEGIES[name]
+    attention = module(**arguments, **OPTIONS[options])
+    bias = bias_of(attention).detach()
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            result = attention(*inputs(), mask=MASK)
+        difference = (result.double() - plain(attention, inputs(), bias)).abs()
+        assert difference.max() <= rounding(attention, inputs(), bias)
+    wide = attention.double()
+    expected = plain(wide, inputs(torch.float64), bias)
+    # Slopes are float32 numbers, and the standard ones were rounded to them.
+    allowed = UNIT * float(bias.abs().max()) * 8 + 1e-12
+    assert (wide(*inputs(torch.float64), mask=MASK) - expected).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 5, 8, 12])
+def test_any_number_of_heads_has_standard_slopes(heads: int) -> None:
+    attention = na.AlibiAttention(heads, 16 * heads)
+    learned = na.AlibiAttention(heads, 16 * heads, "learned")
+    learned.load_state_dict(attention.state_dict(), strict=False)
+    x = torch.randn(1, 9, 16 * heads, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(attention(x, x, x), learned(x, x, x))
+    assert learned.slopes is not None
+    np.testing.assert_allclose(
+        learned.slopes().detach(), na.reference.alibi_slopes(heads), rtol=8 * UNIT
+    )
+
+
+@pytest.mark.parametrize("name", ["parameter", "learned", "two_sided"])
+def test_gradients_flow_into_slopes(name: str) -> None:
+    arguments, bias_of = STRATEGIES[name]
+    attention = module(**arguments, causal=name != "two_sided")
+    sources = list(attention.parameters())
+    weights = torch.randn(2, QUERIES, SIZE, generator=torch.Generator().manual_seed(2))
+    expected = plain(attention, inputs(), bias_of(attention))
+    theirs = torch.autograd.grad((expected * weights).sum(), sources)
+    mine = torch.autograd.grad((attention(*inputs(), mask=MASK) * weights).sum(), sources)
+    for a, b in zip(mine, theirs, strict=True):
+        assert b.abs().max() > 0 or b.numel() == SIZE  # softmax is blind to the keys' bias
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()) + 1e-5)
+
+
+def test_fixed_slopes_are_not_trained_and_given_parameters_are_shared() -> None:
+    for slopes in (0.5, OWN, "random"):
+        assert all("slopes" not in name for name, _ in module(slopes).named_parameters())
+    shared = nn.Parameter(OWN.clone())
+    first, second = module(shared), module(shared)
+    assert any(x is shared for x in first.parameters())
+    assert first.slopes is not None
+    assert second.slopes is not None
+    assert first.slopes() is second.slopes() is shared
+
+
+def test_random_slopes_are_the_generators() -> None:
+    first, again, other = (
+        module("random", generator=torch.Generator().manual_seed(seed)).slopes()
+        for seed in (3, 3, 4)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert (first >= RANDOM_RANGE[0]).all()
+    assert (first <= RANDOM_RANGE[1]).all()
+
+
+KINDS = ["number", "parameter", "random", "learned", "two_sided"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", KINDS)
+def test_slopes_keep_dtype_and_numbers_when_the_model_is_cast(
+    name: str, dtype: torch.dtype
+) -> None:
+    attention = nn.Sequential(module(**STRATEGIES[name][0]))[0]
+    before = copy.deepcopy(attention.slopes.state_dict())
+    if list(attention.slopes.parameters()):
+        attention(*inputs()).sum().backward()
+    attention.to(dtype)
+    assert attention.q_linear.weight.dtype == dtype
+    for key, x in attention.slopes.state_dict().items():
+        assert x.dtype == torch.float32
+        assert torch.equal(x, before[key])
+    for parameter in attention.slopes.parameters():
+        assert parameter.grad.dtype == torch.float32
+    assert attention(*inputs(dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_slopes_are_float32_whatever_the_default_dtype(dtype: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        modules = [module(slopes) for slopes in (0.3, "random", "learned", "two_sided")]
+    finally:
+        torch.set_default_dtype(before)
+    for attention in modules:
+        assert attention.slopes is not None
+        assert {x.dtype for x in attention.slopes.state_dict().values()} == {torch.float32}
+        if "slopes" in attention.slopes.state_dict():  # no bfloat16 numbers in it
+            assert not torch.equal(attention.slopes(), attention.slopes().bfloat16().float())
+
+
+@pytest.mark.parametrize("name", ["standard", *KINDS, "NTK"])
+def test_other_devices(name: str) -> None:
+    moved = module(**STRATEGIES[name][0]).to("meta")
+    with torch.device("meta"):
+        made = module(**(STRATEGIES[name][0] if name != "parameter" else {}))
+    arrays = [x.to("meta") for x in inputs()]
+    for attention in (moved, made):
+        assert {x.device.type for x in attention.state_dict().values()} == {"meta"}
+        output = attention(*arrays, mask=MASK.to("meta"))
+        assert output.device.type == "meta"
+        assert output.shape == (2, QUERIES, SIZE)
+
+
+def test_made_without_memory_and_filled_later() -> None:
+    original = module("learned")
+    with torch.device("meta"):
+        attention = module("learned")
+    attention.to_empty(device="cpu").load_state_dict(original.state_dict())
+    assert torch.equal(attention(*inputs()), original(*inputs()))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_copies_say_the_same(name: str) -> None:
+    arguments = STRATEGIES[name][0]
+    attention = module(**arguments)
+    with torch.no_grad():
+        expected = attention(*inputs(), mask=MASK)
+        other = module(**copy.deepcopy(arguments), seed=9)
+        other.load_state_dict(attention.state_dict())
+        for again in (other, copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
+            assert again is not attention
+            assert torch.equal(again(*inputs(), mask=MASK), expected)
+
+
+class _Attended(torch.utils.data.Dataset[torch.Tensor]):
+    """Items that a worker process attends to."""
+
+    def __init__(self, attention: na.AlibiAttention) -> None:
+        self.attention = attention
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with torch.no_grad():
+            result: torch.Tensor = self.attention(*((index + 1) * x for x in inputs()))
+        return result
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+def test_in_workers_of_a_data_loader() -> None:
+    dataset = _Attended(module("learned"))
+    expected = [dataset[i] for i in range(len(dataset))]
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=None, num_workers=2, multiprocessing_context="fork"
+    )
+    for mine, theirs in zip(loader, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["standard", *KINDS, "NTK"])
+def test_compiled_in_one_graph(name: str) -> None:
+    attention = module(**STRATEGIES[name][0], window=9)
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    arrays = inputs()
+    sources = list(attention.parameters())
+    plain_gradients = torch.autograd.grad(attention(*arrays, mask=MASK).sum(), sources)
+    gradients = torch.autograd.grad(compiled(*arrays, mask=MASK).sum(), sources)
+    for a, b in zip(gradients, plain_gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_dynamic_scalings_are_no_constants_of_a_graph() -> None:
+    compiled = torch.compile(module(scaling=DYNAMIC), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="scaling must be None, Interpolation or NTK"):
+        compiled(*inputs())
+
+
+def test_autocast() -> None:
+    attention = module("learned")
+    with torch.autocast("cpu", torch.bfloat16):
+        output = attention(*inputs(), mask=MASK)
+    assert output.dtype == torch.bfloat16
+    output.float().sum().backward()
+    for parameter in attention.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.dtype == torch.float32
+
+
+def test_in_place_of_multihead_attention() -> None:
+    attention = module(0.0)
+    theirs = nn.MultiheadAttention(SIZE, HEADS, batch_first=True)
+    layers = (attention.q_linear, attention.k_linear, attention.v_linear)
+    theirs.load_state_dict(
+        {
+            "in_proj_weight": torch.cat([x.weight for x in layers]),
+            "in_proj_bias": torch.cat([x.bias for x in layers]),
+            "out_proj.weight": attention.out_linear.weight,
+            "out_proj.bias": attention.out_linear.bias,
+        }
+    )
+    expected, _ = theirs(*inputs(), key_padding_mask=~MASK)
+    difference = (attention(*inputs(), mask=MASK) - expected).abs().max()
+    assert difference <= 2 * rounding(attention, inputs(), torch.zeros(1))

@@ -1,0 +1,71 @@
+"""Wrong arguments of the torch module are refused with a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ntk_alibi as na
+from module_cases import DENSE, HEADS, MASK, SIZE, inputs, module
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"num_heads": 0}, ValueError, "num_heads must be between 1 and .*, got 0"),
+    ({"num_heads": 5}, ValueError, "embed_dim must be a multiple of num_heads = 5, got 48"),
+    ({"embed_dim": 4}, ValueError, "embed_dim must be between 6 and .*, got 4"),
+    ({"embed_dim": 6 * 257}, ValueError, "embed_dim must be at most 1536 for 6 heads, got 1542"),
+    ({"num_kv_heads": 0}, ValueError, "num_kv_heads must be between 1 and .*, got 0"),
+    ({"num_kv_heads": 4}, ValueError, "num_heads must be a multiple of num_kv_heads = 4, got 6"),
+    ({"slopes": "best"}, ValueError, "slopes must be one of 'random', .*, got 'best'"),
+    ({"slopes": -1.0}, ValueError, "slopes must be a finite number >= 0, got -1.0"),
+    ({"slopes": [0.5] * 6}, TypeError, "slopes must be a number, got"),
+    ({"slopes": torch.ones(5)}, ValueError, "slopes must have 6 heads, got 5"),
+    ({"slopes": torch.ones(2, 6)}, ValueError, r"slopes must have shape \(6,\), got \(2, 6\)"),
+    ({"slopes": torch.ones(6).int()}, TypeError, "slopes must be floating, got dtype torch.int32"),
+    ({"slopes": nn.Parameter(torch.ones(7))}, ValueError, "slopes must have 6 heads, got 7"),
+    (
+        {"slopes": 1.0, "scaling": na.NTK(2.0)},
+        ValueError,
+        "scaling must be None when slopes is given",
+    ),
+    ({"slopes": 1.0, "bias": DENSE}, ValueError, "bias must be None when slopes is given"),
+    ({"scaling": 4.0}, TypeError, "scaling must be None or an object .*, got 4.0"),
+    ({"bias": "alibi"}, TypeError, "bias must be None, a bias object, .*, got 'alibi'"),
+    ({"bias": na.ALiBi(4)}, ValueError, "bias must have query's 6 heads, got ALiBi"),
+    ({"bias": na.ALiBi(6)}, ValueError, "causal must be True for a bias of causal sides"),
+    ({"causal": 1}, TypeError, "causal must be True or False, got 1"),
+    ({"dropout": 0.1}, ValueError, "dropout must be 0 .* got 0.1: .*eager"),
+    ({"window": 0}, ValueError, "window must be between 1 and .*, got 0"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), WRONG)
+def test_bad_arguments_get_a_sentence(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        na.AlibiAttention(**{"num_heads": HEADS, "embed_dim": SIZE, **change})
+
+
+BAD_INPUTS: list[tuple[Callable[..., Any], type[Exception], str]] = [
+    (lambda q, k, v: (q[0], k, v), ValueError, r"q must have shape \(batch, length, 48\), got \("),
+    (lambda q, k, v: (q, k[..., 1:], v), ValueError, r"k must have shape .* got \(2, 33, 47\)"),
+    (lambda q, k, v: (q, k, v.numpy()), TypeError, "v must be a torch tensor, got array"),
+    (lambda q, k, v: (q, k[:1], v), ValueError, "k must have q's batch 2, got 1"),
+    (
+        lambda q, k, v: (q, k, q),
+        ValueError,
+        r"v must have k's shape \(2, 33, 48\), got",
+    ),
+    (lambda *x: (*x, MASK[:, 1:]), ValueError, r"mask must have shape .* \(2, 33\), got \(2, 32\)"),
+    (lambda *x: (*x, MASK.tolist()), TypeError, "mask must be None, a torch tensor or .*, got"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD_INPUTS)
+def test_bad_inputs_get_a_sentence(change: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        module()(*change(*inputs()))

@@ -1,0 +1,284 @@
+"""`na.attention` on tensors that require grad, are traced, cast or transformed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import ntk_alibi as na
+from ntk_alibi.torch import operator
+
+
+def tensors(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(shape, generator=generator).to(dtype).requires_grad_(grad) for _ in range(3)
+    ]
+
+
+def gradients(result: Any, sources: list[Any]) -> list[torch.Tensor]:
+    output, logsumexp = result
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(output.shape, generator=generator).to(output.dtype)
+    some = torch.where(logsumexp.isinf(), 0.0, logsumexp)
+    return list(torch.autograd.grad((output * weights).sum() + some.sin().sum(), sources))
+
+
+BIASES: dict[str, Any] = {
+    "none": lambda: (None, []),
+    "ALiBi": lambda: (na.ALiBi(4, na.NTK(4.0)), []),
+    "learned": lambda: _learned((4,)),
+    "learned a row": lambda: _learned((2, 4)),
+    "learned a query": lambda: _learned((2, 4, 70)),
+    "two sides": lambda: _two_sides(),
+    "dense": lambda: _dense((4, 70, 70)),
+    "dense row": lambda: _dense((2, 1, 1, 70)),
+}
+
+
+def _learned(shape: tuple[int, ...]) -> tuple[Any, list[torch.Tensor]]:
+    slopes = torch.rand(shape, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    return na.ALiBi(4, slopes=slopes, sides="symmetric"), [slopes]
+
+
+def _two_sides() -> tuple[Any, list[torch.Tensor]]:
+    left, right = (torch.rand(4).requires_grad_() for _ in range(2))
+    return na.ALiBi(4, slopes=(left, right), sides="two_slopes"), [left, right]
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[Any, list[torch.Tensor]]:
+    bias = torch.randn(shape).requires_grad_()
+    return bias, [bias]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"causal": False},
+    {"window": 20, "sink": 3},
+    {"causal_block": 16, "scale": 0.3},
+    {"key_padding_mask": torch.arange(70).expand(2, 70) >= torch.tensor([[0], [30]])},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda x: " ".join(x) or "plain")
+@pytest.mark.parametrize("name", BIASES)
+def test_gradients_are_those_of_torch_in_float64(name: str, options: dict[str, Any]) -> None:
+    sources = tensors(2, 4, 70, 16)
+    bias, parameters = BIASES[name]()
+    if name == "ALiBi" and options.get("causal") is False:
+        pytest.skip("a causal bias")
+    sources += parameters
+    mine = gradients(na.attention(*sources[:3], bias, **options, return_logsumexp=True), sources)
+    wide = [x.double() for x in sources[:3]]
+    result = na.attention(*wide, bias, **options, return_logsumexp=True)
+    theirs = gradients(result, sources)
+    for a, b, source in zip(mine, theirs, sources, strict=True):
+        assert a.shape == source.shape
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max() + 1))
+
+
+def test_gradcheck_in_float64() -> None:
+    query, key, value = (x.double().detach().requires_grad_() for x in tensors(1, 2, 5, 3))
+    slopes = torch.rand(2, dtype=torch.float32)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        bias = na.ALiBi(2, slopes=slopes, sides="symmetric")
+        return na.attention(q, k, v, bias, window=3, return_logsumexp=True)
+
+    assert torch.autograd.gradcheck(attend, (query, key, value))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    sources = tensors(1, 4, 70, 32, dtype=dtype)
+    wide = [x.detach().double().requires_grad_() for x in sources]
+    bias = na.ALiBi(4)
+    mine = gradients(na.attention(*sources, bias, return_logsumexp=True), sources)
+    theirs = gradients(na.attention(*wide, bias, return_logsumexp=True), wide)
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.dtype == dtype
+        assert (a.double() - b).abs().max() < 0.03 * b.abs().max()
+
+
+def test_operator_registrations() -> None:
+    query, key, value = tensors(1, 2, 9, 8)
+    left = torch.rand(1, 2, 1).requires_grad_()
+    right = torch.full((1, 2, 1), torch.inf)
+    inputs = (query, key, value, left, right, *[None] * 7)
+    torch.library.opcheck(operator._attention, (*inputs, 0, 0, True, None, None, 0, 0.3, 0.0))
+
+
+def test_compiled_in_one_graph() -> None:
+    query, key, value = tensors(1, 4, 40, 16)
+    slopes = torch.rand(4).requires_grad_()
+
+    def loss(q: Any, k: Any, v: Any, m: Any) -> Any:
+        return na.attention(q, k, v, na.ALiBi(4, slopes=m), window=30).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    plain = torch.autograd.grad(loss(query, key, value, slopes), (query, slopes))
+    traced = torch.autograd.grad(compiled(query, key, value, slopes), (query, slopes))
+    for a, b in zip(plain, traced, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_compiled_with_standard_slopes() -> None:
+    query, key, value = tensors(1, 4, 40, 16, grad=False)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return na.attention(q, k, v, na.ALiBi(4, na.NTK(2.0)))
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(query, key, value), attend(query, key, value))
+
+
+@pytest.mark.parametrize("per", ["query", "sequence"])
+@pytest.mark.parametrize("placed", ["keys", "both", "neither"])
+def test_dynamic_scalings_count_the_same_with_gradients(placed: str, per: Any) -> None:
+    query, key, value = tensors(2, 4, 70, 16)
+    positions = 3 * torch.arange(70)
+    options: dict[str, Any] = {"key_positions": positions} if placed != "neither" else {}
+    if placed == "both":
+        options["query_positions"] = positions[10:]
+    arguments = (query[:, :, 10:], key, value, na.ALiBi(4, na.DynamicNTK(2.0, 16, per=per)))
+    recorded = na.attention(*arguments, **options)
+    with torch.no_grad():
+        torch.testing.assert_close(recorded, na.attention(*arguments, **options), rtol=0, atol=0)
+
+
+def test_own_slopes_may_require_grad_where_nothing_is_recorded() -> None:
+    query, key, value = tensors(1, 4, 40, 16)
+    bias = na.ALiBi(4, slopes=torch.rand(4).requires_grad_())
+    recorded = na.attention(query, key, value, bias)
+    with torch.no_grad():
+        torch.testing.assert_close(na.attention(query, key, value, bias), recorded, rtol=0, atol=0)
+
+
+def test_compiled_gradients_with_standard_slopes() -> None:
+    sources = tensors(1, 4, 40, 16)
+
+    def loss(q: Any, k: Any, v: Any) -> Any:
+        return na.attention(q, k, v, na.ALiBi(4)).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    plain = torch.autograd.grad(loss(*sources), sources)
+    for a, b in zip(torch.autograd.grad(compiled(*sources), sources), plain, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_exported() -> None:
+    class Attend(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slopes = torch.nn.Parameter(torch.rand(4))
+
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            return na.attention(q, k, v, na.ALiBi(4, slopes=self.slopes))
+
+    module, arguments = Attend(), tuple(tensors(1, 4, 20, 8, grad=False))
+    program = torch.export.export(module, arguments)
+    torch.testing.assert_close(program.module()(*arguments), module(*arguments))
+
+
+def test_autocast() -> None:
+    query, key, value = tensors(1, 4, 40, 16)
+    slopes = torch.rand(4).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = na.attention(query, key, value, na.ALiBi(4, slopes=slopes))
+    assert output.dtype == torch.bfloat16
+    output.float().sum().backward()
+    assert query.grad is not None
+    assert query.grad.dtype == torch.float32
+    assert slopes.grad is not None
+
+
+def test_vmap_is_a_loop() -> None:
+    stacked = [torch.stack([x, 2 * x]) for x in tensors(1, 2, 9, 8, grad=False)]
+    bias = na.ALiBi(2)
+    mapped = torch.vmap(lambda q, k, v: na.attention(q, k, v, bias))(*stacked)
+    for i in range(2):
+        torch.testing.assert_close(mapped[i], na.attention(*(x[i] for x in stacked), bias))
+
+
+def test_second_derivatives_are_refused() -> None:
+    query, key, value = tensors(1, 2, 9, 8)
+    output = na.attention(query, key, value, na.ALiBi(2))
+    (first,) = torch.autograd.grad(output.sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError):
+        first.sum().backward()
+
+
+def test_other_devices_take_torchs_own_operations() -> None:
+    meta = [x.to("meta") for x in tensors(1, 4, 300, 16, grad=False)]
+    output, logsumexp = na.attention(*meta, na.ALiBi(4), return_logsumexp=True)
+    assert output.device.type == logsumexp.device.type == "meta"
+    assert output.shape == (1, 4, 300, 16)
+
+
+def test_by_chunks_equals_the_core() -> None:
+    sources = tensors(2, 4, 600, 16, grad=False)
+    bias = na.ALiBi(4, na.DynamicNTK(2.0, 64))
+    mask = torch.rand(2, 600) < 0.8
+    wide = na.attention(*(x.double() for x in sources), bias, key_padding_mask=mask)
+    mine = na.attention(*sources, bias, key_padding_mask=mask)
+    torch.testing.assert_close(mine.double(), wide, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda q, k, v: (q, k.double(), v), TypeError, "key must be a tensor of torch.float32"),
+        (lambda q, k, v: (q, k.to("meta"), v), ValueError, "key must be on query's device cpu"),
+        (lambda q, k, v: (q.to_sparse(), k, v), TypeError, "query must be a dense tensor"),
+        (lambda q, k, v: (q, k, v.int()), TypeError, "value must be a tensor of torch.float32"),
+    ],
+)
+def test_bad_tensors_get_a_sentence(change: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        na.attention(*change(*tensors(1, 2, 9, 8, grad=False)))
+
+
+def test_statistics_and_kept_norms_want_a_plain_call() -> None:
+    query, key, value = tensors(1, 2, 9, 8)
+    for options in ({"return_stats": True}, {"key_norms": na.KeyNorms().update(key.detach())}):
+        with pytest.raises(ValueError, match="is for calls that torch neither records nor traces"):
+            na.attention(query, key, value, **options)
+
+
+def test_parameters_are_tensors() -> None:
+    query, key, value = tensors(1, 2, 9, 8, grad=False)
+    output = na.attention(torch.nn.Parameter(query), key, value, na.ALiBi(2))
+    torch.testing.assert_close(output.detach(), na.attention(query, key, value, na.ALiBi(2)))
+    assert output.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"causal": "no"}, TypeError, "causal must be True or False"),
+        ({"window": 0}, ValueError, "window must be between 1"),
+        ({"causal_block": 0}, ValueError, "causal_block must be between 1"),
+        ({"sink": -1}, ValueError, "sink must be between 0"),
+        ({"scale": float("inf")}, ValueError, "scale must be a finite number"),
+        ({"skip_tolerance": 2}, ValueError, "skip_tolerance must be below 1"),
+        ({"key_padding_mask": torch.zeros(1, 4)}, ValueError, "key_padding_mask must have shape"),
+        ({"key_padding_mask": torch.full((1, 9), 2)}, ValueError, "must hold only 0 and 1"),
+        ({"key_positions": torch.arange(4)}, ValueError, "key_positions must have shape"),
+    ],
+)
+def test_bad_options_get_a_sentence_on_every_path(
+    dtype: torch.dtype, options: Any, error: type[Exception], message: str
+) -> None:
+    query, key, value = (x.detach().to(dtype).requires_grad_() for x in tensors(1, 2, 9, 8))
+    for bias in (None, na.ALiBi(2), na.ALiBi(2, na.DynamicNTK(1.0, 4))):
+        with pytest.raises(error, match=message):
+            na.attention(query, key, value, bias, **options)
+
+
+def test_slopes_of_another_batch_get_a_sentence_in_float64() -> None:
+    query, key, value = (x.detach().double() for x in tensors(1, 2, 9, 8))
+    with pytest.raises(ValueError, match="slopes must be for 1 row or the batch of 1, got 3"):
+        na.attention(query, key, value, na.ALiBi(2, slopes=torch.rand(3, 2)))

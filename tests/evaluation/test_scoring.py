@@ -1,4 +1,4 @@
-"""Scorers against published prediction files; intervals against known values and simulation."""
+"""Scorers against published prediction files; intervals against SciPy and simulation."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_score_topics_on_real_answers(longeval: Path) -> None:
     assert not right[1]  # " <TOPIC>.USER: Yes, I remember this topic. Thanks for"
     assert right[2]  # lower case
     assert not right[3]  # " Sleep and the health.USER: ..."
-    # Read one by one: what else names the first topic, and before any other.
+    # Checked by hand: the other right answers also name the first topic before any other.
     assert sum(right) == sum(
         re.sub(r"^the ", "", case["expected"][0].lower()) in prediction.lower()
         for (_, prediction, _), case in zip(predictions, cases, strict=True)
@@ -126,7 +126,7 @@ def test_interval_is_wider_for_cases_that_go_together() -> None:
 def test_interval_covers_the_truth() -> None:
     rng, covered = np.random.default_rng(0), 0
     for _ in range(500):
-        chances = rng.beta(8, 4, 12)  # mean 2/3, different from record to record
+        chances = rng.beta(8, 4, 12)  # mean 2/3, with a different value for each record
         low, high = accuracy_interval(rng.binomial(20, chances).tolist(), [20] * 12)
         covered += low <= 2 / 3 <= high
     assert covered >= 0.9 * 500

@@ -1,4 +1,4 @@
-"""The study: each scheme learns, sees no future, and an interrupt changes nothing."""
+"""The study: schemes learn and are causal; results survive interruptions; tables are right."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ntk_alibi.extrapolation.schemes import SCHEMES, AttentionView, LayerShape
 from ntk_alibi.extrapolation.study import StudyRecipe, StudyTraining
 from ntk_alibi.training import training
 
-#: A few steps of a few tokens.
+#: A recipe of a few steps with a few tokens each.
 TINY = StudyRecipe(
     train_length=64, start_length=32, steps=4, tokens=128, layers=1, hidden_size=32, heads=2,
     autocast=False,
@@ -58,7 +58,7 @@ def test_every_parameter_gets_a_gradient(scheme: str) -> None:
         if parameter.requires_grad:
             assert parameter.grad is not None, name
             assert parameter.grad.isfinite().all(), name
-            # softmax is blind to what all keys of a query have in common
+            # softmax ignores a constant added to all scores of a query
             assert parameter.grad.any() or name.endswith("key.bias"), name
 
 
@@ -95,7 +95,7 @@ def test_logits_of_some_positions_are_those_of_all() -> None:
 
 
 def by_torch(model: Decoder, tokens: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """The same decoder by torch's own attention, a dense bias (heads, length, length) added."""
+    """Compute the decoder with torch's attention and a dense bias (heads, length, length)."""
     x = model.embeddings_norm(model.word_embeddings(tokens))
     causal = torch.ones(tokens.shape[1], tokens.shape[1]).tril().bool()
     for layer in model.layers:
@@ -142,12 +142,12 @@ def test_interpolation_reads_each_distance_as_a_part_of_it(name: str) -> None:
             np.asarray(positions(hidden, scaling)["bias"].tensor(1, 9))
             for scaling in (None, na.Interpolation(4.0))
         )
-    # the last query's keys, from the farthest: 4 and 8 tokens back are read as 1 and 2
+    # for the last query, keys 4 and 8 tokens back are read as 1 and 2 tokens back
     np.testing.assert_allclose(stretched[..., [4, 0]], plain[..., [7, 6]], rtol=1e-6, atol=1e-7)
 
 
 def stopped(recipe: StudyRecipe, folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupts the work in a step of the training."""
+    """Run the study and interrupt it in a step of the training."""
     done = StudyTraining.step
 
     def stop(self: StudyTraining) -> float:
@@ -218,7 +218,7 @@ def test_a_window_as_long_as_the_text_and_log_n_within_the_training_change_nothi
 
 
 def store(folder: Path, scheme: str, seed: int, measured: dict[str, object]) -> None:
-    """What a model that is done leaves behind."""
+    """Write the results file of a finished model."""
     recipe = {"scheme": scheme, "seed": seed, "train_length": 10}
     path = folder / f"{scheme}-{seed}"
     path.mkdir(parents=True)
@@ -250,7 +250,9 @@ def test_cells_are_means_and_spreads_over_the_seeds(two_seeds: dict[str, object]
     assert "| RoPE | 2 | 100 ± 0 | 75 ± 35 |" in shown["pairs"]
     assert "| RoPE + window | 2 |  | 0 ± 0 | 0 / 0 |" in shown["pairs"]
     assert shown["pairs"].splitlines()[2].endswith("| 100 / 50 |")
-    assert "| RoPE | 2 | 50 ± 71 |" in shown["beyond"]  # both far ones, and neither
+    assert (
+        "| RoPE | 2 | 50 ± 71 |" in shown["beyond"]
+    )  # one seed answers both far questions, the other neither
     assert "| RoPE | 2 | 3.50 ± 0.71 | +0.500 ± 0.000 |" in shown["prose"]
     assert "| RoPE + window | 2 |  | +1.250 ± 1.414 |" in shown["prose"]  # +0.25 and +2.25
     assert "| RoPE | 2 | 60 | 70 |" in shown["training"]
@@ -351,7 +353,7 @@ def test_pairs_need_room_for_one_and_names_for_all() -> None:
 
 @pytest.mark.slow
 def test_alibi_learns_to_look_up_numbers(tmp_path: Path) -> None:
-    """A minute of training: far above chance, which is the share of one of 16 lines."""
+    """After a minute of training the share is far above chance, which is one of 16 lines."""
     recipe = StudyRecipe(scheme="alibi")
     study.train_and_evaluate(recipe, MeasurePlan(multiples=(1, 2), records=16, windows=2), tmp_path)
     summary = tables.summarise(tmp_path)

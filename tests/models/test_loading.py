@@ -1,4 +1,4 @@
-"""Names of checkpoints: the embedded one, folders, the hub's."""
+"""Checkpoint names: the embedded model, folders and hub names."""
 
 from __future__ import annotations
 

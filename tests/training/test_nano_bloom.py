@@ -1,4 +1,4 @@
-"""Training: resuming ends in the same weights, and the result shows the published order."""
+"""Training of nano BLOOM: resumption, export, curriculum, and the ranking of methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ntk_alibi.training import nano_bloom, training
 from ntk_alibi.training.nano_bloom import NanoBloomRecipe, NanoBloomTraining
 from ntk_alibi.training.steeper import SteepenFlattest
 
-#: A few steps of a few tokens.
+#: A recipe of a few steps with a few tokens each.
 TINY = NanoBloomRecipe(
     train_length=96, start_length=64, final_steps=3, threshold=-1.0, tokens=128, layers=1,
     hidden_size=32, heads=2,
@@ -60,7 +60,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_step_has_the_same_gradients_in_all_forms() -> None:
-    """Clipped to norm 1, in float32, of sums of some hundred terms: 2^-24 sqrt(n), times ten."""
+    """The tolerance is ten times 2^-24 sqrt(n): float32, norm clipped to 1, some hundred terms."""
     forms: dict[Any, tuple[float, torch.Tensor]] = {}
     for attention in (NanoBloomRecipe.attention, "sdpa", "eager"):
         training = NanoBloomTraining(replace(TINY, start_length=96))
@@ -114,7 +114,7 @@ def test_steeper_multiplies_the_flattest_slope_and_then_scales() -> None:
 
 @pytest.mark.slow
 def test_a_small_model_orders_the_methods_at_twice_its_length(tmp_path: Path) -> None:
-    """Two CPU-minutes of training from scratch; margins, not numbers."""
+    """Training from scratch takes two CPU-minutes; the test checks margins, not exact figures."""
     training = nano_bloom.train(nano_bloom.SMALL, tmp_path, quiet=True)
     plan = Plan(
         256,

@@ -1,4 +1,4 @@
-"""Does a longer context work: retrieval tasks, perplexity by position, LongEval's own files."""
+"""Evaluation at long contexts: retrieval, perplexity by position, LongEval and LongBench files."""
 
 from ntk_alibi.evaluation.scoring import score_lines, score_topics
 

@@ -1,4 +1,7 @@
-"""`python -m ntk_alibi.evaluation`: lm-evaluation-harness, for `accelerate launch -m`."""
+"""Entry point of `python -m ntk_alibi.evaluation`.
+
+It runs lm-evaluation-harness with our model and tasks, so that `accelerate launch -m` can start it.
+"""
 
 import sys
 

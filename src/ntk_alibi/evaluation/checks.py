@@ -1,4 +1,4 @@
-"""Checks of tasks, methods and prompts."""
+"""Checks of case files, process counts, prompts and method names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 def some_cases(path: Any, cases: Collection[Any]) -> None:
-    """That a file holds any."""
+    """Check that a file of cases is not empty."""
     if not cases:
         raise ValueError(f"{path} must hold at least one case, is empty")
 
 
 def enough_documents(task: str, documents: int, processes: int) -> None:
-    """That each of some processes has something to do."""
+    """Check that a task has a document for each process."""
     if documents < processes:
         raise ValueError(
             f"{task} must have a document for each of the {processes} processes, got {documents}"
@@ -21,17 +21,17 @@ def enough_documents(task: str, documents: int, processes: int) -> None:
 
 
 def unchanged_prompt(prompt: Any, text: str) -> None:
-    """That a record reaches the model as it is."""
+    """Check that the harness has added nothing to the text of a record."""
     if prompt != text:
         raise ValueError(
             "num_fewshot, system_instruction and apply_chat_template must not be given for tasks "
-            f"that ask about places in a text, got a prompt of {len(prompt)} characters for a text "
-            f"of {len(text)}"
+            "with questions at positions of a text, got a prompt of "
+            f"{len(prompt)} characters for a text of {len(text)}"
         )
 
 
 def method_number(name: str, kind: str, number: str, kinds: Collection[str]) -> float:
-    """The number in a method's name, "ntk:4"."""
+    """Return the number in a method's name, such as 4 in "ntk:4"."""
     try:
         if kind in kinds:
             return float(number)

@@ -1,4 +1,4 @@
-"""Rules that decide whether an answer is right."""
+"""Rules that score the answers to LongEval's lines and topics tasks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 
 def score_lines(prediction: str, expected: int) -> bool:
-    """Whether an answer to LongEval's lines task is right: its last integer is the expected one.
+    """Return whether the last integer of an answer to LongEval's lines task is the expected one.
 
     Args:
-        prediction: what the model wrote.
-        expected: the number of the line asked for.
+        prediction: the text that the model generated.
+        expected: the number of the line in question.
 
     Returns:
-        False too if the answer holds no digit.
+        True if the answer is right; False also for an answer without digits.
 
     Raises:
-        TypeError: an argument of the wrong type.
+        TypeError: an argument has the wrong type.
 
     Example:
         >>> score_lines("The <REGISTER_CONTENT> in line torpid-kid is <2416>.", 2416)
@@ -37,19 +37,19 @@ def score_lines(prediction: str, expected: int) -> bool:
 
 
 def score_topics(prediction: str, topics: Sequence[str]) -> bool:
-    """Whether an answer to LongEval's topics task is right.
+    """Return whether an answer to LongEval's topics task is right.
 
-    Of the record's topics, the first one the answer names must be the record's first. Case,
-    punctuation and a leading article do not count; a topic is named where all its words stand in a
-    row.
+    The answer is right if the record's first topic is the first topic that it names. An answer
+    names a topic if it contains the topic's words as a consecutive sequence; case, punctuation and
+    a leading article are ignored.
 
     Args:
-        prediction: what the model wrote.
+        prediction: the text that the model generated.
         topics: the topics of the record in order; the first is the expected one.
 
     Raises:
-        TypeError: an argument of the wrong type.
-        ValueError: no topics.
+        TypeError: an argument has the wrong type.
+        ValueError: topics is empty.
 
     Example:
         >>> topics = ["The role of sports in society", "The benefits of reading"]
@@ -62,7 +62,7 @@ def score_topics(prediction: str, topics: Sequence[str]) -> bool:
     """
     if not isinstance(prediction, str) or isinstance(topics, str):
         raise TypeError(
-            f"prediction must be a string and topics a sequence of them, got {prediction!r}, "
+            f"prediction must be a string and topics a sequence of strings, got {prediction!r}, "
             f"{topics!r}"
         )
     if not topics:
@@ -74,6 +74,6 @@ def score_topics(prediction: str, topics: Sequence[str]) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Lower case words without punctuation and without a leading article."""
+    """Return the words of a text in lower case, without punctuation and a leading article."""
     words = re.findall(r"\w+(?:['-]\w+)*", text.casefold())
     return " ".join(words[1:] if len(words) > 1 and words[0] in ("a", "an", "the") else words)

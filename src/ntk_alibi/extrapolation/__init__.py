@@ -1,1 +1,1 @@
-"""The study of length extrapolation: `python -m ntk_alibi.extrapolation`."""
+"""A study of length extrapolation: small decoders with different position schemes."""

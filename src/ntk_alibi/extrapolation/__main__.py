@@ -1,4 +1,4 @@
-"""`python -m ntk_alibi.extrapolation`."""
+"""Entry point of `python -m ntk_alibi.extrapolation`."""
 
 from ntk_alibi.extrapolation.study import main
 

@@ -1,7 +1,7 @@
-"""A small decoder whose position scheme is a part: BLOOM's layers around `ntk_alibi.attention`.
+"""A small decoder with exchangeable position schemes: BLOOM's layers with `ntk_alibi.attention`.
 
-transformers' BLOOM knows ALiBi only. Here each layer asks a module of positions.py for what it
-hands to `attention`: a bias, a rotation, or nothing.
+The BLOOM of transformers supports ALiBi only. In this decoder each layer has a module of schemes.py
+that provides the position arguments of `attention`: a bias, a rotation, or nothing.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from torch.nn import functional as F
 from ntk_alibi.extrapolation.schemes import AttentionView, Positions
 from ntk_alibi.fused.attention import attention
 
-#: Standard deviation of the first weights, as BLOOM's initializer_range.
+#: Standard deviation of the random first weights, equal to BLOOM's initializer_range.
 FIRST_WEIGHTS_STD = 0.02
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward part of four times the width, each behind a norm.
+    """Attention and a feed-forward network of four times the width, each after a layer norm.
 
     Args:
-        hidden_size: of the inputs and outputs, a multiple of heads.
-        heads: of the attention.
+        hidden_size: size of the inputs and outputs, a multiple of heads.
+        heads: number of attention heads.
+
+    Attributes:
+        positions: position scheme of the layer, which the decoder sets.
     """
 
     positions: Positions
@@ -42,9 +45,9 @@ class Layer(nn.Module):
         self.down = nn.Linear(4 * hidden_size, hidden_size)
 
     def forward(self, hidden: torch.Tensor, view: AttentionView) -> torch.Tensor:
-        """(rows, length, hidden_size) to the same."""
+        """Compute the layer's output, (rows, length, hidden_size) like its input."""
         normed = self.attention_norm(hidden)
-        with torch.autocast("cpu", enabled=False):  # positions are never rounded
+        with torch.autocast("cpu", enabled=False):  # bfloat16 would round positions
             positions: dict[str, Any] = self.positions(normed.float(), view.scaling)
         query, key, value = (
             x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -65,19 +68,20 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A language model: embeddings, layers, and the embeddings again for the logits.
+    """A language model with tied embeddings: embeddings, layers, and logits by the embeddings.
 
     Args:
-        vocabulary: number of tokens.
-        layers: their number.
-        hidden_size: a multiple of heads.
-        heads: of each layer.
-        make_positions: makes the position scheme of a layer. Called when all other weights have
-            been drawn, so that these depend on torch's seed alone and not on the scheme.
+        vocabulary: number of tokens in the vocabulary.
+        layers: number of layers.
+        hidden_size: hidden size, a multiple of heads.
+        heads: number of attention heads of each layer.
+        make_positions: function that makes the position scheme of a layer. It is called after all
+            other weights are drawn, so that those depend on torch's seed alone and not on the
+            scheme.
         autocast: whether matrices are multiplied in bfloat16.
 
     Attributes:
-        view: how it reads; training uses the plain one.
+        view: attention options and scaling of the forward pass; training uses the defaults.
     """
 
     def __init__(
@@ -106,14 +110,14 @@ class Decoder(nn.Module):
             layer.positions = make_positions()
 
     def forward(self, tokens: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits of the next tokens.
+        """Compute the logits of the next tokens.
 
         Args:
             tokens: (rows, length) int64.
-            keep: bool (rows, length), where logits are wanted; everywhere if None.
+            keep: positions that need logits, bool (rows, length); None for all positions.
 
         Returns:
-            (rows, length, vocabulary), or (wanted, vocabulary) with keep.
+            (rows, length, vocabulary); with keep, (number of those positions, vocabulary).
         """
         with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
             hidden: Any = self.embeddings_norm(self.word_embeddings(tokens))

@@ -1,4 +1,4 @@
-"""How a model of the study is read, and what is measured then: numbers found, prose predicted."""
+"""Measurements of the study's models: retrieval and prose loss in several reading modes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from ntk_alibi.extrapolation.schemes import AttentionView, Positions, XposPositi
 from ntk_alibi.scaling import NTK, Interpolation
 from ntk_alibi.training.training import Training
 
-#: Tokens that one forward pass reads.
+#: Number of tokens in one forward pass.
 BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """What is measured.
+    """Lengths and numbers of records and windows of the measurements.
 
     Attributes:
-        multiples: of the training length.
-        records: of pairs, at each length.
-        windows: of prose; in each the same tokens are predicted from one to so many lengths.
-        seed: of the records, which are the same for all models.
+        multiples: multiples of the training length at which models read.
+        records: number of records of pairs at each length.
+        windows: number of windows of prose; at every multiple their last tokens are the same, and
+            only the context before them grows.
+        seed: seed of the records, which are the same for all models.
     """
 
     multiples: tuple[int, ...] = (1, 2, 4, 8)
@@ -43,11 +44,11 @@ class ReadingMode:
     """A way to read texts that are longer than in training.
 
     Attributes:
-        name: in results.
-        label: in tables.
-        view: of the multiple of the training length and that length; None where it would change
-            nothing.
-        applies: whether a scheme can be read so.
+        name: name in results.
+        label: label in tables.
+        view: function of the multiple of the training length and the training length; it returns
+            None where the mode would change nothing.
+        applies: function that returns whether the mode is available for a scheme.
     """
 
     name: str
@@ -57,7 +58,7 @@ class ReadingMode:
 
 
 def _stretched(name: str, label: str, kind: Callable[[float], Any]) -> ReadingMode:
-    """By the multiple of the training length."""
+    """Make the mode that stretches a scheme by the multiple of the training length."""
 
     def view(multiple: int, length: int) -> AttentionView | None:
         return AttentionView(scaling=kind(float(multiple))) if multiple > 1 else None
@@ -65,7 +66,7 @@ def _stretched(name: str, label: str, kind: Callable[[float], Any]) -> ReadingMo
     return ReadingMode(name, label, view, lambda scheme: kind in scheme.scalings)
 
 
-#: The first is reading as in training. XPOS's blocks are half as long as the training.
+#: The first mode reads as in training. XPOS's blocks have half the training length.
 READING_MODES = (
     ReadingMode("plain", "as trained", lambda multiple, length: AttentionView()),
     ReadingMode(
@@ -86,38 +87,39 @@ READING_MODES = (
 def views(
     scheme: type[Positions], plan: MeasurePlan, train_length: int
 ) -> dict[str, AttentionView]:
-    """All ways in which a scheme is read, by "<reading>/<multiple>"."""
+    """Return all views with which a scheme reads, by "<reading>/<multiple>"."""
     return {
-        f"{reading.name}/{multiple}": view
+        f"{mode.name}/{multiple}": view
         for multiple in plan.multiples
-        for reading in READING_MODES
-        if reading.applies(scheme) and (view := reading.view(multiple, train_length)) is not None
+        for mode in READING_MODES
+        if mode.applies(scheme) and (view := mode.view(multiple, train_length)) is not None
     }
 
 
 class Measurement:
-    """Measures a trained model; records and windows are the same for all models.
+    """The measurements of a trained model; records and windows are the same for all models.
 
     Args:
-        trained: whose model is a `Decoder`.
-        plan: what to measure.
+        trained: a training whose model is a `Decoder`.
+        plan: lengths and numbers of records and windows.
     """
 
     def __init__(self, trained: Training, plan: MeasurePlan) -> None:
         self._model: Decoder = trained.model.eval()
         self._scheme = type(self._model.layers[0].positions)
         self._train_length: int = trained.recipe.train_length
-        self._task = trained.line_task(self._train_length)
+        self._record_kind = trained.line_task(self._train_length)
         self._padding = int(trained.tokenizer.pad_token_id)
         self._encode = trained.encode
         self._plan = plan
 
     def run(self, known: Container[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Measure what is not known yet.
+        """Measure the views whose keys are not in known.
 
         Yields:
-            "<reading>/<multiple>", and for all questions whether they are answered
-            right and how far back the answer is; for all windows of prose the nats a token.
+            The key "<reading>/<multiple>" and the results: for each question whether the answer is
+            right (right) and its distance (distances), and for each window of prose the nats per
+            token (nats).
         """
         every = views(self._scheme, self._plan, self._train_length)
         for multiple in self._plan.multiples:
@@ -137,10 +139,11 @@ class Measurement:
     def _cases(self, multiple: int) -> list[Case]:
         rng = np.random.default_rng([self._plan.seed, multiple])
         length = multiple * self._train_length
-        return [self._task.case(self._encode, length, rng) for _ in range(self._plan.records)]
+        records = range(self._plan.records)
+        return [self._record_kind.case(self._encode, length, rng) for _ in records]
 
     def _windows(self, multiple: int) -> torch.Tensor:
-        """Prose before the same tokens for each multiple, (windows, multiple training lengths)."""
+        """Cut windows of prose, (windows, length), that end in the same tokens at all multiples."""
         chapters = self._encode([chapter + "\n" for chapter in corpus.held_out_text()])
         prose = np.array([token for chapter in chapters for token in chapter], np.int64)
         longest = max(self._plan.multiples) * self._train_length
@@ -150,7 +153,7 @@ class Measurement:
 
     @torch.inference_mode()
     def _answers(self, cases: list[Case]) -> dict[str, Any]:
-        """Of all questions: whether the likeliest tokens are the answer, and how far back it is."""
+        """Return for each question whether the likeliest tokens are right, and the distance."""
         right: list[bool] = []
         length = max(len(case.tokens) for case in cases)
         for batch in _batches(cases, length):
@@ -169,7 +172,7 @@ class Measurement:
 
     @torch.inference_mode()
     def _nats(self, windows: torch.Tensor) -> list[float]:
-        """Mean nats a token of the last half training length of each window."""
+        """Return the mean nats per token over the last half training length of each window."""
         scored = self._train_length // 2
         nats: list[float] = []
         for batch in _batches(windows, windows.shape[1]):

@@ -1,7 +1,7 @@
-"""The study's records: names with a number each, then some of the names again.
+"""The study's records: names with a number each, then some of the names again as questions.
 
-The records of evaluation/tasks.py in their shortest form: a model that has only minutes to learn
-should learn to look up what stood behind the same name, and nothing else.
+They are the records of evaluation/records/lines.py in their shortest form. A model that trains for
+a few minutes should learn to look up the number that followed the same name, and nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from ntk_alibi.evaluation.records.record import Case, Encode
 from ntk_alibi.evaluation.records.words import ADJECTIVES, NOUNS
 
-#: Of a name, its number and the end of the line, with the tokenizer of the nano models.
+#: Tokens of a line (name, number, end of line) with the tokenizer of the nano models.
 LINE_TOKENS = 4
 
 NAMES = [f" {adjective}-{noun}" for adjective in ADJECTIVES for noun in NOUNS]
@@ -22,35 +22,35 @@ NAMES = [f" {adjective}-{noun}" for adjective in ADJECTIVES for noun in NOUNS]
 
 @dataclass(frozen=True)
 class Pairs:
-    """Lines of a name and a number; what was the number of these names?
+    """Records of lines with a name and a number each, and questions for some of the numbers.
 
-    The names asked for are drawn uniformly and asked for once each, so that distances spread over
-    the whole record.
+    The names of the questions are drawn uniformly and without replacement, so that the distances
+    spread over the whole record.
 
     Attributes:
-        questions: a case; half of the lines at most.
+        questions: number of questions in a case; at most half of the lines are questions.
     """
 
     questions: int
     name: ClassVar[str] = "pairs"
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
-        """See `Task`."""
+        """Draw a case; see `RecordKind`."""
         lines = length // LINE_TOKENS
         questions = min(self.questions, lines // 2)
         stated = lines - questions
         if questions < 1 or stated > len(NAMES):
             raise ValueError(
-                f"length must be from {2 * LINE_TOKENS} tokens to those of {len(NAMES)} names, "
-                f"got {length}"
+                f"length must be from {2 * LINE_TOKENS} tokens to the length of "
+                f"{len(NAMES)} names, got {length}"
             )
         names = [NAMES[i] for i in rng.choice(len(NAMES), stated, replace=False)]
         numbers = [f"{number:02d}" for number in rng.integers(100, size=stated)]
-        asked = rng.choice(stated, questions, replace=False)
+        asked_lines = rng.choice(stated, questions, replace=False)
         end = encode(["\n"])[0]
         tokens: list[int] = []
         places: list[int] = []
-        for i in [*range(stated), *asked]:
+        for i in [*range(stated), *asked_lines]:
             name, number = encode([names[i], numbers[i]])
             tokens += name
             places.append(len(tokens))
@@ -59,5 +59,5 @@ class Pairs:
         return Case(
             np.array(tokens, np.int64),
             [(place, place + 1) for place in answers],
-            [place - places[i] for place, i in zip(answers, asked, strict=True)],
+            [place - places[i] for place, i in zip(answers, asked_lines, strict=True)],
         )

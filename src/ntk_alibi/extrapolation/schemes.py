@@ -1,8 +1,9 @@
-"""Position schemes of the study's decoder: what `attention` gets beside queries, keys and values.
+"""Position schemes of the study's decoder.
 
-Each layer has a scheme of its own. Formulas stand in the bias and rotary objects, what keeps
-learned parameters in range in torch/learned_bias.py; here is what a scheme uses, where it begins,
-and how it is stretched.
+A scheme provides the arguments of `attention` other than queries, keys and values; each layer has a
+separate instance. The bias and rotary objects contain the formulas, and torch/learned_bias.py keeps
+learned parameters in range. This file defines which of them a scheme uses, its initial parameters,
+and how a scaling changes it.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ from ntk_alibi.torch.learned_bias import (
 )
 from ntk_alibi.training.steeper import SteepenFlattest
 
-#: Training length times flattest slope, which decides how far ALiBi reaches: 2 to 4 in its authors'
-#: trainings, 8 in BLOOM. Slopes of short trainings are made as steep as this product asks for.
+#: Least product of training length and flattest slope, which determines the reach of ALiBi: it is 2
+#: to 4 in the trainings of ALiBi's authors and 8 in BLOOM. Slopes are made steeper for shorter
+#: training lengths.
 REACH = 4.0
 
 
 @dataclass(frozen=True)
 class AttentionView:
-    """How a trained model reads what may be longer than what it was trained on.
+    """Attention options and scaling with which a trained model reads texts, also longer ones.
 
     Attributes:
-        window: tokens that a query sees, itself included.
-        causal_block: a query sees the tokens of its own block of so many and of the previous one.
-        log_n: the training length, for log-n scaling.
-        scaling: stretches the scheme: an `Interpolation`, or an `NTK` where it has one.
+        window: number of tokens that a query sees, itself included; None for all.
+        causal_block: block size; a query sees its block up to itself and the previous block.
+        log_n: training length for log-n scaling.
+        scaling: scaling of the scheme: an `Interpolation`, or an `NTK` if the scheme supports it.
     """
 
     window: int | None = None
@@ -56,12 +58,12 @@ class AttentionView:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Where a scheme works.
+    """The shape of a layer, from which a scheme is built.
 
     Attributes:
-        heads: of the layer.
-        hidden_size: of the layer.
-        train_length: tokens.
+        heads: number of attention heads of the layer.
+        hidden_size: hidden size of the layer.
+        train_length: training length in tokens.
     """
 
     heads: int
@@ -70,21 +72,21 @@ class LayerShape:
 
     @property
     def head_dim(self) -> int:
-        """Of queries and keys."""
+        """Head dimension of queries and keys."""
         return self.hidden_size // self.heads
 
     @property
     def slopes(self) -> torch.Tensor:
-        """The standard slopes, made steep enough for the training length; (heads,)."""
+        """Standard slopes, made steep enough for the training length; (heads,)."""
         flattest = float(alibi_slopes(self.heads).min())
         factor = max(1.0, REACH / (self.train_length * flattest))
         return torch.tensor(alibi_slopes(self.heads, SteepenFlattest(factor)))
 
 
 class Positions(nn.Module, ABC):
-    """What a layer hands to `attention`, so that it knows where tokens are."""
+    """Base class of position schemes, which provide the position arguments of `attention`."""
 
-    #: Kinds of scalings that can stretch it.
+    #: Types of scalings that the scheme supports.
     scalings: ClassVar[tuple[type, ...]] = ()
 
     def __init__(self, place: LayerShape) -> None:
@@ -92,24 +94,24 @@ class Positions(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
-        """Keywords of `attention`.
+        """Return the keyword arguments of `attention`.
 
         Args:
-            hidden: (rows, length, hidden_size), of which queries and keys are made.
-            scaling: None, or one of `scalings`.
+            hidden: inputs of the query and key projections, (rows, length, hidden_size).
+            scaling: None, or an instance of one of `scalings`.
         """
 
 
 class NoPositions(Positions):
-    """The causal mask alone tells where tokens are."""
+    """No position scheme: only the causal mask depends on positions."""
 
     def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
-        """See `Positions`."""
+        """Return the arguments of `attention`; see `Positions`."""
         return {}
 
 
 class ALiBiPositions(Positions):
-    """ALiBi as published, but steeper for short trainings."""
+    """ALiBi as published, but with steeper slopes for short training lengths."""
 
     scalings = (Interpolation, NTK)
     slopes: nn.Module
@@ -119,7 +121,7 @@ class ALiBiPositions(Positions):
         self.slopes = FixedSlopes(place.slopes)
 
     def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
-        """See `Positions`."""
+        """Return the arguments of `attention`; see `Positions`."""
         slopes = self.slopes()
         if scaling is not None:
             exponents = -np.log2(slopes.detach().double().numpy())
@@ -129,7 +131,7 @@ class ALiBiPositions(Positions):
 
 
 class LearnedALiBiPositions(ALiBiPositions):
-    """ALiBi whose slopes are trained, too."""
+    """ALiBi with learned slopes."""
 
     def __init__(self, place: LayerShape) -> None:
         super().__init__(place)
@@ -146,7 +148,7 @@ class KerplePowerPositions(Positions):
         self.bias = LearnedKerplePower(place.heads)
 
     def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
-        """See `Positions`."""
+        """Return the arguments of `attention`; see `Positions`."""
         bias = self.bias()
         if scaling is not None:
             bias = KerplePower(bias.r1 * scaling.factor**-bias.r2, bias.r2)
@@ -163,7 +165,7 @@ class KerpleLogPositions(Positions):
         self.bias = LearnedKerpleLog(place.heads)
 
     def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
-        """See `Positions`."""
+        """Return the arguments of `attention`; see `Positions`."""
         bias = self.bias()
         if scaling is not None:
             bias = KerpleLog(bias.r1, bias.r2 / scaling.factor)
@@ -171,19 +173,19 @@ class KerpleLogPositions(Positions):
 
 
 class SandwichPositions(Positions):
-    """Sandwich, of which nothing is learned."""
+    """Sandwich, which has no learned parameters."""
 
     def __init__(self, place: LayerShape) -> None:
         super().__init__(place)
         self.bias = Sandwich(place.heads)
 
     def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
-        """See `Positions`."""
+        """Return the arguments of `attention`; see `Positions`."""
         return {"bias": self.bias}
 
 
 class BAMPositions(Positions):
-    """BAM, which begins as the ALiBi above."""
+    """BAM, initialised to the slopes of `ALiBiPositions`."""
 
     scalings = (Interpolation,)
 
@@ -194,7 +196,7 @@ class BAMPositions(Positions):
             self.bias.log_alpha.copy_(place.slopes.log())
 
     def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
-        """See `Positions`."""
+        """Return the arguments of `attention`; see `Positions`."""
         bias = self.bias()
         if scaling is not None:
             bias = BAM(bias.alpha / scaling.factor, bias.beta, bias.mu * scaling.factor)
@@ -202,14 +204,14 @@ class BAMPositions(Positions):
 
 
 class ForgetGatePositions(Positions):
-    """FoX: forget gates."""
+    """Forget gates of the Forgetting Transformer (FoX)."""
 
     def __init__(self, place: LayerShape) -> None:
         super().__init__(place)
         self.bias = LearnedForgetGates(place.hidden_size, place.heads)
 
     def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
-        """See `Positions`."""
+        """Return the arguments of `attention`; see `Positions`."""
         return {"bias": self.bias(hidden)}
 
 
@@ -223,19 +225,19 @@ class RotaryPositions(Positions):
         self.rotary = RoPE(place.head_dim)
 
     def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
-        """See `Positions`."""
+        """Return the arguments of `attention`; see `Positions`."""
         return {"rotary": self.rotary if scaling is None else self.rotary.stretched(scaling)}
 
 
 class XposPositions(Positions):
-    """XPOS, whose published scale_base of half the training length is ours, too."""
+    """XPOS with a scale_base of half the training length, as published."""
 
     def __init__(self, place: LayerShape) -> None:
         super().__init__(place)
         self.rotary = XPOS(place.head_dim, scale_base=place.train_length / 2)
 
     def forward(self, hidden: torch.Tensor, scaling: Any) -> dict[str, Any]:
-        """See `Positions`."""
+        """Return the arguments of `attention`; see `Positions`."""
         return {"rotary": self.rotary}
 
 

@@ -1,9 +1,9 @@
-"""How far position schemes reach beyond their training length: `python -m ntk_alibi.extrapolation`.
+"""Study of length extrapolation by position scheme: `python -m ntk_alibi.extrapolation`.
 
-Trains one small decoder with each scheme, several seeds each, on the same data and the same number
-of tokens; then has it read records of lines and prose of one to eight training lengths, as it was
-trained and with what is said to help. Every training goes on from its checkpoint, every evaluation
-from its journal, so that whoever interrupts loses half a minute at most.
+The study trains a small decoder with each scheme and seed on the same data and number of tokens.
+Each model then reads records and prose of one to eight training lengths, both as trained and in
+reading modes that are meant to help with longer texts. Trainings resume from their checkpoints and
+evaluations from their stored results, so that an interruption loses at most half a minute.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from ntk_alibi.extrapolation.pairs import Pairs
 from ntk_alibi.extrapolation.schemes import SCHEMES, LayerShape
 from ntk_alibi.training import training
 
-#: About each record; as many as there are lines in one of the training length.
+#: Number of questions about a record; one of the training length states as many numbers.
 QUESTIONS = 16
 
-
-#: Shares of the steps: with a constant learning rate, and after which lengths grow in any case.
+#: Shares of the steps: the learning rate is constant in the first; after the second, the length
+#: grows at any accuracy.
 CONSTANT, DUE = 0.5, 0.6
 
 
 @dataclass(frozen=True)
 class StudyRecipe(training.Recipe):
-    """All choices of a training; all schemes have the same but for the name.
+    """All settings of a training; except for `scheme` they are the same for all schemes.
 
     Attributes:
-        scheme: one of `SCHEMES`.
-        steps: of so many tokens each; the learning rate falls in the second half of them.
-        position_rate: learning rate of what a scheme learns; few numbers, which have far to go.
+        scheme: name of the position scheme, a key of `SCHEMES`.
+        steps: number of steps; the learning rate falls in the second half of them.
+        position_rate: learning rate of the scheme's parameters; it is high because they are few and
+            start far from their final values.
         autocast: whether matrices are multiplied in bfloat16.
     """
 
@@ -63,41 +64,41 @@ class StudyRecipe(training.Recipe):
 
 @dataclass
 class StudyCurriculum(training.Curriculum):
-    """Ends after a fixed number of steps; lengths that are not mastered grow in time all the same.
+    """A curriculum of a fixed number of steps, whose lengths grow in time at any accuracy.
 
     Attributes:
-        wall_seconds, cpu_seconds: in training steps so far.
+        wall_seconds, cpu_seconds: time spent in training steps so far.
     """
 
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
 
     def overdue(self, recipe: StudyRecipe) -> bool:
-        """Whether so many steps are done that the training length is due for all."""
+        """Return whether the share of steps is done after which the length always grows."""
         return self.step >= DUE * recipe.steps
 
     def rate(self, recipe: StudyRecipe) -> float:
-        """Factor of the learning rates: warm-up, constant, falling to 2 %."""
+        """Return the factor of the learning rates: warm-up, constant, then falling to 2 %."""
         falling = max(0.0, self.step / recipe.steps - CONSTANT) / (1.0 - CONSTANT)
         return self.warm_up() * (1.0 - 0.98 * falling)
 
     def finished(self, recipe: StudyRecipe) -> bool:
-        """Whether all steps are done."""
+        """Return whether all steps are done."""
         return self.step >= recipe.steps
 
 
 class StudyTraining(training.Training):
-    """Of a decoder with one scheme.
+    """The training of a decoder with one position scheme.
 
     Args:
-        recipe: what to do.
+        recipe: settings of the training.
     """
 
     def __init__(self, recipe: StudyRecipe) -> None:
         super().__init__(recipe, StudyCurriculum(recipe.start_length))
 
     def make_model(self) -> Decoder:
-        """A decoder with its first weights."""
+        """Build a decoder with random first weights."""
         recipe = self.recipe
         place = LayerShape(recipe.heads, recipe.hidden_size, recipe.train_length)
         return Decoder(
@@ -110,22 +111,22 @@ class StudyTraining(training.Training):
         )
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
-        """As all trainings, and another AdamW for what the scheme learns."""
-        own = [p for name, p in self.model.named_parameters() if ".positions." in name]
-        more = [self.adam(own, self.recipe.position_rate)] if own else []
+        """Make the optimizers of all trainings, and an AdamW for the scheme's parameters."""
+        learned = [p for name, p in self.model.named_parameters() if ".positions." in name]
+        more = [self.adam(learned, self.recipe.position_rate)] if learned else []
         return [*super().make_optimizers(), *more]
 
     def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Of the model for tokens (rows, length), where wanted; (wanted, vocabulary)."""
+        """Compute the model's logits at the wanted positions; see `Training`."""
         logits: torch.Tensor = self.model(tokens, wanted)
         return logits
 
     def line_task(self, length: int) -> Pairs:
-        """What records of lines of so many tokens are."""
+        """Return the kind of the study's records."""
         return Pairs(QUESTIONS)
 
     def step(self) -> float:
-        """One step on one batch; the loss."""
+        """Train on one batch, measure the time, and return the loss."""
         wall, cpu = time.perf_counter(), time.process_time()
         loss = super().step()
         self.curriculum.wall_seconds += time.perf_counter() - wall
@@ -134,12 +135,16 @@ class StudyTraining(training.Training):
 
 
 def train_and_evaluate(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> None:
-    """One model: train and measure what output does not hold yet.
+    """Train and measure one model; steps and results already stored in output are reused.
 
     Args:
-        recipe: of the training.
-        plan: of the evaluation.
-        output: folder for `<scheme>-<seed>/`, with a checkpoint, a log and the results.
+        recipe: settings of the training.
+        plan: plan of the measurements.
+        output: folder of the study; the model's checkpoint, log and results go to its subfolder
+            `<scheme>-<seed>/`.
+
+    Raises:
+        ValueError: the subfolder belongs to another recipe or plan.
     """
     folder = output / f"{recipe.scheme}-{recipe.seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -161,11 +166,11 @@ def train_and_evaluate(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> 
 
 
 def write_document(output: Path, document: Path) -> None:
-    """Put what is done into the document's sections; numbers and a picture into pictures/.
+    """Write the results into a document's sections, and numbers and a picture into pictures/.
 
     Args:
         output: folder of the study.
-        document: a Markdown file with markers for the sections.
+        document: a Markdown file with markers for the sections; pictures/ is beside it.
     """
     summary = {"machine": describe_machine(), **tables.summarise(output)}
     pictures = document.parent / "pictures"
@@ -184,20 +189,25 @@ def _work(recipe: StudyRecipe, output: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line: train and measure all models, and print the tables."""
     parser = argparse.ArgumentParser(
         prog="python -m ntk_alibi.extrapolation", description=str(__doc__).partition("\n")[0]
     )
-    parser.add_argument("--output", type=Path, default=Path("study"), help="folder (%(default)s)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("study"), help="folder of the study (%(default)s)"
+    )
     parser.add_argument("--schemes", nargs="*", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument(
-        "--processes", type=int, default=os.cpu_count(), help="of one thread each (%(default)s)"
+        "--processes",
+        type=int,
+        default=os.cpu_count(),
+        help="number of processes, each with one thread (%(default)s)",
     )
-    parser.add_argument("--document", type=Path, help="Markdown file to put the tables into")
+    parser.add_argument("--document", type=Path, help="Markdown file whose sections get the tables")
     options = parser.parse_args(arguments)
     recipes = [StudyRecipe(scheme=x, seed=seed) for seed in options.seeds for x in options.schemes]
-    if recipes:  # not forked: a child of fork would have no threads for OpenMP
+    if recipes:  # spawn: OpenMP has no threads in a forked child
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
             for line in pool.imap_unordered(partial(_work, output=options.output), recipes):
                 print(line, flush=True)

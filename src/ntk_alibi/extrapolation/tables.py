@@ -1,4 +1,4 @@
-"""What the study found, from the results of its models: plain numbers, tables, a picture."""
+"""Results of the study over all models: plain numbers, Markdown tables and a figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ntk_alibi.extrapolation.schemes import SCHEMES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
 #: Names of the schemes in tables.
 LABELS = {
     "none": "none",
@@ -32,10 +31,10 @@ LABELS = {
     "fox": "FoX",
 }
 
-#: Names of the ways to read that papers count as part of the method, and so do the first tables.
+#: Reading modes that their papers count as part of the method; the method tables include them.
 PARTS_OF_METHODS = ("rope/window", "xpos/blocks")
 
-#: What stands in one panel of the picture, by its title.
+#: Curves of each panel of the figure, by the panel's title.
 PANELS = {
     "none, ALiBi and BAM": (
         "none/plain",
@@ -50,21 +49,23 @@ PANELS = {
 
 
 def summarise(output: Path) -> dict[str, Any]:
-    """The results of all models that are done.
+    """Collect the results of all finished models.
 
     Args:
         output: folder of the study.
 
     Returns:
-        recipe and plan; training: for each scheme its seeds and what their trainings took;
+        A dictionary with these keys:
+        recipe and plan: the settings of all models;
+        training: for each scheme, lists over the seeds: seeds, cpu_seconds and wall_seconds;
         measured: for each "scheme/reading" and multiple of the training length, lists over the
-        seeds: pairs and beyond, the shares of questions answered right, of all and of those whose
-        answer is farther back than the training length (None where there are none), nats a token
-        of prose, and their change from the same model's, read as trained, with a context of one
-        training length.
+            seeds: pairs, the share of questions with a right answer; beyond, the same share over
+            the questions whose answer is farther back than the training length (None if there are
+            none); nats, the nats per token of prose; change, the difference of nats from the same
+            model's, read as trained with a context of one training length.
 
     Raises:
-        ValueError: no model is done, or they were not all made by the same recipe and plan.
+        ValueError: no model is finished, or the models have different recipes or plans.
     """
     made_by: dict[str, Any] = {}
     training: dict[str, dict[str, list[float]]] = {}
@@ -74,16 +75,14 @@ def summarise(output: Path) -> dict[str, Any]:
             results = json.loads(path.read_text())
             seed = results["recipe"].pop("seed")
             del results["recipe"]["scheme"]
-            own = {name: results[name] for name in ("recipe", "plan")}
-            if made_by and own != made_by:
+            settings = {name: results[name] for name in ("recipe", "plan")}
+            if made_by and settings != made_by:
                 raise ValueError(f"{path} was made by another recipe or plan than the others")
-            made_by = own
-            length = own["recipe"]["train_length"]
-            if (
-                views(SCHEMES[scheme], MeasurePlan(**own["plan"]), length).keys()
-                - results["measured"]
-            ):
-                continue  # still at work
+            made_by = settings
+            length = settings["recipe"]["train_length"]
+            expected = views(SCHEMES[scheme], MeasurePlan(**settings["plan"]), length)
+            if expected.keys() - results["measured"]:
+                continue  # not finished
             _append(training.setdefault(scheme, {}), {"seeds": seed, **_taken(results["training"])})
             for key, result in results["measured"].items():
                 reading, multiple = key.split("/")
@@ -92,7 +91,7 @@ def summarise(output: Path) -> dict[str, Any]:
                 numbers = _numbers(result, first, length)
                 _append(cells.setdefault(multiple, {}), numbers)
     if not measured:
-        raise ValueError(f"{output} must hold models that are done, has none")
+        raise ValueError(f"{output} must hold models that are finished, has none")
     return {**made_by, "training": training, "measured": measured}
 
 
@@ -120,10 +119,10 @@ def _numbers(
 
 
 def tables(summary: dict[str, Any]) -> dict[str, str]:
-    """Markdown for each section of the document, by its name.
+    """Format the Markdown table of each section of the document, by the section's name.
 
     Args:
-        summary: from `summarise`.
+        summary: the dictionary that `summarise` returns.
     """
     methods = [name for name in _names(summary) if _is_method(name)]
     others = [name for name in _names(summary) if not _is_method(name)]
@@ -147,7 +146,7 @@ def tables(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def _names(summary: dict[str, Any]) -> list[str]:
-    """Schemes and readings that were measured, in the order of the tables."""
+    """Return the measured pairs "scheme/reading" in the order of the tables."""
     names = (f"{scheme}/{reading.name}" for scheme in LABELS for reading in READING_MODES)
     return [name for name in names if name in summary["measured"]]
 
@@ -157,7 +156,7 @@ def _is_method(name: str) -> bool:
 
 
 def label(name: str) -> str:
-    """Of a "scheme/reading" in tables and pictures."""
+    """Return the label of a "scheme/reading" in tables and figures."""
     scheme, _, reading = name.partition("/")
     if reading == READING_MODES[0].name:
         return LABELS[scheme]
@@ -165,13 +164,13 @@ def label(name: str) -> str:
 
 
 def over_seeds(summary: dict[str, Any], name: str, quantity: str, multiple: int) -> list[float]:
-    """The numbers of one cell; none where it was not measured.
+    """Return the numbers of one cell, without None; an empty list if it was not measured.
 
     Args:
-        summary: from `summarise`.
-        name: "scheme/reading".
+        summary: the dictionary that `summarise` returns.
+        name: the pair "scheme/reading".
         quantity: "pairs", "beyond", "nats" or "change".
-        multiple: of the training length.
+        multiple: multiple of the training length.
     """
     values = summary["measured"][name].get(str(multiple), {}).get(quantity, [])
     return [value for value in values if value is not None]
@@ -183,7 +182,7 @@ def _table(
     columns: Sequence[tuple[str, int, Callable[[float], str]]],
     seeds_at: int | None = None,
 ) -> str:
-    """A row for each name; with seeds_at a column of the share of pairs of each seed there."""
+    """Format a row for each name; seeds_at adds a column of each seed's pairs at a multiple."""
     words = {"pairs": "pairs, %", "beyond": "beyond, %", "nats": "nats", "change": "nats"}
     header = [f"{words[quantity]}, {multiple}x" for quantity, multiple, _ in columns]
     rows = [
@@ -203,7 +202,7 @@ def _table(
 
 
 def _cell(values: Sequence[float], written: Callable[[float], str]) -> str:
-    """Mean and, of several seeds, standard deviation."""
+    """Format the mean and, for several seeds, the standard deviation."""
     if not values:
         return ""
     if len(values) == 1:
@@ -243,10 +242,10 @@ def _training(summary: dict[str, Any]) -> str:
 
 
 def figure(summary: dict[str, Any]) -> Figure:
-    """Accuracy and change of nats over length; bands are standard deviations over the seeds.
+    """Plot accuracy and change of nats over length, with standard deviations over the seeds.
 
     Args:
-        summary: from `summarise`.
+        summary: the dictionary that `summarise` returns.
     """
     from matplotlib.figure import Figure
 
@@ -277,9 +276,9 @@ def _curves(
     multiples: Sequence[int],
     unit: float,
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Means and standard deviations of each method at all multiples, NaN where there is none.
+    """Return means and standard deviations of each method at all multiples; NaN if unmeasured.
 
-    Where a way to read changes nothing, what was measured without it stands.
+    At multiples where a reading mode changes nothing, the figures of the plain mode are used.
     """
     means: dict[str, list[float]] = {}
     spreads: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""The small BLOOM that ships with the package, and how to load it or any other one."""
+"""The nano BLOOM that ships with the package, and functions that load it and other models."""
 
 from ntk_alibi.models.loading import load, nano_bloom_path
 

@@ -1,4 +1,4 @@
-"""Loading checkpoints: the embedded one, a folder, or a name on the Hugging Face hub."""
+"""Functions that load checkpoints: the embedded model, a folder, or a Hugging Face hub name."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ntk_alibi import _checks
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-#: The embedded model in commands.
+#: Name of the embedded model in commands.
 NANO_BLOOM = "nano-bloom"
 
-#: The training length of BLOOM, whose config does not always tell.
+#: Training length of BLOOM, which its config does not always contain.
 BLOOM_TRAIN_LENGTH = 2048
 
 
 def nano_bloom_path() -> Path:
-    """The folder of the embedded nano BLOOM; plain transformers loads it too.
+    """Return the folder of the embedded nano BLOOM, which plain transformers can load too.
 
     Example:
         >>> from transformers import AutoModelForCausalLM
@@ -32,9 +32,10 @@ def nano_bloom_path() -> Path:
 
 
 def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
-    """What transformers loads a model from; None and "nano-bloom" are the embedded one.
+    """Return the name or path from which transformers loads a model.
 
-    A folder of that name, as training makes it, goes first.
+    None and "nano-bloom" stand for the embedded model, but a folder called nano-bloom, such as
+    training writes, takes precedence over the embedded model.
     """
     if model is None or (model == NANO_BLOOM and not os.path.exists(model)):
         return os.fspath(nano_bloom_path())
@@ -42,7 +43,7 @@ def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
 
 
 def train_length_of(config: PreTrainedConfig) -> int:
-    """The training length that a config tells; BLOOM's where it does not."""
+    """Return the training length in a config, or BLOOM's if the config does not contain one."""
     for name in ("seq_length", "max_seq_len", "max_position_embeddings"):
         if length := getattr(config, name, None):
             return int(length)
@@ -52,19 +53,19 @@ def train_length_of(config: PreTrainedConfig) -> int:
 def load(
     model: str | os.PathLike[str] | None = None, dtype: str = "float32"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
-    """A causal language model, its tokenizer and its training length, ready for evaluation.
+    """Load a causal language model in evaluation mode, with its tokenizer and training length.
 
     Args:
         model: a folder, a hub name such as "bigscience/bloom-560m", or None or "nano-bloom" for
             the nano BLOOM.
-        dtype: "float32", "bfloat16" or "float16".
+        dtype: dtype of the weights: "float32", "bfloat16" or "float16".
 
     Returns:
         (model, tokenizer, training length in tokens).
 
     Raises:
         ValueError: model is a path without a checkpoint, or dtype is unknown.
-        OSError: the hub does not have it, or cannot be reached.
+        OSError: the hub does not have the model, or cannot be reached.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

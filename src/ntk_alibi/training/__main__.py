@@ -1,4 +1,4 @@
-"""`python -m ntk_alibi.training`."""
+"""Entry point of `python -m ntk_alibi.training`."""
 
 from ntk_alibi.training.nano_bloom import main
 

@@ -1,8 +1,8 @@
 """Train a nano BLOOM from scratch: `python -m ntk_alibi.training --output DIR`.
 
-A BLOOM of 3 layers with BLOOM's own slopes, trained as training.py does, at a training length at
-which the flattest slope spans exp(-8) as in real BLOOMs. Interrupted training resumes from the
-checkpoint in the output folder and ends in the same weights.
+The model is a BLOOM of 3 layers with BLOOM's standard slopes, trained with the classes of
+training.py. At its training length the flattest slope spans exp(-8), as in the published BLOOMs.
+Interrupted training resumes from the checkpoint in the output folder and ends in the same weights.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from ntk_alibi.training.steeper import SteepenFlattest
 
 @dataclass(frozen=True)
 class NanoBloomRecipe(training.Recipe):
-    """All choices of a training.
+    """All settings of the training of a nano BLOOM.
 
     Attributes:
-        final_steps: at train_length; the learning rate falls over the last 70 % of them.
-        slope_factor: multiplies the flattest slope; 1 but for small test models, whose training
-            length would otherwise not be long for it.
-        attention: of `patch`, for forward and backward pass; those differ by rounding only.
+        final_steps: number of steps at train_length; the learning rate falls over the last 70 % of
+            them.
+        slope_factor: factor of the flattest slope; it is 1 except in small test models, whose
+            training length is too short for the standard slope.
+        attention: attention implementation of `patch` for forward and backward pass; the
+            implementations differ only by rounding.
     """
 
     final_steps: int = 900
@@ -45,7 +47,7 @@ class NanoBloomRecipe(training.Recipe):
     attention: Literal["fused", "sdpa", "eager"] = "fused"
 
 
-#: About 100 CPU-seconds: shows the order of the methods, nothing more. For tests.
+#: A recipe for tests: about 100 CPU-seconds, enough to rank the methods and no more.
 SMALL = NanoBloomRecipe(
     train_length=256, slope_factor=8.0, final_steps=100, layers=2, shares=(0.0, 1.0, 0.0)
 )
@@ -53,38 +55,42 @@ SMALL = NanoBloomRecipe(
 
 @dataclass
 class NanoBloomCurriculum(training.Curriculum):
-    """Ends so many steps after it has reached the training length."""
+    """A curriculum that ends final_steps steps after it has reached the training length.
+
+    Attributes:
+        final_step: steps done at the training length.
+    """
 
     final_step: int = 0
 
     def advance(self, recipe: NanoBloomRecipe) -> None:
-        """Count a step; grow the length when the lines are answered well."""
+        """Count a step, and grow the length if the accuracy on lines is above the threshold."""
         self.final_step += self.length == recipe.train_length
         super().advance(recipe)
 
     def rate(self, recipe: NanoBloomRecipe) -> float:
-        """Factor of the learning rates: warm-up, half beyond 1000 tokens, decay at the end."""
+        """Return the factor of the learning rates: warm-up, half above 1000 tokens, decay."""
         constant = 0.3 * recipe.final_steps
         decay = max(0.0, (self.final_step - constant) / (recipe.final_steps - constant))
         return self.warm_up() * (0.5 if self.length > 1000 else 1.0) * (1.0 - 0.98 * decay)
 
     def finished(self, recipe: NanoBloomRecipe) -> bool:
-        """Whether all steps are done."""
+        """Return whether all steps are done."""
         return self.final_step >= recipe.final_steps
 
 
 class NanoBloomTraining(training.Training):
-    """Of a BLOOM.
+    """The training of a BLOOM.
 
     Args:
-        recipe: what to do.
+        recipe: settings of the training.
     """
 
     def __init__(self, recipe: NanoBloomRecipe) -> None:
         super().__init__(recipe, NanoBloomCurriculum(recipe.start_length))
 
     def make_model(self) -> Any:
-        """A BLOOM with its first weights."""
+        """Build a BLOOM with random first weights."""
         return transformers.BloomForCausalLM(
             transformers.BloomConfig(
                 vocab_size=len(self.tokenizer),
@@ -98,21 +104,21 @@ class NanoBloomTraining(training.Training):
         )
 
     def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Of the model for tokens (rows, length), where wanted; (wanted, vocabulary)."""
+        """Compute the model's logits at the wanted positions; see `Training`."""
         logits: torch.Tensor = self.model(tokens, use_cache=False).logits
         return logits[wanted]
 
     def export(self, output: Path) -> None:
-        """Write what plain transformers loads: float16 weights, config, tokenizer."""
+        """Write float16 weights, config and tokenizer in the format of plain transformers."""
         half: Any = copy.deepcopy(self.model)
         half.half().save_pretrained(output)
         self.tokenizer.save_pretrained(output)
         _amend_json(
             output / "config.json",
             seq_length=self.recipe.train_length,
-            dtype="float32",  # to compute in; only the file is float16
+            dtype="float32",  # the dtype for computing; only the weights in the file are float16
         )
-        # The name that transformers 4 knows too.
+        # transformers 4 knows this name, too.
         _amend_json(output / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
 
 
@@ -122,12 +128,12 @@ def _amend_json(path: Path, **changes: Any) -> None:
 
 
 def train(recipe: NanoBloomRecipe, output: Path, *, quiet: bool = False) -> NanoBloomTraining:
-    """Train by a recipe, resume if output holds a checkpoint, and export to output.
+    """Train with a recipe, resuming from a checkpoint in output if there is one, and export.
 
     Args:
-        recipe: what to do.
-        output: folder for the checkpoint (train.ckpt), a log (train.jsonl) and the model.
-        quiet: no progress bar.
+        recipe: settings of the training.
+        output: folder for the checkpoint (train.ckpt), the log (train.jsonl) and the model.
+        quiet: whether to hide the progress bar.
     """
     output.mkdir(parents=True, exist_ok=True)
     checkpoint, log = output / "train.ckpt", output / "train.jsonl"
@@ -150,15 +156,27 @@ def train(recipe: NanoBloomRecipe, output: Path, *, quiet: bool = False) -> Nano
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line: train, evaluate the model and print the tables."""
     parser = argparse.ArgumentParser(
         prog="python -m ntk_alibi.training", description=str(__doc__).partition("\n")[0]
     )
-    parser.add_argument("--output", type=Path, default=Path("nano-bloom"), help="(%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and data (%(default)s)")
-    parser.add_argument("--small", action="store_true", help="two minutes' worth, for tests")
     parser.add_argument(
-        "--attention", choices=ATTENTIONS, default=NanoBloomRecipe.attention, help="(%(default)s)"
+        "--output",
+        type=Path,
+        default=Path("nano-bloom"),
+        help="folder for checkpoint, log and model (%(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of weights and data (%(default)s)"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="train a small model for tests, about two minutes"
+    )
+    parser.add_argument(
+        "--attention",
+        choices=ATTENTIONS,
+        default=NanoBloomRecipe.attention,
+        help="attention implementation (%(default)s)",
     )
     options = parser.parse_args(arguments)
     recipe = SMALL if options.small else NanoBloomRecipe()
@@ -167,7 +185,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{options.output} holds a BLOOM trained at {recipe.train_length} tokens")
     slopes = partial(SteepenFlattest, recipe.slope_factor)
     plan = replace(Plan(recipe.train_length), **QUICK)
-    if options.small:  # which was trained on lines only
+    if options.small:  # the small model is trained on lines only
         plan = replace(plan, topic_records=0, line_records=32)
     summary = length_study.evaluate(
         training.model.eval(),

@@ -1,4 +1,4 @@
-"""A scaling that steepens the flattest heads, for the first training steps."""
+"""A scaling that steepens the slopes of a model whose training length is short."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from numpy.typing import NDArray
 
 from ntk_alibi.scaling import NTK, Scaling
 
-pass
-
 
 @dataclass(frozen=True)
 class SteepenFlattest:
-    """The reverse of NTK, and then another scaling: multiplies the flattest slope by the factor."""
+    """The inverse of NTK, followed by another scaling.
+
+    Attributes:
+        factor: factor by which the inverse of NTK multiplies the flattest slope.
+        then: the scaling that follows, or None.
+    """
 
     factor: float
     then: Scaling | None = None
 
     @property
     def per(self) -> str | None:
-        """As the other scaling's."""
+        """`per` of the scaling that follows."""
         return getattr(self.then, "per", None)
 
     def scale_exponents(
         self, exponents: NDArray[np.float64], lengths: NDArray[np.int64] | None = None
     ) -> NDArray[np.float64]:
-        """See `ntk_alibi.Scaling`."""
+        """Return the scaled exponents; see `ntk_alibi.Scaling`."""
         steeper = 2.0 * exponents - NTK(self.factor).scale_exponents(exponents)
         return steeper if self.then is None else self.then.scale_exponents(steeper, lengths)

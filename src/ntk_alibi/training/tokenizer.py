@@ -1,4 +1,4 @@
-"""The tokenizer of the nano models: byte-level BPE with the words of the tasks as whole tokens."""
+"""The tokenizer of the nano models: byte-level BPE with the words of records as whole tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from ntk_alibi.evaluation.records.corpus import training_text
 from ntk_alibi.evaluation.records.words import ADJECTIVES, NOUNS, ORDINALS, TOPIC_WORDS
 
-#: As BLOOM's, with the same ids.
+#: BLOOM's special tokens, with BLOOM's ids.
 SPECIAL_TOKENS = {
     "unk_token": "<unk>",
     "bos_token": "<s>",
@@ -15,7 +15,7 @@ SPECIAL_TOKENS = {
     "pad_token": "<pad>",
 }
 
-#: Merged from prose, special tokens and bytes included; the words of the tasks come on top.
+#: Size of the BPE vocabulary of prose with special tokens and bytes; record words come on top.
 PROSE_VOCABULARY = 1024
 
 PHRASES = [
@@ -26,7 +26,7 @@ PHRASES = [
 
 
 def build_tokenizer() -> Tokenizer:
-    """Train the tokenizer; takes a few seconds and gives the same result every time."""
+    """Train the tokenizer, which takes a few seconds and is deterministic."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -44,7 +44,10 @@ def build_tokenizer() -> Tokenizer:
 
 
 def task_words() -> list[str]:
-    """Words of the tasks, as they stand in text; numbers of four digits are two tokens."""
+    """List the words of records with their leading space or hyphen, and all two-digit numbers.
+
+    A number of four digits thus becomes two tokens.
+    """
     topic_words = [word for words in TOPIC_WORDS for word in words]
     return [
         *(f" {adjective}" for adjective in ADJECTIVES),

@@ -1,14 +1,16 @@
-"""Training a small language model from scratch on the tasks of evaluation/tasks.py and on prose.
+"""Training of small language models from scratch on retrieval records and prose.
 
-What all trainings share, whatever the model; train.py trains the embedded BLOOM, study.py compares
-position schemes. What makes small models learn within minutes on two cores:
+The base classes here are independent of the model. nano_bloom.py trains the embedded BLOOM with
+them, and extrapolation/study.py trains decoders with different position schemes. Three choices let
+small models learn within minutes on two cores:
 
 - a curriculum of lengths: records start with a line or two and grow by half whenever the running
   accuracy of the answers passes a threshold;
-- Muon for the matrices of the blocks, AdamW for the rest;
-- a loss that weighs answers fully, prose by half, and the unpredictable rest of records by a tenth.
+- Muon for the matrices of the blocks, AdamW for all other parameters;
+- a loss with weight 1 for answers, a half for prose, and a tenth for the rest of records, which is
+  unpredictable.
 
-A training can stop after any step; from its checkpoint it goes on to the same weights.
+A training can stop after any step. When it resumes from its checkpoint it reaches the same weights.
 """
 
 from __future__ import annotations
@@ -38,19 +40,19 @@ from ntk_alibi.training.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
 @dataclass(frozen=True)
 class Recipe:
-    """The choices of any training.
+    """Settings that every training has.
 
     Attributes:
-        train_length: tokens; the last phase trains at this length.
-        start_length: of the curriculum.
-        threshold: running accuracy of the lines at which the length grows.
-        growth: by what factor.
-        tokens: a step, while lengths are below 1000; twice that beyond.
-        layers, hidden_size, heads: of the model.
-        shares: of prose, lines and topics.
-        muon_rate, adam_rate: learning rates.
-        record_weight: of what is no answer in records, in the loss; answers have 1.
-        seed: of weights and records.
+        train_length: training length in tokens, at which the last phase trains.
+        start_length: first length of the curriculum in tokens.
+        threshold: running accuracy on lines above which the length grows.
+        growth: factor by which the length grows.
+        tokens: tokens in a step at lengths below 1000; twice as many at greater lengths.
+        layers, hidden_size, heads: shape of the model.
+        shares: shares of prose, lines and topics in the rows of a batch.
+        muon_rate, adam_rate: learning rates of Muon and AdamW.
+        record_weight: weight in the loss of record tokens that are not answers; answers have 1.
+        seed: seed of the first weights and of the data.
     """
 
     train_length: int = 2048
@@ -71,10 +73,10 @@ class Recipe:
 #: Weight of prose in the loss; answers have 1.
 PROSE_WEIGHT = 0.5
 
-#: Marks of answers in a batch.
+#: Values that mark answers in a batch, by the kind of record.
 _LINES, _TOPICS = 1, 2
 
-#: Steps of the warm-up, and the least at one length.
+#: Number of warm-up steps, and number of steps at a length before it can grow.
 WARM_UP, LEAST_STEPS = 60, 10
 
 CHECKPOINT_SECONDS = 30.0
@@ -83,7 +85,14 @@ LOG_STEPS = 25
 
 @dataclass
 class Curriculum(ABC):
-    """How far a training is, but for weights, optimizers and random numbers."""
+    """Progress of a training, without weights, optimizers and the random generator.
+
+    Attributes:
+        length: current length in tokens.
+        step: steps done.
+        steps_at_length: steps done at the current length.
+        lines_accuracy, topics_accuracy: running accuracies of the answers' tokens.
+    """
 
     length: int
     step: int = 0
@@ -92,7 +101,7 @@ class Curriculum(ABC):
     topics_accuracy: float = 0.0
 
     def advance(self, recipe: Any) -> None:
-        """Count a step; grow the length when the lines are answered well."""
+        """Count a step, and grow the length if the accuracy on lines is above the threshold."""
         self.step += 1
         self.steps_at_length += 1
         mastered = self.lines_accuracy > recipe.threshold and self.steps_at_length > LEAST_STEPS
@@ -101,32 +110,32 @@ class Curriculum(ABC):
             self.steps_at_length = 0
 
     def overdue(self, recipe: Any) -> bool:
-        """Whether the length grows in any case."""
+        """Return whether the length grows regardless of the accuracy."""
         return False
 
     def warm_up(self) -> float:
-        """Factor of the learning rates in the first steps."""
+        """Return the warm-up factor of the learning rates."""
         return min(1.0, (self.step + 1) / WARM_UP)
 
     @abstractmethod
     def rate(self, recipe: Any) -> float:
-        """Factor of the learning rates."""
+        """Return the factor of the learning rates."""
 
     @abstractmethod
     def finished(self, recipe: Any) -> bool:
-        """Whether all steps are done."""
+        """Return whether all steps are done."""
 
 
 class Training(ABC):
-    """A training that can stop after any step and go on later.
+    """Base class of trainings, which can stop after any step and resume later.
 
     Args:
-        recipe: what to do.
-        curriculum: at its beginning.
+        recipe: settings of the training.
+        curriculum: a curriculum in its initial state.
 
     Attributes:
-        model: what is trained.
-        tokenizer: its.
+        model: the model in training.
+        tokenizer: the model's tokenizer.
     """
 
     def __init__(self, recipe: Recipe, curriculum: Curriculum) -> None:
@@ -143,14 +152,22 @@ class Training(ABC):
 
     @abstractmethod
     def make_model(self) -> Any:
-        """The model with its first weights; torch is seeded."""
+        """Build the model with random first weights; torch is already seeded."""
 
     @abstractmethod
     def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Of the model for tokens (rows, length), where wanted; (wanted, vocabulary)."""
+        """Compute the model's logits at some positions.
+
+        Args:
+            tokens: (rows, length) int64.
+            wanted: positions that need logits, bool (rows, length).
+
+        Returns:
+            (number of those positions, vocabulary).
+        """
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Muon for the matrices of the blocks, AdamW for everything else."""
+        """Make Muon for the matrices of the blocks and AdamW for all other parameters."""
         matrices, others = parameter_groups(self.model)
         return [
             torch.optim.Muon(matrices, lr=self.recipe.muon_rate, momentum=0.95, weight_decay=0.1),
@@ -158,46 +175,46 @@ class Training(ABC):
         ]
 
     def adam(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-        """AdamW as all trainings have it."""
+        """Make AdamW with the settings that all trainings share."""
         return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done."""
+        """True once all steps are done."""
         done: bool = self.curriculum.finished(self.recipe)
         return done
 
     def step(self) -> float:
-        """One step on one batch; the loss."""
+        """Train on one batch and return the loss."""
         tokens, weights, answers = self._batch()
         rate = self.curriculum.rate(self.recipe)
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             for group, full in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = full * rate
             optimizer.zero_grad()
-        wanted = weights[:, 1:] > 0
-        expected = tokens[:, 1:][wanted]
-        logits = self.logits(tokens[:, :-1], wanted)
+        counted = weights[:, 1:] > 0
+        expected = tokens[:, 1:][counted]
+        logits = self.logits(tokens[:, :-1], counted)
         nats = F.cross_entropy(logits, expected, reduction="none")
-        loss = (nats * weights[:, 1:][wanted]).sum() / weights.sum()
+        loss = (nats * weights[:, 1:][counted]).sum() / weights.sum()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
-        self._record(logits.argmax(-1) == expected, answers[:, 1:][wanted])
+        self._record(logits.argmax(-1) == expected, answers[:, 1:][counted])
         self.curriculum.advance(self.recipe)
         return loss.item()
 
     def _record(self, right: torch.Tensor, answers: torch.Tensor) -> None:
         for name, kind in (("lines_accuracy", _LINES), ("topics_accuracy", _TOPICS)):
-            asked = answers == kind
-            if asked.any():
-                now = float(right[asked].float().mean())
+            of_kind = answers == kind
+            if of_kind.any():
+                now = float(right[of_kind].float().mean())
                 before = getattr(self.curriculum, name)
                 setattr(self.curriculum, name, 0.9 * before + 0.1 * now)
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Tokens, loss weights and where the answers are, each (rows, length)."""
+        """Draw a batch: tokens, loss weights and marks of the answers, each (rows, length)."""
         length = self.curriculum.length
         per_step = self.recipe.tokens * (1 if length < 1000 else 2)
         rows = [self._row(length) for _ in range(max(2, per_step // length))]
@@ -227,15 +244,15 @@ class Training(ABC):
         if kind == _LINES:
             return self.line_task(length).case(self.encode, length, self.rng)
         questions = max(1, min(8, length // 100))
-        task = Topics(self._sentences, questions, ask_any=True)
-        return task.case(self.encode, length, self.rng)
+        topics = Topics(self._sentences, questions, ask_any=True)
+        return topics.case(self.encode, length, self.rng)
 
     def line_task(self, length: int) -> RecordKind:
-        """What records of lines of so many tokens are."""
+        """Return the kind of the records of lines with `length` tokens."""
         return Lines(max(1, min(length // 30, max(16, length // 64))))
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint, whole or not at all."""
+        """Write a checkpoint atomically."""
         state = {
             "recipe": asdict(self.recipe),
             "curriculum": asdict(self.curriculum),
@@ -248,10 +265,10 @@ class Training(ABC):
         partial.replace(path)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint.
+        """Restore the state of a checkpoint.
 
         Raises:
-            ValueError: it belongs to another recipe.
+            ValueError: the checkpoint belongs to another recipe.
         """
         state = torch.load(path, weights_only=True)
         if state["recipe"] != asdict(self.recipe):
@@ -268,12 +285,12 @@ class Training(ABC):
     def run(
         self, checkpoint: Path, log: Path, report: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Do all steps, from the checkpoint if there is one.
+        """Run all steps, starting from the checkpoint if it exists.
 
         Args:
-            checkpoint: written every CHECKPOINT_SECONDS, kept when done.
-            log: JSON lines, one every LOG_STEPS steps.
-            report: gets one line after each step.
+            checkpoint: path of the checkpoint, which is written every CHECKPOINT_SECONDS and kept.
+            log: path of a log in JSON lines, with one line every LOG_STEPS steps.
+            report: function that receives one line of text after each step.
         """
         if checkpoint.exists():
             self.load(checkpoint)
@@ -294,7 +311,7 @@ class Training(ABC):
 
 
 def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Matrices of the blocks, and everything else but for what position schemes learn."""
+    """Return the matrices of the blocks, and all others but those of position schemes."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -307,7 +324,7 @@ def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
 @dataclass(frozen=True)
 class _Text:
-    """What is trained on, and how it becomes tokens."""
+    """The training text and the tokenizer."""
 
     tokenizer: Any
     encode: Encode
@@ -317,7 +334,7 @@ class _Text:
 
 @cache
 def _text() -> _Text:
-    """Takes seconds and is the same each time."""
+    """Prepare tokenizer and text, which takes seconds and is deterministic."""
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=build_tokenizer(),
         **SPECIAL_TOKENS,

@@ -1,4 +1,4 @@
-"""Studies: what is measured, resumed, summarised, drawn."""
+"""Length studies: cells, resumption, summaries, tables and figures."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_interrupted_study_resumes(
         length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
     resumed = length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
     assert same(resumed, summary)
-    # 8 records and 2 windows for each method; the interrupted one twice.
+    # 8 records and 2 windows for each method; the interrupted pass runs twice.
     assert len(read) == 1 + (8 + 2) * 4
     again = length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
     assert same(again, summary)
@@ -131,7 +131,7 @@ def test_answers_of_other_weights_are_not_taken(tiny_checkpoint: Path, tmp_path:
 def test_the_command_of_a_cell_gives_it_again(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the harness's own command line."""
+    """The command runs through the harness's command line."""
     model, tokenizer, _ = load(tiny_checkpoint)
     plan = replace(PLAN, methods=("original", "ntk:2"))
     name = str(tiny_checkpoint)

@@ -1,4 +1,4 @@
-"""Rows of any tasks, and published figures beside them only where they belong."""
+"""Comparisons on any tasks, and published figures only for the same model, task and method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a factor: what decides, how sure it is, and that it is right on nano BLOOM."""
+"""The search for a factor: its criteria, its certainty, and its choice on nano BLOOM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL = np.arange(8)
 
 
 def right(*accuracies: float) -> tuning.Floats:
-    """Records of ten questions, of which a method answers about such a share."""
+    """Make records of ten questions of which each method answers about the given share."""
     noise = np.array([0, 1, 0, -1, 0, 1, 0, -1])
     counts = np.array([np.clip(10 * a + noise, 0, 10) for a in accuracies])
     return np.stack([counts, np.full_like(counts, 10)], axis=-1)
@@ -56,7 +56,7 @@ def test_wrong_candidates_are_named_before_any_work(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nano_bloom_is_stretched_where_it_forgets(tmp_path: Path) -> None:
-    """At three times the training length, where NTK a=4 answers nearly all and the original not."""
+    """At three times the training length NTK a=4 answers nearly all questions, the original few."""
     model, tokenizer, length = load()
     wanted = tuning.Search(3 * length, length, ("ntk:4", "interpolation:4"), records=4, windows=2)
     found = tuning.search(model, tokenizer, wanted, tmp_path, quiet=True)

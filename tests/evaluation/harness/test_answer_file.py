@@ -1,4 +1,4 @@
-"""The file of answers: it writes each once, and an interruption loses none that a pass gave."""
+"""The answer file: it writes each answer once, and an interruption loses no finished pass."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_answer_is_written_once_and_quick_ones_together(
 
 
 def test_a_killed_process_has_kept_its_passes(tmp_path: Path) -> None:
-    """As StretchedLM does it: the answers of a pass, then a commit."""
+    """The process stores answers and commits, as StretchedLM does after each pass."""
     path = tmp_path / "answers.db"
     code = (
         "import os, sys\n"

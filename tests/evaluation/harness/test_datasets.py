@@ -1,4 +1,4 @@
-"""Tasks of the harness: their YAML, the documents they are made of, what they count."""
+"""Our harness tasks: their YAML files, documents, requests and metrics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def test_the_answer_stands_where_the_document_says(tokenizer: Any, kind: str) ->
         for i, (begin, end) in enumerate(zip(document["begins"], document["ends"], strict=True)):
             answer = text[begin:end]
             place = sum(e <= begin for e in ends) - document["distances"][i]
-            slack = 0 if kind == "lines" else 12  # tokens of words of prose that were cut in two
+            slack = (
+                0 if kind == "lines" else 12
+            )  # the joined text can merge tokens where words of prose were cut
             near = ends[max(1, place - slack) - 1], ends[place + document["tokens"][i] + slack]
             assert answer in text[slice(*near)]
             assert near[0] < document["begins"][0]

@@ -1,4 +1,4 @@
-"""LongBench's tasks from local files, prompts and scores being the harness's."""
+"""LongBench's tasks on local files, with the harness's prompts and scores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_questions_are_scored_by_words(tmp_path: Path) -> None:
     questions = task(tmp_path, "multifieldqa_en", [QA])
     document = questions.eval_docs[0]
     assert questions.doc_to_text(document).endswith("Question: Who made the earth?\nAnswer:")
-    # Two words of which one is right: precision 1/2, recall 1.
+    # One of the two words is right: precision 1/2, recall 1.
     assert questions.process_results(document, ["God himself"])["score"] == pytest.approx(2 / 3)
 
 
@@ -63,7 +63,9 @@ def test_prompts_lose_their_middle(tiny_checkpoint: Path, tmp_path: Path) -> Non
     results = harness.answer(lm, {"tasks": {"trec": trec}})
     assert 0 <= results["results"]["trec"]["score,none"] <= 1
     tokens = lm.tok_encode(trec.doc_to_text(trec.eval_docs[0]))
-    assert seen[0]["input_ids"][0].tolist() == tokens[:50] + tokens[-50:]  # 164 less 64 to write
+    assert (
+        seen[0]["input_ids"][0].tolist() == tokens[:50] + tokens[-50:]
+    )  # 164 tokens minus 64 to generate
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

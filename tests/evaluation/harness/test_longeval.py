@@ -1,4 +1,4 @@
-"""LongEval's own files: reading them, and as tasks of the harness."""
+"""LongEval's files: parsing, file names, and harness tasks on them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_files_are_found_as_longeval_has_them(tmp_path: Path) -> None:
 
 
 def test_the_harness_scores_answers(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """What a model that says nothing sensible answers is what the harness logs and scores."""
+    """The harness logs and scores the answers of a model with random output."""
     entries = [{"prompt": f"line a is <{i}>. " * i, "expected_number": i} for i in range(1, 5)]
     (tmp_path / "lines_200.jsonl").write_text("\n".join(map(json.dumps, entries)))
     lm = StretchedLM(str(tiny_checkpoint), quiet=True, scaling="ntk:4", batch_size=2)

@@ -1,4 +1,4 @@
-"""The harness's model with our patch, against the harness's own and against transformers."""
+"""StretchedLM against the harness's HFLM and against transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ntk_alibi.evaluation.records.lines import Lines
 from ntk_alibi.evaluation.records.record import encoder
 from ntk_alibi.models import load, nano_bloom_path
 
-#: Sums of up to some hundred log-probabilities in float32, of passes of different lengths.
+#: For sums of up to some hundred float32 log-probabilities from passes of different lengths.
 TOLERANCE = 1e-3
 
 RECORD = "Here is a record of lines.\nline brisk-acorn: REGISTER_CONTENT is <4217>\n"
@@ -44,7 +44,7 @@ def requests(pairs: list[tuple[Any, ...]], kind: str = "loglikelihood") -> list[
 @pytest.fixture(scope="module")
 def theirs() -> HFLM:
     with harness.quiet():
-        # Its cache answers a continuation of one token from the first of several (0.4.13).
+        # Its cache scores a one-token continuation with the first token of a longer one (0.4.13).
         return HFLM(str(nano_bloom_path()), device="cpu", dtype="float32", logits_cache=False)
 
 
@@ -78,7 +78,7 @@ def test_rolling_loglikelihoods_are_those_of_the_harness(theirs: HFLM) -> None:
     found = lm.loglikelihood_rolling(requests(texts), disable_tqdm=True)
     np.testing.assert_allclose(found, expected, atol=TOLERANCE)
     whole = StretchedLM(quiet=True).loglikelihood_rolling(requests(texts), disable_tqdm=True)
-    assert whole[1] > found[1]  # a window forgets
+    assert whole[1] > found[1]  # a window loses context
 
 
 def passes(lm: StretchedLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -102,7 +102,7 @@ def test_beginnings_of_one_text_are_read_once(monkeypatch: pytest.MonkeyPatch) -
     lm.loglikelihood(requests([(text[:end], "4217") for end in reversed(ends)]))
     assert len(ends) == 5
     assert len(lengths) == 1
-    assert lengths[0] < len(lm.tok_encode(text))  # nothing behind the last answer is read
+    assert lengths[0] < len(lm.tok_encode(text))  # the text after the last answer is not read
 
 
 def test_last_tokens_of_one_context_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_request_that_ends_within_a_token_gets_its_own_pass(theirs: HFLM) -> N
 
 
 def test_answers_are_those_of_greedy_decoding() -> None:
-    """Of the stretched model: questions answered one by one by generating."""
+    """The stretched model generates the answers to the questions one by one."""
     model, tokenizer, length = load()
     case = Lines(6).case(encoder(tokenizer), length, np.random.default_rng(3))
     pairs = [

@@ -1,4 +1,4 @@
-"""Two processes give what one gives."""
+"""Runs with two processes give the same results as runs with one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAUNCH = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_preci
 
 
 def launch(folder: Path, arguments: list[str], *, processes: int) -> str:
-    """What it prints, run in a new folder by so many processes."""
+    """Run a module in a new folder with a number of processes and return its output."""
     folder.mkdir()
     cases = [{"prompt": f"line a is <{i}>. " * i, "expected_number": i} for i in range(1, 4)]
     (folder / "lines_200.jsonl").write_text("\n".join(map(json.dumps, cases)))
@@ -79,4 +79,4 @@ def test_two_processes_print_what_one_prints(
     two = launch(tmp_path / "two", command, processes=2)
     one_said, two_said = (json.loads(printed, parse_constant=str) for printed in (one, two))
     assert two_said == one_said
-    assert not list((tmp_path / "two").glob("*.unfinished"))  # tidied up by the last to need it
+    assert not list((tmp_path / "two").glob("*.unfinished"))  # the last process removed them

@@ -1,4 +1,4 @@
-"""Records: what they say, what they ask, how long they are."""
+"""Records: their statements, questions, answers and lengths; the corpus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ntk_alibi.evaluation.records.topics import Topics
 
 
 def characters(texts: list[str]) -> list[list[int]]:
-    """A tokenizer of characters, from which the text can be read back."""
+    """Encode each character as its code point, so that the text can be recovered."""
     return [[ord(c) for c in text] for text in texts]
 
 
@@ -58,31 +58,31 @@ def test_topics(length: int, questions: int, seed: int) -> None:
 
 
 def test_topics_for_training_ask_about_any() -> None:
-    task = Topics(("It was so.",), 3, ask_any=True)
+    kind = Topics(("It was so.",), 3, ask_any=True)
     asked = set()
     for seed in range(20):
-        text = text_of(task.case(characters, 3000, np.random.default_rng(seed)))
+        text = text_of(kind.case(characters, 3000, np.random.default_rng(seed)))
         asked |= set(re.findall(r"our (\w+) topic\?", text))
     assert asked == set(words.ORDINALS)
 
 
-@pytest.mark.parametrize("task", [Lines(2), Topics(("It was so.",), 2)])
-def test_the_same_seed_gives_the_same_record(task: record.RecordKind) -> None:
-    a, b, c = (task.case(characters, 3000, np.random.default_rng(s)) for s in (1, 1, 2))
+@pytest.mark.parametrize("kind", [Lines(2), Topics(("It was so.",), 2)])
+def test_the_same_seed_gives_the_same_record(kind: record.RecordKind) -> None:
+    a, b, c = (kind.case(characters, 3000, np.random.default_rng(s)) for s in (1, 1, 2))
     assert (a.tokens == b.tokens).all()
     assert a.answers == b.answers
     assert text_of(a) != text_of(c)
 
 
-@pytest.mark.parametrize("task", [Lines(3), Topics(("It was so.",), 3)])
+@pytest.mark.parametrize("kind", [Lines(3), Topics(("It was so.",), 3)])
 @pytest.mark.parametrize("length", [0, 40])
 def test_a_record_without_room_for_a_question_is_an_error(
-    task: record.RecordKind, length: int
+    kind: record.RecordKind, length: int
 ) -> None:
     with pytest.raises(
         ValueError, match=r"length must hold a record of \w+ and its questions, got"
     ):
-        task.case(characters, length, np.random.default_rng(0))
+        kind.case(characters, length, np.random.default_rng(0))
 
 
 def test_cached_encoder_asks_once() -> None:

@@ -1,1 +1,1 @@
-"""Compare methods: by length, by task, and in a search."""
+"""Comparisons of methods by length and by task, and the search for the best method."""

@@ -10,15 +10,15 @@ from statistics import NormalDist
 def accuracy_interval(
     correct: Sequence[int], cases: Sequence[int], confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Wilson's interval for an accuracy whose cases come in clusters.
+    """Return Wilson's confidence interval for an accuracy whose cases come in clusters.
 
-    Questions about one record are not independent: the number of cases is divided by the design
-    effect, the ratio of the variance between clusters to the binomial one (at least 1).
+    Questions about one record are not independent. The number of cases is therefore divided by the
+    design effect: the ratio of the variance between clusters to the binomial variance (at least 1).
 
     Args:
-        correct: right answers in each cluster.
-        cases: questions in each cluster, each > 0.
-        confidence: of the interval.
+        correct: number of right answers in each cluster.
+        cases: number of questions in each cluster, each > 0.
+        confidence: confidence level of the interval.
 
     Returns:
         (low, high).

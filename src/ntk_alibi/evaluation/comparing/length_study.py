@@ -1,4 +1,4 @@
-"""Comparing methods on one model: retrieval at several lengths, perplexity by position."""
+"""Comparison of methods on one model: retrieval at several lengths, perplexity by position."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi.evaluation.comparing.methods import (
-    Method,
-    model_arguments,
-    parse_method,
-)
+from ntk_alibi.evaluation.comparing.methods import Method, model_arguments, parse_method
+from ntk_alibi.evaluation.comparing.plan import Plan, Samples
+from ntk_alibi.evaluation.comparing.summary import Summary, summarise
 from ntk_alibi.evaluation.harness import run as harness
+from ntk_alibi.evaluation.harness.run import cache_file, metadata_argument
 from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import Scaling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from ntk_alibi.evaluation.comparing.plan import Plan, Samples
-from ntk_alibi.evaluation.comparing.summary import Summary, summarise
-from ntk_alibi.evaluation.harness.run import cache_file, metadata_argument
 
 
 def evaluate(
@@ -34,19 +29,21 @@ def evaluate(
     wrap: Callable[[Scaling | None], Scaling | None] = lambda scaling: scaling,
     name: str = NANO_BLOOM,
 ) -> Summary:
-    """Do a study, resuming what path holds of it, with progress bars; its summary.
+    """Run a study with progress bars and summarise it; answers already stored in path are reused.
 
     Args:
         model: an unpatched BLOOM, MPT or Falcon.
-        tokenizer: the model's.
-        plan: what to do.
-        path: folder of all single answers, kept when done.
-        quiet: no progress bars.
-        wrap: makes the scaling to patch with from each method's.
-        name: of the model, in commands.
+        tokenizer: the model's tokenizer.
+        plan: lengths, records and methods of the study.
+        path: folder for all single answers; it is kept when the study is done.
+        quiet: whether to hide the progress bars.
+        wrap: function that turns each method's scaling into the scaling to patch with.
+        name: name of the model in the commands of the summary.
 
     Returns:
-        As `summarise`, in all processes that share the work.
+        The summary of `summarise`, in all processes that share the work, with two more keys:
+        settings: for each method, the model's settings as the harness records them;
+        commands: for each method, the commands of `commands`.
     """
     from ntk_alibi.evaluation.harness.model import StretchedLM
 
@@ -71,11 +68,11 @@ def evaluate(
 
 
 def commands(plan: Plan, name: str) -> dict[str, dict[str, str]]:
-    """The command that gives each cell again: method, then task and length."""
-    found: dict[str, dict[str, str]] = {}
+    """Return the command that reproduces each cell, by method and then by "<task>/<length>"."""
+    by_method: dict[str, dict[str, str]] = {}
     for method in plan.methods:
         model = f"pretrained={name},{model_arguments(method)},train_length={plan.train_length}"
-        found[method] = {
+        by_method[method] = {
             f"{task}/{length}": shlex.join(
                 [
                     *("ntk-alibi", "lm-eval", "--model", "ntk_alibi", "--model_args", model),
@@ -86,4 +83,4 @@ def commands(plan: Plan, name: str) -> dict[str, dict[str, str]]:
             for task, made_from in plan.tasks.items()
             for length in made_from["lengths"]
         }
-    return found
+    return by_method

@@ -1,4 +1,4 @@
-"""The methods that evaluations compare, by the names that tables and the command line use."""
+"""Methods that evaluations compare, and their names in tables and on the command line."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ntk_alibi import _checks
 from ntk_alibi.evaluation import checks
 from ntk_alibi.scaling import NTK, DynamicInterpolation, DynamicNTK, Interpolation, Scaling
 
-#: The method that changes nothing.
+#: Name of the unchanged model.
 ORIGINAL = "original"
 
-#: What stands before the number in tables, and the scaling: with a factor, or with a rate, the
-#: training length and what each length is taken of.
+#: For each kind: the label before the number in tables, and the scaling. Static scalings take a
+#: factor; dynamic scalings take a rate, the training length and `per`.
 STATIC = {"interpolation": ("interpolation a", Interpolation), "ntk": ("NTK a", NTK)}
 DYNAMIC = {
     "dynamic-interpolation": ("dynamic interpolation a0", DynamicInterpolation),
@@ -33,12 +33,12 @@ DEFAULT_METHODS = (
 
 @dataclass(frozen=True)
 class Method:
-    """A scaling with a name.
+    """A scaling with its name and label.
 
     Attributes:
-        name: as on the command line, "ntk:4".
-        label: as in tables, "NTK a=4".
-        scaling: None for the original.
+        name: name on the command line, such as "ntk:4".
+        label: label in tables, such as "NTK a=4".
+        scaling: the scaling to patch with; None for the original.
     """
 
     name: str
@@ -47,13 +47,14 @@ class Method:
 
 
 def parse_method(name: str, train_length: int) -> Method:
-    """The method of a name such as "original", "interpolation:2", "ntk:4" or "dynamic-ntk:1:query".
+    """Parse a method's name: "original", "interpolation:2", "ntk:4" or "dynamic-ntk:1:query".
 
-    The number is the factor a, for the dynamic methods the rate a0. They may end in what a length
-    is taken of, "sequence" (as published) or "query".
+    The number is the factor a, or the rate a0 of a dynamic method. The name of a dynamic method may
+    end in "sequence" (as published) or "query": the unit whose length selects the factor.
 
     Raises:
-        ValueError: the kind is unknown, or the number is missing or out of range.
+        ValueError: the kind is unknown, the number is missing or out of range, or the ending is
+            unknown.
     """
     if name == ORIGINAL:
         return Method(name, name, None)
@@ -71,13 +72,13 @@ def parse_method(name: str, train_length: int) -> Method:
 
 
 def named_method(kind: str, factor: float | None, per: str | None, train_length: int) -> Method:
-    """The method of a kind and its number, of which the name may already hold the latter."""
+    """Return the method of a kind, factor and per; kind may already contain the other two."""
     parts = [kind, *([] if factor is None else [f"{factor:g}"]), *([] if per is None else [per])]
     return parse_method(":".join(parts), train_length)
 
 
 def model_arguments(name: str) -> str:
-    """A method as `--model_args` of lm-evaluation-harness."""
+    """Format a method's name as `--model_args` of lm-evaluation-harness."""
     kind, _, rest = name.partition(":")
     number, _, per = rest.partition(":")
     parts = (("scaling", kind), ("factor", number), ("per", per))

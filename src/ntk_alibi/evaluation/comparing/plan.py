@@ -1,4 +1,4 @@
-"""Lengths, records and methods of a length study."""
+"""The plan of a length study: its lengths, records and methods."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ntk_alibi.evaluation.comparing.methods import (
-    DEFAULT_METHODS,
-)
+from ntk_alibi.evaluation.comparing.methods import DEFAULT_METHODS
 
+#: The harness's samples of each method and task.
 Samples = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study does; the defaults are those of `ntk-alibi eval`.
+    """Lengths, records and methods of a study; the defaults are those of `ntk-alibi eval`.
 
     Attributes:
-        train_length: tokens, the unit of all lengths and distances below.
-        methods: names for `parse_method`.
-        multiples: of the training length, at which retrieval is tested.
-        line_records: records of lines for each length.
-        line_questions: about each, at most one for 64 tokens trained at.
-        topic_records: conversations for each length.
-        topic_questions: questions about each.
-        prose_windows: windows for the perplexity, of the greatest length; 0 for none.
-        seed: of the records; all methods see the same ones.
+        train_length: training length in tokens, the unit of all lengths and distances below.
+        methods: method names for `parse_method`.
+        multiples: multiples of the training length at which retrieval is tested.
+        line_records: number of records of lines for each length.
+        line_questions: number of questions about each of them; at most one for every 64 tokens of
+            the training length is used.
+        topic_records: number of conversations for each length.
+        topic_questions: number of questions about each of them.
+        prose_windows: number of windows for the perplexity, of the greatest length; 0 for none.
+        seed: seed of the records; all methods read the same records.
     """
 
     train_length: int
@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:
-        """The harness's tasks, and what their data are made from."""
+        """Metadata of each harness task of the study, by the task's name without "ntk_alibi_"."""
         lengths = [round(multiple * self.train_length) for multiple in self.multiples]
         questions = min(self.line_questions, max(1, self.train_length // 64))
         drawn = {"lengths": lengths, "seed": self.seed}
@@ -51,15 +51,15 @@ class Plan:
             "topics": {"records": self.topic_records, "questions": self.topic_questions, **drawn},
             "prose": {"lengths": [max(lengths)], "windows": self.prose_windows, "bins": longest},
         }
-        wanted = {
+        counts = {
             "lines": self.line_records,
             "topics": self.topic_records,
             "prose": self.prose_windows,
         }
-        return {name: made for name, made in tasks.items() if wanted[name]}
+        return {name: made for name, made in tasks.items() if counts[name]}
 
 
-#: What --quick changes: fewer and shorter records, no prose.
+#: Changes that --quick makes: fewer and shorter records, no prose.
 QUICK: dict[str, Any] = {
     "multiples": (1, 2, 3),
     "line_records": 3,

@@ -1,6 +1,7 @@
-"""What others published about stretching, to be printed beside what was measured here.
+"""Published figures of stretched models; tables print them beside measured figures.
 
-Source: keezen/ntk_alibi 2023, with bloom-1b7. Truncation and other settings were not stated.
+Source: keezen/ntk_alibi 2023, with bloom-1b7. The source states neither truncation nor other
+settings.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ class PublishedResult:
     """One published figure.
 
     Attributes:
-        model: whose name ends so.
-        task: of the harness, or ours.
-        method: as `parse_method` reads it.
-        percent: accuracy; of MultiFieldQA-en the F1 of words.
+        model: last component of the model's name.
+        task: name of the harness task, without "_local".
+        method: method name for `parse_method`.
+        percent: accuracy; for MultiFieldQA-en the F1 score over words.
     """
 
     model: str
@@ -42,7 +43,7 @@ RESULTS = tuple(
 
 
 def published_percent(model: str, task: str, method: str) -> float | None:
-    """The published figure for the same model, task and method, if there is one."""
+    """Return the published figure for a model, task and method, or None if there is none."""
     name = model.rstrip("/").rpartition("/")[2]
     for result in RESULTS:
         if (result.model, result.task, result.method) == (

@@ -1,4 +1,4 @@
-"""Summarise the samples of a length study."""
+"""Summary of a length study: accuracies and perplexities from the harness's samples."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
-from ntk_alibi.evaluation.comparing.methods import (
-    parse_method,
-)
+from ntk_alibi.evaluation.comparing.methods import parse_method
 from ntk_alibi.evaluation.comparing.plan import Plan, Samples
 
 #: Width of the distance ranges, in training lengths.
 DISTANCE_BIN = 0.5
 
-#: Ranges of depth, from the beginning of a record to its questions.
+#: Number of depth ranges between the beginning of a record and its questions.
 DEPTH_BINS = 8
 
 
 class Summary(dict[str, Any]):
-    """What `summarise` returns: plain values that notebooks show as tables."""
+    """A dictionary of plain values that notebooks display as tables."""
 
     def _repr_html_(self) -> str:
         from ntk_alibi.evaluation.report import tables
@@ -33,25 +31,26 @@ class Summary(dict[str, Any]):
 
 
 def summarise(plan: Plan, samples: Samples) -> Summary:
-    """The results of a finished study as plain values.
+    """Summarise the samples of a finished study as plain values.
 
     Args:
-        plan: what was done.
-        samples: the harness's, of each method and task.
+        plan: the plan of the study.
+        samples: the harness's samples of each method and task.
 
     Returns:
+        A dictionary with these keys:
         train_length and methods (name to label);
-        retrieval: for each task, method and multiple of the training length: cases, accuracy and
-            its 95 % interval (low, high);
-        by_distance: the same for records of all lengths together, by the distance of the answer
+        retrieval: for each task, method and multiple of the training length, the number of cases,
+            the accuracy and its 95 % interval (low, high);
+        by_distance: the same figures over the records of all lengths, by the distance of the answer
             (begin, end, in training lengths);
-        by_depth: the same for each multiple, by where the answer stands in the record (begin, end,
-            from 0, its beginning, to 1, the questions);
-        perplexity: for each method and range of positions (begin, end, in training lengths): nats a
-            token, and the difference from the first method, paired by window, with its 95 %
-            half-width;
-        records: for each method, right answers and questions of each record;
-        windows: for each method, nats a token of each window of prose.
+        by_depth: the same figures for each multiple, by the depth of the answer in the record
+            (begin, end; 0 is the beginning of the record, 1 the first question);
+        perplexity: for each method and range of positions (begin, end, in training lengths), the
+            nats per token and the difference from the first method, paired by window, with its
+            95 % half-width;
+        records: for each method, the right answers and the questions of each record;
+        windows: for each method, the nats per token of each window of prose.
     """
     methods = {name: parse_method(name, plan.train_length).label for name in plan.methods}
     retrieval, by_distance, by_depth = [], [], []
@@ -62,10 +61,11 @@ def summarise(plan: Plan, samples: Samples) -> Summary:
                 continue
             of = {"task": task, "method": name}
             for multiple in plan.multiples:
-                some = [a for a in answers if a["length"] == round(multiple * plan.train_length)]
-                cell = _accuracy([a["right"] for a in some])
+                length = round(multiple * plan.train_length)
+                of_length = [a for a in answers if a["length"] == length]
+                cell = _accuracy([a["right"] for a in of_length])
                 retrieval.append({**of, "multiple": multiple, **cell})
-                by_depth += [{**of, "multiple": multiple, **cell} for cell in _by_depth(some)]
+                by_depth += [{**of, "multiple": multiple, **cell} for cell in _by_depth(of_length)]
             longest = max(plan.multiples)
             by_distance += [
                 {**of, **cell} for cell in _by_distance(answers, plan.train_length, longest)
@@ -89,7 +89,7 @@ def summarise(plan: Plan, samples: Samples) -> Summary:
 
 
 def _counts(plan: Plan, samples: dict[str, list[dict[str, Any]]]) -> list[list[int]]:
-    """Right answers and questions of each record, of all tasks."""
+    """Count the right answers and the questions of each record, over all tasks."""
     records = [
         answer["right"]
         for task in plan.tasks
@@ -100,7 +100,7 @@ def _counts(plan: Plan, samples: dict[str, list[dict[str, Any]]]) -> list[list[i
 
 
 def _answers(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each record was, and which of its questions were answered right."""
+    """Return length, distances and depths of each record, and whether each answer is right."""
     keys = ("length", "distances", "depths")
     return [
         {
@@ -112,7 +112,7 @@ def _answers(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _accuracy(right: list[list[bool]]) -> dict[str, Any]:
-    """Of clusters of answers; empty ones do not count."""
+    """Compute accuracy and interval of clusters of answers; empty clusters are ignored."""
     clusters = [cluster for cluster in right if cluster]
     cases, correct = [len(c) for c in clusters], [sum(c) for c in clusters]
     if not cases:
@@ -143,7 +143,7 @@ def _by_depth(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _inside(
     answers: list[dict[str, Any]], key: str, begin: float, end: float, unit: float = 1
 ) -> list[list[bool]]:
-    """Of each record, the answers whose value lies in [begin, end)."""
+    """Select from each record the answers whose value / unit lies in [begin, end)."""
     return [
         [
             right
@@ -155,7 +155,7 @@ def _inside(
 
 
 def nats_by_window(samples: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
-    """Mean nats a token, (windows, ranges of positions)."""
+    """Return the mean nats per token, (windows, ranges of positions)."""
     ordered = sorted(samples, key=lambda sample: sample["doc_id"])
     likelihoods = [[ll for ll, _ in sample["filtered_resps"]] for sample in ordered]
     tokens = [sample["doc"]["tokens"] for sample in ordered]

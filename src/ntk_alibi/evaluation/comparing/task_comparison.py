@@ -1,4 +1,4 @@
-"""Any tasks of the harness, method by method: one figure with its interval for each."""
+"""Comparison of methods on any harness tasks: one figure with its interval for each pair."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from ntk_alibi.evaluation.harness import run as harness
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.harness.model import StretchedLM
 
-
-#: What stands in tables, the first that a task has.
+#: Metrics shown in tables; of these, a task shows the first that it has.
 MAIN_METRICS = ("accuracy", "score", "acc_norm", "acc", "exact_match", "f1", "nats")
 
 
@@ -31,21 +30,23 @@ def compare(
     model: str,
     cache: Path,
 ) -> dict[str, Any]:
-    """The tasks with each method.
+    """Run the tasks with each method.
 
     Args:
         lm: the model.
-        methods: to compare.
-        tasks: from `load_known`.
-        metadata: what they were made from besides the model, in commands.
-        model: its name, in commands and for published figures.
-        cache: folder of all single answers, kept when done.
+        methods: the methods to compare.
+        tasks: the tasks, as returned by `load_known`.
+        metadata: metadata of the tasks besides the model; it appears in the commands.
+        model: name of the model, for the commands and for published figures.
+        cache: folder for all single answers; it is kept when the comparison is done.
 
     Returns:
-        rows: task, method, label, metric, cases, value, its 95 % interval (low, high), the
-            published percentage for the same model, task and method (or None), and the command
-            that gives the row again;
-        settings: of each method, as the harness records them.
+        A dictionary with these keys:
+        model: the name of the model;
+        rows: for each task and method: task, method, label, metric, cases, value, its 95 % interval
+            (low, high), the published percentage for the same model, task and method (or None), and
+            the command that reproduces the row;
+        settings: for each method, the model's settings as the harness records them.
     """
     rows, settings = [], {}
     for method in methods:
@@ -66,7 +67,11 @@ def compare(
 
 
 def load_known(tasks: Sequence[str], metadata: dict[str, Any], model: str) -> Any:
-    """Tasks of ours, which is quick; of the harness too if one is asked for."""
+    """Load tasks by name.
+
+    The harness takes seconds to search its own tasks, so it does so only for a name that is not
+    ours.
+    """
     ours = {path.stem for path in harness.tasks_path().glob("*.yaml")}
     with harness.quiet():
         return harness.load_tasks(
@@ -75,10 +80,10 @@ def load_known(tasks: Sequence[str], metadata: dict[str, Any], model: str) -> An
 
 
 def summary_of(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Metric, number of cases, value and interval of a task's samples."""
+    """Return metric, number of cases, value and 95 % interval of a task's samples."""
     metric = next((m for m in MAIN_METRICS if m in samples[0]), samples[0]["metrics"][0])
     values = [sample[metric] for sample in samples]
-    if isinstance(values[0], list | tuple):  # sums and what they are divided by
+    if isinstance(values[0], list | tuple):  # a sum and its divisor
         tops, counts = [v[0] for v in values], [v[1] for v in values]
         value, cases = sum(tops) / sum(counts), int(sum(counts))
     else:
@@ -92,7 +97,7 @@ def summary_of(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mean_interval(tops: Sequence[float], counts: Sequence[float]) -> tuple[float, float]:
-    """The normal interval of a ratio of sums over samples."""
+    """Return the normal 95 % interval of a ratio of sums over samples."""
     n, value = len(tops), sum(tops) / sum(counts)
     if n < 2:
         return math.nan, math.nan
@@ -102,7 +107,7 @@ def _mean_interval(tops: Sequence[float], counts: Sequence[float]) -> tuple[floa
 
 
 def command(lm: StretchedLM, model: str, method: str, task: str, metadata: dict[str, Any]) -> str:
-    """What gives one row again."""
+    """Return the command that reproduces one row."""
     options = f"pretrained={model},{model_arguments(method)},train_length={lm.train_length}"
     options += f",dtype={str(lm.model.dtype).removeprefix('torch.')}"
     if lm.limit is not None:

@@ -1,7 +1,8 @@
-"""Choosing a scaling and its factor for a length, and saying how sure the choice is.
+"""Search for the scaling and factor that suit a length, with an estimate of its certainty.
 
-Retrieval decides, since that is what stretching is for; among methods that retrieval cannot tell
-from the best one, perplexity does. What is chosen is then tried on records that took no part.
+The method with the highest retrieval accuracy wins, because retrieval is the purpose of stretching.
+Among methods within a standard error of the highest accuracy, the lowest perplexity wins. The
+chosen method is then tested on new records that the search did not use.
 """
 
 from __future__ import annotations
@@ -25,27 +26,26 @@ from ntk_alibi.models.loading import NANO_BLOOM
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
 Floats = NDArray[np.float64]
 
-#: Resamplings of the records.
+#: Number of resamplings of the records.
 RESAMPLINGS = 2000
 
-#: Added to the seed of the records that the choice is tried on.
+#: Offset of the seed that draws the new records for the test of the chosen method.
 FRESH = 1
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched.
+    """The settings of a search.
 
     Attributes:
-        length: tokens, at which the model shall work.
-        train_length: tokens trained at.
-        methods: candidates; the original is always among them.
-        records: of lines, half as many of topics.
-        windows: of prose.
-        seed: of the records.
+        length: target context length in tokens.
+        train_length: training length in tokens.
+        methods: names of the candidates; the original is always one of them.
+        records: number of records of lines; half as many records of topics are used.
+        windows: number of windows of prose.
+        seed: seed of the records.
     """
 
     length: int
@@ -57,7 +57,7 @@ class Search:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The methods given, or the usual factors about length / train_length."""
+        """`methods` with the original first; by default factors around length / train_length."""
         if self.methods:
             return tuple(dict.fromkeys((ORIGINAL, *self.methods)))
         stretch = max(1.0, self.length / self.train_length)
@@ -70,7 +70,7 @@ class Search:
         return (ORIGINAL, *static, "dynamic-ntk:1", "dynamic-ntk:2")
 
     def plan(self, methods: Sequence[str], seed: int, windows: int) -> plan.Plan:
-        """What is done for it."""
+        """Return the plan of a length study for some of the methods."""
         return plan.Plan(
             self.train_length,
             methods=tuple(methods),
@@ -91,41 +91,44 @@ def search(
     quiet: bool = False,
     name: str = NANO_BLOOM,
 ) -> dict[str, Any]:
-    """Search, resuming what path holds of it.
+    """Search for the best method; answers already stored in path are reused.
 
     Args:
         model: an unpatched BLOOM, MPT or Falcon.
-        tokenizer: the model's.
-        wanted: what to search.
-        path: folder of all single answers, kept when done.
-        quiet: no progress bars.
-        name: of the model.
+        tokenizer: the model's tokenizer.
+        wanted: the settings of the search.
+        path: folder for all single answers; it is kept when the search is done.
+        quiet: whether to hide the progress bars.
+        name: name of the model.
 
     Returns:
-        candidates: for each method its accuracy and 95 % interval (low, high) over all questions,
-            nats a token less the original's with their half-width, and the share of resamplings of
-            the records in which it would have been chosen (best_share);
-        chosen: its name; sure: its best_share;
-        fresh: accuracy and interval of the chosen and of the original on records drawn anew.
+        A dictionary with these keys:
+        model, length and train_length;
+        candidates: for each method, the accuracy over all questions with its 95 % interval (low,
+            high), the difference from the original in nats per token with its half-width, and the
+            share of resamplings of the records in which the method is chosen (best_share);
+        chosen: name of the chosen method; sure: its best_share;
+        fresh: accuracy and interval of the chosen method and of the original on new records;
+        settings: for each method, the model's settings as the harness records them.
     """
     _checks.integer("length", wanted.length, minimum=1)
     for method in wanted.candidates:
         parse_method(method, wanted.train_length)
     plan = wanted.plan(wanted.candidates, wanted.seed, wanted.windows)
-    found = length_study.evaluate(model, tokenizer, plan, path, quiet=quiet, name=name)
-    clusters, nats = _clusters(found), _nats(found)
+    summary = length_study.evaluate(model, tokenizer, plan, path, quiet=quiet, name=name)
+    clusters, nats = _clusters(summary), _nats(summary)
     chosen = _choose(clusters, nats, np.arange(clusters.shape[1]))
     shares = _best_shares(clusters, nats, wanted.seed)
     candidates = []
     for i, method in enumerate(wanted.candidates):
-        right, asked = clusters[i, :, 0], clusters[i, :, 1]
-        low, high = accuracy_interval(right.astype(int).tolist(), asked.astype(int).tolist())
+        right, questions = clusters[i, :, 0], clusters[i, :, 1]
+        low, high = accuracy_interval(right.astype(int).tolist(), questions.astype(int).tolist())
         difference = nats[i] - nats[0]
         half_width = _half_width(difference)
         candidates.append(
             {
-                **{"method": method, "label": found["methods"][method]},
-                **{"accuracy": right.sum() / asked.sum(), "low": low, "high": high},
+                **{"method": method, "label": summary["methods"][method]},
+                **{"accuracy": right.sum() / questions.sum(), "low": low, "high": high},
                 **{"difference": float(difference.mean()), "half_width": half_width},
                 "best_share": shares[i],
             }
@@ -137,7 +140,7 @@ def search(
         "chosen": name_of_chosen,
         "sure": shares[chosen],
         "fresh": _try(model, tokenizer, wanted, name_of_chosen, path, quiet, name),
-        "settings": found["settings"],
+        "settings": summary["settings"],
     }
 
 
@@ -152,39 +155,42 @@ def _try(
 ) -> dict[str, Any]:
     methods = dict.fromkeys((ORIGINAL, chosen))
     plan = replace(wanted.plan(list(methods), wanted.seed + FRESH, 0), prose_windows=0)
-    found = length_study.evaluate(model, tokenizer, plan, path, quiet=quiet, name=name)
-    clusters = _clusters(found).astype(int)
+    summary = length_study.evaluate(model, tokenizer, plan, path, quiet=quiet, name=name)
+    clusters = _clusters(summary).astype(int)
     results = {}
     for i, method in enumerate(methods):
-        right, asked = clusters[i, :, 0].tolist(), clusters[i, :, 1].tolist()
-        low, high = accuracy_interval(right, asked)
-        results[method] = {"accuracy": sum(right) / sum(asked), "low": low, "high": high}
+        right, questions = clusters[i, :, 0].tolist(), clusters[i, :, 1].tolist()
+        low, high = accuracy_interval(right, questions)
+        results[method] = {"accuracy": sum(right) / sum(questions), "low": low, "high": high}
     return results
 
 
-def _clusters(found: dict[str, Any]) -> Floats:
-    """Right answers and questions of each record: (methods, records, 2)."""
-    return np.array([found["records"][method] for method in found["methods"]], np.float64)
+def _clusters(summary: dict[str, Any]) -> Floats:
+    """Return the right answers and the questions of each record, (methods, records, 2)."""
+    return np.array([summary["records"][method] for method in summary["methods"]], np.float64)
 
 
-def _nats(found: dict[str, Any]) -> Floats:
-    """Mean nats a token of each window: (methods, windows)."""
-    return np.array([found["windows"][method] for method in found["methods"]], np.float64)
+def _nats(summary: dict[str, Any]) -> Floats:
+    """Return the mean nats per token of each window, (methods, windows)."""
+    return np.array([summary["windows"][method] for method in summary["methods"]], np.float64)
 
 
 def _choose(clusters: Floats, nats: Floats, records: NDArray[np.integer[Any]]) -> int:
-    """The best of some records: within a standard error of the highest accuracy, fewest nats."""
-    some = clusters[:, records]
-    accuracy = some[..., 0].sum(1) / some[..., 1].sum(1)
+    """Choose the method with the fewest nats among the most accurate ones on the records.
+
+    The most accurate methods are those within a standard error of the highest accuracy.
+    """
+    drawn = clusters[:, records]
+    accuracy = drawn[..., 0].sum(1) / drawn[..., 1].sum(1)
     best = int(accuracy.argmax())
-    gaps = (some[best, :, 0] - some[..., 0]) / some[best, :, 1].mean()
+    gaps = (drawn[best, :, 0] - drawn[..., 0]) / drawn[best, :, 1].mean()
     errors = gaps.std(axis=1, ddof=1) / math.sqrt(len(records)) if len(records) > 1 else 0.0 * gaps
     level = accuracy >= accuracy[best] - errors - 1e-12
     return int(np.where(level, nats.mean(axis=1), np.inf).argmin())
 
 
 def _best_shares(clusters: Floats, nats: Floats, seed: int) -> list[float]:
-    """How often each method is chosen when records and windows are drawn with replacement."""
+    """Return the share of bootstrap resamplings (records and windows) that choose each method."""
     rng, counts = np.random.default_rng(seed), np.zeros(len(clusters))
     for _ in range(RESAMPLINGS):
         records = rng.integers(clusters.shape[1], size=(clusters.shape[1],))

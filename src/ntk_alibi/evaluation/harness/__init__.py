@@ -1,1 +1,1 @@
-"""Tasks, models and runs of lm-evaluation-harness."""
+"""Our tasks and our model for lm-evaluation-harness, and functions that run the harness."""

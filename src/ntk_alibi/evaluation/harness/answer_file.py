@@ -1,4 +1,4 @@
-"""Where the harness's cache keeps its answers, at a fraction of its own price."""
+"""A faster file format for the harness's answer cache, readable by the harness itself."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 
 from sqlitedict import SqliteDict
 
-#: Answers that come faster than this are written together.
+#: Answers that arrive within this interval are written in one transaction.
 SECONDS_BETWEEN_WRITES = 0.1
 
 
 class AnswerFile(SqliteDict):  # type: ignore[misc]
-    """The dictionary of the harness's CachingLM, which looks up and writes each answer once.
+    """A dictionary for the harness's CachingLM that writes each answer once.
 
-    The harness hands over every answer twice and waits for the disk each time. An answer once
-    kept stays, and what was looked up is remembered, so that neither costs a transaction.
+    The harness stores every answer twice and waits for the disk each time. This class never
+    overwrites an answer and keeps all keys in memory, so that neither the second write nor a test
+    for a key costs a transaction.
 
     Args:
-        path: of the SQLite file, made if it does not exist.
+        path: path of the SQLite file, which is created if it does not exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -39,6 +40,6 @@ class AnswerFile(SqliteDict):  # type: ignore[misc]
             self.commit()
 
     def commit(self, blocking: bool = True) -> None:
-        """Write to the disk what is not there yet."""
+        """Write pending answers to the disk."""
         super().commit(blocking)
         self._written = time.monotonic()

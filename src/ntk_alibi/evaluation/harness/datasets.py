@@ -1,8 +1,8 @@
-"""Records for the harness: texts with several places whose tokens the model has to predict.
+"""Data sets and a task class for the harness: records with questions, and windows of prose.
 
-Each place is one of the harness's loglikelihood requests: all before it is the context. What is
-asked about one record are thus beginnings of one text, which `StretchedLM` reads once; other models
-of the harness read it once for each place and give the same answers.
+Each answer in a text is one of the harness's loglikelihood requests, and the text before it is the
+context. The requests of one text are therefore prefixes of that text, and `StretchedLM` reads it
+once. Other models of the harness read it once for each request and give the same answers.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from ntk_alibi.models.loading import checkpoint_name
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
-#: Lengths in the names that records are drawn by are multiples of this, whatever the model.
+#: A record's name gives its length in this unit, for every model; names seed the records.
 NAMED_UNIT = 2048
 
 #: Width of the ranges of positions of prose, in tokens.
@@ -47,10 +46,10 @@ POSITIONS = 1024
 
 SEED = 2026
 
-#: Records shorter than their questions want get fewer.
+#: By default a record has at most one question for this many tokens.
 TOKENS_PER_QUESTION = 64
 
-#: How many records of each length there are if nobody says.
+#: Default number of records of each length, by kind.
 RECORDS = {"lines": 8, "topics": 12, "passkey": 32, "multikey": 8, "variables": 8}
 
 
@@ -62,15 +61,17 @@ def retrieval(
     seed: int = SEED,
     **model: Any,
 ) -> dict[str, Dataset]:
-    """Records of a kind as the harness takes a data set.
+    """Draw records of a kind in the form in which the harness takes a data set.
 
     Args:
-        kind: "lines", "topics", "passkey", "multikey" or "variables".
-        lengths: in the model's own tokens.
-        records: of each length.
-        questions: about each; by default what the kind says, at most one for 64 tokens.
-        seed: of the records.
-        **model: what the harness knows of the model: its tokenizer is used, or that of pretrained.
+        kind: name of the record kind: "lines", "topics", "passkey", "multikey" or "variables".
+        lengths: lengths of the records in tokens of the model.
+        records: number of records of each length.
+        questions: number of questions about each record; by default the kind's number, but at most
+            one for every 64 tokens.
+        seed: seed of the records.
+        **model: the harness's metadata of the model: the records are made with its tokenizer, or
+            with the tokenizer of the checkpoint named by pretrained.
     """
     _checks.choice("kind", kind, RECORDS)
     count = RECORDS[kind] if records is None else _checks.integer("records", records, minimum=1)
@@ -78,10 +79,10 @@ def retrieval(
     encode = cached_encoder(encoder(tokenizer))
     documents = []
     for length in _lengths(lengths):
-        task = _task(kind, questions, length)
+        record_kind = _record_kind(kind, questions, length)
         for record in range(count):
             name = f"{kind}/{length / NAMED_UNIT:g}/{record}"
-            case = task.case(encode, length, np.random.default_rng([seed, *name.encode()]))
+            case = record_kind.case(encode, length, np.random.default_rng([seed, *name.encode()]))
             documents.append(_question_document(decoder(tokenizer), case, length))
     return {"test": Dataset.from_list(documents)}
 
@@ -95,16 +96,17 @@ def prose(
     stride: int = POSITIONS,
     **model: Any,
 ) -> dict[str, Dataset]:
-    """Windows of running prose, to be predicted in ranges of positions.
+    """Cut running prose into windows, each predicted in ranges of positions.
 
     Args:
-        lengths: of the windows, in the model's own tokens.
-        windows: of each length.
-        bins: equal ranges of positions in a window; by default as many as have stride tokens.
-        text: a file, each line a paragraph; by default held out chapters of the King James Bible.
-        context: tokens read before each range; by default all that the window has.
-        stride: tokens of a range.
-        **model: as for `retrieval`.
+        lengths: lengths of the windows in tokens of the model.
+        windows: number of windows of each length.
+        bins: number of equal ranges of positions in a window; by default ranges of stride tokens.
+        text: path of a text file with a paragraph on each line; by default the held-out chapters of
+            the King James Bible.
+        context: number of tokens read before each range; by default all of the window before it.
+        stride: number of tokens in a range.
+        **model: the harness's metadata of the model, as for `retrieval`.
     """
     tokenizer = _tokenizer(**model)
     chapters = corpus.held_out_text() if text is None else _lines(text)
@@ -117,39 +119,40 @@ def prose(
 
 
 def sliding_prose(context: int = 2048, **options: Any) -> Any:
-    """The same with a window that slides: no token sees more than `context` others before it.
+    """Make windows of prose like `prose`, in which no token sees more than `context` tokens.
 
-    It moves by half of the context at a time, so that each token sees at least the other half.
+    The context slides by half of its length at a time, so that each token sees at least the other
+    half.
     """
     stride = max(1, _checks.integer("context", context, minimum=2) // 2)
     return prose(**{**options, "context": context - stride, "stride": stride})
 
 
 def answered(document: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
-    """Of a record: how many of its questions are answered right, and how many there are."""
+    """Return (right answers, questions) of a record as accuracy and accuracy_<length>."""
     counts = [sum(greedy for _, greedy in results), len(results)]
     return _with_length("accuracy", document, counts)
 
 
 def predicted(document: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
-    """Of a window of prose: nats in all, and of how many tokens."""
+    """Return (sum of nats, tokens) of a window of prose as perplexity, nats, nats_<length>."""
     sums = [-sum(likelihood for likelihood, _ in results), sum(document["tokens"])]
     return {"perplexity": sums, **_with_length("nats", document, sums)}
 
 
 def ratio(pairs: Iterable[Sequence[float]]) -> float:
-    """Sum of the first numbers over sum of the second; nan if there are none."""
+    """Divide the sum of the first numbers by the sum of the second; NaN if the latter is 0."""
     first, second = np.sum(list(pairs), axis=0)
     return float(first / second) if second else math.nan
 
 
 def perplexity(pairs: Iterable[Sequence[float]]) -> float:
-    """Perplexity of sums of nats and numbers of tokens."""
+    """Return the perplexity of pairs (sum of nats, tokens)."""
     return math.exp(ratio(pairs))
 
 
 class RecordTask(ConfigurableTask):  # type: ignore[misc]
-    """A task of the harness whose documents ask several things about one text."""
+    """A harness task whose documents have several requests about one text."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config={k: v for k, v in config.items() if k != "class"})
@@ -161,7 +164,7 @@ class RecordTask(ConfigurableTask):  # type: ignore[misc]
                     self._higher_is_better[f"{name}_{length}"] = self._higher_is_better[name]
 
     def construct_requests(self, doc: Any, ctx: Any, **options: Any) -> list[Instance]:
-        """A request for each place that is asked about."""
+        """Make a request for each answer or range of the document."""
         checks.unchanged_prompt(ctx, doc["text"])
         options = {k: v for k, v in options.items() if k == "metadata"}
         text = doc["text"]
@@ -179,16 +182,16 @@ class RecordTask(ConfigurableTask):  # type: ignore[misc]
         ]
 
     def process_results(self, doc: Any, results: Any) -> dict[str, Any]:
-        """As the YAML says; other lengths than the record's get nothing of it."""
-        found: dict[str, Any] = super().process_results(doc, results)
-        return {name: found.get(name, [0, 0]) for name in self._aggregation_list}
+        """Compute the metrics; those of other lengths get [0, 0], which adds nothing."""
+        metrics: dict[str, Any] = super().process_results(doc, results)
+        return {name: metrics.get(name, [0, 0]) for name in self._aggregation_list}
 
 
 def _with_length(name: str, document: dict[str, Any], pair: list[Any]) -> dict[str, Any]:
     return {name: pair, f"{name}_{document['length']}": pair}
 
 
-def _task(kind: str, questions: int | None, length: int) -> RecordKind:
+def _record_kind(kind: str, questions: int | None, length: int) -> RecordKind:
     sentences = corpus.sentences(corpus.held_out_text())
     make: dict[str, Callable[[], Any]] = {
         "lines": Lines,
@@ -197,11 +200,12 @@ def _task(kind: str, questions: int | None, length: int) -> RecordKind:
         "multikey": lambda: haystacks.MultiKey(sentences),
         "variables": lambda: haystacks.Variables(sentences),
     }
-    task = make[kind]()
+    default = make[kind]()
     if questions is None:
-        questions = min(task.questions, max(1, length // TOKENS_PER_QUESTION))
-    asking: RecordKind = replace(task, questions=_checks.integer("questions", questions, minimum=1))
-    return asking
+        questions = min(default.questions, max(1, length // TOKENS_PER_QUESTION))
+    questions = _checks.integer("questions", questions, minimum=1)
+    record_kind: RecordKind = replace(default, questions=questions)
+    return record_kind
 
 
 def _question_document(decode: Decode, case: Case, length: int) -> dict[str, Any]:

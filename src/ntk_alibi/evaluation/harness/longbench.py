@@ -1,4 +1,4 @@
-"""LongBench's TREC and MultiFieldQA-en from local files, otherwise as the harness has them."""
+"""LongBench's TREC and MultiFieldQA-en as harness tasks on local files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ntk_alibi.evaluation import checks
 
 
 class LocalTask(ConfigurableTask):  # type: ignore[misc]
-    """The harness's task longbench_NAME, prompts and metrics included, on a file of your own."""
+    """The harness's task longbench_NAME with its prompts and metrics, on a local file."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         name = config["dataset_kwargs"]["name"]
@@ -28,11 +28,11 @@ class LocalTask(ConfigurableTask):  # type: ignore[misc]
 
 
 def documents(name: str, data: str | None = None, **_: Any) -> dict[str, Any]:
-    """A LongBench file as the harness takes a data set.
+    """Read a LongBench file into the form in which the harness takes a data set.
 
     Args:
         name: "trec" or "multifieldqa_en".
-        data: the .jsonl file, or a folder that holds it as NAME.jsonl.
+        data: path of the .jsonl file, or of a folder that holds it as NAME.jsonl.
     """
     from datasets import Dataset
 
@@ -45,7 +45,7 @@ def documents(name: str, data: str | None = None, **_: Any) -> dict[str, Any]:
 
 
 def _document(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry under the names that the harness's prompts use."""
+    """Rename the keys of an entry to those of the harness's prompts."""
     return {
         "context": entry["context"],
         "question": entry["question"] if "question" in entry else entry["input"],

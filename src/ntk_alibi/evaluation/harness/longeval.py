@@ -1,4 +1,4 @@
-"""LongEval's own files as data of the harness."""
+"""LongEval's published files as data sets of the harness, and their scores."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ KINDS = ("lines", "topics")
 
 
 def cases(kind: str, size: int, data: str | None = None, **_: Any) -> dict[str, Any]:
-    """The cases of a file as the harness takes a data set.
+    """Read the cases of a file into the form in which the harness takes a data set.
 
     Args:
         kind: "lines" or "topics".
-        size: of a record, in lines or topics.
-        data: the file, or a folder that holds it: as lines_200.jsonl, or as LongEval's repository
-            has it, lines/testcases/200_lines.jsonl.
+        size: size of a record in lines or topics.
+        data: path of the file, or of a folder that holds it either as lines_200.jsonl or, as in
+            LongEval's repository, as lines/testcases/200_lines.jsonl.
     """
     from datasets import Dataset
 
@@ -31,19 +31,19 @@ def cases(kind: str, size: int, data: str | None = None, **_: Any) -> dict[str, 
 
 
 def right(document: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """Whether an answer is right, by the rules of scoring.py."""
+    """Score the answer to a document by the rules of scoring.py."""
     return {"accuracy": float(is_right(document, results[0]))}
 
 
 def is_right(case: dict[str, Any], prediction: str) -> bool:
-    """The same of a case and a prediction."""
+    """Return whether a prediction is right for a case, by the rules of scoring.py."""
     if case["kind"] == "lines":
         return score_lines(prediction, int(case["expected"][0]))
     return score_topics(prediction, case["expected"])
 
 
 def find_file(data: str | os.PathLike[str], kind: str, size: int) -> Path:
-    """Where the cases of a kind and size are."""
+    """Return the path of the file with the cases of a kind and size."""
     path = Path(data)
     if not path.is_dir():
         return path
@@ -52,33 +52,35 @@ def find_file(data: str | os.PathLike[str], kind: str, size: int) -> Path:
 
 
 def read_cases(path: str | os.PathLike[str], kind: str) -> list[dict[str, Any]]:
-    """The cases of a LongEval file.
+    """Read the cases of a LongEval file.
 
     Args:
-        path: a .jsonl file; lines: keys prompt and expected_number; topics: prompt and topics.
+        path: path of a .jsonl file; its entries have the keys prompt and expected_number (lines),
+            or prompt and topics (topics).
         kind: "lines" or "topics".
 
     Returns:
-        For each case its kind, number (of the line, from 1), prompt, and what is expected: the
-        number asked for, or the topics, of which the first is right.
+        For each case a dictionary with kind, number (of the line in the file, from 1), prompt and
+        expected: a list of the expected number alone, or of all topics with the right one first.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is broken (file and line number), the file is empty, or kind is unknown.
+        FileNotFoundError: the file does not exist.
+        ValueError: a line is malformed (the message names file and line), the file is empty, or
+            kind is unknown.
     """
     _checks.choice("kind", kind, KINDS)
-    found = []
+    read = []
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                found.append({"kind": kind, "number": number, **_parse(line, kind)})
+                read.append({"kind": kind, "number": number, **_parse(line, kind)})
             except (ValueError, KeyError, TypeError) as error:
                 reason = f"key {error} is missing" if isinstance(error, KeyError) else error
                 raise ValueError(
                     f"{path}, line {number}: no case of longeval-{kind}: {reason}"
                 ) from None
-    checks.some_cases(path, found)
-    return found
+    checks.some_cases(path, read)
+    return read
 
 
 def _parse(line: bytes, kind: str) -> dict[str, Any]:

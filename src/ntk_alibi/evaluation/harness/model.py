@@ -1,8 +1,11 @@
-"""The harness's Hugging Face model with our patch: `--model ntk_alibi`.
+"""A Hugging Face model of the harness with patched attention: `--model ntk_alibi`.
 
-It differs from the harness's in four things: attention is patched; nothing is cut off unless a
-length is given, and then by a stated rule; requests that are beginnings of one another are answered
-by one pass; and logits are formed only where they are asked for.
+It differs from the harness's HFLM in four ways:
+
+- attention is patched;
+- inputs are truncated only if max_length is given, and then by a documented rule;
+- requests whose texts are prefixes of one another share one forward pass;
+- logits are computed only at positions that a request needs.
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ if TYPE_CHECKING:
 
 TRUNCATIONS = ("middle", "left")
 
-#: Stands for "no limit" where the harness wants a number.
+#: The value for "no limit" where the harness needs a number.
 UNLIMITED = 2**31 - 1
 
-#: Float32 logits formed at a time: 128 MiB.
+#: Number of float32 logits computed at a time: 128 MiB.
 LOGITS_AT_A_TIME = 2**25
 
-#: Texts with several requests whose tokens are kept.
+#: Number of texts with several requests whose tokens are cached.
 TEXTS_REMEMBERED = 512
 
 PACKAGES = ("ntk-alibi", "lm_eval", "transformers", "torch", "accelerate")
@@ -44,11 +47,12 @@ PACKAGES = ("ntk-alibi", "lm_eval", "transformers", "torch", "accelerate")
 
 @dataclass
 class Pass:
-    """A text to read once, and what is asked about it.
+    """A text for one forward pass, and the requests that the pass answers.
 
     Attributes:
-        tokens: all that the answers need.
-        spans: for each request: its number, where its continuation begins, and the continuation.
+        tokens: tokens of the longest request, its continuation included.
+        spans: for each request, its index, the position at which its continuation begins, and the
+            tokens of the continuation.
     """
 
     tokens: list[int]
@@ -56,7 +60,7 @@ class Pass:
 
     @property
     def read(self) -> list[int]:
-        """Tokens that are read: nothing is predicted from a continuation's last."""
+        """Input tokens: all except the last token of the continuation that ends last."""
         return self.tokens[: max(begin + len(targets) - 1 for _, begin, targets in self.spans)]
 
 
@@ -66,19 +70,19 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 
     Args:
         pretrained: a folder, a name on the hub, or a model; by default the embedded nano BLOOM.
-        scaling: "original", "interpolation", "ntk", "dynamic-interpolation" or "dynamic-ntk"; or
-            with its number, "ntk:4".
-        factor: the factor a, for the dynamic ones the rate a0.
-        per: "sequence" or "query", for the dynamic ones.
-        train_length: tokens trained at; by default what the config says.
-        attention: as for `ntk_alibi.patch`.
-        max_length: tokens read at once; by default there is no limit.
-        truncation: what happens to longer ones: "middle" keeps both ends, as LongBench does,
-            "left" keeps the end, as the harness does. Continuations are never cut.
-        share_prefixes: whether requests that are beginnings of one another share a pass. With
-            per="sequence" they then share the slopes of the longest.
-        quiet: no progress bars.
-        **options: everything that the harness's own model takes.
+        scaling: "original", "interpolation", "ntk", "dynamic-interpolation" or "dynamic-ntk", or a
+            full method name such as "ntk:4".
+        factor: the factor a, or the rate a0 of a dynamic method.
+        per: "sequence" or "query", for dynamic methods.
+        train_length: training length in tokens; by default the one in the model's config.
+        attention: attention implementation, as for `ntk_alibi.patch`.
+        max_length: greatest number of tokens in one input; by default there is no limit.
+        truncation: rule for longer inputs: "middle" removes the middle, as LongBench does; "left"
+            removes the beginning, as the harness does. Continuations are never truncated.
+        share_prefixes: whether requests whose texts are prefixes of one another share a pass. With
+            per="sequence" they then share the slopes of the longest request.
+        quiet: whether to hide the progress bars.
+        **options: further arguments of the harness's HFLM.
     """
 
     def __init__(
@@ -100,13 +104,13 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         if max_length is not None:
             _checks.integer("max_length", max_length, minimum=2)
         elif str(options.get("batch_size", 1)).startswith("auto"):
-            _checks.missing("max_length", "with batch_size=auto, which tries such a batch")
+            _checks.missing("max_length", "with batch_size=auto, which tests batches of it")
         if pretrained is None or isinstance(pretrained, str):
             pretrained = checkpoint_name(pretrained)
         options = {"dtype": "float32", "device": _device(), **options}
         super().__init__(pretrained, max_length=max_length, **options)
         self._split_among_processes()
-        # The same texts come back with each method.
+        # Every method gets the same texts.
         self._places = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_places)
         self.truncation_rule, self.quiet = truncation, quiet
         self.share_prefixes = _checks.boolean("share_prefixes", share_prefixes)
@@ -116,40 +120,40 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self.stretch(named_method(scaling, factor, per, self.train_length))
 
     def _split_among_processes(self) -> None:
-        """Take part in `accelerate launch`, on CPUs too, which the harness leaves out."""
+        """Join the processes of `accelerate launch`, also on CPUs, where the harness does not."""
         from accelerate import Accelerator
 
-        # Before its PartialState alone, which does not look at ACCELERATE_USE_CPU.
+        # Create an Accelerator before any bare PartialState, which ignores ACCELERATE_USE_CPU.
         shared = getattr(self, "accelerator", None) or Accelerator()
         if shared.num_processes > 1:
             self.accelerator = shared
             self._rank, self._world_size = shared.process_index, shared.num_processes
 
     def stretch(self, method: Method) -> None:
-        """Use another method from now on."""
+        """Patch the model with another method."""
         handle = patch(self.model, method.scaling, attention=self.attention)  # type: ignore[arg-type]
         self.release()
         self._patch, self.method = handle, method
 
     def release(self) -> None:
-        """Take the patch back."""
+        """Undo the patch."""
         if self._patch is not None:
             self._patch.undo()
         self._patch = None
 
     @property
     def limit(self) -> int | None:
-        """Tokens that are read at once, or None."""
+        """Greatest number of tokens in one input, or None for no limit."""
         limit: int | None = self._max_length
         return limit
 
     @property
     def max_length(self) -> int:
-        """The same as the harness wants it."""
+        """The limit as a number, as the harness needs it."""
         return self.limit or UNLIMITED
 
     def get_model_info(self) -> dict[str, Any]:
-        """What every result records, besides what the harness does."""
+        """Return the settings that the harness stores with every result, ours included."""
         to_config = getattr(self.method.scaling, "to_config", None)
         scaling = {"alibi_type": "default"} if self.method.scaling is None else None
         return {
@@ -166,7 +170,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         }
 
     def truncate(self, tokens: list[int], limit: int) -> list[int]:
-        """At most `limit` of the tokens."""
+        """Return at most `limit` of the tokens, selected by the truncation rule."""
         if len(tokens) <= limit:
             return tokens
         head = (limit + 1) // 2 if self.truncation_rule == "middle" else 0
@@ -179,7 +183,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         left_truncate_len: int | None = None,
         truncation: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prompts as tokens and a mask, cut by our rule where the harness cuts on the left."""
+        """Encode prompts as tokens and a mask, truncated by our rule instead of the harness's."""
         limit = left_truncate_len or UNLIMITED
         rows = [self.truncate(self.tok_encode(string), limit) for string in strings]
         return self._pad(rows, left=padding_side == "left")
@@ -197,7 +201,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Log-likelihood of each continuation, and whether it is the greedy one."""
+        """Return each continuation's log-likelihood and whether greedy decoding gives it."""
         pairs = [request.args for request in requests]
         return self._answer(list(self._passes(pairs)), pairs, disable_tqdm)
 
@@ -207,25 +211,25 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        """The same for tokens, of which loglikelihood_rolling makes its windows."""
+        """Answer requests given as tokens, such as the windows of loglikelihood_rolling."""
         passes = self._single_passes((i, c, t) for i, (_, c, t) in enumerate(requests))
         return self._answer(passes, [key for key, _, _ in requests], disable_tqdm)
 
     def _passes(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Pass]:
-        """Requests by what can be read together."""
+        """Yield passes that answer all requests; nested requests share one."""
         alone = []
         for numbers in self._nested(pairs):
             if len(numbers) == 1:
                 alone += numbers
                 continue
             places = tuple((len(pairs[i][0]), len(pairs[i][0]) + len(pairs[i][1])) for i in numbers)
-            tokens, found = self._places("".join(pairs[numbers[0]]), places)
+            tokens, token_spans = self._places("".join(pairs[numbers[0]]), places)
             spans = []
-            for i, place in zip(numbers, found, strict=True):
-                if place is None:
+            for i, span in zip(numbers, token_spans, strict=True):
+                if span is None:
                     alone.append(i)
                 else:
-                    spans.append((i, place[0], tokens[place[0] : place[1]]))
+                    spans.append((i, span[0], tokens[span[0] : span[1]]))
             if spans:
                 yield Pass(tokens, spans)
         yield from self._single_passes((i, *self._encode(*pairs[i])) for i in sorted(alone))
@@ -233,18 +237,18 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     def _find_places(
         self, text: str, places: tuple[tuple[int, int], ...]
     ) -> tuple[list[int], list[tuple[int, int] | None]]:
-        """Tokens of a text, and where in them places (in characters) begin and end.
+        """Return the tokens of a text, and for each span of characters the span of its tokens.
 
-        None for places that do not lie between tokens, and for all if the text is too long.
+        A span is None if its ends do not lie between tokens. All are None if the text is too long.
         """
         tokens, edges = self._tokens_with_edges(text)
         if len(tokens) > self.max_length:
             edges = {}
-        found = [(edges.get(begin), edges.get(end)) for begin, end in places]
-        return tokens, [None if b is None or e is None else (b, e) for b, e in found]
+        spans = [(edges.get(begin), edges.get(end)) for begin, end in places]
+        return tokens, [None if b is None or e is None else (b, e) for b, e in spans]
 
     def _nested(self, pairs: Sequence[tuple[str, str]]) -> Iterator[list[int]]:
-        """Numbers of requests whose texts are beginnings of one another, the longest first."""
+        """Yield groups of indices of requests whose texts are prefixes of the group's first."""
         texts = ["".join(pair) for pair in pairs]
         group: list[int] = []
         for i in sorted(range(len(texts)), key=texts.__getitem__, reverse=True):
@@ -256,9 +260,10 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             yield group
 
     def _tokens_with_edges(self, text: str) -> tuple[list[int], dict[int, int]]:
-        """Tokens, and for each place between two of them (in characters) how many lie before it.
+        """Return the tokens of a text, and the number of tokens before each character offset.
 
-        No edges where the tokenizer does not tell; requests then get passes of their own.
+        Only offsets between two tokens, and the end, are keys. There are none if the tokenizer does
+        not report offsets; each request then gets a separate pass.
         """
         tokens: list[int] = self.tok_encode(text)
         if not self.tokenizer.is_fast:
@@ -283,7 +288,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         return [self.prefix_token_id], tokens
 
     def _single_passes(self, requests: Any) -> list[Pass]:
-        """A pass for each request; for one those that differ in their last token only."""
+        """Make a pass for each request; requests that differ only in the last token share one."""
         passes: dict[tuple[int, ...], Pass] = {}
         for number, context, targets in requests:
             room = self.max_length + 1 - len(targets)
@@ -297,7 +302,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     def _answer(
         self, passes: list[Pass], keys: Sequence[Any], quiet: bool
     ) -> list[tuple[float, bool]]:
-        """Do the passes, longest first, and hand each answer to the harness's cache at once."""
+        """Run the passes, longest first, and store each answer in the harness's cache at once."""
         answers: list[Any] = [None] * len(keys)
         passes.sort(key=lambda one: -len(one.tokens))
         size = self._detect_batch_size() if self.batch_size == "auto" else self.batch_size
@@ -334,18 +339,18 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             return [answer for row, one in pairs for answer in self._score(row, one)]
 
     def _score(self, hidden: torch.Tensor, one: Pass) -> list[tuple[int, tuple[float, bool]]]:
-        """Answers of one pass; logits are formed for a part of the places at a time."""
+        """Return the answers of one pass; logits are computed for a few positions at a time."""
         head = self.model.get_output_embeddings()
         places = torch.tensor([b - 1 + i for _, b, t in one.spans for i in range(len(t))])
         targets = torch.tensor([token for _, _, tokens in one.spans for token in tokens])
         likelihood, greedy = [], []
         size = max(1, LOGITS_AT_A_TIME // self.model.config.vocab_size)
-        for some, wanted in zip(places.split(size), targets.split(size), strict=True):
-            wanted = wanted.to(hidden.device)
-            logits = head(hidden[some.to(hidden.device)])
+        for positions, expected in zip(places.split(size), targets.split(size), strict=True):
+            expected = expected.to(hidden.device)
+            logits = head(hidden[positions.to(hidden.device)])
             scores = F.log_softmax(logits, -1, dtype=self.softmax_dtype or torch.float32)
-            likelihood.append(scores.gather(1, wanted[:, None])[:, 0].double().cpu())
-            greedy.append((logits.argmax(-1) == wanted).cpu())
+            likelihood.append(scores.gather(1, expected[:, None])[:, 0].double().cpu())
+            greedy.append((logits.argmax(-1) == expected).cpu())
         lengths = [len(tokens) for _, _, tokens in one.spans]
         parts = zip(
             one.spans,
@@ -357,6 +362,6 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 
 
 def _device() -> str:
-    """The accelerator if there is one; the harness would ask for CUDA without looking."""
+    """Return the type of the accelerator, or "cpu"; the harness would assume CUDA."""
     accelerator = torch.accelerator.current_accelerator()
     return "cpu" if accelerator is None else accelerator.type

@@ -1,7 +1,8 @@
-"""The way into lm-evaluation-harness, which has no entry points for models of others.
+"""Functions that run lm-evaluation-harness with our model and tasks.
 
-Importing `ntk_alibi.evaluation.harness.model` registers our model; after that the harness's own
-command line and functions find it.
+The harness has no entry points for third-party models. Importing
+`ntk_alibi.evaluation.harness.model` registers our model, so that the harness's command line and
+functions can find it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def cache_file(lm: StretchedLM, folder: Path) -> Path:
-    """Where the harness keeps a method's answers; another model's are elsewhere."""
+    """Return the path of the harness's answer cache for the model's weights and settings."""
     weights = float(sum(p.detach().double().sum() for p in lm.model.parameters())).hex()
     info = json.dumps([weights, lm.get_model_info()], default=str, sort_keys=True)
     digest = hashlib.sha256(info.encode()).hexdigest()[:16]
@@ -32,17 +33,17 @@ def cache_file(lm: StretchedLM, folder: Path) -> Path:
 
 
 def metadata_argument(metadata: dict[str, Any]) -> list[str]:
-    """Metadata as arguments of the harness's command line."""
+    """Format metadata as arguments of the harness's command line."""
     return ["--metadata", json.dumps(metadata)] if metadata else []
 
 
 def tasks_path() -> Path:
-    """The folder of the tasks' YAML files, for `--include_path` of the harness."""
+    """Return the folder of our tasks' YAML files, for the harness's `--include_path`."""
     return Path(str(resources.files("ntk_alibi.evaluation.harness") / "tasks"))
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The harness's command line with our model and our tasks known to it."""
+    """Run the harness's command line with our model and our tasks available."""
     from lm_eval.__main__ import cli_evaluate
 
     from ntk_alibi.evaluation.harness import model  # noqa: F401
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def with_our_tasks(arguments: Sequence[str]) -> list[str]:
-    """The arguments, and where our tasks are, unless the user names a folder of their own."""
+    """Add the folder of our tasks to the arguments, unless they name a folder already."""
     takes_tasks = any(a in ("--tasks", "-t") or a.startswith("--tasks=") for a in arguments)
     names_folder = any(a.startswith("--include_path") for a in arguments)
     if not takes_tasks or names_folder:
@@ -65,12 +66,12 @@ def with_our_tasks(arguments: Sequence[str]) -> list[str]:
 
 
 def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: bool = False) -> Any:
-    """Tasks of ours as the harness's evaluate() takes them.
+    """Load tasks in the form in which the harness's evaluate() takes them.
 
     Args:
-        names: of tasks.
-        metadata: what their data are made from.
-        all_known: whether the harness's own are wanted too, which takes it seconds to look through.
+        names: names of the tasks.
+        metadata: arguments of the functions that make the tasks' data.
+        all_known: whether to search the harness's own tasks as well, which takes seconds.
     """
     from lm_eval.tasks import TaskManager
 
@@ -81,15 +82,17 @@ def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: boo
 
 
 def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, Any]:
-    """What the harness's evaluate() makes of the tasks: its results and all single samples.
+    """Evaluate the tasks with the harness and return its results and all single samples.
 
-    Several processes share out the documents, and all of them get what the first has collected.
+    Several processes divide the documents among themselves; all of them return the results that the
+    first process collects.
 
     Args:
-        lm: stretched as wanted.
-        tasks: from `load_tasks`.
-        cache: the harness keeps each answer there as it comes, and does not ask for it again. It
-            does not look at the model, so the name must tell models and methods apart.
+        lm: the model, with its method already set.
+        tasks: the tasks, as returned by `load_tasks`.
+        cache: path at which the harness stores each answer and from which it reuses stored answers.
+            The harness does not check the model, so the path must differ by model and method; see
+            `cache_file`.
 
     Returns:
         {"results": metrics of each task, "samples": samples of each task}.
@@ -104,15 +107,15 @@ def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, 
         for name, task in tasks["tasks"].items():
             checks.enough_documents(name, len(task.eval_docs), lm.world_size)
     with quiet(), _cached(lm, cache) as model:
-        found = evaluate(model, tasks, bootstrap_iters=0)  # None in all processes but the first
-    wanted = [found and {key: found[key] for key in ("results", "samples")}]
-    results: dict[str, Any] = broadcast_object_list(wanted)[0]
+        output = evaluate(model, tasks, bootstrap_iters=0)  # None in all processes but the first
+    selected = [output and {key: output[key] for key in ("results", "samples")}]
+    results: dict[str, Any] = broadcast_object_list(selected)[0]
     return results
 
 
 @contextlib.contextmanager
 def _cached(lm: StretchedLM, cache: Path | None) -> Iterator[Any]:
-    """The model behind the harness's cache."""
+    """Wrap the model in the harness's cache."""
     from lm_eval.api.model import CacheHook, CachingLM
 
     from ntk_alibi.evaluation.harness.answer_file import AnswerFile
@@ -132,10 +135,7 @@ def _cached(lm: StretchedLM, cache: Path | None) -> Iterator[Any]:
 
 
 def is_first_process() -> bool:
-    """Whether this process, of those that share a job, is the one that prints and tidies up.
-
-    It waits until all have come so far.
-    """
+    """Wait for all processes of a job; return whether this one prints and cleans up."""
     from accelerate import PartialState
 
     state = PartialState()
@@ -145,7 +145,7 @@ def is_first_process() -> bool:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Leave of the harness's messages only errors, and of its progress bars only the model's."""
+    """Hide the harness's messages except errors, and its progress bars except the model's."""
     import lm_eval.api.model
     import lm_eval.api.task
     from tqdm import tqdm

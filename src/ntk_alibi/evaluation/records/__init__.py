@@ -1,1 +1,1 @@
-"""Records: texts with questions about them, and prose."""
+"""Records: generated texts with questions about them, and the prose that fills them."""

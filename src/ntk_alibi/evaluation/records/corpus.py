@@ -1,6 +1,6 @@
-"""The English prose that ships with the package: the King James Bible, one chapter a paragraph.
+"""English prose that ships with the package: the King James Bible with a paragraph per chapter.
 
-Its copyright has expired; the text comes from Debian's bible-kjv-text 4.38, verse numbers removed.
+The copyright has expired. The text comes from Debian's bible-kjv-text 4.38 without verse numbers.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import re
 from functools import cache
 from importlib import resources
 
-#: Every HELD_OUT_STEP-th chapter is never trained on.
+#: Every HELD_OUT_STEP-th chapter is held out from training.
 HELD_OUT_STEP = 16
 
 
 def training_text() -> list[str]:
-    """Chapters to train on."""
+    """Return the chapters for training."""
     return [c for number, c in enumerate(_chapters(), 1) if number % HELD_OUT_STEP]
 
 
 def held_out_text() -> list[str]:
-    """Chapters to evaluate on."""
+    """Return the held-out chapters for evaluation."""
     return [c for number, c in enumerate(_chapters(), 1) if number % HELD_OUT_STEP == 0]
 
 
 def sentences(chapters: list[str]) -> tuple[str, ...]:
-    """Chapters as sentences."""
+    """Split chapters into sentences."""
     return tuple(s for chapter in chapters for s in re.split(r"(?<=[.?!]) ", chapter))
 
 

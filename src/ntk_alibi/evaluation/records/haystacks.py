@@ -1,7 +1,7 @@
-"""Needles in prose: a pass key, several keys, chains of variables.
+"""Needle-in-a-haystack records: a pass key, several keys, or chains of variables in prose.
 
-In the manner of RULER (Hsieh et al. 2024, arXiv:2404.06654), whose tasks these are kin to and not
-copies of: the prose is the one that ships, and answers are predicted token by token as in tasks.py.
+They resemble tasks of RULER (Hsieh et al. 2024, arXiv:2404.06654) but do not copy them: the prose
+is the package's corpus, and the model predicts the answers token by token as in record.py.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ MULTIKEY_QUESTION = "\nWhat is the magic number of {}? The magic number of {} is
 VARIABLE = ("\nVAR {} =", ".\n")
 VARIABLE_QUESTION = "\nWhich value has VAR {}? VAR {} has the value"
 
-#: Ends a question.
+#: Text after the answer to a question.
 STOP = "."
 
 
 @dataclass(frozen=True)
 class _Needle:
-    """A sentence in the prose, and the question whose answer it holds.
+    """A sentence in the prose, and a question about it.
 
     Attributes:
-        before: the answer.
-        answer: stands in the sentence and is asked for.
-        after: the answer.
-        question: about it, or "".
-        source: number of the needle that holds what this question asks for.
+        before: text of the sentence before the answer.
+        answer: the answer that the sentence holds.
+        after: text of the sentence after the answer.
+        question: the question, or "" for none.
+        source: index of the needle that holds the answer to the question.
     """
 
     before: str
@@ -48,11 +48,11 @@ class _Needle:
 
 @dataclass(frozen=True)
 class _Haystack:
-    """What the three tasks share.
+    """Base class of the three record kinds.
 
     Attributes:
         prose: sentences that surround the needles.
-        questions: a record.
+        questions: number of questions about a record.
     """
 
     prose: tuple[str, ...] = field(repr=False)
@@ -61,12 +61,12 @@ class _Haystack:
     name: ClassVar[str]
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
-        """See `Task`."""
+        """Draw a case; see `RecordKind`."""
         needles = self.needles(rng)
         builder = Builder(encode)
-        asked = [needle for needle in needles if needle.question]
+        asked_needles = [needle for needle in needles if needle.question]
         texts = [t for n in needles for t in (n.before, n.answer, n.after)]
-        texts += [t for n in asked for t in (n.question, needles[n.source].answer, STOP)]
+        texts += [t for n in asked_needles for t in (n.question, needles[n.source].answer, STOP)]
         room = length - sum(map(len, encode(texts)))
         check_room(room, self.name, length)
         places = np.diff([0, *np.sort(rng.integers(room + 1, size=len(needles))), room])
@@ -78,36 +78,36 @@ class _Haystack:
             sources.append(builder.add(answer))
             builder.add(after)
         builder.add(filler(encode, self.prose, int(places[-1]), rng))
-        for needle in asked:
+        for needle in asked_needles:
             answer_text = needles[needle.source].answer
             builder.ask(needle.question, answer_text, STOP, sources[needle.source])
         return builder.case()
 
     def needles(self, rng: np.random.Generator) -> list[_Needle]:
-        """In the order in which they stand."""
+        """Draw the needles in their order in the record."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Passkey(_Haystack):
-    """A number somewhere in prose (Mohtashami and Jaggi 2023, arXiv:2305.16300)."""
+    """Records of prose with one number in it (Mohtashami and Jaggi 2023, arXiv:2305.16300)."""
 
     name: ClassVar[str] = "passkey"
 
     def needles(self, rng: np.random.Generator) -> list[_Needle]:
-        """One, asked for as often as there are questions."""
+        """Draw the one needle and its question."""
         number = f" {rng.integers(10000, 100000)}"
         return [_Needle(PASSKEY[0], number, PASSKEY[1], PASSKEY_QUESTION, 0)]
 
 
 @dataclass(frozen=True)
 class MultiKey(_Haystack):
-    """Named numbers in prose, some of them asked for.
+    """Records of prose with named numbers in it, and questions for some of the numbers.
 
     Attributes:
-        prose: sentences that surround them.
-        questions: a record, about different names.
-        keys: named numbers; at least as many as questions.
+        prose: sentences that surround the numbers.
+        questions: number of questions about a record, all about different names.
+        keys: number of named numbers; raised to the number of questions if that is greater.
     """
 
     questions: int = 8
@@ -115,16 +115,16 @@ class MultiKey(_Haystack):
     name: ClassVar[str] = "multikey"
 
     def needles(self, rng: np.random.Generator) -> list[_Needle]:
-        """All names differ."""
+        """Draw numbers with different names; each question is about a different one."""
         count = max(self.keys, self.questions)
         names = [LINE_NAMES[i] for i in rng.choice(len(LINE_NAMES), count, replace=False)]
-        asked = set(rng.choice(count, self.questions, replace=False).tolist())
+        asked_names = set(rng.choice(count, self.questions, replace=False).tolist())
         return [
             _Needle(
                 MULTIKEY[0].format(name),
                 f" {rng.integers(1000, 10000)}",
                 MULTIKEY[1],
-                MULTIKEY_QUESTION.format(name, name) if i in asked else "",
+                MULTIKEY_QUESTION.format(name, name) if i in asked_names else "",
                 i,
             )
             for i, name in enumerate(names)
@@ -133,12 +133,12 @@ class MultiKey(_Haystack):
 
 @dataclass(frozen=True)
 class Variables(_Haystack):
-    """Chains of variables in prose; which value has the last one of a chain?
+    """Records of prose with chains of variables, and questions for each last variable's value.
 
     Attributes:
-        prose: sentences that surround them.
-        questions: chains in a record.
-        hops: assignments from a variable to the next one in a chain.
+        prose: sentences that surround the assignments.
+        questions: number of chains in a record, each with one question.
+        hops: number of assignments in a chain from one variable to the next.
     """
 
     questions: int = 4
@@ -146,7 +146,7 @@ class Variables(_Haystack):
     name: ClassVar[str] = "variables"
 
     def needles(self, rng: np.random.Generator) -> list[_Needle]:
-        """Chains mixed at random, each in its own order; the first of a chain holds the value."""
+        """Draw chains in random interleaving; the first needle of a chain holds the value."""
         links = self.hops + 1
         chosen = rng.choice(len(ADJECTIVES), self.questions * links, replace=False)
         names = [ADJECTIVES[i].upper() for i in chosen]

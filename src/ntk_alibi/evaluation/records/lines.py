@@ -1,4 +1,4 @@
-"""Records of named lines, one number each, as in LongEval."""
+"""Records of named lines with one number each, as in LongEval."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ntk_alibi.evaluation.records.record import Builder, Case, Encode, check_room
 from ntk_alibi.evaluation.records.words import LINE_NAMES
 
-SHORTEST_LINE = 8  # tokens; no tokenizer in use makes fewer of one
+SHORTEST_LINE = 8  # in tokens; every tokenizer in use needs at least as many for a line
 LINES_HEADER = "Here is a record of lines.\n"
 LINE_BEGIN = "line {}: REGISTER_CONTENT is <"
 LINE_END = ">\n"
@@ -19,19 +19,19 @@ LINE_QUESTION = "What is the REGISTER_CONTENT of line {}? <"
 
 @dataclass(frozen=True)
 class Lines:
-    """Named lines with a number each; what is the number of a certain line?
+    """Records of named lines with a number each, and questions for the numbers of some lines.
 
-    The lines asked for are drawn uniformly, so their distances spread over the whole record.
+    The lines of the questions are drawn uniformly, so their distances spread over the whole record.
 
     Attributes:
-        questions: a case, about different lines where there are enough.
+        questions: number of questions in a case, about different lines if there are enough lines.
     """
 
     questions: int = 32
     name: ClassVar[str] = "lines"
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
-        """See `Task`."""
+        """Draw a case; see `RecordKind`."""
         builder = Builder(encode)
         builder.add(encode([LINES_HEADER])[0])
         most = min(len(LINE_NAMES), max(1, length // SHORTEST_LINE))
@@ -52,7 +52,7 @@ class Lines:
     def _lines_that_fit(
         self, encode: Encode, names: list[str], numbers: list[str], room: int
     ) -> int:
-        """How many lines leave room for questions about the longest-winded of them."""
+        """Return how many lines fit into room together with questions about the longest of them."""
         end = len(encode([LINE_END])[0])
         fitting, used, questions = 0, 0, [0] * self.questions
         for name, number in zip(names, numbers, strict=True):

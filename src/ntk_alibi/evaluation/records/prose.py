@@ -1,4 +1,4 @@
-"""Prose cut into windows of tokens."""
+"""Windows of tokens from running prose."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ntk_alibi.evaluation.records.record import Encode
 def prose_windows(
     encode: Encode, chapters: list[str], length: int, count: int
 ) -> list[NDArray[np.int64]]:
-    """The first `count` windows of `length` tokens of running prose.
+    """Cut the first `count` windows of `length` tokens from the chapters.
 
     Raises:
-        ValueError: the prose has fewer.
+        ValueError: the chapters hold fewer tokens.
     """
     tokens = np.array([t for chapter in encode(chapters) for t in chapter], np.int64)
     if len(tokens) < count * length:

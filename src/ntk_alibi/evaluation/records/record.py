@@ -1,10 +1,10 @@
-"""Retrieval tasks in the manner of LongEval, made for any tokenizer and any length.
+"""Cases and kinds of records for retrieval, for any tokenizer and any length.
 
-A case is one record followed by several questions about it, each with its answer. The model reads
-all of it at once; it has answered a question if its most likely token is right at every token of
-the answer. That is what greedy decoding of this question would give, since a wrong token before
-would have ended it, and it costs one forward pass for all questions. Later questions see earlier
-answers.
+As in LongEval, a case is one record followed by several questions about it, each with its answer.
+The model reads a case in one forward pass. It has answered a question if its most likely token is
+right at every token of the answer. Greedy decoding of the question gives the same result, because
+up to its first wrong token it has the same input. Later questions see the right answers to the
+earlier ones.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 Encode = Callable[[list[str]], list[list[int]]]
+Decode = Callable[[Any], str]
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,10 @@ class Case:
     """A record and the questions about it.
 
     Attributes:
-        tokens: all of it, (length,) int64.
+        tokens: tokens of the record, the questions and the answers, (length,) int64.
         answers: (begin, end) of each answer in tokens.
-        distances: tokens from what each answer repeats to the answer.
+        distances: for each answer, the number of tokens from its first statement in the record to
+            the answer.
     """
 
     tokens: NDArray[np.int64]
@@ -39,24 +41,24 @@ class Case:
 
 
 class RecordKind(Protocol):
-    """A kind of record."""
+    """A kind of record, which can draw cases."""
 
     @property
     def name(self) -> str:
-        """In tables."""
+        """Name of the kind in error messages."""
         ...
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
-        """A case of at most, and nearly, length tokens.
+        """Draw a case of at most, and nearly, length tokens.
 
         Raises:
-            ValueError: length does not hold a record and the questions.
+            ValueError: length is too small for a record and the questions.
         """
         ...
 
 
 class Builder:
-    """Joins pieces of text into a case; pieces are encoded one by one."""
+    """A builder that joins pieces of text into a case; each piece is encoded by itself."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
@@ -68,29 +70,29 @@ class Builder:
         return len(self._tokens)
 
     def add(self, tokens: Sequence[int]) -> int:
-        """Append tokens; where they begin."""
+        """Append tokens and return the index of the first."""
         begin = len(self._tokens)
         self._tokens.extend(tokens)
         return begin
 
     def ask(self, question: str, answer: str, end: str, source: int) -> None:
-        """Append a question and its answer, which stands at token `source` of the record."""
-        asked, answered, ended = self._encode([question, answer, end])
-        self.add(asked)
-        begin = self.add(answered)
-        self._answers.append((begin, begin + len(answered)))
+        """Append a question and its answer, which the record states at token `source`."""
+        question_tokens, answer_tokens, end_tokens = self._encode([question, answer, end])
+        self.add(question_tokens)
+        begin = self.add(answer_tokens)
+        self._answers.append((begin, begin + len(answer_tokens)))
         self._distances.append(begin - source)
-        self.add(ended)
+        self.add(end_tokens)
 
     def case(self) -> Case:
-        """What was built."""
+        """Return the finished case."""
         return Case(np.array(self._tokens, np.int64), self._answers, self._distances)
 
 
 def filler(
     encode: Encode, prose: Sequence[str], length: int, rng: np.random.Generator
 ) -> list[int]:
-    """So many tokens of running prose, from a sentence drawn at random."""
+    """Return `length` tokens of running prose that start at a random sentence."""
     tokens: list[int] = []
     sentence = int(rng.integers(len(prose)))
     while len(tokens) < length:
@@ -100,7 +102,7 @@ def filler(
 
 
 def cached_encoder(encode: Encode) -> Encode:
-    """The same encoder, asked only once for each piece of text: records repeat theirs."""
+    """Wrap an encoder so that it encodes each piece of text once; records repeat many pieces."""
     known: dict[str, list[int]] = {}
 
     def encode_cached(texts: list[str]) -> list[list[int]]:
@@ -111,17 +113,14 @@ def cached_encoder(encode: Encode) -> Encode:
     return encode_cached
 
 
-def check_room(room: int, task: str, length: int) -> None:
-    """That a record fits."""
+def check_room(room: int, kind: str, length: int) -> None:
+    """Check that a record of a kind and its questions leave room in length."""
     if room < 1:
-        raise ValueError(f"length must hold a record of {task} and its questions, got {length}")
-
-
-Decode = Callable[[Any], str]
+        raise ValueError(f"length must hold a record of {kind} and its questions, got {length}")
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
-    """How a transformers tokenizer encodes pieces of text."""
+    """Return a function that encodes pieces of text with a transformers tokenizer."""
 
     def encode(texts: list[str]) -> list[list[int]]:
         tokens: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -131,7 +130,7 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
 
 
 def decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
-    """How it decodes tokens, without beautifying."""
+    """Return a function that decodes tokens exactly, without cleaning up spaces."""
 
     def decode(tokens: Any) -> str:
         return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))

@@ -19,17 +19,18 @@ TOPIC_ANSWER_END = "."
 
 @dataclass(frozen=True)
 class Topics:
-    """A conversation about numbered topics; what was the first (second, ...) topic?
+    """Conversations about numbered topics, and questions for the first (second, ...) topic.
 
-    As in LongEval the first topics are asked for, which lie farthest back. They are numbered in the
-    record, so that a small model can tell which was first, and each has a name of several tokens
-    that it shares with others in part.
+    As in LongEval, the questions are about the first topics, which have the greatest distances. The
+    topics are numbered in the record, so that a small model can tell which one was first. A topic's
+    name has several tokens, some of which other names contain too.
 
     Attributes:
         prose: sentences that fill the conversation.
-        questions: a case, about the first so many topics; or about any of them.
-        topics: in the record; fewer where the length does not hold 40 tokens for each.
-        ask_any: whether to ask about any topic, for training, and not about the first ones.
+        questions: number of questions in a case, each about one of the first topics in order.
+        topics: number of topics in the record; smaller if the record is shorter than 40 tokens for
+            each.
+        ask_any: whether the questions are about random topics, for training, instead of the first.
     """
 
     prose: tuple[str, ...] = field(repr=False)
@@ -39,15 +40,15 @@ class Topics:
     name: ClassVar[str] = "topics"
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
-        """See `Task`."""
+        """Draw a case; see `RecordKind`."""
         count = min(self.topics, len(ORDINALS), max(1, length // 40))
         topics = [" the {} of {} {}".format(*map(rng.choice, TOPIC_WORDS)) for _ in range(count)]
-        asked = list(range(min(self.questions, count)))
+        asked_topics = list(range(min(self.questions, count)))
         if self.ask_any:
-            asked = list(rng.permutation(count)[: len(asked)])
+            asked_topics = list(rng.permutation(count)[: len(asked_topics)])
         builder = Builder(encode)
         builder.add(encode([TOPICS_HEADER])[0])
-        room = length - len(builder) - self._fixed_length(encode, topics, asked)
+        room = length - len(builder) - self._fixed_length(encode, topics, asked_topics)
         check_room(room, self.name, length)
         shares = rng.random(count) + 0.5
         fillers = np.floor(room * shares / shares.sum()).astype(int)
@@ -58,17 +59,17 @@ class Topics:
             sources.append(builder.add(middle))
             builder.add(end)
             builder.add(filler(encode, self.prose, int(share), rng))
-        for i in asked:
+        for i in asked_topics:
             builder.ask(TOPIC_QUESTION.format(ORDINALS[i]), topics[i], TOPIC_ANSWER_END, sources[i])
         return builder.case()
 
-    def _fixed_length(self, encode: Encode, topics: list[str], asked: list[int]) -> int:
-        """Tokens of everything but the filler."""
+    def _fixed_length(self, encode: Encode, topics: list[str], asked_topics: list[int]) -> int:
+        """Count the tokens of the topics and questions, without header and filler."""
         pieces = [
             text
             for ordinal, topic in zip(ORDINALS, topics, strict=False)
             for text in (TOPIC_BEGIN.format(ordinal), topic, TOPIC_END)
         ]
-        for i in asked:
+        for i in asked_topics:
             pieces += [TOPIC_QUESTION.format(ORDINALS[i]), topics[i], TOPIC_ANSWER_END]
         return sum(map(len, encode(pieces)))

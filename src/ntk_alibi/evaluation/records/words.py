@@ -1,4 +1,4 @@
-"""Word lists that records are built from."""
+"""Word lists for the names, variables and topics in records."""
 
 from __future__ import annotations
 

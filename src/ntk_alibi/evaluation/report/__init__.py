@@ -1,1 +1,1 @@
-"""Results as tables."""
+"""Reports: tables for terminals and notebooks, and sections of Markdown documents."""

@@ -1,4 +1,4 @@
-"""Markdown: tables, and sections of documents that a run replaces."""
+"""Markdown tables, the description of the machine, and generated sections of documents."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import ntk_alibi
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; all but the first column aligned right."""
+    """Format a Markdown table; all columns but the first are aligned right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def describe_machine(peers: Sequence[str] = ()) -> str:
-    """What and when this is measured; with the versions of other packages, where installed."""
+    """Describe processor, threads, package versions and date; peers are added where installed."""
     info = ntk_alibi.info()
     versions = {**info["packages"], **{name: _version(name) for name in peers}}
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
@@ -39,14 +39,14 @@ def _version(package: str) -> str | None:
 
 
 def replace_section(path: Path, name: str, text: str) -> None:
-    """Put text between the markers of section `name`.
+    """Replace the text between the markers of section `name`.
 
     Raises:
-        ValueError: the document has no such markers.
+        ValueError: the document lacks the markers.
     """
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, found, rest = path.read_text().partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not (found and found_end):
+    before, begin_marker, rest = path.read_text().partition(begin)
+    _, end_marker, after = rest.partition(end)
+    if not (begin_marker and end_marker):
         raise ValueError(f"{path} must hold the markers {begin} and {end}")
     path.write_text(f"{before}{begin}\n{text}\n{end}{after}")

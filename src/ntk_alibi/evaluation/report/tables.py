@@ -1,4 +1,4 @@
-"""Results as tables."""
+"""Rich tables of studies, comparisons and searches, and their HTML form for notebooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Entry = dict[str, Any]
 
 
 def study_tables(summary: dict[str, Any]) -> list[Table]:
-    """A study's summary as tables: retrieval by length, by distance, perplexity by position."""
+    """Build tables of a study: retrieval by length and by distance, perplexity by position."""
     unit = f"{summary['train_length']} tokens"
     tables = []
     for task in dict.fromkeys(entry["task"] for entry in summary["retrieval"]):
@@ -38,19 +38,19 @@ def study_tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def comparison_tables(comparison: dict[str, Any]) -> list[Table]:
-    """A table for each task of a comparison, published figures in a column of their own."""
+    """Build a table for each task of a comparison, with a column of published figures."""
     tables = []
     rows = comparison["rows"]
     for task in dict.fromkeys(row["task"] for row in rows):
-        some = [row for row in rows if row["task"] == task]
-        unit = "" if some[0]["metric"] == "nats" else " in %"
+        task_rows = [row for row in rows if row["task"] == task]
+        unit = "" if task_rows[0]["metric"] == "nats" else " in %"
         table = _empty(f"{task}, {comparison['model']}")
         table.add_column("cases", justify="right")
-        table.add_column(f"{some[0]['metric']}{unit} and its 95 % interval", justify="right")
-        published = any(row["published"] is not None for row in some)
+        table.add_column(f"{task_rows[0]['metric']}{unit} and its 95 % interval", justify="right")
+        published = any(row["published"] is not None for row in task_rows)
         if published:
             table.add_column("published in %", justify="right")
-        for row in some:
+        for row in task_rows:
             cell = _value_interval(row)
             other = "" if row["published"] is None else f"{row['published']:g}"
             table.add_row(row["label"], str(row["cases"]), cell, *([other] if published else []))
@@ -59,7 +59,7 @@ def comparison_tables(comparison: dict[str, Any]) -> list[Table]:
 
 
 def tuning_table(tuning: dict[str, Any]) -> Table:
-    """Candidates of a search, the chosen one marked."""
+    """Build the table of a search's candidates; the chosen method is bold."""
     table = _empty(f"{tuning['model']} at {tuning['length']} tokens, records of the search")
     for name in ("retrieval in %, 95 %", "nats - original's, 95 %", "best in resamplings"):
         table.add_column(name, justify="right")
@@ -75,14 +75,14 @@ def tuning_table(tuning: dict[str, Any]) -> Table:
 
 
 def html(table: Table) -> str:
-    """A table for notebooks."""
+    """Format a table as HTML for notebooks."""
     columns = [[Text.from_markup(str(cell)).plain for cell in c.cells] for c in table.columns]
     header = [str(column.header) for column in table.columns]
     return _notebook.table_html(str(table.title), header, zip(*columns, strict=True))
 
 
 def _empty(title: str) -> Table:
-    """Narrow enough for 80 columns of a terminal."""
+    """Return a table with a column of methods, narrow enough for a terminal of 80 columns."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method")
     return table
@@ -95,7 +95,7 @@ def _table(
     column: Callable[[Entry], str],
     cell: Callable[[Entry], str],
 ) -> Table:
-    """A row for each method, a column for each value of column(entry)."""
+    """Build a table with a row for each method and a column for each value of column(entry)."""
     table = _empty(title)
     columns = list(dict.fromkeys(map(column, entries)))
     for name in columns:

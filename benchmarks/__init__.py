@@ -1,1 +1,1 @@
-"""Speed, side by side with peers: `python -m benchmarks`."""
+"""Benchmarks against other libraries: `python -m benchmarks --help`."""

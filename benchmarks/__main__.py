@@ -1,4 +1,4 @@
-"""One entry: `python -m benchmarks bias`, `gradient`, `bloom` or `attention`."""
+"""Run one of the four benchmarks: bias, gradient, bloom or attention."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ RESULTS = ROOT / f"build/attention-{na.info()['isa']}.json"
 
 
 def main() -> None:
-    """Run a benchmark, print its tables, put them into the document if asked."""
+    """Run a benchmark, print its tables and, with --write, put them into docs/benchmarks.md."""
     parser = _parser()
     options = parser.parse_args()
     if options.write and getattr(options, "results", None):
-        parser.error("--write has results of its own, which --results must not replace")
+        parser.error("--write has its fixed results file, which --results must not replace")
     sections = SECTIONS[options.benchmark](options)
     for name, text in sections:
         print(text, end="\n\n", flush=True)
@@ -52,7 +52,7 @@ SECTIONS = {"bias": _bias, "gradient": _gradient, "bloom": _bloom, "attention": 
 
 
 def _parts(text: str) -> list[str]:
-    """Names of parts from their beginnings."""
+    """Return the names of the parts that begin with one of the comma-separated beginnings."""
     beginnings = text.split(",")
     for beginning in beginnings:
         if not any(name.startswith(beginning) for name in attention.PARTS):
@@ -65,26 +65,39 @@ def _parser() -> argparse.ArgumentParser:
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
     for name, rounds in (("bias", 7), ("gradient", 3), ("bloom", 3), ("attention", 3)):
         benchmark = benchmarks.add_parser(name)
-        benchmark.add_argument("--rounds", type=int, default=rounds, help="turns (%(default)s)")
-        benchmark.add_argument("--write", action="store_true", help=f"into {DOCUMENT.name}")
+        benchmark.add_argument(
+            "--rounds",
+            type=int,
+            default=rounds,
+            help="turns of each candidate (default: %(default)s)",
+        )
+        benchmark.add_argument(
+            "--write", action="store_true", help=f"write the tables into {DOCUMENT.name}"
+        )
     benchmark.add_argument(
         "--only",
         type=_parts,
         default=list(attention.PARTS),
         metavar="PARTS",
-        help=f"beginnings of names, with commas between: {', '.join(attention.PARTS)}",
+        help="parts to measure, as comma-separated beginnings of their names: "
+        f"{', '.join(attention.PARTS)}",
     )
     benchmark.add_argument(
-        "--longest", type=int, default=32768, help="leave out longer ones (%(default)s)"
+        "--longest",
+        type=int,
+        default=32768,
+        help="number of tokens above which problems are left out (default: %(default)s)",
     )
     benchmark.add_argument(
         "--results",
         type=Path,
-        help=f"JSON to add the medians to, without --write; by default {RESULTS.name} in build/, "
-        f"with --write {PUBLISHED.name} beside the picture of {DOCUMENT.name}",
+        help=f"JSON file that the medians are added to (default: {RESULTS.name} in build/); not "
+        f"with --write, which uses {PUBLISHED.name} beside the picture of {DOCUMENT.name}",
     )
     benchmark.add_argument(
-        "--measured", action="store_true", help="measure nothing, show again what RESULTS holds"
+        "--measured",
+        action="store_true",
+        help="measure nothing; show the medians that the results file holds",
     )
     return parser
 

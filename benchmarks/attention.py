@@ -1,4 +1,4 @@
-"""Causal ALiBi attention: ours beside what people use, in parts that can be run one by one."""
+"""Benchmark of causal ALiBi attention against other libraries, in parts that can be run singly."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from benchmarks import decode, memory, overhead, peak, picture, prefill, prefill
 from benchmarks.problems import Case, dtype_name
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 
-PICTURE = "pictures/attention-speed.png"  # from the document
+PICTURE = "pictures/attention-speed.png"  # relative to the document
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to run, and how.
+    """Settings of one run.
 
     Attributes:
-        results: a JSON file, in which what is measured replaces what was there of the same parts;
-            the picture lies beside it.
-        parts: names of some of `PARTS`.
+        results: JSON file of medians; new medians replace those of the same parts. The picture is
+            written beside it.
+        parts: names of parts, keys of `PARTS`.
         rounds: turns of each candidate.
-        longest: longer problems are left out.
-        measured: whether to measure nothing and take what `results` holds.
+        longest: number of tokens above which problems are left out.
+        measured: whether to measure nothing and show the medians in `results`.
     """
 
     results: Path
@@ -41,7 +41,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Part:
-    """A section of the document: plain numbers, their tables, seconds it takes to measure them."""
+    """A section of the document.
+
+    Attributes:
+        measure: measures and returns plain numbers, which JSON can hold.
+        markdown: returns the tables of these numbers.
+        estimate: returns the seconds that measuring takes.
+    """
 
     measure: Callable[[Settings], Any]
     markdown: Callable[[Any], str]
@@ -49,7 +55,7 @@ class Part:
 
 
 def run(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Sections of the document, each as soon as it is measured, and at last the picture."""
+    """Yield sections of the document, each as soon as it is measured, and finally the picture."""
     if not settings.measured:
         _print_estimates(settings)
     for name in settings.parts:
@@ -73,7 +79,7 @@ def _measure(name: str, settings: Settings) -> None:
     machine = describe_machine(("onnxruntime", "jax"))
     numbers = PARTS[name].measure(settings)
     if not numbers:
-        return  # all are longer than the longest
+        return  # all problems are longer than settings.longest
     part = {"machine": machine, "rounds": settings.rounds, "numbers": numbers}
     settings.results.parent.mkdir(parents=True, exist_ok=True)
     settings.results.write_text(json.dumps({**_read(settings.results), name: part}, indent=1))
@@ -90,7 +96,7 @@ def _markdown(name: str, part: dict[str, Any]) -> str:
 
 
 def _drawn(results: dict[str, Any]) -> list[prefill_tables.Result]:
-    """Cases for the picture; there are none until the main ones are measured."""
+    """Return the cases for the picture; none if fewer than two of their parts are measured."""
     names = [name for name in results if name == "short" or name.startswith("prefill")]
     cases = [case for name in names for case in results[name]["numbers"]]
     return cases if len(names) > 1 else []

@@ -1,4 +1,4 @@
-"""Building bias tensors: ours, transformers', torch's one-liner, x-transformers, plain filling."""
+"""Benchmark of bias tensors: ours, transformers, torch's one-liner, x-transformers, `fill_`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DENSE_HEADS, DENSE_LENGTH = 16, 8192
 
 
 def run(rounds: int) -> str:
-    """All tables as Markdown."""
+    """Run the benchmark and return all tables as Markdown."""
     return "\n\n".join(
         [
             describe_machine() + f"; medians of {rounds} interleaved rounds.",
@@ -27,7 +27,7 @@ def run(rounds: int) -> str:
 
 
 def key_only(dtype: torch.dtype, rounds: int) -> str:
-    """`build_alibi_tensor` of BLOOM-176B's 112 heads for 8 rows of 8192 tokens."""
+    """Return the table of `build_alibi_tensor`: 112 heads as in BLOOM-176B, 8 rows, 8192 tokens."""
     mask = torch.ones((BATCH, KEYS), dtype=torch.long)
     out = torch.empty((BATCH * HEADS, 1, KEYS), dtype=dtype)
     calls: dict[str, Call] = {
@@ -42,7 +42,7 @@ def key_only(dtype: torch.dtype, rounds: int) -> str:
 
 
 def dense(dtype: torch.dtype, rounds: int) -> str:
-    """The relative bias of all pairs."""
+    """Return the table of the relative bias of all pairs."""
     out = torch.empty((1, DENSE_HEADS, DENSE_LENGTH, DENSE_LENGTH), dtype=dtype)
     bias = na.ALiBi(DENSE_HEADS, sides="symmetric")
     slopes = torch.tensor(na.alibi_slopes(DENSE_HEADS))
@@ -70,7 +70,7 @@ def dense(dtype: torch.dtype, rounds: int) -> str:
 
 
 def one_liner(slopes: torch.Tensor) -> torch.Tensor:
-    """What people write."""
+    """Return the relative bias by the usual one-line formula."""
     positions = torch.arange(DENSE_LENGTH)
     return -slopes[:, None, None] * (positions[:, None] - positions[None, :]).abs()
 

@@ -1,4 +1,4 @@
-"""BLOOM models with random weights: patched, as transformers has them, and in CTranslate2.
+"""Benchmark of BLOOM models with random weights: patched, stock transformers, and CTranslate2.
 
 `python -m benchmarks.bloom STATE LENGTH DTYPE` prints the memory that one prefill of a block needs.
 """
@@ -24,15 +24,15 @@ from ntk_alibi.evaluation.report.markdown import describe_machine, table
 from ntk_alibi.models import nano_bloom_path
 
 HIDDEN, HEADS = 1024, 16  # bloom-560m's
-LAYERS = 6  # of the whole model that CTranslate2 takes part in
+LAYERS = 6  # of the whole model that is compared with CTranslate2
 SECONDS_PER_TURN = 0.3
-TOKENS = 16  # decoded in a turn
+TOKENS = 16  # decoded per turn
 
 STOCK, PATCHED, CTRANSLATE2 = "transformers", "`na.patch`", "CTranslate2"
 
 
 def run(rounds: int) -> str:
-    """All tables as Markdown."""
+    """Run the benchmark and return all tables as Markdown."""
     head = (
         f"{describe_machine(['ctranslate2'])}; hidden size {HIDDEN}, {HEADS} heads, B = 1, random "
         f"weights; medians of {rounds} interleaved rounds. A block is a model of one layer without "
@@ -43,7 +43,7 @@ def run(rounds: int) -> str:
 
 
 def _block_table(rounds: int) -> str:
-    """Prefill of one block."""
+    """Measure the prefill of one block: seconds and memory."""
     rows = []
     for length, dtype in (
         (2048, torch.float32),
@@ -67,7 +67,7 @@ def _block_table(rounds: int) -> str:
 
 
 def _decode_table(rounds: int) -> str:
-    """One token on many cached keys, one block."""
+    """Measure one decoding step of one block on many cached keys."""
     rows = []
     for length, dtype in ((8192, torch.float32), (8192, torch.bfloat16)):
         calls = {}
@@ -89,7 +89,7 @@ def _decode_table(rounds: int) -> str:
 
 
 def _model_table(rounds: int) -> str:
-    """A model of some layers, float32: logits of all tokens, and what a further token costs."""
+    """Measure a float32 model of several layers: logits of all tokens, and each further token."""
     rows = []
     model, stock = _model(LAYERS), _model(LAYERS)
     na.patch(model)
@@ -192,7 +192,7 @@ def _generate(model: Any, length: int, count: int) -> Call:
 
 @contextlib.contextmanager
 def _converted(model: Any) -> Iterator[Any]:
-    """The same weights in CTranslate2, None where that is not installed."""
+    """Yield the model converted to CTranslate2, or None if that is not installed."""
     if importlib.util.find_spec("ctranslate2") is None:
         yield None
         return
@@ -230,7 +230,7 @@ def main() -> None:
     """Measure one block's memory in this process."""
     state, length, dtype = sys.argv[1:]
     model = _block(state, getattr(torch, dtype))
-    _forward(model, 64)()  # loads libraries
+    _forward(model, 64)()  # loads libraries, whose memory does not count
     print(peak_beyond_now(_forward(model, int(length))))
 
 

@@ -1,6 +1,6 @@
-"""What is compared: ours, and what people use in torch and transformers.
+"""Candidates of the attention benchmark: ours, and those of torch and transformers.
 
-What can be made before the call is: masks, rows and extra channels cost a peer no time here.
+Masks, bias rows and extra channels are made before the call, so their construction is not timed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.problems import Case, Problem
 from benchmarks.timing import Call
 from ntk_alibi.torch.sdpa import causal_linear_attention
 
-#: A peer is left out where a call takes longer, or needs more memory than this.
+#: A peer is left out where a call takes more seconds or bytes than these.
 SECONDS, BYTES = 3.0, 4e9
 
 
@@ -27,19 +27,19 @@ class Candidate:
     """One way to compute causal ALiBi attention.
 
     Attributes:
-        name: as in the tables.
-        prepare: makes the call of a problem.
-        output: makes a tensor like query of what the call returns.
-        runtime: whose threads it uses.
-        modules: without these it is left out.
-        dtypes: of the inputs that it takes.
-        cost: a call's time, roughly, of torch SDPA's without a bias; for estimates, and to leave it
-            out where it is slow.
-        bytes_per_pair: what it allocates for each pair of query and key.
-        set_up: seconds to prepare and to compile in the first call, where it does.
-        shortest: length of the shortest problem it is worth preparing for.
-        seconds: where calls take longer, it is left out.
-        biased: whether it computes the bias; the others' error is not measured.
+        name: name in the tables.
+        prepare: makes the call for a problem.
+        output: converts the result of the call to a tensor of the query's shape.
+        runtime: library whose thread pool it uses.
+        modules: modules that it needs; it is left out if one is missing.
+        dtypes: dtypes of the inputs that it supports.
+        cost: rough time of a call, relative to torch SDPA without a bias; used for estimates, and
+            to leave out calls that would be too slow.
+        bytes_per_pair: bytes that it allocates for each pair of query and key.
+        set_up: seconds that preparation and the first, compiling call take.
+        shortest: length of the shortest problem for which it is prepared.
+        seconds: it is left out where a call takes longer.
+        biased: whether it computes the bias; if not, its error is not measured.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Candidate:
     biased: bool = True
 
     def importable(self) -> bool:
-        """Whether its modules are installed."""
+        """Return whether its modules are installed."""
         return all(importlib.util.find_spec(name) for name in self.modules)
 
     def fits(self, case: Case, baseline_seconds: float) -> bool:
-        """Whether it takes the case, in reasonable time and memory."""
+        """Return whether it supports the case within its limits of time and memory."""
         return (
             self.importable()
             and case.dtype in self.dtypes
@@ -80,15 +80,15 @@ def _ours(tolerance: float | None) -> Callable[[Problem], Call]:
 
 
 def no_bias(problem: Problem) -> Call:
-    """The speed of torch's kernel on another problem, which has no bias."""
+    """Call torch's kernel without a bias, as a baseline of its speed: an easier problem."""
     inputs = problem.inputs
     return lambda: F.scaled_dot_product_attention(*inputs, is_causal=True)
 
 
 def key_row(problem: Problem) -> Call:
-    """The bias as one row of keys: softmax does not see what is added to all of its scores.
+    """Pass the bias as one row of keys; softmax cancels the query's term.
 
-    float32 for any inputs: in bfloat16 it would be wrong, not only inaccurate.
+    The row is float32 for inputs of any dtype: in bfloat16, positions would collide.
     """
     inputs = problem.inputs
     positions = torch.arange(problem.length) - (problem.length - 1)
@@ -97,9 +97,10 @@ def key_row(problem: Problem) -> Call:
 
 
 def fold(problem: Problem) -> Call:
-    """The row of keys as extra channels: slope / scale of the query times position of the key.
+    """Compute the bias row in extra channels: slope / scale in the query, position in the key.
 
-    Each is a sum of parts that the dtype holds, so that bfloat16 is as exact as float32.
+    Each number is split into parts that the dtype represents, so that bfloat16 is as exact as
+    float32.
     """
     positions = torch.arange(1 - problem.length, 1, dtype=torch.float32)
     slope_parts = _parts(problem.slopes / problem.scale, problem.case.dtype)
@@ -110,7 +111,8 @@ def fold(problem: Problem) -> Call:
     inputs = (
         torch.cat([problem.query, query.expand(*problem.query.shape[:3], -1)], dim=-1),
         torch.cat([problem.key, key.expand(*problem.key.shape[:3], -1)], dim=-1),
-        F.pad(problem.value, (0, len(channels))),  # else torch takes a slower kernel
+        # Values get as many channels: torch takes a slower kernel for unequal head sizes.
+        F.pad(problem.value, (0, len(channels))),
     )
     head_dim, scale = problem.query.shape[3], problem.scale
     return lambda: F.scaled_dot_product_attention(*inputs, is_causal=True, scale=scale)[
@@ -119,21 +121,21 @@ def fold(problem: Problem) -> Call:
 
 
 def _parts(numbers: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Numbers of the dtype whose sum is the float32 numbers, or nearly."""
+    """Split float32 numbers into one or two of the dtype whose sum is nearly exact."""
     high = numbers.to(dtype)
     low = (numbers - high.float()).to(dtype)
     return [high, low] if low.any() else [high]
 
 
 def strided(problem: Problem) -> Call:
-    """What `na.patch` does."""
+    """Call the attention that `na.patch` installs: a strided view as the bias."""
     inputs = problem.inputs
     slopes, scale = problem.slopes[None, :, None], problem.scale
     return lambda: causal_linear_attention(*inputs, slopes, scale=scale)
 
 
 def dense_mask(problem: Problem) -> Call:
-    """The relative bias of all pairs."""
+    """Pass the relative bias of all pairs as a mask."""
     inputs = problem.inputs
     mask = torch.empty((1, problem.heads, problem.length, problem.length))
     problem.bias.tensor(problem.length, problem.length, out=mask)
@@ -141,7 +143,7 @@ def dense_mask(problem: Problem) -> Call:
 
 
 def eager(problem: Problem) -> Call:
-    """What BloomAttention does: absolute bias in the inputs' dtype, scores of all pairs."""
+    """Compute as BloomAttention: an absolute bias in the inputs' dtype, scores of all pairs."""
     batch, _, length, _ = problem.query.shape
     dtype, scale = problem.case.dtype, problem.scale
     alibi = (problem.slopes[:, None, None] * torch.arange(length)).to(dtype).repeat(batch, 1, 1)

@@ -1,4 +1,4 @@
-"""Generation: one query against a long cache, as fast as memory delivers it."""
+"""Benchmark of decoding: one query against a long key-value cache, bounded by memory speed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ntk_alibi.evaluation.report.markdown import table
 
 KEYS = (8192, 32768, 131072)
 HEAD_DIM = 64
-COMPARED_HEADS = 4  # whose error is measured, evenly spaced
+COMPARED_HEADS = 4  # evenly spaced heads whose error is measured
 STRETCHED = na.NTK(4.0)
 
 PEER = "torch SDPA, bias row of keys"
 
 SECONDS_PER_WARM_TURN = 0.05
-FLUSHED_NUMBERS = 2**26  # 256 MiB, more than processors cache
+FLUSHED_NUMBERS = 2**26  # 256 MiB, more than the processor caches
 
 
 def measure(keys: int, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    """Plain numbers: median seconds with cold and with warm caches, errors, memory's speed."""
+    """Return median seconds with cold and with warm caches, errors, and the memory's speed."""
     query = torch.randn((1, HEADS, 1, HEAD_DIM)).to(dtype)
     key, value = (torch.randn((1, HEADS, keys, HEAD_DIM)).to(dtype) for _ in range(2))
     calls = candidates(query, key, value)
@@ -51,12 +51,12 @@ def measure(keys: int, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
 
 
 def estimate(keys: int, rounds: int) -> float:
-    """Seconds that `measure` takes, roughly."""
+    """Return roughly how many seconds `measure` takes."""
     return 1.0 + keys / 2**14 + rounds * (1.5 + keys / 2**17)
 
 
 def candidates(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> dict[str, Call]:
-    """What is compared; torch's bias is a float32 row, which is exact enough."""
+    """Return the calls to compare; torch's bias is a float32 row, which is exact enough."""
     keys, scale = key.shape[2], HEAD_DIM**-0.5
     norms = na.KeyNorms().update(key)
     slopes = torch.from_numpy(np.asarray(na.alibi_slopes(HEADS)))
@@ -81,7 +81,7 @@ def candidates(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> d
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """One table."""
+    """Return the table of one result."""
     header = ["", "cold, ms", "GB/s", "of reading", "speed / SDPA", "warm, ms", "speed / SDPA"]
     rows = [_row(result, name) for name in result["cold"]]
     title = (
@@ -110,7 +110,7 @@ def _row(result: dict[str, Any], name: str) -> list[str]:
 def _error(
     name: str, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> float:
-    """The largest error of some heads against float64."""
+    """Return the largest error against float64 over `COMPARED_HEADS` heads."""
     heads = slice(None, None, HEADS // COMPARED_HEADS)
     scaling = STRETCHED if str(STRETCHED) in name else None
     slopes = np.asarray(na.alibi_slopes(HEADS, scaling))[heads].astype(np.float64)

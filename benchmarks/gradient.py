@@ -1,4 +1,4 @@
-"""Backward passes of causal attention: ours with the gradient of the slopes, torch's beside it."""
+"""Benchmark of backward passes of causal attention: ours and torch's, with slope gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASELINE = "torch SDPA, causal, *no bias*"
 
 
 def run(rounds: int, lengths: tuple[int, ...] = LENGTHS) -> str:
-    """All tables as Markdown."""
+    """Run the benchmark and return all tables as Markdown."""
     head = (
         f"{describe_machine()}; float32, B = 1, H = {HEADS}, D = {HEAD_DIM}, unit-variance inputs; "
         f"medians of {rounds} interleaved rounds. All but the first differentiate the slopes, too."
@@ -30,7 +30,7 @@ def run(rounds: int, lengths: tuple[int, ...] = LENGTHS) -> str:
 
 
 def length_table(length: int, rounds: int) -> str:
-    """One length: forward and backward of each candidate."""
+    """Return the table of one length: forward and backward time of each candidate."""
     generator = torch.Generator().manual_seed(0)
     query, key, value, incoming = (
         torch.randn((1, HEADS, length, HEAD_DIM), generator=generator) for _ in range(4)

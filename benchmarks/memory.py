@@ -1,7 +1,7 @@
-"""Memory beyond the inputs, at its peak, each candidate in a process of its own.
+"""Benchmark of peak memory beyond the inputs; each candidate runs in a separate process.
 
-`python -m benchmarks.memory NUMBER LENGTH` is such a process. It reads the high-water mark of its
-resident memory from Linux: what getrusage reports survives exec() and would be the parent's.
+`python -m benchmarks.memory NUMBER LENGTH` runs one candidate. It reads the high-water mark of
+resident memory from /proc, because that of getrusage survives exec() and would be the parent's.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ntk_alibi.evaluation.report.markdown import table
 
 LENGTH, HEAD_DIM = 8192, 64
 MOST_BYTES = 8e9  # a candidate that needs more is left out
-SECONDS = 6  # of a process, for the estimate
+SECONDS = 6  # that one process takes, for the estimate
 
 
 def measure(length: int) -> dict[str, Any]:
-    """Bytes of each candidate that works here; None for those that would need too many."""
+    """Return bytes of each candidate that works here; None for those above `MOST_BYTES`."""
     case = _case(length)
     sizes: dict[str, int | None] = {}
     for number, candidate in enumerate(CANDIDATES):
@@ -41,12 +41,12 @@ def measure(length: int) -> dict[str, Any]:
 
 
 def estimate() -> float:
-    """Seconds that `measure` takes, roughly."""
+    """Return roughly how many seconds `measure` takes."""
     return SECONDS * len(CANDIDATES)
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """One table."""
+    """Return the table of one result."""
     rows = [
         [
             name,
@@ -80,24 +80,26 @@ def main() -> None:
     number, length = (int(word) for word in sys.argv[1:])
     candidate = CANDIDATES[number]
     with problems.threads(_case(length).threads):
-        candidate.prepare(problems.build(_case(512)))()  # loads libraries
+        candidate.prepare(
+            problems.build(_case(512))
+        )()  # loads libraries, whose memory does not count
         problem = problems.build(_case(length))
         print(peak_beyond_now(candidate.prepare(problem)))
 
 
 def peak_beyond_now(call: Call) -> int:
-    """Bytes that the second of two calls needs at its peak beyond what is held before."""
+    """Return the peak bytes of the second of two calls beyond the memory held before both."""
     before = _resident("VmRSS")
-    call()  # compilers need memory too, but not each time
+    call()  # compilers need memory in the first call only
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     call()
     return _resident("VmHWM") - before
 
 
 def _resident(field: str) -> int:
-    found = re.search(rf"{field}:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found, field
-    return 1024 * int(found.group(1))
+    line = re.search(rf"{field}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert line, field
+    return 1024 * int(line.group(1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Candidates of packages that may be missing, and of torch's compiler."""
+"""Candidates from packages that may be missing, and from torch's compiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.timing import Call
 
 
 def flex(problem: Problem) -> Call:
-    """FlexAttention, compiled for this very problem, with a score_mod and a causal block mask."""
+    """Call FlexAttention, compiled for this shape, with a score_mod and a causal block mask."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     slopes, length = problem.slopes, problem.length
@@ -40,7 +40,7 @@ def flex(problem: Problem) -> Call:
 
 
 def group_query_attention(problem: Problem) -> Call:
-    """ONNX Runtime's GroupQueryAttention; it wants the bias of all pairs."""
+    """Call ONNX Runtime's GroupQueryAttention, which requires the bias of all pairs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -70,7 +70,7 @@ def _onnx_model(problem: Problem) -> bytes:
         **dict.fromkeys(["query", "key", "value", "bias"], TensorProto.FLOAT),
         **dict.fromkeys(["lengths", "longest"], TensorProto.INT32),
     }
-    optional = ["", ""], ["", "", ""]  # a cache, tables of rotary embeddings, positions
+    optional = ["", ""], ["", "", ""]  # cache; cosines, sines and positions of rotary embeddings
     inputs = ["query", "key", "value", *optional[0], "lengths", "longest", *optional[1], "bias"]
     outputs = ["output", "present_key", "present_value"]
     node = helper.make_node(
@@ -100,7 +100,7 @@ def _from_onnx(result: Any, problem: Problem) -> torch.Tensor:
 
 
 def jax_attention(problem: Problem) -> Call:
-    """jax.nn.dot_product_attention, jitted, with the bias made inside."""
+    """Call jax.nn.dot_product_attention, jitted, with the bias computed inside."""
     import jax
 
     slopes = problem.slopes.numpy()[:, None, None]
@@ -130,7 +130,7 @@ def _from_jax(result: Any, _: Problem) -> torch.Tensor:
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """All threads of this process on one core: the size of JAX's pool cannot be chosen."""
+    """Pin all threads of this process to one core, as the size of JAX's pool cannot be set."""
     cores = os.sched_getaffinity(0)
     _pin([min(cores)])
     try:

@@ -1,4 +1,4 @@
-"""What a call costs beside its work: tiny problems, microseconds."""
+"""Benchmark of the overhead of a call: microseconds of tiny problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS_PER_TURN = 0.02
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """Median seconds for each length, on one thread."""
+    """Return median seconds for each length, on one thread."""
     with problems.threads(1):
         return [
             {
@@ -35,12 +35,12 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 
 def estimate(rounds: int) -> float:
-    """Seconds that `measure` takes, roughly."""
+    """Return roughly how many seconds `measure` takes."""
     return 1.0 + len(LENGTHS) * (3 * rounds + 1) * 5 * 0.03
 
 
 def markdown(results: list[dict[str, Any]]) -> str:
-    """One table, a column for each length."""
+    """Return one table with a column for each length."""
     names = list(results[0]["seconds"])
     header = ["", *(f"L = {r['length']}" for r in results)]
     rows = [[name, *(f"{1e6 * r['seconds'][name]:.1f}" for r in results)] for name in names]

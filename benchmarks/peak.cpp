@@ -1,5 +1,6 @@
-// The most this machine does: float32 multiply-adds and bfloat16 dot products as independent chains
-// in registers, in assembly so that no compiler can shorten them, and reading of memory.
+// Probes of the machine's peak speed. Multiply-adds (float32) and dot products (bfloat16) run as
+// independent chains in registers, written in assembly so that no compiler can shorten them. A
+// third probe reads memory.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -55,7 +56,7 @@ double seconds(int threads, Work work) {
 
 typedef unsigned Line __attribute__((vector_size(64)));
 
-// The bits of all lines together, through several accumulators.
+// Reads all lines by a bitwise OR, with several accumulators to hide latency.
 void read(const Line* begin, const Line* end, Line* result) {
   Line bits[8] = {};
   for (; end - begin >= 8; begin += 8) {
@@ -67,7 +68,7 @@ void read(const Line* begin, const Line* end, Line* result) {
 
 }  // namespace
 
-// Operations a second of `threads` threads; 0 where there is no probe.
+// Returns operations per second of `threads` threads, or 0 if there is no probe.
 extern "C" double fma_peak(int threads, long rounds) {
   if (fma_operations == 0) return 0;
   return fma_operations * rounds * threads / seconds(threads, [=](int) { multiply_add(rounds); });
@@ -78,7 +79,7 @@ extern "C" double bf16_dot_peak(int threads, long rounds) {
   return dot_operations * rounds * threads / seconds(threads, [=](int) { dot(rounds); });
 }
 
-// Bytes a second, the best of `passes` over a buffer of which each thread has a part.
+// Returns bytes per second, the best of `passes` over a buffer that is split between the threads.
 extern "C" double read_peak(int threads, long bytes, int passes) {
   const std::size_t lines = bytes / sizeof(Line) / threads;
   std::vector<std::vector<Line>> parts(threads);
@@ -90,6 +91,6 @@ extern "C" double read_peak(int threads, long bytes, int passes) {
                       read(parts[i].data(), parts[i].data() + lines, &results[i]);
                     }));
   }
-  asm volatile("" ::"r"(results.data()) : "memory");  // somebody wants them
+  asm volatile("" ::"r"(results.data()) : "memory");  // keeps the reads from being optimised away
   return static_cast<double>(lines * sizeof(Line)) * threads / best;
 }

@@ -1,4 +1,4 @@
-"""What the machine can do at most, measured beside what the kernels do."""
+"""Peak speed of the machine: arithmetic and memory reads, measured by `peak.cpp`."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ Probe = Callable[[int], float]
 
 
 def fma_probe(width: str | None = None) -> Probe:
-    """A function of the number of threads that measures float32 operations a second.
+    """Return a function from a number of threads to measured float32 operations per second.
 
-    It returns 0 where there is no such instruction or no probe of it; `bf16_dot_probe` likewise.
+    The function returns 0 where the processor has no fused multiply-add or `peak.cpp` has no probe.
 
     Args:
-        width: "native", or a value of g++'s -march such as "x86-64-v3" for AVX2; by default what
-            suits the instruction set in use.
+        width: "native", or a value of g++'s -march such as "x86-64-v3" for AVX2; by default the one
+            for the instruction set in use.
     """
     function = _function(width or _width(), "fma_peak", [ctypes.c_int, ctypes.c_long])
     return lambda threads: float(function(threads, ROUNDS))
 
 
 def bf16_dot_probe(width: str | None = None) -> Probe:
-    """As `fma_probe`, for dot products of bfloat16 that are summed in float32."""
+    """Return a probe as `fma_probe`, of bfloat16 dot products that accumulate in float32."""
     function = _function(width or _width(), "bf16_dot_peak", [ctypes.c_int, ctypes.c_long])
     return lambda threads: float(function(threads, ROUNDS))
 
 
 def read_probe() -> Probe:
-    """A function of the number of threads that measures bytes read a second, from memory."""
+    """Return a function from a number of threads to measured bytes read from memory per second."""
     types = [ctypes.c_int, ctypes.c_long, ctypes.c_int]
     function = _function(_width(), "read_peak", types)
     return lambda threads: float(function(threads, READ_BYTES, READ_PASSES))

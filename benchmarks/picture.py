@@ -1,4 +1,4 @@
-"""Time over length, both logarithmic, from what `benchmarks.prefill` measured."""
+"""Picture of time over length on logarithmic axes, from the results of `benchmarks.prefill`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def draw(results: Iterable[Result], path: Path) -> None:
-    """A panel for each dtype and head size, unstretched random inputs and most threads only."""
+    """Draw a panel for each dtype and head size: random inputs, no scaling, all threads."""
     panels = _panels(results)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)

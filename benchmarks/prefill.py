@@ -1,4 +1,4 @@
-"""Prompts: every query against all keys before it; many lengths, all candidates in turn."""
+"""Benchmark of prefill: causal attention over prompts of many lengths, all candidates in turn."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CANDIDATES = [BASELINE, *TORCH, *OPTIONAL, *OURS]
 
 SECONDS_PER_TURN = 0.1
 
-#: A round that takes longer than these seconds is the only one.
+#: If the first round takes more seconds than this, there is no further round.
 LONG_ROUND = 20.0
 
-#: What torch's kernel reaches of the peak, and a peak where there is no probe: for estimates.
+#: For estimates: share of the peak that torch's kernel reaches, and a peak in case of no probe.
 BASELINE_SHARE, SOME_SPEED = 0.6, 50e9
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
@@ -35,12 +35,12 @@ KINDS = [(dim, dtype) for dtype in (FLOAT32, BFLOAT16) for dim in (64, 128)]
 
 @cache
 def thread_counts() -> list[int]:
-    """One, and as many as the core takes by default."""
+    """Return 1 and the core's default number of threads."""
     return sorted({1, int(na.info()["threads"])})
 
 
 def short() -> list[Case]:
-    """Where the overhead of a call shows."""
+    """Return short cases, in which the overhead of a call matters."""
     return [
         Case(length, dim, dtype, threads)
         for threads in thread_counts()
@@ -50,7 +50,10 @@ def short() -> list[Case]:
 
 
 def with_all_threads(dtype: torch.dtype, head_dim: int) -> list[Case]:
-    """The main cases; every length, and a stretched bias, for the commonest kind."""
+    """Return the main cases of a dtype and head size.
+
+    The first kind has every length and also a scaled bias, the others every second length.
+    """
     threads = thread_counts()[-1]
     if (head_dim, dtype) != KINDS[0]:
         return [Case(length, head_dim, dtype, threads) for length in LENGTHS[::2]]
@@ -59,7 +62,7 @@ def with_all_threads(dtype: torch.dtype, head_dim: int) -> list[Case]:
 
 
 def with_one_thread() -> list[Case]:
-    """The same on one core; none where that is all there is."""
+    """Return cases for one thread; none if the default is one thread."""
     return [
         Case(length, dim, dtype, 1)
         for dim, dtype in KINDS
@@ -69,7 +72,7 @@ def with_one_thread() -> list[Case]:
 
 
 def real() -> list[Case]:
-    """Query, key and value of a trained model: nano BLOOM, stretched beyond its training length."""
+    """Return cases with the inputs of a trained model, nano BLOOM, beyond its training length."""
     return [
         Case(length, 16, dtype, thread_counts()[-1], scaling, real=True)
         for dtype in (FLOAT32, BFLOAT16)
@@ -78,7 +81,7 @@ def real() -> list[Case]:
 
 
 def measure(cases: Iterable[Case], rounds: int) -> list[dict[str, Any]]:
-    """Plain numbers of each case: what it is, median seconds, errors, peaks, blocks read."""
+    """Return the numbers of each case: description, median seconds, errors, peaks, blocks read."""
     results = []
     for case in cases:
         begin = time.perf_counter()
@@ -90,19 +93,19 @@ def measure(cases: Iterable[Case], rounds: int) -> list[dict[str, Any]]:
 
 
 def estimate(cases: Iterable[Case], rounds: int) -> float:
-    """Seconds that `measure` takes, roughly."""
+    """Return roughly how many seconds `measure` takes."""
     return sum(_estimate_case(case, rounds) for case in cases)
 
 
 def baseline_seconds(case: Case) -> float:
-    """What torch's kernel takes without a bias, roughly, on a machine that does nothing else."""
+    """Return roughly how many seconds torch's kernel takes without a bias on an idle machine."""
     peak_of_one = _peak_of_one() or SOME_SPEED
     return case.operations / (BASELINE_SHARE * peak_of_one * case.threads)
 
 
 @cache
 def _peak_of_one() -> float:
-    """One thread's, which others on the machine disturb least."""
+    """Measure the peak of one thread, which other processes disturb least."""
     return max(peak.fma_probe()(1) for _ in range(5))
 
 
@@ -171,7 +174,7 @@ def _description(case: Case) -> dict[str, Any]:
 def _first_round(
     problem: Problem,
 ) -> tuple[dict[str, Call], dict[str, float], dict[str, float]]:
-    """Calls, seconds and errors of the candidates that work here."""
+    """Return calls, seconds and errors of the candidates that work on this machine."""
     calls: dict[str, Call] = {}
     seconds: dict[str, float] = {}
     errors: dict[str, float] = {}
@@ -185,7 +188,7 @@ def _first_round(
             elapsed = time.perf_counter() - begin
             if candidate.biased:
                 errors[candidate.name] = problems.error(problem, candidate.output(result, problem))
-        except Exception as failure:  # a peer that fails here must not end all
+        except Exception as failure:  # a failing peer must not end the run
             if candidate in OURS:
                 raise
             print(f"  left out: {candidate.name}: {failure!r}", file=sys.stderr)

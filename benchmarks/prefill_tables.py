@@ -1,4 +1,4 @@
-"""Markdown of what `benchmarks.prefill` measured: a table for each kind of problem."""
+"""Markdown tables of the results of `benchmarks.prefill`, one for each kind of problem."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Result = dict[str, Any]
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """One table for each kind of problem, one column for each length."""
+    """Return a table for each kind of problem, with a column for each length."""
     groups = itertools.groupby(results, key=_title)
     return "\n\n".join(f"{title}\n\n{_table(list(group))}" for title, group in groups)
 
 
 def peak(result: Result) -> float:
-    """Operations a second that the machine did at most, by the instruction for the dtype."""
+    """Return the machine's measured peak, operations per second of the dtype's instruction."""
     peaks: dict[str, float] = result["peaks"]
     return (peaks["bf16_dot"] if result["dtype"] == "bfloat16" else 0.0) or peaks["fma"]
 
@@ -49,7 +49,7 @@ def _cell(result: Result, name: str) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Three digits, or all before the point."""
+    """Format milliseconds with three significant digits, or with all integer digits."""
     number = 1e3 * seconds
     return f"{number:.{2 if number < 10 else 1 if number < 100 else 0}f}"
 
@@ -60,7 +60,7 @@ def _largest_error(results: Iterable[Result], name: str) -> str:
 
 
 def _shares(results: Sequence[Result]) -> Iterable[list[str]]:
-    """Rows below the candidates: of the machine's peak, of the blocks, how often measured."""
+    """Yield the rows below the candidates: shares of the peak, shares of blocks read, rounds."""
     instruction = "bfloat16 dot products" if _by_dots(results[0]) else "multiply-adds"
     if peak(results[0]):
         yield [f"peak of {instruction}, GFLOP/s", *(f"{peak(r) / 1e9:.0f}" for r in results)]

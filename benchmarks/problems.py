@@ -1,4 +1,4 @@
-"""The problems that candidates are compared on: random or real inputs, and their exact results."""
+"""Problems on which candidates are compared: random or real inputs, and exact results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ntk_alibi.evaluation.records.corpus import held_out_text
 from ntk_alibi.models import load
 
 HEADS = 16
-SAMPLED_ROWS = 32  # whose error is measured, evenly spaced
+SAMPLED_ROWS = 32  # evenly spaced queries whose error is measured
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem in words. A real one is all layers of the nano BLOOM, as a batch."""
+    """Description of one problem. With `real`, its batch holds all layers of the nano BLOOM."""
 
     length: int
     head_dim: int
@@ -35,30 +35,38 @@ class Case:
 
     @property
     def batch_and_heads(self) -> tuple[int, int]:
-        """Of the inputs; the layers of the nano BLOOM are the batch."""
+        """Batch size and number of heads; the layers of the nano BLOOM form the batch."""
         return (3, 8) if self.real else (1, HEADS)
 
     @property
     def operations(self) -> float:
-        """Multiplications and additions of all visible pairs, skipped or not."""
+        """Number of multiplications and additions of all visible pairs, skipped or not."""
         batch, heads = self.batch_and_heads
         return 2.0 * batch * heads * self.head_dim * self.length * (self.length + 1)
 
     @property
     def pairs(self) -> int:
-        """Of query and key, masked ones included, in all heads."""
+        """Number of pairs of query and key in all heads, masked ones included."""
         batch, heads = self.batch_and_heads
         return batch * heads * self.length**2
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As NumPy calls it."""
+    """Return NumPy's name of a torch dtype."""
     return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Query, key and value, (batch, heads, length, head_dim), and float32 slopes (heads,)."""
+    """Inputs of a case.
+
+    Attributes:
+        case: description of the problem.
+        query: (batch, heads, length, head_dim), as key and value.
+        key: as query.
+        value: as query.
+        slopes: (heads,) float32.
+    """
 
     case: Case
     query: torch.Tensor
@@ -73,33 +81,33 @@ class Problem:
 
     @property
     def scale(self) -> float:
-        """Of the dot products."""
+        """Factor of the dot products, 1 / sqrt(head_dim)."""
         return 1.0 / math.sqrt(self.query.shape[3])
 
     @property
     def heads(self) -> int:
-        """Of query, key and value alike."""
+        """Number of heads of query, key and value."""
         return self.query.shape[1]
 
     @property
     def length(self) -> int:
-        """Of queries and keys."""
+        """Number of queries and of keys."""
         return self.query.shape[2]
 
     @property
     def bias(self) -> na.ALiBi:
-        """The bias as our functions take it."""
+        """Bias object of this package."""
         return na.ALiBi(self.heads, self.case.scaling)
 
     @cached_property
     def sampled_rows(self) -> NDArray[np.int64]:
-        """Queries whose results are compared, evenly spaced."""
+        """Evenly spaced queries whose results are compared."""
         count = min(SAMPLED_ROWS, self.length)
         return np.linspace(0, self.length - 1, count).astype(np.int64)
 
     @cached_property
     def expected(self) -> NDArray[np.float64]:
-        """Their results in float64, (batch, heads, rows, head_dim)."""
+        """Float64 results of the sampled rows, (batch, heads, rows, head_dim)."""
         distance = self.sampled_rows[:, None].astype(float) - np.arange(self.length)
         slopes = self.slopes.double().numpy()
         bias = np.where(distance >= 0, -slopes[:, None, None] * distance, -np.inf)
@@ -109,7 +117,7 @@ class Problem:
 
 
 def build(case: Case) -> Problem:
-    """The inputs of a case; the same ones each time."""
+    """Return the inputs of a case, which are deterministic."""
     if case.real:
         inputs = nano_bloom_inputs(case.length, case.scaling)
     else:
@@ -122,9 +130,9 @@ def build(case: Case) -> Problem:
 
 
 def nano_bloom_inputs(length: int, scaling: na.Scaling | None) -> tuple[torch.Tensor, ...]:
-    """Query, key and value of all layers of the nano BLOOM, (layers, heads, length, head_dim).
+    """Return query, key and value of all nano BLOOM layers, (layers, heads, length, head_dim).
 
-    They come from reading held-out prose with the slopes of the scaling.
+    The model reads held-out prose with the slopes of the scaling.
     """
     model: Any
     model, tokenizer, _ = load()
@@ -142,13 +150,13 @@ def nano_bloom_inputs(length: int, scaling: na.Scaling | None) -> tuple[torch.Te
 
 
 def error(problem: Problem, result: torch.Tensor) -> float:
-    """The largest error of sampled rows against float64."""
+    """Return the largest error of the sampled rows against float64."""
     rows = result[:, :, problem.sampled_rows].double().numpy()
     return float(np.abs(rows - problem.expected).max())
 
 
 def blocks_read(problem: Problem, tolerance: float) -> float:
-    """The share of visible blocks of keys that `na.attention` reads."""
+    """Return the share of visible key blocks that `na.attention` reads."""
     _, stats = na.attention(
         *problem.inputs, problem.bias, skip_tolerance=tolerance, return_stats=True
     )
@@ -157,7 +165,7 @@ def blocks_read(problem: Problem, tolerance: float) -> float:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """As many threads for torch and for us, within the block."""
+    """Set the number of threads of torch and of this package within the block."""
     before = torch.get_num_threads(), na.info()["threads"]
     torch.set_num_threads(count)
     na.set_num_threads(count)

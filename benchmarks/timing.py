@@ -1,4 +1,4 @@
-"""Timing on a shared, noisy machine: all candidates in turn, several rounds, medians."""
+"""Timing on a shared, noisy machine: medians over rounds in which all candidates take turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 
 Call = Callable[[], object]
 
-#: Seconds between candidates of two runtimes: threads that wait busily slow the next candidate.
+#: Seconds of rest between candidates of different runtimes, whose busy-waiting threads would slow
+#: the next candidate.
 REST = 0.2
 
 
@@ -23,17 +24,18 @@ def interleaved(
     before_turn: Call | None = None,
     before_round: Call | None = None,
 ) -> dict[str, float]:
-    """Median seconds of each call, one turn of each a round, after one round to warm up.
+    """Return median seconds of each call; in each round, each call gets one turn.
 
     Args:
-        calls: the candidates.
-        rounds: how many turns each gets.
-        seconds_per_turn: how long a turn lasts at least; calls are repeated until then, so that the
-            machine, which dozed or did other things since the last turn, is awake for most of it.
-        warm_up: whether there is a round that does not count, first.
-        runtimes: whose threads each candidate uses; there is a rest where that changes.
-        before_turn: called before each turn, not timed.
-        before_round: called before each round, not timed.
+        calls: candidates by name.
+        rounds: number of timed turns of each candidate.
+        seconds_per_turn: least duration of a turn; the call is repeated until then, so that the
+            processor, idle or busy with other work before, runs at full speed for most of it.
+        warm_up: whether to start with a round that is not timed.
+        runtimes: library whose thread pool each candidate uses; where it changes, `interleaved`
+            rests for `REST` seconds.
+        before_turn: hook before each turn, not timed.
+        before_round: hook before each round, not timed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + warm_up):
@@ -52,12 +54,12 @@ def interleaved(
 
 
 def _turn(call: Call, seconds: float) -> float:
-    """Mean seconds of a call within one turn."""
+    """Return the mean seconds of a call within one turn."""
     begin = time.perf_counter()
     count = 0
     while count == 0 or time.perf_counter() - begin < seconds:
         result = call()
-        del result  # its memory is part of what it costs
+        del result  # freeing its memory is timed, too
         count += 1
     return (time.perf_counter() - begin) / count
 

@@ -1,4 +1,4 @@
-"""The benchmarks still run, at sizes too small to time, and what they compare is right."""
+"""Tests that the benchmarks run, at small sizes, and that all candidates compute the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from repository import ROOT
 PEERS = {candidate.runtime: candidate for candidate in optional_peers.OPTIONAL}
 DTYPES = [torch.float32, torch.bfloat16]
 
-#: float32: positions up to 64 as torch rounds them. bfloat16: outputs are below 4, with 8 bits.
+#: float32: torch's rounding of positions up to 64. bfloat16: outputs are below 4 and have 8 bits.
 TOLERANCES = {torch.float32: 64 * 2.0**-22, torch.bfloat16: 4 * 2.0**-8}
 
 
@@ -61,7 +61,8 @@ def error(candidate: Candidate, case: Case) -> float:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("candidate", [*candidates.TORCH, *candidates.OURS], ids=lambda c: c.name)
 def test_candidates_compute_the_same(candidate: Candidate, dtype: torch.dtype) -> None:
-    wrong = "eager" in candidate.name and dtype == torch.bfloat16  # as transformers is
+    # transformers rounds its bias to bfloat16.
+    wrong = "eager" in candidate.name and dtype == torch.bfloat16
     assert error(candidate, small(dtype)) < (2.0 if wrong else TOLERANCES[dtype])
 
 
@@ -74,7 +75,7 @@ def test_onnx_runtime_computes_the_same() -> None:
 def test_jax_computes_the_same() -> None:
     if not PEERS["jax"].importable():
         pytest.skip("jax is not installed")
-    # In a process of its own: jax objects to the forks of other tests.
+    # jax runs in a separate process, since it warns about the forks of other tests.
     code = (
         "from tests.test_benchmarks import DTYPES, PEERS, error, small;"
         "print(*(error(PEERS['jax'], small(dtype)) for dtype in DTYPES))"
@@ -129,7 +130,7 @@ def test_overhead_and_memory_become_tables(monkeypatch: pytest.MonkeyPatch) -> N
     assert "| its core alone | " in overhead.markdown(overhead.measure(1))
     monkeypatch.setattr(memory, "CANDIDATES", [candidates.BASELINE])
     result = memory.measure(1024)
-    assert result["bytes"][candidates.BASELINE.name] > 2**20  # the output has 4 MiB
+    assert result["bytes"][candidates.BASELINE.name] > 2**20  # the output alone has 4 MiB
     assert candidates.BASELINE.name in memory.markdown(result)
 
 
@@ -185,7 +186,7 @@ def test_the_document_has_a_place_for_each_part(tmp_path: Path) -> None:
 
 def test_gradients_have_a_table() -> None:
     text = gradient.run(1, lengths=(64,))
-    assert text.count("\n| ") == 7  # two lines of header, five candidates
+    assert text.count("\n| ") == 7  # header, separator and five candidates
 
 
 def test_bloom_is_the_same_model_everywhere() -> None:

@@ -1,4 +1,4 @@
-"""The C++ core with every compiler at hand: builds without warnings, passes its own tests."""
+"""Tests that the C++ core builds without warnings and passes its tests with every compiler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from repository import ROOT
 
 AARCH64 = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
 
-#: Compiler, options of CMake, and what runs the result.
+#: Compiler, CMake options, and the emulator that runs the result.
 COMPILERS = {
     "g++": ("g++", [], []),
     "g++ debug": ("g++", ["-DCMAKE_BUILD_TYPE=Debug"], []),
@@ -28,7 +28,7 @@ COMPILERS = {
     ),
 }
 
-#: Of the compilers' own, one for each symbol of ours.
+#: Prefixes of symbols that compilers emit, one for each symbol of ours.
 MARKS = ("DW.ref.", "__odr_asan.")
 
 
@@ -58,10 +58,10 @@ def test_the_core_builds_and_passes_its_tests(name: str, tmp_path: Path) -> None
 
 
 def _check_isolation(build: Path) -> None:
-    """No kernel object may define a symbol another object could be linked to by mistake.
+    """Check that no kernel object defines a symbol outside its instruction set's namespace.
 
-    The linker keeps one of several weak definitions: an inline function compiled for AVX-512 would
-    crash older machines.
+    Of several weak definitions the linker keeps one; if that is an inline function compiled for
+    AVX-512, it crashes older machines.
     """
     objects = list(build.rglob("kernels_*/**/*.o"))
     assert len(objects) >= 6
@@ -70,5 +70,5 @@ def _check_isolation(build: Path) -> None:
         assert isa is not None
         for line in run("nm", "-C", "--defined-only", str(path)).splitlines():
             kind, symbol = line.split(maxsplit=2)[1:]
-            own = f"ntk_alibi::{isa.group(1)}::" in symbol
-            assert own or kind in "rdbtn" or symbol.startswith(MARKS), f"{path}: {line}"
+            in_namespace = f"ntk_alibi::{isa.group(1)}::" in symbol
+            assert in_namespace or kind in "rdbtn" or symbol.startswith(MARKS), f"{path}: {line}"

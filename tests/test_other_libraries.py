@@ -1,4 +1,4 @@
-"""What docs/other-libraries.md says: conventions written out, and a model that is not ours."""
+"""Tests of docs/other-libraries.md: conventions of other libraries, and a custom model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_ggml_slopes_for_a_max_bias_of_8_are_ours(heads: int) -> None:
 @pytest.mark.parametrize("scaling", [na.Interpolation(2.0), na.NTK(4.0)], ids=str)
 def test_no_max_bias_gives_stretched_slopes(scaling: na.Scaling) -> None:
     slopes = np.log2(na.alibi_slopes(8, scaling).astype(np.float64))
-    implied = -slopes / np.arange(1, 9) * 8  # max_bias by each head alone
+    implied = -slopes / np.arange(1, 9) * 8  # the max_bias that each head implies
     assert implied.max() - implied.min() > 0.5
 
 
@@ -43,7 +43,7 @@ def test_flash_attention_and_vllm_mean_the_same_bias(queries: int, keys: int) ->
 
 
 class LookAlike(nn.Module):
-    """Attention as models with code of their own write it: a bias of all pairs added to scores."""
+    """Attention of a custom model, which adds a bias of all pairs to the scores or is fused."""
 
     def __init__(self, heads: int, size: int, *, fused: bool) -> None:
         super().__init__()

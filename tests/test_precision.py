@@ -1,4 +1,4 @@
-"""`na.precision`: against other libraries' rounding, our own tensors, figures of others."""
+"""Tests of `na.precision` against other libraries' rounding, our tensors and published figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
     name=st.sampled_from(list(DTYPES)),
 )
 def test_rounding_is_that_of_numpy_ml_dtypes_and_torch(numbers: list[float], name: str) -> None:
-    """From float32, from which all three round once; subnormal and infinite ones, too."""
+    """Numbers start as float32, so that all libraries round once; subnormals occur, too."""
     source = np.array(numbers, np.float32)
     mine = PRECISION.rounded(source, name)
     with np.errstate(over="ignore"):
@@ -66,7 +66,7 @@ def test_counts_do_not_depend_on_chunks(chunk: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_figures_of_the_article() -> None:
-    """About 10 % at 8192; integers are exact up to 2^(significant bits)."""
+    """The share is about 10 % at 8192, and integers are exact up to 2^(significant bits)."""
     assert PRECISION.exact_fraction("bfloat16", 8192) == 896 / 8192
     for name, bits in (("bfloat16", 8), ("float16", 11)):
         assert PRECISION.collisions(name, 2**bits + 1) == 0
@@ -93,7 +93,7 @@ def weights_of(length: int, form: str, count: int) -> np.ndarray:
 def test_an_absolute_bias_moves_the_weights_as_measured_before(
     length: int, published: float
 ) -> None:
-    """Within four standard errors of the mean over 100 random rows, and half a last digit."""
+    """The tolerance is four standard errors over 100 random rows, and half a last digit."""
     errors = weights_of(length, "absolute", 100)
     assert abs(errors.mean() - published) <= 4 * errors.std() / math.sqrt(100) + 0.005
 
@@ -118,9 +118,9 @@ def test_the_error_is_the_references_and_that_of_our_own_tensors() -> None:
         else:
             bias = na.ALiBi(16).tensor(5, 700, torch.bfloat16)[0, 0].double().numpy()
             bias = np.where(np.isneginf(bias), 0.0, bias)
-        what = na.reference.total_variation(exact, scores + bias)
+        expected = na.reference.total_variation(exact, scores + bias)
         mine = PRECISION.softmax_error(query, key, slope, "bfloat16", form)
-        np.testing.assert_allclose(mine, what, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(mine, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_rows_are_our_tensors_with_either_anchor() -> None:
@@ -144,14 +144,14 @@ def test_tables_are_those_of_torch_in_bfloat16(repaired: bool) -> None:
 
 
 def test_repaired_tables_are_near_ours_and_the_others_far_off() -> None:
-    """The last position is off by 1 of 8192 (it becomes 8192), so the first pair by half a turn."""
+    """Rounded positions are off by up to 16, so the first pair can be off by half a turn."""
     exact = PRECISION.rope_tables(8192, 64, np.float64, repaired=False)
     before, after = (PRECISION.rope_tables(8192, 64, "bfloat16", repaired=x) for x in (False, True))
     errors = [
         max(float(np.abs(a - b).max()) for a, b in zip(tables, exact, strict=True))
         for tables in (before, after)
     ]
-    # float32: frequency and angle each off by 2^-24 of an angle <= 8191; then bfloat16's 2^-9
+    # float32: frequency and angle are each off by 2^-24 of an angle <= 8191; bfloat16 adds 2^-9
     assert errors[1] <= 2**-9 + 8191 * 2 * 2.0**-24
     assert errors[0] > 1.9
     rows = [len(np.unique(np.concatenate(x, axis=1), axis=0)) for x in (before, after)]
@@ -162,20 +162,20 @@ def test_plots_draw_what_they_are_given() -> None:
     from matplotlib.figure import Figure
 
     figure = Figure()
-    given = figure.subplots(1, 3)
+    axes = figure.subplots(1, 3)
     names = ("bfloat16", "float32")
     positions = {name: PRECISION.last_positions(name, 4096) for name in names}
     shares = {name: {n: PRECISION.exact_fraction(name, n) for n in (256, 512)} for name in names}
     rows = {
         form: PRECISION.alibi_row(0.5, 50, "bfloat16", form) for form in ("absolute", "relative")
     }
-    assert plots.rounded_positions(positions, ax=given[0]) is given[0]
-    assert plots.exact_positions(shares, ax=given[1]) is given[1]
-    assert plots.alibi_rows(rows, ax=given[2]) is given[2]
-    drawn = given[0].collections[0].get_offsets()
+    assert plots.rounded_positions(positions, ax=axes[0]) is axes[0]
+    assert plots.exact_positions(shares, ax=axes[1]) is axes[1]
+    assert plots.alibi_rows(rows, ax=axes[2]) is axes[2]
+    drawn = axes[0].collections[0].get_offsets()
     np.testing.assert_array_equal(drawn, np.stack(positions["bfloat16"], axis=1))
-    np.testing.assert_array_equal(given[1].lines[0].get_ydata(), [100.0, 75.0])
-    np.testing.assert_array_equal(given[2].collections[1].get_offsets()[:, 1], rows["relative"])
+    np.testing.assert_array_equal(axes[1].lines[0].get_ydata(), [100.0, 75.0])
+    np.testing.assert_array_equal(axes[2].collections[1].get_offsets()[:, 1], rows["relative"])
     assert plots.alibi_rows(rows).figure is not figure
     figure.canvas.draw()
 

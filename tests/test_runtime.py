@@ -1,4 +1,4 @@
-"""Instruction sets and threads, in processes of their own where the state of one matters."""
+"""Tests of instruction sets and threads, in separate processes where they change global state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import ntk_alibi as na
 from ntk_alibi import _core
 
-#: Enough rows and elements for several threads.
+#: A call with enough rows and elements to use several threads.
 BIG = "na.ALiBi(8).tensor(512, 512)"
 
 

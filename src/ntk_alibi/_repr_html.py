@@ -1,4 +1,4 @@
-"""What notebooks show of an object, a door for those that cannot know who draws it."""
+"""Hook for `_repr_html_`: `_notebook` registers renderers here, so that no class imports it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import functools
 
 @functools.singledispatch
 def html(shown: object) -> str | None:
-    """A picture of an object and its numbers, or None; `_rich` says of which kinds."""
+    """Return the HTML of an object, or None if `_notebook` registers no renderer for its type."""
     del shown
     return None
 
 
 class ReprHtml:
-    """An object with a picture."""
+    """Base class of objects that notebooks show as HTML."""
 
     def _repr_html_(self) -> str | None:
         return html(self)

@@ -1,4 +1,4 @@
-"""Instruction sets, threads, and what is installed."""
+"""Instruction set and threads of the compiled core, and versions of installed packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPTIONAL_PACKAGES = ("ml_dtypes", "torch", "transformers", "matplotlib", "rich")
 
 
 def start() -> None:
-    """What importing the package does once: choose the instruction set, mind forks."""
+    """Choose the instruction set and register the fork handler, when the package is imported."""
     if isa := os.environ.get("NTK_ALIBI_ISA"):
         _core.select_isa(isa)
     if hasattr(os, "register_at_fork"):
@@ -20,16 +20,16 @@ def start() -> None:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Choose how many threads the compiled core uses.
+    """Set the number of threads of the compiled core.
 
-    The default is OpenMP's: OMP_NUM_THREADS, else one a processor. Results are the same bits for
-    any number.
+    The default is OpenMP's: OMP_NUM_THREADS, else one thread per processor. Results are identical
+    to the bit for any number of threads.
 
     Args:
-        num_threads: >= 1; 0 returns to the default.
+        num_threads: number of threads, 1 to 4096; 0 restores the default.
 
     Raises:
-        TypeError, ValueError: num_threads is no such number.
+        TypeError, ValueError: num_threads is not an integer in that range.
         RuntimeError: more than one thread in a forked child, where OpenMP cannot start any.
 
     Example:
@@ -43,18 +43,18 @@ def set_num_threads(num_threads: int) -> None:
     if threads > 1 and _core.forked():
         raise RuntimeError(
             f"num_threads must be 1 in a forked process, got {threads}: OpenMP's threads do not "
-            "survive fork(); "
-            "start the process with the 'spawn' or 'forkserver' method to use several"
+            "survive fork(); start the process with the 'spawn' or 'forkserver' method to use "
+            "several threads"
         )
     _core.set_num_threads(threads)
 
 
 def info() -> dict[str, Any]:
-    """What is installed and in use.
+    """Return versions, instruction sets and the number of threads.
 
     Returns:
-        version; isa (instruction set in use); isas (those this machine runs); threads; packages
-        (optional ones, by name, with their version or None).
+        A dict with version; isa (the instruction set in use); isas (the instruction sets that this
+        machine supports); threads; packages (version of each optional package, or None).
 
     Example:
         >>> import ntk_alibi as na

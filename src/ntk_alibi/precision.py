@@ -1,7 +1,7 @@
-"""What positions and biases lose that are kept in few bits: counts, softmax errors, repairs.
+"""Rounding errors of positions and biases in low-precision dtypes, and the published repairs.
 
-Nothing here is used by `attention`, which keeps positions as integers and biases in float32. It
-measures what other code does, and what its published repair gains.
+`attention` uses none of this: it keeps positions as integers and biases in float32. The module
+measures the errors of code that rounds them, and what the published repairs gain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ Form: TypeAlias = Literal["absolute", "relative"]
 
 
 class Format(NamedTuple):
-    """A binary format: significant bits, exponent of its least normal number, greatest number."""
+    """A binary floating-point format.
+
+    Attributes:
+        significant_bits: bits of the significand, the implicit one included.
+        least_exponent: exponent of the least normal number.
+        greatest: greatest finite number.
+    """
 
     significant_bits: int
     least_exponent: int
@@ -35,22 +41,22 @@ FORMATS = {
     "float64": Format(53, -1022, math.ldexp(2.0 - 2.0**-52, 1023)),
 }
 
-#: Positions that are looked at together.
+#: Positions processed at a time, to bound memory.
 CHUNK = 2**20
 
 
 def rounded(numbers: ArrayLike, dtype: DTypeLike) -> Floats:
-    """Numbers as a dtype holds them: rounded to the nearest, ties to even; infinite beyond it.
+    """Round numbers to a dtype: to nearest, ties to even, infinite beyond the greatest number.
 
     Args:
-        numbers: any shape, taken as float64.
+        numbers: array of any shape, converted to float64.
         dtype: NumPy's or torch's float16, bfloat16, float32 or float64, or its name.
 
     Returns:
-        float64, the shape of numbers.
+        Rounded numbers, float64, of the same shape.
 
     Raises:
-        TypeError: dtype is none of these.
+        TypeError: dtype is another one.
 
     Example:
         >>> import ntk_alibi as na
@@ -61,16 +67,16 @@ def rounded(numbers: ArrayLike, dtype: DTypeLike) -> Floats:
 
 
 def exact_fraction(dtype: DTypeLike, window: int) -> float:
-    """The share of the positions 0 .. window - 1 that a dtype holds exactly.
+    """Return the share of the positions 0 .. window - 1 that a dtype represents exactly.
 
     #{p < window: rounded(p) = p} / window
 
     Args:
-        dtype: as of `rounded`.
+        dtype: as for `rounded`.
         window: number of positions, at least 1.
 
     Returns:
-        In (0, 1].
+        A share in (0, 1].
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -91,16 +97,16 @@ def exact_fraction(dtype: DTypeLike, window: int) -> float:
 
 
 def collisions(dtype: DTypeLike, window: int) -> int:
-    """How many of the positions 0 .. window - 1 become the same number as another one of them.
+    """Count the positions 0 .. window - 1 that a dtype rounds to the same number as another one.
 
     #{p < window: rounded(p) = rounded(p') for some p' < window, p' != p}
 
     Args:
-        dtype: as of `rounded`.
+        dtype: as for `rounded`.
         window: number of positions, at least 1.
 
     Returns:
-        In [0, window].
+        A count in [0, window].
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -116,7 +122,8 @@ def collisions(dtype: DTypeLike, window: int) -> int:
     colliding = 0
     for begin in range(0, window, CHUNK):
         end = min(begin + CHUNK, window)
-        # Rounding keeps the order, so equals are neighbours; one more on either side.
+        # Rounding keeps the order, so equal numbers are neighbours. One more position on either
+        # side finds those across the chunk's ends.
         first = max(begin - 1, 0)
         values = _rounded(np.arange(first, min(end + 1, window), dtype=np.float64), name)
         same = np.concatenate([[False], values[1:] == values[:-1], [False]])
@@ -125,12 +132,12 @@ def collisions(dtype: DTypeLike, window: int) -> int:
 
 
 def last_positions(dtype: DTypeLike, window: int, count: int = 100) -> tuple[Floats, Floats]:
-    """The last positions of a window and what a dtype makes of them: figure 9 of the article.
+    """Return the last positions of a window, exact and rounded: figure 9 of the article.
 
     Args:
-        dtype: as of `rounded`.
+        dtype: as for `rounded`.
         window: number of positions, at least 1.
-        count: how many of them, at least 1; all if there are fewer.
+        count: number of positions to return, at least 1; all if the window has fewer.
 
     Returns:
         (positions, rounded positions), each (count,).
@@ -152,18 +159,18 @@ def last_positions(dtype: DTypeLike, window: int, count: int = 100) -> tuple[Flo
 
 
 def alibi_row(slope: float, length: int, dtype: DTypeLike, form: Form) -> Floats:
-    """ALiBi's bias of the last query, rounded, relative to its own key: figure 11 of the article.
+    """Return ALiBi's rounded bias of the last query, 0 at its key: figure 11 of the article.
 
     absolute: rounded(m j) - m (length - 1), as transformers' bias tensors are (before)
     relative: rounded(-m (length - 1 - j)) (after: near keys are exact, far ones may collide)
 
-    float64 gives the exact bias. The second is what `ALiBi` and `build_alibi_tensor` with
-    anchor="last" make in that dtype, the first the latter with anchor="first".
+    float64 gives the exact bias. In the same dtype, `build_alibi_tensor` with anchor="first" gives
+    the absolute form; `build_alibi_tensor` with anchor="last" and `ALiBi` give the relative form.
 
     Args:
         slope: m >= 0.
-        length: keys, at least 1.
-        dtype: as of `rounded`.
+        length: number of keys, at least 1.
+        dtype: as for `rounded`.
         form: "absolute" or "relative".
 
     Returns:
@@ -190,18 +197,19 @@ def alibi_row(slope: float, length: int, dtype: DTypeLike, form: Form) -> Floats
 def softmax_error(
     query: ArrayLike, key: ArrayLike, slope: float, dtype: DTypeLike, form: Form
 ) -> Floats:
-    """How far a bias that is rounded to a dtype moves attention: the total variation of weights.
+    """Return the total variation of attention weights that rounding the bias to a dtype causes.
 
     1/2 sum_j |p_ij - p'_ij|,  p_i = softmax_j(q_i.k_j / sqrt(D) - m (i - j)) over j <= i
 
-    and p' the same with the bias of `alibi_row`. All else is float64, so it is the bias alone.
+    and p' has the rounded bias of `alibi_row` instead. All else is float64, so the error is that of
+    the bias alone.
 
     Args:
         query: (queries, head_dim); the last one stands at the last key.
         key: (keys, head_dim), at least as many.
         slope: m >= 0 of the head.
-        dtype: as of `rounded`.
-        form: "absolute" or "relative", as of `alibi_row`.
+        dtype: as for `rounded`.
+        form: "absolute" or "relative", as for `alibi_row`.
 
     Returns:
         (queries,) float64 in [0, 1].
@@ -235,19 +243,19 @@ def softmax_error(
 def rope_tables(
     length: int, head_dim: int, dtype: DTypeLike, *, base: float = 10000.0, repaired: bool
 ) -> tuple[Floats, Floats]:
-    """Cosines and sines of RoPE as a model in this dtype has them, before and after the repair.
+    """Return the cosines and sines of RoPE in a model of this dtype, before or after the repair.
 
     before: positions, frequencies base^(-2m/D) and angles rounded to the dtype
     after: all three in float32; only cosines and sines are rounded to the dtype
 
-    `RoPE` goes one step further, angles in float64 and cosines and sines in float32.
+    `RoPE` is more exact than both: its angles are float64, its cosines and sines float32.
 
     Args:
-        length: positions 0 .. length - 1.
+        length: number of positions, from 0 on.
         head_dim: D, even.
-        dtype: as of `rounded`.
-        base: > 1.
-        repaired: whether after.
+        dtype: as for `rounded`.
+        base: base of the frequencies, > 1.
+        repaired: whether to return the tables after the repair.
 
     Returns:
         (cosines, sines), each (length, head_dim / 2) float64.
@@ -285,7 +293,7 @@ def _rounded(numbers: Floats, name: str) -> Floats:
 
 
 def _alibi(slope: float, q: Floats, k: Floats, name: str, form: str) -> Floats:
-    """The bias of queries at q and keys at k, (queries, keys); rounded in one of two forms."""
+    """Return the rounded bias (queries, keys) of queries at positions q and keys at positions k."""
     _checks.choice("form", form, ("absolute", "relative"))
     if form == "absolute":
         return _rounded(slope * k, name) - slope * q[:, None]
@@ -307,7 +315,7 @@ def _window(value: Any, name: str = "window") -> int:
 
 
 def _check_vectors_of_one_head(query: NDArray[Any], key: NDArray[Any]) -> None:
-    """Queries and keys (length, head_dim), no more queries than keys."""
+    """Check the shapes (length, head_dim), and that there are no more queries than keys."""
     for name, array in (("query", query), ("key", key)):
         if array.ndim != 2:
             raise ValueError(f"{name} must have shape (length, head_dim), got {array.shape}")

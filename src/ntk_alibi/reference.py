@@ -1,8 +1,7 @@
-"""Every formula in float64 NumPy, written as the papers write it, one function each.
+"""Reference implementations: each formula as one float64 NumPy function, as its paper writes it.
 
-This is what the package is tested against. It shares no code with the compiled core, favours the
-look of the formula
-over speed, and materialises everything it needs: use it on small inputs.
+The package is tested against them. They share no code with the compiled core, favour readability
+over speed and materialise all intermediate results, so they suit small inputs only.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 def alibi_slopes(num_heads: int) -> Floats:
-    """ALiBi's slopes (heads,): Press et al. 2022, section 3, and the authors' get_slopes.
+    """Return ALiBi's slopes (heads,): Press et al. 2022, section 3, and the authors' get_slopes.
 
-    A geometric sequence that starts at 2^(-8/n) with that ratio for n heads, n a power of two;
-    otherwise that of the next lower power of two, then every other slope of the next higher one.
+    For n heads, n a power of two, they are the geometric sequence with first term and ratio
+    2^(-8/n). Other head counts take the slopes of the next lower power of two, then every other
+    slope of the next higher one.
     """
     if math.log2(num_heads).is_integer():
         return np.array([2.0 ** (-8.0 * h / num_heads) for h in range(1, num_heads + 1)])
@@ -30,19 +30,19 @@ def alibi_slopes(num_heads: int) -> Floats:
 
 
 def geometric_slopes(num_heads: int) -> Floats:
-    """m_h = 1 / 2^(8h/H) for every head count, as keezen/ntk_alibi and many tutorials write it."""
+    """Return m_h = 1 / 2^(8h/H) for every head count, as in keezen/ntk_alibi and many tutorials."""
     return np.array([1.0 / 2.0 ** (8.0 * h / num_heads) for h in range(1, num_heads + 1)])
 
 
 def interpolated_slopes(slopes: ArrayLike, factor: float) -> Floats:
-    """Position interpolation: m_h / a."""
+    """Return the slopes of position interpolation, m_h / a."""
     return np.asarray(slopes, np.float64) / factor
 
 
 def ntk_slopes(slopes: ArrayLike, factor: float) -> Floats:
-    """NTK-ALiBi: m_h / a^t_h with t_h = (e_h - e_min)/(e_max - e_min), m_h = 2^-e_h.
+    """Return the slopes of NTK-ALiBi for any slopes.
 
-    Equal slopes have t = 1.
+    m_h / a^t_h with t_h = (e_h - e_min)/(e_max - e_min), m_h = 2^-e_h. Equal slopes have t = 1.
     """
     slopes = np.asarray(slopes, np.float64)
     exponents = [-math.log2(slope) for slope in slopes]
@@ -52,9 +52,9 @@ def ntk_slopes(slopes: ArrayLike, factor: float) -> Floats:
 
 
 def published_ntk_slopes(num_heads: int, factor: float) -> Floats:
-    """NTK-ALiBi as published, 1 / (2^(8h/H) a^((h-1)/(H-1))).
+    """Return the slopes of NTK-ALiBi as published, 1 / (2^(8h/H) a^((h-1)/(H-1))).
 
-    For powers of two from two heads on only.
+    The formula holds for head counts that are powers of two, at least 2.
     """
     return np.array(
         [
@@ -65,12 +65,12 @@ def published_ntk_slopes(num_heads: int, factor: float) -> Floats:
 
 
 def dynamic_factor(rate: float, length: int, train_length: int) -> float:
-    """A = max(a0 L / L_train, 1)."""
+    """Return the factor of dynamic scalings, A = max(a0 L / L_train, 1)."""
     return max(rate * length / train_length, 1.0)
 
 
 def key_positions(attention_mask: ArrayLike) -> Floats:
-    """BLOOM's positions (batch, keys): real tokens counted from 0, 0 at padding."""
+    """Return BLOOM's positions (batch, keys): real tokens count from 0, padding has 0."""
     mask = np.asarray(attention_mask, np.float64)
     return (np.cumsum(mask, axis=1) - 1.0) * mask
 
@@ -78,7 +78,7 @@ def key_positions(attention_mask: ArrayLike) -> Floats:
 def build_alibi_tensor(
     attention_mask: ArrayLike, slopes: ArrayLike, anchor: str = "first"
 ) -> Floats:
-    """The key-only bias (batch * heads, 1, keys); slopes (heads,) or (batch, heads)."""
+    """Return the key-only bias (batch * heads, 1, keys); slopes (heads,) or (batch, heads)."""
     mask = np.asarray(attention_mask, np.float64)
     batch, keys = mask.shape
     positions = key_positions(mask)
@@ -89,7 +89,7 @@ def build_alibi_tensor(
 
 
 def distances(query_length: int, key_length: int) -> Floats:
-    """D = i - j (queries, keys), the last query aligned with the last key."""
+    """Return D = i - j (queries, keys), with the last query aligned with the last key."""
     queries = np.arange(query_length) + (key_length - query_length)
     return (queries[:, None] - np.arange(key_length)[None, :]).astype(np.float64)
 
@@ -97,9 +97,10 @@ def distances(query_length: int, key_length: int) -> Floats:
 def streaming_distances(
     length: int, window: int | None = None, sink: int = 0, causal_block: int | None = None
 ) -> Floats:
-    """Distances (length, length) within what each query keeps: sinks, then window or blocks.
+    """Return distances (length, length) in a cache that holds the sinks and the window or blocks.
 
-    Infinite for what it does not see. Counted, token by token, as in a cache that holds no others.
+    Distances count the cached keys only, as evicted ones have left the cache; they are infinite for
+    keys that the query does not see.
     """
     result = np.full((length, length), np.inf)
     for i in range(length):
@@ -119,12 +120,10 @@ def streaming_distances(
 def linear_bias(
     left_slopes: ArrayLike, right_slopes: ArrayLike, query_length: int, key_length: int
 ) -> Floats:
-    """-m_left d for keys behind the query, -m_right |d| for those ahead, 0 at d = 0.
+    """Return -m_left d for keys behind the query, -m_right |d| for keys ahead, 0 at d = 0.
 
-    An infinite slope masks its side.
-
-    Slopes (heads,), (batch, heads) or (batch, heads, queries); result (1 or batch, heads, queries,
-    keys).
+    An infinite slope masks its side. Slopes have shape (heads,), (batch, heads) or (batch, heads,
+    queries), the result (1 or batch, heads, queries, keys).
     """
     d = distances(query_length, key_length)
 
@@ -140,23 +139,23 @@ def linear_bias(
 
 
 def symmetric_bias(slopes: ArrayLike, query_length: int, key_length: int) -> Floats:
-    """-m_h |i - j|."""
+    """Return -m_h |i - j|, (1, heads, queries, keys)."""
     return -np.asarray(slopes, np.float64)[None, :, None, None] * np.abs(
         distances(query_length, key_length)
     )
 
 
 def receptive_field(slopes: ArrayLike, share: float) -> Floats:
-    """Distance at which exp(-m_h d) = share."""
+    """Return the distances d (heads,) at which exp(-m_h d) = share."""
     return math.log(1.0 / share) / np.asarray(slopes, np.float64)
 
 
 def halves_bias(
     left_slopes: ArrayLike, right_slopes: ArrayLike, query_length: int, key_length: int
 ) -> Floats:
-    """Heads with left slopes see i >= j, those after them, with right slopes, i <= j.
+    """Return -m_h |i - j| of heads that see one side each.
 
-    Both have -m_h |i - j|.
+    The first heads, with left slopes, see i >= j; the others, with right slopes, see i <= j.
     """
     d = distances(query_length, key_length)
     left, right = (symmetric_bias(m, query_length, key_length) for m in (left_slopes, right_slopes))
@@ -164,9 +163,9 @@ def halves_bias(
 
 
 def exempt_bias(bias: ArrayLike, exempt: int) -> Floats:
-    """A bias of all pairs (..., Q, K), 0 where query or key is one of the first tokens.
+    """Return a bias (..., Q, K) with 0 where query or key is one of the first `exempt` tokens.
 
-    What is -inf stays so; the last query is at the last key.
+    Entries of -inf stay -inf; the last query is at the last key.
     """
     bias = np.array(bias, np.float64)
     queries, keys = bias.shape[-2:]
@@ -180,7 +179,7 @@ def exempt_bias(bias: ArrayLike, exempt: int) -> Floats:
 def bialibi_bias(
     alpha: ArrayLike, beta: ArrayLike, gamma: ArrayLike, query_length: int, key_length: int
 ) -> Floats:
-    """-D of LittleBird, (1, heads, Q, K): Lee et al. 2022, arXiv 2210.11870.
+    """Return -D of LittleBird, (1, heads, Q, K): Lee et al. 2022, arXiv 2210.11870.
 
     D_ij = 0 for i = j, alpha for i = 0 or j = 0, beta (i - j) for i > j, gamma (j - i) for i < j.
     """
@@ -194,30 +193,30 @@ def bialibi_bias(
 
 
 def _heads(parameters: ArrayLike, distance: ArrayLike) -> Floats:
-    """(heads,) with an axis for each of distance's."""
+    """Return parameters (heads,) with trailing axes that broadcast against distance."""
     return np.asarray(parameters, np.float64).reshape(-1, *[1] * np.ndim(distance))
 
 
 def kerple_power(distance: ArrayLike, r1: ArrayLike, r2: ArrayLike) -> Floats:
-    """-r1 |m - n|^r2, (heads, *distances): Chi et al. 2022, arXiv 2205.09921."""
+    """Return -r1 |m - n|^r2, (heads, *distances): Chi et al. 2022, arXiv 2205.09921."""
     return -_heads(r1, distance) * np.abs(distance) ** _heads(r2, distance)
 
 
 def kerple_log(distance: ArrayLike, r1: ArrayLike, r2: ArrayLike) -> Floats:
-    """-r1 log(1 + r2 |m - n|), (heads, *distances): Chi et al. 2022, arXiv 2205.09921."""
+    """Return -r1 log(1 + r2 |m - n|), (heads, *distances): Chi et al. 2022, arXiv 2205.09921."""
     return -_heads(r1, distance) * np.log(1.0 + _heads(r2, distance) * np.abs(distance))
 
 
 def bam(
     distance: ArrayLike, alpha: ArrayLike, beta: ArrayLike, mu: ArrayLike, epsilon: float = 0.0
 ) -> Floats:
-    """-(|alpha (d - mu)| + epsilon)^beta, (heads, *distances): Bianchessi et al. 2025."""
+    """Return -(|alpha (d - mu)| + epsilon)^beta, (heads, *distances): Bianchessi et al. 2025."""
     z = _heads(alpha, distance) * (np.asarray(distance, np.float64) - _heads(mu, distance))
     return -((np.abs(z) + epsilon) ** _heads(beta, distance))
 
 
 def sinusoidal_embeddings(positions: ArrayLike, dimension: int) -> Floats:
-    """Vaswani et al. 2017: sine and cosine of m / 10000^(2i/d), (*positions, dimension)."""
+    """Return sin and cos of m / 10000^(2i/d), (*positions, dimension): Vaswani et al. 2017."""
     i = np.arange(dimension // 2)
     angles = np.asarray(positions, np.float64)[..., None] / 10000.0 ** (2.0 * i / dimension)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
@@ -226,7 +225,10 @@ def sinusoidal_embeddings(positions: ArrayLike, dimension: int) -> Floats:
 def sandwich(
     query_positions: ArrayLike, key_positions: ArrayLike, num_heads: int, dimension: int = 128
 ) -> Floats:
-    """p_m.p_n over the compression ratio 8h/H, (heads, Q, K): Chi et al. 2022, arXiv 2212.10356."""
+    """Return p_m.p_n / (8h/H), (heads, Q, K): Chi et al. 2022, arXiv 2212.10356.
+
+    p are sinusoidal embeddings, 8h/H is the compression ratio of head h.
+    """
     products = sinusoidal_embeddings(query_positions, dimension) @ np.swapaxes(
         sinusoidal_embeddings(key_positions, dimension), -1, -2
     )
@@ -235,10 +237,10 @@ def sandwich(
 
 
 def forget_gates(log_gates: ArrayLike, query_length: int) -> Floats:
-    """D_ij = sum_(l = j+1)^i log f_l, -inf for j > i: Lin et al. 2025, arXiv 2503.02130.
+    """Return D_ij = sum_(l = j+1)^i log f_l, -inf for j > i: Lin et al. 2025, arXiv 2503.02130.
 
-    log_gates (batch, heads, keys); result (batch, heads, queries, keys), the last query at the last
-    key.
+    log_gates have shape (batch, heads, keys), the result (batch, heads, queries, keys); the last
+    query is at the last key.
     """
     gates = np.asarray(log_gates, np.float64)
     keys = gates.shape[-1]
@@ -251,23 +253,23 @@ def forget_gates(log_gates: ArrayLike, query_length: int) -> Floats:
 
 
 def rope(x: ArrayLike, positions: ArrayLike, base: float = 10000.0) -> Floats:
-    """R_p x for vectors (..., length, D) at positions (length,): Su et al. 2021, eq. 15.
+    """Return R_p x of vectors (..., length, D) at positions (length,): Su et al. 2021, eq. 15.
 
-    Channels 2m and 2m + 1 are a complex number, multiplied by e^(i p theta_m), theta_m =
+    Channels 2m and 2m + 1 form a complex number, which is multiplied by e^(i p theta_m), theta_m =
     base^(-2m/D).
     """
     x = np.asarray(x, np.float64)
     theta = np.array([base ** (-2.0 * m / x.shape[-1]) for m in range(x.shape[-1] // 2)])
-    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(
+    rotated = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(
         1j * np.outer(np.asarray(positions), theta)
     )
     result = np.empty_like(x)
-    result[..., 0::2], result[..., 1::2] = turned.real, turned.imag
+    result[..., 0::2], result[..., 1::2] = rotated.real, rotated.imag
     return result
 
 
 def rope_ntk_base(base: float, factor: float, dim: int) -> float:
-    """Base times s^(|D| / (|D| - 2)), of NTK-aware interpolation: Peng et al. 2023, section 3.1."""
+    """Return base s^(|D| / (|D| - 2)) of NTK-aware interpolation: Peng et al. 2023, section 3.1."""
     return float(base * factor ** (dim / (dim - 2)))
 
 
@@ -280,7 +282,7 @@ def xpos_scores(
     scale_base: float = 512.0,
     gamma: float = 0.4,
 ) -> Floats:
-    """XPOS's q.k of every pair (..., Q, K), 0 for keys ahead: Sun et al. 2022, section 2.
+    """Return XPOS's q.k of all pairs (..., Q, K), 0 for keys ahead: Sun et al. 2022, section 2.
 
     sum_m Re[q_m conj(k_m) (zeta_m^(1/B) e^(i theta_m))^(i - j)], zeta_m = (2m/D + gamma)/(1 +
     gamma)
@@ -300,7 +302,10 @@ def xpos_scores(
 
 
 def log_n_factors(visible: ArrayLike, train_length: int) -> Floats:
-    """max(1, log n / log L) of each query, n what it sees in a mask (..., Q, K); 1 for none."""
+    """Return max(1, log n / log L) of each query, which sees n keys in a mask (..., Q, K).
+
+    The factor of a query without visible keys is 1.
+    """
     counts = np.asarray(visible).sum(axis=-1)
     factors: Floats = np.array(
         [max(1.0, math.log(n) / math.log(train_length)) if n else 1.0 for n in counts.flat]
@@ -309,7 +314,7 @@ def log_n_factors(visible: ArrayLike, train_length: int) -> Floats:
 
 
 def rounded(number: float, significant_bits: int) -> float:
-    """The nearest number of so many significant bits, ties to even; exponents without bounds."""
+    """Round a number to significant_bits, ties to even, with an unbounded exponent."""
     if number == 0.0:
         return 0.0
     unit = 2.0 ** (math.floor(math.log2(abs(number))) + 1 - significant_bits)
@@ -317,7 +322,7 @@ def rounded(number: float, significant_bits: int) -> float:
 
 
 def total_variation(scores: ArrayLike, other_scores: ArrayLike) -> Floats:
-    """Half the sum of |p - p'| for two softmaxes over the last axis."""
+    """Return half the sum of |p - p'| for two softmaxes over the last axis."""
     both = [np.asarray(x, np.float64) for x in (scores, other_scores)]
     weights = [np.exp(x - x.max(axis=-1, keepdims=True)) for x in both]
     p, other = (x / x.sum(axis=-1, keepdims=True) for x in weights)
@@ -327,10 +332,10 @@ def total_variation(scores: ArrayLike, other_scores: ArrayLike) -> Floats:
 def attention(
     query: Any, key: Any, value: Any, bias: ArrayLike = 0.0, scale: float | None = None
 ) -> tuple[Floats, Floats]:
-    """softmax(scale q.k + bias) v and its logsumexp; scale = 1/sqrt(D) if None.
+    """Return softmax(scale q.k + bias) v and its logsumexp; scale = 1/sqrt(D) if None.
 
-    query (..., Q, D), key and value (..., K, D), bias broadcastable to (..., Q, K) with -inf where
-    a key is masked. Rows without a visible key give 0 and logsumexp -inf.
+    query has shape (..., Q, D), key and value (..., K, D); bias broadcasts to (..., Q, K) and is
+    -inf where a key is masked. A query without a visible key has output 0 and logsumexp -inf.
     """
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -352,13 +357,13 @@ def attention_gradients(
     logsumexp_gradient: ArrayLike | None = None,
     scale: float | None = None,
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Gradients of `attention` in query, key, value and the bias of all pairs.
+    """Return the gradients of `attention` in query, key, value and the bias of all pairs.
 
-    With p = softmax, o = p v and the gradients do of o and dl of the logsumexp:
+    p are the softmax weights, o = p v, do is the gradient of o and dl that of the logsumexp:
 
     ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i);  dq = scale ds k;  dk = scale ds^T q;  dv = p^T do
 
-    The bias's gradient is ds itself, of shape (batch, heads, queries, keys).
+    The gradient of the bias is ds, of shape (batch, heads, queries, keys).
     """
     q, k, v, do = (np.asarray(x, np.float64) for x in (query, key, value, output_gradient))
     output, logsumexp = attention(q, k, v, bias, scale)

@@ -1,16 +1,16 @@
-"""Scalings: rules that flatten ALiBi's slopes so that a model sees further than it was trained to.
+"""Scalings: rules that flatten ALiBi's slopes, so that a model sees beyond its training length.
 
 A scaling works on the exponents e_h of the slopes m_h = 2^-e_h. With a factor a >= 1 and weights
 t_h,
 
     e'_h = e_h + t_h log2(a)
 
-t_h = 1 is position interpolation; t_h = (e_h - e_min) / (e_max - e_min) is NTK-ALiBi. For a power
-of two heads the latter is the published (h - 1)/(H - 1); for any other number it is its
-continuation: the steepest head is unchanged, the flattest is divided by a, and the order of the
-heads is kept. The dynamic scalings choose a from the number of tokens.
+t_h = 1 is position interpolation; t_h = (e_h - e_min) / (e_max - e_min) is NTK-ALiBi. For head
+counts that are powers of two, NTK-ALiBi's weights are the published (h - 1)/(H - 1). For other head
+counts they continue that rule: the steepest slope is unchanged, the flattest is divided by a, and
+the order of the heads is kept. Dynamic scalings compute a from the number of tokens.
 
-Any object with the one method of `Scaling` is a scaling.
+Any object with the method of `Scaling` is a scaling.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Per: TypeAlias = Literal["sequence", "query"]
 
 @runtime_checkable
 class Scaling(Protocol):
-    """What a scaling is: an object with this one method.
+    """Protocol of scalings: an object with this method.
 
-    A class attribute `per` tells what `lengths` the method needs: without it, or with None, the
-    scaling does not depend on lengths; "sequence" asks for one length a row, "query" for one a
-    query.
+    The class attribute `per` declares which `lengths` the method needs: "sequence" for one length
+    per row, "query" for one per query, None (or no such attribute) for a scaling that does not
+    depend on lengths.
 
     Example:
         >>> import ntk_alibi as na
@@ -49,7 +49,7 @@ class Scaling(Protocol):
     def scale_exponents(
         self, exponents: Floats, lengths: NDArray[np.int64] | None = None
     ) -> Floats:
-        """Stretch exponents.
+        """Return the scaled exponents.
 
         Args:
             exponents: (heads,) float64; head h has slope 2^-exponents[h].
@@ -75,7 +75,7 @@ def _by_steepness(exponents: Floats) -> Floats:
 
 
 def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
-    """Factors (batch,) or (batch, queries) get the heads as axis 1."""
+    """Return e_h + t_h log2(a); for factors (batch,) or (batch, queries), heads become axis 1."""
     log_factor = np.log2(np.asarray(factor, np.float64))
     if log_factor.ndim == 0:
         return exponents + weights * log_factor
@@ -85,7 +85,7 @@ def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
 
 @dataclass(frozen=True)
 class _Static(ReprHtml):
-    """A scaling by one factor; what differs is how it weighs the heads."""
+    """A scaling by a constant factor; subclasses define the weights of the heads."""
 
     factor: float
     per: ClassVar[None] = None
@@ -101,22 +101,22 @@ class _Static(ReprHtml):
     def scale_exponents(
         self, exponents: Floats, lengths: NDArray[np.int64] | None = None
     ) -> Floats:
-        """See `Scaling`; lengths are not used."""
+        """Return the scaled exponents, as `Scaling` defines; lengths are ignored."""
         return _stretch(exponents, self._weights(exponents), self.factor)
 
     def to_config(self) -> dict[str, Any]:
-        """The plain dict that `scaling_from_config` reads."""
+        """Return the plain dict that `scaling_from_config` reads."""
         return {"alibi_type": self.alibi_type, "factor": self.factor}
 
 
 @dataclass(frozen=True)
 class Interpolation(_Static):
-    """Position interpolation: every slope divided by the factor.
+    """Position interpolation: divides every slope by the factor.
 
     m'_h = m_h / a
 
-    Every head sees a times as far, at 1/a of the resolution: retrieval reaches further, and near
-    tokens are told apart less well, within the training length too.
+    Every head sees a times as far, at 1/a of the resolution: retrieval reaches further, but nearby
+    tokens are harder to distinguish, also within the training length.
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
@@ -139,11 +139,11 @@ class Interpolation(_Static):
 
 @dataclass(frozen=True)
 class NTK(_Static):
-    """NTK-ALiBi: the flattest slope divided by the factor, the steepest left as it is.
+    """NTK-ALiBi: divides the flattest slope by the factor and keeps the steepest one.
 
     m'_h = m_h a^(-t_h),  t_h = (e_h - e_min) / (e_max - e_min)
 
-    One head has t = 1.
+    With a single head, t = 1.
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
@@ -157,8 +157,8 @@ class NTK(_Static):
         >>> na.alibi_slopes(4, na.NTK(2.0))
         array([0.25      , 0.04960628, 0.00984313, 0.00195312], dtype=float32)
 
-    Source: keezen/ntk_alibi 2023, whose code covers powers of two only; docs/formulas.md derives
-        the weights for any head count.
+    Source: keezen/ntk_alibi 2023, whose code covers head counts that are powers of two;
+        docs/formulas.md derives the weights for any head count.
     """
 
     alibi_type: ClassVar[str] = "ntk"
@@ -167,7 +167,7 @@ class NTK(_Static):
 
 @dataclass(frozen=True)
 class _Dynamic(ReprHtml):
-    """A scaling whose factor grows with the text; what differs is how it weighs the heads."""
+    """A scaling whose factor grows with the text; subclasses define the weights of the heads."""
 
     rate: float = 1.0
     train_length: int = 2048
@@ -188,14 +188,14 @@ class _Dynamic(ReprHtml):
     def scale_exponents(
         self, exponents: Floats, lengths: NDArray[np.int64] | None = None
     ) -> Floats:
-        """See `Scaling`."""
+        """Return the scaled exponents, as `Scaling` defines."""
         if lengths is None:
             raise ValueError(f"lengths must be given for {self!r}, got None")
         factor = np.maximum(self.rate * lengths / self.train_length, 1.0)
         return _stretch(exponents, self._weights(exponents), factor)
 
     def to_config(self) -> dict[str, Any]:
-        """The plain dict that `scaling_from_config` reads."""
+        """Return the plain dict that `scaling_from_config` reads."""
         return {
             "alibi_type": self.alibi_type,
             "factor": self.rate,
@@ -210,7 +210,7 @@ class DynamicInterpolation(_Dynamic):
 
     m'_h = m_h / a,  a = max(rate n / train_length, 1)
 
-    n is as for `DynamicNTK`, and so are the arguments and errors.
+    n, the arguments and the errors are those of `DynamicNTK`.
 
     Example:
         >>> import ntk_alibi as na
@@ -230,14 +230,14 @@ class DynamicNTK(_Dynamic):
 
     m'_h = m_h a^(-t_h),  a = max(rate n / train_length, 1)
 
-    per="sequence" (as published): n is the number of real tokens of the row. per="query": query i
-    uses n = i + 1, its own prefix, so that cached, chunked and batched runs agree with one full
-    pass.
+    With per="sequence" (as published), n is the number of real tokens of the row. With per="query",
+    query i uses n = i + 1, the length of its prefix, so that cached, chunked and batched runs agree
+    with one full pass.
 
     Args:
         rate: a0, a finite number > 0, usually 1 to 2.
-        train_length: the length the model was trained at, >= 1.
-        per: "sequence" or "query".
+        train_length: training length of the model in tokens, >= 1.
+        per: "sequence" or "query", as above.
 
     Raises:
         TypeError: rate or train_length is not a number.
@@ -249,7 +249,7 @@ class DynamicNTK(_Dynamic):
         array([[0.0625    , 0.00390625],
                [0.0625    , 0.00097656]], dtype=float32)
 
-    Source: keezen/ntk_alibi 2023; per="query" is ours (docs/formulas.md).
+    Source: keezen/ntk_alibi 2023; per="query" is this package's addition (docs/formulas.md).
     """
 
     alibi_type: ClassVar[str] = "dynamic"
@@ -261,15 +261,16 @@ _DYNAMIC_TYPES = {scaling.alibi_type: scaling for scaling in (DynamicNTK, Dynami
 
 
 def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
-    """The scaling that a plain dict describes, in the manner of transformers' rope parameters.
+    """Return the scaling that a plain dict describes, similar to transformers' rope parameters.
 
     Args:
-        config: the key `alibi_type` and what its type needs. "default": nothing more, no scaling;
-            "linear" and "ntk": `factor`; "dynamic" and "dynamic_linear": `factor` (the rate a0),
-            `original_max_position_embeddings` (the training length) and, if not "sequence", `per`.
+        config: the key `alibi_type` and the keys of its type. "default" has none and means no
+            scaling; "linear" and "ntk" need `factor`; "dynamic" and "dynamic_linear" need `factor`
+            (the rate a0) and `original_max_position_embeddings` (the training length), and take
+            `per` ("sequence" by default).
 
     Returns:
-        A scaling, or None for "default". `to_config` of a scaling is the way back.
+        A scaling, or None for "default". `to_config` of a scaling is the inverse.
 
     Raises:
         TypeError: config is not a mapping, or a value has the wrong type.

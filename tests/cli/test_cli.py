@@ -1,4 +1,4 @@
-"""The command line as its users type it."""
+"""Tests of the command line, with arguments as users type them."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_tune(tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture
     main(arguments)
     out = capsys.readouterr().out
     assert "chosen: " in out
-    assert "on records drawn anew, original" in out
+    assert "on newly drawn records, original" in out
     main([*arguments, "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [entry["method"] for entry in found["candidates"]] == ["original", "ntk:2"]

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of pictures."""
+"""Fixtures for tests of pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def agg() -> Iterator[None]:
-    """No window is opened, and no figure is left."""
+    """Draw without windows, and close all figures after the test."""
     plt.switch_backend("agg")
     yield
     plt.close("all")

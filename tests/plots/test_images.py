@@ -1,4 +1,4 @@
-"""Pictures compared with images, and legible in both themes."""
+"""Comparison of pictures with baseline images, and legibility in both themes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from pictures import PICTURES, luminance
 
 BASELINES = Path(__file__).parent / "baseline_images"
 
-#: Root mean square over pixels, of 255. A line that is missing makes about 10: it covers one in 200
-#: pixels of these small images, by half of the range or more. Smoothing of edges makes less than 1.
+#: Root mean square over pixels, on a scale to 255. A missing line makes a difference of about 10,
+#: as it covers one in 200 pixels of these small images by half of the range or more. Antialiasing
+#: makes less than 1.
 TOLERANCE = 3.0
 
 
@@ -30,7 +31,7 @@ def test_every_picture_is_tested() -> None:
 
 
 def textless(name: str, theme: str) -> Figure:
-    """A small figure of a picture without anything that depends on fonts."""
+    """Return a small figure of a picture without anything that depends on fonts."""
     with plots.style(theme):  # type: ignore[arg-type]
         figure = Figure(figsize=(4, 3), dpi=60)
         PICTURES[name](ax=figure.add_axes((0.08, 0.08, 0.84, 0.84)))
@@ -84,7 +85,7 @@ def test_text_is_legible_in_both_themes(name: str) -> None:
     for theme in THEMES:
         with plots.style(theme):  # type: ignore[arg-type]
             axes = PICTURES[name]()
-        axes.figure.canvas.draw()  # late, when the style has ended
+        axes.figure.canvas.draw()  # after the style's block, as notebooks do
         ground = luminance(THEMES[theme].background)
         inside = set(axes.texts) if name == "accuracy_map" else set()
         for text in axes.figure.findobj(Text):

@@ -1,4 +1,4 @@
-"""What is drawn."""
+"""Tests of the contents of pictures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_lines_are_told_apart_without_colours() -> None:
     many = line_styles(axes, [f"peer {number}" for number in range(20)])
     assert len({(look["marker"], look["linestyle"], look["color"]) for look in many}) == 20
     shades = [look["color"] for look in line_styles(axes, ["ntk", "ntk", "original"])]
-    assert luminance(shades[0]) > luminance(shades[1])  # fuller later
+    assert luminance(shades[0]) > luminance(shades[1])  # later ones are stronger
 
 
 def test_slopes_are_those_of_the_package() -> None:
@@ -80,7 +80,7 @@ def test_biases_by_distance() -> None:
 
 
 class Table:
-    """Any object with these two names is a bias."""
+    """A bias object: anything with `num_heads` and `tensor`."""
 
     num_heads = 2
 
@@ -110,7 +110,7 @@ def test_any_bias_object_is_drawn() -> None:
     plots.bias_maps(Table(), 4)
     axes = plots.bias_by_distance(Table(), 4)
     assert np.asarray(axes.get_lines()[1].get_ydata()).tolist() == [-7.0, -6.0, -5.0, -4.0]
-    flat = plots.bias_maps(na.ALiBi(2, slopes=np.zeros(2)), 4)  # no logarithm of nothing
+    flat = plots.bias_maps(na.ALiBi(2, slopes=np.zeros(2)), 4)  # must not take the logarithm of 0
     flat.figure.canvas.draw()
 
 
@@ -152,7 +152,8 @@ def test_scaled_slopes_show_in_attention_maps() -> None:
 
     before = weights()
     with na.patch(model, na.Interpolation(8.0)):
-        assert weights()[-1, 0] > 2 * before[-1, 0]  # all tokens alike: what differs is the bias
+        # All tokens are equal, so only the bias differs.
+        assert weights()[-1, 0] > 2 * before[-1, 0]
 
 
 def test_accuracies_are_in_the_cells() -> None:

@@ -1,4 +1,4 @@
-"""The command `ntk-alibi`: one module a subcommand."""
+"""The command `ntk-alibi`, with one module for each subcommand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ntk_alibi.cli import evaluate, info, lm_eval, plot, slopes, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; a mistake in the arguments ends in one sentence and exit status 2."""
+    """Run the command; print a wrong argument's error as one sentence and exit with status 2."""
     parser = argparse.ArgumentParser(prog="ntk-alibi", description=ntk_alibi.__doc__)
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -21,15 +21,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         options.run(options)
     except ImportError as error:
-        told = "" if "pip install" in str(error) else _needs(options.extra)
-        _fail(f"{error}{told}")
+        advice = "" if "pip install" in str(error) else _install_advice(options.extra)
+        _fail(f"{error}{advice}")
     except (ValueError, TypeError, OSError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted; the same command goes on where this one stopped")
+        sys.exit("\ninterrupted; run the same command again to continue")
 
 
-def _needs(extra: str) -> str:
+def _install_advice(extra: str) -> str:
     return f"; this command needs pip install 'ntk-alibi[{extra}]'"
 
 

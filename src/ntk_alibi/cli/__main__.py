@@ -1,4 +1,4 @@
-"""`python -m ntk_alibi.cli`."""
+"""Entry point of `python -m ntk_alibi.cli`."""
 
 from ntk_alibi.cli import main
 

@@ -1,4 +1,4 @@
-"""`ntk-alibi eval`."""
+"""Subcommand `ntk-alibi eval`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from ntk_alibi.cli import subcommand
 
-#: Where single answers are kept, in the current folder, until all is done.
+#: Folder in the working directory that keeps the answers of an unfinished run.
 UNFINISHED = ".ntk-alibi-eval.unfinished"
 
 
@@ -23,32 +23,58 @@ def register(commands: Any) -> None:
         commands,
         "eval",
         _run,
-        "what stretching ALiBi does beyond the training length, on a real BLOOM",
+        "compare ALiBi scalings on a BLOOM model beyond its training length",
         "ntk-alibi eval --quick\n"
         "  ntk-alibi eval --model bigscience/bloom-1b7 --tasks longeval_lines_200 \\\n"
         "      --data longeval --methods original ntk:2",
     )
-    parser.add_argument("--quick", action="store_true", help="a first table within a minute")
-    parser.add_argument("--model", metavar="DIR_OR_HUB_NAME", help="(this package's nano BLOOM)")
-    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="such as original ntk:4")
-    parser.add_argument("--train-length", type=int, help="tokens trained at (from the config)")
+    parser.add_argument("--quick", action="store_true", help="small run of about a minute")
+    parser.add_argument(
+        "--model",
+        metavar="DIR_OR_HUB_NAME",
+        help="checkpoint folder or hub name (default: the embedded nano BLOOM)",
+    )
+    parser.add_argument(
+        "--methods", nargs="+", metavar="METHOD", help="methods to compare, such as original ntk:4"
+    )
+    parser.add_argument(
+        "--train-length", type=int, help="training length in tokens (default: from the config)"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--output", metavar="FOLDER", help="keep all single answers there")
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="folder that keeps the answer to each record"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
-        "--plot", metavar="FILE", default="ntk-alibi-eval.png", help="the picture (%(default)s)"
+        "--plot",
+        metavar="FILE",
+        default="ntk-alibi-eval.png",
+        help="file of the picture (default: %(default)s)",
     )
     parser.add_argument(
-        "--from-json", metavar="FILE", help="tables and picture of an earlier --json, no model"
+        "--from-json",
+        metavar="FILE",
+        help="show tables and picture of an earlier --json output; runs no model",
     )
-    others = parser.add_argument_group("other tasks of lm-evaluation-harness, one row a method")
-    others.add_argument("--tasks", nargs="+", metavar="TASK", help="such as longeval_lines_200")
-    others.add_argument("--data", metavar="PATH", help="file or folder of tasks that read one")
-    others.add_argument("--metadata", type=json.loads, metavar="JSON", help="of other tasks")
-    others.add_argument("--batch-size", type=int, default=1, help="at a time (%(default)s)")
-    others.add_argument("--max-length", type=int, help="longer prompts are cut; no limit")
+    others = parser.add_argument_group("other tasks of lm-evaluation-harness, one row per method")
     others.add_argument(
-        "--truncation", choices=("middle", "left"), default="middle", help="where (%(default)s)"
+        "--tasks", nargs="+", metavar="TASK", help="harness tasks, such as longeval_lines_200"
+    )
+    others.add_argument(
+        "--data", metavar="PATH", help="file or folder of records, for tasks that read one"
+    )
+    others.add_argument("--metadata", type=json.loads, metavar="JSON", help="metadata of the tasks")
+    others.add_argument(
+        "--batch-size", type=int, default=1, help="prompts per batch (default: %(default)s)"
+    )
+    others.add_argument(
+        "--max-length", type=int, help="truncate prompts longer than this many tokens"
+    )
+    others.add_argument(
+        "--truncation",
+        choices=("middle", "left"),
+        default="middle",
+        help="where to truncate prompts (default: %(default)s)",
     )
 
 
@@ -63,7 +89,7 @@ def _run(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def unfinished(output: str | None) -> Iterator[Path]:
-    """The folder of single answers: what the user names, or one that goes when all is done."""
+    """Yield the folder of answers: the user's, or a temporary one that is removed at the end."""
     from ntk_alibi.evaluation.harness.run import is_first_process
 
     folder = Path(output or UNFINISHED)
@@ -73,7 +99,7 @@ def unfinished(output: str | None) -> Iterator[Path]:
 
 
 def _study(options: argparse.Namespace) -> None:
-    summary = _measured(options) if options.from_json is None else _read(options.from_json)
+    summary = _measure(options) if options.from_json is None else _read(options.from_json)
     if summary is None:
         return
     if options.json:
@@ -81,8 +107,8 @@ def _study(options: argparse.Namespace) -> None:
     _show(summary, options)
 
 
-def _measured(options: argparse.Namespace) -> dict[str, Any] | None:
-    """The summary, in the first process."""
+def _measure(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Run the study and return its summary in the first process, None in others."""
     from ntk_alibi.evaluation.comparing import length_study
     from ntk_alibi.evaluation.comparing.plan import QUICK, Plan
     from ntk_alibi.evaluation.harness import run as harness
@@ -97,8 +123,10 @@ def _measured(options: argparse.Namespace) -> dict[str, Any] | None:
         plan = replace(plan, methods=tuple(options.methods))
     name = options.model or NANO_BLOOM
     with unfinished(options.output) as folder:
-        found = length_study.evaluate(model, tokenizer, plan, folder, quiet=options.json, name=name)
-    return found if harness.is_first_process() else None
+        summary = length_study.evaluate(
+            model, tokenizer, plan, folder, quiet=options.json, name=name
+        )
+    return summary if harness.is_first_process() else None
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -124,7 +152,9 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     console.print(f"pictures: {plot}, {depth_plot}")
     method = list(summary["commands"])[-1]
     example = next(iter(summary["commands"][method].values()))
-    console.print(f"one cell again (--json has them all):\n{example}", soft_wrap=True)
+    console.print(
+        f"command that repeats one cell (--json lists all commands):\n{example}", soft_wrap=True
+    )
 
 
 def _comparison(options: argparse.Namespace) -> None:
@@ -159,17 +189,17 @@ def _comparison(options: argparse.Namespace) -> None:
             quiet=options.json,
         )
     with unfinished(options.output) as folder:
-        found = task_comparison.compare(
+        comparison = task_comparison.compare(
             lm, methods, tasks, metadata=metadata, model=name, cache=folder
         )
     if not harness.is_first_process():
         return
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(comparison))
         return
     console = Console()
-    for table in tables.comparison_tables(found):
+    for table in tables.comparison_tables(comparison):
         console.print(table)
-    truncation = next(iter(found["settings"].values()))["truncation"]
+    truncation = next(iter(comparison["settings"].values()))["truncation"]
     limit = "" if options.max_length is None else f", {options.max_length} tokens"
     console.print(f"truncation: {truncation}{limit}")

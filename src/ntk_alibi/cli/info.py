@@ -1,4 +1,4 @@
-"""`ntk-alibi info`."""
+"""Subcommand `ntk-alibi info`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ntk_alibi.cli import subcommand
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
-    summary = "versions, instruction sets, threads"
+    summary = "show versions, instruction sets and threads"
     parser = subcommand.add(commands, "info", _run, summary, "ntk-alibi info --json")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

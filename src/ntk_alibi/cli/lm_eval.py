@@ -1,4 +1,4 @@
-"""`ntk-alibi lm-eval`."""
+"""Subcommand `ntk-alibi lm-eval`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXAMPLE = """ntk-alibi lm-eval --model ntk_alibi --model_args scaling=ntk,factor
   ntk-alibi lm-eval --model ntk_alibi \\
       --model_args pretrained=bigscience/bloom-1b7,scaling=ntk,factor=2,dtype=bfloat16 \\
       --tasks longeval_lines_200 --metadata data=longeval --output_path results --log_samples
-  ntk-alibi lm-eval run --help        (the harness's own help)"""
+  ntk-alibi lm-eval run --help        (help of the harness)"""
 
 
 def register(commands: Any) -> None:
@@ -21,12 +21,12 @@ def register(commands: Any) -> None:
         commands,
         "lm-eval",
         _run,
-        "lm-evaluation-harness, with the model ntk_alibi and this package's tasks known to it",
+        "run lm-evaluation-harness with this package's model and tasks registered",
         EXAMPLE,
-        prefix_chars="+",  # which options begin with nowhere: all arguments are the harness's
+        prefix_chars="+",  # no option begins with "+": all arguments go to the harness
         add_help=False,
     )
-    parser.add_argument("arguments", nargs="*", help="as the harness's own command takes them")
+    parser.add_argument("arguments", nargs="*", help="arguments of the harness's command lm-eval")
     parser.set_defaults(show_help=parser.print_help)
 
 

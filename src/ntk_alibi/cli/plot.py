@@ -1,6 +1,6 @@
-"""`ntk-alibi plot`: one picture a call, as PNG or SVG.
+"""Subcommand `ntk-alibi plot`: draws one picture per call, as PNG or SVG.
 
-A picture is a summary, an example, its options and what draws it: an entry of `PICTURES`.
+`PICTURES` holds an entry for each picture: a summary, an example, its options and its function.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ntk_alibi.fused.attention import attention
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Formats that are written, by the ending of the file's name.
+#: Suffixes of the file formats that the command writes.
 FORMATS = (".png", ".svg")
 
 
@@ -32,10 +32,10 @@ class Picture:
     """A picture that the command draws.
 
     Attributes:
-        summary: for --help.
-        example: arguments behind its name.
-        add_options: adds its options to a parser.
-        draw: draws it with these.
+        summary: one line for --help.
+        example: arguments behind the picture's name.
+        add_options: function that adds the picture's options to a parser.
+        draw: function that draws the picture with the parsed options.
     """
 
     summary: str
@@ -45,8 +45,8 @@ class Picture:
 
 
 def register(commands: Any) -> None:
-    """Add the subcommand, and one below it for each picture."""
-    summary = "pictures of slopes, biases, masks and skipped blocks"
+    """Add the subcommand, and below it one subcommand for each picture."""
+    summary = "draw slopes, biases, masks and skipped blocks"
     parser = subcommand.add(
         commands,
         "plot",
@@ -58,12 +58,17 @@ def register(commands: Any) -> None:
     pictures = parser.add_subparsers(required=True, metavar="PICTURE", dest="picture")
     for name, picture in PICTURES.items():
         example = f"ntk-alibi plot {name} {picture.example}"
-        own = subcommand.add(pictures, name, _run, picture.summary, example, extra="plot")
-        picture.add_options(own)
-        own.add_argument("--theme", choices=("light", "dark"), default="light")
-        own.add_argument("--title", help="above the picture")
-        own.add_argument(
-            "--output", metavar="FILE", help=f"PNG or SVG (ntk-alibi-{name}.png)", type=Path
+        picture_parser = subcommand.add(
+            pictures, name, _run, picture.summary, example, extra="plot"
+        )
+        picture.add_options(picture_parser)
+        picture_parser.add_argument("--theme", choices=("light", "dark"), default="light")
+        picture_parser.add_argument("--title", help="title above the picture")
+        picture_parser.add_argument(
+            "--output",
+            metavar="FILE",
+            help=f"PNG or SVG file (default: ntk-alibi-{name}.png)",
+            type=Path,
         )
 
 
@@ -91,7 +96,7 @@ def _slopes_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="METHOD",
         default=["original", "interpolation:4", "ntk:4"],
-        help=f"any of {subcommand.METHODS} (original interpolation:4 ntk:4)",
+        help=f"any of {subcommand.METHODS} (default: original interpolation:4 ntk:4)",
     )
     subcommand.length_option(parser)
     subcommand.train_length_option(parser)
@@ -104,7 +109,12 @@ def _slopes(options: argparse.Namespace) -> Axes:
 
 def _field_options(parser: argparse.ArgumentParser) -> None:
     _slopes_options(parser)
-    parser.add_argument("--shares", type=float, nargs="+", help="of the weight (1/e and 0.01)")
+    parser.add_argument(
+        "--shares",
+        type=float,
+        nargs="+",
+        help="shares of the greatest weight (default: 1/e and 0.01)",
+    )
 
 
 def _field(options: argparse.Namespace) -> Axes:
@@ -120,7 +130,9 @@ def _bias_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sides", choices=[s for s in SIDES if s != "two_slopes"], default="causal"
     )
-    parser.add_argument("--heads", type=int, nargs="+", help="which to draw (all)")
+    parser.add_argument(
+        "--heads", type=int, nargs="+", help="heads to draw, from 1 on (default: all)"
+    )
     parser.add_argument("--quantity", choices=("bias", "weight"), default="bias")
 
 
@@ -134,8 +146,8 @@ def _bias(options: argparse.Namespace) -> Axes:
 def _mask_options(parser: argparse.ArgumentParser) -> None:
     _lengths_options(parser, 32)
     _visibility_options(parser)
-    parser.add_argument("--not-causal", action="store_true", help="keys ahead are seen, too")
-    parser.add_argument("--intervals", action="store_true", help="strokes instead of cells")
+    parser.add_argument("--not-causal", action="store_true", help="show keys ahead, too")
+    parser.add_argument("--intervals", action="store_true", help="draw strokes, not cells")
 
 
 def _mask(options: argparse.Namespace) -> Axes:
@@ -150,12 +162,21 @@ def _blocks_options(parser: argparse.ArgumentParser) -> None:
     _heads_argument(parser)
     _method_option(parser)
     _visibility_options(parser)
-    parser.add_argument("--queries", type=int, default=2048, help="tokens (%(default)s)")
-    parser.add_argument("--head-dim", type=int, default=64, help="(%(default)s)")
     parser.add_argument(
-        "--skip-tolerance", type=float, default=0.0, help="share that may be lost (%(default)s)"
+        "--queries", type=int, default=2048, help="number of tokens (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random inputs (%(default)s)")
+    parser.add_argument(
+        "--head-dim", type=int, default=64, help="channels per head (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--skip-tolerance",
+        type=float,
+        default=0.0,
+        help="greatest share of a query's softmax mass that may be skipped (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the random inputs (default: %(default)s)"
+    )
 
 
 def _blocks(options: argparse.Namespace) -> Axes:
@@ -175,13 +196,17 @@ def _blocks(options: argparse.Namespace) -> Axes:
         **_visibility(options),
     )[1]
     axes = plots.blocks(stats)
-    axes.set_title(f"Blocks of keys that were read: {tokens} random tokens, {options.method}")
+    axes.set_title(f"Key blocks read by the kernel: {tokens} random tokens, {options.method}")
     return axes
 
 
 def _precision_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--queries", type=int, default=4096, help="positions (%(default)s)")
-    parser.add_argument("--slope", type=float, default=2**-0.5, help="of the bias (%(default).3f)")
+    parser.add_argument(
+        "--queries", type=int, default=4096, help="number of positions (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--slope", type=float, default=2**-0.5, help="slope of the bias (default: %(default).3f)"
+    )
 
 
 def _precision(options: argparse.Namespace) -> Axes:
@@ -219,55 +244,57 @@ def _method(options: argparse.Namespace) -> Method:
 
 
 def _lengths_options(parser: argparse.ArgumentParser, default: int) -> None:
-    parser.add_argument("--queries", type=int, default=default, help="tokens (%(default)s)")
-    parser.add_argument("--keys", type=int, help="tokens (as many)")
+    parser.add_argument(
+        "--queries", type=int, default=default, help="number of queries (default: %(default)s)"
+    )
+    parser.add_argument("--keys", type=int, help="number of keys (default: as many as queries)")
 
 
 def _visibility_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--window", type=int, help="how many tokens back a query sees")
-    parser.add_argument("--causal-block", type=int, help="length of blocks of block-wise attention")
-    parser.add_argument("--sink", type=int, help="first tokens that are always seen")
+    parser.add_argument("--window", type=int, help="number of latest tokens that a query sees")
+    parser.add_argument("--causal-block", type=int, help="block length of block-wise attention")
+    parser.add_argument("--sink", type=int, help="number of first tokens that all queries see")
 
 
 def _visibility(options: argparse.Namespace) -> dict[str, Any]:
-    """Of these options those that were given, as `attention` takes them."""
-    given = {name: getattr(options, name) for name in ("window", "causal_block", "sink")}
-    return {name: value for name, value in given.items() if value is not None}
+    """Return the mask options that the user set, as keyword arguments of `attention`."""
+    values = {name: getattr(options, name) for name in ("window", "causal_block", "sink")}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 PICTURES = {
     "slopes": Picture(
-        "slopes per head under each method",
+        "draw the slope of each head under each method",
         "16 --methods original ntk:4 --output slopes.svg",
         _slopes_options,
         _slopes,
     ),
     "bias": Picture(
-        "the bias of each head for all queries and keys",
+        "draw the bias of each head for all queries and keys",
         "8 --method ntk:4 --queries 64 --output bias.png",
         _bias_options,
         _bias,
     ),
     "field": Picture(
-        "how far each head reaches: where its weight falls to 1/e and to a hundredth",
+        "draw how far each head reaches: where its weight falls to 1/e and to a hundredth",
         "16 --methods original ntk:4 --theme dark --output field.png",
         _field_options,
         _field,
     ),
     "precision": Picture(
-        "which positions a dtype holds, and what that does to a bias",
+        "draw positions and biases rounded to a dtype",
         "--queries 4096 --output precision.png",
         _precision_options,
         _precision,
     ),
     "mask": Picture(
-        "which keys each query sees",
+        "draw which keys each query sees",
         "--queries 24 --window 8 --sink 2 --output mask.svg",
         _mask_options,
         _mask,
     ),
     "blocks": Picture(
-        "blocks of keys that the kernel reads and skips, on random inputs",
+        "draw the key blocks that the kernel reads and skips, on random inputs",
         "16 --queries 4096 --output blocks.png",
         _blocks_options,
         _blocks,

@@ -1,4 +1,4 @@
-"""`ntk-alibi slopes`."""
+"""Subcommand `ntk-alibi slopes`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ntk_alibi.evaluation.comparing.methods import parse_method
 
 def register(commands: Any) -> None:
     """Add the subcommand."""
-    summary = "slopes of ALiBi, plain or scaled"
+    summary = "print ALiBi's slopes, original or scaled"
     parser = subcommand.add(commands, "slopes", _run, summary, "ntk-alibi slopes 16 --method ntk:4")
     parser.add_argument("num_heads", type=int, help="number of attention heads")
     parser.add_argument("--method", default="original", help=subcommand.METHODS)

@@ -1,4 +1,4 @@
-"""What all subcommands share."""
+"""Parsers and options that several subcommands share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add(
     extra: str = "eval",
     **options: Any,
 ) -> argparse.ArgumentParser:
-    """A subcommand whose --help ends in an example; extra is what pip installs for it."""
+    """Add a subcommand whose --help ends in an example; `extra` is the pip extra that it needs."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -30,17 +30,20 @@ def add(
     return parser
 
 
-#: What --method and --methods take.
+#: Values of --method and --methods.
 METHODS = "original, interpolation:A, ntk:A, dynamic-ntk:RATE or dynamic-interpolation:RATE"
 
 
 def length_option(parser: argparse.ArgumentParser) -> None:
-    """How long the text is."""
-    parser.add_argument("--length", type=int, help="tokens of the text, for the dynamic methods")
+    """Add --length, the number of tokens of the text."""
+    parser.add_argument("--length", type=int, help="text length in tokens, for dynamic methods")
 
 
 def train_length_option(parser: argparse.ArgumentParser) -> None:
-    """How long the model's texts were."""
+    """Add --train-length, the length at which the model was trained."""
     parser.add_argument(
-        "--train-length", type=int, default=2048, help="tokens trained at (%(default)s)"
+        "--train-length",
+        type=int,
+        default=2048,
+        help="training length in tokens (default: %(default)s)",
     )

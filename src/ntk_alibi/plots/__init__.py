@@ -1,26 +1,16 @@
-"""Pictures: each function draws what the package says into matplotlib axes, and returns these.
+"""Pictures: each function draws into matplotlib axes and returns them.
 
-All take `ax=`, axes to draw into; without it a new pyplot figure is made, which notebooks show and
-`ax.figure.savefig(path)` writes. Nothing is shown by itself. The look is the same everywhere, and
-light or dark as the axes or matplotlib's settings are; `style` sets it for a block of code.
+Every function takes `ax=`, the axes to draw into; without it, it makes a new pyplot figure, which
+notebooks show and `ax.figure.savefig(path)` writes. No function opens a window. All pictures share
+one style, whose theme (light or dark) follows the axes or matplotlib's settings; `style` sets it
+for a block of code.
 """
 
 from ntk_alibi.plots.attending import attention_map, blocks, intervals, mask
 from ntk_alibi.plots.biases import bias_by_distance, bias_maps, receptive_field, slopes
-from ntk_alibi.plots.precision import (
-    alibi_rows,
-    exact_positions,
-    rounded_positions,
-)
-from ntk_alibi.plots.results import (
-    accuracy_curves,
-    accuracy_map,
-    benchmark_curves,
-    depth_figure,
-    extrapolation_curves,
-    perplexity_curves,
-    study_figure,
-)
+from ntk_alibi.plots.measurements import accuracy_map, benchmark_curves, extrapolation_curves
+from ntk_alibi.plots.precision import alibi_rows, exact_positions, rounded_positions
+from ntk_alibi.plots.study import accuracy_curves, depth_figure, perplexity_curves, study_figure
 from ntk_alibi.plots.style import style
 
 __all__ = [

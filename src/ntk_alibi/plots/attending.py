@@ -1,4 +1,4 @@
-"""What is attended to: masks, blocks that were read, and the weights of a model."""
+"""Pictures of attention: masks, blocks read by the kernel, and attention weights of a model."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
     from ntk_alibi.fused.forward import Stats
 
-#: More tokens than this are numbered rather than written out.
+#: Axes with more tokens than this show token numbers instead of the tokens' text.
 MOST_LABELS = 40
 
 
 def mask(
     query_length: int, key_length: int | None = None, *, ax: Axes | None = None, **options: Any
 ) -> Axes:
-    """Which keys each query sees, as `attention` itself applies the mask.
+    """Draw which keys each query sees, from the mask that `attention` applies.
 
     Args:
         query_length: Q, downwards.
         key_length: K, to the right; Q if not given. The last query is at the last key.
-        ax: to draw into.
+        ax: axes to draw into; a new figure's by default.
         options: causal, window, causal_block, sink, key_padding_mask (1, keys), query_positions and
             key_positions of `attention`.
 
     Returns:
-        The axes, an image (Q, K): 1 where a key is seen, 0 where it is not.
+        The axes with an image (Q, K): 1 where the query sees the key, else 0.
 
     Raises:
-        TypeError, ValueError: as `attention`.
+        TypeError, ValueError: an argument is wrong, as for `attention`.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -64,26 +64,26 @@ def mask(
         axes.imshow(seen, cmap=colors, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
         axes.grid(False)
         integer_ticks(axes.xaxis, axes.yaxis)
-        finish(axes, f"Visible keys: {_told(options)}", "key", "query")
+        finish(axes, f"Visible keys: {_options_text(options)}", "key", "query")
     return axes
 
 
 def intervals(
     query_length: int, key_length: int | None = None, *, ax: Axes | None = None, **options: Any
 ) -> Axes:
-    """What each query sees, as intervals of keys: for lengths whose cells are too small to see.
+    """Draw the keys that each query sees as intervals, for lengths at which cells are too small.
 
     Args:
         query_length: Q, downwards.
         key_length: K, to the right; Q if not given. The last query is at the last key.
-        ax: to draw into.
+        ax: axes to draw into; a new figure's by default.
         options: as for `mask`.
 
     Returns:
-        The axes: a stroke for each interval.
+        The axes with one stroke for each interval.
 
     Raises:
-        TypeError, ValueError: as `attention`.
+        TypeError, ValueError: an argument is wrong, as for `attention`.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -110,20 +110,20 @@ def intervals(
         axes.set_xlim(-0.5, keys - 0.5)
         axes.set_ylim(query_length - 0.5, -0.5)
         integer_ticks(axes.xaxis, axes.yaxis)
-        finish(axes, f"Visible keys: {_told(options)}", "key", "query")
+        finish(axes, f"Visible keys: {_options_text(options)}", "key", "query")
     return axes
 
 
 def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
-    """How many blocks of keys the kernel read and left out, head by head, as it counted them.
+    """Draw the share of key blocks that the kernel read and skipped in each head.
 
     Args:
         stats: from `attention(..., return_stats=True)`.
-        batch: which row of the batch.
-        ax: to draw into.
+        batch: row of the batch.
+        ax: axes to draw into; a new figure's by default.
 
     Returns:
-        The axes: a bar for each head, read blocks below skipped ones, in % of the visible ones.
+        The axes with a bar for each head: read blocks below skipped ones, in % of visible blocks.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -153,7 +153,7 @@ def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
         axes.set_ylim(0, 108)
         axes.set_yticks(range(0, 101, 25))
         head_axis(axes, len(heads))
-        finish(axes, "Blocks of keys that were read", "head", "% of the visible blocks")
+        finish(axes, "Key blocks read by the kernel", "head", "% of the visible blocks")
         legend(axes)
     return axes
 
@@ -167,19 +167,19 @@ def attention_map(
     head: int = 1,
     ax: Axes | None = None,
 ) -> Axes:
-    """The attention weights of one head of a model for a text, patched or not.
+    """Draw the attention weights of one head of a model, patched or not, for a text.
 
     Args:
-        model: a transformers model that gives attention weights; one under `patch` gives those of
-            its scaled slopes.
-        tokenizer: the model's.
-        text: at least one token.
-        layer: which, from 0 on, or from the end.
-        head: which, from 1 on as everywhere.
-        ax: to draw into.
+        model: a transformers model that returns attention weights; under `patch` it returns those
+            of the scaled slopes.
+        tokenizer: the model's tokenizer.
+        text: text of at least one token.
+        layer: layer number from 0 on; negative numbers count from the end.
+        head: head number from 1 on.
+        ax: axes to draw into; a new figure's by default.
 
     Returns:
-        The axes, an image (tokens, tokens), and a colour bar beside it. Keys ahead are grey.
+        The axes with an image (tokens, tokens) and a colour bar; keys ahead of the query are grey.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the text has no tokens.
@@ -202,9 +202,9 @@ def attention_map(
     _checks.integer("number of tokens of text", len(ids), minimum=1)
     with torch.no_grad():
         weights = model(**inputs, output_attentions=True).attentions
-    number = _checks.integer("layer", layer, minimum=-len(weights), maximum=len(weights) - 1)
-    chosen = _checks.heads([head], weights[number].shape[1])[0]
-    values = weights[number][0, chosen].float().cpu().numpy()
+    layer = _checks.integer("layer", layer, minimum=-len(weights), maximum=len(weights) - 1)
+    head_index = _checks.heads([head], weights[layer].shape[1])[0]
+    values = weights[layer][0, head_index].float().cpu().numpy()
     values = np.where(np.tril(np.ones(values.shape, bool)) | (values > 0), values, np.nan)
     with drawing(ax, size=(6.4, 5.2)) as axes:
         heat(axes, values, "weight", vmin=0)
@@ -213,14 +213,14 @@ def attention_map(
             words = [tokenizer.decode([token]).strip() or "␣" for token in ids]
             axes.set_xticks(range(len(ids)), words, rotation=90, fontsize=8)
             axes.set_yticks(range(len(ids)), words, fontsize=8)
-        title = f"Attention of layer {number % len(weights)}, head {chosen + 1}"
+        title = f"Attention of layer {layer % len(weights)}, head {head_index + 1}"
         finish(axes, title, "key", "query")
     return axes
 
 
-def _told(options: dict[str, Any]) -> str:
-    """Options in words."""
-    numbers = {k: v for k, v in options.items() if isinstance(v, bool | int)}
-    others = [k.replace("_", " ") for k, v in options.items() if k not in numbers and v is not None]
-    told = [f"{name} = {value}" for name, value in numbers.items()]
-    return ", ".join(told + others) or "causal"
+def _options_text(options: dict[str, Any]) -> str:
+    """Describe options in words: scalars with their values, arrays by their names."""
+    scalars = {k: v for k, v in options.items() if isinstance(v, bool | int)}
+    others = [k.replace("_", " ") for k, v in options.items() if k not in scalars and v is not None]
+    assignments = [f"{name} = {value}" for name, value in scalars.items()]
+    return ", ".join(assignments + others) or "causal"

@@ -1,4 +1,4 @@
-"""Slopes and biases: what each head penalises, and how far it reaches."""
+"""Pictures of slopes and biases, and of the receptive field that they leave to each head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Normalize
 
-#: The scalings' names among the kinds of methods that have a look of their own.
+#: From a scaling's `alibi_type` to the kind of method that `plots.style` has a line style for.
 KIND_OF_TYPE = {
     "linear": "interpolation",
     "ntk": "ntk",
@@ -36,7 +36,7 @@ KIND_OF_TYPE = {
     "dynamic_linear": "dynamic-interpolation",
 }
 
-#: What `slopes` draws if it is not told.
+#: Scalings that `slopes` compares by default.
 COMPARED = (None, Interpolation(4.0), NTK(4.0))
 
 
@@ -48,20 +48,21 @@ def slopes(
     rule: Literal["press", "geometric"] = "press",
     ax: Axes | None = None,
 ) -> Axes:
-    """The slopes of all heads under several scalings, from `alibi_slopes`.
+    """Draw the slopes of all heads under several scalings, from `alibi_slopes`.
 
     Args:
         num_heads: H.
-        scalings: scalings, None for the plain slopes; or a mapping of labels to them.
-        length: number of tokens, for the dynamic ones; their training length if not given.
-        rule: of the slopes.
-        ax: to draw into.
+        scalings: one scaling, several, or a mapping of labels to scalings; None stands for the
+            unscaled slopes.
+        length: number of tokens, for dynamic scalings; their training length by default.
+        rule: rule of the unscaled slopes, as for `alibi_slopes`.
+        ax: axes to draw into; a new figure's by default.
 
     Returns:
-        The axes: a line for each scaling, slopes over heads 1..H, logarithmic.
+        The axes with a line for each scaling: slopes on a logarithmic axis over heads 1..H.
 
     Raises:
-        TypeError, ValueError: as `alibi_slopes`.
+        TypeError, ValueError: an argument is wrong, as for `alibi_slopes`.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -93,20 +94,20 @@ def receptive_field(
     side: Literal["behind", "ahead"] = "behind",
     ax: Axes | None = None,
 ) -> Axes:
-    """How far each head reaches: where the weight that its bias leaves falls to given shares.
+    """Draw how far each head reaches: the distances at which its weight falls to given shares.
 
     Args:
         biases: a bias object with num_heads and tensor(query_length, key_length), several, or a
             mapping of labels to them.
-        shares: of the greatest weight, each between 0 and 1; a stroke goes from the nearest to the
-            farthest of their distances.
-        longest: distances below this are looked at; heads that reach farther end in an arrow.
-        length: number of tokens, for dynamic scalings; the training length if not given.
+        shares: shares of the greatest weight, each between 0 and 1; a stroke connects the nearest
+            and the farthest of their distances.
+        longest: number of distances to search, from 0 on; heads that reach farther end in an arrow.
+        length: number of tokens, for dynamic scalings; the training length by default.
         side: "behind" or "ahead".
-        ax: to draw into.
+        ax: axes to draw into; a new figure's by default.
 
     Returns:
-        The axes: distance, logarithmic, over heads.
+        The axes with distances on a logarithmic axis over heads.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -135,7 +136,8 @@ def receptive_field(
             beside = 0.5 * ((number + 0.5) / len(named) - 0.5)
             heads = np.arange(1, reach.shape[1] + 1) + beside
             ends = np.where(np.isinf(reach), float(longest), reach)
-            color, marker = look["color"], look["marker"].replace("x", "o")  # which can be hollow
+            # Markers of later shares are hollow, which "x" cannot be.
+            color, marker = look["color"], look["marker"].replace("x", "o")
             axes.vlines(heads, ends.min(axis=0), ends.max(axis=0), color=color, alpha=0.45)
             for place, (share, row) in enumerate(zip(shares, reach, strict=True)):
                 axes.plot(
@@ -165,18 +167,18 @@ def bias_by_distance(
     side: Literal["behind", "ahead"] = "behind",
     ax: Axes | None = None,
 ) -> Axes:
-    """Biases as functions of distance.
+    """Draw biases as functions of distance.
 
     Args:
         biases: as for `receptive_field`.
         longest: number of distances, from 0 on.
-        heads: which, from 1 on; all if not given.
+        heads: numbers of the heads to draw, from 1 on; all by default.
         length: as for `receptive_field`.
         side: "behind" or "ahead".
-        ax: to draw into.
+        ax: axes to draw into; a new figure's by default.
 
     Returns:
-        The axes: for each bias and head a line, steeper heads paler.
+        The axes with a line for each bias and head; earlier heads are paler.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -220,18 +222,18 @@ def bias_maps(
     quantity: Literal["bias", "weight"] = "bias",
     ax: Axes | None = None,
 ) -> Axes:
-    """The bias of each head for all queries and keys, head beside head.
+    """Draw the bias of each head for all queries and keys, one map beside the other.
 
     Args:
         bias: an object with num_heads and tensor(query_length, key_length), such as `ALiBi`.
         query_length: Q, downwards.
         key_length: K, to the right; Q if not given. The last query is at the last key.
-        heads: which, from 1 on; all if not given.
+        heads: numbers of the heads to draw, from 1 on; all by default.
         quantity: "bias", or "weight" for its exponential.
-        ax: to draw into.
+        ax: axes to draw into; a new figure's by default.
 
     Returns:
-        The axes, one image in which the heads lie in rows. Masked keys are grey.
+        The axes with one image that holds the maps of all heads in rows. Masked keys are grey.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -271,7 +273,10 @@ def bias_maps(
 
 
 def _norm(values: NDArray[np.float64]) -> Normalize | None:
-    """Linear up to what the flattest head reaches, logarithmic from there on: all heads show."""
+    """Return a norm that is linear up to the flattest head's maximum and logarithmic beyond.
+
+    It keeps heads of very different slopes visible. Return None where a linear norm suffices.
+    """
     from matplotlib.colors import SymLogNorm
 
     sizes = np.abs(np.where(np.isfinite(values), values, 0.0)).max(axis=(1, 2))
@@ -283,7 +288,7 @@ def _norm(values: NDArray[np.float64]) -> Normalize | None:
 def _draw_sheet(
     axes: Axes, sheet: NDArray[np.float64], quantity: str, norm: Normalize | None
 ) -> None:
-    """Numbers are cells, infinities masked keys, NaN is paper."""
+    """Draw a sheet: finite numbers are cells, infinities masked keys, NaN the gaps between maps."""
     from matplotlib.colors import to_rgba
 
     image = heat(axes, sheet, quantity, norm=norm)
@@ -294,7 +299,7 @@ def _draw_sheet(
 
 
 def _slopes_at(num_heads: int, scaling: Any, length: int | None, rule: Any) -> Any:
-    """Of one text, its last query."""
+    """Return the slopes (heads,) of one text, for its last query."""
     tokens = _length(scaling, length)
     lengths = None if tokens is None else np.array([tokens])
     if lengths is not None and scaling_per(scaling) == "query":
@@ -304,7 +309,7 @@ def _slopes_at(num_heads: int, scaling: Any, length: int | None, rule: Any) -> A
 
 
 def _length(thing: Any, length: int | None) -> int | None:
-    """Tokens to ask a dynamic scaling for."""
+    """Return the length to evaluate a dynamic scaling at: `length`, or its training length."""
     scaling = getattr(thing, "scaling", thing)
     return getattr(scaling, "train_length", None) if length is None else length
 

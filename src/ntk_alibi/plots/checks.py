@@ -1,4 +1,4 @@
-"""Checks of the numbers that are drawn."""
+"""Checks of the arguments of pictures."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 
 def stats(value: Any) -> None:
-    """What attention counted."""
+    """Check that value is the `Stats` of an attention call."""
     if not hasattr(value, "visited") or not hasattr(value, "visible"):
         raise TypeError(f"stats must come from attention(..., return_stats=True), got {value!r}")
 
 
 def as_many(name: str, numbers: Any, count: int) -> NDArray[np.float64]:
-    """So many numbers, NaN for None."""
+    """Return `count` numbers as an array, with NaN for None."""
     array = np.array(list(numbers), np.float64)
     if array.shape != (count,):
         raise ValueError(f"{name} must be {count} numbers, got {array.size} ({numbers!r})")
@@ -23,7 +23,7 @@ def as_many(name: str, numbers: Any, count: int) -> NDArray[np.float64]:
 
 
 def accuracies(name: str, value: Any, shape: tuple[int, int]) -> NDArray[np.float64]:
-    """Shares of this shape between 0 and 1, or NaN."""
+    """Return value as an array of this shape whose entries are between 0 and 1, or NaN."""
     array = np.asarray(value, np.float64)
     if array.shape != shape:
         raise ValueError(f"{name} must have shape (depths, lengths) = {shape}, got {array.shape}")

@@ -1,4 +1,4 @@
-"""Positions and biases as dtypes hold them, from `ntk_alibi.precision`."""
+"""Pictures of positions and biases rounded to a dtype, from `ntk_alibi.precision`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 def rounded_positions(
     rounded: Mapping[str, tuple[ArrayLike, ArrayLike]], ax: Axes | None = None
 ) -> Axes:
-    """Positions as dtypes hold them, over what they are: stairs where positions collide.
+    """Draw positions rounded to dtypes over the exact positions; steps show collisions.
 
     Args:
-        rounded: from names of dtypes to (positions, rounded positions), such as those of
-            `ntk_alibi.precision.last_positions`.
-        ax: to draw into.
+        rounded: a mapping from dtype names to (positions, rounded positions), such as
+            `ntk_alibi.precision.last_positions` returns.
+        ax: axes to draw into; a new figure's by default.
 
     Returns:
-        The axes.
+        The axes that hold the picture.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -41,21 +41,21 @@ def rounded_positions(
     """
     with drawing(ax) as axes:
         _dots(axes, rounded)
-        finish(axes, "Positions as they are kept", "position", "position in the dtype")
+        finish(axes, "Rounded positions", "position", "position in the dtype")
         legend(axes)
     return axes
 
 
 def exact_positions(shares: Mapping[str, Mapping[int, float]], ax: Axes | None = None) -> Axes:
-    """The share of positions that dtypes hold exactly, over windows.
+    """Draw the share of positions that dtypes represent exactly, over window lengths.
 
     Args:
-        shares: from names of dtypes to {window: share}, such as
-            `ntk_alibi.precision.exact_fraction` gives.
-        ax: to draw into.
+        shares: a mapping from dtype names to {window: share}, with shares such as
+            `ntk_alibi.precision.exact_fraction` returns.
+        ax: axes to draw into; a new figure's by default.
 
     Returns:
-        The axes.
+        The axes that hold the picture.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -76,21 +76,21 @@ def exact_positions(shares: Mapping[str, Mapping[int, float]], ax: Axes | None =
             axes.plot(list(points), percent, label=name, **look)
         axes.set_xscale("log", base=2)
         axes.set_ylim(0, 103)
-        finish(axes, "Positions that are exact", "positions in the window", "exact, %")
+        finish(axes, "Exactly represented positions", "positions in the window", "exact, %")
         legend(axes, ncols=3)
     return axes
 
 
 def alibi_rows(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
-    """Biases of one query over the distance to its keys, the newest at 0.
+    """Draw the biases of one query over the distance to its keys; the newest key is at 0.
 
     Args:
-        rows: from names to biases (keys,), whose last is of the newest key, such as those of
-            `ntk_alibi.precision.alibi_row`.
-        ax: to draw into.
+        rows: a mapping from names to biases (keys,), the newest key last, such as
+            `ntk_alibi.precision.alibi_row` returns.
+        ax: axes to draw into; a new figure's by default.
 
     Returns:
-        The axes.
+        The axes that hold the picture.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -105,13 +105,13 @@ def alibi_rows(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
     """
     with drawing(ax) as axes:
         _dots(axes, {name: (np.arange(1 - np.size(row), 1), row) for name, row in rows.items()})
-        finish(axes, "Bias of one query", "key's distance behind the query", "bias")
+        finish(axes, "Bias of one query", "key position relative to the query", "bias")
         legend(axes)
     return axes
 
 
 def _dots(axes: Axes, points: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:
-    """Later ones smaller, so that earlier ones stay visible where they agree."""
+    """Scatter point sets; later ones get smaller dots, so that earlier ones stay visible below."""
     looks = line_styles(axes, list(points))
     for place, ((name, (x, y)), look) in enumerate(zip(points.items(), looks, strict=True)):
         axes.scatter(x, y, s=24.0 / 3**place, color=look["color"], label=name)

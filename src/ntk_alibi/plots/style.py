@@ -1,4 +1,4 @@
-"""The look of all pictures: one style, light and dark, in colours that all people tell apart."""
+"""The style of all pictures: two themes, colours for any colour vision, and drawing helpers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Theme:
     """Colours of one theme.
 
     Attributes:
-        background: of figure and axes.
-        text: of text, and of what needs no colour of its own.
-        quiet: of lines and ticks that only guide the eye.
-        hidden: of cells that are not there: masked keys, cases that were not measured.
+        background: colour of figure and axes.
+        text: colour of text and of curves without a hue.
+        quiet: colour of lines and ticks that only guide the eye.
+        hidden: colour of cells without a number: masked keys, missing measurements.
     """
 
     background: str
@@ -40,15 +40,15 @@ THEMES = {
     "dark": Theme("#16181c", "#eceef1", "#9298a1", "#3c4048"),
 }
 
-#: Okabe and Ito 2008 (jfly.uni-koeln.de/color), chosen to be told apart with any colour vision.
+#: Okabe and Ito 2008 (jfly.uni-koeln.de/color): hues that differ for any colour vision.
 HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C7A00")
 MARKERS = "osvD^Pd"
 
-#: Equally readable for all, and as grey.
+#: Colour map that is readable for any colour vision and in greyscale.
 HEAT = "cividis"
 
-#: Hue, marker and line of each kind of scaling. Methods that agree cover each other, so the dynamic
-#: ones are dashed.
+#: Hue, marker and line of each kind of scaling. Dynamic scalings are dashed, so that a curve below
+#: them stays visible where both agree.
 KINDS = {
     "interpolation": (HUES[1], "v", "-"),
     "ntk": (HUES[0], "o", "-"),
@@ -59,13 +59,13 @@ KINDS = {
 
 @contextmanager
 def style(theme: Literal["light", "dark"] = "light") -> Iterator[None]:
-    """The look of the pictures for whatever is drawn in the block, one's own axes included.
+    """Set the style of everything drawn in the block, including axes that the caller makes.
 
     Args:
         theme: "light" or "dark".
 
     Raises:
-        ValueError: theme is neither.
+        ValueError: theme is neither "light" nor "dark".
         ImportError: matplotlib is not installed.
 
     Example:
@@ -82,7 +82,8 @@ def style(theme: Literal["light", "dark"] = "light") -> Iterator[None]:
     with matplotlib.rc_context(_settings(colors)):
         yield
         interactive = matplotlib.is_interactive()
-    # The first figure loads the backend; notebooks' turns this on, and shows nothing without it.
+    # The first figure loads the backend. That of notebooks turns interactive mode on and shows
+    # nothing without it, but rc_context would reset it.
     matplotlib.interactive(interactive)
 
 
@@ -122,19 +123,19 @@ def _settings(theme: Theme) -> dict[str, Any]:
 
 @contextmanager
 def drawing(ax: Axes | None, *, size: tuple[float, float] | None = None) -> Iterator[Axes]:
-    """Axes to draw into, the caller's or new ones, in the style that suits them."""
+    """Yield the caller's axes or new ones, with the style of their theme set."""
     _matplotlib()
     with style(_theme_name(ax)):
         if ax is None:
             import matplotlib.pyplot as plt
 
-            made, ax = plt.subplots(layout="constrained", figsize=size)
-            colors = theme_of(ax)  # ticks are made late, when the style has ended
+            figure, ax = plt.subplots(layout="constrained", figsize=size)
+            colors = theme_of(ax)  # matplotlib makes ticks late, after the style's block
             ax.tick_params(which="both", color=colors.quiet, labelcolor=colors.text)
             try:
                 yield ax
             except BaseException:
-                plt.close(made)
+                plt.close(figure)
                 raise
         else:
             yield ax
@@ -142,7 +143,7 @@ def drawing(ax: Axes | None, *, size: tuple[float, float] | None = None) -> Iter
 
 @contextmanager
 def drawing_figure() -> Iterator[type[Figure]]:
-    """What makes a figure of several axes, which is not pyplot's, in the style that suits."""
+    """Yield the constructor of figures that pyplot does not manage, with the style set."""
     _matplotlib()
     with style(_theme_name(None)):
         from matplotlib.figure import Figure
@@ -151,7 +152,7 @@ def drawing_figure() -> Iterator[type[Figure]]:
 
 
 def theme_of(ax: Axes) -> Theme:
-    """The theme that suits axes."""
+    """Return the theme that suits the background of axes."""
     return THEMES[_theme_name(ax)]
 
 
@@ -170,7 +171,7 @@ def _theme_name(ax: Axes | None) -> Literal["light", "dark"]:
 
 
 def finish(ax: Axes, title: str, xlabel: str, ylabel: str) -> None:
-    """Title and labels, where the caller has not set their own."""
+    """Set title and axis labels, except those that the caller has already set."""
     if not ax.get_title():
         ax.set_title(title)
     ax.set_xlabel(ax.get_xlabel() or xlabel)
@@ -178,13 +179,13 @@ def finish(ax: Axes, title: str, xlabel: str, ylabel: str) -> None:
 
 
 def head_axis(ax: Axes, heads: int) -> None:
-    """Heads from 1 on along x."""
+    """Scale the x axis to heads 1 to `heads`, with integer ticks."""
     integer_ticks(ax.xaxis)
     ax.set_xlim(0.4, heads + 0.6)
 
 
 def integer_ticks(*sides: Axis) -> None:
-    """Whole numbers only, as many as are legible."""
+    """Put ticks at integers only, at most about twelve of them."""
     from matplotlib.ticker import MaxNLocator
 
     for side in sides:
@@ -192,7 +193,7 @@ def integer_ticks(*sides: Axis) -> None:
 
 
 def legend(ax: Axes, *, ncols: int = 2, below: float = -0.17) -> None:
-    """A legend below, where there is something to tell apart and nothing is covered."""
+    """Put a legend below the axes, where it covers nothing, if there are several labels."""
     handles, labels = ax.get_legend_handles_labels()
     if len(labels) > 1:
         ax.legend(
@@ -205,18 +206,18 @@ def legend(ax: Axes, *, ncols: int = 2, below: float = -0.17) -> None:
 
 
 def shared_legend(figure: Figure, *, ncols: int) -> None:
-    """One legend below all axes, instead of theirs."""
+    """Replace the legends of all axes by one below them."""
     handles: dict[str, Artist] = {}
     for axes in figure.axes:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        own = axes.get_legend()
-        if own is not None:
-            own.remove()
+        axes_legend = axes.get_legend()
+        if axes_legend is not None:
+            axes_legend.remove()
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=ncols)
 
 
 def heat(ax: Axes, values: Any, label: str | None, **options: Any) -> AxesImage:
-    """Numbers as colours with a bar that tells which, if it has a label; NaN looks hidden."""
+    """Draw numbers as colours, NaN as hidden cells, with a colour bar if there is a label."""
     import matplotlib
     import numpy as np
 
@@ -230,7 +231,7 @@ def heat(ax: Axes, values: Any, label: str | None, **options: Any) -> AxesImage:
 
 
 def color_bar(image: AxesImage, beside: Sequence[Axes], label: str) -> None:
-    """What the colours of an image mean, beside axes that share them."""
+    """Draw the colour bar of an image beside the axes that share its colours."""
     figure = beside[0].get_figure()
     assert figure is not None
     bar = figure.colorbar(image, ax=beside, label=label)
@@ -239,16 +240,27 @@ def color_bar(image: AxesImage, beside: Sequence[Axes], label: str) -> None:
     bar.ax.tick_params(color=colors.quiet, labelcolor=colors.text)
 
 
-def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
-    """A colour, marker and line for each of several kinds of methods.
+def band(ax: Axes, x: Any, middle: Any, half_width: Any, color: Any) -> None:
+    """Draw a pale band of the given half-width around a curve."""
+    low, high = middle - half_width, middle + half_width
+    ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
-    "original" has the colour of text; a kind of `KINDS` its hue, fuller for each that comes later;
-    any other the next hue.
+
+def mark_training_length(ax: Axes, x: float) -> None:
+    """Draw a dotted vertical line at the training length, below the curves."""
+    ax.axvline(x, color=theme_of(ax).quiet, linestyle=":", zorder=0)
+
+
+def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a colour, marker and line style for each of several kinds of methods.
+
+    "original" gets the colour of text, a kind of `KINDS` gets its hue, stronger for later ones of
+    the same kind, and any other kind gets the next free hue.
     """
     theme = theme_of(ax)
-    own = [KINDS[kind] for kind in kinds if kind in KINDS]
-    free_hues = [hue for hue in HUES if hue not in {look[0] for look in own}]
-    free_markers = [marker for marker in MARKERS if marker not in {look[1] for look in own}]
+    reserved = [KINDS[kind] for kind in kinds if kind in KINDS]
+    free_hues = [hue for hue in HUES if hue not in {look[0] for look in reserved}]
+    free_markers = [marker for marker in MARKERS if marker not in {look[1] for look in reserved}]
     result: list[dict[str, Any]] = []
     others = 0
     for number, kind in enumerate(kinds):
@@ -270,7 +282,10 @@ def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def mixed(hue: str, theme: Theme, strength: float) -> tuple[float, float, float]:
-    """A hue, paler the weaker; on dark ground all are lighter."""
+    """Return a hue blended into the theme's background: strength 1 is the pure hue.
+
+    Hues of the dark theme are lighter.
+    """
     from matplotlib.colors import to_rgb
 
     lift = 0.3 if theme is THEMES["dark"] else 0.0
@@ -283,7 +298,10 @@ def mixed(hue: str, theme: Theme, strength: float) -> tuple[float, float, float]
 
 
 def labelled(things: Any) -> dict[str, Any]:
-    """One thing, several, or a mapping of labels to them, as a mapping; None is the original."""
+    """Return one object, several, or a mapping of labels to objects as a mapping.
+
+    Unlabelled objects get short reprs as labels, None gets "original".
+    """
     if isinstance(things, Mapping):
         return dict(things)
     several = things if isinstance(things, list | tuple) else [things]
@@ -291,7 +309,7 @@ def labelled(things: Any) -> dict[str, Any]:
 
 
 def _short(thing: Any) -> str:
-    """A repr without names of arguments and without what is usual: `ALiBi(8, NTK(4))`."""
+    """Return a repr without argument names and default values, such as `ALiBi(8, NTK(4))`."""
     bare = re.sub(r"\b\w+=", "", repr(thing))
     bare = re.sub(r", (None|'causal'|'sequence')(?=[,)])", "", bare)
     return re.sub(r"\.0(?=[,)])", "", bare)

@@ -1,0 +1,183 @@
+"""Measurements as curves and maps: accuracy by length and depth, extrapolation, and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ntk_alibi.plots import checks
+from ntk_alibi.plots.style import (
+    band,
+    drawing,
+    finish,
+    heat,
+    legend,
+    line_styles,
+    mark_training_length,
+    theme_of,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def accuracy_map(
+    lengths: Sequence[Any], depths: Sequence[Any], accuracy: ArrayLike, *, ax: Axes | None = None
+) -> Axes:
+    """Draw accuracy over the length of a text and the depth of the answer in it.
+
+    Args:
+        lengths: labels of the columns.
+        depths: labels of the rows, from the top.
+        accuracy: (depths, lengths) between 0 and 1; NaN marks a cell without a measurement, which
+            is drawn grey.
+        ax: axes to draw into; a new figure's by default.
+
+    Returns:
+        The axes with an image in %, each cell labelled with its number.
+
+    Raises:
+        ValueError: accuracy has another shape or is not between 0 and 1.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> ax = na.plots.accuracy_map([512, 1024], [0, 50, 100], [[1, 0.5], [1, 0], [1, 0.9]])
+        >>> [text.get_text() for text in ax.texts]
+        ['100', '50', '100', '0', '100', '90']
+        >>> plt.close(ax.figure)
+    """
+    percent = 100 * checks.accuracies("accuracy", accuracy, (len(depths), len(lengths)))
+    size = (1.8 + 0.7 * len(lengths), 1.3 + 0.4 * len(depths))
+    with drawing(ax, size=(max(4.5, size[0]), max(2.5, size[1]))) as axes:
+        heat(axes, percent, "accuracy, %", vmin=0, vmax=100)
+        for (row, column), value in np.ndenumerate(percent):
+            if np.isfinite(value):
+                color = "white" if value < 55 else "black"
+                axes.text(
+                    column, row, f"{value:.0f}", ha="center", va="center", color=color, fontsize=8
+                )
+        axes.set_xticks(range(len(lengths)), [f"{length}" for length in lengths])
+        axes.set_yticks(range(len(depths)), [f"{depth}" for depth in depths])
+        axes.spines[:].set_visible(False)
+        finish(axes, "Accuracy by length and depth", "length", "depth of the answer")
+    return axes
+
+
+def extrapolation_curves(
+    lengths: Sequence[float],
+    values: Mapping[str, Sequence[float]],
+    *,
+    half_widths: Mapping[str, Sequence[float]] | None = None,
+    train_length: float | None = None,
+    quantity: str = "nats per token",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw a measured quantity over text length, beyond the length that models were trained at.
+
+    Args:
+        lengths: text lengths in tokens.
+        values: for each label, one number per length; NaN where there is no measurement.
+        half_widths: for some of the labels, half the width of the band around each number.
+        train_length: training length in tokens, which a vertical line marks.
+        quantity: label of the y axis.
+        ax: axes to draw into; a new figure's by default.
+
+    Returns:
+        The axes with a line for each label over lengths on a logarithmic axis.
+
+    Raises:
+        ValueError: a curve does not have one number per length.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> curves = {"sinusoidal": [2.7, 3.4, 5.1], "ALiBi": [2.7, 2.7, 2.6]}
+        >>> ax = na.plots.extrapolation_curves([512, 1024, 2048], curves, train_length=512)
+        >>> ax.get_lines()[1].get_ydata().tolist()
+        [2.7, 2.7, 2.6]
+        >>> plt.close(ax.figure)
+    """
+    with drawing(ax) as axes:
+        styles = line_styles(axes, list(values))
+        for (label, numbers), look in zip(values.items(), styles, strict=True):
+            curve = checks.as_many(f"values[{label!r}]", numbers, len(lengths))
+            axes.plot(lengths, curve, label=label, **look)
+            if half_widths and label in half_widths:
+                name = f"half_widths[{label!r}]"
+                width = checks.as_many(name, half_widths[label], len(lengths))
+                band(axes, lengths, curve, width, look["color"])
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{length:g}" for length in lengths])
+        axes.minorticks_off()
+        if train_length is not None:
+            mark_training_length(axes, train_length)
+        finish(axes, "Beyond the training length", "tokens", quantity)
+        legend(axes)
+    return axes
+
+
+def benchmark_curves(
+    lengths: Sequence[float],
+    seconds: Mapping[str, Sequence[float | None]],
+    *,
+    ours: Sequence[str] = (),
+    baseline: str | None = None,
+    limit: Sequence[float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw time over length on logarithmic axes.
+
+    Args:
+        lengths: text lengths in tokens.
+        seconds: for each label, one number per length, None where there is no measurement.
+        ours: labels to emphasise; they share one hue, stronger for later ones.
+        baseline: label of the curve to compare with, drawn dashed in the colour of text.
+        limit: lower bound of the seconds at each length, from the machine's peak.
+        ax: axes to draw into; a new figure's by default.
+
+    Returns:
+        The axes with a line in ms for each label that has a measurement.
+
+    Raises:
+        ValueError: a curve does not have one number per length.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> ax = na.plots.benchmark_curves([128, 256], {"a": [0.001, 0.003], "b": [0.002, None]})
+        >>> ax.get_lines()[0].get_ydata().tolist()
+        [1.0, 3.0]
+        >>> plt.close(ax.figure)
+    """
+    kinds = [
+        "original" if label == baseline else "ntk" if label in ours else label for label in seconds
+    ]
+    with drawing(ax) as axes:
+        theme = theme_of(axes)
+        for (label, numbers), look in zip(seconds.items(), line_styles(axes, kinds), strict=True):
+            curve = 1e3 * checks.as_many(f"seconds[{label!r}]", numbers, len(lengths))
+            if np.isnan(curve).all():
+                continue
+            if label in ours:
+                look |= {"linewidth": 2.2, "zorder": 3}
+            elif label == baseline:
+                look |= {"linestyle": "--", "marker": "."}
+            else:
+                look |= {"linewidth": 1.0, "markersize": 4}
+            axes.plot(lengths, curve, label=label, **look)
+        if limit is not None:
+            least = 1e3 * checks.as_many("limit", limit, len(lengths))
+            label = "all pairs at the machine's peak"
+            axes.plot(lengths, least, color=theme.quiet, linestyle=":", label=label)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(lengths, [f"{length:g}" for length in lengths], rotation=45)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        finish(axes, "Time", "tokens", "ms")
+        legend(axes, below=-0.26)
+    return axes

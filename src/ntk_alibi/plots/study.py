@@ -1,0 +1,242 @@
+"""Figures of a length study: accuracy and perplexity over length, distance, depth and position."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _checks
+from ntk_alibi.plots.style import (
+    band,
+    color_bar,
+    drawing,
+    drawing_figure,
+    finish,
+    heat,
+    legend,
+    line_styles,
+    mark_training_length,
+    shared_legend,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def study_figure(summary: dict[str, Any]) -> Figure:
+    """Draw a whole study: accuracy by length and by distance, perplexity by position.
+
+    Args:
+        summary: from `ntk_alibi.evaluation.comparing.summary.summarise`.
+
+    Returns:
+        The figure, which pyplot does not manage; `.savefig(path)` writes it.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> nats = {"method": "original", "begin": 0.0, "end": 1.0, "nats": 2.7,
+        ...         "difference": 0.0, "half_width": 0.01}
+        >>> summary = {"train_length": 2048, "methods": {"original": "original"}, "retrieval": [],
+        ...            "by_distance": [], "perplexity": [nats]}
+        >>> len(na.plots.study_figure(summary).axes)
+        1
+    """
+    with drawing_figure() as new_figure:
+        tasks = list(dict.fromkeys(entry["task"] for entry in summary["retrieval"]))
+        prose = bool(summary["perplexity"])
+        figure = new_figure(figsize=(11, 3.3 * (len(tasks) + prose) + 0.6), layout="constrained")
+        grid = figure.add_gridspec(len(tasks) + prose, 2)
+        for row, task in enumerate(tasks):
+            accuracy_curves(summary, task, ax=figure.add_subplot(grid[row, 0]))
+            accuracy_curves(summary, task, by="distance", ax=figure.add_subplot(grid[row, 1]))
+        if prose:
+            perplexity_curves(summary, ax=figure.add_subplot(grid[len(tasks), :]))
+        shared_legend(figure, ncols=4)
+    return figure
+
+
+def accuracy_curves(
+    summary: dict[str, Any],
+    task: str,
+    *,
+    by: Literal["length", "distance"] = "length",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the accuracy of all methods of a study by record length or by answer distance.
+
+    Args:
+        summary: from `ntk_alibi.evaluation.comparing.summary.summarise`.
+        task: a task of the summary, "lines" or "topics".
+        by: "length" of the record, with 95 % intervals, or "distance" from the question back to the
+            answer, for records of all lengths together.
+        ax: axes to draw into; a new figure's by default.
+
+    Returns:
+        The axes with a line for each method: accuracy in %, x in training lengths.
+
+    Raises:
+        ValueError: task or by is unknown.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> cells = [
+        ...     {"task": "lines", "method": "original", "multiple": m, "cases": 64,
+        ...      "accuracy": a, "low": a - 0.1, "high": min(a + 0.1, 1.0)}
+        ...     for m, a in ((1.0, 0.9), (2.0, 0.5))
+        ... ]
+        >>> methods = {"original": "original"}
+        >>> summary = {"train_length": 2048, "methods": methods, "retrieval": cells}
+        >>> ax = na.plots.accuracy_curves(summary, "lines")
+        >>> ax.get_lines()[0].get_ydata().tolist()
+        [90.0, 50.0]
+        >>> plt.close(ax.figure)
+    """
+    _checks.choice("task", task, sorted({entry["task"] for entry in summary["retrieval"]}))
+    _checks.choice("by", by, ("length", "distance"))
+    entries = summary["retrieval" if by == "length" else "by_distance"]
+    with drawing(ax) as axes:
+        for method, label, look in _methods(axes, summary):
+            cells = [
+                e
+                for e in entries
+                if (e["task"], e["method"]) == (task, method) and e["accuracy"] is not None
+            ]
+            accuracy = np.array([e["accuracy"] for e in cells])
+            places = [e["multiple"] if by == "length" else _middle(e) for e in cells]
+            bounds = np.array([[e["low"] for e in cells], [e["high"] for e in cells]])
+            bars = 100 * np.abs(bounds - accuracy) if by == "length" else None
+            axes.errorbar(places, 100 * accuracy, yerr=bars, label=label, capsize=2, **look)
+        axes.set_ylim(0, 103)
+        if by == "length":
+            xlabel = f"record length / training length ({summary['train_length']} tokens)"
+            finish(axes, f"{task}: longer records", xlabel, "accuracy, %")
+        else:
+            mark_training_length(axes, 1)
+            axes.set_xlim(0, max(e["end"] for e in summary["by_distance"]))
+            xlabel = "distance from question to answer / training length"
+            finish(axes, f"{task}: distant answers, records of all lengths", xlabel, "accuracy, %")
+        legend(axes, ncols=4)
+    return axes
+
+
+def perplexity_curves(summary: dict[str, Any], *, ax: Axes | None = None) -> Axes:
+    """Draw how much each method of a study changes the log perplexity of prose, by position.
+
+    Args:
+        summary: from `ntk_alibi.evaluation.comparing.summary.summarise`, of a study with prose.
+        ax: axes to draw into; a new figure's by default.
+
+    Returns:
+        The axes with nats per token above the first method and 95 % bands, x in training lengths.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> cells = [
+        ...     {"method": method, "begin": 0.0, "end": 1.0, "nats": 2.7 + change,
+        ...      "difference": change, "half_width": 0.01}
+        ...     for method, change in (("original", 0.0), ("ntk:2", 0.02))
+        ... ]
+        >>> methods = {"original": "original", "ntk:2": "NTK a=2"}
+        >>> summary = {"train_length": 2048, "methods": methods, "perplexity": cells}
+        >>> ax = na.plots.perplexity_curves(summary)
+        >>> ax.get_xlabel() != ""
+        True
+        >>> plt.close(ax.figure)
+    """
+    with drawing(ax) as axes:
+        for method, label, look in _methods(axes, summary):
+            cells = [e for e in summary["perplexity"] if e["method"] == method]
+            middles = [_middle(e) for e in cells]
+            difference = np.array([e["difference"] for e in cells])
+            half_width = np.array([e["half_width"] for e in cells])
+            axes.plot(middles, difference, label=label, **look)
+            band(axes, middles, difference, half_width, look["color"])
+        mark_training_length(axes, 1)
+        first = next(iter(summary["methods"].values()))
+        title = f"prose: log perplexity minus that of {first} (band: 95 %, paired)"
+        finish(axes, title, "position / training length", "nats per token")
+        legend(axes, ncols=4)
+    return axes
+
+
+def depth_figure(summary: dict[str, Any]) -> Figure:
+    """Draw the accuracy of each method of a study over record length and depth of the answer.
+
+    Args:
+        summary: from `ntk_alibi.evaluation.comparing.summary.summarise`.
+
+    Returns:
+        The figure, which pyplot does not manage, with one map for each task and method. Cells
+        without records are grey.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> cells = [
+        ...     {"task": "lines", "method": "original", "multiple": 1.0, "begin": depth,
+        ...      "accuracy": 0.9}
+        ...     for depth in (0.0, 0.5)
+        ... ]
+        >>> summary = {"train_length": 2048, "methods": {"original": "original"}, "by_depth": cells}
+        >>> figure = na.plots.depth_figure(summary)
+        >>> figure.axes[0].images[0].get_array().tolist()
+        [[90.0], [90.0]]
+    """
+    with drawing_figure() as new_figure:
+        tasks = list(dict.fromkeys(entry["task"] for entry in summary["by_depth"]))
+        methods = summary["methods"]
+        size = (1.9 * len(methods) + 1.2, 2.3 * len(tasks) + 0.6)
+        figure = new_figure(figsize=size, layout="constrained")
+        grid = figure.subplots(len(tasks), len(methods), squeeze=False, sharex=True, sharey=True)
+        for axes, (task, method) in zip(grid.flat, product(tasks, methods), strict=True):
+            lengths, depths, percent = _by_depth(summary["by_depth"], task, method)
+            image = heat(axes, percent, None, vmin=0, vmax=100)
+            axes.set_title(f"{task}, {methods[method]}", fontsize=8)
+            axes.set_xticks(range(len(lengths)), [f"{length:g}x" for length in lengths])
+            axes.set_yticks([-0.5, len(depths) - 0.5], ["begin", "end"])
+        color_bar(image, list(grid.flat), "accuracy, %")
+        figure.supxlabel(f"record length (1x = {summary['train_length']} tokens)")
+        figure.supylabel("position of the answer")
+    return figure
+
+
+def _by_depth(
+    entries: list[dict[str, Any]], task: str, method: str
+) -> tuple[list[float], list[float], NDArray[np.float64]]:
+    """Return lengths, depths and accuracy in % (depths, lengths) of one task and method."""
+    cells = [entry for entry in entries if (entry["task"], entry["method"]) == (task, method)]
+    lengths = sorted({entry["multiple"] for entry in cells})
+    depths = sorted({entry["begin"] for entry in cells})
+    percent = np.full((len(depths), len(lengths)), np.nan)
+    for entry in cells:
+        if entry["accuracy"] is not None:
+            place = depths.index(entry["begin"]), lengths.index(entry["multiple"])
+            percent[place] = 100 * entry["accuracy"]
+    return lengths, depths, percent
+
+
+def _methods(axes: Axes, summary: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return name, label and line style of each method of a study."""
+    names = list(summary["methods"])
+    styles = line_styles(axes, [name.partition(":")[0] for name in names])
+    return [
+        (name, label, {**look, "markersize": 4})
+        for (name, label), look in zip(summary["methods"].items(), styles, strict=True)
+    ]
+
+
+def _middle(entry: dict[str, Any]) -> float:
+    return float(entry["begin"] + entry["end"]) / 2

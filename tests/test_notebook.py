@@ -1,4 +1,4 @@
-"""What notebooks show: that it is well formed, says the numbers, and never fails."""
+"""Tests of HTML representations: well-formed, with the right numbers, for every object."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OBJECTS: list[Any] = [
 @pytest.mark.parametrize("thing", OBJECTS, ids=str)
 def test_objects_are_shown_as_a_picture_and_a_table(thing: Any) -> None:
     shown = thing._repr_html_()
-    page = ElementTree.fromstring(shown)  # well formed: also as XML
+    page = ElementTree.fromstring(shown)  # HTML that is also well-formed XML
     assert page.find("code").text == repr(thing)  # type: ignore[union-attr]
     picture = page.find("{http://www.w3.org/2000/svg}svg")
     assert picture is not None
@@ -85,7 +85,9 @@ def test_a_scaling_shows_slopes_of_a_model() -> None:
     assert cells(na.NTK(4.0)) == expected
     dynamic = cells(na.DynamicNTK(1.0, 512))
     assert [row[:2] + row[3:] for row in dynamic] == expected
-    assert [row[1] for row in dynamic] == [row[2] for row in dynamic]  # no factor at 512 tokens
+    assert [row[1] for row in dynamic] == [
+        row[2] for row in dynamic
+    ]  # the factor is 1 at 512 tokens
 
 
 def test_jupyter_takes_it() -> None:

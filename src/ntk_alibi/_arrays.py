@@ -1,7 +1,7 @@
 """NumPy arrays and torch tensors behind one set of functions.
 
-Kept apart so that no other module of the NumPy layer mentions torch. Torch is never imported here:
-a tensor or a torch dtype can only reach us if the caller has imported torch already.
+No other module of the NumPy layer mentions torch. Torch is never imported here: a tensor or a torch
+dtype can only arrive after the caller has imported torch.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ else:
 
 
 def as_floats(array: Any) -> NDArray[np.float32]:
-    """Numbers as contiguous float32, copied only where they are not so."""
+    """Return numbers as contiguous float32, copied only if they are not."""
     return np.require(to_numpy(array), np.float32, ["C", "ALIGNED"])
 
 
 def readable(array: Any) -> NDArray[Any]:
-    """Memory of an array, aligned and with unit last stride, copied only where it is not so."""
+    """Return an array's memory, aligned and with unit last stride, copied only if it is not."""
     memory = storage(array)
     unit = memory.strides[-1] == memory.itemsize or memory.shape[-1] <= 1
     return memory if unit and memory.flags.aligned else memory.copy()
@@ -48,21 +48,21 @@ CORE_DTYPES = {
 
 
 def is_tensor(value: object) -> bool:
-    """Whether value is a torch tensor."""
+    """Return whether value is a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_array(value: object) -> bool:
-    """Whether value is a NumPy array or a torch tensor."""
+    """Return whether value is a NumPy array or a torch tensor."""
     return isinstance(value, np.ndarray) or is_tensor(value)
 
 
 def needs_torch(*values: Any) -> bool:
-    """Whether an operation on these tensors, among other things, is more than their numbers.
+    """Return whether torch has to see an operation on these tensors; the last may be a bias.
 
-    It is where torch is tracing, records gradients of one of them, casts, or where they are not the
-    core's: float64, or on another device.
+    It has to if it traces the operation, records gradients, casts or maps, and if the tensors are
+    not the core's: float64, or on another device.
     """
     torch = sys.modules["torch"]
     query = values[0]
@@ -82,60 +82,93 @@ def needs_torch(*values: Any) -> bool:
 
 
 def require_grad(*values: Any) -> bool:
-    """Whether one of these is a tensor that requires grad."""
+    """Return whether one of these is a tensor that requires grad."""
     return any(getattr(x, "requires_grad", False) for x in values)
 
 
 def is_tracing() -> bool:
-    """Whether torch is tracing, so that tensors have no values."""
+    """Return whether torch is tracing, so that tensors have no values."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())
 
 
+def has_values(*arrays: Any) -> bool:
+    """Return whether all arrays hold numbers: not where torch traces or maps over them."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return True
+    if torch.compiler.is_compiling():
+        return all(x is None for x in arrays)
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return not any(is_tensor(x) and (x.is_meta or wrapped(x)) for x in arrays)
+
+
 def is_recording() -> bool:
-    """Whether torch records what is done to tensors that require grad."""
+    """Return whether torch records operations on tensors that require grad."""
     return bool(sys.modules["torch"].is_grad_enabled())
 
 
+def in_memory(example: Any) -> bool:
+    """Return whether an array, a tensor or None is in main memory."""
+    return not is_tensor(example) or bool(example.is_cpu)
+
+
+def contiguous(array: Any) -> Any:
+    """Return an array or a tensor whose memory is contiguous."""
+    return array.contiguous() if is_tensor(array) else np.ascontiguousarray(array)
+
+
 def strided() -> Any:
-    """The layout of dense tensors."""
+    """Return the layout of dense tensors."""
     return sys.modules["torch"].strided
 
 
 def namespace(example: Any) -> Any:
-    """The module whose functions take it: torch for a tensor, else NumPy."""
+    """Return the module whose functions take the example: torch for a tensor, else NumPy."""
     return sys.modules["torch"] if is_tensor(example) else np
 
 
+def wide_dtype(tensor: Any) -> str:
+    """Return "float64" for a float64 tensor, else "float32": the dtype of its biases."""
+    return "float64" if dtype_name(tensor.dtype) == "float64" else "float32"
+
+
+def as_tensor(value: Any, like: Any, dtype: str | None) -> Any:
+    """Return an array or a tensor as a tensor on like's device, of a dtype or its own."""
+    torch = sys.modules["torch"]
+    wanted = None if dtype is None else getattr(torch, dtype)
+    if is_tensor(value):
+        return value.to(like.device, value.dtype if wanted is None else wanted)
+    # Tracing knows arrays as tensors; elsewhere read-only ones are to be copied.
+    shared = torch.compiler.is_compiling() or value.flags.writeable
+    made = torch.as_tensor if shared else torch.tensor
+    return made(value, dtype=wanted, device=like.device)
+
+
 def float64(value: Any, example: Any) -> Any:
-    """An array or a tensor as float64 of example's framework and device, differentiably."""
+    """Return an array or a tensor as float64 of example's framework and device."""
     if not is_tensor(example):
         return np.asarray(value, np.float64)
-    torch = sys.modules["torch"]
-    if is_tensor(value):
-        return value.to(example.device, torch.float64)
-    # Tracing knows arrays as tensors; elsewhere read-only ones are to be copied.
-    made = torch.as_tensor if torch.compiler.is_compiling() else torch.tensor
-    return made(value, dtype=torch.float64, device=example.device)
+    return as_tensor(value, example, "float64")
 
 
 def boolean(value: Any, example: Any) -> Any:
-    """Any array as booleans of example's framework and device."""
+    """Return any array as booleans of example's framework and device."""
     if is_tensor(example):
         return sys.modules["torch"].as_tensor(value, device=example.device).bool()
     return to_numpy(value).astype(np.bool_)
 
 
 def with_channels(array: Any, channels: Any) -> Array:
-    """An array (batch, heads, length, dim) and more of its last axis, which broadcast to it."""
+    """Return an array (batch, heads, length, dim) with channels appended, which are broadcast."""
     xp = namespace(array)
     shape = (*array.shape[:3], channels.shape[3])
     added = xp.broadcast_to(channels, shape)
-    return cast(Array, xp.concatenate([array, as_dtype(added, array.dtype)], -1))
+    return cast(Array, xp.concatenate([array, to_dtype(added, array.dtype)], -1))
 
 
 def float64_range(first: int, last: int, example: Any) -> Any:
-    """The integers from first to last as float64, a tensor on example's device if that is one."""
+    """Return the integers from first to last as float64, in example's framework and device."""
     if not is_tensor(example):
         return np.arange(first, last + 1, dtype=np.float64)
     torch = sys.modules["torch"]
@@ -143,13 +176,13 @@ def float64_range(first: int, last: int, example: Any) -> Any:
 
 
 def is_torch_dtype(dtype: object) -> bool:
-    """Whether dtype is one of torch's."""
+    """Return whether dtype is one of torch's."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(dtype, torch.dtype)
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a NumPy or torch dtype: "float32", "bfloat16", "int64" ..."""
+    """Return the name of a NumPy or torch dtype: "float32", "bfloat16", "int64" ..."""
     if is_torch_dtype(dtype):
         return str(dtype).removeprefix("torch.")
     return _numpy_dtype_name(dtype)
@@ -161,7 +194,7 @@ def _numpy_dtype_name(dtype: Hashable) -> str:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of a floating type; bfloat16 is the one ml_dtypes registers."""
+    """Return the NumPy dtype of a floating type; ml_dtypes registers bfloat16."""
     if name != "bfloat16":
         return np.dtype(name)
     try:
@@ -174,7 +207,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def empty(shape: tuple[int, ...], dtype: str, *, torch: bool) -> Array:
-    """An uninitialised contiguous array, or tensor in main memory."""
+    """Return an uninitialised contiguous array, or tensor in main memory."""
     if torch:
         module = sys.modules["torch"]
         tensor: Array = module.empty(shape, dtype=getattr(module, dtype))
@@ -183,7 +216,7 @@ def empty(shape: tuple[int, ...], dtype: str, *, torch: bool) -> Array:
 
 
 def empty_like(example: Any) -> Array:
-    """The same, of an example's framework, shape and dtype."""
+    """Return an uninitialised array of an example's framework, shape and dtype."""
     if isinstance(example, np.ndarray):
         return np.empty(example.shape, example.dtype)
     tensor: Array = example.new_empty(example.shape)
@@ -191,7 +224,7 @@ def empty_like(example: Any) -> Array:
 
 
 def storage(array: Any) -> NDArray[Any]:
-    """The memory of a floating array as NumPy sees it, without a copy; bfloat16 comes as uint16."""
+    """Return a floating array's memory as NumPy sees it; bfloat16 as integers of 16 bits."""
     if isinstance(array, np.ndarray):
         return array.view(np.uint16) if dtype_name(array.dtype) == "bfloat16" else array
     torch = sys.modules["torch"]
@@ -201,7 +234,7 @@ def storage(array: Any) -> NDArray[Any]:
 
 
 def to_numpy(value: Any) -> NDArray[Any]:
-    """Any array, tensor or sequence as a NumPy array; bfloat16 tensors come as float32."""
+    """Return any array, tensor or sequence as a NumPy array; bfloat16 tensors as float32."""
     if not is_tensor(value):
         return np.asarray(value)
     tensor = value.detach().cpu()
@@ -211,39 +244,39 @@ def to_numpy(value: Any) -> NDArray[Any]:
 
 
 def filled(array: Any, values: NDArray[Any]) -> Array:
-    """The array or tensor, filled with values rounded to its dtype."""
+    """Fill an array or tensor with values rounded to its dtype, and return it."""
     if is_tensor(array):
         return cast(Array, array.copy_(sys.modules["torch"].from_numpy(np.array(values))))
     array[...] = values
     return cast(Array, array)
 
 
-def like(array: NDArray[Any], example: Any) -> Array:
-    """The array as a tensor on example's device if example is a tensor, else as it is."""
+def to_framework_of(array: NDArray[Any], example: Any) -> Array:
+    """Return the array as a tensor on example's device if example is a tensor, else unchanged."""
     if not is_tensor(example) or is_tensor(array):
         return array
     return on_device_of(example, sys.modules["torch"].from_numpy(array))
 
 
-def as_dtype(array: Any, dtype: Any) -> Array:
-    """An array rounded to one of NumPy's dtypes, or a tensor to one of torch's."""
+def to_dtype(array: Any, dtype: Any) -> Array:
+    """Return an array rounded to one of NumPy's dtypes, or a tensor to one of torch's."""
     rounded: Array = array.to(dtype) if is_tensor(array) else array.astype(dtype, copy=False)
     return rounded
 
 
-def constant(array: Any) -> Any:
-    """An array, or a tensor through which no gradient goes."""
+def detached(array: Any) -> Any:
+    """Return an array, or a tensor cut off from autograd."""
     return array.detach() if is_tensor(array) else array
 
 
 def on_device_of(example: Any, array: Any) -> Array:
-    """The array, copied to example's device if that is another."""
+    """Return the array, copied to example's device if that is another."""
     moved: Array = array.to(example.device) if is_tensor(array) else array
     return moved
 
 
-def widened(array: Any, out: Any) -> Array:
-    """The array as float64, in out if that is given."""
+def to_float64(array: Any, out: Any) -> Array:
+    """Return the array as float64, in out unless that is None."""
     result: Array = array.double() if is_tensor(array) else array.astype(np.float64)
     if out is not None:
         out[...] = result
@@ -251,37 +284,37 @@ def widened(array: Any, out: Any) -> Array:
     return result
 
 
-def cast_like(array: Any, example: Any) -> Any:
-    """The array in example's dtype, of the same framework; torch knows where it comes from."""
-    return as_dtype(array, example.dtype)
+def to_dtype_of(array: Any, example: Any) -> Any:
+    """Return the array in the dtype of an example of its framework; autograd follows."""
+    return to_dtype(array, example.dtype)
 
 
-def at_least_float32(array: Any) -> Any:
-    """The array as float64 if it is that, else as float32; torch knows where it comes from."""
-    return array if dtype_name(array.dtype) == "float64" else as_float32(array)
+def promote_to_float32(array: Any) -> Any:
+    """Return float64 arrays unchanged, others as float32; autograd follows."""
+    return array if dtype_name(array.dtype) == "float64" else to_float32(array)
 
 
-def as_float32(array: Any) -> Any:
-    """The array as float32; torch knows where it comes from."""
+def to_float32(array: Any) -> Any:
+    """Return the array as float32; autograd follows."""
     return array.float() if is_tensor(array) else array.astype(np.float32, copy=False)
 
 
 def quiet(example: Any) -> AbstractContextManager[Any]:
-    """Where infinity and NaN in what nobody sees are no reason for NumPy to warn."""
+    """Suppress NumPy warnings about infinity and NaN in masked entries."""
     if is_tensor(example):
         return nullcontext()
     return np.errstate(invalid="ignore", over="ignore", under="ignore")
 
 
 def arange(length: int, example: Any) -> Any:
-    """0 .. length - 1 as int64, a tensor on example's device if example is one."""
+    """Return 0 .. length - 1 as int64, in example's framework and device."""
     if is_tensor(example):
         return sys.modules["torch"].arange(length, device=example.device)
     return np.arange(length)
 
 
 def rows_of_integers(value: Any, length: int, example: Any) -> Any:
-    """Integers (1 or batch, length) as int64 in example's framework; 0 .. length - 1 for None."""
+    """Return integers (1 or batch, length) as int64; 0 .. length - 1 for None."""
     if value is None:
         return arange(length, example)[None]
     if is_tensor(example):
@@ -292,7 +325,7 @@ def rows_of_integers(value: Any, length: int, example: Any) -> Any:
 
 
 def counts_below(values: Any, bounds: tuple[Any, ...]) -> list[Any]:
-    """How many of a row's values lie below each bound: (1 or batch, n), each (1 or batch, m)."""
+    """Count a row's values (1 or batch, n) below each bound (1 or batch, m)."""
     module = namespace(values)
     rows = max(len(values), *(len(bound) for bound in bounds))
     if is_tensor(values):

@@ -1,7 +1,7 @@
-"""What notebooks show of an object instead of its repr: a small picture and its numbers.
+"""HTML representations of biases and scalings for notebooks: a small picture and a table.
 
-Pictures are SVG written here, since matplotlib may be missing, in the colour of the page's text, so
-that they suit light and dark pages. Kept apart from the objects, which would be buried under it.
+The pictures are SVG written by hand, since matplotlib may be missing. They use the text colour of
+the page, so that they suit light and dark pages.
 """
 
 from __future__ import annotations
@@ -13,40 +13,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _repr_html, inspection
+from ntk_alibi import _arrays, _repr_html, inspection
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.distance import DistanceTable
-from ntk_alibi.biases.slopes import alibi_slopes, both_sides, scaling_per
-from ntk_alibi.scaling import NTK, DynamicInterpolation, DynamicNTK, Interpolation, Scaling
+from ntk_alibi.biases.slopes import alibi_slopes, scaling_per
+from ntk_alibi.masks import Mask, Problem
+from ntk_alibi.scaling import Scaling
 
-#: Readable on white and on black.
+#: Colours that are readable on white and on black.
 HUES = ("#888888", "#1c86c7", "#d9700f")
 
-#: Heads of the model that a scaling is shown for.
+#: Head count of the model whose slopes illustrate a scaling.
 EXAMPLE_HEADS = 16
 
-#: Size of a picture, and of its margins left and below.
+#: Size of a picture and its left and bottom margins, in pixels.
 WIDTH, HEIGHT, LEFT, BELOW = 380, 130, 56, 30
 
-#: From where the weight has fallen to 1/e to where it has fallen to this share.
+#: A head's stroke ends where its weight has fallen to this share; it begins at 1/e.
 FAINT = 0.01
 
 
 def start() -> None:
-    """Open the door that `_shown` is."""
+    """Register the renderers with `_repr_html.html`."""
     _repr_html.html.register(BiasObject, bias_html)
-    for kind in (Interpolation, NTK, DynamicInterpolation, DynamicNTK):
-        _repr_html.html.register(kind, scaling_html)
+    _repr_html.html.register(Scaling, scaling_html)
 
 
 def bias_html(bias: Any) -> str | None:
-    """How far each head of a bias over distance reaches: picture and table.
+    """Render how far each head of a bias over distance reaches: picture and table.
 
-    None where there is nothing to show: no numbers, or none for the nearest keys.
+    Return None for a bias on the meta device, without numbers for the nearest keys, or that is not
+    a function of distance.
     """
-    slopes = getattr(bias, "slopes", None)
-    if any(getattr(side, "is_meta", False) for side in both_sides(slopes)):
-        return None  # no numbers
+    if any(getattr(x, "is_meta", False) for x in bias.parameters) or not _over_distance(bias):
+        return None
     length = getattr(getattr(bias, "scaling", None), "train_length", None)
     at = "" if length is None else f" at {length} tokens"
     sides: dict[str, Any] = {"behind": {"side": "behind"}, "ahead": {"side": "ahead"}}
@@ -76,7 +75,7 @@ def bias_html(bias: Any) -> str | None:
 
 
 def scaling_html(scaling: Scaling) -> str:
-    """Slopes of a model of 16 heads, plain and scaled: picture and table."""
+    """Render slopes of a model of 16 heads, unscaled and scaled: picture and table."""
     train_length = getattr(scaling, "train_length", None)
     if train_length is None:
         scaled = {"scaled": alibi_slopes(EXAMPLE_HEADS, scaling)}
@@ -95,7 +94,7 @@ def scaling_html(scaling: Scaling) -> str:
 
 
 def table_html(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; numbers to the right, all but the first column."""
+    """Return an HTML table; all columns but the first are aligned right."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join(
         "<tr>"
@@ -117,21 +116,33 @@ def _page(name: str, picture: str, table: str) -> str:
     )
 
 
+def _over_distance(bias: Any) -> bool:
+    try:
+        inspection.bias_by_distance(bias, 2)
+    except ValueError:  # it has numbers for other keys only
+        return False
+    shape = (bias.rows, bias.num_heads, bias.query_length or 1, 2)
+    like = next(filter(_arrays.is_tensor, bias.parameters), None)
+    kernel = bias.kernel_bias(Problem(shape, Mask(causal=bias.sides == "causal")), like)
+    return kernel.left is not None or kernel.table is not None
+
+
 def _longest(bias: Any) -> dict[str, int]:
-    """How many distances can be asked for on each side, from 0 on."""
-    if not isinstance(bias, DistanceTable):
+    """Return the number of distances, from 0 on, that the bias has on each side."""
+    covered = bias.covered_distances
+    if covered is None:
         return dict.fromkeys(("behind", "ahead"), inspection.LONGEST)
-    behind = bias.begin + bias.table.shape[1] if bias.begin <= 0 else 0
-    sides = {"behind": behind, "ahead": 1 - bias.begin}
+    first, last = covered
+    sides = {"behind": last + 1 if first <= 0 else 0, "ahead": 1 - first}
     return {name: min(count, inspection.LONGEST) for name, count in sides.items()}
 
 
 def _strokes_svg(
     series: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], caption: str, longest: int
 ) -> str:
-    """A vertical stroke for each head, from one distance to another, logarithmic.
+    """Return a picture with a stroke for each head between two distances on a logarithmic axis.
 
-    Heads that reach farther than what was looked at end at `longest`.
+    Strokes of heads that reach beyond the search end at `longest`.
     """
     finite = [x[np.isfinite(x) & (x > 0)] for pair in series for x in pair]
     top = max([float(x.max()) for x in finite if len(x)], default=1.0)
@@ -153,7 +164,7 @@ def _strokes_svg(
 
 
 def _lines_svg(rows: Sequence[NDArray[Any]], caption: str) -> str:
-    """A line for each row over heads, logarithmic."""
+    """Return a picture with a line for each row over heads, on a logarithmic axis."""
     bottom, top = float(np.min(rows)), float(np.max(rows))
     shapes = []
     for row, hue in zip(rows, HUES, strict=False):
@@ -166,7 +177,7 @@ def _lines_svg(rows: Sequence[NDArray[Any]], caption: str) -> str:
 
 
 def _keys(names: Iterable[str], hues: Iterable[str]) -> str:
-    """Names in the colours of what they stand for."""
+    """Return a legend: each name in the colour of its curve."""
     pairs = zip(names, hues, strict=False)
     return ", ".join(f'<tspan fill="{hue}">{name}</tspan>' for name, hue in pairs)
 
@@ -199,7 +210,7 @@ def _up(value: float, bottom: float, top: float) -> float:
 
 def _tokens(reach: float, longest: int) -> str:
     if np.isinf(reach):
-        return f"> {longest - 1}"  # the last distance that was looked at
+        return f"> {longest - 1}"  # the last distance searched
     return f"{reach:.1f}" if reach < 100 else f"{reach:.0f}"
 
 

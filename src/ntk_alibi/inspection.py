@@ -1,7 +1,7 @@
-"""What a bias and a mask do, as numbers, for any bias object.
+"""Numbers that describe a bias and a mask: bias by distance, receptive field, weights, intervals.
 
-Kept apart from the drawing, so that pictures, notebooks and tables ask one place; the numbers come
-from `tensor` of the bias and from `attention` itself.
+Pictures, notebooks and tables all take these numbers from here. They come from `tensor` of the bias
+and from `attention` itself, so they hold for any bias object.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases import checks as bias_checks
-from ntk_alibi.biases.alibi import ALiBi
-from ntk_alibi.biases.slopes import both_sides, scaling_per
+from ntk_alibi.biases.kernel_bias import kernel_bias_of
+from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.fused.attention import attention
+from ntk_alibi.masks import Mask, Problem
 
-#: Where `receptive_field` stops looking, in tokens.
+#: Number of distances, from 0 on, that `receptive_field` searches by default.
 LONGEST = 2**16
 
 
@@ -28,16 +29,16 @@ def bias_by_distance(
     length: int | None = None,
     side: Literal["behind", "ahead"] = "behind",
 ) -> NDArray[np.float64]:
-    """A bias as a function of distance.
+    """Return a bias as a function of distance.
 
     out[h, d] = bias[h, i, i - d], or bias[h, i, i + d] for side="ahead"
 
     Args:
-        bias: an object with num_heads and tensor(query_length, key_length), such as `ALiBi`; of a
-            batch, the first row. Slopes that require grad are taken as they are now.
+        bias: an object with num_heads and tensor(query_length, key_length), such as `ALiBi`. Of a
+            batched bias, the first row is used. Slopes that require grad are detached.
         longest: number of distances, from 0 on.
-        length: number of tokens of the text, for an `ALiBi` with a dynamic scaling; longest if not
-            given. Of slopes for each query the last query's are taken.
+        length: number of tokens of the text, for an `ALiBi` with a dynamic scaling; longest by
+            default. Of slopes for each query, those of the last query are used.
         side: "behind" the query, or "ahead".
 
     Returns:
@@ -55,12 +56,36 @@ def bias_by_distance(
     bias_checks.bias_object(bias)
     count = _checks.integer("longest", longest, minimum=1)
     _checks.choice("side", side, ("behind", "ahead"))
-    static = _at_length(bias, count if length is None else length)
-    if side == "behind":
-        values = _arrays.to_numpy(static.tensor(1, count))[0, :, 0, ::-1]
-    else:
-        values = _arrays.to_numpy(static.tensor(count, 1))[0, :, ::-1, 0]
-    return values.astype(np.float64)
+    tokens = None if length is None else int(bias_checks.lengths([length])[0])
+    if not hasattr(bias, "kernel_bias"):
+        ends = (1, count) if side == "behind" else (count, 1)
+        dense: NDArray[np.float64] = _arrays.to_numpy(bias.tensor(*ends)).astype(np.float64)
+        return np.ascontiguousarray(dense[0].reshape(bias.num_heads, count)[:, ::-1])
+    return _row(bias, count, count if tokens is None else tokens, side)[:, :count]
+
+
+def _row(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:
+    """Return the bias of one query at distances from 0 on, in a text of so many tokens."""
+    dynamic = scaling_per(getattr(bias, "scaling", None)) is not None
+    keys = max(count, tokens) if dynamic else count
+    shape = (bias.rows, bias.num_heads, bias.query_length or 1, keys)
+    mask, real = Mask(causal=bias.sides == "causal"), None
+    if dynamic:
+        real = (np.arange(keys) >= keys - tokens)[None].view(np.uint8)
+    problem = Problem(shape, mask, real)
+    if side == "ahead":
+        first = np.int32(tokens - 1 if dynamic else 0)
+        at_keys = first + np.arange(keys, dtype=np.int32)[None]
+        at_queries = np.full((1, shape[2]), first, np.int32)
+        problem = problem._replace(query_positions=at_queries, key_positions=at_keys)
+    like = next(filter(_arrays.is_tensor, bias.parameters), None)
+    positions = problem.positions(like)
+    numbers, hidden = kernel_bias_of(bias, problem, like).values(*positions)
+    if mask.causal:
+        hidden = hidden | ~mask.visible(*positions)[:, None]
+    values = np.where(_arrays.to_numpy(hidden), -np.inf, _arrays.to_numpy(numbers))
+    row = np.broadcast_to(values[0], shape[1:])[:, -1]
+    return np.asarray(row[:, ::-1] if side == "behind" else row, np.float64)
 
 
 def receptive_field(
@@ -71,24 +96,24 @@ def receptive_field(
     length: int | None = None,
     side: Literal["behind", "ahead"] = "behind",
 ) -> NDArray[np.float64]:
-    """How far each head reaches: where the weight of a key falls to a share of the greatest.
+    """Return how far each head reaches: where a key's weight falls to a share of the greatest.
 
     exp(bias(d) - max bias) = share;  for a linear bias d = -ln(share) / m_h
 
-    It is the weight that the bias alone gives, for keys whose products with the query are equal.
-    Between two distances the bias is taken to be linear; where the weight falls more than once, the
-    last time counts.
+    The weights are those of the bias alone, for keys whose products with the query are equal. The
+    bias is interpolated linearly between integer distances; if the weight falls to the share more
+    than once, the farthest distance counts.
 
     Args:
         bias: as for `bias_by_distance`.
-        share: between 0 and 1.
-        longest: distances below this are looked at.
+        share: share of the greatest weight, between 0 and 1.
+        longest: number of distances to search, from 0 on.
         length: as for `bias_by_distance`.
-        side: likewise.
+        side: as for `bias_by_distance`.
 
     Returns:
-        (heads,) float64; inf where the weight is greater at all distances below longest, 0 for a
-            head that does not see this side.
+        (heads,) float64; inf where the weight exceeds the share at all distances below longest, 0
+            for a head that does not see this side.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -119,24 +144,25 @@ def receptive_field(
 def weights(
     query_length: int, key_length: int | None = None, bias: Any = None, **options: Any
 ) -> NDArray[np.float32]:
-    """The weights that bias and mask alone give, as `attention` itself applies them.
+    """Return the attention weights of bias and mask alone, computed by `attention` itself.
 
-    w[h, i, j] = exp(bias(i, j)) / sum of the same over the keys that query i sees
+    w[h, i, j] = exp(bias(i, j)) / sum_k exp(bias(i, k))  over the keys k that query i sees
 
-    All queries are zero, so that no key is preferred, and the values tell the keys apart.
+    All queries are zero, so that all products are equal, and the values are unit vectors, so that
+    the output holds the weights.
 
     Args:
         query_length: Q.
-        key_length: K; Q if not given.
-        bias: whatever `attention` takes, or None for the mask alone.
+        key_length: K; Q by default.
+        bias: a bias that `attention` accepts, or None for the mask alone.
         options: causal, window, causal_block, sink, key_padding_mask (1, keys), query_positions,
             key_positions and skip_tolerance of `attention`.
 
     Returns:
-        (heads, queries, keys) float32, 0 for keys that are not seen; one head without a bias.
+        (heads, queries, keys) float32, 0 for masked keys; without a bias, one head.
 
     Raises:
-        TypeError, ValueError: as `attention`.
+        TypeError, ValueError: an argument is wrong, as for `attention`.
 
     Example:
         >>> from ntk_alibi.inspection import weights
@@ -164,18 +190,18 @@ def weights(
 def visible_intervals(
     query_length: int, key_length: int | None = None, **options: Any
 ) -> NDArray[np.int64]:
-    """What each query sees, as intervals of keys.
+    """Return the keys that each query sees as intervals.
 
     Args:
         query_length: Q.
-        key_length: K; Q if not given.
-        options: of the mask, as for `weights`.
+        key_length: K; Q by default.
+        options: options of the mask, as for `weights`.
 
     Returns:
         (intervals, 3) int64: query, first key, last key.
 
     Raises:
-        TypeError, ValueError: as `attention`.
+        TypeError, ValueError: an argument is wrong, as for `attention`.
 
     Example:
         >>> from ntk_alibi.inspection import visible_intervals
@@ -193,22 +219,3 @@ def _heads(bias: Any) -> int:
     if hasattr(bias, "num_heads"):
         return int(bias.num_heads)
     return int(bias.shape[-3]) if np.ndim(bias) >= 3 else 1
-
-
-def _at_length(bias: Any, length: int) -> Any:
-    """The bias as one of constant slopes, for a text of this length."""
-    if not isinstance(bias, ALiBi):
-        return bias
-    if bias.slopes is None:
-        per = scaling_per(bias.scaling)
-        tokens = bias_checks.lengths([length])
-        asked = {None: None, "sequence": tokens, "query": tokens[:, None]}[per]
-        return ALiBi(bias.num_heads, slopes=bias.left_right(1, asked), sides="two_slopes")
-    left, right = (_arrays.to_numpy(side) for side in both_sides(bias.slopes))
-    if bias.sides == "two_slopes":
-        return ALiBi(bias.num_heads, slopes=(_last(left), _last(right)), sides="two_slopes")
-    return ALiBi(bias.num_heads, slopes=_last(left), sides=bias.sides)
-
-
-def _last(slopes: NDArray[Any]) -> NDArray[Any]:
-    return slopes[..., -1:] if slopes.ndim == 3 else slopes

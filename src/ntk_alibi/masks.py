@@ -1,18 +1,260 @@
-"""Which keys each query sees, and where queries and keys stand."""
+"""Masks: which keys each query sees, and where queries and keys stand.
+
+The rule stands here once for Python, in cpp/core for the kernels and in `ntk_alibi.reference` for
+the tests. Arrays and tensors alike.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi._arrays import arange, rows_of_integers
+
+
+class Mask(NamedTuple):
+    """A rule that gives each query an interval of positions, and sinks before it.
+
+    A query at position p sees the keys at positions k with first(p) <= k < end(p), and those with
+    k < sink that are below end(p), too:
+
+    end(p) = p + 1 if causal, else p + window
+    first(p) = the greater of p - window + 1 and (floor(p / causal_block) - 1) causal_block
+
+    Attributes:
+        causal: whether keys ahead of the query are hidden.
+        window: distances below this are seen; None for no limit.
+        causal_block: length of the blocks of block-wise causal attention, or None.
+        sink: number of first positions that are seen from beyond the window or the block, too.
+    """
+
+    causal: bool = True
+    window: int | None = None
+    causal_block: int | None = None
+    sink: int = 0
+
+    @classmethod
+    def checked(
+        cls, causal: Any = True, window: Any = None, causal_block: Any = None, sink: Any = 0
+    ) -> Mask:
+        """Return the mask of unchecked arguments."""
+        causal = _checks.boolean("causal", causal)
+        if window is not None:
+            window = _checks.integer("window", window, minimum=1)
+        if causal_block is not None:
+            if not causal:
+                raise ValueError(
+                    f"causal must be True with causal_block, got causal_block={causal_block!r}"
+                )
+            causal_block = _checks.integer("causal_block", causal_block, minimum=1)
+        return cls(causal, window, causal_block, _checks.integer("sink", sink, minimum=0))
+
+    @property
+    def limited(self) -> bool:
+        """Whether a window or a block limits how far back a query sees."""
+        return self.window is not None or self.causal_block is not None
+
+    def numbers(self) -> tuple[int, int, int, int]:
+        """The mask as integers, as the core and torch's operator take it."""
+        window = _checks.MAX_LENGTH if self.window is None else self.window
+        return int(self.causal), window, self.causal_block or 0, self.sink
+
+    @classmethod
+    def from_numbers(cls, causal: int, window: int, causal_block: int, sink: int) -> Mask:
+        """Return the mask of `numbers`."""
+        return cls(
+            bool(causal),
+            None if window == _checks.MAX_LENGTH else window,
+            causal_block or None,
+            sink,
+        )
+
+    def interval(self, positions: Any) -> tuple[Any, Any]:
+        """Return first and end of the positions that queries at integer positions see."""
+        xp, beyond = _arrays.namespace(positions), _checks.MAX_LENGTH + 1
+        first, end = xp.full_like(positions, -beyond), xp.full_like(positions, beyond)
+        if self.window is not None:
+            first, end = positions - (self.window - 1), positions + self.window
+        if self.causal_block is not None:
+            block = self.causal_block
+            first = xp.maximum(first, (positions // block - 1) * block)
+        if self.causal:
+            end = xp.minimum(end, positions + 1)
+        return first, end
+
+    def visible(self, queries: Any, keys: Any) -> Any:
+        """Return which keys are seen, (..., Q, K), of integer positions (..., Q) and (..., K)."""
+        first, end = (bound[..., :, None] for bound in self.interval(queries))
+        keys = keys[..., None, :]
+        return (keys < end) & ((keys >= first) | (keys < self.sink))
+
+    def visible_count(self, queries: Any, keys: Any, key_padding_mask: Any = None) -> Any:
+        """Return how many keys each query sees, (1 or batch, Q), from positions (1 or batch, n)."""
+        xp = _arrays.namespace(queries)
+        if key_padding_mask is not None:
+            real = _arrays.boolean(key_padding_mask, keys)
+            keys = xp.where(real, keys, 2 * (_checks.MAX_LENGTH + 1))
+        first, end = self.interval(queries)
+        sinks = xp.clip(first, None, self.sink)
+        below_first, below_end, below_sinks = _arrays.counts_below(keys, (first, end, sinks))
+        return below_end - below_first + below_sinks
+
+    def distance_bounds(self) -> tuple[float, float]:
+        """Return the least and the greatest distance that the mask leaves, perhaps infinite."""
+        least = 1.0 - self.window if self.window is not None else -np.inf
+        most = np.inf
+        if self.sink == 0 and self.window is not None:
+            most = self.window - 1.0
+        if self.sink == 0 and self.causal_block is not None:
+            most = min(most, 2.0 * self.causal_block - 1.0)
+        return max(least, 0.0) if self.causal else least, most
+
+
+#: The causal mask without limits.
+EVERYTHING = Mask()
+
+#: Most calls have the mask of a call before.
+_known_mask = functools.lru_cache(maxsize=64, typed=True)(Mask.checked)
+
+
+def checked_mask(causal: Any, window: Any, causal_block: Any, sink: Any) -> Mask:
+    """Return the mask of unchecked arguments, from the calls before if it was among them."""
+    if _arrays.is_tracing():  # which cannot look up what was checked before
+        return Mask.checked(causal, window, causal_block, sink)
+    try:
+        return _known_mask(causal, window, causal_block, sink)
+    except TypeError:  # a wrong type, or one that has no hash
+        return Mask.checked(causal, window, causal_block, sink)
+
+
+class Problem(NamedTuple):
+    """A call of attention as far as a bias depends on it; all checked.
+
+    Attributes:
+        shape: batch, heads, queries, keys.
+        mask: which keys queries see by their positions.
+        key_padding_mask: real keys (batch, keys), or None.
+        query_positions, key_positions: integers (1 or batch, length), or None for the columns, the
+            last query at the last key.
+        placed: whether queries may stand elsewhere than at the last keys.
+    """
+
+    shape: tuple[int, ...]
+    mask: Mask = Mask()
+    key_padding_mask: Any = None
+    query_positions: Any = None
+    key_positions: Any = None
+    placed: bool = False
+
+    @staticmethod
+    def checked(
+        shape: tuple[int, ...],
+        mask: Mask,
+        key_padding_mask: Any,
+        query_positions: Any,
+        key_positions: Any,
+        align: Any = "end",
+        like: Any = None,
+    ) -> Problem:
+        """Return the problem (batch, heads, queries, keys) of unchecked masks and positions.
+
+        Their values are checked where there are any, and only in main memory: like is a tensor on
+        the device of the call, or None.
+        """
+        batch, _, queries, keys = shape
+        align = checked_alignment(align, query_positions)
+        placed = query_positions is not None or align == "start"
+        given = key_padding_mask, key_positions, query_positions
+        if not _arrays.has_values(*given) or not _arrays.in_memory(like):
+            real, at_keys, at_queries = map(_rows, given)
+        else:
+            real = checked_key_padding_mask(key_padding_mask, batch, keys)
+            at_keys = checked_positions("key_positions", key_positions, batch, keys)
+            at_queries = checked_positions("query_positions", query_positions, batch, queries)
+        if at_queries is None:
+            at_queries = aligned_positions(at_keys, queries, keys, align)
+        return Problem(shape, mask, real, at_queries, at_keys, placed)
+
+    @property
+    def traced(self) -> bool:
+        """Whether positions are given that have no values, since torch traces the call."""
+        return not _arrays.has_values(self.query_positions, self.key_positions)
+
+    @property
+    def plain(self) -> bool:
+        """Whether all keys are real, and queries and keys stand at their columns."""
+        return (
+            self.key_padding_mask is None
+            and self.query_positions is None
+            and self.key_positions is None
+        )
+
+    def positions(self, like: Any = None) -> tuple[Any, Any]:
+        """Return positions of queries and keys, (1 or batch, length) int64 of like's framework."""
+        queries, keys = self.shape[2:]
+        at_keys = _arrays.rows_of_integers(self.key_positions, keys, like)
+        if self.query_positions is None:
+            return _arrays.arange(queries, like)[None] + (keys - queries), at_keys
+        return _arrays.rows_of_integers(self.query_positions, queries, like), at_keys
+
+    def distances(self) -> tuple[int, int]:
+        """Return the least and the greatest distance that is seen; (0, -1) if none is."""
+        queries, keys = self.shape[2:]
+        if queries == 0 or keys == 0:
+            return 0, -1
+        q_least, q_most = _range(self.query_positions, keys - queries, keys - 1)
+        k_least, k_most = _range(self.key_positions, 0, keys - 1)
+        lower, upper = self.mask.distance_bounds()
+        least, most = max(q_least - k_most, lower), min(q_most - k_least, upper)
+        return (int(least), int(most)) if least <= most else (0, -1)
+
+    def part(self, queries: slice, keys: slice) -> Problem:
+        """Return the problem of some queries and keys, at the same positions.
+
+        Default positions stay default ones where the last query stays at the last key: then all
+        positions fall by `keys.start`, and so no distance changes.
+        """
+        batch, heads, all_queries, all_keys = self.shape
+        aligned = keys.stop - queries.stop == all_keys - all_queries
+        real, at_queries, at_keys = (
+            self.key_padding_mask, self.query_positions, self.key_positions
+        )  # fmt: skip
+        if not aligned and at_queries is None:
+            at_queries, at_keys = (x.astype(np.int32) for x in self.positions())
+        if real is not None:
+            real = _arrays.contiguous(real[:, keys])
+        return self._replace(
+            shape=(batch, heads, queries.stop - queries.start, keys.stop - keys.start),
+            key_padding_mask=real,
+            query_positions=None if at_queries is None else at_queries[:, queries],
+            key_positions=None if at_keys is None else at_keys[:, keys],
+        )
+
+
+def aligned_positions(key_positions: Any, queries: int, keys: int, align: str) -> Any:
+    """Return positions of queries beside the first or the last keys, None for the last columns."""
+    if key_positions is None:
+        return np.arange(queries, dtype=np.int32)[None] if align == "start" else None
+    if queries > keys:
+        raise ValueError(
+            f"query_positions must be given for more queries than keys, {queries} and {keys}"
+        )
+    first = 0 if align == "start" else keys - queries
+    return key_positions[..., first : first + queries]
+
+
+def checked_alignment(align: Any, query_positions: Any = None) -> str:
+    """Return "end" or "start", which says where queries without positions stand."""
+    if align == "start" and query_positions is not None:
+        raise ValueError("query_positions must be None with align='start', which gives them")
+    return _checks.choice("align", align, ("end", "start"))
 
 
 def checked_attention_mask(value: Any, name: str = "attention_mask") -> NDArray[np.uint8]:
-    """A padding mask (batch, keys) of 0 and 1, any dtype."""
+    """Return a padding mask (batch, keys) of 0 and 1, of any dtype, as uint8."""
     if not isinstance(value, np.ndarray) and not _arrays.is_tensor(value):
         raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {value!r}")
     mask = _arrays.to_numpy(value)
@@ -28,7 +270,7 @@ def checked_attention_mask(value: Any, name: str = "attention_mask") -> NDArray[
 
 
 def checked_key_padding_mask(value: Any, batch: int, keys: int) -> NDArray[np.uint8] | None:
-    """A padding mask of this shape, or None."""
+    """Return a padding mask of this shape, or None."""
     if value is None:
         return None
     mask = checked_attention_mask(value, "key_padding_mask")
@@ -40,7 +282,7 @@ def checked_key_padding_mask(value: Any, batch: int, keys: int) -> NDArray[np.ui
 
 
 def checked_positions(name: str, value: Any, batch: int, length: int) -> NDArray[np.int32] | None:
-    """Positions (length,) or (batch, length), integers below 2^31, as (1 or batch, length)."""
+    """Return positions (length,) or (batch, length) below 2^31 as int32 (1 or batch, length)."""
     if value is None:
         return None
     array = _arrays.to_numpy(value)
@@ -59,146 +301,11 @@ def checked_positions(name: str, value: Any, batch: int, length: int) -> NDArray
     return np.require(np.atleast_2d(array), np.int32, ["C", "ALIGNED"])
 
 
-def checked_causal_block(value: Any, *, causal: bool) -> int | None:
-    """The length of blocks of causal attention, or None."""
-    if value is None:
-        return None
-    if not causal:
-        raise ValueError(f"causal must be True with causal_block, got causal_block={value!r}")
-    return _checks.integer("causal_block", value, minimum=1)
-
-
-def checked_visibility(window: Any, sink: Any, block: Any) -> tuple[int | None, int, int | None]:
-    """What causal queries see; sinks are something only where not everything is seen."""
-    if window is not None:
-        window = _checks.integer("window", window, minimum=1)
-    block = checked_causal_block(block, causal=True)
-    sink = _checks.integer("sink", sink, minimum=0)
-    if sink and window is None and block is None:
-        raise ValueError(f"sink must be 0 without window or causal_block, got {sink}")
-    return window, sink, block
-
-
-def check_keys_for_queries(queries: int, keys: int) -> None:
-    """That there are keys whose positions the queries can have."""
-    if queries > keys:
-        raise ValueError(
-            f"query_positions must be given for more queries than keys, {queries} and {keys}"
-        )
-
-
-def checked_alignment(value: Any, query_positions: Any) -> str:
-    """Where queries begin or end among the keys."""
-    align = _checks.choice("align", value, ("end", "start"))
-    if align == "start" and query_positions is not None:
-        raise ValueError("query_positions must be None with align='start', which gives them")
-    return align
-
-
-class Problem(NamedTuple):
-    """A call of attention as far as a bias depends on it; all checked.
-
-    Attributes:
-        shape: batch, heads, queries, keys.
-        causal, window, causal_block, sink, align: as of `attention`.
-        mask: real keys (batch, keys), or None.
-        query_positions, key_positions: (1 or batch, length), or None for the columns.
-        placed: whether the caller said where the queries are.
-    """
-
-    shape: tuple[int, ...]
-    causal: bool = True
-    window: int | None = None
-    causal_block: int | None = None
-    sink: int = 0
-    align: str = "end"
-    mask: Any = None
-    query_positions: Any = None
-    key_positions: Any = None
-    placed: bool = False
-
-    def distances(self) -> tuple[int, int]:
-        """The least and the greatest distance that is seen; (0, -1) if none is."""
-        queries, keys = self.shape[2:]
-        if queries == 0 or keys == 0:
-            return 0, -1
-        first = 0 if self.align == "start" else keys - queries
-        q_least, q_most = _range(self.query_positions, first, first + queries - 1)
-        k_least, k_most = _range(self.key_positions, 0, keys - 1)
-        least, most = q_least - k_most, q_most - k_least
-        if self.causal:
-            least = max(least, 0)
-        if self.window is not None:
-            least = max(least, 1 - self.window)
-        if self.sink == 0:
-            if self.window is not None:
-                most = min(most, self.window - 1)
-            if self.causal_block is not None:
-                most = min(most, 2 * self.causal_block - 1)
-        return (least, most) if least <= most else (0, -1)
-
-
 def _range(positions: NDArray[np.int32] | None, first: int, last: int) -> tuple[int, int]:
     if positions is None:
         return first, last
     return int(positions.min()), int(positions.max())
 
 
-def aligned_positions(
-    key_positions: NDArray[np.int32] | None, queries: int, keys: int, align: str
-) -> NDArray[np.int32] | None:
-    """Positions of queries that stand beside the first or the last keys, (1 or batch, queries)."""
-    if key_positions is None:
-        return np.arange(queries, dtype=np.int32)[None] if align == "start" else None
-    check_keys_for_queries(queries, keys)
-    first = 0 if align == "start" else keys - queries
-    return np.ascontiguousarray(key_positions[:, first : first + queries])
-
-
-def first_positions(query: Any, key_positions: Any) -> Any:
-    """Positions of queries that stand beside the first keys, (queries,) or (batch, queries)."""
-    queries = query.shape[2]
-    if key_positions is None:
-        return _arrays.arange(queries, query)
-    check_keys_for_queries(queries, key_positions.shape[-1])
-    return key_positions[..., :queries]
-
-
-def visible_keys(
-    query_positions: Any,
-    key_positions: Any,
-    *,
-    causal: bool,
-    window: int | None,
-    causal_block: int | None,
-    sink: int,
-    key_padding_mask: Any,
-) -> Any:
-    """How many keys each query sees, (1 or batch, queries): two intervals of sorted positions."""
-    module, beyond = _arrays.namespace(query_positions), _checks.MAX_LENGTH + 1
-    if key_padding_mask is not None:
-        real = _arrays.boolean(key_padding_mask, key_positions)
-        key_positions = module.where(real, key_positions, 2 * beyond)
-    p = query_positions
-    first, end = module.full_like(p, -beyond), module.full_like(p, beyond)
-    if window is not None:
-        first, end = p - (window - 1), p + window
-    if causal_block is not None:
-        first = module.maximum(first, (p // causal_block - 1) * causal_block)
-    if causal:
-        end = module.minimum(end, p + 1)
-    sunk = module.minimum(first, module.clip(p + 1, None, sink))
-    below_first, below_end, below_sunk = _arrays.counts_below(key_positions, (first, end, sunk))
-    return below_end - below_first + below_sunk
-
-
-def both_positions(
-    query_positions: Any, key_positions: Any, queries: int, keys: int, example: Any
-) -> tuple[Any, Any]:
-    """Positions of queries and keys, (1 or batch, length) int64; the last ones aligned."""
-    at_keys = rows_of_integers(key_positions, keys, example)
-    if query_positions is not None:
-        return rows_of_integers(query_positions, queries, example), at_keys
-    if key_positions is not None:
-        return at_keys[:, keys - queries :], at_keys
-    return arange(queries, example)[None] + (keys - queries), at_keys
+def _rows(value: Any) -> Any:
+    return value[None] if value is not None and value.ndim == 1 else value

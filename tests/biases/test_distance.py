@@ -18,7 +18,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 import ntk_alibi as na
 from attention_checks import inputs
 from bias_cases import NUMBERS, R1, R2
-from ntk_alibi.masks import Problem
+from ntk_alibi.masks import Mask, Problem
 
 #: Tables are float64 and rounded once; a power's or a cosine's own error is far below.
 RTOL, ATOL = 2.0**-24 * 1.001, 1e-12
@@ -207,8 +207,11 @@ def test_parameters_are_ours() -> None:
 def test_tables_are_as_long_as_what_is_seen() -> None:
     bias = na.KerpleLog(R1, R2)
 
-    def length(**options: Any) -> tuple[int, int]:
-        table = bias.kernel_bias(Problem((1, 3, 20, 1000), **options))
+    def length(
+        query_positions: Any = None, key_positions: Any = None, align: str = "end", **mask: Any
+    ) -> tuple[int, int]:
+        given = Mask.checked(**mask), None, query_positions, key_positions, align
+        table = bias.kernel_bias(Problem.checked((1, 3, 20, 1000), *given))
         return table.table_begin, table.table.shape[1]
 
     assert length() == (0, 1000)

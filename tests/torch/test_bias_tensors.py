@@ -14,9 +14,10 @@ import ntk_alibi as na
 from attention_checks import inputs
 from bias_cases import NUMBERS, R1, R2, results
 from ntk_alibi.biases.distance import DistanceBias
+from ntk_alibi.biases.kernel_bias import kernel_bias_of
 from ntk_alibi.fused.gradients import attention_gradients
-from ntk_alibi.fused.options import Options
-from ntk_alibi.torch import bias_tensors, operator
+from ntk_alibi.masks import EVERYTHING, Problem
+from ntk_alibi.torch import operator
 
 # Gradients of parameters, against torch's in float64 by a bias of all pairs
 # --------------------------------------------------------------------------------------------------
@@ -154,10 +155,9 @@ def test_operator_registrations(name: str) -> None:
     make, shapes, _ = learned()[name]
     parameters = [torch.rand(s).add(0.1).requires_grad_() for s in shapes]
     query, key, value = (torch.from_numpy(x).requires_grad_() for x in inputs(2, 4, 4, 90, 90, 4))
-    options = Options()
-    form = bias_tensors.bias_tensors(make(*parameters), query, (2, 4, 90, 90), options)
+    form = kernel_bias_of(make(*parameters), Problem((2, 4, 90, 90)), query)
     tensors = (getattr(form, name) for name in operator.BIAS_TENSORS)
-    rule = (form.table_begin, form.exempt, True, None, None, 0, 0.3, 0.0)
+    rule = (form.table_begin, form.exempt, EVERYTHING.numbers(), True, 0.3, 0.0)
     arguments = (query, key, value, *tensors, None, None, None, *rule)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(operator._attention, arguments, test_utils=checks)

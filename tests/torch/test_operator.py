@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
+from ntk_alibi.masks import EVERYTHING
 from ntk_alibi.torch import operator
 
 
@@ -107,7 +108,9 @@ def test_operator_registrations() -> None:
     left = torch.rand(1, 2, 1).requires_grad_()
     right = torch.full((1, 2, 1), torch.inf)
     inputs = (query, key, value, left, right, *[None] * 7)
-    torch.library.opcheck(operator._attention, (*inputs, 0, 0, True, None, None, 0, 0.3, 0.0))
+    torch.library.opcheck(
+        operator._attention, (*inputs, 0, 0, EVERYTHING.numbers(), True, 0.3, 0.0)
+    )
 
 
 def test_compiled_in_one_graph() -> None:

@@ -1,5 +1,10 @@
-"""Biases: what is added to the score of a query and a key."""
+"""Biases: numbers added to the scores of queries and keys.
 
-from ntk_alibi.biases.base import BiasObject, KernelBias
+`BiasObject` is the base of all of them, `KernelBias` the form in which the kernels take one, and
+`parameter` brings a parameter into the framework of a call.
+"""
 
-__all__ = ["BiasObject", "KernelBias"]
+from ntk_alibi.biases.base import BiasObject
+from ntk_alibi.biases.kernel_bias import KernelBias, parameter
+
+__all__ = ["BiasObject", "KernelBias", "parameter"]

@@ -9,24 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks
-from ntk_alibi._arrays import Array, DTypeLike
+from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.biases import checks
-from ntk_alibi.biases.base import BiasObject, KernelBias, result_dtype
-from ntk_alibi.biases.dense import relative, set_exempt
+from ntk_alibi.biases.base import BiasObject
+from ntk_alibi.biases.kernel_bias import KernelBias, parameter
 from ntk_alibi.biases.slopes import (
     SIDES,
     Sides,
     both_sides,
-    float_with_axes,
     hidden_sides,
-    left_heads,
-    prefix_lengths,
-    scaled_slopes,
+    left_right_slopes,
     scaling_per,
+    with_axes,
 )
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import NTK, Interpolation, Scaling
+from ntk_alibi.scaling import Scaling
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,128 +87,74 @@ class ALiBi(BiasObject):
         """Its own slopes, left and right."""
         return () if self.slopes is None else both_sides(self.slopes)
 
-    def tensor(
-        self,
-        query_length: int,
-        key_length: int,
-        dtype: DTypeLike | None = None,
-        lengths: Any = None,
-        out: Array | None = None,
-    ) -> Array:
-        """The dense relative bias, the last query aligned with the last key.
+    @property
+    def query_length(self) -> int | None:
+        """Queries that its own slopes are for; None for any."""
+        lengths = (side.shape[2] for side in self.parameters if np.ndim(side) == 3)
+        return max(lengths, default=None)
 
-        out[b, h, i, j] = -m_left d for d > 0, 0 for d = 0, m_right d for d < 0;  d = (key_length -
-        query_length + i) - j
+    @property
+    def rows(self) -> int:
+        """Batch rows that its own slopes are for."""
+        return max((len(side) for side in self.parameters if np.ndim(side) > 1), default=1)
 
-        Args:
-            query_length: Q >= 0.
-            key_length: K >= 0.
-            dtype: NumPy's or torch's float32 (default), bfloat16 or float16.
-            lengths: (batch,) integers <= key_length, the numbers of real tokens of rows whose last
-                token is the last key (left padding), for a dynamic scaling; key_length for one row
-                if not given.
-            out: a buffer for the result, of its framework, shape and dtype; filled and returned.
+    def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
+        """Return its slopes for a problem; those of a dynamic scaling count its real tokens."""
+        if self.slopes is not None:
+            return self._own_slopes(problem, like)
+        if _arrays.is_tracing() and _arrays.is_tensor(like):
+            from ntk_alibi.biases.traced_slopes import traced_slopes
 
-        Returns:
-            (1 or batch, heads, Q, K): a tensor if dtype is torch's, or slopes, lengths or out is a
-            tensor; else NumPy. Values are float32 products, rounded to nearest even; distances are
-            exact integers below 2^24.
-
-        Raises:
-            TypeError, ValueError: an argument is wrong; slopes require grad (a dense bias is a
-                constant).
-        """
-        queries = _checks.integer("query_length", query_length, minimum=0)
-        keys = _checks.integer("key_length", key_length, minimum=0)
-        name = result_dtype(dtype, out)
-        left, right = self.left_right(
-            queries, self._lengths(queries, checks.row_lengths(lengths, keys))
+            traced = traced_slopes(like, self.num_heads, self.scaling, self.sides)
+            return KernelBias(*traced, exempt=self.exempt)
+        if scaling_per(self.scaling) is None:
+            try:
+                known: Any = self.scaling
+                return _static_bias(self.num_heads, known, self.sides, self.exempt)
+            except TypeError:  # a scaling that has no hash
+                pass
+        left, right = left_right_slopes(
+            self.num_heads, self.scaling, self.sides, _token_counts(self.scaling, problem)
         )
-        examples = (*both_sides(self.slopes), lengths, out)
-        torch = _arrays.is_torch_dtype(dtype) or any(map(_arrays.is_tensor, examples))
-        result = relative(left, right, queries, keys, name, out, torch=torch)
-        if self.exempt:
-            set_exempt(result, self.exempt, 0.0)
-        return result
+        return KernelBias(left, right, exempt=self.exempt)
 
-    def _lengths(
-        self, query_length: int, row_lengths: NDArray[np.int64]
-    ) -> NDArray[np.int64] | None:
-        """What the scaling asks for, from the number of real tokens of each row."""
-        per = scaling_per(self.scaling)
-        if per == "query":
-            return prefix_lengths(row_lengths, query_length)
-        return None if per is None else row_lengths
-
-    def kernel_bias(self, problem: Problem) -> KernelBias:
-        """Its slopes for a problem, dynamic ones too."""
-        left, right = self.left_right(problem.shape[2], self._counted(problem))
-        return KernelBias(left=left, right=right, exempt=self.exempt)
-
-    def _counted(self, problem: Problem) -> NDArray[np.int64] | None:
-        """Real tokens of each row, or for per="query" up to each query; None if not asked for."""
-        per = scaling_per(self.scaling)
-        if per is None:
-            return None
-        queries, keys = problem.shape[2:]
-        real = np.ones((1, keys), np.uint8) if problem.mask is None else problem.mask
-        if per == "sequence":
-            rows: NDArray[np.int64] = real.sum(axis=1, dtype=np.int64)
-            return rows
-        if problem.query_positions is not None:
-            positions: NDArray[np.int64] = problem.query_positions.astype(np.int64) + 1
-            return positions
-        counts = np.pad(real.cumsum(axis=1, dtype=np.int64), ((0, 0), (1, 0)))
-        columns = np.arange(keys - queries, keys)
-        prefixes: NDArray[np.int64] = counts[:, np.maximum(columns + 1, 0)]
-        return prefixes
-
-    def left_right(
-        self, query_length: int, lengths: NDArray[np.int64] | None
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Left and right slopes, (1 or batch, heads, 1 or queries); +inf where a side is masked.
-
-        Args:
-            query_length: Q.
-            lengths: as the scaling's `per` asks for them.
-        """
-        if self.slopes is None:
-            if self.scaling is None or isinstance(self.scaling, Interpolation | NTK):
-                return _constant_left_right(self.num_heads, self.scaling, self.sides)
-            return _left_right(self.num_heads, self.scaling, self.sides, lengths)
-        left, right = (
-            float_with_axes(_checks.constant("slopes", side)) for side in both_sides(self.slopes)
-        )
-        checks.slope_shapes(left.shape, right.shape, query_length)
-        return _masked_sides(left, right, self.sides)
+    def _own_slopes(self, problem: Problem, like: Any) -> KernelBias:
+        sides = (parameter(side, like, name="slopes") for side in both_sides(self.slopes))
+        left, right = map(with_axes, sides)
+        checks.slope_shapes(tuple(left.shape), tuple(right.shape), problem.shape[2])
+        hidden = _arrays.to_framework_of(hidden_sides(self.sides, self.num_heads), left)
+        where = _arrays.namespace(left).where
+        left, right = (where(h, np.inf, x) for h, x in zip(hidden, (left, right), strict=True))
+        return KernelBias(left, right, exempt=self.exempt)
 
 
-def _left_right(
-    num_heads: int, scaling: Scaling | None, sides: Sides, lengths: NDArray[np.int64] | None
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    if sides != "halves":
-        slopes = float_with_axes(scaled_slopes(num_heads, scaling, lengths))
-    else:
-        halves = (left_heads(num_heads), num_heads - left_heads(num_heads))
-        slopes = np.concatenate(
-            [float_with_axes(scaled_slopes(n, scaling, lengths)) for n in halves if n], axis=1
-        )
-    return _masked_sides(slopes, slopes, sides)
+def _token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64] | None:
+    """Return the lengths that the scaling is a function of: real tokens of rows, or of prefixes."""
+    per = scaling_per(scaling)
+    if per is None:
+        return None
+    queries, keys = problem.shape[2:]
+    real = problem.key_padding_mask
+    real = np.ones((1, keys), np.uint8) if real is None else _arrays.to_numpy(real)
+    if per == "sequence":
+        rows: NDArray[np.int64] = real.sum(axis=1, dtype=np.int64)
+        return rows
+    if problem.query_positions is not None:
+        positions = _arrays.to_numpy(problem.query_positions)
+        lengths: NDArray[np.int64] = positions.astype(np.int64) + 1
+        return lengths
+    counts = np.pad(real.cumsum(axis=1, dtype=np.int64), ((0, 0), (1, 0)))
+    columns = np.arange(keys - queries, keys)
+    prefixes: NDArray[np.int64] = counts[:, np.maximum(columns + 1, 0)]
+    return prefixes
 
 
 @functools.lru_cache(maxsize=64)
-def _constant_left_right(
-    num_heads: int, scaling: Interpolation | NTK | None, sides: Sides
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Kept, since with few tokens they would cost more than the attention."""
-    left, right = _left_right(num_heads, scaling, sides, None)
+def _static_bias(num_heads: int, scaling: Scaling | None, sides: Sides, exempt: int) -> KernelBias:
+    """Return the bias of a scaling that depends on no lengths.
+
+    It is kept, since with few tokens making it would cost more than the attention.
+    """
+    left, right = left_right_slopes(num_heads, scaling, sides, None)
     left.flags.writeable = right.flags.writeable = False
-    return left, right
-
-
-def _masked_sides(
-    left: NDArray[np.float32], right: NDArray[np.float32], sides: Sides
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    hidden = hidden_sides(sides, left.shape[1])
-    infinity = np.float32(np.inf)
-    return np.where(hidden[0], infinity, left), np.where(hidden[1], infinity, right)
+    return KernelBias(left, right, exempt=exempt, core=_core.linear_bias(left, right))

@@ -1,58 +1,34 @@
-"""What stands between bias objects and the kernels: a problem, and a bias in a form kernels take.
-
-Kernels know slopes, a table over distance, running sums and plain numbers, never a method by name.
-Arrays and tensors alike; kept apart because the bias objects, the fused attention and its torch
-layer all speak of it.
-"""
+"""The base of all bias objects."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, DTypeLike
 from ntk_alibi._repr_html import ReprHtml
 from ntk_alibi.biases import checks
-from ntk_alibi.masks import Problem
-
-
-class KernelBias(NamedTuple):
-    """A bias as the kernels take it; all None is none. Of arrays, or of tensors.
-
-    Attributes:
-        left, right: slopes of a linear bias, (1 or batch, heads, 1 or queries); +inf hides a side.
-        table: (heads, distances), at index d - table_begin for distance d.
-        sums: (1 or batch, heads, keys); the bias is that of the query minus that of the key, where
-            the queries are the last keys.
-        dense: broadcastable to (batch, heads, queries, keys).
-        exempt: a query or a key at a position below this has no slope.
-        first: (heads,), subtracted from what is exempt, but for a token with itself; or None.
-    """
-
-    left: Any = None
-    right: Any = None
-    table: Any = None
-    table_begin: int = 0
-    sums: Any = None
-    dense: Any = None
-    exempt: int = 0
-    first: Any = None
+from ntk_alibi.biases.dense import dense_bias
+from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.masks import Mask, Problem
 
 
 @dataclass(frozen=True, eq=False)
 class BiasObject(ReprHtml):
-    """What all biases share: equal and hashed by their numbers, and by them alone.
+    """The base of biases: subclasses give `kernel_bias`, and inherit the rest.
 
-    Subclasses are frozen dataclasses with eq=False. Arrays among their fields are their own and
-    read-only; tensors are the caller's, may require grad, and count by what they hold at the time.
+    A bias is a value: frozen, equal to another and hashed by its numbers alone. Arrays among its
+    attributes are its own and read-only; tensors are the caller's, may require grad, and are
+    compared by the numbers that they hold at the time.
 
     Attributes:
         num_heads: heads it is for.
         sides: "causal" where it is for causal attention only.
+
+    Example: see `KernelBias`.
     """
 
     num_heads: int = field(init=False, repr=False)
@@ -62,14 +38,35 @@ class BiasObject(ReprHtml):
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
+    def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
+        """Return the bias in the form that the kernels take.
+
+        Args:
+            problem: shape, mask and positions of the call.
+            like: None for NumPy numbers, or a tensor: then tensors of its framework are welcome,
+                through which autograd reaches the parameters. NumPy numbers are taken as constants.
+        """
+        raise NotImplementedError
+
     @property
     def parameters(self) -> tuple[Any, ...]:
         """The arrays and tensors it is made of."""
-        return tuple(filter(_arrays.is_array, self._values()))
+        return tuple(filter(_arrays.is_array, vars(self).values()))
 
-    def kernel_bias(self, problem: Problem) -> KernelBias:
-        """It as NumPy numbers for a problem."""
-        raise NotImplementedError
+    @property
+    def query_length(self) -> int | None:
+        """The number of queries it is made for; None for any."""
+        return None
+
+    @property
+    def covered_distances(self) -> tuple[int, int] | None:
+        """The first and the last distance that it has numbers for; None for all."""
+        return None
+
+    @property
+    def rows(self) -> int:
+        """Batch rows that it has numbers for."""
+        return 1
 
     def tensor(
         self,
@@ -79,7 +76,7 @@ class BiasObject(ReprHtml):
         lengths: Any = None,
         out: Array | None = None,
     ) -> Array:
-        """The dense bias, the last query aligned with the last key.
+        """Return the dense bias, the last query aligned with the last key.
 
         out[b, h, i, j] = bias(i', j),  i' = key_length - query_length + i;  -inf for j > i' if
         sides == "causal"
@@ -88,12 +85,15 @@ class BiasObject(ReprHtml):
             query_length: Q >= 0.
             key_length: K >= 0.
             dtype: NumPy's or torch's float32 (default), bfloat16 or float16.
-            lengths: (batch,), the numbers of real tokens of rows; only dynamic scalings ask.
+            lengths: (batch,) integers <= key_length, the numbers of real tokens of rows whose last
+                token is the last key (left padding), for a dynamic scaling; key_length for one row
+                by default.
             out: a buffer for the result, of its framework, shape and dtype; filled and returned.
 
         Returns:
             (1 or batch, heads, Q, K): a tensor if dtype is torch's, or a parameter, lengths or out
-            is one.
+            is one; else NumPy. Values are float32, rounded to nearest even; distances are exact
+            integers below 2^24.
 
         Raises:
             TypeError, ValueError: an argument is wrong; a parameter requires grad (a dense bias is
@@ -101,26 +101,24 @@ class BiasObject(ReprHtml):
         """
         queries = _checks.integer("query_length", query_length, minimum=0)
         keys = _checks.integer("key_length", key_length, minimum=0)
-        checks.row_lengths(lengths, keys)
-        name = result_dtype(dtype, out)
+        rows = checks.row_lengths(lengths, keys)
+        name = checks.result_dtype(dtype, out)
         torch = _arrays.is_torch_dtype(dtype) or any(
             map(_arrays.is_tensor, (*self.parameters, lengths, out))
         )
-        values = self._all_pairs(queries, keys)
-        if out is not None:
-            _checks.out(out, values.shape, name, torch=torch)
-        empty = _arrays.empty(values.shape, name, torch=torch) if out is None else out
-        return _arrays.filled(empty, values)
-
-    def _all_pairs(self, query_length: int, key_length: int) -> NDArray[np.float32]:
-        """The numbers of `tensor`."""
-        raise NotImplementedError
+        real = None
+        if lengths is not None:
+            real = (np.arange(keys) >= keys - rows[:, None]).view(np.uint8)
+        shape = (self.rows if lengths is None else len(rows), self.num_heads, queries, keys)
+        problem = Problem(shape, Mask(causal=self.sides == "causal"), real)
+        bias = self.kernel_bias(problem).on(None).checked(problem)
+        return dense_bias(bias, problem, name, out, torch=torch)
 
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, x.name) for x in fields(self))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BiasObject) or type(other) is not type(self):
+        if type(other) is not type(self):
             return NotImplemented
         return bool(_comparable(self._values()) == _comparable(other._values()))
 
@@ -129,17 +127,10 @@ class BiasObject(ReprHtml):
 
 
 def _comparable(value: Any) -> Any:
-    """Something hashable that equals for equal values."""
+    """Return an object with a hash that equals another's for equal numbers."""
     if isinstance(value, tuple):
         return tuple(map(_comparable, value))
     if not _arrays.is_array(value):
         return value
     array = _arrays.to_numpy(value)
     return array.shape, array.dtype.name, array.tobytes()
-
-
-def result_dtype(dtype: Any, out: Any) -> str:
-    """The name of the dtype of a dense bias: what is asked for, out's, or float32."""
-    if dtype is None:
-        dtype = np.float32 if out is None else out.dtype
-    return _checks.floating_dtype(dtype, _arrays.CORE_DTYPES)

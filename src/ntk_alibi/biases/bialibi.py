@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ntk_alibi import _checks
 from ntk_alibi.biases import checks
-from ntk_alibi.biases.base import BiasObject, KernelBias
-from ntk_alibi.biases.dense import relative, set_exempt
+from ntk_alibi.biases.base import BiasObject
+from ntk_alibi.biases.kernel_bias import KernelBias, parameter
 from ntk_alibi.biases.slopes import with_axes
 from ntk_alibi.masks import Problem
 
@@ -55,18 +51,10 @@ class BiALiBi(BiasObject):
         )
         self._set(num_heads=heads, sides="two_slopes", first=first, left=left, right=right)
 
-    def _all_pairs(self, query_length: int, key_length: int) -> NDArray[np.float32]:
-        bias = self.kernel_bias(Problem((1, self.num_heads, query_length, key_length)))
-        values: Any = relative(
-            bias.left, bias.right, query_length, key_length, "float32", None, torch=False
-        )
-        set_exempt(values, 1, -bias.first[:, None, None])
-        return cast("NDArray[np.float32]", values)
-
-    def kernel_bias(self, problem: Problem) -> KernelBias:
-        """Its slopes and the constant."""
+    def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
+        """Return its slopes and the constant."""
+        del problem
         first, left, right = (
-            np.asarray(_checks.constant(name, getattr(self, name)), np.float32)
-            for name in ("first", "left", "right")
+            parameter(getattr(self, name), like) for name in ("first", "left", "right")
         )
-        return KernelBias(left=with_axes(left), right=with_axes(right), exempt=1, first=first)
+        return KernelBias(with_axes(left), with_axes(right), exempt=1, first=first)

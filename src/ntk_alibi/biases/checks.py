@@ -119,13 +119,18 @@ def log_gates(value: Any) -> Any:
     return array
 
 
-def gated_problem(shape: tuple[int, ...], problem: tuple[int, ...], *, placed: bool) -> None:
-    """Log gates (batch, heads, keys) for a problem whose queries are the last keys."""
-    batch, heads, queries, keys = problem
+def gate_shape(shape: tuple[int, ...], problem: tuple[int, ...]) -> None:
+    """Check that log gates (batch, heads, keys) fit a problem."""
+    batch, heads, _, keys = problem
     if shape not in ((1, heads, keys), (batch, heads, keys)):
         raise ValueError(
             f"log_gates must have shape ({batch}, {heads}, {keys}), for query and key, got {shape}"
         )
+
+
+def prefix_sums(shape: tuple[int, ...], problem: tuple[int, ...], *, placed: bool) -> None:
+    """Check that prefix sums (1 or batch, heads, keys) fit a problem whose queries are last."""
+    batch, heads, queries, keys = problem
     if queries > keys:
         raise ValueError(f"query must not be longer than key with forget gates, got {queries}")
     if placed:
@@ -133,6 +138,38 @@ def gated_problem(shape: tuple[int, ...], problem: tuple[int, ...], *, placed: b
             "query_positions must be None and align 'end' with forget gates, whose queries are "
             "the last keys"
         )
+    if shape not in ((1, heads, keys), (batch, heads, keys)):
+        raise ValueError(f"sums must have shape ({batch}, {heads}, {keys}), got {shape}")
+
+
+def fitting_bias(bias: Any, heads: int, *, causal: bool) -> None:
+    """Check that a bias object has as many heads as the query, and is for such attention."""
+    if bias.num_heads != heads:
+        raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
+    if bias.sides == "causal" and not causal:
+        raise ValueError(f"causal must be True for a bias of causal sides, got {bias!r}")
+
+
+def dense_numbers(name: str, value: Any) -> None:
+    """Check that a bias is a floating array or tensor."""
+    if not _arrays.is_array(value):
+        raise TypeError(f"{name} must be None, a bias object, an array or a tensor, got {value!r}")
+    if _arrays.dtype_name(value.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
+        raise TypeError(f"{name} must be floating, got dtype {value.dtype}")
+
+
+def broadcastable(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Check that a shape broadcasts to another."""
+    axes = zip(reversed(shape), reversed(wanted), strict=False)
+    if len(shape) > len(wanted) or any(size not in (1, whole) for size, whole in axes):
+        raise ValueError(f"{name} must be broadcastable to {wanted}, got {shape}")
+
+
+def result_dtype(dtype: Any, out: Any) -> str:
+    """Return the name of a dense bias's dtype: the argument's, out's, or float32."""
+    if dtype is None:
+        dtype = np.float32 if out is None else out.dtype
+    return _checks.floating_dtype(dtype, _arrays.CORE_DTYPES)
 
 
 def finite_gates(gates: Any) -> None:
@@ -213,7 +250,7 @@ def nonzero_scale(value: Any, head_dim: int) -> float:
 
 
 def bias_object(bias: Any) -> None:
-    """An object such as ALiBi, of any rule."""
+    """Check that a bias is an object such as ALiBi, of any rule."""
     if not hasattr(bias, "num_heads") or not callable(getattr(bias, "tensor", None)):
         raise TypeError(
             "bias must be an object with num_heads and tensor(query_length, key_length) such as "
@@ -266,6 +303,14 @@ def slope_shapes(left: tuple[int, ...], right: tuple[int, ...], query_length: in
     for shape in (left, right):
         if shape[2] not in (1, query_length):
             raise ValueError(f"slopes must be given for {query_length} queries, got {shape[2]}")
+
+
+def kernel_slopes(left: Any, right: Any, shape: tuple[int, ...]) -> None:
+    """Check that slopes (1 or batch, heads, 1 or queries) fit (batch, heads, queries, keys)."""
+    slope_shapes(tuple(left.shape), tuple(right.shape), shape[2])
+    for side in (left, right):
+        heads_of("slopes", int(side.shape[1]), shape[1])
+        slope_batch(int(side.shape[0]), shape[0])
 
 
 def slope_batch(rows: int, batch: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,7 +11,9 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks, _core, masks
 from ntk_alibi._arrays import Array, DTypeLike
 from ntk_alibi.biases import checks
+from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import float_with_axes, scaled_slopes, scaling_per
+from ntk_alibi.masks import Problem
 from ntk_alibi.scaling import Scaling
 
 
@@ -25,7 +26,7 @@ def build_alibi_tensor(
     anchor: Literal["first", "last"] = "first",
     out: Array | None = None,
 ) -> Array:
-    """The key-only ALiBi bias of BLOOM and Falcon, a drop-in for transformers' function.
+    """Return the key-only ALiBi bias of BLOOM and Falcon, as transformers' function of that name.
 
     out[b H + h, 0, k] = m_h (p_k - p_0)
 
@@ -73,46 +74,44 @@ def build_alibi_tensor(
         _core.key_bias(mask, slopes, getattr(_core.Anchor, anchor), dtype, storage)
 
     shape = (batch * heads, 1, key_length)
-    result = filled_bias(write, shape, name, out, torch=_arrays.is_tensor(attention_mask))
+    result = _filled(write, shape, name, out, torch=_arrays.is_tensor(attention_mask))
     return _arrays.on_device_of(attention_mask, result)
 
 
-def relative(
-    left: NDArray[np.float32],
-    right: NDArray[np.float32],
-    queries: int,
-    keys: int,
-    dtype: str,
-    out: Array | None,
-    *,
-    torch: bool,
+def dense_bias(
+    bias: KernelBias, problem: Problem, dtype: str, out: Array | None, *, torch: bool
 ) -> Array:
-    """The bias of slopes for all pairs, the last query at the last key."""
+    """Return a bias in kernel form as numbers of all pairs, (1 or batch, heads, queries, keys).
+
+    Keys that the problem's mask hides by `causal` get -inf.
+    """
+    if bias.left is not None and not bias.exempt:
+        return _relative(bias, problem, dtype, out, torch=torch)
+    positions = problem.positions()
+    numbers, hidden = bias.values(*positions)
+    if problem.mask.causal:
+        hidden = hidden | ~problem.mask.visible(*positions)[:, None]
+    values = np.where(hidden, -np.inf, numbers).astype(np.float32)
+    values = np.broadcast_to(values, (len(values), *problem.shape[1:]))
+    if out is not None:
+        _checks.out(out, values.shape, dtype, torch=torch)
+    empty = _arrays.empty(values.shape, dtype, torch=torch) if out is None else out
+    return _arrays.filled(empty, values)
+
+
+def _relative(
+    bias: KernelBias, problem: Problem, dtype: str, out: Array | None, *, torch: bool
+) -> Array:
+    left, right = bias.left, bias.right
 
     def write(storage: NDArray[Any], core_dtype: _core.DType) -> None:
         _core.relative_bias(left, right, core_dtype, storage)
 
-    shape = (max(left.shape[0], right.shape[0]), left.shape[1], queries, keys)
-    return filled_bias(write, shape, dtype, out, torch=torch)
+    shape = (max(left.shape[0], right.shape[0]), *problem.shape[1:])
+    return _filled(write, shape, dtype, out, torch=torch)
 
 
-def set_exempt(bias: Any, exempt: int, value: Any) -> None:
-    """Sets value wherever query or key is exempt, in a bias of all pairs.
-
-    Value broadcasts to (heads, queries, keys). What is hidden stays hidden, and a token's bias with
-    itself 0.
-    """
-    queries, keys = bias.shape[2:]
-    rows = min(max(exempt - (keys - queries), 0), queries)
-    itself = np.arange(keys - queries, keys)[:, None] == np.arange(keys)
-    where = _arrays.namespace(bias).where
-    for i, j in ((slice(0, rows), slice(None)), (slice(None), slice(0, exempt))):
-        block = bias[:, :, i, j]
-        kept = (block == -math.inf) | _arrays.like(itself[i, j], bias)
-        bias[:, :, i, j] = where(kept, block, value)
-
-
-def filled_bias(
+def _filled(
     write: Callable[[NDArray[Any], _core.DType], None],
     shape: tuple[int, ...],
     dtype: str,
@@ -120,9 +119,9 @@ def filled_bias(
     *,
     torch: bool,
 ) -> Array:
-    """The caller's buffer or a new array, filled by write(memory, dtype).
+    """Return the caller's buffer or a new array, filled by write(memory, dtype).
 
-    float64 is widened float32.
+    float64 holds float32 numbers.
     """
     if out is not None:
         _checks.out(out, shape, dtype, torch=torch)
@@ -131,4 +130,4 @@ def filled_bias(
         _arrays.empty(shape, core_dtype, torch=torch) if out is None or dtype == "float64" else out
     )
     write(_arrays.storage(result), _arrays.CORE_DTYPES[core_dtype])
-    return result if dtype == core_dtype else _arrays.widened(result, out)
+    return result if dtype == core_dtype else _arrays.to_float64(result, out)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases import checks
-from ntk_alibi.biases.base import BiasObject, KernelBias
+from ntk_alibi.biases.base import BiasObject
+from ntk_alibi.biases.kernel_bias import KernelBias, parameter
 from ntk_alibi.masks import Problem
 
 #: A constant table of no more numbers is kept.
@@ -37,10 +38,7 @@ class DistanceBias(BiasObject):
         device.
         """
         distances = _arrays.float64_range(first, last, like)
-        parameters = (
-            _arrays.float64(x if _arrays.is_tensor(like) else constant_parameter(x), like)
-            for x in self.parameters
-        )
+        parameters = (parameter(x, like, widest=True) for x in self.parameters)
         columns = (x[:, None] if x.ndim == 1 else x for x in parameters)
         return self._formula(_arrays.namespace(like), distances, *columns)
 
@@ -63,26 +61,27 @@ class DistanceBias(BiasObject):
             return _kept_table(self, begin, end)[:, first - begin : last - begin + 1]
         return np.asarray(_arrays.to_numpy(self.over(first, last)), np.float32)
 
-    def kernel_bias(self, problem: Problem) -> KernelBias:
-        """Its table over the distances of a problem."""
-        first, last = problem.distances()
+    def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
+        """Return its table over the distances of a problem."""
+        first, last = self._span(problem)
         checks.span((first, last))
-        return KernelBias(table=self._numbers(first, last), table_begin=first)
+        tensors = any(map(_arrays.is_tensor, self.parameters))
+        precise = _arrays.is_tensor(like) and (
+            _arrays.is_tracing() or _arrays.dtype_name(like.dtype) == "float64"
+        )
+        if like is None or not (tensors or precise):
+            return KernelBias(table=self._numbers(first, last), table_begin=first)
+        return KernelBias(table=self.over(first, last, like), table_begin=first)
 
-    def _all_pairs(self, queries: int, keys: int) -> NDArray[np.float32]:
-        """(1, heads, queries, keys)."""
-        if queries == 0 or keys == 0:
-            return np.zeros((1, self.num_heads, queries, keys), np.float32)
-        hidden = queries - 1 if self.sides == "causal" else 0
-        table = self._numbers(1 - queries + hidden, keys - 1)
-        table = np.pad(table, ((0, 0), (hidden, 0)), constant_values=-np.inf)
-        windows = np.lib.stride_tricks.sliding_window_view(table[:, ::-1], keys, axis=1)
-        return windows[None, :, ::-1]
-
-
-def constant_parameter(parameter: Any) -> NDArray[Any]:
-    """Return a parameter as NumPy numbers; refuse one that requires grad."""
-    return _checks.constant("a parameter of the bias", parameter)
+    def _span(self, problem: Problem) -> tuple[int, int]:
+        if not problem.traced:
+            return problem.distances()
+        if self.covered_distances is None:
+            raise ValueError(
+                "query_positions and key_positions must be None where torch traces a bias over "
+                "distance: pass a DistanceTable, which knows its distances"
+            )
+        return self.covered_distances
 
 
 def _power(number: int) -> int:
@@ -132,7 +131,12 @@ class DistanceTable(DistanceBias):
         checks.covered(self.begin, self.table.shape[1], (first, last))
         begin = max(first - self.begin, 0)
         part = self.table[:, begin : begin + last - first + 1]
-        return _arrays.float64(part if _arrays.is_tensor(like) else constant_parameter(part), like)
+        return parameter(part, like, widest=True)
+
+    @property
+    def covered_distances(self) -> tuple[int, int]:
+        """The first and the last distance of the table."""
+        return self.begin, self.begin + int(self.table.shape[1]) - 1
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -174,9 +178,7 @@ class DistanceFunction(DistanceBias):
     def over(self, first: int, last: int, like: Any = None) -> Any:
         """See `DistanceBias`."""
         values = self._evaluated(first, last)
-        if not _arrays.is_tensor(like):
-            values = constant_parameter(values)
-        wide = _arrays.float64(values, like)
+        wide = parameter(values, like, widest=True)
         return _arrays.namespace(like).broadcast_to(wide, (self.num_heads, wide.shape[-1]))
 
     def _evaluated(self, first: int, last: int) -> Any:

@@ -1,16 +1,14 @@
-"""The bias of forget gates, which depends on the data: differences of running sums."""
+"""FoX: the bias of forget gates, which depends on the data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _arrays
 from ntk_alibi.biases import checks
-from ntk_alibi.biases.base import BiasObject, KernelBias
+from ntk_alibi.biases.base import BiasObject
+from ntk_alibi.biases.kernel_bias import KernelBias, parameter
 from ntk_alibi.masks import Problem
 
 
@@ -20,7 +18,7 @@ class ForgetGates(BiasObject):
 
     bias[b, h, i, j] = sum of log_gates[b, h, l] over j < l <= i
 
-    for causal attention whose queries are the last keys. What stands at padding does not count.
+    It is for causal attention whose queries are the last keys. Gates of padding do not count.
 
     Args:
         log_gates: (batch or 1, heads, keys) numbers <= 0, logarithms of gates up to 1, array or
@@ -44,37 +42,21 @@ class ForgetGates(BiasObject):
         gates = checks.log_gates(self.log_gates)
         self._set(log_gates=gates, num_heads=int(gates.shape[1]), sides="causal")
 
-    def running_sums(self, problem: Problem, like: Any = None) -> Any:
-        """C[b, h, k] = sum of the log gates of real tokens up to k, so that bias_ij = C_i - C_j.
+    @property
+    def rows(self) -> int:
+        """Batch rows of the gates."""
+        return int(self.log_gates.shape[0])
 
-        float64 (batch or 1, heads, keys), as a tensor if `like` is one: then differentiable.
-        """
-        checks.gated_problem(
-            tuple(self.log_gates.shape),
-            problem.shape,
-            placed=problem.placed or problem.align == "start",
-        )
+    def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
+        """Return the prefix sums C of the log gates of real tokens: bias_ij = C_i - C_j."""
+        checks.gate_shape(tuple(self.log_gates.shape), problem.shape)
         xp = _arrays.namespace(like)
-        gates = self.log_gates
-        if not _arrays.is_tensor(like):
-            gates = _checks.constant("log_gates", gates)
-        gates = _arrays.float64(gates, like)
-        if problem.mask is not None:
-            real = _arrays.boolean(problem.mask, like)
+        gates = parameter(self.log_gates, like, widest=True)
+        if problem.key_padding_mask is not None:
+            real = _arrays.boolean(problem.key_padding_mask, like)
             gates = xp.where(real[:, None, :], gates, 0.0)
         checks.finite_gates(gates)
-        return xp.cumsum(gates, -1)
-
-    def kernel_bias(self, problem: Problem) -> KernelBias:
-        """Its running sums for a problem."""
-        return KernelBias(sums=self.running_sums(problem))
+        return KernelBias(sums=xp.cumsum(gates, -1))
 
     def _repr_html_(self) -> None:
-        """No picture over distance, on which it does not depend."""
-
-    def _all_pairs(self, query_length: int, key_length: int) -> NDArray[np.float32]:
-        first = key_length - query_length
-        sums = self.running_sums(Problem((*self.log_gates.shape[:2], query_length, key_length)))
-        ahead = np.arange(first, key_length)[:, None] < np.arange(key_length)
-        values = sums[..., first:, None] - sums[..., None, :]
-        return np.where(ahead, -np.inf, values).astype(np.float32)
+        """Show no picture: the bias is not a function of distance."""

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases import checks
-from ntk_alibi.biases.distance import DistanceBias, constant_parameter
+from ntk_alibi.biases.distance import DistanceBias
+from ntk_alibi.biases.kernel_bias import parameter
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,10 +100,10 @@ class Sandwich(DistanceBias):
         (batch, _, queries, _), keys = query.shape, key.shape[2]
         q = masks.checked_positions("query_positions", query_positions, batch, queries)
         k = masks.checked_positions("key_positions", key_positions, batch, keys)
-        lambdas = self.lambdas if _arrays.is_tensor(query) else constant_parameter(self.lambdas)
-        lambdas = _arrays.float64(lambdas, query)[:, None, None] / number
-        rows = lambdas * _arrays.float64(self._embedded(q, keys - queries, queries), query)[:, None]
-        columns = _arrays.float64(self._embedded(k, 0, keys), key)[:, None]
+        lambdas = parameter(self.lambdas, query, widest=True)[:, None, None] / number
+        embedded = self._embedded(q, keys - queries, queries), self._embedded(k, 0, keys)
+        rows, columns = (parameter(x, query, widest=True)[:, None] for x in embedded)
+        rows = lambdas * rows
         return (
             _arrays.with_channels(query, rows),
             _arrays.with_channels(key, columns),
@@ -112,7 +113,7 @@ class Sandwich(DistanceBias):
     def _embedded(
         self, positions: NDArray[np.int32] | None, first: int, length: int
     ) -> NDArray[np.float64]:
-        """Sines and cosines of positions (1 or batch, length), (1 or batch, length, dimension)."""
+        """Return sines and cosines of positions (1 or batch, length) along a new last axis."""
         given = np.arange(first, first + length)[None] if positions is None else positions
         angles = given[..., None] * np.array(self._frequencies())
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)

@@ -17,7 +17,7 @@ SIDES = ("causal", "symmetric", "halves", "two_slopes")
 
 
 def hidden_sides(sides: Sides, heads: int) -> NDArray[np.bool_]:
-    """Which heads do not see their left and their right, (2, 1, heads, 1)."""
+    """Return which heads do not see their left and their right side, (2, 1, heads, 1)."""
     hidden = np.zeros((2, 1, heads, 1), np.bool_)
     if sides == "causal":
         hidden[1] = True
@@ -27,12 +27,12 @@ def hidden_sides(sides: Sides, heads: int) -> NDArray[np.bool_]:
 
 
 def left_heads(heads: int) -> int:
-    """How many of the heads look behind with sides="halves": the greater half."""
+    """Return the number of heads that look behind with sides="halves": the greater half."""
     return heads - heads // 2
 
 
 def both_sides(slopes: Any) -> tuple[Any, Any]:
-    """Left and right of a pair, or of one for both."""
+    """Return left and right slopes of a pair, or of one array for both."""
     return slopes if isinstance(slopes, tuple) else (slopes, slopes)
 
 
@@ -43,7 +43,7 @@ def float_with_axes(slopes: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def with_axes(slopes: Any) -> Any:
-    """Slopes, an array or a tensor, as (1 or batch, heads, 1 or queries)."""
+    """Return slopes, an array or a tensor, as (1 or batch, heads, 1 or queries)."""
     if slopes.ndim == 1:
         return slopes[None, :, None]
     return slopes[:, :, None] if slopes.ndim == 2 else slopes
@@ -59,7 +59,7 @@ def alibi_slopes(
     *,
     rule: Literal["press", "geometric"] = "press",
 ) -> Array:
-    """The slopes m_h of ALiBi, head by head.
+    """Return the slopes m_h of ALiBi, head by head.
 
     m_h = 2^-e_h. rule="press" (BLOOM, MPT): with P = 2^floor(log2 H), the first P heads have e_h =
     8h/P, the remaining H - P have 8(2i - 1)/(2P), i = 1, 2, ... rule="geometric": e_h = 8h/H for
@@ -99,16 +99,16 @@ def alibi_slopes(
         checked = checks.lengths(lengths, ndim=(1, 2) if scaling_per(scaling) == "query" else (1,))
         if scaling_per(scaling) == "query" and checked.ndim == 1:
             checked = prefix_lengths(checked, int(checked.max(initial=0)))
-    return _arrays.like(scaled_slopes(heads, scaling, checked, rule=rule), lengths)
+    return _arrays.to_framework_of(scaled_slopes(heads, scaling, checked, rule=rule), lengths)
 
 
 def scaling_per(scaling: Scaling | None) -> Literal["sequence", "query"] | None:
-    """What the factor of a scaling depends on: None, each "sequence" or each "query"."""
+    """Return the lengths that a scaling depends on: None, of each "sequence" or of each "query"."""
     return cast("Literal['sequence', 'query'] | None", getattr(scaling, "per", None))
 
 
 def prefix_lengths(lengths: NDArray[np.int64], query_length: int) -> NDArray[np.int64]:
-    """How many tokens each query sees, itself included, (batch, queries).
+    """Return the prefix length of each query, itself included, (batch, queries).
 
     The last query is each row's last token.
     """
@@ -124,10 +124,25 @@ def scaled_slopes(
     *,
     rule: str = "press",
 ) -> NDArray[np.float32]:
-    """`alibi_slopes` of checked arguments; lengths as the scaling's `per` asks for them."""
+    """Return `alibi_slopes` of checked arguments; lengths are of the kind that `per` names."""
     exponents = _core.alibi_exponents(num_heads, getattr(_core.SlopeRule, rule))
     if scaling is not None:
         scaled = np.asarray(scaling.scale_exponents(exponents, lengths), np.float64)
         checks.scaled_exponents(scaling, scaled, num_heads)
         exponents = scaled
     return np.exp2(-exponents).astype(np.float32)
+
+
+def left_right_slopes(
+    num_heads: int, scaling: Scaling | None, sides: Sides, lengths: NDArray[np.int64] | None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return left and right slopes, (1 or batch, heads, 1 or queries); +inf hides a side."""
+    if sides != "halves":
+        slopes = float_with_axes(scaled_slopes(num_heads, scaling, lengths))
+    else:
+        halves = (left_heads(num_heads), num_heads - left_heads(num_heads))
+        slopes = np.concatenate(
+            [float_with_axes(scaled_slopes(n, scaling, lengths)) for n in halves if n], axis=1
+        )
+    hidden, infinity = hidden_sides(sides, num_heads), np.float32(np.inf)
+    return np.where(hidden[0], infinity, slopes), np.where(hidden[1], infinity, slopes)

@@ -8,9 +8,10 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.fused import checks
+from ntk_alibi.fused.call import AttentionCall, Options
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.fused.options import Options
+from ntk_alibi.masks import checked_mask
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
 
@@ -106,26 +107,24 @@ def attention(
     if dropout != 0.0:
         checks.no_dropout(dropout)
     options = Options(
-        causal, window, causal_block, sink, key_padding_mask, query_positions, key_positions, scale,
-        skip_tolerance, align, rotary, log_n,
+        checked_mask(causal, window, causal_block, sink), key_padding_mask, query_positions,
+        key_positions, align, scale, skip_tolerance, rotary, log_n,
     )  # fmt: skip
     if _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias):
-        _checks.attention_shapes(query, key, value, differentiable=True)
         checks.without_torch("key_norms", key_norms is not None)
         checks.without_torch("return_stats", return_stats)
+        _checks.attention_shapes(query, key, value, differentiable=True)
         # Only now: torch is optional, and here because a tensor is.
-        from ntk_alibi.torch.operator import attention as attention_of_tensors
+        from ntk_alibi.torch.operator import attention_of_tensors
 
         tensors: tuple[Any, Any, Any] = (query, key, value)
         output, logsumexp = attention_of_tensors(*tensors, bias, options)
         return (output, logsumexp) if return_logsumexp else output
-    return forward(
-        query,
-        key,
-        value,
-        bias,
-        options,
-        key_norms=key_norms,
-        return_logsumexp=return_logsumexp,
-        return_stats=return_stats,
+    _checks.attention_shapes(query, key, value)
+    call = AttentionCall.checked(query, key, value, bias, options)
+    output, logsumexp, stats = forward(
+        call, key_norms=key_norms, log=return_logsumexp, stats=return_stats
     )
+    if not (return_logsumexp or return_stats):
+        return output
+    return (output, *([logsumexp] if return_logsumexp else []), *([stats] if return_stats else []))

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+from typing import Any, NoReturn
 
 from ntk_alibi import _arrays, _checks
 
 
 def rotary(value: Any, head_dim: int, *, causal: bool) -> Any:
-    """None or rotary positions for heads of this size."""
+    """Return None or rotary positions for heads of this size."""
     if value is None:
         return None
-    if isinstance(value, type) or not callable(getattr(value, "turned", None)):
+    if isinstance(value, type) or not callable(getattr(value, "rotated", None)):
         raise TypeError(f"rotary must be None, a RoPE or an XPOS, got {value!r}")
     if value.head_dim != head_dim:
         raise ValueError(f"rotary must have query's head_dim {head_dim}, got {value!r}")
-    if hasattr(value, "log_decays") and not causal:
+    if value.fades and not causal:
         raise ValueError(f"causal must be True with XPOS, which grows ahead, got {value!r}")
     return value
 
 
-def untraced_positions(options: Any) -> None:
-    """That XPOS can see the positions it is given, which decide about its centres."""
-    given = options.query_positions is not None or options.key_positions is not None
-    if given and hasattr(options.rotary, "log_decays"):
-        raise ValueError(
-            "query_positions and key_positions must be None with XPOS where torch traces "
-            f"attention, got them with {options.rotary!r}"
-        )
+def untraced_positions(rotary: Any) -> NoReturn:
+    """Refuse positions that torch traces with XPOS, whose centres depend on their values."""
+    raise ValueError(
+        "query_positions and key_positions must be None with XPOS where torch traces attention, "
+        f"got them with {rotary!r}"
+    )
 
 
 def no_dropout(value: Any) -> None:
-    """That no attention weights are to be dropped, which are never all formed."""
+    """Refuse dropout of attention weights, which are never all formed."""
     if _checks.finite("dropout", value, minimum=0.0):
         raise ValueError(
             f"dropout must be 0 in fused attention, got {value!r}: use ntk_alibi.patch(model, "
@@ -43,7 +39,7 @@ def no_dropout(value: Any) -> None:
 
 
 def without_torch(name: str, given: bool) -> None:
-    """That an option of the plain call is not given where torch records or transforms it."""
+    """Refuse an option of calls on NumPy numbers where torch records or transforms the call."""
     if given:
         raise ValueError(
             f"{name} is for calls that torch neither records nor traces: use torch.no_grad() and "
@@ -54,7 +50,7 @@ def without_torch(name: str, given: bool) -> None:
 def forward_results(
     query: Any, output: Any, logsumexp: Any, output_gradient: Any, logsumexp_gradient: Any
 ) -> None:
-    """Results of attention, and gradients of them."""
+    """Check results of attention and their gradients."""
     for name, array, like in (
         ("output", output, query),
         ("output_gradient", output_gradient, query),
@@ -71,7 +67,7 @@ def forward_results(
 
 
 def key_cache(key: Any, known: tuple[int, ...], length: int) -> str:
-    """A key cache that goes on from `length` keys of (batch, key heads) = known; its dtype."""
+    """Check a key cache that continues `length` keys of (batch, key heads); return its dtype."""
     _checks._attention_input("key", key)
     if length and tuple(key.shape[:2]) != known:
         raise ValueError(f"key must have (batch, heads) {known} as before, got {key.shape[:2]}")
@@ -82,12 +78,12 @@ def key_cache(key: Any, known: tuple[int, ...], length: int) -> str:
 
 
 def key_norms(value: Any, key_shape: tuple[int, ...], *, consecutive: bool) -> None:
-    """Kept norms of consecutive keys of this shape."""
-    if not hasattr(value, "_norms"):
+    """Check kept norms of consecutive keys of this shape."""
+    if not hasattr(value, "norms"):
         raise TypeError(f"key_norms must be None or a KeyNorms, got {value!r}")
     if not consecutive:
         raise ValueError("key_norms must be None with key_padding_mask or key_positions")
-    got = (*value._norms.shape[:2], value.length)
+    got = (*value.norms.shape[:2], value.length)
     if got != tuple(key_shape[:3]):
         raise ValueError(
             f"key_norms must be of key's (batch, heads, keys) {tuple(key_shape[:3])}, got {got}"
@@ -95,7 +91,7 @@ def key_norms(value: Any, key_shape: tuple[int, ...], *, consecutive: bool) -> N
 
 
 def skip_tolerance(value: Any) -> float | None:
-    """None or a share in [0, 1)."""
+    """Return None or a share in [0, 1)."""
     if value is None:
         return None
     share = _checks.finite("skip_tolerance", value, minimum=0.0)
@@ -104,29 +100,8 @@ def skip_tolerance(value: Any) -> float | None:
     return share
 
 
-def attention_bias(bias: Any, shape: tuple[int, ...], *, causal: bool) -> None:
-    """None, a bias object of as many heads, or numbers broadcastable to shape."""
-    if hasattr(bias, "num_heads"):
-        if bias.num_heads != shape[1]:
-            raise ValueError(f"bias must have query's {shape[1]} heads, got {bias!r}")
-        if bias.sides == "causal" and not causal:
-            raise ValueError(f"causal must be True for a bias of causal sides, got {bias!r}")
-    elif bias is not None:
-        _dense_bias(bias, shape)
-
-
-def _dense_bias(bias: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(bias, np.ndarray) and not _arrays.is_tensor(bias):
-        raise TypeError(f"bias must be None, a bias object, an array or a tensor, got {bias!r}")
-    if _arrays.dtype_name(bias.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
-        raise TypeError(f"bias must be floating, got dtype {bias.dtype}")
-    axes = zip(reversed(bias.shape), reversed(shape), strict=False)
-    if len(bias.shape) > 4 or any(own not in (1, whole) for own, whole in axes):
-        raise ValueError(f"bias must be broadcastable to {shape}, got {tuple(bias.shape)}")
-
-
 def parts(outputs: Any, logsumexps: Any) -> None:
-    """Results of attention over disjoint keys."""
+    """Check results of attention over disjoint keys."""
     if len(outputs) != len(logsumexps) or not outputs:
         raise ValueError(
             "outputs and logsumexps must be as many, at least one, got "

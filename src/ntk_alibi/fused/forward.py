@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.fused import checks
-from ntk_alibi.fused.kernel_call import KernelCall
+from ntk_alibi.fused.call import AttentionCall
+from ntk_alibi.fused.exempt import key_subsets
+from ntk_alibi.fused.kernel_call import attend
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
-from ntk_alibi.fused.options import Options
-from ntk_alibi.fused.rotated import attend_rotated, needs_rotation, resolve_dynamic_slopes
+from ntk_alibi.fused.rotated import RotatedCall
 
 
 @dataclass(frozen=True)
@@ -39,67 +40,44 @@ class Stats:
 
 
 def forward(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any,
-    options: Options,
-    *,
-    key_norms: KeyNorms | None = None,
-    return_logsumexp: bool = False,
-    return_stats: bool = False,
-) -> Any:
-    """`attention` of numbers, whatever else torch knows about them."""
-    dtype = _checks.attention_shapes(query, key, value)
-    if needs_rotation(options):
-        _checks.at_most_one(rotary=options.rotary, key_norms=key_norms)
-        found = _rotated_attention(query, key, value, bias, options, key_norms, return_stats)
-        asked = (True, return_logsumexp, return_stats)
-        wanted = [x for x, wish in zip(found, asked, strict=False) if wish]
-        return tuple(wanted) if len(wanted) > 1 else wanted[0]
-    call = KernelCall.checked(query, key, value, bias, options, dtype)
-    parts = call.parts()
+    call: AttentionCall, *, key_norms: KeyNorms | None = None, log: bool = True, stats: bool = False
+) -> tuple[Any, Any, Stats | None]:
+    """Return output, logsumexp and stats of a call; the last two are None unless asked for."""
+    if call.rotates:
+        return _rotated(call, key_norms, log, stats)
+    subsets = key_subsets(call)
     if key_norms is not None:
-        plain = options.key_padding_mask is None and options.key_positions is None
-        checks.key_norms(key_norms, key.shape, consecutive=plain and len(parts) == 1)
-    counts = np.zeros((*query.shape[:2], 2), np.int64) if return_stats else None
-    norms = None if key_norms is None else key_norms._norms
-    if len(parts) == 1:
-        output, logsumexp = call.attend(parts[0], counts=counts, norms=norms, log=return_logsumexp)
+        problem = call.problem
+        plain = problem.key_padding_mask is None and problem.key_positions is None
+        checks.key_norms(key_norms, call.key.shape, consecutive=plain and len(subsets) == 1)
+    output: Any
+    logsumexp: Any
+    counts = np.zeros((*call.query.shape[:2], 2), np.int64) if stats else None
+    norms = None if key_norms is None else key_norms.norms
+    if len(subsets) == 1:
+        output, logsumexp = attend(call, subsets[0], counts=counts, norms=norms, log=log)
     else:
-        outputs, logs = zip(*(call.attend(part, counts=counts) for part in parts), strict=True)
-        output, log = merge(outputs, [_arrays.like(x, query) for x in logs])
-        logsumexp = _arrays.to_numpy(log)
-    results: list[Any] = [output]
-    if return_logsumexp and logsumexp is not None:
-        results.append(_arrays.like(logsumexp, query))
-    if counts is not None:
-        results.append(Stats(counts[..., 0], counts[..., 1]))
-    return tuple(results) if len(results) > 1 else output
-
-
-def _rotated_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any,
-    options: Options,
-    key_norms: KeyNorms | None,
-    return_stats: bool,
-) -> tuple[Any, ...]:
-    """Output, logsumexp and, if asked for, stats of queries and keys that are rotated first."""
-
-    def attend(*arguments: Any) -> Any:
-        return forward(
-            *arguments, key_norms=key_norms, return_logsumexp=True, return_stats=return_stats
+        outputs, logs = zip(
+            *(attend(call, subset, counts=counts) for subset in subsets), strict=True
         )
+        tensors = [_arrays.to_framework_of(x, call.query) for x in logs]
+        output, logsumexp = merge(outputs, tensors)
+    if logsumexp is not None:
+        logsumexp = _arrays.to_framework_of(logsumexp, call.query)
+    return output, logsumexp, None if counts is None else Stats(counts[..., 0], counts[..., 1])
 
-    bias, options = resolve_dynamic_slopes(query, key, bias, options)
-    outputs, logsumexps, *stats = attend_rotated(attend, query, key, value, bias, options)
-    module = _arrays.namespace(query)
-    output = _arrays.cast_like(module.concatenate(outputs, 2), query)
-    logsumexp = module.concatenate(logsumexps, 2)
-    if not return_stats:
-        return output, logsumexp
-    visited, visible = (sum(getattr(part, x) for part in stats[0]) for x in ("visited", "visible"))
+
+def _rotated(
+    call: AttentionCall, key_norms: KeyNorms | None, log: bool, stats: bool
+) -> tuple[Any, Any, Stats | None]:
+    _checks.at_most_one(rotary=call.rotary, key_norms=key_norms)
+    rotated = RotatedCall(call)
+    results = [
+        forward(part, key_norms=key_norms, log=log, stats=stats) for part in rotated.part_calls()
+    ]
+    outputs, logs, counted = zip(*results, strict=True)
+    output, logsumexp = rotated.joined(outputs, logs if log else None)
+    if not stats:
+        return output, logsumexp, None
+    visited, visible = (sum(getattr(x, name) for x in counted) for name in ("visited", "visible"))
     return output, logsumexp, Stats(visited, visible)

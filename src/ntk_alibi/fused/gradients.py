@@ -1,4 +1,4 @@
-"""Gradients of attention by the compiled core, which forms the weights anew, tile by tile."""
+"""Gradients of attention on the compiled core."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi._arrays import Array, as_floats
-from ntk_alibi.biases.base import BiasObject, KernelBias
+from ntk_alibi._arrays import Array
+from ntk_alibi.biases.base import BiasObject
+from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused import checks
-from ntk_alibi.fused.kernel_call import ForwardResults, KernelCall
-from ntk_alibi.fused.options import Options
-from ntk_alibi.fused.rotated import QueryRun, Rotated, needs_rotation, resolve_dynamic_slopes
+from ntk_alibi.fused.call import AttentionCall, Options
+from ntk_alibi.fused.exempt import exempt_queries, first_gradient, key_subsets
+from ntk_alibi.fused.kernel_call import ForwardResults, attend, query_gradient
+from ntk_alibi.fused.rotated import QueryRun, RotatedCall
 
 
 @dataclass(frozen=True)
 class AttentionGradients:
-    """What `attention_gradients` returns; arrays as the inputs, but for the bias's float32 NumPy.
+    """Gradients of attention: arrays like the inputs, and NumPy float32 for the bias.
 
     Attributes:
-        query, key, value: shapes and dtypes as theirs.
-        left, right: of a linear bias's slopes, (batch, heads, queries), or None.
-        dense: of a bias of plain numbers, (batch, heads, queries, keys), or None.
-        table: of a bias over distance, (heads, distances), float64, or None. The first distance is
-            `table_begin`; parameters get theirs by the chain rule, as torch's autograd does it.
-        sums: of running sums of log gates, (batch, heads, keys), float64, or None.
-        first: of `BiALiBi`'s constant, (batch, heads, queries), or None.
+        query, key, value: gradients of the inputs, in their shapes and dtypes.
+        left, right: gradients of a linear bias's slopes, (batch, heads, queries), or None.
+        dense: gradient of dense numbers, (batch, heads, queries, keys), or None.
+        table: gradient of a bias over distance, (heads, distances), float64, or None. The first
+            distance is `table_begin`; the chain rule gives the gradients of its parameters.
+        sums: gradient of prefix sums of log gates, (batch, heads, keys), float64, or None.
+        first: gradient of `BiALiBi`'s constant, (batch, heads, queries), or None.
     """
 
     query: Any
@@ -56,25 +58,26 @@ def attention_gradients(
     bias_gradient: bool = False,
     **options: Any,
 ) -> AttentionGradients:
-    """Gradients of `attention`, from its output and logsumexp; the matrix of all pairs is not kept.
+    """Return the gradients of `attention` from its output and logsumexp.
 
     p_ij = exp(s_ij - logsumexp_i);  ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i)
     dq_i = scale sum_j ds_ij k_j;  dk_j = scale sum_i ds_ij q_i;  dv_j = sum_i p_ij do_i
 
-    Tensors that require grad get theirs by torch's autograd, which calls this.
+    Weights are formed again tile by tile, so the matrix of all pairs is never kept. Torch's
+    autograd calls this for tensors that require grad.
 
     Args:
-        query: as of the call of `attention`.
-        key: likewise.
-        value: likewise.
-        output: what it returned.
-        logsumexp: likewise, with return_logsumexp=True.
-        output_gradient: as output, any strides.
-        logsumexp_gradient: as logsumexp, or None for zeros.
-        bias: as of the call of `attention`.
+        query: the argument of the call of `attention`, as are key, value and bias.
+        key: the keys.
+        value: the values.
+        output: the result of that call.
+        logsumexp: its second result, with return_logsumexp=True.
+        output_gradient: the gradient of output, any strides.
+        logsumexp_gradient: the gradient of logsumexp, or None for zeros.
+        bias: the bias.
         bias_gradient: whether to compute the gradient of the bias, too.
         options: causal, window, causal_block, sink, key_padding_mask, query_positions,
-            key_positions, align, scale, skip_tolerance, rotary and log_n of that call; blocks of
+            key_positions, align, scale, skip_tolerance, rotary and log_n of that call. Blocks of
             keys with no more than that share of a query's mass are left out here, too.
 
     Returns:
@@ -96,110 +99,114 @@ def attention_gradients(
 
     Source: Dao et al. 2022 (arXiv 2205.14135), appendix B.
     """
-    dtype = _checks.attention_shapes(query, key, value)
-    given = Options(**options)
+    _checks.attention_shapes(query, key, value)
     checks.forward_results(query, output, logsumexp, output_gradient, logsumexp_gradient)
-    if needs_rotation(given):
-        results = (output, logsumexp, output_gradient, logsumexp_gradient)
-        return _rotated_gradients(query, key, value, results, bias, bias_gradient, given)
-    call = KernelCall.checked(query, key, value, bias, given, dtype)
-    log_gradient = None if logsumexp_gradient is None else as_floats(logsumexp_gradient)
-    outside = ForwardResults(output, as_floats(logsumexp), output_gradient, log_gradient)
-    key_gradient, value_gradient = map(_arrays.empty_like, (key, value))
-    parts = call.parts()
-    if call.problem.mask is not None or len(parts) > 1:  # the core leaves what is hidden as it is
-        for gradient in (key_gradient, value_gradient):
-            _arrays.storage(gradient)[...] = 0
-    shared = tuple(map(_arrays.storage, (key_gradient, value_gradient)))
-    gradients = call.bias_gradients() if bias_gradient else {}
-    own = [call.query_gradient(part, outside, shared, gradients) for part in parts]
-    if bias_gradient and call.bias.exempt:
-        call.finish_exempt(parts[0], outside, gradients)
-    query_gradient = own[0] if len(own) == 1 else own[0] + own[1]
-    known: dict[str, Any] = {name: gradients.get(name) for name in ("left", "right", "dense")}
-    return AttentionGradients(
-        query_gradient,
-        key_gradient,
-        value_gradient,
-        **known,
-        table=gradients.get("table"),
-        table_begin=call.bias.table_begin,
-        sums=gradients.get("sums"),
-        first=gradients.get("first"),
+    call = AttentionCall.checked(query, key, value, bias, Options.of(**options))
+    results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
+    return gradients_of(call, results, bias_gradient=bias_gradient)
+
+
+def gradients_of(
+    call: AttentionCall, results: ForwardResults, *, bias_gradient: bool
+) -> AttentionGradients:
+    """Return the gradients of a checked call."""
+    if call.rotates:
+        return _rotated_gradients(call, results, bias_gradient)
+    log_gradient = results.logsumexp_gradient
+    results = results._replace(
+        logsumexp=_arrays.as_floats(results.logsumexp),
+        logsumexp_gradient=None if log_gradient is None else _arrays.as_floats(log_gradient),
     )
+    key_gradient, value_gradient = map(_arrays.empty_like, (call.key, call.value))
+    key_and_value = tuple(map(_arrays.storage, (key_gradient, value_gradient)))
+    subsets = key_subsets(call)
+    if call.problem.key_padding_mask is not None or len(subsets) > 1:
+        for gradient in key_and_value:  # the core does not write those of masked keys
+            gradient[...] = 0
+    of_bias = _zeros(call) if bias_gradient else {}
+    of_query = [query_gradient(call, x, results, key_and_value, of_bias) for x in subsets]
+    if bias_gradient and call.bias.exempt:
+        for name in ("left", "right"):  # slopes do not act on exempt queries
+            of_bias[name][np.broadcast_to(exempt_queries(call), of_bias[name].shape)] = 0
+        if call.bias.first is not None:
+            output, log = attend(call, subsets[0])
+            of_bias["first"] = first_gradient(
+                call, results.output_gradient, results.output, results.logsumexp,
+                results.logsumexp_gradient, output, np.asarray(log),
+            )  # fmt: skip
+    whole = of_query[0] if len(of_query) == 1 else of_query[0] + of_query[1]
+    return _gradients(call, whole, key_gradient, value_gradient, of_bias)
+
+
+def _gradients(
+    call: AttentionCall, query: Any, key: Any, value: Any, of_bias: dict[str, Any]
+) -> AttentionGradients:
+    known = {
+        name: of_bias.get(name) for name in ("left", "right", "dense", "table", "sums", "first")
+    }
+    return AttentionGradients(query, key, value, table_begin=call.bias.table_begin, **known)
+
+
+def _zeros(call: AttentionCall) -> dict[str, NDArray[Any]]:
+    """Return zeros for the gradients of the bias."""
+    bias, shape = call.bias, call.problem.shape
+    zeros: dict[str, NDArray[Any]] = {}
+    if bias.left is not None:
+        zeros |= {name: np.zeros(shape[:3], np.float32) for name in ("left", "right")}
+    if bias.dense is not None:
+        zeros["dense"] = np.zeros(shape, np.float32)
+    if bias.table is not None:
+        zeros["table"] = np.zeros(bias.table.shape, np.float64)
+    if bias.sums is not None:
+        zeros["sums"] = np.zeros((*shape[:2], shape[3]), np.float64)
+    return zeros
 
 
 def _rotated_gradients(
-    query: Any,
-    key: Any,
-    value: Any,
-    results: tuple[Any, ...],
-    bias: Any,
-    bias_gradient: bool,
-    options: Options,
+    call: AttentionCall, results: ForwardResults, bias_gradient: bool
 ) -> AttentionGradients:
-    """Gradients of queries and keys that were rotated: rotated back, summed over the parts."""
-    bias, checked = resolve_dynamic_slopes(query, key, bias, options)
-    rotated = Rotated(query, key, checked)
-    turned = rotated.query(query), rotated.key(key)
-    module, wide = _arrays.namespace(query), _arrays.at_least_float32
-    key_sum, value_sum = (module.zeros_like(wide(x)) for x in (key, value))
-    found = []
-    for part in rotated.parts(query, bias):
-        output, logsumexp, *incoming = map(part.of_queries, results)
-        own = attention_gradients(
-            part.query(part.of_queries(turned[0])),
-            part.key(part.of_keys(turned[1])),
-            part.of_keys(wide(value)),
-            wide(output),
-            logsumexp,
-            wide(incoming[0]),
-            incoming[1],
-            part.bias(bias),
-            bias_gradient=bias_gradient,
-            **part.options(rotated.options)._asdict(),
-        )
-        key_sum[:, :, part.keys] += part.key(own.key)
-        value_sum[:, :, part.keys] += own.value
-        found.append((part, own))
-    query_sum = module.concatenate([part.query(own.query) for part, own in found], 2)
-    return AttentionGradients(
-        _arrays.cast_like(rotated.query(query_sum, back=True), query),
-        _arrays.cast_like(rotated.key(key_sum, back=True), key),
-        _arrays.cast_like(value_sum, value),
-        **_joined_bias_gradients(found, rotated.shape),
+    """Return the gradients of a rotated call: rotated back, and summed over the runs."""
+    rotated = RotatedCall(call)
+    xp, wide = _arrays.namespace(call.query), _arrays.promote_to_float32
+    key_sum, value_sum = (xp.zeros_like(wide(x)) for x in (call.key, call.value))
+    pairs = []
+    for run, part in zip(rotated.runs, rotated.part_calls(), strict=True):
+        cut = ForwardResults(*(None if x is None else x[:, :, run.queries] for x in results))
+        cut = cut._replace(output=wide(cut.output), output_gradient=wide(cut.output_gradient))
+        gradients = gradients_of(part, cut, bias_gradient=bias_gradient)
+        key_sum[:, :, run.keys] += run.fade_key(gradients.key)
+        value_sum[:, :, run.keys] += gradients.value
+        pairs.append((run, gradients))
+    query_sum = xp.concatenate([run.fade_query(gradients.query) for run, gradients in pairs], 2)
+    return _gradients(
+        call,
+        _arrays.to_dtype_of(rotated.rotate_query(query_sum, back=True), call.query),
+        _arrays.to_dtype_of(rotated.rotate_key(key_sum, back=True), call.key),
+        _arrays.to_dtype_of(value_sum, call.value),
+        _joined_bias_gradients(pairs, call.problem.shape),
     )
 
 
 def _joined_bias_gradients(
-    found: list[tuple[QueryRun, AttentionGradients]], shape: tuple[int, ...]
+    pairs: list[tuple[QueryRun, AttentionGradients]], shape: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Of the bias of a whole problem (batch, heads, queries, keys), from those of its parts."""
-    joined: dict[str, Any] = {"left": None, "right": None, "first": None, "dense": None}
+    """Return the gradients of the whole bias, from those of the runs' parts of it."""
+    joined: dict[str, Any] = {}
+    first = pairs[0][1]
     for name in ("left", "right", "first"):
-        rows = [getattr(own, name) for _, own in found]
-        if rows[0] is not None:
+        if getattr(first, name) is not None:
+            rows = [getattr(gradients, name) for _, gradients in pairs]
             joined[name] = np.concatenate(rows, axis=2)
-    first = found[0][1]
     if first.dense is not None:
         joined["dense"] = np.zeros(shape, np.float32)
-        for part, own in found:
-            joined["dense"][:, :, part.queries, part.keys] = own.dense
+        for run, gradients in pairs:
+            joined["dense"][:, :, run.queries, run.keys] = gradients.dense
     if first.sums is not None:
         joined["sums"] = np.zeros((*shape[:2], shape[3]), np.float64)
-        for part, own in found:
-            joined["sums"][:, :, part.keys] += own.sums
+        for run, gradients in pairs:
+            joined["sums"][:, :, run.keys] += gradients.sums
     if first.table is not None:
-        tables = [(own.table_begin, own.table) for _, own in found if own.table is not None]
-        joined["table"], joined["table_begin"] = _joined_tables(tables)
+        joined["table"] = sum(
+            gradients.table for _, gradients in pairs if gradients.table is not None
+        )
     return joined
-
-
-def _joined_tables(tables: list[tuple[int, NDArray[np.float64]]]) -> tuple[NDArray[Any], int]:
-    """The sum of tables that begin at different distances, and where it begins."""
-    begin = min(offset for offset, _ in tables)
-    end = max(offset + table.shape[1] for offset, table in tables)
-    joined = np.zeros((tables[0][1].shape[0], end - begin), np.float64)
-    for offset, table in tables:
-        joined[:, offset - begin : offset - begin + table.shape[1]] += table
-    return joined, begin

@@ -21,6 +21,8 @@ class KeyNorms:
 
     Attributes:
         length: keys measured.
+        norms: float32 (batch, key heads, blocks, 3), for `attention`: the greatest norm of each 64
+            keys, of them and all before, and infinity.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -38,7 +40,7 @@ class KeyNorms:
 
     def __init__(self) -> None:
         self.length = 0
-        self._norms = np.empty((0, 0, 0, 3), np.float32)  # (batch, key heads, blocks, kinds)
+        self.norms = np.empty((0, 0, 0, 3), np.float32)  # (batch, key heads, blocks, kinds)
 
     def update(self, key: Array) -> KeyNorms:
         """Measure the keys from `length` on; returns itself.
@@ -50,15 +52,15 @@ class KeyNorms:
             TypeError, ValueError: key is no array of that kind, is shorter than before or has
                 another batch or number of heads.
         """
-        dtype = checks.key_cache(key, self._norms.shape[:2], self.length)
+        dtype = checks.key_cache(key, self.norms.shape[:2], self.length)
         batch, heads, length, _ = key.shape
         blocks = -(-length // BLOCK)
-        if self._norms.shape[:2] != (batch, heads) or blocks > self._norms.shape[2]:
-            grown = np.empty((batch, heads, max(blocks, 2 * self._norms.shape[2]), 3), np.float32)
-            known = self._norms.shape[2] if self.length else 0
-            grown[:, :, :known] = self._norms[:, :, :known] if known else 0.0
-            self._norms = grown
+        if self.norms.shape[:2] != (batch, heads) or blocks > self.norms.shape[2]:
+            grown = np.empty((batch, heads, max(blocks, 2 * self.norms.shape[2]), 3), np.float32)
+            known = self.norms.shape[2] if self.length else 0
+            grown[:, :, :known] = self.norms[:, :, :known] if known else 0.0
+            self.norms = grown
         first = self.length // BLOCK
-        _core.measure_key_norms(readable(key), _arrays.CORE_DTYPES[dtype], first, self._norms)
+        _core.measure_key_norms(readable(key), _arrays.CORE_DTYPES[dtype], first, self.norms)
         self.length = length
         return self

@@ -45,7 +45,7 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
     xp = _arrays.namespace(outputs[0])
     parts = xp.stack([_arrays.float64(part, outputs[0]) for part in outputs])
     logs = xp.stack([_arrays.float64(log, outputs[0]) for log in logsumexps])
-    largest = _arrays.constant(xp.amax(logs, 0))
+    largest = _arrays.detached(xp.amax(logs, 0))
     weights = xp.exp(logs - xp.where(xp.isneginf(largest), 0.0, largest))
     total = xp.sum(weights, 0)
     none = total == 0.0
@@ -53,6 +53,6 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
     logsumexp = xp.where(none, -math.inf, largest + xp.log(total))
     weights = (weights / total)[..., None]
     output = xp.sum(xp.where(weights == 0.0, 0.0, weights * parts), 0)
-    return _arrays.as_dtype(output, outputs[0].dtype), _arrays.as_dtype(
+    return _arrays.to_dtype(output, outputs[0].dtype), _arrays.to_dtype(
         logsumexp, logsumexps[0].dtype
     )

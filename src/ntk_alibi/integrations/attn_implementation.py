@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
 from ntk_alibi.integrations.family import Family
-from ntk_alibi.integrations.handed import Padding
+from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.patching import follow_config
 
 NAME = "ntk_alibi"

@@ -17,9 +17,10 @@ from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced, visible
-from ntk_alibi.integrations.handed import Padding
+from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.settings import current
 from ntk_alibi.integrations.slope_rule import SlopeRule
+from ntk_alibi.masks import Mask
 from ntk_alibi.scaling import Scaling
 from ntk_alibi.torch.streaming_mask import StreamingMask
 
@@ -34,7 +35,7 @@ def begin_pass(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[tuple[()], dict[str, Any]]:
-    """Before a patched model's forward: an `AlibiPass` in place of the padding mask."""
+    """Replace the padding mask by a `ForwardPass`; called before a patched model's forward."""
     kwargs = {**dict(zip(_parameters(cast(Any, type(model))), args, strict=False)), **kwargs}
     inputs = kwargs.get("input_ids")
     inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
@@ -48,19 +49,19 @@ def begin_pass(
     given, sizes = kwargs.get("attention_mask"), (batch, past, queries)
     bounded = isinstance(cache, WindowCache)
     if bounded:
-        mask, skipped = _held(model, settings.sight, cache, given, sizes, inputs.device)
+        mask, skipped = _held(model, settings.mask, cache, given, sizes, inputs.device)
     else:
         mask, skipped = _padding(model, given, sizes, inputs.device), None
         mask = F.pad(mask, (0, max(0, capacity - mask.shape[1])))
-    limited = settings.sight.limits(past + queries - 1) and not (bounded and queries == 1)
+    streaming = StreamingMask(settings.mask)
+    limited = streaming.evicts(past + queries - 1) and not (bounded and queries == 1)
     _warn_of_older_slopes(settings.scaling, past)
     if _wants_weights(model, kwargs):
         settings = replace(settings, attention="eager")
     if bounded:
         past = mask.shape[1] - queries
-    sight = settings.sight if limited else None
     kwargs["attention_mask"] = ForwardPass(
-        rule_of(model), settings, mask, past, queries, sight, skipped
+        rule_of(model), settings, mask, past, queries, streaming if limited else None, skipped
     )
     return (), kwargs
 
@@ -73,9 +74,9 @@ def _parameters(model_class: Hashable) -> tuple[str, ...]:
 def _padding(
     model: nn.Module, mask: Any, sizes: tuple[int, int, int], device: torch.device
 ) -> torch.Tensor:
-    """(batch, keys), True for real keys, of a model's attention_mask.
+    """Return a model's attention_mask as (batch, keys), True for real keys.
 
-    generate() hands models with a static cache causal masks of four dimensions; these say the same.
+    generate() gives models with a static cache causal masks of four dimensions, which are read too.
     """
     batch, past, queries = sizes
     seen = past + queries
@@ -97,20 +98,20 @@ def _padding(
 
 def _held(
     model: nn.Module,
-    sight: StreamingMask,
+    rule: Mask,
     cache: WindowCache,
     given: Any,
     sizes: tuple[int, int, int],
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Mask of the keys that a bounded cache is going to return, and how many tokens it skips.
+    """Return the mask of the keys that a bounded cache will return, and the tokens it skips.
 
-    To a single query those are all that it sees, at the distances that it sees them; others have
-    more keys than each of them sees.
+    A single query sees all of these keys, at their distances in the cache; of several queries each
+    sees some of the keys.
     """
     shared = cache.shared
-    held, seen = (shared.window, shared.sink), (sight.window, sight.sink)
-    checks.window_cache(held, seen, sight.causal_block)
+    held, seen = (shared.window, shared.sink), (rule.window, rule.sink)
+    checks.window_cache(held, seen, rule.causal_block)
     batch, past, queries = sizes
     total = past + queries
     keys = cache.get_mask_sizes(queries, 0)[0]
@@ -131,7 +132,7 @@ def _held(
 
 
 def _rows_with_holes(mask: torch.Tensor, real: torch.Tensor) -> list[int]:
-    """Rows whose real tokens are not the last columns."""
+    """Return the rows whose real tokens are not the last columns."""
     length = mask.shape[1]
     expected = torch.arange(length, device=mask.device) >= length - real[:, None]
     holes: list[int] = (mask != expected).any(dim=1).nonzero().flatten().tolist()
@@ -148,6 +149,6 @@ def _warn_of_older_slopes(scaling: Scaling | None, past: int) -> None:
 
 
 def _wants_weights(model: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a call asks for attention weights."""
+    """Return whether a call asks for attention weights."""
     asked = kwargs.get("output_attentions")
     return bool(model.config.output_attentions if asked is None else asked)

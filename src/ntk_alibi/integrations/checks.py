@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 
 def still_held(what: str, seen: int, held: int) -> None:
-    """That a bounded cache has forgotten nothing yet."""
+    """Check that a bounded cache has evicted no token yet."""
     if seen > held:
         raise ValueError(
             f"{what} must come before the first token leaves a WindowCache, got it after {seen} "
@@ -15,7 +15,7 @@ def still_held(what: str, seen: int, held: int) -> None:
 
 
 def window_cache(held: tuple[int, int], seen: tuple[int | None, int], block: int | None) -> None:
-    """That a bounded cache holds just what the model sees."""
+    """Check that a bounded cache holds exactly the keys that the model sees."""
     if held != seen or block is not None:
         raise ValueError(
             f"past_key_values must be a cache of what the patch shows, got WindowCache{held} with "
@@ -24,7 +24,7 @@ def window_cache(held: tuple[int, int], seen: tuple[int | None, int], block: int
 
 
 def padding_again(given: bool) -> None:
-    """That padding which a bounded cache began with is given again."""
+    """Check that the padding mask of a bounded cache's first tokens is given again."""
     if not given:
         raise ValueError(
             "attention_mask must be given again with a WindowCache whose rows began with padding, "
@@ -33,7 +33,7 @@ def padding_again(given: bool) -> None:
 
 
 def left_padding(others: Collection[int]) -> None:
-    """That no row's real tokens have padding behind them."""
+    """Check that no row has padding behind its real tokens."""
     if others:
         raise ValueError(
             "attention_mask must have padding on the left only with a WindowCache, got 0 behind 1 "

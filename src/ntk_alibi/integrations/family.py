@@ -15,7 +15,7 @@ from ntk_alibi import _checks
 from ntk_alibi.biases import checks as bias_checks
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.integrations.settings import ATTENTIONS, COMPATS, Settings
-from ntk_alibi.torch.streaming_mask import StreamingMask
+from ntk_alibi.masks import EVERYTHING
 
 #: Versions of transformers whose modeling code the patches were read against;
 #: tests/test_integrations_versions.py lists the ones tested. The upper bound is exclusive.
@@ -98,7 +98,7 @@ def check_compat(family: Family, settings: Settings) -> None:
         _checks.choice(
             "attention with compat='transformers'", settings.attention, ("fused", "eager")
         )
-        if settings.sight != StreamingMask():
+        if settings.mask != EVERYTHING:
             raise ValueError(
                 "compat must be 'exact' with window, sink or causal_block, which transformers does "
                 f"not have, got {settings.compat!r}"

@@ -1,16 +1,189 @@
-"""Key ranges and unpadded rows, from which the attention forms are computed."""
+"""The three forms of attention of a patched layer: fused, sdpa and eager."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
+from torch.nn import functional as F
 
+from ntk_alibi import _arrays
+from ntk_alibi.biases.alibi import ALiBi
+from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.fused.key_norms import KeyNorms
+from ntk_alibi.fused.merge import merge
 from ntk_alibi.integrations.caches.growing import GrowingLayer
+from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
+from ntk_alibi.torch.sdpa import causal_linear_attention
+from ntk_alibi.torch.streaming_mask import StreamingMask
 
 Index: TypeAlias = slice | torch.Tensor
+
+
+@untraced
+def attend(
+    forward_pass: ForwardPass,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: tuple[Any, int | None],
+    scale: float,
+    dropout: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return attention output (batch, heads, queries, head_dim), and weights in the eager form.
+
+    Keys and values go through the cache, or None, at the layer of that number. The output of
+    padded queries is not defined. The compiled core has no dropout: calls with it take the next
+    form that has it.
+    """
+    held, layer = cache
+    if held is not None:
+        key, value = held.update(key, value, layer)
+    length = forward_pass.past + forward_pass.queries
+    key, value = key[:, :, :length], value[:, :, :length]
+    form = forward_pass.settings.attention
+    if form == "fused" and dropout:
+        rounded = forward_pass.settings.compat == "transformers"
+        form = "eager" if forward_pass.rule.counts_holes or rounded else "sdpa"
+    if form == "eager":
+        return _eager(forward_pass, query, key, value, scale, dropout)
+    if form == "sdpa":
+        return _sdpa(forward_pass, query, key, value, scale, dropout), None
+    return _fused(forward_pass, query, key, value, cache, scale), None
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """Some columns of keys, and the keywords of `ntk_alibi.attention` for them.
+
+    Attributes:
+        keys: the columns.
+        options: the keywords.
+        whole: whether these are all keys at their own columns, hidden by the keywords alone.
+    """
+
+    keys: slice
+    options: dict[str, Any]
+    whole: bool = False
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the range of keys or values (batch, heads, keys, head_dim)."""
+        return x if self.keys == slice(None) else x[:, :, self.keys]
+
+
+def _fused(
+    forward_pass: ForwardPass,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: tuple[Any, int | None],
+    scale: float,
+) -> torch.Tensor:
+    """Return attention over the ranges of keys, merged: distances jump between window and sinks.
+
+    Sinks stand nearer by one number for each query, so that no bias of all pairs is needed.
+    """
+    bias, ranges = forward_pass.memo(_bias_and_ranges, query.dtype)
+    keeps_norms = forward_pass.settings.compat == "exact"
+    keeps_norms = keeps_norms and not _arrays.needs_torch(query, key, value, bias)
+    results = [
+        fused_attention(
+            query,
+            part.of(key),
+            part.of(value),
+            bias,
+            **part.options,
+            scale=scale,
+            key_norms=_cached_norms(*cache) if part.whole and keeps_norms else None,
+            return_logsumexp=len(ranges) > 1,
+        )
+        for part in ranges
+    ]
+    output = results[0] if len(ranges) == 1 else merge(*zip(*results, strict=True))[0]
+    return cast(torch.Tensor, output)
+
+
+def _bias_and_ranges(
+    forward_pass: ForwardPass, dtype: torch.dtype
+) -> tuple[ALiBi | torch.Tensor, list[KeyRange]]:
+    real = forward_pass.real
+    if forward_pass.settings.compat == "transformers":
+        return forward_pass.rounded_bias(real, dtype), [_all_keys(forward_pass, real)]
+    slopes = forward_pass.slopes(real, forward_pass.queries)
+    bias = ALiBi(forward_pass.rule.heads, slopes=slopes)
+    if forward_pass.streaming is None:
+        return bias, [_all_keys(forward_pass, real)]
+    return bias, _window_and_sinks(forward_pass, forward_pass.streaming, real)
+
+
+def _all_keys(forward_pass: ForwardPass, real: torch.Tensor) -> KeyRange:
+    if bool(real.all()):
+        return KeyRange(slice(None), {}, whole=True)
+    keys = forward_pass.positions(real)
+    where = {"query_positions": keys[:, forward_pass.past :], "key_positions": keys}
+    return KeyRange(slice(None), where | {"key_padding_mask": real})
+
+
+def _window_and_sinks(
+    forward_pass: ForwardPass, streaming: StreamingMask, real: torch.Tensor
+) -> list[KeyRange]:
+    keys, sink = forward_pass.positions(real), streaming.mask.sink
+    queries = keys[:, forward_pass.past :]
+    plain = forward_pass.skipped is None and bool(real.all())
+    limits: dict[str, Any] = {
+        name: limit for name, limit in streaming.mask._asdict().items() if name != "sink"
+    }
+    if plain and (sink == 0 or bool(streaming.start(queries[0, 0]) >= sink)):
+        window = KeyRange(slice(None), limits, whole=True)
+    elif plain:
+        beyond = slice(sink, None)
+        where = {"query_positions": queries, "key_positions": keys[:, beyond]}
+        window = KeyRange(beyond, limits | where)
+    else:
+        where = {"query_positions": queries, "key_positions": keys}
+        window = KeyRange(slice(None), limits | where | {"key_padding_mask": real & (keys >= sink)})
+    if sink == 0:
+        return [window]
+    where = {"query_positions": queries - streaming.evicted(queries)}
+    if plain:
+        first = slice(0, sink)
+        return [window, KeyRange(first, where | {"key_positions": keys[:, first]})]
+    where |= {"key_positions": keys, "key_padding_mask": real & (keys < sink)}
+    return [window, KeyRange(slice(None), where)]
+
+
+def _cached_norms(cache: Any, layer: int | None) -> KeyNorms | None:
+    """Return the key norms that a layer of a GrowingCache keeps, else None."""
+    held = [] if layer is None else getattr(cache, "layers", [])[layer : layer + 1]
+    return held[0].norms() if held and isinstance(held[0], GrowingLayer) else None
+
+
+def _eager(
+    forward_pass: ForwardPass,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    dropout: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    bias = forward_pass.memo(_eager_bias, query.dtype).to(query.device)
+    key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
+    precise = torch.promote_types(query.dtype, bias.dtype)
+    scores = (query @ key.mT).to(precise) * scale + bias
+    weights = torch.softmax(scores, dim=-1).to(query.dtype)
+    weights = F.dropout(weights, dropout)
+    return weights @ value, weights
+
+
+def _eager_bias(forward_pass: ForwardPass, dtype: torch.dtype) -> torch.Tensor:
+    """Return float32 (batch, heads, queries, keys), with its least number for hidden keys."""
+    real = forward_pass.real
+    if forward_pass.settings.compat == "transformers":
+        bias = forward_pass.rounded_bias(real, dtype)
+    else:
+        bias = forward_pass.relative_bias(real)
+    return bias.masked_fill(forward_pass.hidden(real), torch.finfo(bias.dtype).min)
 
 
 @dataclass(frozen=True)
@@ -18,36 +191,75 @@ class UnpaddedRows:
     """Batch rows whose real tokens stand in the same columns: a problem without padding.
 
     Where positions count real tokens, leaving out the padded columns makes them contiguous.
+
+    Attributes:
+        batch: the rows.
+        queries: columns of the queries.
+        keys: columns of the keys.
+        slopes: float32 (1 or batch, heads, 1 or queries).
+        positions: integers (keys,).
     """
 
     batch: slice
     queries: Index
     keys: Index
-    slopes: torch.Tensor  # float32 (1 or batch, heads, 1 or queries)
-    positions: torch.Tensor  # of the keys
+    slopes: torch.Tensor
+    positions: torch.Tensor
 
 
-@dataclass(frozen=True)
-class KeyRange:
-    """Some columns of keys, and how `ntk_alibi.attention` is to see them."""
+def _sdpa(
+    forward_pass: ForwardPass,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    dropout: float,
+) -> torch.Tensor:
+    rows = forward_pass.memo(_unpadded_rows)
+    key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
 
-    keys: slice
-    options: dict[str, Any]
-    whole: bool = False  # all keys at their own columns, none hidden but by the options
+    def part(r: UnpaddedRows) -> torch.Tensor:
+        return causal_linear_attention(
+            query[r.batch, :, r.queries],
+            key[r.batch, :, r.keys],
+            value[r.batch, :, r.keys],
+            r.slopes.to(query.device),
+            scale=scale,
+            dropout=dropout,
+            streaming=forward_pass.streaming,
+            positions=r.positions.to(query.device),
+        )
 
-    def of(self, x: torch.Tensor) -> torch.Tensor:
-        """Its keys or values, of (batch, heads, keys, head_dim)."""
-        return x if self.keys == slice(None) else x[:, :, self.keys]
+    if len(rows) == 1 and rows[0].queries == slice(0, forward_pass.queries):
+        return part(rows[0])
+    output = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    for r in rows:
+        output[r.batch, :, r.queries] = part(r)
+    return output
 
 
-def kept_norms(cache: Any, layer: int | None) -> KeyNorms | None:
-    """Of a `GrowingCache`."""
-    held = [] if layer is None else getattr(cache, "layers", [])[layer : layer + 1]
-    return held[0].norms() if held and isinstance(held[0], GrowingLayer) else None
+def _unpadded_rows(forward_pass: ForwardPass) -> list[UnpaddedRows]:
+    """Return the batch as problems without padding."""
+    real, past, queries = forward_pass.real.cpu(), forward_pass.past, forward_pass.queries
+    positions, skipped = forward_pass.positions(real), forward_pass.skipped
+    alike = len(positions) == 1 or bool((positions == positions[:1]).all())
+    if bool(real.all()) and alike:
+        slopes = forward_pass.slopes(real, queries)
+        columns = slice(0, queries), slice(0, real.shape[1])
+        return [UnpaddedRows(slice(0, len(real)), *columns, slopes, positions[0])]
+    rows = []
+    for b, row in enumerate(real):
+        count = int(row[past:].sum())
+        if count:
+            of_row = None if skipped is None else skipped[b : b + 1]
+            slopes = forward_pass.slopes(row[row][None], count, of_row)
+            columns_of_row = _columns(row[past:]), _columns(row)
+            rows.append(UnpaddedRows(slice(b, b + 1), *columns_of_row, slopes, positions[b][row]))
+    return rows
 
 
-def columns_of(real: torch.Tensor) -> Index:
-    """The columns of real tokens, as a slice where they are contiguous, which copies nothing."""
+def _columns(real: torch.Tensor) -> Index:
+    """Return the columns of real tokens, as a slice if contiguous, since that copies nothing."""
     columns = real.nonzero().flatten()
     if len(columns) == 0:
         return slice(0, 0)

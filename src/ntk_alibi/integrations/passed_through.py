@@ -9,9 +9,9 @@ from torch.nn.attention.flex_attention import BlockMask
 
 
 class PassedThrough(BlockMask):
-    """What goes through transformers in place of a mask of all queries and keys.
+    """An object that transformers passes to the layers in place of a mask of all pairs.
 
-    A `BlockMask` by name only: transformers hands those on as they are.
+    It is a `BlockMask` by name only, since transformers does not touch those.
     """
 
     misuse = ""
@@ -20,29 +20,29 @@ class PassedThrough(BlockMask):
         self.mask = mask
 
     def to(self, *_: Any, **__: Any) -> PassedThrough:
-        """Itself; what a layer needs is moved to the layer's device."""
+        """Return itself; layers move what they need to their device."""
         return self
 
     def contiguous(self) -> PassedThrough:
-        """Itself."""
+        """Return itself."""
         return self
 
     @classmethod
     def baddbmm(cls, *_: Any, **__: Any) -> NoReturn:
-        """What transformers' BLOOM would ask a tensor for."""
+        """Refuse the product that transformers' BLOOM asks a mask for."""
         raise RuntimeError(cls.misuse)
 
     @classmethod
     def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
-        """What transformers' other models would do with a tensor."""
+        """Refuse the operations that transformers' other models do with a mask."""
         raise RuntimeError(cls.misuse)
 
 
 class Padding(PassedThrough):
-    """A padding mask (batch, keys), or None, on its way to a model's forward through generate()."""
+    """A padding mask (batch, keys), or None, that generate() passes to a model's forward."""
 
     misuse = (
         "attn_implementation='ntk_alibi' must be given when a BLOOM, MPT or Falcon model is made, "
         "to from_pretrained or from_config; this model was made without it, or is another"
     )
-    ndim = 2  # not the four of what Falcon folds its bias into
+    ndim = 2  # Falcon adds its bias to masks of four dimensions

@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
-from ntk_alibi import _checks, masks
+from ntk_alibi import _checks
 from ntk_alibi.biases import checks as bias_checks
+from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.scaling import Scaling, scaling_from_config
-from ntk_alibi.torch.streaming_mask import StreamingMask
 
-#: Where a patched model keeps its settings, newest last, None for those of its configuration. A
-#: plain attribute, so that a deep copy has its own.
+#: The attribute that holds a patched model's settings, innermost last, None for those of its
+#: configuration. A deep copy of the model has its own.
 STACK = "_ntk_alibi_settings"
 
-#: What a patched model may attend with.
+#: Forms of attention of a patched model.
 ATTENTIONS = ("fused", "sdpa", "eager")
 
-#: Whose rounding the bias may have.
+#: Roundings of the bias: our own, or that of transformers.
 COMPATS = ("exact", "transformers")
 
 
 @dataclass(frozen=True, repr=False)
 class Settings:
-    """One patch's choices."""
+    """The choices of one patch."""
 
     scaling: Scaling | None
     attention: Literal["fused", "sdpa", "eager"] = "fused"
     compat: Literal["exact", "transformers"] = "exact"
-    sight: StreamingMask = field(default_factory=StreamingMask)
+    mask: Mask = EVERYTHING
 
     def __repr__(self) -> str:
         """The choices that are not the default, as `patch` takes them."""
         choices = [f"{self.scaling!r}", f"attention={self.attention!r}"]
         if self.compat != "exact":
             choices.append(f"compat={self.compat!r}")
-        limits = dataclasses.asdict(self.sight)
+        limits = self.mask._asdict()
+        del limits["causal"]
         choices += [f"{name}={value}" for name, value in limits.items() if value]
         return ", ".join(choices)
 
 
 def current(target: Any) -> Settings:
-    """The settings in force."""
+    """Return the settings in force."""
     settings = stack_of(target)[-1]
     if settings is not None:
         return settings
@@ -63,16 +63,23 @@ def settings_of(
     *,
     attention: Any = "fused",
     compat: Any = "exact",
-    window: int | None = None,
-    sink: int = 0,
-    causal_block: int | None = None,
+    **limits: Any,
 ) -> Settings:
-    """Arguments of `patch`, checked as far as they can be without a model."""
+    """Return the settings of `patch`'s arguments, checked as far as possible without a model.
+
+    Args:
+        scaling: as of `patch`, as are attention and compat.
+        attention: the form of the attention.
+        compat: the rounding of the bias.
+        limits: window, sink and causal_block of `patch`.
+    """
     bias_checks.scaling(scaling)
     _checks.choice("attention", attention, ATTENTIONS)
     _checks.choice("compat", compat, COMPATS)
-    window, sink, causal_block = masks.checked_visibility(window, sink, causal_block)
-    return Settings(scaling, attention, compat, StreamingMask(window, causal_block, sink))
+    mask = Mask.checked(**limits)
+    if mask.sink and not mask.limited:
+        raise ValueError(f"sink must be 0 without window or causal_block, got {mask.sink}")
+    return Settings(scaling, attention, compat, mask)
 
 
 def stack_of(target: nn.Module) -> tuple[Settings | None, ...]:

@@ -1,4 +1,4 @@
-"""How a model family forms the slopes of its bias."""
+"""The rule by which a model family forms the slopes of its bias."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ntk_alibi.biases.slopes import scaled_slopes
+from ntk_alibi.biases.slopes import scaled_slopes, with_axes
 from ntk_alibi.scaling import Floats, Scaling
 
 
 @dataclass(frozen=True)
 class SlopeRule:
-    """How a model family forms its bias.
+    """The rule by which a model family forms its slopes.
 
     Attributes:
-        heads: of queries.
-        exponent_factor: of the standard exponents, before any scaling.
-        slope_divisor: of the slopes, after it.
+        heads: number of query heads.
+        exponent_factor: multiplies the standard exponents, before any scaling.
+        slope_divisor: divides the slopes, after the scaling.
         counts_holes: whether distances count padding between real tokens.
     """
 
@@ -29,13 +29,12 @@ class SlopeRule:
     counts_holes: bool = False
 
     def slopes(self, scaling: Scaling | None, lengths: NDArray[np.int64] | None) -> torch.Tensor:
-        """Float32 (1 or batch, heads, 1 or queries); lengths as the scaling's `per` asks."""
+        """Return float32 (1 or batch, heads, 1 or queries); lengths are of the kind `per` names."""
         if self.exponent_factor != 1.0:
             scaling = ScaledExponents(scaling, self.exponent_factor)
         slopes = torch.from_numpy(scaled_slopes(self.heads, scaling, lengths)) / self.slope_divisor
-        if slopes.ndim == 1:
-            return slopes[None, :, None]
-        return slopes[:, :, None] if slopes.ndim == 2 else slopes
+        result: torch.Tensor = with_axes(slopes)
+        return result
 
     def rounded_bias(
         self,
@@ -44,9 +43,10 @@ class SlopeRule:
         positions: torch.Tensor,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Of keys at positions (1 or batch, keys), with transformers' rounding in a model's dtype.
+        """Return the bias of keys at positions (1 or batch, keys), with transformers' rounding.
 
-        Float32 (1 or batch, heads, 1, keys): slopes, positions and their products in bfloat16.
+        It is float32 (1 or batch, heads, 1, keys); slopes, positions and their products were
+        rounded to bfloat16, and the result to the model's dtype.
         """
         slopes = replace(self, slope_divisor=1.0).slopes(scaling, lengths).to(positions.device)
         product = slopes.bfloat16() * positions[:, None, :].bfloat16()
@@ -55,7 +55,7 @@ class SlopeRule:
 
 @dataclass(frozen=True)
 class ScaledExponents:
-    """A scaling, or none, of exponents that are a factor of the standard ones."""
+    """A scaling, or None, of the standard exponents times a factor."""
 
     scaling: Scaling | None
     factor: float

@@ -8,7 +8,7 @@ from ntk_alibi import _arrays, _checks
 
 
 def rotary_dim(value: Any, head_dim: int) -> int:
-    """Channels that are rotated in pairs, all if None."""
+    """Return the number of channels that are rotated in pairs, all if None."""
     name = "head_dim" if value is None else "rotary_dim"
     channels = _checks.integer(
         name, head_dim if value is None else value, minimum=1, maximum=head_dim
@@ -36,5 +36,5 @@ def rotary_input(x: Any, head_dim: int) -> None:
 
 
 def train_length(name: str, value: Any) -> int:
-    """Tokens of training whose logarithm divides."""
+    """Return the number of tokens of training, whose logarithm divides."""
     return _checks.integer(name, value, minimum=2)

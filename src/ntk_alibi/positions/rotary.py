@@ -8,7 +8,7 @@ float32. A position never is.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi._arrays import Array
@@ -40,9 +40,12 @@ class _Rotary:
         ):
             object.__setattr__(self, name, value)
 
+    #: Whether scores fade with distance, which only causal attention can have.
+    fades: ClassVar[bool] = False
+
     @property
     def _slower(self) -> float:
-        """By what all frequencies are divided."""
+        """The divisor of all frequencies."""
         return 1.0
 
     @property
@@ -50,18 +53,18 @@ class _Rotary:
         """Pairs of channels that turn."""
         return (self.rotary_dim or 0) // 2
 
-    def turned(self, x: Any, positions: Any, *, back: bool = False) -> Any:
+    def rotated(self, x: Any, positions: Any, *, back: bool = False) -> Any:
         """Vectors (batch, heads, length, head_dim) at positions (1 or batch, length), rotated.
 
         float64 stays, everything else comes as float32. Channels beyond rotary_dim are unchanged.
         """
-        module, x = _arrays.namespace(x), _arrays.at_least_float32(x)
+        module, x = _arrays.namespace(x), _arrays.promote_to_float32(x)
         pair = _arrays.float64_range(0, self.pairs - 1, x)
         frequencies = self.base ** (-pair / self.pairs) / self._slower
-        angles = _arrays.widened(positions, None)[..., None] * (
+        angles = _arrays.to_float64(positions, None)[..., None] * (
             -frequencies if back else frequencies
         )
-        cos, sin = (_arrays.cast_like(f(angles), x)[:, None] for f in (module.cos, module.sin))
+        cos, sin = (_arrays.to_dtype_of(f(angles), x)[:, None] for f in (module.cos, module.sin))
         split = 2 * self.pairs
         if self.layout == "pairs":
             first, second = x[..., 0:split:2], x[..., 1:split:2]
@@ -147,7 +150,7 @@ class RoPE(_Rotary):
         of Peng et al. 2023 (arXiv 2309.00071), section 3.1.
         """
         checks.constant_stretch(scaling, self.pairs)
-        if isinstance(scaling, Interpolation):
+        if scaling.alibi_type == "linear":
             return replace(self, factor=self.factor * scaling.factor)
         base = self.base * scaling.factor ** (self.pairs / (self.pairs - 1))
         return replace(self, base=base)
@@ -174,7 +177,7 @@ class RoPE(_Rotary):
         if not _arrays.is_tracing():
             masks.checked_positions("positions", positions, x.shape[0], x.shape[2])
         at = _arrays.rows_of_integers(positions, x.shape[2], x)
-        result: Array = _arrays.cast_like(self.turned(x, at), x)
+        result: Array = _arrays.to_dtype_of(self.rotated(x, at), x)
         return result
 
 
@@ -215,6 +218,7 @@ class XPOS(_Rotary):
 
     scale_base: float = 512.0
     gamma: float = 0.4
+    fades: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

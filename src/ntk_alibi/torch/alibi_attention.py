@@ -102,7 +102,7 @@ class AlibiAttention(nn.Module):
         self.causal = _checks.boolean("causal", causal)
         # Numbers are checked where the lengths are known, and what a module makes where it is made.
         if not hasattr(bias, "shape") and not isinstance(bias, nn.Module):
-            fused_checks.attention_bias(bias, (1, heads, 1, 1), causal=self.causal)
+            checks.bias(bias, heads, causal=self.causal)
         self.bias, self.scaling = bias, scaling
         self.window = None if window is None else _checks.integer("window", window, minimum=1)
         self.align: Literal["end", "start"] = align

@@ -1,4 +1,4 @@
-"""Checks of the torch modules' arguments, and of calls that torch traces."""
+"""Checks of the torch modules' arguments."""
 
 from __future__ import annotations
 
@@ -10,31 +10,22 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases import checks as bias_checks
 
 
-def known_positions(*positions: Any) -> None:
-    """That no positions are given where torch is tracing and a table's length depends on them."""
-    if any(x is not None for x in positions):
-        raise ValueError(
-            "query_positions and key_positions must be None where torch traces a bias over "
-            "distance: pass a DistanceTable, which knows its distances"
-        )
-
-
 def slopes_per_head(value: Any, heads: int) -> None:
-    """Slopes (heads,) of a module, for whatever comes in."""
+    """Check the slopes (heads,) of a module."""
     bias_checks.slopes("slopes", value, heads)
     if value.ndim != 1:
         raise ValueError(f"slopes must have shape ({heads},), got {tuple(value.shape)}")
 
 
 def embedding_per_head(size: int, heads: int) -> None:
-    """That each head gets no more of an embedding than the kernels have scratch memory for."""
+    """Check that a head gets no more channels than the kernels have scratch memory for."""
     if size // heads > _checks.MAX_HEAD_DIM:
         most = _checks.MAX_HEAD_DIM * heads
         raise ValueError(f"embed_dim must be at most {most} for {heads} heads, got {size}")
 
 
 def embeddings(q: Any, k: Any, v: Any, mask: Any, size: int) -> None:
-    """Inputs (batch, length, size) of a module, and a mask (batch, keys), that fit together."""
+    """Check that inputs (batch, length, size) of a module and a mask (batch, keys) fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not _arrays.is_tensor(x):
             raise TypeError(f"{name} must be a torch tensor, got {x!r}")
@@ -57,11 +48,9 @@ def _mask_of_keys(mask: Any, shape: tuple[int, ...]) -> None:
         raise ValueError(f"mask must have shape (batch, keys) = {shape}, got {tuple(mask.shape)}")
 
 
-def constant_scaling(scaling: Any) -> None:
-    """A scaling that tracing can take for a constant."""
-    known = scaling is None or getattr(scaling, "alibi_type", None) in ("linear", "ntk")
-    if not known:
-        raise ValueError(
-            "scaling must be None, Interpolation or NTK where torch traces attention, got "
-            f"{scaling!r}: pass ALiBi(num_heads, slopes=na.alibi_slopes(...))"
-        )
+def bias(value: Any, heads: int, *, causal: bool) -> None:
+    """Check the bias object of a module, or None."""
+    if hasattr(value, "kernel_bias"):
+        bias_checks.fitting_bias(value, heads, causal=causal)
+    elif value is not None:
+        bias_checks.dense_numbers("bias", value)

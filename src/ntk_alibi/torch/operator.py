@@ -1,9 +1,9 @@
-"""`ntk_alibi.attention` for tensors that need more than their numbers: an operator of torch.
+"""`ntk_alibi.attention` as an operator of torch: autograd, vmap, autocast and compile.
 
-The operator takes tensors and plain numbers. A bias comes as the kernels take it, as slopes, a
-table, running sums or plain numbers; whatever those are made of is differentiated by torch. On the
-CPU the compiled core does the work; float64, and devices that have no core, go through torch's own
-operations, a chunk of queries at a time.
+The operator takes tensors and plain numbers. A bias comes in kernel form, as slopes, a table,
+prefix sums or dense numbers; torch differentiates whatever those are made of. On the CPU the
+compiled core does the work; float64, and devices that have no core, go through torch's own
+operations in torch/chunks.py.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import numpy as np
 import torch
 
 from ntk_alibi import _arrays
-from ntk_alibi.biases.base import KernelBias
-from ntk_alibi.fused import checks as fused_checks
+from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.fused.call import AttentionCall, Options
 from ntk_alibi.fused.forward import forward
-from ntk_alibi.fused.gradients import attention_gradients
-from ntk_alibi.fused.options import Options, checked_options, checked_problem
-from ntk_alibi.fused.rotated import attend_rotated, needs_rotation, resolve_dynamic_slopes
-from ntk_alibi.masks import first_positions
-from ntk_alibi.torch.bias_tensors import bias_tensors, wide_dtype
+from ntk_alibi.fused.gradients import gradients_of
+from ntk_alibi.fused.kernel_call import ForwardResults
+from ntk_alibi.fused.rotated import RotatedCall
+from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.torch.chunks import attention_by_chunks
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
@@ -32,12 +31,13 @@ CORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: The tensors of a bias, in the operator's order.
 BIAS_TENSORS = ("left", "right", "first", "table", "sums", "dense")
 
+#: The masks and positions of a problem, in the operator's order.
+PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")
+
 _INPUTS = (
     "Tensor query, Tensor key, Tensor value, "
-    + "".join(f"Tensor? {name}, " for name in BIAS_TENSORS)
-    + "Tensor? key_padding_mask, Tensor? query_positions, Tensor? key_positions, "
-    "int table_begin, int exempt, bool causal, int? window, int? causal_block, int sink, "
-    "float scale, float? skip_tolerance"
+    + "".join(f"Tensor? {name}, " for name in (*BIAS_TENSORS, *PROBLEM_TENSORS))
+    + "int table_begin, int exempt, int[] mask, bool checked, float scale, float? skip_tolerance"
 )
 
 
@@ -47,14 +47,9 @@ _INPUTS = (
     device_types="cpu",
     schema=f"({_INPUTS}) -> (Tensor, Tensor)",
 )
-def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    bias, options = _bias_and_options(*rest)
-    result: tuple[torch.Tensor, torch.Tensor] = forward(
-        query, key, value, bias, Options(**options), return_logsumexp=True
-    )
-    return result
+def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    output, logsumexp, _ = forward(_call(*inputs))
+    return output, logsumexp
 
 
 @_attention.register_fake
@@ -77,42 +72,28 @@ def _attention_backward(
     output: torch.Tensor,
     logsumexp: torch.Tensor,
     bias_gradient: bool,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *rest: Any,
+    *inputs: Any,
 ) -> Tensors:
-    bias, options = _bias_and_options(*rest)
-    gradients = attention_gradients(
-        query,
-        key,
-        value,
-        output,
-        logsumexp,
-        output_gradient,
-        logsumexp_gradient,
-        bias,
-        bias_gradient=bias_gradient,
-        **options,
-    )
-    ofs = (
+    results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
+    gradients = gradients_of(_call(*inputs), results, bias_gradient=bias_gradient)
+    of_bias = (
         _summed(getattr(gradients, name), tensor, batched=name != "table")
-        for name, tensor in zip(BIAS_TENSORS, rest, strict=False)
+        for name, tensor in zip(BIAS_TENSORS, inputs[3:], strict=False)
     )
-    return (gradients.query, gradients.key, gradients.value, *ofs)
+    return (gradients.query, gradients.key, gradients.value, *of_bias)
 
 
 def _summed(gradient: Any, tensor: torch.Tensor | None, *, batched: bool) -> torch.Tensor:
-    """A gradient, (batch, heads, ...) if batched, summed to the shape of what it is of."""
+    """Return a gradient, (batch, heads, ...) if batched, summed to the shape of its tensor."""
     if gradient is None or tensor is None:
         return torch.empty(0)
     if not batched:
-        return torch.from_numpy(gradient).to(wide_dtype(tensor))
+        return torch.from_numpy(gradient).to(_wide(tensor))
     shape = tuple(tensor.shape) if tensor.ndim > 1 else (1, *tensor.shape, 1)
     axes = tuple(i for i, size in enumerate(shape) if size == 1 and gradient.shape[i] != 1)
     if axes:
         gradient = np.asarray(gradient, np.float64).sum(axis=axes, keepdims=True)
-    return torch.from_numpy(gradient.reshape(tensor.shape)).to(wide_dtype(tensor))
+    return torch.from_numpy(gradient.reshape(tensor.shape)).to(_wide(tensor))
 
 
 @_attention_backward.register_fake
@@ -130,30 +111,31 @@ def _(
     biases = (
         query.new_empty(0, dtype=torch.float32)
         if x is None or not bias_gradient
-        else x.new_empty(x.shape, dtype=wide_dtype(x))
+        else x.new_empty(x.shape, dtype=_wide(x))
         for x in rest[: len(BIAS_TENSORS)]
     )
     return (*(x.new_empty(x.shape) for x in (query, key, value)), *biases)
 
 
-def _bias_and_options(*inputs: Any) -> tuple[KernelBias, dict[str, Any]]:
-    """Of the operator's inputs but the first three, as the functions that call the core take them.
-
-    Tensors as they come: the core reads their memory.
-    """
-    tensors, rest = inputs[: len(BIAS_TENSORS)], inputs[len(BIAS_TENSORS) :]
-    arrays = (None if x is None else _arrays.to_numpy(x) for x in tensors)
-    mask, query_positions, key_positions, table_begin, exempt, *rule = rest
-    names = ("causal", "window", "causal_block", "sink", "scale", "skip_tolerance")
-    bias = KernelBias(
-        **dict(zip(BIAS_TENSORS, arrays, strict=True)), table_begin=table_begin, exempt=exempt
+def _call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
+    """Return the call of the operator's inputs, checked unless it was before."""
+    count = len(BIAS_TENSORS) + len(PROBLEM_TENSORS)
+    arrays = [None if x is None else _arrays.to_numpy(x) for x in rest[:count]]
+    table_begin, exempt, mask_numbers, checked, scale, skip_tolerance = rest[count:]
+    numbers: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
+    bias = KernelBias(**numbers, table_begin=table_begin, exempt=exempt)
+    shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_numbers(*mask_numbers)
+    placed: Any = arrays[len(BIAS_TENSORS) :]
+    problem = Problem(shape, mask, *placed) if checked else Problem.checked(shape, mask, *placed)
+    return AttentionCall(
+        query,
+        key,
+        value,
+        bias if checked else bias.checked(problem),
+        problem,
+        scale,
+        skip_tolerance,
     )
-    return bias, {
-        "key_padding_mask": mask,
-        "query_positions": query_positions,
-        "key_positions": key_positions,
-        **dict(zip(names, rule, strict=True)),
-    }
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -184,11 +166,11 @@ _attention.register_autograd(_differentiate, setup_context=_save)
 
 
 @_attention.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
     results = [
         _attention(
             *(
-                x if dim is None or x is None else x.select(dim, i)
+                x.select(dim, i) if isinstance(dim, int) else x
                 for x, dim in zip(inputs, in_dims, strict=True)
             )
         )
@@ -198,61 +180,47 @@ def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, An
     return (torch.stack(outputs), torch.stack(logsumexps)), (0, 0)
 
 
-def attention(
+def attention_of_tensors(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and logsumexp; arguments as of `ntk_alibi.attention`, of which shapes are checked."""
+    """Return output and logsumexp of tensors whose shapes are checked, as `ntk_alibi.attention`."""
     device = query.device
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
-    if needs_rotation(options):
-        return _rotated_attention(query, key, value, bias, options)
-    shape = (*query.shape[:3], key.shape[2])
-    options = checked_options(options, query.shape[3])
-    fused_checks.attention_bias(bias, shape, causal=options.causal)
-    masks = tuple(
-        None if x is None else torch.as_tensor(x, device=device)
-        for x in (options.key_padding_mask, options.query_positions, options.key_positions)
-    )
-    tensors = bias_tensors(bias, query, shape, options)
-    if masks[1] is None and options.align == "start":
-        masks = (masks[0], first_positions(query, masks[2]), masks[2])
-    rule = (options.causal, options.window, options.causal_block, options.sink, options.scale)
-    if device.type == "cpu" and query.dtype in CORE_DTYPES:
-        result: tuple[torch.Tensor, torch.Tensor] = _attention(
-            query,
-            key,
-            value,
-            *(getattr(tensors, name) for name in BIAS_TENSORS),
-            *masks,
-            tensors.table_begin,
-            tensors.exempt,
-            *rule,
-            options.skip_tolerance,
-        )
-        return result
-    if device.type == "cpu" and not torch.compiler.is_compiling():
-        checked_problem(options, shape)  # numbers on another device stay there
-    mask, query_positions, key_positions = masks
-    return attention_by_chunks(
+    call = AttentionCall.checked(query, key, value, bias, options, like=query)
+    if not call.rotates:
+        return _attend(call)
+    with torch.autocast(device.type, enabled=False):  # rotated inputs must not be rounded
+        rotated = RotatedCall(call)
+        outputs, logsumexps = zip(*map(_attend, rotated.part_calls()), strict=True)
+        return rotated.joined(outputs, logsumexps)
+
+
+def _attend(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+    query, bias, problem = call.query, call.bias, call.problem
+    if query.device.type != "cpu" or query.dtype not in CORE_DTYPES:
+        return attention_by_chunks(call)
+    placed = [getattr(problem, name) for name in PROBLEM_TENSORS]
+    dense = bias.dense
+    if dense is not None and dense.requires_grad:  # torch sums over broadcast axes
+        bias = bias._replace(dense=dense.expand(problem.shape))
+    result: tuple[torch.Tensor, torch.Tensor] = _attention(
         query,
-        key,
-        value,
-        tensors,
-        options._replace(
-            key_padding_mask=mask,
-            query_positions=query_positions,
-            key_positions=key_positions,
-        ),
+        call.key,
+        call.value,
+        *(getattr(bias, name) for name in BIAS_TENSORS),
+        *(None if x is None else _arrays.as_tensor(x, query, None) for x in placed),
+        bias.table_begin,
+        bias.exempt,
+        problem.mask.numbers(),
+        _arrays.has_values(*placed),
+        call.scale,
+        call.skip_tolerance,
     )
+    return result
 
 
-def _rotated_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, options: Options
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of queries and keys that are rotated first, which autocast must not round."""
-    bias, options = resolve_dynamic_slopes(query, key, bias, options)
-    with torch.autocast(query.device.type, enabled=False):
-        outputs, logsumexps = attend_rotated(attention, query, key, value, bias, options)
-    return torch.cat(outputs, dim=2).to(query.dtype), torch.cat(logsumexps, dim=2)
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    """Return float64 for that, else float32: the dtype of a bias's gradient."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

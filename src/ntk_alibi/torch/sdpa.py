@@ -25,7 +25,7 @@ from ntk_alibi.torch.streaming_mask import StreamingMask
 QUERY_CHUNK = 1024
 
 #: The same where a mask is built: few, since it has as many rows for each head.
-SIGHT_CHUNK = 256
+STREAMING_CHUNK = 256
 
 
 def causal_linear_attention(
@@ -36,13 +36,13 @@ def causal_linear_attention(
     *,
     scale: float,
     dropout: float = 0.0,
-    sight: StreamingMask | None = None,
+    streaming: StreamingMask | None = None,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(scale q.k - m_h (i - j)) v over the keys j <= i.
+    """Return softmax(scale q.k - m_h (i - j)) v over the keys j <= i.
 
-    The last query is aligned with the last key. With a `Sight` over the keys that it leaves, at the
-    distances that it gives; the mask of so few queries by the keys that they see is then built.
+    The last query is aligned with the last key. A `StreamingMask` limits the keys and gives their
+    distances; a mask of some queries and the keys that they see is then built.
 
     Args:
         query: (batch, heads, queries, head_dim), any floating dtype, queries <= keys.
@@ -51,8 +51,8 @@ def causal_linear_attention(
         slopes: float32 (1 or batch, heads, 1 or queries).
         scale: of the dot products.
         dropout: probability of dropping a weight.
-        sight: what queries see, or None for everything.
-        positions: with it, integers (keys,), ascending.
+        streaming: the mask of the queries, or None for all keys behind them.
+        positions: integers (keys,), ascending, needed with streaming.
 
     Returns:
         As query, differentiable in query, key and value.
@@ -60,8 +60,8 @@ def causal_linear_attention(
     query_length, key_length = query.shape[2], key.shape[2]
     if query.numel() == 0:
         return query
-    if sight is not None and positions is not None:
-        return _attend_in_sight(query, key, value, slopes, scale, dropout, sight, positions)
+    if streaming is not None and positions is not None:
+        return _attend_streaming(query, key, value, slopes, scale, dropout, streaming, positions)
     attend = _attend_per_query if slopes.shape[2] > 1 else _attend_per_head
     chunks = []
     for begin in range(0, query_length, QUERY_CHUNK):
@@ -80,27 +80,27 @@ def causal_linear_attention(
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=2)
 
 
-def _attend_in_sight(
+def _attend_streaming(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     slopes: torch.Tensor,
     scale: float,
     dropout: float,
-    sight: StreamingMask,
+    streaming: StreamingMask,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Chunks of queries on the sinks and the keys from the first one that the chunk sees."""
+    """Attend from chunks of queries to the sinks and to the keys that the chunk sees."""
     past = key.shape[2] - query.shape[2]
-    sinks = int((positions < sight.sink).sum())
+    sinks = int((positions < streaming.mask.sink).sum())
     chunks = []
-    for begin in range(0, query.shape[2], SIGHT_CHUNK):
-        end = min(begin + SIGHT_CHUNK, query.shape[2])
+    for begin in range(0, query.shape[2], STREAMING_CHUNK):
+        end = min(begin + STREAMING_CHUNK, query.shape[2])
         rows = positions[past + begin : past + end]
-        first = max(sinks, int((positions < sight.start(rows[0])).sum()))
+        first = max(sinks, int((positions < streaming.start(rows[0])).sum()))
         columns = torch.arange(past + end, device=query.device)
         columns = columns[(columns < sinks) | (columns >= first)]
-        distance, seen = sight.distances(rows, positions[columns])
+        distance, seen = streaming.distances(rows, positions[columns])
         part = slopes[:, :, begin:end] if slopes.shape[2] > 1 else slopes
         bias = torch.where(seen, -part[..., None] * distance, -torch.inf)
         if bias.device.type != "cpu":

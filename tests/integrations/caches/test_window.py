@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 import ntk_alibi as na
 from family_models import LOGITS, MAKERS, generate, make_model
+from ntk_alibi.masks import Mask
 from ntk_alibi.torch.streaming_mask import StreamingMask
 from padded_batches import LENGTH, MASKS, VOCABULARY, batch, real, run
 
@@ -57,7 +58,7 @@ def ids() -> torch.Tensor:
 )
 def test_distances_are_counted_among_what_is_seen(limit: dict[str, Any]) -> None:
     positions = torch.arange(24)
-    distance, seen = StreamingMask(**limit).distances(positions, positions)
+    distance, seen = StreamingMask(Mask(**limit)).distances(positions, positions)
     expected = na.reference.streaming_distances(24, **limit)
     np.testing.assert_array_equal(torch.where(seen, distance, torch.inf).numpy(), expected)
 

@@ -1,9 +1,9 @@
-"""BLOOM: how its layers get other slopes.
+"""BLOOM: the patch of its bias and attention.
 
 transformers builds BLOOM's bias in two places: `BloomModel.build_alibi_tensor` when an attention
 mask is given, and inline when none is (since 5.21; generate() drops a mask of ones itself since
 5.19). Replacing the function therefore misses every unpadded prompt. Patched, every call has a
-mask, the `AlibiPass`, and `build_alibi_tensor` hands that on.
+mask, the `ForwardPass`, which `build_alibi_tensor` returns.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.integrations.begin import INPUTS, begin_pass
 from ntk_alibi.integrations.family import Family, Replacement
+from ntk_alibi.integrations.forms import attend
 from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass
 from ntk_alibi.integrations.settings import Settings, current
 from ntk_alibi.integrations.slope_rule import SlopeRule
@@ -39,9 +40,9 @@ def _replacements(model: Any) -> list[Replacement]:
 
 
 def _gelu(model: BloomModel, gelu: BloomGelu, x: torch.Tensor) -> torch.Tensor:
-    """In place of BloomGelu.forward: the same formula by one operation of torch instead of seven.
+    """Replace BloomGelu.forward: one operation of torch instead of seven, for the same formula.
 
-    With fused attention those seven are the costliest thing in a layer besides the products.
+    With fused attention those seven cost more than anything in a layer but the products.
     """
     if current(model).attention == "eager":
         stock: torch.Tensor = type(gelu).forward(gelu, x)
@@ -50,7 +51,7 @@ def _gelu(model: BloomModel, gelu: BloomGelu, x: torch.Tensor) -> torch.Tensor:
 
 
 def _hand_on(_: BloomModel, attention_mask: Any, *__: Any, **___: Any) -> Any:
-    """In place of BloomModel.build_alibi_tensor."""
+    """Replace BloomModel.build_alibi_tensor."""
     return attention_mask
 
 
@@ -63,10 +64,10 @@ def _attention_forward(
     layer_past: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """In place of BloomAttention.forward."""
-    alibi = require_pass(alibi, attention)
-    if alibi.eager:
-        tensor, mask = alibi.kept(_stock_form, attention.num_heads, hidden_states.dtype)
+    """Replace BloomAttention.forward."""
+    forward_pass = require_pass(alibi, attention)
+    if forward_pass.eager:
+        tensor, mask = forward_pass.memo(_stock_form, attention.num_heads, hidden_states.dtype)
         outputs: tuple[torch.Tensor, torch.Tensor] = type(attention).forward(
             attention, hidden_states, residual, tensor, mask, layer_past, **kwargs
         )
@@ -74,25 +75,26 @@ def _attention_forward(
     query, key, value = attention._reshape(attention.query_key_value(hidden_states))
     dropout = attention.attention_dropout.p if attention.training else 0.0
     cache = layer_past, attention.layer_idx
-    context, _ = alibi.attend(query, key, value, cache, attention.inv_norm_factor, dropout)
+    context, _ = attend(forward_pass, query, key, value, cache, attention.inv_norm_factor, dropout)
     output = attention.dense(context.transpose(1, 2).flatten(2))
     return F.dropout(output, attention.hidden_dropout, attention.training) + residual, None
 
 
 def _stock_form(
-    alibi: ForwardPass, heads: int, dtype: torch.dtype
+    forward_pass: ForwardPass, heads: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bias (batch * heads, 1 or queries, keys) and mask as transformers' attention adds them."""
-    mask, scaling = alibi.mask, alibi.scaling
+    """Return bias (batch * heads, 1 or queries, keys) and mask as transformers adds them."""
+    mask, scaling = forward_pass.mask, forward_pass.scaling
     per = scaling_per(scaling)
-    jumps = alibi.sight is not None and alibi.sight.sink > 0
-    if jumps or per == "query" or (per is not None and alibi.skipped is not None):
-        tensor = alibi.relative_bias(mask).to(dtype).flatten(0, 1)
+    streaming = forward_pass.streaming
+    jumps = streaming is not None and streaming.mask.sink > 0
+    if jumps or per == "query" or (per is not None and forward_pass.skipped is not None):
+        tensor = forward_pass.relative_bias(mask).to(dtype).flatten(0, 1)
     elif scaling is None:
         tensor = BloomModel.build_alibi_tensor(cast(BloomModel, None), mask.long(), heads, dtype)
     else:
         tensor = cast(torch.Tensor, build_alibi_tensor(mask, heads, dtype, scaling))
-    hidden = alibi.hidden(mask)
+    hidden = forward_pass.hidden(mask)
     zeros = torch.zeros(hidden.shape, dtype=dtype, device=mask.device)
     return tensor, zeros.masked_fill(hidden, torch.finfo(dtype).min)
 

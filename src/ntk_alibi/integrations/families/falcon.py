@@ -1,8 +1,8 @@
-"""Falcon with ALiBi: how its layers get other slopes.
+"""Falcon with ALiBi: the patch of its bias and attention.
 
 transformers adds Falcon's bias twice in its eager form (once in the mask, once to the scores), and
-rounds slopes and bias to bfloat16 in every dtype. Patched, the model is told to build none
-(`use_alibi`), and the layers form it once, in float32, from the `AlibiPass`. As in transformers'
+rounds slopes and bias to bfloat16 in every dtype. A patched model builds none
+(`use_alibi`), and its layers form it once, in float32, from the `ForwardPass`. As in transformers'
 SDPA form it is divided by sqrt(head_dim), like the products. compat="transformers" repeats that
 form's rounding.
 """
@@ -18,6 +18,7 @@ from transformers.models.falcon.modeling_falcon import FalconAttention, FalconMo
 
 from ntk_alibi.integrations.begin import INPUTS, begin_pass
 from ntk_alibi.integrations.family import Family, Replacement
+from ntk_alibi.integrations.forms import attend
 from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.slope_rule import SlopeRule
@@ -41,14 +42,14 @@ def _attention_forward(
     layer_past: Any = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """In place of FalconAttention.forward."""
-    reached_pass = require_pass(attention_mask, attention)
+    """Replace FalconAttention.forward."""
+    forward_pass = require_pass(attention_mask, attention)
     split = attention._split_heads(attention.query_key_value(hidden_states))
     query, key, value = (x.transpose(1, 2) for x in split)
     dropout = attention.attention_dropout.p if attention.training else 0.0
     cache = layer_past, attention.layer_idx
-    context, weights = reached_pass.attend(
-        query, key, value, cache, attention.inv_norm_factor, dropout
+    context, weights = attend(
+        forward_pass, query, key, value, cache, attention.inv_norm_factor, dropout
     )
     return attention.dense(context.transpose(1, 2).flatten(2)), weights
 

@@ -1,8 +1,8 @@
-"""MPT: how its layers get other slopes.
+"""MPT: the patch of its bias and attention.
 
-transformers builds MPT's bias for `max_seq_len` columns, whatever the text, and forgets the
-`alibi_bias_max` of its configuration. Patched, the layers form their own from the `AlibiPass`:
-longer texts pass, and alibi_bias_max counts. Distances are between columns, so that padding between
+transformers builds MPT's bias for `max_seq_len` columns, whatever the text, and ignores the
+`alibi_bias_max` of its configuration. Patched layers form their bias from the `ForwardPass`: longer
+texts pass, and alibi_bias_max counts. Distances are between columns, so that padding between
 real tokens counts, as in transformers.
 """
 
@@ -16,6 +16,7 @@ from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
 from ntk_alibi.integrations.begin import INPUTS, begin_pass
 from ntk_alibi.integrations.family import Family, Replacement
+from ntk_alibi.integrations.forms import attend
 from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.slope_rule import SlopeRule
@@ -38,8 +39,8 @@ def _attention_forward(
     attention_mask: ForwardPass | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """In place of MptAttention.forward."""
-    alibi = require_pass(attention_mask, attention)
+    """Replace MptAttention.forward."""
+    forward_pass = require_pass(attention_mask, attention)
     fused = attention.Wqkv(hidden_states)
     if attention.clip_qkv:
         fused = fused.clamp(min=-attention.clip_qkv, max=attention.clip_qkv)
@@ -48,7 +49,7 @@ def _attention_forward(
     dropout = attention.attn_dropout_p if attention.training else 0.0
     scale = cast(float, attention.softmax_scale)
     cache = past_key_values, attention.layer_idx
-    context, weights = alibi.attend(query, key, value, cache, scale, dropout)
+    context, weights = attend(forward_pass, query, key, value, cache, scale, dropout)
     return attention.out_proj(context.transpose(1, 2).flatten(2)), weights
 
 

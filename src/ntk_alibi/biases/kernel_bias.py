@@ -1,0 +1,251 @@
+"""The form in which the kernels take a bias: slopes, a table, prefix sums or dense numbers.
+
+Kernels never see a method by name. Whatever is cut, for a chunk of queries or for a run of keys, is
+this form and never the bias object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi.biases import checks
+from ntk_alibi.masks import Problem
+
+
+class KernelBias(NamedTuple):
+    """A bias in kernel form: exactly one of slopes, table, sums or dense; without any, no bias.
+
+    Arrays, or tensors that autograd can follow. With d = position(i) - position(j):
+
+    bias(i, j) = -left_i d for d > 0, right_i d for d < 0, 0 for d = 0
+    bias(i, j) = table[d - table_begin]
+    bias(i, j) = sums[K - Q + i] - sums[j]
+    bias(i, j) = dense[i, j]
+
+    Attributes:
+        left, right: slopes (1 or batch, heads, 1 or queries); +inf hides a side.
+        table: (heads, distances), whose first distance is table_begin; -inf hides.
+        sums: prefix sums (1 or batch, heads, keys), where the queries are the last keys.
+        dense: numbers that broadcast to (batch, heads, queries, keys); -inf hides.
+        exempt: of a linear bias, positions below this have no slope, as queries and as keys.
+        first: (heads,), subtracted from the scores of exempt tokens with other tokens, or None.
+        core: the same bias in the core's form if it was built before, or None.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> from ntk_alibi.biases import BiasObject, KernelBias
+        >>> class PerKey(BiasObject):
+        ...     def __init__(self, values):
+        ...         self._set(values=values, num_heads=len(values), sides="symmetric")
+        ...     def kernel_bias(self, problem, like=None):
+        ...         return KernelBias(dense=self.values[None, :, None])
+        >>> PerKey(np.array([[1.0, 2.0, 4.0]])).tensor(2, 3)[0, 0]
+        array([[1., 2., 4.],
+               [1., 2., 4.]], dtype=float32)
+    """
+
+    left: Any = None
+    right: Any = None
+    table: Any = None
+    table_begin: int = 0
+    sums: Any = None
+    dense: Any = None
+    exempt: int = 0
+    first: Any = None
+    core: _core.AttentionBias | None = None
+
+    def on(self, like: Any) -> KernelBias:
+        """Return the bias in like's framework and on its device; NumPy numbers if like is None.
+
+        Slopes and tables are float32, float64 for float64 tensors; sums are float64.
+
+        Raises:
+            ValueError: a tensor that requires grad would become a constant.
+        """
+        if not _arrays.is_tensor(like):
+            if self.core is not None:
+                return self
+            return self._map(_constant, "float32")
+
+        def tensor(x: Any, dtype: str | None) -> Any:
+            return _arrays.as_tensor(x, like, dtype)
+
+        return self._map(tensor, _arrays.wide_dtype(like))._replace(core=None)
+
+    def _map(self, convert: Callable[[Any, str | None], Any], wide: str) -> KernelBias:
+        dtypes = {"left": wide, "right": wide, "table": wide, "first": wide, "sums": "float64"}
+        given = {name: getattr(self, name) for name in (*dtypes, "dense")}
+        return self._replace(
+            **{n: convert(x, dtypes.get(n)) for n, x in given.items() if x is not None}
+        )
+
+    def checked(self, problem: Problem) -> KernelBias:
+        """Return itself if it fits a problem.
+
+        Raises:
+            TypeError, ValueError: it does not, or is of several kinds.
+        """
+        if self.core is not None:
+            return self
+        kinds = ("left", "table", "sums", "dense")
+        given = [name for name in kinds if getattr(self, name) is not None]
+        if len(given) > 1 or (self.left is None) != (self.right is None):
+            raise ValueError(f"kernel_bias must give one kind of bias, got {' and '.join(given)}")
+        if self.left is not None:
+            checks.kernel_slopes(self.left, self.right, problem.shape)
+        if self.table is not None:
+            checks.heads_of("table", int(self.table.shape[0]), problem.shape[1])
+            if not problem.traced:
+                checks.covered(self.table_begin, int(self.table.shape[1]), problem.distances())
+        if self.sums is not None:
+            checks.prefix_sums(tuple(self.sums.shape), problem.shape, placed=problem.placed)
+        if self.dense is not None:
+            checks.broadcastable("bias", tuple(self.dense.shape), problem.shape)
+        return self
+
+    def part(self, queries: slice, keys: slice, problem: Problem) -> KernelBias:
+        """Return the bias of some queries and keys of a problem, as the numbers they have in it.
+
+        Prefix sums stay sums where the part's queries are its last keys, else they become dense.
+        """
+        aligned = keys.stop - queries.stop == problem.shape[3] - problem.shape[2]
+        sums, dense = self.sums, self.dense
+        if sums is not None and aligned:
+            sums = sums[..., keys]
+        elif sums is not None:
+            first = problem.shape[3] - problem.shape[2]
+            rows = self.sums[..., first + queries.start : first + queries.stop, None]
+            sums, dense = None, rows - self.sums[..., None, keys]
+        elif dense is not None:
+            if dense.ndim > 1 and dense.shape[-2] > 1:
+                dense = dense[..., queries, :]
+            if dense.ndim and dense.shape[-1] > 1:
+                dense = dense[..., keys]
+        left, right = (
+            side if side is None or side.shape[2] == 1 else side[:, :, queries]
+            for side in (self.left, self.right)
+        )
+        core = self.core if left is self.left else None
+        return self._replace(left=left, right=right, sums=sums, dense=dense, core=core)
+
+    def values(self, queries: Any, keys: Any) -> tuple[Any, Any]:
+        """Return the bias of all pairs, 0 where it hides a key, and where it hides one.
+
+        Args:
+            queries: positions (1 or batch, queries), int64, of the bias's framework.
+            keys: positions (1 or batch, keys).
+
+        Returns:
+            Numbers and booleans that broadcast to (batch, heads, queries, keys).
+        """
+        xp = _arrays.namespace(queries)
+        distance = (queries[..., :, None] - keys[..., None, :])[:, None]
+        if self.left is not None:
+            return self._linear_values(queries, keys, distance)
+        dense = self.dense
+        if self.sums is not None:
+            rows = self.sums[..., keys.shape[1] - queries.shape[1] :, None]
+            dense = rows - self.sums[..., None, :]
+        if self.table is not None:
+            size = self.table.shape[1]
+            if size == 0:  # then nothing is visible
+                return 0.0 * distance, distance != distance
+            index = xp.clip(distance[:, 0] - self.table_begin, 0, size - 1)
+            dense = self.table[:, index].swapaxes(0, 1)
+        if dense is None:
+            return 0.0 * distance[:1, :, :1, :1], (distance != distance)[:1, :, :1, :1]
+        hidden = xp.isneginf(dense)
+        return xp.where(hidden, 0.0, dense), hidden
+
+    def _linear_values(self, queries: Any, keys: Any, distance: Any) -> tuple[Any, Any]:
+        xp = _arrays.namespace(queries)
+        behind, ahead = distance > 0, distance < 0
+        none_left, none_right = (xp.isinf(side)[..., None] for side in (self.left, self.right))
+        left = xp.where(none_left, 0.0, self.left[..., None])
+        right = xp.where(none_right, 0.0, self.right[..., None])
+        numbers = xp.where(behind, -left, right) * distance
+        if self.exempt:
+            exempt = queries[..., :, None] < self.exempt
+            exempt = (exempt | (keys[..., None, :] < self.exempt))[:, None]
+            first: Any = 0.0 if self.first is None else -self.first[:, None, None]
+            others = xp.where(distance == 0, 0.0, first)
+            numbers = xp.where(exempt, others, numbers)
+        return numbers, (none_left & behind) | (none_right & ahead)
+
+    def in_core(self, shape: tuple[int, ...]) -> _core.AttentionBias:
+        """Return the bias of NumPy numbers in the core's form, without exempt tokens.
+
+        Args:
+            shape: batch, heads, queries, keys of the problem.
+        """
+        if self.core is not None:
+            return self.core
+        if self.left is not None:
+            return _core.linear_bias(self.left, self.right)
+        if self.table is not None:
+            return _core.table_bias(_arrays.readable(self.table), self.table_begin)
+        if self.sums is not None:
+            sums = _arrays.readable(self.sums)
+            return _core.sums_bias(np.broadcast_to(sums, (shape[0], *sums.shape[1:])))
+        if self.dense is not None:
+            dense = np.require(self.dense, np.float32, ["ALIGNED"])
+            return _core.dense_bias(np.broadcast_to(dense, shape))
+        return _NONE
+
+
+def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
+    """Return the `bias` argument of `attention` in kernel form, checked against the problem.
+
+    Args:
+        bias: None, an object with the method `kernel_bias`, a KernelBias, or dense numbers.
+        problem: the checked problem.
+        like: a tensor in whose framework autograd is to follow the bias, or None for constants.
+    """
+    if bias is None:
+        return NO_BIAS
+    make = getattr(bias, "kernel_bias", None)
+    if make is not None:
+        checks.fitting_bias(bias, problem.shape[1], causal=problem.mask.causal)
+        kernel = make(problem, like)
+        if not isinstance(kernel, KernelBias):
+            raise TypeError(f"kernel_bias must return a KernelBias, got {kernel!r} from {bias!r}")
+        if kernel.core is not None and not _arrays.is_tensor(like):
+            return kernel
+    else:
+        checks.dense_numbers("bias", bias)
+        kernel = KernelBias(dense=bias)
+    return kernel.on(like).checked(problem)
+
+
+def parameter(
+    x: Any, like: Any, *, name: str = "a parameter of the bias", widest: bool = False
+) -> Any:
+    """Return a parameter of a bias in like's framework, for its `kernel_bias`.
+
+    Args:
+        x: an array or a tensor.
+        like: as `kernel_bias` got it: None for NumPy numbers, or a tensor that autograd follows.
+        name: of the parameter, in messages.
+        widest: whether the result is float64, and not float32 (float64 for float64 tensors).
+
+    Raises:
+        ValueError: x requires grad, but would become a constant.
+    """
+    if _arrays.is_tensor(like):
+        return _arrays.as_tensor(x, like, "float64" if widest else _arrays.wide_dtype(like))
+    return np.asarray(_checks.constant(name, x), np.float64 if widest else np.float32)
+
+
+def _constant(x: Any, dtype: str | None) -> Any:
+    array = _checks.constant("the bias", x)
+    return array if dtype is None or array.dtype == dtype else np.asarray(array, dtype)
+
+
+_NONE = _core.no_bias()
+
+#: No bias at all.
+NO_BIAS = KernelBias(core=_NONE)

@@ -1,0 +1,68 @@
+"""Slopes of a static scaling as an operator of torch, which tracing takes for a constant.
+
+Imported while torch traces a call only: tracing cannot look into the compiled core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ntk_alibi.biases.slopes import left_right_slopes, scaling_per
+from ntk_alibi.scaling import Scaling, scaling_from_config
+
+
+def traced_slopes(
+    like: torch.Tensor, num_heads: int, scaling: Scaling | None, sides: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return left and right slopes (1, heads, 1) on like's device.
+
+    Raises:
+        ValueError: the scaling depends on lengths, or has no `to_config`.
+    """
+    config: dict[str, Any] = {"alibi_type": "default"}
+    if scaling is not None:
+        config = _config(scaling)
+    names = [name for name in config if name != "alibi_type"]
+    numbers = [float(config[name]) for name in names]
+    pair: tuple[torch.Tensor, torch.Tensor] = _slopes(
+        like.detach(), num_heads, config["alibi_type"], names, numbers, sides
+    )
+    return pair
+
+
+def _config(scaling: Any) -> dict[str, Any]:
+    if scaling_per(scaling) is not None or not hasattr(scaling, "to_config"):
+        raise ValueError(
+            "scaling must be None, Interpolation or NTK where torch traces attention, got "
+            f"{scaling!r}: pass ALiBi(num_heads, slopes=na.alibi_slopes(...))"
+        )
+    config: dict[str, Any] = scaling.to_config()
+    return config
+
+
+@torch.library.custom_op(
+    "ntk_alibi::slopes",
+    mutates_args=(),
+    schema="(Tensor like, int num_heads, str alibi_type, str[] names, float[] numbers, str sides)"
+    " -> (Tensor, Tensor)",
+)
+def _slopes(
+    like: torch.Tensor,
+    num_heads: int,
+    alibi_type: str,
+    names: Sequence[str],
+    numbers: Sequence[float],
+    sides: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    config = {"alibi_type": alibi_type, **dict(zip(names, numbers, strict=True))}
+    left, right = left_right_slopes(num_heads, scaling_from_config(config), sides, None)
+    return torch.tensor(left, device=like.device), torch.tensor(right, device=like.device)
+
+
+@_slopes.register_fake
+def _(like: torch.Tensor, num_heads: int, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (1, num_heads, 1)
+    return like.new_empty(shape, dtype=torch.float32), like.new_empty(shape, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Guards of the structure: the arrows between the parts, and what importing brings in."""
+"""Guards of the structure: arrows between the parts, sizes of files, and cost of importing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -26,9 +27,9 @@ PYTHON_LAYERS = [
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision"],
     ["fused"],
-    ["torch.operator", "torch.bias_tensors", "torch.checks", "torch.chunks"],
-    ["fused.attention"],  # asks torch.operator about tensors that require grad
-    ["fused.__init__", "inspection", "_notebook"],
+    ["torch.operator", "torch.chunks"],
+    ["fused.attention"],  # hands tensors that require grad to torch.operator
+    ["fused.__init__", "attention_gradients", "inspection", "_notebook"],
     ["torch"],
     ["integrations"],
     ["models"],
@@ -36,7 +37,7 @@ PYTHON_LAYERS = [
     ["training", "extrapolation", "cli"],
 ]
 
-#: What a C++ folder may include, besides the standard library.
+#: The folders that a C++ folder may include, besides the standard library.
 CPP_ARROWS = {
     "kernels": {"kernels"},
     "core": {"core", "kernels"},
@@ -44,8 +45,26 @@ CPP_ARROWS = {
     "tests": {"core", "kernels"},
 }
 
+#: Modules that name a mask option among their parameters, fields or keywords. All others pass a
+#: `Mask` or `**options`, so that a new option touches few files.
+MASK_OPTIONS = {
+    "extrapolation.decoder",
+    "extrapolation.measure",
+    "extrapolation.schemes",
+    "fused.attention",
+    "integrations",
+    "masks",
+    "reference",
+}
 
-#: Files by the names of modules, but for the package's own, which gathers them.
+#: Primitives of `_checks` that one module calls at present. Any other check that serves one module
+#: stands in that module, or in the `checks` of its folder.
+PRIMITIVES = {"constant", "keys", "out", "share"}
+
+#: Lines of a file at most, and lines that most files stay below.
+MOST_LINES, FEW_LINES = 400, 200
+
+#: Paths of modules by their names, without the package's own `__init__`, which gathers them.
 MODULES = {
     ".".join(["ntk_alibi", *path.relative_to(PACKAGE).with_suffix("").parts]): path
     for path in PACKAGE.rglob("*.py")
@@ -54,26 +73,64 @@ MODULES = {
 MODULES = {name.removesuffix(".__init__"): path for name, path in MODULES.items()}
 
 
+def short(module: str) -> str:
+    return module.removeprefix("ntk_alibi.")
+
+
 def layer(module: str) -> int:
-    """Return the layer of a module: its own, or that of the innermost folder that has one."""
+    """Return the layer of a module, by its name or that of the innermost folder with a layer."""
     known = {name: i for i, names in enumerate(PYTHON_LAYERS) for name in names}
-    parts = module.removeprefix("ntk_alibi.").split(".")
+    parts = short(module).split(".")
     if MODULES[module].stem == "__init__":
         parts.append("__init__")
     places = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next(known[place] for place in places if place in known)
 
 
+def nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text()))
+
+
 def imports(path: Path) -> set[str]:
-    """Modules of this package that a file imports, at any depth."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Return the modules of this package that a file imports, at any depth."""
+    imported = set()
+    for node in nodes(path):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else node.module or "" for name in names}
-    return found & MODULES.keys()
+            imported |= {name if name in MODULES else node.module or "" for name in names}
+    return imported & MODULES.keys()
+
+
+def is_theory(module: str) -> bool:
+    """Return whether a module defines biases or scalings."""
+    return short(module).split(".")[0] in ("biases", "scaling")
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Return the names and attributes of an expression."""
+    walked = list(ast.walk(node))
+    names = {part.id for part in walked if isinstance(part, ast.Name)}
+    return names | {part.attr for part in walked if isinstance(part, ast.Attribute)}
+
+
+def asked_classes(node: ast.AST) -> set[str]:
+    """Return the classes that isinstance, issubclass or a match pattern asks for."""
+    if isinstance(node, ast.MatchClass):
+        return names_in(node.cls)
+    if isinstance(node, ast.Call) and names_in(node.func) & {"isinstance", "issubclass"}:
+        return names_in(node.args[1])
+    return set()
+
+
+def listed_names(node: ast.AST) -> set[str | None]:
+    """Return the name of a parameter, a keyword or an annotated field."""
+    if isinstance(node, ast.arg | ast.keyword):
+        return {node.arg}
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return {node.target.id}
+    return set()
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -83,9 +140,72 @@ def test_python_arrows_point_down(name: str) -> None:
 
 
 def test_no_python_modules_import_each_other_in_a_circle() -> None:
-    """Not within a layer either, nor by imports inside of functions."""
+    """This holds within a layer, too, and for imports inside of functions."""
     arrows = {name: imports(path) for name, path in MODULES.items()}
     TopologicalSorter(arrows).prepare()  # raises CycleError, which names the circle
+
+
+def test_layers_name_modules_that_exist() -> None:
+    names = [name for names in PYTHON_LAYERS for name in names]
+    assert len(set(names)) == len(names)
+    for name in names:
+        path = PACKAGE / name.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").exists() or name == "_core", name
+
+
+def test_no_code_asks_which_bias_or_scaling_it_got() -> None:
+    """Whoever needs to know asks the object, so that a new one needs no change elsewhere."""
+    classes = {
+        node.name
+        for module, path in MODULES.items()
+        if is_theory(module)
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {"ALiBi", "BiasObject", "DistanceBias", "KernelBias", "NTK", "Scaling"} <= classes
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} asks for {', '.join(sorted(asked))}"
+        for module, path in MODULES.items()
+        if not is_theory(module)
+        for node in nodes(path)
+        if (asked := asked_classes(node) & classes) and isinstance(node, ast.expr | ast.pattern)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_mask_options_are_listed_in_few_modules() -> None:
+    listing = {
+        short(module)
+        for module, path in MODULES.items()
+        if any("causal_block" in listed_names(node) for node in nodes(path))
+    }
+    assert listing <= MASK_OPTIONS, f"pass a Mask: {sorted(listing - MASK_OPTIONS)}"
+
+
+def test_shared_checks_serve_several_modules() -> None:
+    """A check that one module needs stands beside that module, not on the ground floor."""
+    callers: dict[str, set[str]] = {
+        node.name: set()
+        for node in ast.parse((PACKAGE / "_checks.py").read_text()).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
+    for module, path in MODULES.items():
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "_checks":
+                callers.get(node.attr, set()).add(module)
+    lonely = {name for name, modules in callers.items() if len(modules) < 2}
+    assert lonely <= PRIMITIVES, {name: callers[name] for name in lonely - PRIMITIVES}
+
+
+def test_files_are_short() -> None:
+    lengths = {
+        path.relative_to(ROOT): len(path.read_text().splitlines())
+        for folder in ("src", "tests", "benchmarks", "cpp")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".pyi", ".cpp", ".h")
+    }
+    assert not {str(path): n for path, n in lengths.items() if n > MOST_LINES}
+    assert sum(n < FEW_LINES for n in lengths.values()) > len(lengths) / 2
 
 
 @pytest.mark.parametrize("folder", CPP_ARROWS)

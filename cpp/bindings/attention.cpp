@@ -1,15 +1,48 @@
-// Attention.
+// Attention and its gradients.
 #include "core/attention.h"
 
 #include "bindings/pybind.h"
 #include "core/attention_gradient.h"
+#include "core/skip_bounds.h"
 
 namespace ntk_alibi {
 namespace {
 
-template <class T>
-std::int64_t stride(const py::array_t<T>& array, int axis) {
-  return array.strides(axis) / static_cast<py::ssize_t>(sizeof(T));
+// Numbers that all calls of one kind share.
+struct CallRule {
+  float scale;
+  MaskRule mask;
+  double max_dropped_share;
+};
+
+// Padding and positions of a call.
+struct Tokens {
+  std::optional<py::array_t<std::int32_t>> query_positions, key_positions;
+  std::optional<py::array_t<std::uint8_t>> key_mask;  // contiguous
+};
+
+// Where the gradients of the bias go.
+struct BiasGradients {
+  std::optional<py::array_t<float>> left, right;
+  std::optional<py::array_t<double>> table, sums;
+  std::optional<py::array_t<float>> dense;
+};
+
+// float32, float16, and 16 bits of any other kind as bfloat16, which NumPy does not know.
+DType dtype_of(const py::array& array) {
+  switch (array.dtype().char_()) {
+    case 'f': return DType::float32;
+    case 'e': return DType::float16;
+    default: return DType::bfloat16;
+  }
+}
+
+// The array, or a copy of it if the elements of its rows are not adjacent or not aligned.
+py::array readable(const py::array& array) {
+  const py::ssize_t last = array.ndim() - 1;
+  const bool adjacent = array.shape(last) <= 1 || array.strides(last) == array.itemsize();
+  const bool aligned = array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+  return adjacent && aligned ? array : py::array(array.attr("copy")());
 }
 
 TensorView view_tensor(const py::array& array) {
@@ -18,99 +51,53 @@ TensorView view_tensor(const py::array& array) {
           array.strides(2) / size};
 }
 
-using Positions = std::optional<py::array_t<std::int32_t>>;
-
-PositionView view_positions(const Positions& positions) {
+PositionView view_positions(const std::optional<py::array_t<std::int32_t>>& positions) {
   if (!positions) return {nullptr, 0};
   return {positions->data(), positions->shape(0) == 1 ? 0 : stride(*positions, 0)};
 }
-
-AttentionBias no_bias() {
-  AttentionBias bias{};
-  bias.kind = BiasKind::none;
-  return bias;
-}
-
-AttentionBias linear_bias(const py::array_t<float>& left, const py::array_t<float>& right) {
-  AttentionBias bias{};
-  bias.kind = BiasKind::two_sided;
-  bias.left = view_slopes(left);
-  bias.right = view_slopes(right);
-  return bias;
-}
-
-AttentionBias table_bias(const py::array_t<float>& table, std::int64_t begin) {
-  AttentionBias bias{};
-  bias.kind = BiasKind::table;
-  bias.table = table.data();
-  bias.table_head_stride = stride(table, 0);
-  bias.table_begin = begin;
-  bias.table_size = table.shape(1);
-  return bias;
-}
-
-AttentionBias sums_bias(const py::array_t<double>& sums) {
-  AttentionBias bias{};
-  bias.kind = BiasKind::sums;
-  bias.sums = sums.data();
-  bias.sums_batch_stride = stride(sums, 0);
-  bias.sums_head_stride = stride(sums, 1);
-  return bias;
-}
-
-AttentionBias dense_bias(const py::array_t<float>& dense) {
-  AttentionBias bias{};
-  bias.kind = BiasKind::dense;
-  bias.dense = dense.data();
-  for (int axis = 0; axis < 4; ++axis) bias.dense_strides[axis] = stride(dense, axis);
-  return bias;
-}
-
-using Floats = std::optional<py::array_t<float>>;
-using Doubles = std::optional<py::array_t<double>>;
-using Mask = std::optional<py::array_t<std::uint8_t>>;
 
 template <class T>
 T* data_of(std::optional<py::array_t<T>>& array) {
   return array ? array->mutable_data() : nullptr;
 }
 
-AttentionProblem describe(const py::array& query, const py::array& key, const py::array& value,
-                          const AttentionBias& bias, DType dtype, float scale,
-                          const Positions& query_positions, const Positions& key_positions,
-                          const Mask& key_mask, const MaskRule& rule, double skip_tolerance) {
-  AttentionProblem problem{};
-  problem.dtype = dtype;
-  problem.query = view_tensor(query);
-  problem.key = view_tensor(key);
-  problem.value = view_tensor(value);
-  problem.batch = query.shape(0);
-  problem.query_heads = query.shape(1);
-  problem.key_heads = key.shape(1);
-  problem.query_length = query.shape(2);
-  problem.key_length = key.shape(2);
-  problem.head_dim = query.shape(3);
-  problem.scale = scale;
-  problem.query_positions = view_positions(query_positions);
-  problem.key_positions = view_positions(key_positions);
-  problem.key_mask = key_mask ? key_mask->data() : nullptr;
-  problem.mask = rule;
-  problem.bias = bias;
-  problem.skip_tolerance = skip_tolerance;
-  return problem;
-}
+// The inputs of a call; they stay alive while the core reads them.
+struct Inputs {
+  py::array query, key, value;
+
+  AttentionProblem problem(const AttentionBias& bias, const CallRule& rule,
+                           const Tokens* tokens) const {
+    AttentionProblem problem{};
+    problem.dtype = dtype_of(query);
+    problem.query = view_tensor(query);
+    problem.key = view_tensor(key);
+    problem.value = view_tensor(value);
+    problem.batch = query.shape(0);
+    problem.query_heads = query.shape(1);
+    problem.key_heads = key.shape(1);
+    problem.query_length = query.shape(2);
+    problem.key_length = key.shape(2);
+    problem.head_dim = query.shape(3);
+    problem.scale = rule.scale;
+    problem.mask = rule.mask;
+    problem.max_dropped_share = rule.max_dropped_share;
+    problem.bias = bias;
+    if (tokens != nullptr) {
+      problem.query_positions = view_positions(tokens->query_positions);
+      problem.key_positions = view_positions(tokens->key_positions);
+      problem.key_mask = tokens->key_mask ? tokens->key_mask->data() : nullptr;
+    }
+    return problem;
+  }
+};
 
 void bind_attention(const py::array& query, const py::array& key, const py::array& value,
-                    const AttentionBias& bias, DType dtype, float scale,
-                    const Positions& query_positions, const Positions& key_positions,
-                    const Mask& key_mask, bool causal, std::int64_t window,
-                    std::int64_t causal_block, std::int64_t sink, double skip_tolerance,
-                    py::array output, Floats logsumexp,
+                    const AttentionBias& bias, const CallRule& rule, const Tokens* tokens,
+                    py::array output, std::optional<py::array_t<float>> logsumexp,
                     std::optional<py::array_t<std::int64_t>> block_counts,
-                    const Floats& key_norms) {
-  AttentionProblem problem =
-      describe(query, key, value, bias, dtype, scale, query_positions, key_positions, key_mask,
-               {causal, window, causal_block, sink}, skip_tolerance);
+                    const std::optional<py::array_t<float>>& key_norms) {
+  const Inputs inputs{readable(query), readable(key), readable(value)};
+  AttentionProblem problem = inputs.problem(bias, rule, tokens);
   problem.output = view_tensor(output);
   problem.logsumexp = data_of(logsumexp);
   problem.block_counts = data_of(block_counts);
@@ -123,72 +110,79 @@ void bind_attention(const py::array& query, const py::array& key, const py::arra
 }
 
 void bind_attention_gradients(const py::array& query, const py::array& key, const py::array& value,
-                              const AttentionBias& bias, DType dtype, float scale,
-                              const Positions& query_positions, const Positions& key_positions,
-                              const Mask& key_mask, bool causal, std::int64_t window,
-                              std::int64_t causal_block, std::int64_t sink, double skip_tolerance,
+                              const AttentionBias& bias, const CallRule& rule, const Tokens* tokens,
                               const py::array& output, py::array_t<float> logsumexp,
-                              const py::array& output_gradient, Floats logsumexp_gradient,
+                              const py::array& output_gradient,
+                              std::optional<py::array_t<float>> logsumexp_gradient,
                               py::array query_gradient, py::array key_gradient,
-                              py::array value_gradient, Floats left_slopes, Floats right_slopes,
-                              Doubles table, Doubles sums, Floats dense) {
-  AttentionProblem problem =
-      describe(query, key, value, bias, dtype, scale, query_positions, key_positions, key_mask,
-               {causal, window, causal_block, sink}, skip_tolerance);
-  problem.output = view_tensor(output);
+                              py::array value_gradient, BiasGradients& of_bias) {
+  const Inputs inputs{readable(query), readable(key), readable(value)};
+  const py::array forward_output = readable(output), incoming = readable(output_gradient);
+  AttentionProblem problem = inputs.problem(bias, rule, tokens);
+  problem.output = view_tensor(forward_output);
   problem.logsumexp = logsumexp.mutable_data();
   AttentionGradients gradients{};
-  gradients.output_gradient = view_tensor(output_gradient);
+  gradients.output_gradient = view_tensor(incoming);
   gradients.logsumexp_gradient = data_of(logsumexp_gradient);
   gradients.query = view_tensor(query_gradient);
   gradients.key = view_tensor(key_gradient);
   gradients.value = view_tensor(value_gradient);
-  gradients.left_slopes = data_of(left_slopes);
-  gradients.right_slopes = data_of(right_slopes);
-  gradients.table = data_of(table);
-  gradients.sums = data_of(sums);
-  gradients.dense = data_of(dense);
+  gradients.left_slopes = data_of(of_bias.left);
+  gradients.right_slopes = data_of(of_bias.right);
+  gradients.table = data_of(of_bias.table);
+  gradients.sums = data_of(of_bias.sums);
+  gradients.dense = data_of(of_bias.dense);
   py::gil_scoped_release release;
   attention_gradients(problem, gradients);
 }
 
 // norms: (batch, key heads, blocks, 3), the fields of BlockNorms.
-void bind_measure_key_norms(const py::array& key, DType dtype, std::int64_t first_block,
+void bind_measure_key_norms(const py::array& key, std::int64_t first_block,
                             py::array_t<float> norms) {
   static_assert(sizeof(BlockNorms) == 3 * sizeof(float), "seen as three floats from Python");
-  const KeyNormsShape shape{key.shape(0), key.shape(1), key.shape(2), key.shape(3)};
-  const TensorView view = view_tensor(key);
+  const py::array keys = readable(key);
+  const KeyNormsShape shape{keys.shape(0), keys.shape(1), keys.shape(2), keys.shape(3)};
+  const TensorView view = view_tensor(keys);
   BlockNorms* destination = reinterpret_cast<BlockNorms*>(norms.mutable_data());
-  const std::int64_t stride = norms.shape(2);
+  const std::int64_t norms_stride = norms.shape(2);
+  const DType dtype = dtype_of(keys);
   py::gil_scoped_release release;
-  measure_key_norms(shape, view, dtype, first_block, destination, stride);
+  measure_key_norms(shape, view, dtype, first_block, destination, norms_stride);
 }
 
 }  // namespace
 
 void register_attention(py::module_& module) {
-  py::class_<AttentionBias>(module, "AttentionBias");
-  module.def("no_bias", &no_bias);
-  module.def("linear_bias", &linear_bias, py::arg("left"), py::arg("right"), py::keep_alive<0, 1>(),
-             py::keep_alive<0, 2>());
-  module.def("table_bias", &table_bias, py::arg("table"), py::arg("begin"), py::keep_alive<0, 1>());
-  module.def("sums_bias", &sums_bias, py::arg("sums"), py::keep_alive<0, 1>());
-  module.def("dense_bias", &dense_bias, py::arg("dense"), py::keep_alive<0, 1>());
+  py::class_<CallRule>(module, "CallRule")
+      .def(py::init([](float scale, bool causal, std::int64_t window, std::int64_t causal_block,
+                       std::int64_t sink, double max_dropped_share) {
+             return CallRule{scale, {causal, window, causal_block, sink}, max_dropped_share};
+           }),
+           py::arg("scale"), py::arg("causal"), py::arg("window"), py::arg("causal_block"),
+           py::arg("sink"), py::arg("max_dropped_share"));
+  py::class_<Tokens>(module, "Tokens")
+      .def(py::init<std::optional<py::array_t<std::int32_t>>,
+                    std::optional<py::array_t<std::int32_t>>,
+                    std::optional<py::array_t<std::uint8_t>>>(),
+           py::arg("query_positions"), py::arg("key_positions"), py::arg("key_mask"));
+  py::class_<BiasGradients>(module, "BiasGradients")
+      .def(py::init<std::optional<py::array_t<float>>, std::optional<py::array_t<float>>,
+                    std::optional<py::array_t<double>>, std::optional<py::array_t<double>>,
+                    std::optional<py::array_t<float>>>(),
+           py::arg("left") = py::none(), py::arg("right") = py::none(),
+           py::arg("table") = py::none(), py::arg("sums") = py::none(),
+           py::arg("dense") = py::none());
   module.def("attention", &bind_attention, py::arg("query"), py::arg("key"), py::arg("value"),
-             py::arg("bias"), py::arg("dtype"), py::arg("scale"), py::arg("query_positions"),
-             py::arg("key_positions"), py::arg("key_mask"), py::arg("causal"), py::arg("window"),
-             py::arg("causal_block"), py::arg("sink"), py::arg("skip_tolerance"), py::arg("output"),
-             py::arg("logsumexp"), py::arg("block_counts"), py::arg("key_norms"));
+             py::arg("bias"), py::arg("rule"), py::arg("tokens"), py::arg("output"),
+             py::arg("logsumexp") = py::none(), py::arg("block_counts") = py::none(),
+             py::arg("key_norms") = py::none());
   module.def("attention_gradients", &bind_attention_gradients, py::arg("query"), py::arg("key"),
-             py::arg("value"), py::arg("bias"), py::arg("dtype"), py::arg("scale"),
-             py::arg("query_positions"), py::arg("key_positions"), py::arg("key_mask"),
-             py::arg("causal"), py::arg("window"), py::arg("causal_block"), py::arg("sink"),
-             py::arg("skip_tolerance"), py::arg("output"), py::arg("logsumexp"),
-             py::arg("output_gradient"), py::arg("logsumexp_gradient"), py::arg("query_gradient"),
-             py::arg("key_gradient"), py::arg("value_gradient"), py::arg("left_slopes"),
-             py::arg("right_slopes"), py::arg("table"), py::arg("sums"), py::arg("dense"));
-  module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("dtype"),
-             py::arg("first_block"), py::arg("norms"));
+             py::arg("value"), py::arg("bias"), py::arg("rule"), py::arg("tokens"),
+             py::arg("output"), py::arg("logsumexp"), py::arg("output_gradient"),
+             py::arg("logsumexp_gradient"), py::arg("query_gradient"), py::arg("key_gradient"),
+             py::arg("value_gradient"), py::arg("of_bias"));
+  module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("first_block"),
+             py::arg("norms"));
 }
 
 }  // namespace ntk_alibi

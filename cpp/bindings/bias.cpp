@@ -1,5 +1,6 @@
 // Slopes and bias tensors.
 #include "bindings/pybind.h"
+#include "core/bias_tensor.h"
 #include "core/slopes.h"
 
 namespace ntk_alibi {

@@ -1,5 +1,5 @@
-// The table of contents of ntk_alibi._core. Arguments are validated in Python (_validation.py); an
-// exception from here is a bug there.
+// The table of contents of ntk_alibi._core. The Python package validates all arguments before it
+// calls; an exception from here is a bug there.
 #include "bindings/pybind.h"
 
 PYBIND11_MODULE(_core, module) {
@@ -7,5 +7,6 @@ PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = NTK_ALIBI_VERSION;
   ntk_alibi::register_runtime(module);
   ntk_alibi::register_bias(module);
+  ntk_alibi::register_attention_bias(module);
   ntk_alibi::register_attention(module);
 }

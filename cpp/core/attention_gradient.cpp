@@ -1,20 +1,25 @@
 #include "core/attention_gradient.h"
 
-#include <cmath>
+#include <algorithm>
 #include <numeric>
+#include <vector>
 
+#include "core/parallel.h"
 #include "core/tiles.h"
 
 namespace ntk_alibi {
 namespace {
 
-// Heads of keys are cut into parts until there is work for so many threads. Their number must
-// depend on the problem alone: gradients of queries are sums over parts.
-constexpr std::int64_t tasks_wanted = 8;
-constexpr std::int64_t blocks_wanted = 8;  // in a part, at least
+// The keys of each head are cut into parts until there are this many tasks. Gradients of queries
+// are sums over the parts, so their number depends on the problem alone, not on the threads.
+constexpr std::int64_t least_tasks = 8;
+constexpr std::int64_t least_blocks_per_part = 8;
 
-// A task is a part of the keys of one head of keys, for all its queries: nobody else adds to those
-// keys' gradients.
+// Threads share out the joining of the parts in ranges of at least this many rows.
+constexpr std::int64_t rows_per_range = 64;
+
+// A task is a part of the keys of one head, with all queries of that head: no other task adds to
+// the gradients of those keys.
 class Gradients {
  public:
   Gradients(const Tiles& tiles, const AttentionProblem& problem,
@@ -25,12 +30,13 @@ class Gradients {
         rows_(problem.batch * problem.query_heads * problem.query_length),
         width_((problem.head_dim + gradient_padding - 1) / gradient_padding * gradient_padding) {
     const std::int64_t heads = problem.batch * problem.key_heads;
-    // Tables and sums are added to by all parts.
+    // All parts would add to the gradients of a table or of sums.
     const bool whole = gradients.table != nullptr || gradients.sums != nullptr;
     const std::int64_t blocks = block_count(problem.key_length);
-    parts_ = whole ? 1
-                   : std::clamp<std::int64_t>((tasks_wanted + heads - 1) / heads, 1,
-                                              std::max<std::int64_t>(1, blocks / blocks_wanted));
+    parts_ =
+        whole ? 1
+              : std::clamp<std::int64_t>((least_tasks + heads - 1) / heads, 1,
+                                         std::max<std::int64_t>(1, blocks / least_blocks_per_part));
     if (parts_ > 1) {
       query_parts_.resize(parts_ * rows_ * problem.head_dim);
       if (gradients.left_slopes != nullptr) left_parts_.resize(parts_ * rows_);
@@ -51,7 +57,7 @@ class Gradients {
   }
 
  private:
-  // Flat slopes leave more keys to read; one long task at the end would keep a single thread busy.
+  // Heads with flat slopes read more keys. A long task at the end would keep a single thread busy.
   std::vector<std::int64_t> costliest_first(std::int64_t tasks) const {
     std::vector<std::int64_t> order(tasks);
     std::iota(order.begin(), order.end(), 0);
@@ -59,9 +65,8 @@ class Gradients {
     const std::int64_t group = problem_.query_heads / problem_.key_heads;
     const auto slope = [&](std::int64_t task) {
       const std::int64_t head = task / parts_;
-      const SlopeView& left = problem_.bias.left;
-      return left.data[head / problem_.key_heads * left.batch_stride +
-                       head % problem_.key_heads * group * left.head_stride];
+      return slope_at(problem_.bias.left, head / problem_.key_heads,
+                      head % problem_.key_heads * group, 0);
     };
     std::stable_sort(order.begin(), order.end(),
                      [&](std::int64_t a, std::int64_t b) { return slope(a) < slope(b); });
@@ -96,7 +101,7 @@ class Gradients {
     const std::int64_t count =
         std::min<std::int64_t>(tiles_.kernels().queries_per_tile, p.query_length - i);
     TileRows rows;
-    const AttentionTile tile = tiles_.described(b, h, i, count, rows);
+    const AttentionTile tile = tiles_.describe(b, h, i, count, rows);
     const std::int64_t row = (b * p.query_heads + h) * p.query_length + i;
     gradient.tile = &tile;
     gradient.output_gradient = row_of(gradients_.output_gradient, p.dtype, b, h, i);
@@ -151,10 +156,10 @@ class Gradients {
     }
   }
 
-  // Sums over the parts, in their order.
+  // Sums over the parts in ascending order, so that the bits do not depend on the threads.
   void join_parts() const {
     const std::int64_t head_dim = problem_.head_dim;
-    parallel_for(rows_, 64, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(rows_, rows_per_range, [&](std::int64_t begin, std::int64_t end) {
       std::vector<float> sum(head_dim);
       for (std::int64_t row = begin; row < end; ++row) {
         for (std::int64_t d = 0; d < head_dim; ++d) sum[d] = 0.0f;
@@ -188,8 +193,8 @@ class Gradients {
   const AttentionProblem& problem_;
   const AttentionGradients& gradients_;
   const std::int64_t rows_;                                    // batch x heads x queries
-  const std::int64_t width_;                                   // of padded rows
-  std::int64_t parts_;                                         // of each head's keys
+  const std::int64_t width_;                                   // channels of padded rows
+  std::int64_t parts_;                                         // of the keys of each head
   std::vector<float> query_parts_, left_parts_, right_parts_;  // (parts, rows, ...)
   std::vector<double> tables_;                                 // (batch, heads, distances)
 };

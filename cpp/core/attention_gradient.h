@@ -5,22 +5,22 @@
 
 namespace ntk_alibi {
 
-// What comes in, and where results go. `output` and `logsumexp` of the problem hold those of the
-// forward pass. Where a tensor is written only for real keys or for pairs that were read, the rest
-// is left as it is.
+// The incoming gradients and the destinations of the results. The problem's output and logsumexp
+// hold the results of the forward pass. Rows of padded keys, and dense elements of pairs that were
+// skipped, are not written.
 struct AttentionGradients {
-  TensorView output_gradient;       // as output
+  TensorView output_gradient;       // shape and dtype of output
   const float* logsumexp_gradient;  // (batch, heads, queries), contiguous, or null
-  TensorView query, key, value;     // dtypes as the inputs'; key and value for real keys
-  // Of the bias, each null if not asked for; contiguous.
+  TensorView query, key, value;     // shapes and dtypes of the inputs
+  // Gradients of the bias, contiguous; null pointers are skipped.
   float* left_slopes;   // (batch, heads, queries)
   float* right_slopes;  // (batch, heads, queries)
   double* table;        // (heads, distances), added to
   double* sums;         // (batch, heads, keys), added to
-  float* dense;         // (batch, heads, queries, keys), for pairs that were read
+  float* dense;         // (batch, heads, queries, keys)
 };
 
-// The same bits from run to run and for any number of threads.
+// Results have the same bits in every run and for any number of threads.
 void attention_gradients(const AttentionProblem& problem, const AttentionGradients& gradients);
 
 }  // namespace ntk_alibi

@@ -1,21 +1,12 @@
-// Dense bias tensors, row by row on all threads.
+// Dense bias tensors, filled row by row on all threads.
 #pragma once
 
 #include <cstdint>
 
+#include "core/tensor_view.h"
 #include "kernels/kernels.h"
 
 namespace ntk_alibi {
-
-inline std::int64_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
-
-// Slopes of shape (batch, heads, queries); strides in elements, 0 where an axis is broadcast.
-struct SlopeView {
-  const float* data;
-  std::int64_t batch_stride;
-  std::int64_t head_stride;
-  std::int64_t query_stride;
-};
 
 enum class Anchor { first, last };
 
@@ -38,8 +29,8 @@ struct RelativeBiasShape {
   std::int64_t key_length;
 };
 
-// out (batch, heads, queries, keys), contiguous: the linear bias over distance of kernels.h, the
-// last query aligned with the last key.
+// out (batch, heads, queries, keys), contiguous: the linear bias over distance of kernels.h. The
+// last query is at the last key.
 void relative_bias(const RelativeBiasShape& shape, const SlopeView& left, const SlopeView& right,
                    DType dtype, void* out);
 

@@ -47,7 +47,7 @@ bool has_avx512() {
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
-// Plainest first; the last one that runs here is the default.
+// Plainest first. The last one that this machine runs is the default.
 const Isa compiled_isas[] = {
     {"portable", always, &portable::kernel_table},
 #ifdef NTK_ALIBI_HAS_avx2

@@ -1,4 +1,4 @@
-// Which instruction set the kernels use: chosen once when the module loads, changeable for tests.
+// The choice of the kernels' instruction set: made when the module loads, and changed by tests.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@
 
 namespace ntk_alibi {
 
-// Names of the ISAs that were compiled in and that this machine runs, plainest first.
+// The names of the compiled ISAs that this machine runs, plainest first.
 std::vector<std::string> available_isas();
 
 const char* active_isa();
 
-// Selects an ISA by name. Throws std::invalid_argument, naming the choices, for a name that is
-// unknown or that this machine cannot run.
+// Selects an ISA by name. Throws std::invalid_argument, which lists the choices, if the name is
+// unknown or this machine cannot run the ISA.
 void select_isa(const std::string& name);
 
 const KernelTable& active_kernels();

@@ -33,11 +33,9 @@ KeyList OwnedKeyList::view() const {
           blocks_.data(), rise_};
 }
 
-std::vector<OwnedKeyList> key_lists(const AttentionProblem& problem) {
+KeyLists::KeyLists(const AttentionProblem& problem) {
   const bool shared = !problem.key_mask && problem.key_positions.batch_stride == 0;
-  std::vector<OwnedKeyList> lists;
-  for (std::int64_t b = 0; b < (shared ? 1 : problem.batch); ++b) lists.emplace_back(problem, b);
-  return lists;
+  for (std::int64_t b = 0; b < (shared ? 1 : problem.batch); ++b) lists_.emplace_back(problem, b);
 }
 
 }  // namespace ntk_alibi

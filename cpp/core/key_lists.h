@@ -1,4 +1,4 @@
-// The real keys of each batch row and where they stand.
+// The keys of each batch row without padding, and their positions.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace ntk_alibi {
 
-// Of one batch row.
+// The keys of one batch row.
 class OwnedKeyList {
  public:
   OwnedKeyList(const AttentionProblem& problem, std::int64_t b);
@@ -22,9 +22,18 @@ class OwnedKeyList {
   bool consecutive_, rise_;
 };
 
-// One for each batch row, or one for all.
-std::vector<OwnedKeyList> key_lists(const AttentionProblem& problem);
+// The keys of all batch rows, which may share one list.
+class KeyLists {
+ public:
+  explicit KeyLists(const AttentionProblem& problem);
 
+  const OwnedKeyList& of_row(std::int64_t b) const { return lists_[lists_.size() > 1 ? b : 0]; }
+
+ private:
+  std::vector<OwnedKeyList> lists_;
+};
+
+// The kernels have a block_count of their own: inline functions must not cross between ISAs.
 inline std::int64_t block_count(std::int64_t keys) {
   return (keys + keys_per_block - 1) / keys_per_block;
 }

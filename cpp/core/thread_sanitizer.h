@@ -1,6 +1,6 @@
-// What ThreadSanitizer has to be told. An OpenMP library that was built without it waits where it
-// cannot see, so that every variable two threads share would look like a race. Said is what a
-// parallel region guarantees, and no more. Nothing of this is left in other builds.
+// Annotations for ThreadSanitizer. It cannot see the waiting of an OpenMP library that was built
+// without it, so that every variable which two threads share would look like a race. We annotate
+// only what an OpenMP parallel region guarantees. Other builds contain none of this.
 #pragma once
 
 #if defined(__has_feature)
@@ -16,7 +16,8 @@ extern "C" {
 void __tsan_acquire(void* edge);
 void __tsan_release(void* edge);
 }
-// For a function whose own variables OpenMP hands to its threads; what it calls is watched.
+// Marks a function with local variables that OpenMP passes to its threads. The functions that it
+// calls are still watched.
 #define NTK_ALIBI_NOT_WATCHED __attribute__((no_sanitize("thread")))
 #else
 #define NTK_ALIBI_NOT_WATCHED
@@ -24,7 +25,7 @@ void __tsan_release(void* edge);
 
 namespace ntk_alibi {
 
-// What precedes a release happens before what follows an acquire of the same edge, in any thread.
+// Code before a release happens before code after an acquire of the same edge, in any thread.
 class ThreadEdge {
  public:
   void release() {

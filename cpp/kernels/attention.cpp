@@ -1,10 +1,12 @@
-// Attention of one tile of queries, lanes = queries: keys and values are read in place, broadcast,
-// and everything that belongs to a query (maximum, sum, mask, bias) stays within its lane.
+// Attention of one tile of queries, lanes = queries: keys and values are read in place and
+// broadcast, and everything that belongs to a query (maximum, sum, mask, bias) stays within its
+// lane.
 #include "kernels/attention.h"
 
-#include "kernels/attention_bias.h"
+#include "kernels/bias_functors.h"
 #include "kernels/certificate.h"
 #include "kernels/exp2.h"
+#include "kernels/logsumexp.h"
 #include "kernels/tile_scores.h"
 
 namespace ntk_alibi {
@@ -33,14 +35,15 @@ void write_tile(const AttentionTile& tile, const Scratch& s, float* rows) {
       tile.logsumexp[r] = logsumexp(s.maximum[r], s.sum[r]);
 }
 
-// Turns the scores of a block into weights, a few keys at a time, and sums them up.
+// Turns the scores of a block into weights, a few keys at a time, and sums the weights.
 template <class Words>
 class Weighing {
  public:
   Weighing(const Scratch& s, const ScoredBlock& block) : s_(s), block_(block) {
     for (int v = 0; v < vectors_per_tile; ++v) {
       const f32v maximum = vector_of(s.maximum, 0, v);
-      // Without a visible key so far both maxima are -infinity, whose difference is NaN.
+      // Before the first visible key, both score and maximum are -infinity: their difference is
+      // NaN.
       reached_[v] = maximum == -infinity ? f32v{} : maximum;
       sum_[v] = f32v{};
     }
@@ -57,14 +60,14 @@ class Weighing {
     }
   }
 
-  // The rest, from key c on.
+  // Weighs the remaining keys, from key c on, and updates the running sum.
   void finish(int c) {
     for (; c < block_.count; c += Words::keys_per_weight) weigh(c);
     if (block_.count == 0) return;
     for (int v = 0; v < vectors_per_tile; ++v) {
       const f32v sum = vector_of(s_.sum, 0, v) * vector_of(s_.rescale, 0, v) + sum_[v];
       store_vector(s_.sum, 0, v, sum);
-      // The exponent alone: a lower bound of the logarithm.
+      // The exponent of a float is a lower bound of its logarithm.
       const i32v exponent = (i32v)(bits_of(sum) >> 23) - 127;
       store_vector(s_.log_sum, 0, v, vector_of(s_.maximum, 0, v) + to_float(exponent));
     }
@@ -77,7 +80,7 @@ class Weighing {
   f32v sum_[vectors_per_tile];
 };
 
-// Scores of a block; the exponentials of the one before it are taken meanwhile.
+// Scores a block, and meanwhile weighs the block before it.
 template <class Words, class Bias>
 void score_block(const AttentionTile& tile, const Scratch& s, const Rows& rows,
                  const ScoredBlock& block, const ScoredBlock& before) {
@@ -98,7 +101,7 @@ void score_block(const AttentionTile& tile, const Scratch& s, const Rows& rows,
   weighing.finish((block.count + rows_per_step - 1) / rows_per_step * rows_per_step);
 }
 
-// Makes the maximum that of the block at hand, if that is greater.
+// Raises the running maximum to that of the current block.
 void raise_maximum(const Scratch& s) {
   for (int v = 0; v < vectors_per_tile; ++v) {
     const f32v before = vector_of(s.maximum, 0, v);
@@ -121,11 +124,12 @@ double least_log_sum(const Scratch& s) {
   return minimum;
 }
 
-// One tile on its way over the blocks of keys: while the products of one are formed, the block
-// before it is weighed.
+// The walk of one tile over the blocks of keys. It weighs each block while it forms the products of
+// the next one.
 template <class Words, class Bias>
 class TileWalk {
  public:
+  // <new> has inline functions, which must not cross between ISAs.
   static void* operator new(std::size_t, void* memory) { return memory; }
 
   TileWalk(const AttentionTile& tile, const Scratch& s, BlockRows<Words>& rows)
@@ -137,8 +141,8 @@ class TileWalk {
     middle_ = reach_.last_block_behind(tile);
   }
 
-  // Blocks have to come in this order: from the last one back to the first, then ahead to the last.
-  // Blocks up to the tile's own position are read on the way back, the others ahead.
+  // The caller steps from the last block back to the first, then ahead to the last. The tile reads
+  // blocks up to its own position on the way back, and the others on the way ahead.
   void step_back(std::int64_t b) {
     if (b > middle_ || back_is_done_) return;
     back_is_done_ = reach_.ends_before(tile_, b) || certificate_.drops_back_from(b);
@@ -153,7 +157,7 @@ class TileWalk {
   bool back_is_done() const { return back_is_done_; }
   bool ahead_is_done() const { return ahead_is_done_; }
 
-  // Returns how many blocks were scored.
+  // Returns the number of blocks that were scored.
   std::int64_t finish() {
     Weighing<Words>(s_, scored_).finish(0);
     add_values();
@@ -162,7 +166,7 @@ class TileWalk {
 
  private:
   void visit(std::int64_t b) {
-    if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.drops(b)) return;
+    if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.try_drop(b)) return;
     const ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b,
                             reach_.keys_to_read(tile_, b * keys_per_block),
                             !Bias::is_linear || !reach_.sees_all_of(block_of(tile_.keys, b))};
@@ -170,7 +174,7 @@ class TileWalk {
     ++visited_;
     add_values();
     scored_ = {};
-    if (certificate_.possible() && certificate_.drops_scored(greatest_excess(s_))) return;
+    if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_))) return;
     raise_maximum(s_);
     scored_ = block;
     if (certificate_.possible()) certificate_.update(least_log_sum(s_));
@@ -191,14 +195,13 @@ class TileWalk {
   BlockRows<Words>& rows_;
   const TileReach reach_;
   Certificate certificate_;
-  ScoredBlock scored_;  // whose values are still to be added
+  ScoredBlock scored_;  // its values are not yet added
   std::int64_t middle_;
   bool back_is_done_ = false, ahead_is_done_ = false;
   std::int64_t visited_ = 0;
 };
 
-// A group of tiles of one head, which walk together so that each block is fetched, and converted,
-// once for all of them.
+// Walks a group of tiles of one head together, so that each block is fetched and converted once.
 template <class Words, class Bias>
 void walk(const AttentionTile* tiles, const Scratch* s, int count, BlockRows<Words>& rows,
           std::int64_t* visited) {
@@ -269,38 +272,6 @@ void attention_tiles(const AttentionTile* tiles, int count, void* scratch, std::
     return attend<Bfloat16Pairs>(tiles, count, scratch, visited);
 #endif
   attend<Float32Words>(tiles, count, scratch, visited);
-}
-
-std::int64_t visible_blocks(const AttentionTile& tile) {
-  const TileReach reach(tile);
-  std::int64_t visible = 0;
-  for (std::int64_t b = 0; b < block_count(tile.keys); ++b)
-    visible += reach.sees(block_of(tile.keys, b));
-  return visible;
-}
-
-float greatest_norm(const KeyList& keys, std::int64_t b, const void* key, std::int64_t key_stride,
-                    int head_dim, DType dtype) {
-  float greatest = 0.0f;
-  for (int c = 0; c < keys_in_block(keys, b); ++c) {
-    const char* row = row_at(key, key_stride, index_of(keys, b * keys_per_block + c), dtype);
-    f32v squares = {};
-    int d = 0;
-    for (; dtype == DType::float32 && d + lanes <= head_dim; d += lanes) {
-      const f32v x = load<f32v>(reinterpret_cast<const float*>(row) + d);
-      squares += x * x;
-    }
-    for (; dtype != DType::float32 && d + lanes <= head_dim; d += lanes) {
-      const u16v narrow = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
-      const f32v x = dtype == DType::bfloat16 ? from_bfloat16(narrow) : from_float16(narrow);
-      squares += x * x;
-    }
-    float sum = horizontal_sum(squares);
-    for (; d < head_dim; ++d) sum += element(row, d, dtype) * element(row, d, dtype);
-    if (!(sum < infinity)) return infinity;  // which bounds nothing, nor does NaN
-    if (sum > greatest) greatest = sum;
-  }
-  return __builtin_sqrtf(greatest) + 2e-18f;  // for squares that underflowed
 }
 
 }  // namespace NTK_ALIBI_ISA

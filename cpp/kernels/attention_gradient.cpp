@@ -1,5 +1,5 @@
-// Gradients of one tile of queries: weights are formed again from the scores and the logsumexp, so
-// that nothing of the size of all pairs is kept.
+// Gradients of one tile of queries. Weights are recomputed from the scores and the logsumexp, so
+// that no matrix of all pairs is stored.
 //
 // Lanes are queries for the scores, for do.v and for the gradient of the queries, as in the forward
 // pass; they are channels for the gradients of keys and values, which are sums over queries.
@@ -17,8 +17,8 @@ constexpr int padded(int head_dim) {
 }
 
 struct GradientScratch {
-  Scratch tile;            // scores[0]: p, scores[1]: ds; log_sum: the logsumexp, log2 domain
-  RowScratch rows;         // of keys and values
+  Scratch tile;  // scores[0]: p, scores[1]: ds; log_sum: the logsumexp, log2 domain
+  RowScratch rows;
   float* output_gradient;  // [head_dim][queries_per_tile]
   float* correction;       // [1][queries_per_tile]: do.o - dlse
   // [queries_per_tile][padded head_dim]
@@ -38,7 +38,7 @@ GradientScratch divide(Pieces& pieces, int head_dim) {
   return s;
 }
 
-// Copies rows as float32, with zeros up to the padding; lanes without a query repeat the last one.
+// Copies rows as float32, padded with zeros. Lanes without a query repeat the last one.
 void copy_rows(const AttentionTile& tile, const void* from, std::int64_t stride, float* to) {
   const int width = padded(tile.head_dim);
   for (int r = 0; r < queries_per_tile; ++r) {
@@ -69,7 +69,7 @@ void load_gradient(const GradientTile& gradient, const GradientScratch& s) {
   load_tile_rows(tile, s.tile);
   for (int r = 0; r < queries_per_tile; ++r) {
     const bool real = r < tile.query_count && tile.logsumexp[r] > -infinity;
-    // Weights of lanes without a query, or without a key, are 2^-infinity.
+    // With a log sum of infinity, all weights of a lane without a query or a visible key are 0.
     s.tile.log_sum[r] = real ? tile.logsumexp[r] * log2_e : infinity;
     s.tile.rescale[r] = 1.0f;
     s.correction[r] = 0.0f;
@@ -130,7 +130,7 @@ class GradientWalk {
         reach_(tile_),
         certificate_(tile_, reach_, greatest_query_norm<Float32Words>(tile_, s.tile),
                      least_slopes(tile_, s.tile)) {
-    // The sum is known from the start; a float32 logsumexp is rounded relative to itself.
+    // The forward pass gave the sum, so the certificate holds from the first block on.
     double least = infinity;
     for (int r = 0; r < queries_per_tile; ++r) least = smaller(least, s.tile.log_sum[r]);
     if (least < infinity) certificate_.update(least);
@@ -156,11 +156,11 @@ class GradientWalk {
   static std::int64_t smaller_of(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
   void visit(std::int64_t b) {
-    if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.drops(b)) return;
+    if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.try_drop(b)) return;
     const ScoredBlock block{s_.tile.scores[0], b, reach_.keys_to_read(tile_, b * keys_per_block),
                             !Bias::is_linear || !reach_.sees_all_of(block_of(tile_.keys, b))};
     score(block);
-    if (certificate_.possible() && certificate_.drops_scored(greatest_excess(s_.tile))) return;
+    if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_.tile))) return;
     differentiate(block);
     const int width = padded(tile_.head_dim);
     const std::int64_t offset = (b - gradient_.first_block) * keys_per_block * width;
@@ -190,7 +190,7 @@ class GradientWalk {
       store_vector(s_.tile.block_maximum, 0, v, greatest[v]);
   }
 
-  // Scores to weights, on the way through do.v; then ds = p (do.v - correction).
+  // Turns scores into weights p while it forms do.v, then sets ds = p (do.v - correction).
   void differentiate(const ScoredBlock& block) {
     const Rows& values = rows_.values(block.number);
     f32v log_sum[vectors_per_tile], correction[vectors_per_tile];
@@ -210,7 +210,7 @@ class GradientWalk {
       for (int v = 0; v < vectors_per_tile; ++v) {
         const f32v weight = vector_of(weights, c + u, v);
         f32v gradient = weight * (dot[u][v] - correction[v]);
-        // What a query does not see may be NaN.
+        // do.v may be NaN for a masked key.
         if (block.masked) gradient = weight == 0.0f ? f32v{} : gradient;
         store_vector(s_.tile.scores[1], c + u, v, gradient);
       }

@@ -1,4 +1,4 @@
-// Gradients of attention. What each function does stands in kernels.h.
+// Gradients of one tile of queries. kernels.h documents the functions.
 #pragma once
 
 #include "kernels/kernels.h"

@@ -1,14 +1,14 @@
-// What bounds a tile's bias over blocks of keys. All logarithms are to the base 2.
+// Upper bounds of a tile's bias over blocks of keys. All logarithms are to the base 2.
 #pragma once
 
-#include "kernels/attention_scratch.h"
+#include "kernels/constants.h"
 #include "kernels/key_list.h"
-#include "kernels/tile_reach.h"
+#include "kernels/visible_blocks.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-// Not fmin and fmax, which g++ 12 for aarch64 fails to vectorise with an internal error.
+// fmin and fmax make g++ 12 for aarch64 fail with an internal error when it vectorises them.
 inline double smaller(double a, double b) { return b < a ? b : a; }
 inline double larger(double a, double b) { return a < b ? b : a; }
 
@@ -18,15 +18,17 @@ struct LeastSlopes {
   double right = __builtin_inf();
 };
 
-// Upper bounds for every query of a tile: of the bias with any key of a block, and of log2
-// sum_j 2^bias_ij over all keys of a block and those before (or behind) it. Infinite where nothing
-// is proven. docs/certified-skipping.md has the derivations.
+// Bounds that hold for every query of a tile; infinity where there is no proof.
+// docs/certified-skipping.md derives them.
+//   each(b)        the bias of any key of block b
+//   back_from(b)   log2 sum_j 2^bias_ij over the keys of block b and the blocks before it
+//   ahead_from(b)  log2 sum_j 2^bias_ij over the keys of block b and the blocks after it
 class BiasBounds {
  public:
   BiasBounds(const AttentionTile& tile, const TileReach& reach, const LeastSlopes& slopes)
       : tile_(tile), reach_(reach), left_(slopes.left), right_(slopes.right) {
     for (int i = 0; i < tile.query_count && tile.bias.kind == BiasKind::sums; ++i)
-      greatest_query_sum_ = larger(greatest_query_sum_, tile.bias.query_sums[i] * log2_e_exactly);
+      greatest_query_sum_ = larger(greatest_query_sum_, tile.bias.query_sums[i] * log2_e_double);
   }
 
   bool exist() const {
@@ -76,15 +78,13 @@ class BiasBounds {
   }
 
  private:
-  static constexpr double log2_e_exactly = 1.44269504088896340736;
-
-  // A slope that was rounded, and the geometric sum of what it leaves of each distance.
+  // A lower bound of a slope, and the geometric series sum_t 2^(-slope t) = 1 / ratio.
   struct Side {
-    explicit Side(double rounded) : slope(rounded / (1.0 + 1e-5)) {
+    explicit Side(double rounded) : slope(rounded / rounding_slack) {
       ratio = 1.0 - __builtin_exp2(-slope);
       log_sum = -__builtin_log2(ratio);
     }
-    // No two of the keys are at the same distance.
+    // Bounds the sum over at most `keys` keys at different distances, all >= nearest.
     double sum_from(double nearest, double keys) const {
       return -slope * nearest + (ratio * keys > 1.0 ? log_sum : __builtin_log2(keys));
     }
@@ -104,8 +104,8 @@ class BiasBounds {
     return block_of(tile_.keys, b).greatest_position - static_cast<double>(reach_.least_query);
   }
 
-  // Bounds for the distances from `nearest` on; outside the table, where the bias is 0, of `each`
-  // alone.
+  // Bounds for the distances from `nearest` to `farthest`. Outside the table the bias is 0, and
+  // only `each` is bounded.
   BiasBound at_distance(const BiasBound* bounds, double nearest, double farthest) const {
     const double first = static_cast<double>(tile_.bias.table_begin);
     const double end = first + static_cast<double>(tile_.bias.table_size);

@@ -1,4 +1,4 @@
-// Writing rows of bias tensors at the speed of memory.
+// Rows of bias tensors, written at the speed of memory.
 #include "kernels/bias_rows.h"
 
 #include "kernels/simd.h"
@@ -7,11 +7,11 @@ namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 namespace {
 
-// What a row is written in: one register's worth of elements of the storage type.
+// Rows are written in lines of one register of elements of the storage type.
 template <class Out>
 constexpr int line_length = vector_bytes / static_cast<int>(sizeof(Out));
 
-// Elements k .. k + line_length - 1 of a row that keeps its elements in order.
+// Writes the elements k .. k + line_length - 1 of a row.
 template <bool Stream, class Row>
 void write_line(const Row& row, std::int64_t k, float* out) {
   const f32v line = row.consecutive(k);
@@ -29,8 +29,8 @@ void write_line(const Row& row, std::int64_t k, float16* out) {
   write_halves<Stream>(to_float16(row.consecutive(k)), to_float16(row.consecutive(k + lanes)), out);
 }
 
-// One lane of 32 bits holds an even element below its odd neighbour, which spares narrowing; needs
-// little endian, as all ISAs here are.
+// Each lane of 32 bits combines an even element with its odd neighbour, which saves narrowing. This
+// needs a little-endian ISA, as all ISAs here are.
 template <bool Stream, class Row>
 void write_line(const Row& row, std::int64_t k, bfloat16* out) {
   const u32v even = rounded_to_upper_half(row.every_second(k));
@@ -39,7 +39,7 @@ void write_line(const Row& row, std::int64_t k, bfloat16* out) {
   Stream ? stream(out, line) : store(out, line);
 }
 
-// Part of a row, for its ends.
+// Writes the ends of a row, where a line would not fit.
 template <class Out, class Row>
 void write_part(const Row& row, std::int64_t begin, std::int64_t end, Out* out) {
   for (; begin < end; begin += line_length<Out>) {
@@ -55,7 +55,7 @@ void write_lines(const Row& row, std::int64_t begin, std::int64_t end, Out* out)
   for (std::int64_t k = begin; k < end; k += line_length<Out>) write_line<Stream>(row, k, out + k);
 }
 
-// Elements before the first address that streamed stores may go to.
+// The number of elements before the first address that is aligned for streamed stores.
 template <class Out>
 std::int64_t elements_to_boundary(const Out* out) {
   const std::uintptr_t misaligned = reinterpret_cast<std::uintptr_t>(out) % vector_bytes;
@@ -92,7 +92,7 @@ void write_row_as(DType dtype, const Row& row, std::int64_t count, bool streamed
   }
 }
 
-// slope * positions[k]. Reads whole lines: the core pads `positions` by two vectors.
+// slope * positions[k]. It reads whole lines, so the core pads `positions` by two vectors.
 struct PositionsRow {
   const std::int32_t* positions;
   f32v slope;
@@ -105,14 +105,14 @@ struct PositionsRow {
   }
 };
 
-// Positions are in memory, in order: gathering every second one would cost more than narrowing.
+// Positions are consecutive in memory: gathering every second one would cost more than narrowing.
 template <bool Stream>
 void write_line(const PositionsRow& row, std::int64_t k, bfloat16* out) {
   write_halves<Stream>(to_bfloat16(row.consecutive(k)), to_bfloat16(row.consecutive(k + lanes)),
                        out);
 }
 
-// slope * (query_position - k): one side of a linear bias, where the slope has the side's sign.
+// slope * (query_position - k): one side of a linear bias. The slope has the sign of the side.
 struct OneSide {
   std::int64_t query_position;
   f32v slope;
@@ -137,7 +137,7 @@ struct LinearRow {
   f32v consecutive(std::int64_t k) const { return strided(k, 1); }
   f32v every_second(std::int64_t k) const { return strided(k, 2); }
 
-  // Only the line that holds the query itself has two sides.
+  // Only the line that contains the position of the query has two sides.
   template <bool Stream, class Out>
   void write_lines_between(std::int64_t begin, std::int64_t end, Out* out) const {
     const std::int64_t query = left.query_position;

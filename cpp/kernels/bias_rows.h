@@ -1,4 +1,4 @@
-// Writing rows of bias tensors at the speed of memory. What each function does stands in kernels.h.
+// Rows of bias tensors. kernels.h documents the functions.
 #pragma once
 
 #include "kernels/kernels.h"

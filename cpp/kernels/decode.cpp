@@ -1,27 +1,25 @@
-// A single query: bound by memory, not by arithmetic. Lanes are channels for the products, which
-// reads rows as they lie, and keys for the softmax.
+// Attention of a single query, which memory bounds, not arithmetic. Lanes are channels for the
+// products, so that rows are read in their order in memory, and keys for the softmax.
 //
-// The walk goes from the last block back, and within blocks everything is read from the last vector
-// back, too: to the hardware's prefetching that is one descending stream each of keys and values.
-// In ascending order within blocks it gets lost at every block, and reads half as fast.
+// The walk goes from the last block back, and within a block from the last vector back. The
+// hardware prefetcher then sees one descending stream of keys and one of values. Ascending order
+// within blocks breaks the stream at every block, and reads half as fast.
 #include "kernels/decode.h"
 
-#include "kernels/attention_scratch.h"
 #include "kernels/certificate.h"
+#include "kernels/constants.h"
 #include "kernels/elements.h"
 #include "kernels/exp2.h"
 #include "kernels/key_list.h"
+#include "kernels/logsumexp.h"
 #include "kernels/transpose.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 namespace {
 
-// Channels that one pass over the values of a block sums up.
+// One pass over the values of a block sums this many vectors of channels.
 constexpr int vectors_per_pass = 8;
-
-// A float32 score is rounded, relative to itself, by less.
-constexpr double scored_roundoff = 1.0 / (1 << 20);
 
 float horizontal_max(f32v v) {
   float greatest = v[0];
@@ -62,11 +60,11 @@ class Decoder {
         part->rest_dropped = true;
         break;
       }
-      if (!reach.sees(block_of(tile_.keys, b)) || certificate.drops(b)) continue;
+      if (!reach.sees(block_of(tile_.keys, b)) || certificate.try_drop(b)) continue;
       ++part->visited;
       const float maximum = score_block(b, reach);
-      if (certificate.drops_scored(maximum + scored_roundoff * __builtin_fabs(maximum) -
-                                   certificate.least_log_sum()))
+      if (certificate.try_drop_scored(maximum + relative_score_error * __builtin_fabs(maximum) -
+                                      certificate.least_log_sum()))
         continue;
       add_block(b, reach, maximum, part);
       certificate.update(larger(task_.log_sum, log_sum(*part)));
@@ -96,7 +94,8 @@ class Decoder {
     return row_at(rows, stride, index_of(tile_.keys, key), dtype);
   }
 
-  // Leaves the scores of a block in weights_, -infinity behind its last key; returns the greatest.
+  // Writes the scores of a block to weights_, -infinity after its last key, and returns the
+  // greatest.
   float score_block(std::int64_t b, const TileReach& reach) {
     const std::int64_t begin = b * keys_per_block;
     const int count = reach.keys_to_read(tile_, begin);
@@ -116,7 +115,7 @@ class Decoder {
     const int count = reach.keys_to_read(tile_, begin);
     const float before = part->maximum;
     if (!(maximum <= before)) part->maximum = maximum;
-    // Without a visible key so far both maxima are -infinity, whose difference is NaN.
+    // Before the first visible key both maxima are -infinity: their difference is NaN.
     const float reached = part->maximum == -infinity ? 0.0f : part->maximum;
     const float rescale = exp2(broadcast(before - reached))[0];
     f32v sum = {};
@@ -139,7 +138,8 @@ class Decoder {
     }
   }
 
-  // Of `lanes` keys from key c on; behind the last of `left` keys that one again.
+  // Dot products of `lanes` keys from key c on. Only `left` keys are left; the last one is
+  // repeated.
   f32v products(std::int64_t c, int left) const {
     const int whole = tile_.head_dim / lanes * lanes;
     f32v sums[lanes];
@@ -159,7 +159,7 @@ class Decoder {
     return sums[0] + load<f32v>(rest);
   }
 
-  // Scores of `lanes` keys from key c on, -infinity where masked or beyond `left` of them.
+  // Scores of `lanes` keys from key c on; -infinity where masked, or beyond the `left` keys.
   f32v biased(f32v products, std::int64_t c, int left) const {
     i32v position = broadcast(static_cast<std::int32_t>(c)) + iota();
     if (tile_.keys.positions != nullptr)
@@ -179,8 +179,8 @@ class Decoder {
     return visible ? score : broadcast(-infinity);
   }
 
-  // Up to vectors_per_pass vectors of channels from d on. Keys of weight 0 are masked, or as good
-  // as.
+  // Adds up to vectors_per_pass vectors of channels from d on. Keys of weight 0 are not read: most
+  // of them are masked.
   void add_values(std::int64_t begin, int count, int d, float rescale, float* output) const {
     const int left = (tile_.head_dim - d) / lanes;
     if (left >= vectors_per_pass)

@@ -1,4 +1,4 @@
-// Attention of a single query, split over the keys. What each function does stands in kernels.h.
+// Attention of a single query, split over the keys. kernels.h documents the functions.
 #pragma once
 
 #include "kernels/kernels.h"

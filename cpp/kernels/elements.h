@@ -1,4 +1,4 @@
-// Single elements and rows of the storage types, as float32.
+// Conversion between the storage types and float32: single elements and rows.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -21,7 +21,7 @@ inline const char* row_at(const void* rows, std::int64_t stride, std::int64_t ro
   return static_cast<const char*>(rows) + row_bytes(stride, row, dtype);
 }
 
-// A row in place if it is float32, else converted into `converted`.
+// Returns a float32 row in place and converts others into `converted`.
 inline const float* as_float32(const char* row, int head_dim, DType dtype, float* converted) {
   if (dtype == DType::float32) return reinterpret_cast<const float*>(row);
   const std::uint16_t* bits = reinterpret_cast<const std::uint16_t*>(row);
@@ -51,7 +51,7 @@ inline bool all_finite(const char* row, int head_dim, DType dtype) {
   return !special;
 }
 
-// Rounds a row to nearest even; NaN becomes NaN.
+// Rounds a row to nearest even. NaN stays NaN.
 inline void write_row(const float* row, int head_dim, DType dtype, char* out) {
   if (dtype == DType::float32) {
     __builtin_memcpy(out, row, head_dim * sizeof(float));

@@ -6,12 +6,12 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-// 2^x for x <= 127, relative error below 1.3e-7 down to the least normal result; below that 0, or
-// what is nearest to it. 0 for -infinity; NaN stays NaN.
+// 2^x for x <= 127, with a relative error below 1.3e-7 down to the least normal result; smaller
+// results are 0 or rounded to the nearest subnormal. exp2(-infinity) is 0; NaN stays NaN.
 #if defined(__AVX512F__)
 
-// Reduction, table and scaling have execution units that the multiply-adds of the products leave
-// idle; only four instructions compete with those.
+// Reduction, table and scaling run on execution units that the multiply-adds of the products leave
+// idle; only four instructions compete with the multiply-adds.
 inline f32v exp2(f32v x) {
   alignas(64) static constexpr float sixteenths[] = {1.0f,
                                                      1.0442737340927124f,
@@ -29,15 +29,16 @@ inline f32v exp2(f32v x) {
                                                      1.7562521696090698f,
                                                      1.8340080976486206f,
                                                      1.9152065515518188f};
-  constexpr __mmask16 all = 0xffff;  // masked, since g++ 12 warns of its own header's plain forms
+  // The masked forms avoid a warning of g++ 12 about its own header.
+  constexpr __mmask16 all = 0xffff;
   constexpr int from_nearest_sixteenth = 4 << 4 | _MM_FROUND_NO_EXC;
   const f32v fraction = (f32v)_mm512_maskz_reduce_ps(all, (__m512)x, from_nearest_sixteenth);
   const f32v nearest = x - fraction;
-  // Adding 1.5 * 2^19 brings the number of sixteenths to the low bits, which select.
+  // Adding 1.5 * 2^19 brings the number of sixteenths to the low bits, which index the table.
   const i32v index = (i32v)(nearest + broadcast(786432.0f));
   const f32v step =
       (f32v)_mm512_maskz_permutexvar_ps(all, (__m512i)index, _mm512_load_ps(sixteenths));
-  // 2^f - 1 on [-1/32, 1/32], for the least relative error of 2^f (1.6e-9).
+  // 2^f - 1 on [-1/32, 1/32], fitted for the least relative error of 2^f (1.6e-9).
   f32v growth = broadcast(5.5502135306596756e-2f);
   growth = growth * fraction + broadcast(0.24023428559303284f);
   growth = growth * fraction + broadcast(0.6931471824645996f);
@@ -53,7 +54,8 @@ inline f32v exp2(f32v x) {
   const f32v rounder = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const f32v shifted = inside + rounder;
   const f32v fraction = inside - (shifted - rounder);
-  // Degree 6 by weighted least squares, for the least relative error (1.9e-9) on [-1/2, 1/2].
+  // Degree 6, fitted by weighted least squares for the least relative error (1.9e-9) on
+  // [-1/2, 1/2].
   f32v power = broadcast(1.5345811790706232e-4f);
   power = power * fraction + broadcast(1.3399931422901576e-3f);
   power = power * fraction + broadcast(9.6184889596972103e-3f);
@@ -61,7 +63,7 @@ inline f32v exp2(f32v x) {
   power = power * fraction + broadcast(0.24022646890593272f);
   power = power * fraction + broadcast(0.69314720573749566f);
   power = power * fraction + broadcast(1.0f);
-  // The integer sits in the low bits of `shifted`; it goes to the exponent.
+  // The low bits of `shifted` hold the integer, which is added to the exponent.
   const f32v result = float_of(bits_of(power) + (bits_of(shifted) << 23));
   return x < lowest ? f32v{} : result;
 }

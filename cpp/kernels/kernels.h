@@ -1,6 +1,6 @@
 // The contract between the core and the per-ISA kernels: plain structs and one table of functions.
-// Nothing here may have inline members: the header is compiled with different instruction sets, and
-// the linker would keep one of the copies.
+// Nothing here may have inline members: the header is compiled for different instruction sets, and
+// the linker would keep only one of the copies.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };
 
 // One row of a linear bias over distance. With d = query_position - k:
 //   out[k] = -left_slope * d  for d > 0,   0 for d = 0,   right_slope * d  for d < 0.
-// An infinite slope masks its side: the value there is -inf.
+// An infinite slope masks its side: the values there are -inf.
 struct LinearBiasRow {
   float left_slope;
   float right_slope;
@@ -19,19 +19,18 @@ struct LinearBiasRow {
   std::int64_t key_length;
 };
 
-// --- attention
-// ---------------------------------------------------------------------------------------
+// --- attention -----------------------------------------------------------------------------------
 
-// Keys are walked in blocks of this many, in the order of the problem's key list.
+// Kernels read keys in blocks of this many, in the order of the key list.
 constexpr int keys_per_block = 64;
 
-// The queries of a tile; no ISA packs more.
+// No ISA packs more queries into a tile.
 constexpr int most_queries_per_tile = 32;
 
-// Tiles of one head that share their reading of the keys.
+// Up to this many tiles of one head read the keys together.
 constexpr int tiles_per_group = 4;
 
-// What is added to a score, in nats, of a query at distance d = query_position - key_position.
+// The term added to a score, in nats. d = query_position - key_position.
 enum class BiasKind : int {
   none,
   one_sided,  // -left_slope d; only distances >= 0 are visible
@@ -41,7 +40,7 @@ enum class BiasKind : int {
   dense       // dense[i * dense_query_stride + j * dense_key_stride]
 };
 
-// For the rows of one tile of one head. Slopes are finite: an infinite one is a mask.
+// The bias of one tile. Slopes are finite: the core turns infinite ones into a mask.
 struct TileBias {
   BiasKind kind;
   const float* left_slopes;  // one for each query
@@ -56,49 +55,50 @@ struct TileBias {
   std::int64_t dense_key_stride;
 };
 
-// Positions of a block of keys.
+// The range of positions of a block of keys.
 struct KeyBlock {
   std::int32_t least_position;
   std::int32_t greatest_position;
 };
 
-// How far the keys of a block, and of all blocks before and after it, reach: their greatest norms.
+// The greatest norms of keys.
 struct BlockNorms {
-  float own;
-  float up_to;  // this block and the ones before it
-  float from;   // this block and the ones after it
+  float of_block;
+  float up_to;  // of this block and the ones before it
+  float from;   // of this block and the ones after it
 };
 
-// The keys of one batch row that are real. All pointers null: the first `count` keys, at positions
-// 0, 1, ...
+// The keys of one batch row, without padding. If all pointers are null, these are the first `count`
+// keys, at positions 0, 1, ...
 struct KeyList {
   std::int64_t count;
-  const std::int32_t* indices;  // row of each key in `key` and `value`, ascending
+  const std::int32_t* indices;  // the row of each key in `key` and `value`, ascending
   const std::int32_t* positions;
   const KeyBlock* blocks;
   bool positions_rise;  // strictly
 };
 
-// Upper bounds of some values of a bias, log2 domain: of each, and of the sum of all 2^value.
+// Upper bounds for a set of bias values, log2 domain.
 struct BiasBound {
-  double each;
-  double sum;
+  double each;  // of every value
+  double sum;   // of log2 of the sum of all 2^value
 };
 
-// Leave out keys that are proven to weigh no more than this share of each query's sum, together.
-// norms == nullptr: leave out none.
+// Permission to skip keys that are proven to weigh, together, at most max_dropped_share of each
+// query's sum. Without norms, or with a share of 0, the kernels read every visible block.
 struct Skipping {
-  double tolerance;
+  double max_dropped_share;
   const BlockNorms* norms;
-  // For a table, one for each of its distances: of those not less, and of those not greater. For
-  // sums, one for each block, of minus key_sums: behind[b].each is of block b, behind[b].sum of it
-  // and the blocks before, ahead[b].sum of it and those after. Else null.
+  // For a table, one bound for each of its distances d: behind[d] covers the distances >= d and
+  // ahead[d] those <= d. For sums, one bound for each block, of minus key_sums: behind[b].each
+  // covers block b, behind[b].sum block b and the blocks before it, ahead[b].sum block b and the
+  // blocks after it. Null for other biases.
   const BiasBound* behind;
   const BiasBound* ahead;
 };
 
-// Query i sees the keys at distances least_distances[i] .. greatest_distances[i], and those at
-// positions below sink_ends[i] that are not nearer than the least.
+// Query i sees a key at distance d if
+//   d >= least_distances[i] and (d <= greatest_distances[i] or key position < sink_ends[i]).
 struct TileMask {
   const std::int32_t* least_distances;
   const std::int32_t* greatest_distances;
@@ -107,7 +107,8 @@ struct TileMask {
 
 struct AttentionTile {
   DType dtype;
-  const void* query;  // row stride below; elements of a row are adjacent, as for key and value
+  // The elements of a row are adjacent in all four tensors; strides are between rows.
+  const void* query;
   const void* key;
   const void* value;
   void* output;
@@ -126,55 +127,56 @@ struct AttentionTile {
   Skipping skipping;
 };
 
-// Rows of gradients are padded to a multiple of this many channels, whatever the vectors' width.
+// Rows of gradients are padded to a multiple of this many channels, which suits every ISA.
 constexpr int gradient_padding = 16;
 
-// Gradients of a tile over the blocks of keys [first_block, end_block): ds_ij = p_ij (do_i.v_j -
-// do_i.o_i + dlse_i), float32.
+// Gradients of a tile over the blocks of keys [first_block, end_block):
+//   ds_ij = p_ij (do_i.v_j - do_i.o_i + dlse_i), float32.
 struct GradientTile {
-  const AttentionTile* tile;  // output and logsumexp (all keys') are read
+  const AttentionTile* tile;  // its output and logsumexp, over all keys, are read
   std::int64_t first_block;
   std::int64_t end_block;
   const void* output_gradient;  // rows of the tile's dtype
   std::int64_t output_gradient_stride;
   const float* logsumexp_gradient;  // one for each query, or null
-  // Written: scale sum_j ds_ij k_j, over these blocks.
+  // Overwritten with scale sum_j ds_ij k_j, over these blocks.
   void* query_gradient;
   std::int64_t query_gradient_stride;
   DType query_gradient_dtype;
-  // Added to, for the keys from first_block on; padded rows: sum_i ds_ij q_i and sum_i p_ij do_i.
+  // Added to, in padded rows from first_block on: sum_i ds_ij q_i and sum_i p_ij do_i.
   float* key_gradient;
   float* value_gradient;
-  // Of the bias, null if not asked for. Per query, written: sums of ds_ij times minus the distance
-  // behind, and times the (negative) distance ahead; sum_j ds_ij.
+  // Gradients of the bias; null pointers are skipped. The first three are overwritten with one
+  // value for each query: the sum of -d ds_ij over d > 0, the sum of d ds_ij over d < 0, and the
+  // sum of ds_ij.
   float* left_slopes;
   float* right_slopes;
   double* query_sums;
-  // Added to: minus sum_i ds_ij for each row of keys; the table's.
+  // Added to: -ds_ij for each row of keys, and ds_ij for each distance.
   double* key_sums;
   double* table;
-  // Written: ds_ij.
+  // Overwritten with ds_ij.
   float* dense;
   std::int64_t dense_query_stride;
   std::int64_t dense_key_stride;
 };
 
-// One query over a part of the keys: blocks [first_block, end_block), from the last one back. For a
-// tile of one query whose bias is none or linear.
+// A part of the keys for one query: the blocks [first_block, end_block), read from the last one
+// back. The tile has one query, and its bias is none or linear.
 struct DecodeTask {
   std::int64_t first_block;
   std::int64_t end_block;
-  double log_sum;  // to the base 2, a lower bound of what the query sums up elsewhere, or -infinity
+  double log_sum;  // log2 of a lower bound of the query's sum over other parts, or -infinity
 };
 
-// What `merge_parts` joins, log2 domain.
+// The result of a part, log2 domain. merge_parts joins the parts of a query.
 struct DecodePart {
   float maximum;
   float sum;      // relative to the maximum, as output is
   float* output;  // head_dim floats
   std::int64_t visited;
-  double log_sum;     // a lower bound of this part's sum, whatever the rounding
-  bool rest_dropped;  // all blocks before this part are proven not to matter, too
+  double log_sum;     // a lower bound of log2 of the exact sum
+  bool rest_dropped;  // the blocks before this part are invisible or may be skipped
 };
 
 struct KernelTable {
@@ -182,12 +184,12 @@ struct KernelTable {
   void (*scaled_positions)(const std::int32_t* positions, std::int64_t key_length, float slope,
                            DType dtype, bool stream, void* out);
   void (*linear_bias_row)(const LinearBiasRow& row, DType dtype, bool stream, void* out);
-  // Queries in a tile of attention_tiles, and the scratch memory it needs, aligned to 64 bytes.
+  // The number of queries in a tile of attention_tiles. Scratch memory is aligned to 64 bytes.
   int queries_per_tile;
   std::int64_t (*attention_scratch_bytes)(int head_dim);
-  // softmax(scale q.k + bias) v over the visible keys, and its logsumexp; 0 and -inf without any.
-  // For up to tiles_per_group tiles that differ in their queries, outputs and positions alone.
-  // visited: how many blocks of keys each read.
+  // softmax(scale q.k + bias) v over the visible keys, and its logsumexp; 0 and -inf where no key
+  // is visible. Up to tiles_per_group tiles may share a call if they differ only in their queries,
+  // outputs and positions. visited: the number of blocks of keys that each tile read.
   void (*attention_tiles)(const AttentionTile* tiles, int count, void* scratch,
                           std::int64_t* visited);
   std::int64_t (*gradient_scratch_bytes)(int head_dim);
@@ -200,12 +202,12 @@ struct KernelTable {
   // Writes output and logsumexp of a tile of one query.
   void (*merge_parts)(const AttentionTile& tile, const DecodePart* parts, std::int64_t count,
                       void* scratch);
-  // How many it would read without skipping.
+  // The number of blocks that the tile would read without skipping.
   std::int64_t (*visible_blocks)(const AttentionTile& tile);
-  // The greatest norm of the keys of block b.
+  // The greatest norm of the keys of block b; infinity if a norm overflows or is NaN.
   float (*greatest_norm)(const KeyList& keys, std::int64_t b, const void* key,
                          std::int64_t key_stride, int head_dim, DType dtype);
-  // Makes streamed stores visible to other threads; to be called by the thread that streamed.
+  // Makes streamed stores visible to other threads; the thread that streamed calls it.
   void (*stream_fence)();
 };
 

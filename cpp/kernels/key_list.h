@@ -1,4 +1,4 @@
-// Reading a KeyList, whatever form it has.
+// Access to a KeyList in both of its forms.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -6,6 +6,7 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
+// The core has a block_count of its own: inline functions must not cross between ISAs.
 inline std::int64_t block_count(const KeyList& keys) {
   return (keys.count + keys_per_block - 1) / keys_per_block;
 }

@@ -1,6 +1,6 @@
-// Vectors of `lanes` floats for the ISA this translation unit is built for, written with the vector
-// extensions of GCC and Clang so that one source serves every ISA. NTK_ALIBI_VECTOR_BYTES must be
-// the register width of the ISA: wider vectors are legal but an order of magnitude slower.
+// Vectors of `lanes` floats for the ISA that this translation unit is built for. The vector
+// extensions of GCC and Clang let one source serve every ISA. NTK_ALIBI_VECTOR_BYTES must be the
+// register width of the ISA: wider vectors are legal but an order of magnitude slower.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ typedef std::int32_t i32v __attribute__((vector_size(vector_bytes)));
 typedef std::uint32_t u32v __attribute__((vector_size(vector_bytes)));
 typedef std::uint16_t u16v __attribute__((vector_size(vector_bytes / 2)));
 
-// Storage types: 16-bit floats are kept as their bit patterns.
+// Storage types of 16-bit floats, as bit patterns.
 struct bfloat16 {
   std::uint16_t bits;
 };
@@ -49,10 +49,11 @@ inline Vector load(const T* p) {
   return v;
 }
 
-// The larger of each pair; b where one is NaN.
+// The larger number of each pair; b if one of them is NaN.
 #if defined(__AVX512F__)
 inline f32v max(f32v a, f32v b) {
-  return (f32v)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);  // see to_float16
+  // The masked form avoids a warning of g++ 12 about its own header.
+  return (f32v)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
 }
 #elif defined(__AVX__)
 inline f32v max(f32v a, f32v b) { return (f32v)_mm256_max_ps((__m256)a, (__m256)b); }
@@ -63,7 +64,7 @@ inline f32v max(f32v a, f32v b) { return a > b ? a : b; }
 #if defined(__AVX__)
 inline float horizontal_sum(f32v v) {
 #if defined(__AVX512F__)
-  __m256 halves[2];  // g++ 12 warns of its own header's extraction
+  __m256 halves[2];  // the extraction intrinsic makes g++ 12 warn about its own header
   std::memcpy(halves, &v, sizeof v);
   const __m256 half = _mm256_add_ps(halves[0], halves[1]);
 #else
@@ -83,8 +84,7 @@ inline float horizontal_sum(f32v v) {
 
 inline f32v magnitude(f32v v) { return float_of(bits_of(v) & 0x7fffffffu); }
 
-// --- the 16-bit formats, exactly
-// --------------------------------------------------------------------
+// --- conversion from the 16-bit formats, exact ---------------------------------------------------
 
 inline float from_bfloat16(std::uint16_t bits) {
   const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
@@ -93,7 +93,7 @@ inline float from_bfloat16(std::uint16_t bits) {
   return value;
 }
 
-// By intrinsics, since g++ 12 widens halves of a vector one by one.
+// Intrinsics are used because g++ 12 widens a vector in several pieces.
 #if defined(__AVX512F__)
 inline u32v widen(u16v v) { return (u32v)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)v); }
 #elif defined(__AVX2__)
@@ -112,7 +112,7 @@ inline f32v from_float16(u16v bits) { return (f32v)_mm256_cvtph_ps((__m128i)bits
 inline f32v from_float16(u16v bits) {
   const u32v wide = widen(bits);
   const u32v magnitude = (wide & 0x7fffu) << 13;
-  // Multiplying by 2^112 moves the exponent bias from 15 to 127, subnormals included.
+  // Multiplying by 2^112 moves the exponent bias from 15 to 127, for subnormals too.
   const u32v finite =
       bits_of(float_of(magnitude) * broadcast(5192296858534827628530496329220096.0f));
   const u32v special = magnitude | 0x7f800000u;
@@ -121,11 +121,10 @@ inline f32v from_float16(u16v bits) {
 #endif
 inline float from_float16(std::uint16_t bits) { return from_float16(u16v{} + bits)[0]; }
 
-// --- rounding to the 16-bit formats, nearest even; not for NaN
-// --------------------------------------
+// --- rounding to the 16-bit formats, nearest even; not for NaN -----------------------------------
 
-// A bfloat16 in the upper half of each lane; the lower half holds leftovers. A carry out of the
-// largest finite value lands on infinity, and infinity stays what it is.
+// A bfloat16 in the upper half of each lane; the lower half is unspecified. A carry out of the
+// largest finite value gives infinity, and infinity stays infinity.
 inline u32v rounded_to_upper_half(f32v v) {
   const u32v bits = bits_of(v);
   return bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -136,7 +135,8 @@ inline u16v to_bfloat16(f32v v) {
 }
 
 #if defined(__AVX512F__)
-inline u16v to_float16(f32v v) {  // masked, since g++ 12 warns of its own header's plain form
+// The masked form avoids a warning of g++ 12 about its own header.
+inline u16v to_float16(f32v v) {
   constexpr __mmask16 all = 0xffff;
   return (u16v)_mm512_maskz_cvtps_ph(all, (__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -149,11 +149,11 @@ inline u16v to_float16(f32v v) {
   const u32v bits = bits_of(v);
   const u32v magnitude = bits & 0x7fffffffu;
   const u32v sign = (bits >> 16) & 0x8000u;
-  // Normal results: move the exponent bias from 127 to 15 and round away the low 13 mantissa bits;
-  // a carry out of the largest finite value lands on infinity.
+  // Normal results: move the exponent bias from 127 to 15 and round away the low 13 mantissa bits.
+  // A carry out of the largest finite value gives infinity.
   const u32v normal = (magnitude + ((15u - 127u) << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Subnormal results (below 2^-14): adding 0.5 lets the float adder round at half precision's last
-  // bit.
+  // Subnormal results (below 2^-14): adding 0.5 makes the float addition round at the last bit of
+  // half precision.
   const u32v half = bits_of(broadcast(0.5f));
   const u32v subnormal = bits_of(float_of(magnitude) + broadcast(0.5f)) - half;
   const u32v infinity = u32v{} + 0x7c00u;
@@ -162,7 +162,7 @@ inline u16v to_float16(f32v v) {
 }
 #endif
 
-// --- stores of whole vectors: `stream` bypasses the caches and needs an address aligned to them
+// --- stores of whole vectors; `stream` bypasses the caches and needs a vector-aligned address
 // -----
 
 template <class Out, class Vector>

@@ -1,15 +1,15 @@
-// Scores of a tile with a block of keys, and what bounds them: shared by attention and its
-// gradients.
+// Scores of a tile with a block of keys, and the inputs of the certificate. Attention and its
+// gradients share them.
 #pragma once
 
-#include "kernels/attention_bias.h"
+#include "kernels/bias_functors.h"
 #include "kernels/certificate.h"
 #include "kernels/products.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-// What a tile has for each query: positions, masks, slopes.
+// Loads the rows that hold one number for each query: positions, masks, slopes.
 inline void load_tile_rows(const AttentionTile& tile, const Scratch& s) {
   for (int r = 0; r < queries_per_tile; ++r) {
     const int i = r < tile.query_count ? r : tile.query_count - 1;
@@ -24,20 +24,21 @@ inline void load_tile_rows(const AttentionTile& tile, const Scratch& s) {
   }
 }
 
-// A block whose scores are known, but not yet their exponentials.
+// A block with scores that are not yet exponentiated.
 struct ScoredBlock {
   float* scores = nullptr;
   std::int64_t number = 0;
   int count = 0;
-  bool masked = false;  // keys may be hidden, by their distance or by a bias of -infinity
+  bool masked = false;  // a distance or a bias of -infinity may hide keys
 };
 
-// Stored products of rows_per_step keys to scores: biased, masked; raises the block's maximum.
+// Turns the stored products of rows_per_step keys into biased and masked scores, and raises
+// `greatest` to them.
 template <class Bias>
 void mask_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
                  const ScoredBlock& block, int c, f32v (&greatest)[vectors_per_tile]) {
   for (int u = c; u < c + rows_per_step; ++u) {
-    // Rows that fill up the last step are hidden, as masked keys are.
+    // Rows that fill up the last step are masked.
     const bool real = u < block.count;
     const std::int64_t key = block.number * keys_per_block + (real ? u : block.count - 1);
     const std::int32_t key_position = position_of(tile.keys, key);
@@ -55,7 +56,7 @@ void mask_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
   }
 }
 
-// Products of rows_per_step keys to scores, in registers where there is nothing to hide.
+// Turns products of rows_per_step keys into scores, in registers where no key is masked.
 template <class Words, class Bias>
 NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
                                    f32v scale, f32v (&dot)[rows_per_step][vectors_per_tile],
@@ -85,7 +86,8 @@ NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, 
   }
 }
 
-// The greatest of a tile, with the scale in it; not needed without skipping.
+// The greatest norm of the tile's queries, times the scale; 0 without skipping, which does not use
+// it.
 template <class Words>
 double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
   if (tile.skipping.norms == nullptr) return 0.0;
@@ -110,14 +112,13 @@ inline LeastSlopes least_slopes(const AttentionTile& tile, const Scratch& s) {
   return least;
 }
 
-// The greatest over the queries of what the logarithm of the block's weights is above that of all
-// weights before.
+// An upper bound, over the queries, of the block's greatest score minus the log sum so far.
 inline double greatest_excess(const Scratch& s) {
   double greatest = -__builtin_inf();
   for (int v = 0; v < vectors_per_tile; ++v) {
     const f32v score = vector_of(s.block_maximum, 0, v), sum = vector_of(s.log_sum, 0, v);
-    // What rounding at their own magnitude may have done to both.
-    const f32v error = (magnitude(score) + magnitude(sum)) * broadcast(1.0f / (1 << 20));
+    const f32v error =
+        (magnitude(score) + magnitude(sum)) * broadcast(static_cast<float>(relative_score_error));
     const f32v excess = score == -infinity ? score : score - sum + error;
     for (int lane = 0; lane < lanes; ++lane)
       if (!(excess[lane] <= greatest))

@@ -1,4 +1,4 @@
-// Rows to lanes and back.
+// Transposition of a square of lanes x lanes floats.
 #pragma once
 
 #include "kernels/simd.h"
@@ -15,7 +15,7 @@ struct IndicesUpTo<0, I...> {
   using type = Indices<I...>;
 };
 
-// Lanes First, First + 1, ... of a and b in turns.
+// Lanes First, First + 1, ... of a and b, alternating.
 template <int First, int... I>
 inline f32v interleave(f32v a, f32v b, Indices<I...>) {
 #if defined(__clang__) || __GNUC__ >= 12
@@ -25,11 +25,11 @@ inline f32v interleave(f32v a, f32v b, Indices<I...>) {
 #endif
 }
 
-// rows[i][j] to rows[j][i], lanes x lanes.
+// Swaps rows[i][j] and rows[j][i].
 inline void transpose(f32v (&rows)[lanes]) {
   using All = IndicesUpTo<lanes>::type;
-  // Each stage rotates the 2 log2(lanes) bits of (row, lane) by one place; log2(lanes) stages swap
-  // row and lane.
+  // Each stage rotates the 2 log2(lanes) bits of (row, lane) by one place, so that log2(lanes)
+  // stages swap row and lane.
   for (int stage = 1; stage < lanes; stage *= 2) {
     f32v mixed[lanes];
     for (int i = 0; i < lanes / 2; ++i) {

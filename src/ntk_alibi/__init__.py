@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _notebook, _runtime
@@ -75,25 +76,28 @@ __all__ = [
     "set_num_threads",
 ]
 
+#: Names that need more than NumPy or are seldom needed, by the module that defines them; a module
+#: of the package stands for itself.
+_LAZY = {
+    "AlibiAttention": "ntk_alibi.torch.alibi_attention",
+    "GrowingCache": "ntk_alibi.integrations.caches.growing",
+    "WindowCache": "ntk_alibi.integrations.caches.window",
+    "patch": "ntk_alibi.integrations",
+    "plots": "ntk_alibi.plots",
+    "precision": "ntk_alibi.precision",
+    "reference": "ntk_alibi.reference",
+}
+
 _notebook.start()
 _runtime.start()
 
 
 def __getattr__(name: str) -> Any:
-    """Load on first use what needs more than NumPy, or is seldom needed."""
-    from importlib import import_module
-
-    if name == "AlibiAttention":
-        return import_module("ntk_alibi.torch.alibi_attention").AlibiAttention
-    if name == "GrowingCache":
-        return import_module("ntk_alibi.integrations.caches.growing").GrowingCache
-    if name == "WindowCache":
-        return import_module("ntk_alibi.integrations.caches.window").WindowCache
-    if name == "patch":
-        return import_module("ntk_alibi.integrations").patch
-    if name in ("plots", "precision", "reference"):
-        return import_module(f"ntk_alibi.{name}")
-    raise AttributeError(f"module 'ntk_alibi' has no attribute {name!r}")
+    """Load the lazy names on first use."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_LAZY[name])
+    return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -46,6 +46,10 @@ CORE_DTYPES = {
     "float16": _core.DType.float16,
 }
 
+#: Names of the dtypes of attention: in the compiled core, and by torch's own operations.
+FUSED_DTYPES = tuple(CORE_DTYPES)
+ANY_DTYPES = (*FUSED_DTYPES, "float64")
+
 
 def is_tensor(value: object) -> bool:
     """Return whether value is a torch tensor."""
@@ -58,32 +62,55 @@ def is_array(value: object) -> bool:
     return isinstance(value, np.ndarray) or is_tensor(value)
 
 
-def needs_torch(*values: Any) -> bool:
-    """Return whether torch has to see an operation on these tensors; the last may be a bias.
+def needs_torch(query: Any, key: Any, value: Any, bias: Any) -> bool:
+    """Return whether torch has to see an operation on these tensors and a bias.
 
     It has to if it traces the operation, records gradients, casts or maps, and if the tensors are
     not the core's: float64, or on another device.
     """
     torch = sys.modules["torch"]
-    query = values[0]
-    if torch.compiler.is_compiling() or not query.is_cpu or query.dtype.itemsize == 8:
-        return True
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if transformed or torch.is_autocast_enabled("cpu"):
+    if (
+        torch.compiler.is_compiling()
+        or not query.is_cpu
+        or query.dtype is torch.float64
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.is_autocast_enabled("cpu")
+    ):
         return True
     if not torch.is_grad_enabled():
         return False
-    for tensor in values[:-1]:
-        if tensor.requires_grad:
-            return True
-    return values[-1] is not None and require_grad(
-        *getattr(values[-1], "parameters", (values[-1],))
-    )
+    if query.requires_grad or require_grad(key, value):
+        return True
+    return bias is not None and require_grad(*getattr(bias, "parameters", (bias,)))
 
 
 def require_grad(*values: Any) -> bool:
     """Return whether one of these is a tensor that requires grad."""
-    return any(getattr(x, "requires_grad", False) for x in values)
+    for value in values:  # noqa: SIM110 (any() of a generator takes longer)
+        if getattr(value, "requires_grad", False):
+            return True
+    return False
+
+
+def alike(query: Any, key: Any, value: Any) -> bool:
+    """Return whether these are plain arrays, or dense tensors, of one dtype and device."""
+    kind = type(query)
+    if not kind is type(key) is type(value):
+        return False
+    dtype = query.dtype
+    if not (dtype == key.dtype and dtype == value.dtype):
+        return False
+    if kind is np.ndarray:
+        return True
+    torch = sys.modules.get("torch")
+    if torch is None or kind is not torch.Tensor:
+        return False
+    dense, device = torch.strided, query.device
+    return (
+        query.layout is dense and key.layout is dense and value.layout is dense
+        and not (query.is_nested or key.is_nested or value.is_nested)
+        and key.device == device and value.device == device
+    )  # fmt: skip
 
 
 def is_tracing() -> bool:
@@ -223,13 +250,36 @@ def empty_like(example: Any) -> Array:
     return tensor
 
 
-def storage(array: Any) -> NDArray[Any]:
-    """Return a floating array's memory as NumPy sees it; bfloat16 as integers of 16 bits."""
-    if isinstance(array, np.ndarray):
-        return array.view(np.uint16) if dtype_name(array.dtype) == "bfloat16" else array
+def empty_pair(example: Any) -> tuple[Array, NDArray[Any]]:
+    """Return an uninitialised array like the example, and its memory as NumPy sees it."""
+    if isinstance(example, np.ndarray):
+        array = np.empty(example.shape, example.dtype)
+        return array, array
     torch = sys.modules["torch"]
-    bits = array.view(torch.int16) if array.dtype is torch.bfloat16 else array
-    memory: NDArray[Any] = (bits.detach() if bits.requires_grad else bits).numpy()
+    if example.dtype is torch.bfloat16:
+        memory = np.empty(example.shape, np.int16)
+        return torch.from_numpy(memory).view(torch.bfloat16), memory
+    memory = np.empty(example.shape, _numpy_dtype_of(example.dtype))
+    return torch.from_numpy(memory), memory
+
+
+@functools.lru_cache(maxsize=8)
+def _numpy_dtype_of(dtype: Hashable) -> np.dtype[Any]:
+    return np.dtype(dtype_name(dtype))
+
+
+def storage(array: Any) -> NDArray[Any]:
+    """Return a floating array's memory as NumPy sees it; bfloat16 tensors as 16-bit integers."""
+    if isinstance(array, np.ndarray):
+        return array
+    memory: NDArray[Any]
+    try:
+        memory = array.numpy()
+    except (RuntimeError, TypeError):  # it requires grad, or NumPy does not know its dtype
+        bits = array.detach()
+        if array.dtype is sys.modules["torch"].bfloat16:
+            bits = bits.view(sys.modules["torch"].int16)
+        memory = bits.numpy()
     return memory
 
 

@@ -25,7 +25,7 @@ MAX_LENGTH = 2**31 - 1
 
 
 def integer(name: str, value: Any, *, minimum: int, maximum: int = MAX_LENGTH) -> int:
-    """Value as an int in [minimum, maximum]."""
+    """Return an argument as an int in [minimum, maximum]."""
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
@@ -38,7 +38,7 @@ def integer(name: str, value: Any, *, minimum: int, maximum: int = MAX_LENGTH) -
 
 
 def finite(name: str, value: Any, *, minimum: float, inclusive: bool = True) -> float:
-    """Value as a finite float >= minimum (> minimum unless inclusive)."""
+    """Return an argument as a finite float >= minimum (> minimum unless inclusive)."""
     if isinstance(value, bool | np.bool_ | str):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
@@ -52,7 +52,7 @@ def finite(name: str, value: Any, *, minimum: float, inclusive: bool = True) -> 
 
 
 def share(name: str, value: Any) -> float:
-    """Value as a float strictly between 0 and 1."""
+    """Return an argument as a float strictly between 0 and 1."""
     number = finite(name, value, minimum=0.0, inclusive=False)
     if number >= 1.0:
         raise ValueError(f"{name} must be between 0 and 1, got {value!r}")
@@ -60,20 +60,20 @@ def share(name: str, value: Any) -> float:
 
 
 def boolean(name: str, value: Any) -> bool:
-    """True or False."""
+    """Return an argument that must be True or False."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
 def multiple(name: str, value: int, of: str, divisor: int) -> None:
-    """That one number divides another."""
+    """Check that a number is a multiple of divisor."""
     if value % divisor:
         raise ValueError(f"{name} must be a multiple of {of} = {divisor}, got {value}")
 
 
 def at_most_one(**given: Any) -> None:
-    """That no two of some arguments are given."""
+    """Check that at most one of some arguments is not None."""
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         other = given[names[1]]
@@ -81,21 +81,21 @@ def at_most_one(**given: Any) -> None:
 
 
 def choice(name: str, value: Any, choices: Collection[str]) -> str:
-    """Value if it is one of choices."""
+    """Return an argument that must be one of choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return cast(str, value)
 
 
 def missing(name: str, when: str) -> NoReturn:
-    """That an argument has to be given."""
+    """Raise the error for an argument that must be given."""
     raise ValueError(f"{name} must be given {when}")
 
 
 def keys(
     name: str, mapping: Any, *, required: Collection[str], optional: Collection[str] = ()
 ) -> None:
-    """That mapping is one, with all required keys and no unknown ones."""
+    """Check that an argument is a mapping with all required keys and no unknown ones."""
     if not isinstance(mapping, Mapping):
         raise TypeError(f"{name} must be a mapping, got {mapping!r}")
     missing = [key for key in required if key not in mapping]
@@ -109,12 +109,12 @@ def keys(
 
 
 def num_heads(value: Any) -> int:
-    """A number of attention heads."""
+    """Return the number of attention heads."""
     return integer("num_heads", value, minimum=1)
 
 
 def heads(value: Any, count: int) -> list[int]:
-    """Numbers of heads, from 1 on, as indices; all if None."""
+    """Return the indices of heads that are numbered from 1 on; all if None."""
     if value is None:
         return list(range(count))
     if not isinstance(value, Collection) or isinstance(value, str) or not len(value):
@@ -127,13 +127,13 @@ MAX_HEAD_DIM = 256
 
 
 def head_dim(value: Any) -> int:
-    """Channels of a head."""
+    """Return the number of channels of a head."""
     return integer("head_dim", value, minimum=1, maximum=MAX_HEAD_DIM)
 
 
-def _attention_input(name: str, array: Any, *, tensor: bool | None = None) -> None:
-    if tensor is None:
-        tensor = _arrays.is_tensor(array)
+def attention_input(name: str, array: Any) -> None:
+    """Check an array or a dense tensor (batch, heads, length, head_dim)."""
+    tensor = _arrays.is_tensor(array)
     if not tensor and not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {array!r}")
     if array.ndim != 4:
@@ -144,38 +144,37 @@ def _attention_input(name: str, array: Any, *, tensor: bool | None = None) -> No
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {array.layout}")
 
 
-def attention_shapes(query: Any, key: Any, value: Any, *, differentiable: bool = False) -> str:
-    """That query, key and value fit together; the name of their dtype, also float64 for torch."""
-    tensor = _arrays.is_tensor(query)
-    dtype: Any = getattr(query, "dtype", None)
+def attention_inputs(query: Any, key: Any, value: Any, dtypes: tuple[str, ...]) -> None:
+    """Check that query, key and value are of one framework and device, and of one of some dtypes.
+
+    `fitting_shapes` checks their shapes.
+    """
+    if not _arrays.is_tracing() and _arrays.alike(query, key, value):  # most calls
+        if query.ndim == key.ndim == value.ndim == 4 and _known_dtype(query.dtype, dtypes):
+            return
     for name, array in (("query", query), ("key", key), ("value", value)):
-        if array is query:
-            _attention_input(name, array, tensor=tensor)
-            continue
-        _attention_input(name, array, tensor=tensor and _arrays.is_tensor(array))
-        if isinstance(array, np.ndarray) == tensor or array.dtype != dtype:
-            kind = "tensor" if tensor else "NumPy array"
-            raise TypeError(
-                f"{name} must be a {kind} of {dtype} as query, got {type(array).__name__} of "
-                f"{array.dtype}"
-            )
-        if tensor and array.device != query.device:
-            raise ValueError(f"{name} must be on query's device {query.device}, got {array.device}")
-    if differentiable:  # perhaps traced, with sizes that are no plain numbers
-        return _fitting_shapes(dtype, query.shape, key.shape, value.shape, differentiable=True)
-    return _known_fitting_shapes(dtype, query.shape, key.shape, value.shape)
+        attention_input(name, array)
+        if array is not query:
+            _like_query(name, array, query)
+    floating_dtype(query.dtype, dtypes)
 
 
-def _fitting_shapes(
-    dtype: Any,
-    query_shape: tuple[int, ...],
-    key_shape: tuple[int, ...],
-    value_shape: tuple[int, ...],
-    *,
-    differentiable: bool = False,
-) -> str:
-    allowed = (*_arrays.CORE_DTYPES, "float64") if differentiable else _arrays.CORE_DTYPES
-    core_dtype = floating_dtype(dtype, allowed)
+def _like_query(name: str, array: Any, query: Any) -> None:
+    tensor = _arrays.is_tensor(query)
+    if _arrays.is_tensor(array) != tensor or array.dtype != query.dtype:
+        kind = "tensor" if tensor else "NumPy array"
+        raise TypeError(
+            f"{name} must be a {kind} of {query.dtype} as query, got {type(array).__name__} of "
+            f"{array.dtype}"
+        )
+    if tensor and array.device != query.device:
+        raise ValueError(f"{name} must be on query's device {query.device}, got {array.device}")
+
+
+def fitting_shapes(
+    query_shape: tuple[int, ...], key_shape: tuple[int, ...], value_shape: tuple[int, ...]
+) -> None:
+    """Check that shapes of query, key and value, of four axes each, fit together."""
     (batch, heads, _, head_dim), key_shape = query_shape, tuple(key_shape)
     if tuple(value_shape) != key_shape:
         raise ValueError(f"value must have key's shape {key_shape}, got {tuple(value_shape)}")
@@ -187,15 +186,15 @@ def _fitting_shapes(
         raise ValueError(f"query must have a multiple of key's {key_shape[1]} heads, got {heads}")
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
     integer("key length", key_shape[2], minimum=0)
-    return core_dtype
 
 
-#: Most calls have the shapes of a call before: another layer's.
-_known_fitting_shapes = functools.lru_cache(maxsize=64)(_fitting_shapes)
+@functools.lru_cache(maxsize=32)
+def _known_dtype(dtype: Any, dtypes: tuple[str, ...]) -> bool:
+    return _arrays.dtype_name(dtype) in dtypes
 
 
 def floating_dtype(value: DTypeLike, allowed: Collection[str]) -> str:
-    """The name of a floating dtype that is one of allowed."""
+    """Return the name of a floating dtype that is one of allowed."""
     try:
         name = _arrays.dtype_name(value)
     except TypeError:
@@ -206,7 +205,7 @@ def floating_dtype(value: DTypeLike, allowed: Collection[str]) -> str:
 
 
 def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
-    """A caller's buffer: of this framework, shape and dtype, contiguous, writable, in memory."""
+    """Check the framework, shape, dtype and memory of a caller's buffer."""
     kind = "torch tensor" if torch else "NumPy array"
     if not (_arrays.is_tensor(value) if torch else isinstance(value, np.ndarray)):
         raise TypeError(f"out must be a {kind}, got {type(value).__name__}")
@@ -227,7 +226,7 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
 
 
 def constant(name: str, value: Any) -> NDArray[Any]:
-    """An array or a tensor of which no gradient is recorded, as NumPy."""
+    """Return an array or a tensor of which no gradient is recorded, as NumPy."""
     if _arrays.is_tensor(value) and value.requires_grad and _arrays.is_recording():
         raise ValueError(
             f"{name} must not require grad here, where the result is a constant: pass "

@@ -41,41 +41,55 @@ def linear_bias(left: NDArray[np.float32], right: NDArray[np.float32]) -> Attent
 def table_bias(table: NDArray[np.float32], begin: int) -> AttentionBias: ...
 def sums_bias(sums: NDArray[np.float64]) -> AttentionBias: ...
 def dense_bias(dense: NDArray[np.float32]) -> AttentionBias: ...
+
+class CallRule:
+    def __init__(
+        self,
+        scale: float,
+        causal: bool,
+        window: int,
+        causal_block: int,
+        sink: int,
+        max_dropped_share: float,
+    ) -> None: ...
+
+class Tokens:
+    def __init__(
+        self,
+        query_positions: NDArray[np.int32] | None,
+        key_positions: NDArray[np.int32] | None,
+        key_mask: NDArray[np.uint8] | None,
+    ) -> None: ...
+
+class BiasGradients:
+    def __init__(
+        self,
+        left: NDArray[np.float32] | None = None,
+        right: NDArray[np.float32] | None = None,
+        table: NDArray[np.float64] | None = None,
+        sums: NDArray[np.float64] | None = None,
+        dense: NDArray[np.float32] | None = None,
+    ) -> None: ...
+
 def attention(
     query: NDArray[Any],
     key: NDArray[Any],
     value: NDArray[Any],
     bias: AttentionBias,
-    dtype: DType,
-    scale: float,
-    query_positions: NDArray[np.int32] | None,
-    key_positions: NDArray[np.int32] | None,
-    key_mask: NDArray[np.uint8] | None,
-    causal: bool,
-    window: int,
-    causal_block: int,
-    sink: int,
-    skip_tolerance: float,
+    rule: CallRule,
+    tokens: Tokens | None,
     output: NDArray[Any],
-    logsumexp: NDArray[np.float32] | None,
-    block_counts: NDArray[np.int64] | None,
-    key_norms: NDArray[np.float32] | None,
+    logsumexp: NDArray[np.float32] | None = None,
+    block_counts: NDArray[np.int64] | None = None,
+    key_norms: NDArray[np.float32] | None = None,
 ) -> None: ...
 def attention_gradients(
     query: NDArray[Any],
     key: NDArray[Any],
     value: NDArray[Any],
     bias: AttentionBias,
-    dtype: DType,
-    scale: float,
-    query_positions: NDArray[np.int32] | None,
-    key_positions: NDArray[np.int32] | None,
-    key_mask: NDArray[np.uint8] | None,
-    causal: bool,
-    window: int,
-    causal_block: int,
-    sink: int,
-    skip_tolerance: float,
+    rule: CallRule,
+    tokens: Tokens | None,
     output: NDArray[Any],
     logsumexp: NDArray[np.float32],
     output_gradient: NDArray[Any],
@@ -83,15 +97,9 @@ def attention_gradients(
     query_gradient: NDArray[Any],
     key_gradient: NDArray[Any],
     value_gradient: NDArray[Any],
-    left_slopes: NDArray[np.float32] | None,
-    right_slopes: NDArray[np.float32] | None,
-    table: NDArray[np.float64] | None,
-    sums: NDArray[np.float64] | None,
-    dense: NDArray[np.float32] | None,
+    of_bias: BiasGradients,
 ) -> None: ...
-def measure_key_norms(
-    key: NDArray[Any], dtype: DType, first_block: int, norms: NDArray[np.float32]
-) -> None: ...
+def measure_key_norms(key: NDArray[Any], first_block: int, norms: NDArray[np.float32]) -> None: ...
 def relative_bias(
     left: NDArray[np.float32], right: NDArray[np.float32], dtype: DType, out: NDArray[Any]
 ) -> None: ...

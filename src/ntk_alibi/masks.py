@@ -54,11 +54,11 @@ class Mask(NamedTuple):
 
     @property
     def limited(self) -> bool:
-        """Whether a window or a block limits how far back a query sees."""
+        """True if a window or a block limits how far back a query sees."""
         return self.window is not None or self.causal_block is not None
 
     def numbers(self) -> tuple[int, int, int, int]:
-        """The mask as integers, as the core and torch's operator take it."""
+        """Return the mask as integers, as the core and torch's operator take it."""
         window = _checks.MAX_LENGTH if self.window is None else self.window
         return int(self.causal), window, self.causal_block or 0, self.sink
 
@@ -180,12 +180,12 @@ class Problem(NamedTuple):
 
     @property
     def traced(self) -> bool:
-        """Whether positions are given that have no values, since torch traces the call."""
+        """True if positions are given that have no values, since torch traces the call."""
         return not _arrays.has_values(self.query_positions, self.key_positions)
 
     @property
     def plain(self) -> bool:
-        """Whether all keys are real, and queries and keys stand at their columns."""
+        """True if all keys are real, and queries and keys stand at their columns."""
         return (
             self.key_padding_mask is None
             and self.query_positions is None

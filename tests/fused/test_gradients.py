@@ -164,33 +164,11 @@ def gradients_with(
     output, log, _ = attend_with(bias, query, key, value, tolerance, causal=causal, mask=mask)
     do = random(20, *query.shape)
     results = [np.zeros_like(x) for x in arrays]
+    rule = _core.CallRule(1 / math.sqrt(query.shape[3]), causal, 2**31 - 1, 0, 0, tolerance)
+    of_bias = _core.BiasGradients(table=table, sums=sums)
     _core.attention_gradients(
-        query,
-        key,
-        value,
-        bias=bias,
-        dtype=_core.DType.float32,
-        scale=1 / math.sqrt(query.shape[3]),
-        query_positions=None,
-        key_positions=None,
-        key_mask=mask,
-        causal=causal,
-        window=2**31 - 1,
-        causal_block=0,
-        sink=0,
-        skip_tolerance=tolerance,
-        output=output,
-        logsumexp=log,
-        output_gradient=do,
-        logsumexp_gradient=dl,
-        query_gradient=results[0],
-        key_gradient=results[1],
-        value_gradient=results[2],
-        left_slopes=None,
-        right_slopes=None,
-        table=table,
-        sums=sums,
-        dense=None,
+        *(query, key, value, bias, rule, _core.Tokens(None, None, mask)),
+        *(output, log, do, dl, *results, of_bias),
     )
     return AttentionGradients(*results, None, None, None), do
 

@@ -61,19 +61,10 @@ def visible(
     sink: int = 0,
     mask: NDArray[Any] | None = None,
 ) -> NDArray[np.bool_]:
-    """Which keys each query sees, (1 or batch, 1, queries, keys), by the words of the docstring."""
-    distance = distances(q_positions, k_positions)
-    seen = np.ones(distance.shape, bool)
-    if window is not None:
-        seen = np.abs(distance) < window
-    if causal_block is not None:
-        seen = seen & (distances(q_positions // causal_block, k_positions // causal_block) <= 1)
-    if sink and not seen.all():
-        sunk = np.atleast_2d(k_positions < sink)[:, None, None, :]
-        seen = seen | (sunk & (distance >= 0))
-    if causal:
-        seen = seen & (distance >= 0)
-    return seen if mask is None else seen & mask.astype(bool)[:, None, None, :]
+    """Which keys each query sees, (1 or batch, 1, queries, keys), by the reference."""
+    rule = {"causal": causal, "window": window, "causal_block": causal_block, "sink": sink}
+    seen = na.reference.visible(q_positions, k_positions, key_padding_mask=mask, **rule)
+    return seen[None, None] if seen.ndim == 2 else seen[:, None]
 
 
 def dense(
@@ -128,26 +119,9 @@ def attend_with(
     """Output, logsumexp and (visited, visible) blocks of the core with one of its biases."""
     output, logsumexp = np.empty_like(query), np.empty(query.shape[:3], np.float32)
     counts = np.zeros((*query.shape[:2], 2), np.int64)
-    dtype = {"float32": _core.DType.float32, "bfloat16": _core.DType.bfloat16}[query.dtype.name]
-    bits = [x if query.dtype == np.float32 else x.view(np.uint16) for x in (query, key, value)]
-    _core.attention(
-        *bits,
-        bias=bias,
-        dtype=dtype,
-        output=output if query.dtype == np.float32 else output.view(np.uint16),
-        logsumexp=logsumexp,
-        scale=1 / math.sqrt(query.shape[3]),
-        query_positions=None,
-        key_positions=None,
-        key_mask=mask,
-        causal=causal,
-        window=2**31 - 1,
-        causal_block=0,
-        sink=0,
-        skip_tolerance=tolerance,
-        block_counts=counts,
-        key_norms=None,
-    )
+    rule = _core.CallRule(1 / math.sqrt(query.shape[3]), causal, 2**31 - 1, 0, 0, tolerance)
+    tokens = _core.Tokens(None, None, mask)
+    _core.attention(query, key, value, bias, rule, tokens, output, logsumexp, counts)
     return output, logsumexp, counts
 
 

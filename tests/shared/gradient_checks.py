@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -38,6 +39,7 @@ class Problem(NamedTuple):
     do: Floats
     dl: Floats
     scale: float
+    scores: Floats | None = None  # of all pairs, where they are not scale q.k
 
 
 class Pairs(NamedTuple):
@@ -65,35 +67,57 @@ def expected(
     dl: NDArray[Any] | None,
     scale: float | None = None,
     tolerance: float | None = 0.0,
+    rotated: tuple[Floats, list[Floats]] | None = None,
 ) -> Expected:
     """Gradients of (query, key, value) and of the bias of all pairs, and bounds; u = 2^-24.
 
     Sums over keys are of 64 at a time, those over queries of a tile's, at most 32; each sum, then,
     some u for each block or tile.
+
+    Scores of all pairs and the gradients are given where q and k were rotated and multiplied. That
+    and the way back err by 20 u of what the numbers of a pair of channels can be turned to: by
+    sqrt(2) |(x_1, x_2)|. Scale includes the greatest factor; keys' gradients are sums over runs of
+    queries.
     """
     query, key = arrays[:2]
     name = "bfloat16" if query.dtype == ml_dtypes.bfloat16 else query.dtype.name
     group = query.shape[1] // key.shape[1]
     share = 0.0 if tolerance is None else max(tolerance, UNIT)
     p = _problem(arrays, bias, do, dl, scale)
-    *exact, ds = na.reference.attention_gradients(*p)
+    reach: Callable[[Floats], Floats] = np.abs
+    turning = 0.0
+    if rotated is None:
+        *exact, ds = na.reference.attention_gradients(*p[:7])
+        exact[1:] = (_over_group(x, group) for x in exact[1:])
+    else:
+        p, exact = p._replace(scores=rotated[0]), rotated[1]
+        *_, ds = na.reference.attention_gradients(
+            0 * p.query, *p[1:3], p.bias + rotated[0], *p[4:6]
+        )
+        reach, turning = _turned, UNIT * (20 + query.shape[2])
     pairs = _pairs(p, share, name)
-    over_keys = UNIT * (72 + key.shape[2] / 16)
-    over_queries = UNIT * (40 + group * query.shape[2] / 8)
+    over_keys = UNIT * (72 + key.shape[2] / 16) + turning
+    over_queries = UNIT * (40 + group * query.shape[2] / 8) + turning
     back = (pairs.errors + over_queries * pairs.sizes).swapaxes(-1, -2)
     errors = [
-        abs(p.scale) * (pairs.errors + over_keys * pairs.sizes) @ np.abs(p.key),
-        abs(p.scale) * back @ np.abs(p.query),
+        abs(p.scale) * (pairs.errors + over_keys * pairs.sizes) @ reach(p.key),
+        abs(p.scale) * back @ reach(p.query),
         (pairs.weight_errors + over_queries * pairs.weights).swapaxes(-1, -2) @ np.abs(p.do),
     ]
-    for x in (exact, errors):
-        x[1:] = (_over_group(y, group) for y in x[1:])
+    errors[1:] = (_over_group(x, group) for x in errors[1:])
     smallest = 2.0**-25 if name == "float16" else 2.0**-100
     rounded = (
         error + 2 * ROUNDING[name] * (np.abs(gradient) + error) + smallest
         for gradient, error in zip(exact, errors, strict=True)
     )
     return Expected(tuple(exact), tuple(rounded), ds, pairs)
+
+
+def _turned(x: Floats) -> Floats:
+    """Return what the two numbers of each pair of channels, 2m and 2m + 1, can be turned to."""
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    reach: Floats = np.repeat(math.sqrt(2) * np.sqrt((pairs**2).sum(-1)), 2, axis=-1)
+    return reach
 
 
 def _problem(
@@ -123,9 +147,10 @@ def _pairs(p: Problem, share: float, name: str) -> Pairs:
     do.v errs by (D + 8) u of its magnitude; do.o by that of the output, which comes rounded, in
     bfloat16 of rounded weights; ds by the weight's error too.
     """
-    _, log = na.reference.attention(p.query, p.key, p.value, p.bias, p.scale)
+    scores = p.scale * p.query @ p.key.swapaxes(-1, -2) if p.scores is None else p.scores
+    _, log = na.reference.attention(0 * p.query, p.key, p.value, p.bias + scores)
     log = np.where(np.isneginf(log), 0.0, log)[..., None]
-    weights = np.exp(p.scale * p.query @ p.key.swapaxes(-1, -2) + p.bias - log)
+    weights = np.exp(scores + p.bias - log)
     relative = _weight_error(p, log) + share / (1 - share)
     weight_errors = weights * relative + np.minimum(weights, share) + 2.0**-100
     products = np.abs(p.do) @ np.abs(p.value).swapaxes(-1, -2)
@@ -147,7 +172,8 @@ def _weight_error(p: Problem, log: Floats) -> Floats:
 
     Scores err by (D + 8) u A + 4 u (A + |bias|), A = |scale| |q| |k|, where keys whose bias is
     below the greatest by 2 A + 104 weigh nothing; twice in the forward pass's logsumexp, and once
-    here. The logsumexp is rounded, and so is what is subtracted from it.
+    here. Scores of rotated q and k err by 10 u A more. The logsumexp is rounded, and so is what is
+    subtracted from it.
     """
     keys, dim = p.key.shape[2:]
     seen = ~np.isneginf(p.bias)
@@ -156,7 +182,7 @@ def _weight_error(p: Problem, log: Floats) -> Floats:
     top = np.abs(p.bias.max(axis=-1, initial=-np.inf, keepdims=True))
     far = np.where(np.isinf(top), 0.0, top) + 2 * size + 104
     far = np.minimum(_greatest(np.where(seen, np.abs(p.bias), 0.0)), far)
-    score = (dim + 8) * size + 4 * (size + far)
+    score = (dim + (8 if p.scores is None else 18)) * size + 4 * (size + far)
     error: Floats = np.expm1(
         UNIT * (3 * score + 4 * (size + far + np.abs(log)) + 2 * (72 + keys / 16) + 16)
     )

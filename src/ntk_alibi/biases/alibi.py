@@ -84,25 +84,25 @@ class ALiBi(BiasObject):
 
     @property
     def parameters(self) -> tuple[Any, ...]:
-        """Its own slopes, left and right."""
+        """The given slopes, left and right."""
         return () if self.slopes is None else both_sides(self.slopes)
 
     @property
     def query_length(self) -> int | None:
-        """Queries that its own slopes are for; None for any."""
+        """The number of queries that the given slopes are for; None for any."""
         lengths = (side.shape[2] for side in self.parameters if np.ndim(side) == 3)
         return max(lengths, default=None)
 
     @property
     def rows(self) -> int:
-        """Batch rows that its own slopes are for."""
+        """The number of batch rows that the given slopes are for."""
         return max((len(side) for side in self.parameters if np.ndim(side) > 1), default=1)
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return its slopes for a problem; those of a dynamic scaling count its real tokens."""
         if self.slopes is not None:
             return self._own_slopes(problem, like)
-        if _arrays.is_tracing() and _arrays.is_tensor(like):
+        if like is not None and _arrays.is_tracing():
             from ntk_alibi.biases.traced_slopes import traced_slopes
 
             traced = traced_slopes(like, self.num_heads, self.scaling, self.sides)

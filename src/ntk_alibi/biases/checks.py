@@ -12,7 +12,7 @@ from ntk_alibi import _arrays, _checks
 
 
 def scaling(value: Any) -> Any:
-    """None or an object with the method of a scaling."""
+    """Return a scaling: None or an object with the method `scale_exponents`."""
     if value is not None and (
         isinstance(value, type) or not callable(getattr(value, "scale_exponents", None))
     ):
@@ -24,7 +24,7 @@ def scaling(value: Any) -> Any:
 
 
 def lengths(value: Any, *, ndim: tuple[int, ...] = (1,)) -> NDArray[np.int64]:
-    """Numbers of tokens: integers in [0, 2^31), of one of the given ranks."""
+    """Return numbers of tokens: integers in [0, 2^31), of one of the given ranks."""
     array = _arrays.to_numpy(value)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -46,9 +46,9 @@ def per_head(
     above: float = -math.inf,
     at_most: float = math.inf,
 ) -> Any:
-    """A number for each head, (heads,): a float64 array of our own, or the tensor that came.
+    """Return a number for each head, (heads,): a read-only float64 copy, or the tensor.
 
-    Where the number of heads is known one number may stand for all.
+    If heads is given, one number may stand for all of them.
     """
     array = _parameter(name, value)
     if array.ndim == 0 and heads is not None:
@@ -63,7 +63,10 @@ def per_head(
 
 
 def numbers(name: str, value: Any, axes: tuple[str, ...], *, least: int = 0) -> Any:
-    """Numbers of these axes, each `least` long: a float64 array of our own, or the tensor."""
+    """Return numbers of these axes, each at least `least` long.
+
+    Arrays become a read-only float64 copy; tensors come back as they are.
+    """
     array = _parameter(name, value)
     if array.ndim != len(axes) or min(array.shape) < least:
         raise ValueError(f"{name} must have shape ({', '.join(axes)}), got {tuple(array.shape)}")
@@ -71,7 +74,7 @@ def numbers(name: str, value: Any, axes: tuple[str, ...], *, least: int = 0) -> 
 
 
 def has_numbers(value: Any) -> bool:
-    """Whether an array or a tensor holds numbers that can be looked at."""
+    """Return whether an array or a tensor holds numbers that can be read."""
     return not (_arrays.is_tracing() or getattr(value, "is_meta", False))
 
 
@@ -97,7 +100,7 @@ def _within(name: str, array: NDArray[Any], above: float, at_most: float) -> Non
 
 
 def without_nan(name: str, array: Any) -> None:
-    """That there is no NaN among numbers, and no +infinity."""
+    """Check that numbers contain no NaN and no +infinity."""
     if has_numbers(array):
         numbers = _arrays.to_numpy(array)
         wrong = numbers[np.isnan(numbers) | np.isposinf(numbers)]
@@ -106,7 +109,7 @@ def without_nan(name: str, array: Any) -> None:
 
 
 def log_gates(value: Any) -> Any:
-    """Logarithms of forget gates (batch, heads, keys); what padding holds does not matter."""
+    """Return logarithms of forget gates (batch, heads, keys); padding may hold any number <= 0."""
     array = numbers("log_gates", value, ("batch", "heads", "keys"))
     if array.shape[1] == 0:
         raise ValueError(f"log_gates must have shape (batch, heads, keys), got {array.shape}")
@@ -173,20 +176,20 @@ def result_dtype(dtype: Any, out: Any) -> str:
 
 
 def finite_gates(gates: Any) -> None:
-    """That what is summed is finite."""
+    """Check that all log gates of real keys are finite."""
     if has_numbers(gates) and not np.isfinite(_arrays.to_numpy(gates)).all():
         raise ValueError("log_gates must be finite where keys are real, got NaN or -infinity")
 
 
 def distance_table(table: Any, begin: Any) -> tuple[Any, int]:
-    """A table (heads, distances) and its first distance."""
+    """Return a table (heads, distances) and its first distance."""
     array = numbers("table", table, ("heads", "distances"), least=1)
     without_nan("table", array)
     return array, _checks.integer("begin", begin, minimum=-_checks.MAX_LENGTH)
 
 
 def covered(begin: int, size: int, seen: tuple[int, int]) -> None:
-    """That a table reaches over all distances that are seen."""
+    """Check that a table covers all distances that are seen."""
     if seen[0] <= seen[1] and not begin <= seen[0] <= seen[1] < begin + size:
         raise ValueError(
             f"table must cover the distances {seen[0]} to {seen[1]} that are seen, got {size} from "
@@ -199,7 +202,7 @@ MAX_SPAN = 2**26
 
 
 def span(seen: tuple[int, int]) -> None:
-    """That a table over the distances that are seen is no unreasonable one."""
+    """Check that a table over the distances that are seen fits into memory."""
     if seen[1] - seen[0] >= MAX_SPAN:
         raise ValueError(
             f"positions must be less than {MAX_SPAN} apart for a bias that is a table, got "
@@ -208,7 +211,7 @@ def span(seen: tuple[int, int]) -> None:
 
 
 def function_result(values: Any, heads: int, count: int) -> None:
-    """What a function of distance returned for `count` of them."""
+    """Check the values that a function of distance returned for `count` distances."""
     if not hasattr(values, "shape") or tuple(values.shape) not in ((count,), (heads, count)):
         got = tuple(values.shape) if hasattr(values, "shape") else repr(values)
         raise ValueError(
@@ -219,7 +222,7 @@ def function_result(values: Any, heads: int, count: int) -> None:
 
 
 def buckets(count: int, max_distance: Any, *, bidirectional: bool) -> int:
-    """How many buckets and up to which distance, as T5 has them; the checked max_distance."""
+    """Check the number of T5's buckets, and return the checked max_distance."""
     exact = count // 2 // (2 if bidirectional else 1)
     if exact < 1:
         raise ValueError(
@@ -229,19 +232,19 @@ def buckets(count: int, max_distance: Any, *, bidirectional: bool) -> int:
 
 
 def function(value: Any) -> None:
-    """Something to call."""
+    """Check that a function of distance is callable."""
     if not callable(value):
         raise TypeError(f"function must be callable, got {value!r}")
 
 
 def heads_of(name: str, got: int, heads: int) -> None:
-    """That an array has as many heads as a bias."""
+    """Check that an array has as many heads as a bias."""
     if got != heads:
         raise ValueError(f"{name} must have the bias's {heads} heads, got {got}")
 
 
 def nonzero_scale(value: Any, head_dim: int) -> float:
-    """A scale of dot products by which something is divided."""
+    """Return a scale of dot products that can be a divisor."""
     scale = 1.0 / math.sqrt(head_dim) if value is None else value
     number = _checks.finite("scale", scale, minimum=-math.inf)
     if number == 0.0:
@@ -250,7 +253,7 @@ def nonzero_scale(value: Any, head_dim: int) -> float:
 
 
 def bias_object(bias: Any) -> None:
-    """Check that a bias is an object such as ALiBi, of any rule."""
+    """Check that a bias is an object with num_heads and tensor, such as ALiBi."""
     if not hasattr(bias, "num_heads") or not callable(getattr(bias, "tensor", None)):
         raise TypeError(
             "bias must be an object with num_heads and tensor(query_length, key_length) such as "
@@ -259,7 +262,7 @@ def bias_object(bias: Any) -> None:
 
 
 def slopes(name: str, value: Any, heads: int) -> None:
-    """Slopes of shape (heads,), (batch, heads) or (batch, heads, queries), floating, not NaN."""
+    """Check slopes (heads,), (batch, heads) or (batch, heads, queries): floating, not NaN."""
     array = value if _arrays.is_tensor(value) else np.asarray(value)
     if _arrays.dtype_name(array.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
         raise TypeError(f"{name} must be floating, got dtype {array.dtype}")
@@ -277,7 +280,7 @@ def slopes(name: str, value: Any, heads: int) -> None:
 
 
 def slopes_for_sides(value: Any, sides: str, heads: int, *, scaled: bool) -> None:
-    """Own slopes of an ALiBi bias, or None, against its other arguments."""
+    """Check the slopes argument of ALiBi, or None, against its other arguments."""
     if sides == "two_slopes" and not (isinstance(value, tuple) and len(value) == 2):
         raise ValueError(
             f"slopes must be a pair (left, right) for sides='two_slopes', got {value!r}"
@@ -294,7 +297,7 @@ def slopes_for_sides(value: Any, sides: str, heads: int, *, scaled: bool) -> Non
 
 
 def slope_shapes(left: tuple[int, ...], right: tuple[int, ...], query_length: int) -> None:
-    """That left and right slopes (1 or batch, heads, 1 or queries) fit together."""
+    """Check that left and right slopes (1 or batch, heads, 1 or queries) fit together."""
     if left[0] != right[0] and 1 not in (left[0], right[0]):
         raise ValueError(
             f"slopes must have one batch size, got {left[0]} on the left and {right[0]} on the "
@@ -314,13 +317,13 @@ def kernel_slopes(left: Any, right: Any, shape: tuple[int, ...]) -> None:
 
 
 def slope_batch(rows: int, batch: int) -> None:
-    """That slopes are for one row or for as many as there are."""
+    """Check that slopes are for one row or for all rows of the batch."""
     if rows not in (1, batch):
         raise ValueError(f"slopes must be for 1 row or the batch of {batch}, got {rows}")
 
 
 def row_lengths(value: Any, key_length: int) -> NDArray[np.int64]:
-    """Real tokens of each row, (batch,), at most key_length; one full row if None."""
+    """Return real tokens of each row, (batch,), at most key_length; one full row if None."""
     checked = lengths([key_length] if value is None else value)
     if checked.max(initial=0) > key_length:
         raise ValueError(f"lengths must be at most key_length {key_length}, got {checked.max()}")
@@ -328,7 +331,7 @@ def row_lengths(value: Any, key_length: int) -> NDArray[np.int64]:
 
 
 def key_only(scaling: Any, per: str | None) -> None:
-    """A scaling whose slopes are the same for all queries of a row."""
+    """Check that a scaling gives all queries of a row the same slopes."""
     if per == "query":
         raise ValueError(
             "scaling must not have per='query' here, where all queries share one bias; got "
@@ -338,7 +341,7 @@ def key_only(scaling: Any, per: str | None) -> None:
 
 
 def scaled_exponents(scaling: Any, exponents: NDArray[np.float64], heads: int) -> None:
-    """What a scaling returned."""
+    """Check the exponents that a scaling returned."""
     if exponents.ndim not in (1, 2, 3) or exponents.shape[0 if exponents.ndim == 1 else 1] != heads:
         raise ValueError(
             f"scale_exponents must return ({heads},), (batch, {heads}) or (batch, {heads}, "

@@ -32,10 +32,10 @@ class DistanceBias(BiasObject):
     _kept: ClassVar[bool] = True
 
     def over(self, first: int, last: int, like: Any = None) -> Any:
-        """The bias at the distances first, first + 1, ... last, (heads, distances).
+        """Return the bias at the distances first, first + 1, ... last, (heads, distances).
 
-        float64, as a tensor if `like` is one: then differentiable in the parameters and on like's
-        device.
+        It is float64, and a tensor if `like` is one: then it is differentiable in the parameters
+        and on like's device.
         """
         distances = _arrays.float64_range(first, last, like)
         parameters = (parameter(x, like, widest=True) for x in self.parameters)
@@ -43,17 +43,17 @@ class DistanceBias(BiasObject):
         return self._formula(_arrays.namespace(like), distances, *columns)
 
     def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:
-        """Values (heads, distances), by functions that NumPy and torch share.
+        """Return values (heads, distances), by functions that NumPy and torch share.
 
         Parameters are float64, those for each head (heads, 1).
         """
         raise NotImplementedError
 
     def _numbers(self, first: int, last: int) -> NDArray[np.float32]:
-        """The table of NumPy numbers, kept where it is small and its parameters are its own.
+        """Return the table as NumPy numbers; a small one with constant parameters is cached.
 
-        Kept ones reach further, to the next power of two: keys that are appended one by one need a
-        table that is longer by one each time.
+        Cached tables extend to the next power of two, since keys that are appended one by one need
+        a table that is longer by one each time.
         """
         begin, end = -_power(-first), _power(last)
         small = (end - begin + 1) * self.num_heads <= KEPT
@@ -85,7 +85,7 @@ class DistanceBias(BiasObject):
 
 
 def _power(number: int) -> int:
-    """The next power of two, 0 for what is not positive."""
+    """Return the next power of two, 0 for numbers <= 0."""
     return 1 << (number - 1).bit_length() if number > 0 else 0
 
 
@@ -127,7 +127,7 @@ class DistanceTable(DistanceBias):
         self._set(table=table, begin=begin, num_heads=int(table.shape[0]), sides=sides)
 
     def over(self, first: int, last: int, like: Any = None) -> Any:
-        """See `DistanceBias`."""
+        """Return the bias at a range of distances; see `DistanceBias`."""
         checks.covered(self.begin, self.table.shape[1], (first, last))
         begin = max(first - self.begin, 0)
         part = self.table[:, begin : begin + last - first + 1]
@@ -176,7 +176,7 @@ class DistanceFunction(DistanceBias):
         return (self._evaluated(0, 0),)
 
     def over(self, first: int, last: int, like: Any = None) -> Any:
-        """See `DistanceBias`."""
+        """Return the bias at a range of distances; see `DistanceBias`."""
         values = self._evaluated(first, last)
         wide = parameter(values, like, widest=True)
         return _arrays.namespace(like).broadcast_to(wide, (self.num_heads, wide.shape[-1]))

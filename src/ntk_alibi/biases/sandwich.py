@@ -72,7 +72,7 @@ class Sandwich(DistanceBias):
         query_positions: Array | None = None,
         key_positions: Array | None = None,
     ) -> tuple[Array, Array, float]:
-        """Queries and keys with positions as further channels, which need no bias any more.
+        """Return queries and keys with positions as further channels, which need no bias.
 
         [q_i, (lambda / scale) p_i].[k_j, p_j] = q_i.k_j + (lambda / scale) p_i.p_j
 
@@ -94,7 +94,8 @@ class Sandwich(DistanceBias):
         Raises:
             TypeError, ValueError: an argument is wrong.
         """
-        _checks.attention_shapes(query, key, key, differentiable=True)
+        _checks.attention_inputs(query, key, key, _arrays.ANY_DTYPES)
+        _checks.fitting_shapes(query.shape, key.shape, key.shape)
         checks.heads_of("query", query.shape[1], self.num_heads)
         number = checks.nonzero_scale(scale, query.shape[3])
         (batch, _, queries, _), keys = query.shape, key.shape[2]

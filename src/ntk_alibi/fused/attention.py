@@ -8,10 +8,9 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.fused import checks
-from ntk_alibi.fused.call import AttentionCall, Options
+from ntk_alibi.fused.call import DEFAULTS, AttentionCall, Options, call_form
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.masks import checked_mask
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
 
@@ -38,7 +37,7 @@ def attention(
     return_logsumexp: bool = False,
     return_stats: bool = False,
 ) -> Any:
-    """Attention with a bias over distance, computed tile by tile in float32.
+    """Compute attention with a bias over distance, tile by tile in float32.
 
     output[i] = sum_j softmax_j(scale q_i.k_j + bias(i, j)) v_j
 
@@ -77,7 +76,7 @@ def attention(
             or rotary, bfloat16 and float16 are attended to in float32, and rounded once.
         key_norms: kept by the caller of the very keys, without rotary, key_padding_mask and
             key_positions, and without exempt tokens.
-        dropout: only 0; another is refused with a sentence that says who has it.
+        dropout: must be 0: the fused kernel has no attention dropout.
         return_logsumexp: whether to return the logsumexp too, float32 (batch, heads, queries),
             natural, of the scores as above. `merge` takes both.
         return_stats: whether to return `Stats` too.
@@ -106,22 +105,25 @@ def attention(
     """
     if dropout != 0.0:
         checks.no_dropout(dropout)
-    options = Options(
-        checked_mask(causal, window, causal_block, sink), key_padding_mask, query_positions,
-        key_positions, align, scale, skip_tolerance, rotary, log_n,
-    )  # fmt: skip
+    arrays = key_padding_mask, query_positions, key_positions
+    placed = not (key_padding_mask is None and query_positions is None and key_positions is None)
+    options = DEFAULTS
+    if placed or align != "end" or rotary is not None or log_n is not None:
+        options = Options(*arrays, align, rotary, log_n)
     if _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias):
         checks.without_torch("key_norms", key_norms is not None)
         checks.without_torch("return_stats", return_stats)
-        _checks.attention_shapes(query, key, value, differentiable=True)
         # Only now: torch is optional, and here because a tensor is.
-        from ntk_alibi.torch.operator import attention_of_tensors
+        from ntk_alibi.torch.operator import attention_of_tensors as attend
 
         tensors: tuple[Any, Any, Any] = (query, key, value)
-        output, logsumexp = attention_of_tensors(*tensors, bias, options)
+        _checks.attention_inputs(*tensors, _arrays.ANY_DTYPES)
+        mask = causal, window, causal_block, sink
+        output, logsumexp = attend(*tensors, bias, options, scale, skip_tolerance, *mask)
         return (output, logsumexp) if return_logsumexp else output
-    _checks.attention_shapes(query, key, value)
-    call = AttentionCall.checked(query, key, value, bias, options)
+    _checks.attention_inputs(query, key, value, _arrays.FUSED_DTYPES)
+    form = call_form(query, key, value, scale, skip_tolerance, causal, window, causal_block, sink)
+    call = AttentionCall.checked(query, key, value, bias, form, options)
     output, logsumexp, stats = forward(
         call, key_norms=key_norms, log=return_logsumexp, stats=return_stats
     )

@@ -6,35 +6,94 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.biases.kernel_bias import KernelBias, kernel_bias_of
 from ntk_alibi.fused import checks
 from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.positions import checks as position_checks
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
+#: The share of a float32 sum that rounding to nearest swallows: half an ulp.
+ROUNDING = 2.0**-24
+
 
 class Options(NamedTuple):
-    """Keyword arguments of `attention`: a checked mask, and the others as the caller gave them.
+    """Keyword arguments of `attention` beside the mask, its scale and its tolerance."""
 
-    A tuple, since making a dataclass takes microseconds, which calls with few tokens would feel.
-    """
-
-    mask: Mask = Mask()
     key_padding_mask: Any = None
     query_positions: Any = None
     key_positions: Any = None
     align: str = "end"
-    scale: float | None = None
-    skip_tolerance: float | None = 0.0
     rotary: RoPE | XPOS | None = None
     log_n: int | None = None
 
-    @classmethod
-    def of(cls, **keywords: Any) -> Options:
-        """Return the options of `attention`'s keywords, in which a mask has its own ones."""
-        rule = {name: keywords.pop(name) for name in Mask._fields if name in keywords}
-        return cls(Mask.checked(**rule), **keywords)
+
+#: The options of most calls.
+DEFAULTS = Options()
+
+
+class CallForm(NamedTuple):
+    """The part of a call that depends on shapes and plain numbers alone, checked.
+
+    Attributes:
+        problem: all keys real, queries and keys at their columns.
+        scale: of the dot products.
+        skip_tolerance: as of `attention`.
+        rule: mask, scale and tolerance in the core's form; None while torch traces.
+    """
+
+    problem: Problem
+    scale: float
+    skip_tolerance: float | None
+    rule: _core.CallRule | None
+
+    @staticmethod
+    def checked(
+        query_shape: tuple[int, ...],
+        key_shape: tuple[int, ...],
+        value_shape: tuple[int, ...],
+        scale: Any = None,
+        skip_tolerance: Any = 0.0,
+        causal: Any = True,
+        *limits: Any,
+    ) -> CallForm:
+        """Return the form of unchecked numbers; limits are the other options of the mask."""
+        _checks.fitting_shapes(query_shape, key_shape, value_shape)
+        mask = Mask.checked(causal, *limits)
+        if scale is None:
+            scale = 1.0 / math.sqrt(query_shape[3])
+        scale = _checks.finite("scale", scale, minimum=-math.inf)
+        tolerance = checks.skip_tolerance(skip_tolerance)
+        problem = Problem((*query_shape[:3], key_shape[2]), mask)
+        rule = None if _arrays.is_tracing() else core_rule(mask, scale, tolerance)
+        return CallForm(problem, scale, tolerance, rule)
+
+
+#: Most calls have the form of a call before: another layer's.
+_known_form = functools.lru_cache(maxsize=256, typed=True)(CallForm.checked)
+
+
+def call_form(query: Any, key: Any, value: Any, *numbers: Any) -> CallForm:
+    """Return the form of inputs, scale, skip_tolerance and the options of the mask."""
+    shapes = query.shape, key.shape, value.shape
+    if _arrays.is_tracing():  # which cannot look up the calls before
+        return CallForm.checked(*shapes, *numbers)
+    try:
+        return _known_form(*shapes, *numbers)
+    except TypeError:  # a wrong type, or one that has no hash
+        return CallForm.checked(*shapes, *numbers)
+
+
+@functools.lru_cache(maxsize=256)
+def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.CallRule:
+    """Return a mask, a scale and a tolerance in the core's form.
+
+    The core's tolerance is the share of a row's softmax mass that it may leave out, 0 for none:
+    skip_tolerance 0.0 allows the share that rounding swallows anyway, None allows none.
+    """
+    share = ROUNDING if skip_tolerance == 0.0 else skip_tolerance or 0.0
+    causal, window, causal_block, sink = mask.numbers()
+    return _core.CallRule(scale, bool(causal), window, causal_block, sink, share)
 
 
 class AttentionCall(NamedTuple):
@@ -46,6 +105,7 @@ class AttentionCall(NamedTuple):
         value: as key.
         bias: in kernel form, of NumPy numbers or of tensors that autograd follows.
         problem: shape, mask and positions.
+        rule: mask, scale and tolerance in the core's form; None while torch traces.
         scale: of the dot products.
         skip_tolerance: as of `attention`.
         rotary: rotary embedding that is still to be applied, or None.
@@ -57,6 +117,7 @@ class AttentionCall(NamedTuple):
     value: Any
     bias: KernelBias
     problem: Problem
+    rule: Any
     scale: float
     skip_tolerance: float | None
     rotary: RoPE | XPOS | None = None
@@ -64,40 +125,36 @@ class AttentionCall(NamedTuple):
 
     @staticmethod
     def checked(
-        query: Any, key: Any, value: Any, bias: Any, options: Options, like: Any = None
+        query: Any,
+        key: Any,
+        value: Any,
+        bias: Any,
+        form: CallForm,
+        options: Options = DEFAULTS,
+        like: Any = None,
     ) -> AttentionCall:
-        """Return the call of inputs whose shapes are checked.
+        """Return the call of inputs whose form is checked.
 
         Args:
             query: as of `attention`, as are key, value and bias.
             key: the keys.
             value: the values.
             bias: the bias.
-            options: the keyword arguments.
+            form: of the inputs and the numbers.
+            options: the other keyword arguments.
             like: a tensor if the bias is to be tensors, else None.
         """
-        mask, padding, query_positions, key_positions, align = options[:5]
-        head_dim = query.shape[3]
-        scale, tolerance = _numbers(options.scale, options.skip_tolerance, head_dim)
-        if options.rotary is not None:
-            checks.rotary(options.rotary, head_dim, causal=mask.causal)
-        if options.log_n is not None:
-            position_checks.train_length("log_n", options.log_n)
-        shape = (*query.shape[:3], key.shape[2])
-        if align == "end" and padding is query_positions is key_positions is None:
-            problem = Problem(shape, mask)
-        else:
-            problem = Problem.checked(
-                shape, mask, padding, query_positions, key_positions, align, like
-            )
+        problem, scale, tolerance, rule = form
+        if options is not DEFAULTS:
+            problem = _placed(problem, query.shape[3], options, like)
+        bias = kernel_bias_of(bias, problem, like)
         return AttentionCall(
-            query, key, value, kernel_bias_of(bias, problem, like), problem, scale, tolerance,
-            options.rotary, options.log_n,
-        )  # fmt: skip
+            query, key, value, bias, problem, rule, scale, tolerance, options.rotary, options.log_n
+        )
 
     @property
     def rotates(self) -> bool:
-        """Whether queries and keys are to be rotated or scaled first."""
+        """True if queries and keys are to be rotated or scaled first."""
         return self.rotary is not None or self.log_n is not None
 
     def part(self, queries: slice, keys: slice) -> AttentionCall:
@@ -111,19 +168,14 @@ class AttentionCall(NamedTuple):
         )
 
 
-def _numbers(scale: Any, tolerance: Any, head_dim: int) -> tuple[float, float | None]:
-    if _arrays.is_tracing():  # which cannot look up what was checked before
-        return _checked_numbers(scale, tolerance, head_dim)
-    try:
-        return _known_numbers(scale, tolerance, head_dim)
-    except TypeError:  # a wrong type, or one that has no hash
-        return _checked_numbers(scale, tolerance, head_dim)
-
-
-def _checked_numbers(scale: Any, tolerance: Any, head_dim: int) -> tuple[float, float | None]:
-    scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
-    return _checks.finite("scale", scale, minimum=-math.inf), checks.skip_tolerance(tolerance)
-
-
-#: Most calls have the numbers of a call before.
-_known_numbers = functools.lru_cache(maxsize=64, typed=True)(_checked_numbers)
+def _placed(problem: Problem, head_dim: int, options: Options, like: Any) -> Problem:
+    """Return the problem with its padding and positions; check the options."""
+    padding, query_positions, key_positions, align, rotary, log_n = options
+    if rotary is not None:
+        checks.rotary(rotary, head_dim, causal=problem.mask.causal)
+    if log_n is not None:
+        position_checks.train_length("log_n", log_n)
+    if align == "end" and padding is query_positions is key_positions is None:
+        return problem
+    shape, mask = problem[:2]
+    return Problem.checked(shape, mask, padding, query_positions, key_positions, align, like)

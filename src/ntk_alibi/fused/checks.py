@@ -68,7 +68,7 @@ def forward_results(
 
 def key_cache(key: Any, known: tuple[int, ...], length: int) -> str:
     """Check a key cache that continues `length` keys of (batch, key heads); return its dtype."""
-    _checks._attention_input("key", key)
+    _checks.attention_input("key", key)
     if length and tuple(key.shape[:2]) != known:
         raise ValueError(f"key must have (batch, heads) {known} as before, got {key.shape[:2]}")
     if key.shape[2] < length:

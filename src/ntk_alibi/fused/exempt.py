@@ -36,7 +36,7 @@ def key_subsets(call: AttentionCall) -> list[KeySubset]:
     bias, problem = call.bias, call.problem
     mask = problem.key_padding_mask
     if not bias.exempt:
-        return [KeySubset(bias.in_core(problem.shape), mask)]
+        return [KeySubset(bias.core or bias.in_core(problem.shape), mask)]
     batch, heads, _, keys = problem.shape
     exempt = problem.positions()[1] < bias.exempt
     real = np.ones((batch, keys), np.bool_) if mask is None else mask.astype(np.bool_)

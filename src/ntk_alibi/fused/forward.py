@@ -20,7 +20,7 @@ from ntk_alibi.fused.rotated import RotatedCall
 
 @dataclass(frozen=True)
 class Stats:
-    """How much of the keys `attention` read, in blocks of 64 keys by tiles of some queries.
+    """Blocks that `attention` read and could have read, of 64 keys by a tile of queries.
 
     Attributes:
         visited: int64 (batch, heads), blocks read.

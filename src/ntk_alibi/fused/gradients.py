@@ -13,10 +13,11 @@ from ntk_alibi._arrays import Array
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused import checks
-from ntk_alibi.fused.call import AttentionCall, Options
+from ntk_alibi.fused.call import AttentionCall, Options, call_form
 from ntk_alibi.fused.exempt import exempt_queries, first_gradient, key_subsets
 from ntk_alibi.fused.kernel_call import ForwardResults, attend, query_gradient
 from ntk_alibi.fused.rotated import QueryRun, RotatedCall
+from ntk_alibi.masks import Mask
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,12 @@ def attention_gradients(
 
     Source: Dao et al. 2022 (arXiv 2205.14135), appendix B.
     """
-    _checks.attention_shapes(query, key, value)
+    _checks.attention_inputs(query, key, value, _arrays.FUSED_DTYPES)
     checks.forward_results(query, output, logsumexp, output_gradient, logsumexp_gradient)
-    call = AttentionCall.checked(query, key, value, bias, Options.of(**options))
+    limits = [options.pop(name, default) for name, default in Mask._field_defaults.items()]
+    numbers = options.pop("scale", None), options.pop("skip_tolerance", 0.0)
+    form = call_form(query, key, value, *numbers, *limits)
+    call = AttentionCall.checked(query, key, value, bias, form, Options(**options))
     results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
     return gradients_of(call, results, bias_gradient=bias_gradient)
 
@@ -117,8 +121,9 @@ def gradients_of(
         logsumexp=_arrays.as_floats(results.logsumexp),
         logsumexp_gradient=None if log_gradient is None else _arrays.as_floats(log_gradient),
     )
-    key_gradient, value_gradient = map(_arrays.empty_like, (call.key, call.value))
-    key_and_value = tuple(map(_arrays.storage, (key_gradient, value_gradient)))
+    key_gradient, of_key = _arrays.empty_pair(call.key)
+    value_gradient, of_value = _arrays.empty_pair(call.value)
+    key_and_value = of_key, of_value
     subsets = key_subsets(call)
     if call.problem.key_padding_mask is not None or len(subsets) > 1:
         for gradient in key_and_value:  # the core does not write those of masked keys

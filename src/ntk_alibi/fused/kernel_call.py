@@ -11,9 +11,7 @@ from ntk_alibi import _arrays, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.exempt import KeySubset
-
-#: The share of a float32 sum that rounding to nearest swallows: half an ulp.
-ROUNDING = 2.0**-24
+from ntk_alibi.masks import Problem
 
 
 class ForwardResults(NamedTuple):
@@ -34,10 +32,21 @@ def attend(
     log: bool = True,
 ) -> tuple[Array, NDArray[np.float32] | None]:
     """Return output and logsumexp over a subset of the keys, the latter unless log is False."""
-    output = _arrays.empty_like(call.query)
+    storage = _arrays.storage
+    output, written = _arrays.empty_pair(call.query)
     logsumexp = np.empty(call.query.shape[:3], np.float32) if log else None
-    inputs = _inputs(call, subset)
-    _core.attention(*(*inputs, _arrays.storage(output), logsumexp, counts, norms))
+    _core.attention(
+        storage(call.query),
+        storage(call.key),
+        storage(call.value),
+        subset.bias,
+        call.rule,
+        _tokens(call.problem, subset),
+        written,
+        logsumexp,
+        counts,
+        norms,
+    )
     if subset.shift is not None and logsumexp is not None:
         logsumexp += subset.shift
     return output, logsumexp
@@ -47,7 +56,7 @@ def query_gradient(
     call: AttentionCall,
     subset: KeySubset,
     results: ForwardResults,
-    key_and_value: tuple[NDArray[Any], ...],
+    key_and_value: tuple[NDArray[Any], NDArray[Any]],
     bias_gradients: dict[str, NDArray[Any]],
 ) -> Array:
     """Return the query's gradient over a subset of the keys.
@@ -56,45 +65,30 @@ def query_gradient(
     bias_gradients.
     """
     log = results.logsumexp if subset.shift is None else results.logsumexp - subset.shift
-    gradient = _arrays.empty_like(call.query)
+    gradient, written = _arrays.empty_pair(call.query)
     names = ("left", "right", "table", "sums", "dense")
-    of_bias = (None if subset.exempt else bias_gradients.get(name) for name in names)
-    incoming = (
-        _arrays.readable(results.output),
+    of_bias: dict[str, Any] = {} if subset.exempt else {n: bias_gradients.get(n) for n in names}
+    storage = _arrays.storage
+    _core.attention_gradients(
+        storage(call.query),
+        storage(call.key),
+        storage(call.value),
+        subset.bias,
+        call.rule,
+        _tokens(call.problem, subset),
+        storage(results.output),
         log,
-        _arrays.readable(results.output_gradient),
+        storage(results.output_gradient),
         results.logsumexp_gradient,
+        written,
+        key_and_value[0],
+        key_and_value[1],
+        _core.BiasGradients(**of_bias),
     )
-    written = (_arrays.storage(gradient), *key_and_value, *of_bias)
-    _core.attention_gradients(*(*_inputs(call, subset), *incoming, *written))
     return gradient
 
 
-def max_dropped_share(skip_tolerance: float | None) -> float:
-    """Return the share of a row's softmax mass that the core may leave out; 0 reads every block.
-
-    skip_tolerance 0.0 allows the share that rounding swallows anyway, None allows none.
-    """
-    return ROUNDING if skip_tolerance == 0.0 else skip_tolerance or 0.0
-
-
-def _inputs(call: AttentionCall, subset: KeySubset) -> tuple[Any, ...]:
-    """Return the arguments that the core's two functions share."""
-    problem = call.problem
-    causal, window, causal_block, sink = problem.mask.numbers()
-    return (
-        _arrays.readable(call.query),
-        _arrays.readable(call.key),
-        _arrays.readable(call.value),
-        subset.bias,
-        _arrays.CORE_DTYPES[_arrays.dtype_name(call.query.dtype)],
-        call.scale,
-        problem.query_positions,
-        problem.key_positions,
-        subset.mask,
-        bool(causal),
-        window,
-        causal_block,
-        sink,
-        max_dropped_share(call.skip_tolerance),
-    )
+def _tokens(problem: Problem, subset: KeySubset) -> _core.Tokens | None:
+    if subset.mask is None and problem.plain:
+        return None
+    return _core.Tokens(problem.query_positions, problem.key_positions, subset.mask)

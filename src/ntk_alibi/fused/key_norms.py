@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ntk_alibi import _arrays, _core
-from ntk_alibi._arrays import Array, readable
+from ntk_alibi._arrays import Array
 from ntk_alibi.fused import checks
 
 #: Keys that are skipped, or read, together.
@@ -52,7 +52,7 @@ class KeyNorms:
             TypeError, ValueError: key is no array of that kind, is shorter than before or has
                 another batch or number of heads.
         """
-        dtype = checks.key_cache(key, self.norms.shape[:2], self.length)
+        checks.key_cache(key, self.norms.shape[:2], self.length)
         batch, heads, length, _ = key.shape
         blocks = -(-length // BLOCK)
         if self.norms.shape[:2] != (batch, heads) or blocks > self.norms.shape[2]:
@@ -61,6 +61,6 @@ class KeyNorms:
             grown[:, :, :known] = self.norms[:, :, :known] if known else 0.0
             self.norms = grown
         first = self.length // BLOCK
-        _core.measure_key_norms(readable(key), _arrays.CORE_DTYPES[dtype], first, self.norms)
+        _core.measure_key_norms(_arrays.storage(key), first, self.norms)
         self.length = length
         return self

@@ -48,10 +48,10 @@ def _patch_when_made(family: Family) -> None:
 
 
 def _hand_padding(*_: Any, attention_mask: torch.Tensor | None = None, **__: Any) -> Padding:
-    """In place of a mask of queries and keys: for generate(), or a model that is not patched."""
+    """Return the padding in place of a mask of queries and keys, which generate() asks for."""
     return Padding(attention_mask)
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
-    """Attention of a model that is of no family known here."""
+    """Raise for a model whose attention is not patched."""
     raise RuntimeError(Padding.misuse)

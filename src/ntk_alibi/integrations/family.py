@@ -18,7 +18,7 @@ from ntk_alibi.integrations.settings import ATTENTIONS, COMPATS, Settings
 from ntk_alibi.masks import EVERYTHING
 
 #: Versions of transformers whose modeling code the patches were read against;
-#: tests/test_integrations_versions.py lists the ones tested. The upper bound is exclusive.
+#: tests/integrations/test_versions.py lists the ones tested. The upper bound is exclusive.
 TRANSFORMERS_VERSIONS = (Version("5.4"), Version("6"))
 
 #: Owner, attribute, and what takes its place.
@@ -27,7 +27,7 @@ Replacement: TypeAlias = tuple[nn.Module, str, Any]
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: how to know its ALiBi models, and what to replace in one.
+    """A model family: the classes of its ALiBi models, and the replacements in one.
 
     Attributes:
         name: in messages.
@@ -55,12 +55,12 @@ class Family:
     others: tuple[type[nn.Module], ...] = ()
 
     def find(self, module: nn.Module) -> list[nn.Module]:
-        """The models of this family inside a module."""
+        """Return the models of this family inside a module."""
         return [part for part in module.modules() if isinstance(part, self.model)]
 
 
 def check(family: Family, target: nn.Module, settings: Settings) -> None:
-    """That the target and the modeling code are what the family's patch was written for."""
+    """Check that the target and the modeling code are those that the patch was written for."""
     _checks.choice(f"attention for {family.name}", settings.attention, family.attentions)
     check_compat(family, settings)
     for (owner, method), names in family.expected.items():
@@ -85,10 +85,10 @@ def check(family: Family, target: nn.Module, settings: Settings) -> None:
 
 
 def check_compat(family: Family, settings: Settings) -> None:
-    """That the family has such rounding, and that these settings keep the bias of the keys alone.
+    """Check that the family rounds as `compat` says, and that one bias serves all queries.
 
-    transformers' bias is of the keys alone: one number for all queries, which no slope of theirs
-    can change and torch's kernel cannot add without a matrix of all pairs.
+    transformers' bias depends on the keys alone: one number for all queries, which the slope of a
+    query cannot change, and which torch's kernel cannot add without a matrix of all pairs.
     """
     _checks.choice(
         f"compat for {family.name}", settings.compat, COMPATS if family.rounds else COMPATS[:1]
@@ -106,13 +106,13 @@ def check_compat(family: Family, settings: Settings) -> None:
 
 
 def transformers_version() -> str:
-    """The installed version; transformers may replace its own module while it is imported."""
+    """Return the installed version; transformers may replace its module while it is imported."""
     version: str = import_module("transformers").__version__
     return version
 
 
 def check_version() -> None:
-    """Refuse versions of transformers that nobody has looked at."""
+    """Raise for versions of transformers that the patches were not written for."""
     installed, (low, high) = transformers_version(), TRANSFORMERS_VERSIONS
     if not low <= Version(installed) < high:
         raise RuntimeError(

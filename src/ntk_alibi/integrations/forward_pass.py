@@ -79,7 +79,7 @@ class ForwardPass(PassedThrough):
 
     @property
     def eager(self) -> bool:
-        """Whether the layers attend as transformers does, with all weights."""
+        """True if the layers attend as transformers does, with all weights."""
         return self.settings.attention == "eager"
 
     @property

@@ -37,5 +37,5 @@ def restore(module: nn.Module, name: str) -> None:
 
 
 def _slot(module: nn.Module, name: str) -> str:
-    """Where accelerate's hooks, if there are any, keep a module's own forward."""
+    """Return the attribute of a method; accelerate's hooks move a module's forward."""
     return "_old_forward" if name == "forward" and hasattr(module, "_old_forward") else name

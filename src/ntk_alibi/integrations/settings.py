@@ -33,7 +33,7 @@ class Settings:
     mask: Mask = EVERYTHING
 
     def __repr__(self) -> str:
-        """The choices that are not the default, as `patch` takes them."""
+        """Return the choices that are not the default, as `patch` takes them."""
         choices = [f"{self.scaling!r}", f"attention={self.attention!r}"]
         if self.compat != "exact":
             choices.append(f"compat={self.compat!r}")

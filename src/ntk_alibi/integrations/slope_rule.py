@@ -63,7 +63,7 @@ class ScaledExponents:
     def scale_exponents(
         self, exponents: Floats, lengths: NDArray[np.int64] | None = None
     ) -> Floats:
-        """See `Scaling`."""
+        """Return the exponents times the factor, scaled; see `Scaling`."""
         exponents = exponents * self.factor
         if self.scaling is None:
             return exponents

@@ -19,7 +19,7 @@ def rotary_dim(value: Any, head_dim: int) -> int:
 
 
 def constant_stretch(value: Any, pairs: int) -> None:
-    """A scaling that rotary positions have too, for so many pairs of channels."""
+    """Check that rotary positions with so many pairs of channels have a scaling, too."""
     kind = getattr(value, "alibi_type", None)
     if kind not in ("linear", "ntk"):
         raise TypeError(f"scaling must be an Interpolation or an NTK, got {value!r}")
@@ -28,13 +28,13 @@ def constant_stretch(value: Any, pairs: int) -> None:
 
 
 def rotary_input(x: Any, head_dim: int) -> None:
-    """Vectors to rotate, (batch, heads, length, head_dim)."""
-    _checks._attention_input("x", x)
+    """Check vectors that are to be rotated, (batch, heads, length, head_dim)."""
+    _checks.attention_input("x", x)
     _checks.floating_dtype(x.dtype, (*_arrays.CORE_DTYPES, "float64"))
     if x.shape[3] != head_dim:
         raise ValueError(f"x must have head_dim {head_dim}, got {tuple(x.shape)}")
 
 
 def train_length(name: str, value: Any) -> int:
-    """Return the number of tokens of training, whose logarithm divides."""
+    """Return the training length, whose logarithm is a divisor."""
     return _checks.integer(name, value, minimum=2)

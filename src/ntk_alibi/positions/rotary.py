@@ -20,7 +20,7 @@ Layout: TypeAlias = Literal["pairs", "halves"]
 
 @dataclass(frozen=True)
 class _Rotary:
-    """What RoPE and XPOS share: which channels belong together, and how fast they turn."""
+    """The parameters that RoPE and XPOS share: the pairs of channels, and how fast they turn."""
 
     head_dim: int
     base: float = 10000.0
@@ -54,9 +54,9 @@ class _Rotary:
         return (self.rotary_dim or 0) // 2
 
     def rotated(self, x: Any, positions: Any, *, back: bool = False) -> Any:
-        """Vectors (batch, heads, length, head_dim) at positions (1 or batch, length), rotated.
+        """Rotate vectors (batch, heads, length, head_dim) at positions (1 or batch, length).
 
-        float64 stays, everything else comes as float32. Channels beyond rotary_dim are unchanged.
+        The result is float64 for float64, else float32. Channels beyond rotary_dim are unchanged.
         """
         module, x = _arrays.namespace(x), _arrays.promote_to_float32(x)
         pair = _arrays.float64_range(0, self.pairs - 1, x)
@@ -75,7 +75,7 @@ class _Rotary:
         return module.concatenate([self._joined(both, x), x[..., split:]], -1)
 
     def _joined(self, both: list[Any], example: Any) -> Any:
-        """First and second channels of the pairs, each in its place."""
+        """Return the first and the second channels of the pairs, each in its place."""
         module = _arrays.namespace(example)
         if self.layout == "halves":
             return module.concatenate(both, -1)
@@ -124,7 +124,7 @@ class RoPE(_Rotary):
         return self.factor
 
     def stretched(self, scaling: Interpolation | NTK) -> RoPE:
-        """For texts longer than in training, as these scalings stretch ALiBi.
+        """Return the embedding for texts longer than in training, stretched as ALiBi is.
 
         Interpolation: factor -> a factor.  NTK: base -> base a^(R / (R - 2)), by which the slowest
         pair turns slower by a and the fastest as before.
@@ -156,7 +156,7 @@ class RoPE(_Rotary):
         return replace(self, base=base)
 
     def rotate(self, x: Array, positions: Array | None = None) -> Array:
-        """Vectors rotated, for keys that are kept in a cache and so are rotated only once.
+        """Rotate vectors, for keys that a cache holds and that are rotated only once.
 
         Args:
             x: (batch, heads, length, head_dim), float32, bfloat16, float16 or float64.
@@ -228,13 +228,13 @@ class XPOS(_Rotary):
 
     @property
     def fastest_rate(self) -> float:
-        """By how much the logarithm of the fastest pair's factor falls a token, > 0."""
+        """The fall of the logarithm of the fastest pair's factor per token, > 0."""
         from math import log1p
 
         return log1p(1.0 / self.gamma) / self.scale_base
 
     def log_decays(self, example: Any) -> Any:
-        """The logarithm of each channel's factor a token of distance, (head_dim,) float64, <= 0."""
+        """Return the logarithm of each channel's factor per token, (head_dim,) float64, <= 0."""
         module = _arrays.namespace(example)
         pair = _arrays.float64_range(0, self.pairs - 1, example)
         zeta = (pair / self.pairs + self.gamma) / (1.0 + self.gamma)

@@ -49,7 +49,7 @@ class AlibiAttention(nn.Module):
         window: how many positions back (and ahead) a query sees, itself included.
         align: where the queries stand among the keys if those are others: "end" puts the last at
             the last, "start" the first at the first. Cross-attention mostly has no bias: slopes=0.
-        dropout: only 0; another is refused with a sentence that says who has it.
+        dropout: must be 0: the fused kernel has no attention dropout.
         generator: for random slopes.
 
     Raises:
@@ -164,7 +164,7 @@ class AlibiAttention(nn.Module):
         return ALiBi(self.num_heads, slopes=slopes, sides=sides)
 
     def extra_repr(self) -> str:
-        """What stands in the module's repr."""
+        """Return the arguments that the module's repr shows."""
         return (
             f"num_heads={self.num_heads}, embed_dim={self.embed_dim}, causal={self.causal}, "
             f"scaling={self.scaling!r}, window={self.window}"

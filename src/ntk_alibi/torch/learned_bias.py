@@ -44,7 +44,7 @@ class FixedSlopes(Float32Parameters):
         self.register_buffer("slopes", slopes.detach().clone().float())
 
     def forward(self) -> torch.Tensor:
-        """The slopes."""
+        """Return the slopes."""
         return self.slopes
 
 
@@ -56,7 +56,7 @@ class LearnedSlopes(Float32Parameters):
         self.log_slopes = nn.Parameter(initial.detach().clone().float().log())
 
     def forward(self) -> torch.Tensor:
-        """The slopes."""
+        """Return the slopes."""
         return self.log_slopes.exp()
 
 
@@ -69,7 +69,7 @@ class TwoSidedSlopes(Float32Parameters):
         self.right = nn.Parameter(torch.randn(num_heads, dtype=torch.float32) - 2.0)
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Left and right slopes."""
+        """Return left and right slopes."""
         return self.left.sigmoid(), self.right.sigmoid()
 
 
@@ -91,7 +91,7 @@ class LearnedALiBi(Float32Parameters):
         self.slopes = LearnedSlopes(torch.tensor(alibi_slopes(self.num_heads)))
 
     def forward(self, hidden: torch.Tensor | None = None) -> ALiBi:
-        """The bias."""
+        """Return the bias."""
         sides: Any = "causal" if self.causal else "symmetric"
         return ALiBi(self.num_heads, slopes=self.slopes(), sides=sides)
 
@@ -127,7 +127,7 @@ class LearnedKerplePower(Float32Parameters):
         self.r2 = nn.Parameter(_drawn(heads, generator).logit())
 
     def forward(self, hidden: torch.Tensor | None = None) -> KerplePower:
-        """The bias."""
+        """Return the bias."""
         return KerplePower(_softplus(self.r1), 2.0 * _above_zero(self.r2.sigmoid()))
 
 
@@ -153,7 +153,7 @@ class LearnedKerpleLog(Float32Parameters):
         self.r2 = nn.Parameter(_inverse_softplus(_drawn(heads, generator)))
 
     def forward(self, hidden: torch.Tensor | None = None) -> KerpleLog:
-        """The bias."""
+        """Return the bias."""
         return KerpleLog(_softplus(self.r1), _softplus(self.r2))
 
 
@@ -182,7 +182,7 @@ class LearnedBAM(Float32Parameters):
         self.mu = nn.Parameter(torch.zeros(heads, dtype=torch.float32), requires_grad=learned)
 
     def forward(self, hidden: torch.Tensor | None = None) -> BAM:
-        """The bias."""
+        """Return the bias."""
         return BAM(_above_zero(self.log_alpha.exp()), self.beta, 2.0 * self.mu.sinh())
 
 
@@ -217,7 +217,7 @@ class LearnedT5(Float32Parameters):
         self()
 
     def forward(self, hidden: torch.Tensor | None = None) -> T5:
-        """The bias."""
+        """Return the bias."""
         return T5(self.values, self.bidirectional, self.max_distance)
 
 
@@ -241,7 +241,7 @@ class LearnedBiALiBi(Float32Parameters):
         self.first, self.left, self.right = (nn.Parameter(x.clone()) for x in draw)
 
     def forward(self, hidden: torch.Tensor | None = None) -> BiALiBi:
-        """The bias."""
+        """Return the bias."""
         return BiALiBi(self.first.sigmoid(), self.left.sigmoid(), self.right.sigmoid())
 
 
@@ -274,13 +274,13 @@ class LearnedForgetGates(nn.Module):
         nn.init.constant_(self.linear.bias, _checks.finite("bias", bias, minimum=-torch.inf))
 
     def forward(self, hidden: torch.Tensor) -> ForgetGates:
-        """The bias of hidden states (batch, keys, embed_dim)."""
+        """Return the bias of hidden states (batch, keys, embed_dim)."""
         logits = self.linear(hidden).float()
         return ForgetGates(functional.logsigmoid(logits).transpose(1, 2))
 
 
 def _drawn(heads: int, generator: torch.Generator | None) -> torch.Tensor:
-    """Evenly from (0, 1), not nearer to its ends than 0.01."""
+    """Draw numbers evenly from (0, 1), clamped to [0.01, 0.99]."""
     draw = torch.rand(heads, generator=generator, dtype=torch.float32)
     return draw.clamp(0.01, 0.99)
 
@@ -294,5 +294,5 @@ def _softplus(x: torch.Tensor) -> torch.Tensor:
 
 
 def _above_zero(x: torch.Tensor) -> torch.Tensor:
-    """What is positive but for underflow."""
+    """Replace numbers that have underflowed to 0 by the least positive normal number."""
     return x.clamp(min=torch.finfo(x.dtype).tiny)

@@ -15,7 +15,7 @@ import torch
 
 from ntk_alibi import _arrays
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.fused.call import AttentionCall, Options
+from ntk_alibi.fused.call import AttentionCall, Options, call_form, core_rule
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import gradients_of
 from ntk_alibi.fused.kernel_call import ForwardResults
@@ -126,16 +126,13 @@ def _call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
     bias = KernelBias(**numbers, table_begin=table_begin, exempt=exempt)
     shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_numbers(*mask_numbers)
     placed: Any = arrays[len(BIAS_TENSORS) :]
-    problem = Problem(shape, mask, *placed) if checked else Problem.checked(shape, mask, *placed)
-    return AttentionCall(
-        query,
-        key,
-        value,
-        bias if checked else bias.checked(problem),
-        problem,
-        scale,
-        skip_tolerance,
-    )
+    rule = core_rule(mask, scale, skip_tolerance)
+    if checked:
+        problem = Problem(shape, mask, *placed)
+        return AttentionCall(query, key, value, bias, problem, rule, scale, skip_tolerance)
+    problem = Problem.checked(shape, mask, *placed)
+    bias = bias.checked(problem)
+    return AttentionCall(query, key, value, bias, problem, rule, scale, skip_tolerance)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -181,14 +178,20 @@ def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
 
 
 def attention_of_tensors(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, options: Options
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: Any,
+    options: Options,
+    *numbers: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return output and logsumexp of tensors whose shapes are checked, as `ntk_alibi.attention`."""
+    """Return output and logsumexp; numbers are scale, skip_tolerance and the mask's options."""
     device = query.device
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
-    call = AttentionCall.checked(query, key, value, bias, options, like=query)
+    form = call_form(query, key, value, *numbers)
+    call = AttentionCall.checked(query, key, value, bias, form, options, like=query)
     if not call.rotates:
         return _attend(call)
     with torch.autocast(device.type, enabled=False):  # rotated inputs must not be rounded

@@ -139,10 +139,11 @@ def _attend_per_query(
     scale: float,
     dropout: float,
 ) -> torch.Tensor:
-    """A bias m_i (j - last), not constant along diagonals, as one more channel of q and k.
+    """Attend with the bias m_i (j - last) as one more channel of q and k.
 
-    Float32, since lower precisions cannot hold positions; positions count from the chunk's last
-    key, so that the products that matter stay small.
+    Slopes of their own for each query make a bias that is not constant along diagonals. The channel
+    is float32, since lower precisions cannot hold positions, which count from the chunk's last key,
+    so that the products that matter stay small.
     """
     last = key.shape[2] - 1
     positions = torch.arange(-last, 1, device=key.device, dtype=torch.float32)
@@ -162,7 +163,7 @@ def _attend_per_query(
 
 
 def _anti_diagonal_distances(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """d[r + j] = i - j, where r numbers the queries from the last one on."""
+    """Return d[r + j] = i - j, where r numbers the queries from the last one on."""
     query_length, key_length = query.shape[2], key.shape[2]
     diagonals = torch.arange(query_length + key_length - 1, device=query.device)
     return (key_length - 1) - diagonals
@@ -176,7 +177,7 @@ def _reversed_sdpa(
     scale: float,
     dropout: float,
 ) -> torch.Tensor:
-    """Torch's kernel on reversed queries.
+    """Call torch's kernel on reversed queries.
 
     diagonal_bias: (1 or batch, 1 or heads, queries + keys - 1), spread by strides.
     """

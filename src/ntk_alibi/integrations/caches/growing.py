@@ -29,7 +29,7 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append keys and values; returns all of them."""
+        """Append keys and values, and return all of them."""
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             self._buffers = None  # writing in place would break the graph
             result: tuple[torch.Tensor, torch.Tensor] = super().update(
@@ -47,7 +47,7 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def norms(self) -> KeyNorms:
-        """What `ntk_alibi.attention` needs of the keys to leave some out, kept up to date."""
+        """Return the norms of all keys held, with which `ntk_alibi.attention` skips some."""
         if self._norms.length > self.get_seq_length():
             self._norms = KeyNorms()
         return self._norms.update(self._held()[0])
@@ -82,7 +82,7 @@ class GrowingLayer(DynamicLayer):
     def _room_for(
         self, total: int, length: int, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Buffers for `total` tokens whose first `length` are those held now."""
+        """Return buffers for `total` tokens whose first `length` are those held now."""
         if self._buffers is not None and self._holds(self._buffers, total, length):
             return self._buffers
         capacity = max(self._least_capacity, 2 * total)  # what is not written takes no memory yet
@@ -97,7 +97,7 @@ class GrowingLayer(DynamicLayer):
         return self._buffers
 
     def _holds(self, buffers: tuple[torch.Tensor, torch.Tensor], total: int, length: int) -> bool:
-        """Whether the buffers have room, and what is held now lies at their beginning."""
+        """Return whether the buffers have room, and begin with the tokens held now."""
         if buffers[0].shape[2] < total:
             return False
         return length == 0 or all(

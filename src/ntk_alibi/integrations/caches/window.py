@@ -17,7 +17,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass
 class Shared:
-    """What all layers of a cache know.
+    """Settings and padding that all layers of a cache share.
 
     Attributes:
         window: tokens to hold.
@@ -57,7 +57,7 @@ class WindowLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> Pair:
-        """Append keys and values; returns what one new token sees, or all that several may see."""
+        """Append keys and values, and return those that the new tokens may see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         recorded = torch.is_grad_enabled() and (
@@ -86,7 +86,7 @@ class WindowLayer(DynamicLayer):
         return (self.keys, self.values) if new == 1 else everything
 
     def _sinks(self, everything: Pair, past: int, held: int) -> list[torch.Tensor]:
-        """What stands before the window: each row's first tokens, or all that it has."""
+        """Return the sinks: the first tokens of each row, or all if it has fewer."""
         sink, padding = self._shared.sink, self._shared.padding
         if padding is None:
             return [x[:, :, :sink].clone() for x in everything]
@@ -100,7 +100,7 @@ class WindowLayer(DynamicLayer):
         ]
 
     def _joined(self, key_states: torch.Tensor, value_states: torch.Tensor) -> Pair:
-        """Old and new as new tensors, which autograd can follow."""
+        """Return old and new tokens as new tensors, which autograd can follow."""
         self._buffers = None
         return (
             torch.cat([self._held()[0], key_states], dim=-2),
@@ -108,7 +108,7 @@ class WindowLayer(DynamicLayer):
         )
 
     def _appended(self, key_states: torch.Tensor, value_states: torch.Tensor) -> Pair:
-        """Old and new in the buffer, the new ones written."""
+        """Write the new tokens into the buffer, and return old and new ones."""
         held, new = self._length(), key_states.shape[2]
         if held + new > 2 * self._shared.limit:  # a long prompt, of which little stays
             return self._joined(key_states, value_states)
@@ -127,7 +127,7 @@ class WindowLayer(DynamicLayer):
         return keys[:, :, whole], values[:, :, whole]
 
     def _begin(self, held: int) -> int | None:
-        """Where in the buffers the tokens held begin; None if they are elsewhere."""
+        """Return where in the buffers the tokens held begin; None if they are elsewhere."""
         begins = []
         for buffer, x in zip(self._buffers or (), self._held(), strict=False):
             if held == 0:
@@ -141,7 +141,7 @@ class WindowLayer(DynamicLayer):
         return begins[0] if begins and begins[0] == begins[1] else None
 
     def _room(self, states: torch.Tensor) -> torch.Tensor:
-        """A buffer for such keys or values."""
+        """Return an empty buffer for such keys or values."""
         batch, heads, _, head_dim = states.shape
         return states.new_empty((batch, heads, 2 * self._shared.limit, head_dim))
 
@@ -149,17 +149,17 @@ class WindowLayer(DynamicLayer):
         return cast(Pair, (self.keys, self.values))
 
     def _length(self) -> int:
-        """Tokens held."""
+        """Return the number of tokens held."""
         if not self.is_initialized or self._held()[0].numel() == 0:
             return 0
         return self._held()[0].shape[2]
 
     def get_seq_length(self) -> int:
-        """Tokens seen, held or not."""
+        """Return the number of tokens seen, held or not."""
         return self._seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys that queries may see, and how many stand before the first of them."""
+        """Return how many keys queries may see, and how many stand before the first of them."""
         held = self._length()
         keys = held + query_length if query_length > 1 else min(held + 1, self._shared.limit)
         return keys, self._seen + query_length - keys

@@ -1,38 +1,29 @@
-// What one thread keeps while it works on a tile of queries.
+// The memory of one thread while it works on tiles of queries.
 #pragma once
 
 #include "kernels/attention.h"
+#include "kernels/constants.h"
 #include "kernels/simd.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-constexpr float log2_e = 1.44269504088896340736f;
-constexpr float infinity = __builtin_inff();
-
-// The natural logsumexp of a sum relative to a maximum in the log2 domain; -infinity of nothing.
-inline float logsumexp(float maximum, float sum) {
-  constexpr double ln_2 = 0.69314718055994530942;
-  if (sum == 0.0f) return -infinity;
-  return static_cast<float>(ln_2 * maximum + __builtin_log(static_cast<double>(sum)));
-}
-
-// Of one tile; rows of queries_per_tile floats.
+// The state of one tile, in rows of queries_per_tile floats.
 struct Scratch {
   float* query;          // [head_dim]
   float* output;         // [head_dim]
-  float* scores[2];      // [keys_per_block]: of the block at hand, and of the one before it
+  float* scores[2];      // [keys_per_block]: of the current block and of the one before it
   float* maximum;        // [1], log2 domain
   float* sum;            // [1], relative to the maximum
-  float* log_sum;        // [1], a lower bound of the logarithm of what was summed
-  float* block_maximum;  // [1], of the block at hand
-  float* rescale;        // [1]: what the last raise of the maximum does to earlier sums
-  float* slopes;         // [2]: left, right, times log2 e
+  float* log_sum;        // [1], a lower bound of log2 of the whole sum so far
+  float* block_maximum;  // [1], of the current block
+  float* rescale;        // [1]: the factor for earlier sums after the maximum rose
+  float* slopes;         // [2]: left and right slopes times log2 e
   std::int32_t* ints;    // [4]: query positions, least and greatest distances, ends of sinks
 };
 
-// Room for rows of keys_per_block keys, of as many values and of queries_per_tile queries, for all
-// tiles of a group.
+// Memory for the converted rows of a block, which all tiles of a group share. It also holds the
+// rows of queries_per_tile queries or results.
 struct RowScratch {
   float* keys;
   float* values;
@@ -40,7 +31,7 @@ struct RowScratch {
 
 inline std::int64_t tile_row() { return queries_per_tile; }
 
-// Hands out pieces of a thread's memory, or counts them if there is none yet.
+// Divides a thread's memory into pieces, or only counts their bytes if there is no memory yet.
 class Pieces {
  public:
   explicit Pieces(void* memory = nullptr) : memory_(static_cast<float*>(memory)) {}

@@ -1,4 +1,4 @@
-// Which blocks of keys a tile sees.
+// The blocks of keys that a tile sees.
 #pragma once
 
 #include "kernels/key_list.h"
@@ -6,12 +6,14 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-// Which keys the tile sees as a whole, from the extremes over its queries.
+std::int64_t visible_blocks(const AttentionTile& tile);
+
+// The range of positions that a tile sees, from the extremes over its queries.
 struct TileReach {
   std::int64_t first_seen_by_any, last_seen_by_any;
   std::int64_t first_seen_by_all, last_seen_by_all;
   std::int64_t least_query, greatest_query;
-  std::int32_t sink_end;  // the greatest
+  std::int32_t sink_end;  // the greatest of all queries
 
   explicit TileReach(const AttentionTile& tile) {
     least_query = greatest_query = tile.query_positions[0];
@@ -38,15 +40,16 @@ struct TileReach {
     if (block.least_position > last_seen_by_any) return false;
     return block.greatest_position >= first_seen_by_any || block.least_position < sink_end;
   }
-  // Whether no block up to b, or from b on, is seen.
+  // True if no block up to b is visible.
   bool ends_before(const AttentionTile& tile, std::int64_t b) const {
     const bool none = block_of(tile.keys, b).greatest_position < first_seen_by_any;
     return none && tile.keys.positions_rise && block_of(tile.keys, 0).least_position >= sink_end;
   }
+  // True if no block from b on is visible.
   bool ends_behind(const AttentionTile& tile, std::int64_t b) const {
     return tile.keys.positions_rise && block_of(tile.keys, b).least_position > last_seen_by_any;
   }
-  // The last block that does not lie wholly ahead of the tile; the first one if all do.
+  // The last block that is not entirely ahead of the tile, or the first one if all are.
   std::int64_t last_block_behind(const AttentionTile& tile) const {
     std::int64_t b = block_count(tile.keys) - 1;
     if (tile.keys.positions == nullptr && greatest_query / keys_per_block < b)
@@ -54,7 +57,8 @@ struct TileReach {
     while (b > 0 && block_of(tile.keys, b).least_position > greatest_query) --b;
     return b;
   }
-  // How many keys of the block that begins at `begin`: those behind the last one seen are left out.
+  // The number of keys to read of the block that begins at `begin`: the keys after the last visible
+  // one are left out.
   int keys_to_read(const AttentionTile& tile, std::int64_t begin) const {
     int count = keys_in_block(tile.keys, begin / keys_per_block);
     if (tile.keys.positions_rise)

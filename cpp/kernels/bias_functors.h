@@ -1,9 +1,10 @@
-// Biases as functors, log2 domain: what they make of the products of one key with a vector of
-// queries at the given distances.
+// Biases as functors, log2 domain. at() adds the bias to the products of one key with a vector of
+// queries at the given distances. A linear bias depends on the distance alone and is never
+// -infinity.
 #pragma once
 
-#include "kernels/attention_scratch.h"
 #include "kernels/key_list.h"
+#include "kernels/scratch.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
@@ -33,8 +34,8 @@ struct TwoSidedBias {
   const float* slopes;
 };
 
-// The rest collect one value a lane. Where that is -infinity it hides the key, whatever the
-// product.
+// The other biases gather one value for each lane. A value of -infinity hides the key, even where
+// the product is NaN or infinite.
 inline f32v unless_hidden(f32v product, f32v value) {
   return value == -infinity ? value : product + value;
 }

@@ -1,9 +1,11 @@
-// The table of this ISA's kernels: the one symbol the core looks up.
+// The table of this ISA's kernels. The core uses no other symbol of this build.
 #include "kernels/attention.h"
 #include "kernels/attention_gradient.h"
 #include "kernels/bias_rows.h"
 #include "kernels/decode.h"
+#include "kernels/key_norms.h"
 #include "kernels/simd.h"
+#include "kernels/visible_blocks.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {

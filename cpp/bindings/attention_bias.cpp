@@ -1,0 +1,61 @@
+// Biases of attention, in the form that the core takes. Each keeps its arrays alive.
+#include "bindings/pybind.h"
+#include "core/attention.h"
+
+namespace ntk_alibi {
+namespace {
+
+AttentionBias no_bias() {
+  AttentionBias bias{};
+  bias.kind = BiasKind::none;
+  return bias;
+}
+
+AttentionBias linear_bias(const py::array_t<float>& left, const py::array_t<float>& right) {
+  AttentionBias bias{};
+  bias.kind = BiasKind::two_sided;
+  bias.left = view_slopes(left);
+  bias.right = view_slopes(right);
+  return bias;
+}
+
+AttentionBias table_bias(const py::array_t<float>& table, std::int64_t begin) {
+  AttentionBias bias{};
+  bias.kind = BiasKind::table;
+  bias.table = table.data();
+  bias.table_head_stride = stride(table, 0);
+  bias.table_begin = begin;
+  bias.table_size = table.shape(1);
+  return bias;
+}
+
+AttentionBias sums_bias(const py::array_t<double>& sums) {
+  AttentionBias bias{};
+  bias.kind = BiasKind::sums;
+  bias.sums = sums.data();
+  bias.sums_batch_stride = stride(sums, 0);
+  bias.sums_head_stride = stride(sums, 1);
+  return bias;
+}
+
+AttentionBias dense_bias(const py::array_t<float>& dense) {
+  AttentionBias bias{};
+  bias.kind = BiasKind::dense;
+  bias.dense = dense.data();
+  for (int axis = 0; axis < 4; ++axis) bias.dense_strides[axis] = stride(dense, axis);
+  return bias;
+}
+
+}  // namespace
+
+void register_attention_bias(py::module_& module) {
+  py::class_<AttentionBias>(module, "AttentionBias");
+  module.def("no_bias", &no_bias);
+  module.def("linear_bias", &linear_bias, py::arg("left"), py::arg("right"), py::keep_alive<0, 1>(),
+             py::keep_alive<0, 2>());
+  module.def("table_bias", &table_bias, py::arg("table"), py::arg("begin"), py::keep_alive<0, 1>());
+  module.def("sums_bias", &sums_bias, py::arg("sums"), py::keep_alive<0, 1>());
+  module.def("dense_bias", &dense_bias, py::arg("dense"), py::keep_alive<0, 1>());
+}
+
+}  // namespace ntk_alibi

@@ -1,0 +1,16 @@
+// Constants of the core that more than one file needs.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace ntk_alibi {
+
+// The kernels' logarithms, and bounds for them, are to the base 2.
+constexpr double log2_e = 1.44269504088896340736;
+
+// Distances without a limit.
+constexpr std::int32_t int32_min = std::numeric_limits<std::int32_t>::min();
+constexpr std::int32_t int32_max = std::numeric_limits<std::int32_t>::max();
+
+}  // namespace ntk_alibi

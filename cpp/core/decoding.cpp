@@ -1,0 +1,102 @@
+#include "core/decoding.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "core/parallel.h"
+
+namespace ntk_alibi {
+namespace {
+
+constexpr std::int64_t blocks_per_part = 128;  // 8192 keys
+
+// The nearest part of each row goes first. Its sum lets the other parts skip blocks, and tells
+// whether they are needed at all.
+class Decoding {
+ public:
+  Decoding(const Tiles& tiles, const AttentionProblem& problem)
+      : tiles_(tiles),
+        problem_(problem),
+        rows_(problem.batch * problem.query_heads * problem.query_length) {
+    for (std::int64_t row = 0; row < rows_; ++row)
+      most_parts_ = std::max(most_parts_, part_count(row));
+    parts_.resize(rows_ * most_parts_);
+    outputs_.resize(rows_ * most_parts_ * problem.head_dim);
+    for (std::size_t p = 0; p < parts_.size(); ++p)
+      parts_[p] = {-std::numeric_limits<float>::infinity(),
+                   0.0f,
+                   outputs_.data() + p * problem.head_dim,
+                   0,
+                   0.0,
+                   false};
+  }
+
+  void run() {
+    work(rows_, [&](std::int64_t row, void* scratch) { decode(row, 0, scratch); });
+    std::vector<std::pair<std::int64_t, std::int64_t>> pending;
+    for (std::int64_t p = 1; p < most_parts_; ++p)
+      for (std::int64_t row = 0; row < rows_; ++row)
+        if (p < part_count(row) && !parts_[row * most_parts_].rest_dropped)
+          pending.emplace_back(row, p);
+    work(pending.size(), [&](std::int64_t task, void* scratch) {
+      decode(pending[task].first, pending[task].second, scratch);
+    });
+    work(rows_, [&](std::int64_t row, void* scratch) {
+      TileRows rows;
+      const AttentionTile tile = row_tile(row, rows);
+      tiles_.kernels().merge_parts(tile, parts_.data() + row * most_parts_, most_parts_, scratch);
+      std::int64_t visited = 0;
+      for (std::int64_t p = 0; p < most_parts_; ++p)
+        visited += parts_[row * most_parts_ + p].visited;
+      tiles_.count_blocks(row / problem_.query_length, tile, visited);
+    });
+  }
+
+ private:
+  std::int64_t blocks_of(std::int64_t row) const { return block_count(keys_of(row).view().count); }
+  std::int64_t part_count(std::int64_t row) const {
+    return (blocks_of(row) + blocks_per_part - 1) / blocks_per_part;
+  }
+
+  // A row is a single query, numbered as (batch, head, query).
+  AttentionTile row_tile(std::int64_t row, TileRows& rows) const {
+    const std::int64_t head = row / problem_.query_length;
+    return tiles_.describe(head / problem_.query_heads, head % problem_.query_heads,
+                           row % problem_.query_length, 1, rows);
+  }
+  const OwnedKeyList& keys_of(std::int64_t row) const {
+    return tiles_.keys_of(row / problem_.query_length / problem_.query_heads);
+  }
+
+  // Part 0 holds the last keys, which are the nearest ones.
+  void decode(std::int64_t row, std::int64_t p, void* scratch) {
+    TileRows rows;
+    AttentionTile tile = row_tile(row, rows);
+    tile.skipping.max_dropped_share /= static_cast<double>(most_parts_);
+    const std::int64_t end = blocks_of(row) - p * blocks_per_part;
+    const double known =
+        p ? parts_[row * most_parts_].log_sum : -std::numeric_limits<double>::infinity();
+    const DecodeTask task{std::max<std::int64_t>(0, end - blocks_per_part), end, known};
+    if (end > 0) tiles_.kernels().decode_part(tile, task, scratch, &parts_[row * most_parts_ + p]);
+  }
+
+  template <class Body>
+  void work(std::int64_t tasks, Body&& body) const {
+    for_each_task(tasks, tiles_.kernels().decode_scratch_bytes(static_cast<int>(problem_.head_dim)),
+                  body);
+  }
+
+  const Tiles& tiles_;
+  const AttentionProblem& problem_;
+  std::int64_t rows_, most_parts_ = 1;
+  std::vector<DecodePart> parts_;
+  std::vector<float> outputs_;
+};
+
+}  // namespace
+
+void decode(const Tiles& tiles, const AttentionProblem& problem) { Decoding(tiles, problem).run(); }
+
+}  // namespace ntk_alibi

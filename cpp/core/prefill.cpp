@@ -1,0 +1,68 @@
+#include "core/prefill.h"
+
+#include <algorithm>
+
+#include "core/parallel.h"
+
+namespace ntk_alibi {
+namespace {
+
+// Groups are made small enough for each thread to get this many, which evens out their cost.
+constexpr std::int64_t groups_per_thread = 8;
+
+class Prefill {
+ public:
+  Prefill(const Tiles& tiles, const AttentionProblem& problem)
+      : tiles_(tiles), problem_(problem), size_(tiles.kernels().queries_per_tile) {
+    per_head_ = (problem.query_length + size_ - 1) / size_;
+    const std::int64_t all = problem.batch * problem.query_heads * per_head_;
+    group_ =
+        std::clamp<std::int64_t>(all / (groups_per_thread * num_threads()), 1, tiles_per_group);
+    groups_per_head_ = (per_head_ + group_ - 1) / group_;
+  }
+
+  void run() const {
+    const std::int64_t bytes =
+        tiles_.kernels().attention_scratch_bytes(static_cast<int>(problem_.head_dim));
+    for_each_task(problem_.batch * problem_.query_heads * groups_per_head_, bytes,
+                  [&](std::int64_t number, void* scratch) { run_group(number, scratch); });
+  }
+
+ private:
+  void run_group(std::int64_t number, void* scratch) const {
+    // The groups of a head are consecutive, so that its keys and values stay in the caches. The
+    // last group goes first: with a causal mask it sees the most keys.
+    const std::int64_t row = number / groups_per_head_;
+    const std::int64_t b = row / problem_.query_heads, h = row % problem_.query_heads;
+    const std::int64_t begin = (groups_per_head_ - 1 - number % groups_per_head_) * group_;
+    const int count = static_cast<int>(std::min(group_, per_head_ - begin));
+    TileRows rows[tiles_per_group];
+    AttentionTile tiles[tiles_per_group] = {};
+    // All tiles of a group must have the same kind of bias.
+    bool one_sided = true;
+    for (int t = 0; t < count; ++t) {
+      const std::int64_t first = (begin + t) * size_;
+      const std::int64_t left = problem_.query_length - first;
+      tiles[t] = tiles_.describe(b, h, first, std::min<std::int64_t>(size_, left), rows[t]);
+      one_sided = one_sided && tiles[t].bias.kind == BiasKind::one_sided;
+    }
+    std::int64_t visited[tiles_per_group];
+    for (int t = 0; t < count; ++t)
+      if (!one_sided) tiles[t].bias.kind = problem_.bias.kind;
+    tiles_.kernels().attention_tiles(tiles, count, scratch, visited);
+    for (int t = 0; t < count; ++t) tiles_.count_blocks(row, tiles[t], visited[t]);
+  }
+
+  const Tiles& tiles_;
+  const AttentionProblem& problem_;
+  const std::int64_t size_;  // queries in a tile
+  std::int64_t per_head_;    // tiles of a head
+  std::int64_t group_;       // tiles in a group
+  std::int64_t groups_per_head_;
+};
+
+}  // namespace
+
+void prefill(const Tiles& tiles, const AttentionProblem& problem) { Prefill(tiles, problem).run(); }
+
+}  // namespace ntk_alibi

@@ -1,0 +1,161 @@
+#include "core/skip_bounds.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/constants.h"
+#include "core/isa.h"
+#include "core/parallel.h"
+
+namespace ntk_alibi {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+// The bound of an empty set of values.
+constexpr BiasBound empty_bound{-infinity, -infinity};
+
+// The bound of a set with one more value.
+BiasBound extended(const BiasBound& bound, double value) {
+  if (value == -infinity) return bound;
+  const bool proven = value < infinity;  // false for NaN, too
+  if (!proven) return {infinity, infinity};
+  const double greater = std::max(bound.sum, value), less = std::min(bound.sum, value);
+  return {std::max(bound.each, value), greater + std::log2(1.0 + std::exp2(less - greater))};
+}
+
+// The keys of one head.
+struct HeadOfKeys {
+  KeyList keys;
+  const void* data;
+  std::int64_t row_stride, head_dim;
+  DType dtype;
+};
+
+void measure_blocks(const KernelTable& kernels, const HeadOfKeys& head, std::int64_t first_block,
+                    BlockNorms* norms) {
+  const std::int64_t blocks = block_count(head.keys.count);
+  for (std::int64_t k = first_block; k < blocks; ++k) {
+    norms[k].of_block = kernels.greatest_norm(head.keys, k, head.data, head.row_stride,
+                                              static_cast<int>(head.head_dim), head.dtype);
+    norms[k].up_to = k ? std::max(norms[k].of_block, norms[k - 1].up_to) : norms[k].of_block;
+    norms[k].from = std::numeric_limits<float>::infinity();
+  }
+}
+
+// Fills `from`, the running maximum from the last block back.
+void accumulate_from_the_end(std::int64_t blocks, BlockNorms* norms) {
+  for (std::int64_t k = blocks - 1; k >= 0; --k)
+    norms[k].from =
+        k + 1 < blocks ? std::max(norms[k].of_block, norms[k + 1].from) : norms[k].of_block;
+}
+
+}  // namespace
+
+SkipBounds::SkipBounds(const AttentionProblem& problem, const KeyLists& lists)
+    : problem_(problem), blocks_(block_count(problem.key_length)) {
+  const BiasKind kind = problem.bias.kind;
+  if (problem.max_dropped_share == 0.0 || kind == BiasKind::none || kind == BiasKind::dense) return;
+  measure_norms(lists);
+  if (kind == BiasKind::table) bound_table();
+  if (kind == BiasKind::sums) bound_sums(lists);
+}
+
+void SkipBounds::measure_norms(const KeyLists& lists) {
+  const AttentionProblem& p = problem_;
+  key_norms_ = p.key_norms;
+  key_norms_stride_ = p.key_norms_stride;
+  if (key_norms_ != nullptr) return;
+  norms_.resize(p.batch * p.key_heads * blocks_);
+  key_norms_ = norms_.data();
+  key_norms_stride_ = blocks_;
+  const KernelTable& kernels = active_kernels();
+  parallel_for(p.batch * p.key_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t b = row / p.key_heads, h = row % p.key_heads;
+      const KeyList keys = lists.of_row(b).view();
+      BlockNorms* norms = norms_.data() + row * blocks_;
+      const HeadOfKeys head{keys, row_of(p.key, p.dtype, b, h, 0), p.key.row_stride, p.head_dim,
+                            p.dtype};
+      measure_blocks(kernels, head, 0, norms);
+      accumulate_from_the_end(block_count(keys.count), norms);
+    }
+  });
+}
+
+void SkipBounds::bound_table() {
+  const AttentionBias& bias = problem_.bias;
+  bounds_per_head_ = bias.table_size;
+  behind_.resize(problem_.query_heads * bounds_per_head_);
+  ahead_.resize(behind_.size());
+  parallel_for(problem_.query_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t h = begin; h < end; ++h) {
+      const float* table = bias.table + h * bias.table_head_stride;
+      BiasBound* behind = behind_.data() + h * bounds_per_head_;
+      BiasBound* ahead = ahead_.data() + h * bounds_per_head_;
+      BiasBound bound = empty_bound;
+      for (std::int64_t t = bias.table_size - 1; t >= 0; --t)
+        behind[t] = bound = extended(bound, table[t] * log2_e);
+      bound = empty_bound;
+      for (std::int64_t t = 0; t < bias.table_size; ++t)
+        ahead[t] = bound = extended(bound, table[t] * log2_e);
+    }
+  });
+}
+
+void SkipBounds::bound_sums(const KeyLists& lists) {
+  const AttentionProblem& p = problem_;
+  bounds_per_head_ = blocks_;
+  behind_.resize(p.batch * p.query_heads * blocks_);
+  ahead_.resize(behind_.size());
+  parallel_for(p.batch * p.query_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t b = row / p.query_heads, h = row % p.query_heads;
+      const double* sums = p.bias.sums + b * p.bias.sums_batch_stride + h * p.bias.sums_head_stride;
+      const KeyList keys = lists.of_row(b).view();
+      const std::int64_t blocks = block_count(keys.count);
+      BiasBound* behind = behind_.data() + row * blocks_;
+      BiasBound* ahead = ahead_.data() + row * blocks_;
+      // `sum` continues from block to block, `each` covers block k alone.
+      const auto with_block = [&](BiasBound bound, std::int64_t k) {
+        bound.each = empty_bound.each;
+        const std::int64_t last = std::min<std::int64_t>((k + 1) * keys_per_block, keys.count);
+        for (std::int64_t c = k * keys_per_block; c < last; ++c)
+          bound = extended(bound, -sums[keys.indices ? keys.indices[c] : c] * log2_e);
+        return bound;
+      };
+      BiasBound bound = empty_bound;
+      for (std::int64_t k = 0; k < blocks; ++k) behind[k] = bound = with_block(bound, k);
+      bound = empty_bound;
+      for (std::int64_t k = blocks - 1; k >= 0; --k) ahead[k] = bound = with_block(bound, k);
+    }
+  });
+}
+
+Skipping SkipBounds::of_head(std::int64_t b, std::int64_t h) const {
+  const AttentionProblem& p = problem_;
+  const std::int64_t key_head = h / (p.query_heads / p.key_heads);
+  const BlockNorms* norms =
+      key_norms_ ? key_norms_ + (b * p.key_heads + key_head) * key_norms_stride_ : nullptr;
+  const std::int64_t row = p.bias.kind == BiasKind::table ? h : b * p.query_heads + h;
+  const auto bounds_of_head = [&](const std::vector<BiasBound>& bounds) {
+    return bounds.empty() ? nullptr : bounds.data() + row * bounds_per_head_;
+  };
+  return {p.max_dropped_share, norms, bounds_of_head(behind_), bounds_of_head(ahead_)};
+}
+
+void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, DType dtype,
+                       std::int64_t first_block, BlockNorms* norms, std::int64_t norms_stride) {
+  const KeyList keys{shape.key_length, nullptr, nullptr, nullptr, true};
+  const KernelTable& kernels = active_kernels();
+  parallel_for(shape.batch * shape.key_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const void* data = row_of(key, dtype, row / shape.key_heads, row % shape.key_heads, 0);
+      measure_blocks(kernels, {keys, data, key.row_stride, shape.head_dim, dtype}, first_block,
+                     norms + row * norms_stride);
+    }
+  });
+}
+
+}  // namespace ntk_alibi

@@ -1,0 +1,43 @@
+// Bounds of keys and biases, from which the kernels prove that blocks of keys may be skipped.
+// docs/certified-skipping.md has the proof.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/key_lists.h"
+
+namespace ntk_alibi {
+
+// The bounds of a problem. There are none if it allows no skipping, or if its bias proves nothing.
+class SkipBounds {
+ public:
+  SkipBounds(const AttentionProblem& problem, const KeyLists& lists);
+
+  // The bounds for the tiles of a head of queries in batch row b.
+  Skipping of_head(std::int64_t b, std::int64_t h) const;
+
+ private:
+  void measure_norms(const KeyLists& lists);
+  void bound_table();
+  void bound_sums(const KeyLists& lists);
+
+  const AttentionProblem& problem_;
+  std::int64_t blocks_;            // the stride of rows of blocks
+  std::vector<BlockNorms> norms_;  // (batch, key heads, blocks), empty if the caller has norms
+  const BlockNorms* key_norms_ = nullptr;
+  std::int64_t key_norms_stride_ = 0;
+  std::vector<BiasBound> behind_, ahead_;  // (heads, distances) or (batch, heads, blocks)
+  std::int64_t bounds_per_head_ = 0;
+};
+
+struct KeyNormsShape {
+  std::int64_t batch, key_heads, key_length, head_dim;
+};
+
+// Fills norms (batch, key heads, blocks) from first_block on, with norms_stride from head to head.
+// `up_to` continues from the block before. `from` is infinite: later keys are not known yet.
+void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, DType dtype,
+                       std::int64_t first_block, BlockNorms* norms, std::int64_t norms_stride);
+
+}  // namespace ntk_alibi

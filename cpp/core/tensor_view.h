@@ -1,0 +1,47 @@
+// Views of the caller's tensors. Strides are in elements.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+namespace ntk_alibi {
+
+inline std::int64_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
+
+// A tensor (batch, heads, rows, head_dim). The elements of a row are adjacent.
+struct TensorView {
+  void* data;
+  std::int64_t batch_stride;
+  std::int64_t head_stride;
+  std::int64_t row_stride;
+};
+
+// The address of a row.
+inline void* row_of(const TensorView& view, DType dtype, std::int64_t b, std::int64_t h,
+                    std::int64_t row) {
+  return static_cast<char*>(view.data) +
+         element_size(dtype) *
+             (b * view.batch_stride + h * view.head_stride + row * view.row_stride);
+}
+
+// Slopes (batch, heads, queries). A stride of 0 broadcasts an axis.
+struct SlopeView {
+  const float* data;
+  std::int64_t batch_stride;
+  std::int64_t head_stride;
+  std::int64_t query_stride;
+};
+
+inline float slope_at(const SlopeView& slopes, std::int64_t b, std::int64_t h, std::int64_t q) {
+  return slopes.data[b * slopes.batch_stride + h * slopes.head_stride + q * slopes.query_stride];
+}
+
+// Positions (batch, length). A batch stride of 0 shares one row. Without data, positions are
+// consecutive, and the last query is at the last key.
+struct PositionView {
+  const std::int32_t* data;
+  std::int64_t batch_stride;
+};
+
+}  // namespace ntk_alibi

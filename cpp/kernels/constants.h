@@ -1,0 +1,43 @@
+// Constants of the kernels that more than one file needs. docs/certified-skipping.md derives the
+// error bounds.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+// Scores are in units of log 2, so that the softmax needs exp2 only.
+constexpr double log2_e_double = 1.44269504088896340736;
+constexpr float log2_e = static_cast<float>(log2_e_double);
+
+constexpr float infinity = __builtin_inff();
+
+// log2 of the number of keys in a block: a block weighs at most 2^this times its greatest weight.
+constexpr double log2_keys_per_block = 6.0;
+static_assert(keys_per_block == 64, "log2_keys_per_block is written out");
+
+// u: the relative rounding error of one float32 operation.
+constexpr double unit_roundoff = 1.0 / (1 << 24);
+
+// Norms and slopes are float32 results of at most 70 additions in a row; this factor covers them.
+constexpr double rounding_slack = 1.0 + 1e-5;
+
+// A score has head_dim roundings from its dot product and 12 more from scaling and bias, each
+// relative to scale |q| |k|. We count the 12 twice.
+constexpr double extra_score_roundings = 24.0;
+
+// A score also has 4 roundings relative to itself. We count them twice.
+constexpr double log_sum_roundings = 8.0;
+
+// Bounds the errors of exp2 and of the sum of weights in the logarithm of that sum.
+constexpr double exp2_and_sum_error = 1e-5;
+
+// 16 u: bounds the rounding errors of a score, or of the logarithm of a sum, relative to itself.
+constexpr double relative_score_error = 1.0 / (1 << 20);
+
+// Squares of channels that underflow take at most this from a norm.
+constexpr float underflowed_norm = 2e-18f;
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

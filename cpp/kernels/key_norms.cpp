@@ -1,0 +1,36 @@
+#include "kernels/key_norms.h"
+
+#include "kernels/constants.h"
+#include "kernels/elements.h"
+#include "kernels/key_list.h"
+#include "kernels/simd.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+float greatest_norm(const KeyList& keys, std::int64_t b, const void* key, std::int64_t key_stride,
+                    int head_dim, DType dtype) {
+  float greatest = 0.0f;
+  for (int c = 0; c < keys_in_block(keys, b); ++c) {
+    const char* row = row_at(key, key_stride, index_of(keys, b * keys_per_block + c), dtype);
+    f32v squares = {};
+    int d = 0;
+    for (; dtype == DType::float32 && d + lanes <= head_dim; d += lanes) {
+      const f32v x = load<f32v>(reinterpret_cast<const float*>(row) + d);
+      squares += x * x;
+    }
+    for (; dtype != DType::float32 && d + lanes <= head_dim; d += lanes) {
+      const u16v narrow = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
+      const f32v x = dtype == DType::bfloat16 ? from_bfloat16(narrow) : from_float16(narrow);
+      squares += x * x;
+    }
+    float sum = horizontal_sum(squares);
+    for (; d < head_dim; ++d) sum += element(row, d, dtype) * element(row, d, dtype);
+    if (!(sum < infinity)) return infinity;  // for NaN, too: neither proves a bound
+    if (sum > greatest) greatest = sum;
+  }
+  return __builtin_sqrtf(greatest) + underflowed_norm;
+}
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

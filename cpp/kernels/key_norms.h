@@ -1,0 +1,13 @@
+// Norms of keys. kernels.h documents the function.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+float greatest_norm(const KeyList& keys, std::int64_t b, const void* key, std::int64_t key_stride,
+                    int head_dim, DType dtype);
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

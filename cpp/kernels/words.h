@@ -1,0 +1,73 @@
+// Arithmetic on words of 32 bits: one float32 channel, or a pair of bfloat16 numbers.
+#pragma once
+
+#include "kernels/scratch.h"
+#include "kernels/simd.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+
+#define NTK_ALIBI_INLINE inline __attribute__((always_inline))
+
+// Unrolls loops over arrays of vectors, which then stay in registers.
+#if defined(__clang__)
+#define NTK_ALIBI_UNROLL _Pragma("unroll")
+#else
+#define NTK_ALIBI_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+NTK_ALIBI_INLINE f32v broadcast_word(const char* row, int word) {
+  float bits;
+  std::memcpy(&bits, row + sizeof bits * word, sizeof bits);
+#if defined(__AVX512F__)
+  return (f32v)_mm512_set1_ps(bits);  // copies bits; arithmetic would alter some NaNs
+#else
+  return broadcast(bits);
+#endif
+}
+
+// float32 multiply-adds. 16-bit rows are converted before.
+struct Float32Words {
+  static constexpr int channels_per_word = 1;
+  static constexpr int keys_per_weight = 1;
+  static constexpr bool queries_have_scale = true;
+
+  static bool in_place(DType dtype) { return dtype == DType::float32; }
+  static NTK_ALIBI_INLINE f32v multiply_add(f32v sum, f32v word, f32v packed) {
+    return sum + word * packed;
+  }
+  static NTK_ALIBI_INLINE void store_weights(float* weights, int c, int v,
+                                             const f32v (&weight)[keys_per_weight]) {
+    store_vector(weights, c, v, weight[0]);
+  }
+};
+
+#if defined(__AVX512BF16__)
+
+// Dot products of bfloat16 pairs, summed in float32. A pair holds neighbouring channels for the
+// scores, and neighbouring keys for the output. head_dim must be even.
+struct Bfloat16Pairs {
+  static constexpr int channels_per_word = 2;
+  static constexpr int keys_per_weight = 2;
+  static constexpr bool queries_have_scale = false;  // scaled queries would be rounded again
+
+  static bool in_place(DType) { return true; }
+  static NTK_ALIBI_INLINE f32v multiply_add(f32v sum, f32v word, f32v packed) {
+    return (f32v)_mm512_dpbf16_ps((__m512)sum, (__m512bh)word, (__m512bh)packed);
+  }
+  // Packs two rows of weights into one row of pairs.
+  static NTK_ALIBI_INLINE void store_weights(float* weights, int c, int v,
+                                             const f32v (&weight)[keys_per_weight]) {
+    alignas(64) static constexpr std::uint16_t alternate[32] = {
+        0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)weight[1], (__m512)weight[0]);
+    const __m512i pairs = _mm512_permutexvar_epi16(_mm512_load_si512(alternate), halves);
+    store_vector(weights, c / 2, v, (f32v)pairs);
+  }
+};
+
+#endif
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

@@ -1,0 +1,26 @@
+// The check that all C++ tests use, and the tests.
+#pragma once
+
+#include <cstdio>
+
+inline int failures = 0;
+
+#define CHECK(condition)                                                        \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      std::printf("%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
+      ++failures;                                                               \
+    }                                                                           \
+  } while (false)
+
+// These do not depend on the instruction set.
+void test_parallel_for_covers_everything_once();
+void test_exponents();
+void test_unknown_isas_are_refused();
+
+// These run once for each instruction set.
+void test_sixteen_bit_formats();
+void test_rows_of_every_length_and_alignment();
+void test_attention();
+void test_callers_at_once();
+void test_gradients();

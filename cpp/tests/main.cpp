@@ -1,0 +1,23 @@
+// Tests of the parts of the core that Python cannot reach: the vector layer and the 16-bit formats
+// of every ISA against scalar code, dispatch errors, several callers at once, and parallel ranges.
+#include "checks.h"
+#include "core/isa.h"
+
+using namespace ntk_alibi;
+
+int main() {
+  test_parallel_for_covers_everything_once();
+  test_exponents();
+  test_unknown_isas_are_refused();
+  for (const std::string& isa : available_isas()) {
+    select_isa(isa);
+    std::printf("%s\n", isa.c_str());
+    test_sixteen_bit_formats();
+    test_rows_of_every_length_and_alignment();
+    test_attention();
+    test_callers_at_once();
+    test_gradients();
+  }
+  std::printf(failures ? "%d failures\n" : "all tests passed\n", failures);
+  return failures != 0;
+}

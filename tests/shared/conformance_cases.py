@@ -1,0 +1,188 @@
+"""Every bias of the package, and its numbers written out from its docstring, for torch's autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.models.t5.modeling_t5 import T5Attention
+
+import ntk_alibi as na
+from conformance import HEADS, KEYS, Case, Place
+
+#: Distances that a table has: those of all ways to call.
+REACH = 90
+
+
+def heads(x: torch.Tensor) -> torch.Tensor:
+    """Parameters (heads,), (batch, heads) or (batch, heads, queries) over all pairs."""
+    if x.ndim == 1:
+        return x[None, :, None, None]
+    return x[..., None, None] if x.ndim == 2 else x[..., None]
+
+
+def linear(place: Place, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """-left d behind, right d ahead; infinity hides a side."""
+    d, left, right = place.distance, heads(left), heads(right)
+    return torch.where(d > 0, -left * d, torch.where(d < 0, right * d, 0.0))
+
+
+def constant(slopes: Any) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(slopes, np.float64))
+
+
+def standard(scaling: Any = None) -> Any:
+    """The numbers of both sides with standard slopes, for the tokens that a scaling counts."""
+
+    def written(place: Place) -> torch.Tensor:
+        slopes = constant(na.alibi_slopes(HEADS, scaling, _tokens(scaling, place)))
+        return linear(place, slopes, slopes)
+
+    return written
+
+
+def _tokens(scaling: Any, place: Place) -> Any:
+    """Real tokens of the row, or those up to each query."""
+    per = getattr(scaling, "per", None)
+    if per is None:
+        return None
+    real = torch.ones(1, KEYS, dtype=torch.long) if place.real is None else place.real.long()
+    if per == "sequence":
+        return real.sum(1).numpy()
+    if place.given:
+        return place.queries.numpy() + 1
+    return real.cumsum(1)[:, KEYS - place.queries.shape[1] :].numpy()
+
+
+def own(place: Place, slopes: torch.Tensor) -> torch.Tensor:
+    return linear(place, slopes, slopes)
+
+
+def halves(place: Place) -> torch.Tensor:
+    few, none = constant(na.alibi_slopes(HEADS // 2)), torch.full((HEADS // 2,), torch.inf)
+    return linear(place, torch.cat([few, none]), torch.cat([none, few]))
+
+
+def exempted(place: Place, numbers: torch.Tensor, count: int, other: Any = 0.0) -> torch.Tensor:
+    """Numbers, but another where query or key is at a position below a count."""
+    near = (place.queries[:, None, :, None] < count) | (place.keys[:, None, None] < count)
+    return torch.where(near, torch.where(place.distance == 0, 0.0, other), numbers)
+
+
+def little(
+    place: Place, first: torch.Tensor, left: torch.Tensor, right: torch.Tensor
+) -> torch.Tensor:
+    return exempted(place, linear(place, left, right), 1, -heads(first))
+
+
+def waves(place: Place, lambdas: torch.Tensor) -> torch.Tensor:
+    angles = (place.distance * 10000.0 ** (-2.0 * k / 16) for k in range(8))
+    return heads(lambdas) * sum(angle.cos() - 1.0 for angle in angles)
+
+
+def buckets(bidirectional: bool) -> Any:
+    def written(place: Place, values: torch.Tensor) -> torch.Tensor:
+        bucket = T5Attention._relative_position_bucket(-place.distance.long(), bidirectional)
+        return values[:, bucket[:, 0]].transpose(0, 1)
+
+    return written
+
+
+def tabled(begin: int) -> Any:
+    def written(place: Place, table: torch.Tensor) -> torch.Tensor:
+        index = (place.distance[:, 0].long() - begin).clamp(min=0)
+        return table[:, index].transpose(0, 1)
+
+    return written
+
+
+def of_distance(x: Any) -> na.DistanceFunction:
+    def function(d: Any) -> Any:
+        curve = np.log(np.cosh(d / 4))
+        return -x[:, None] * (torch.from_numpy(curve) if torch.is_tensor(x) else curve)
+
+    return na.DistanceFunction(function, HEADS)
+
+
+def gated(place: Place, gates: torch.Tensor) -> torch.Tensor:
+    """Sums of the gates of real tokens behind the key, up to the query."""
+    queries = place.queries.shape[1]
+    if place.real is not None:
+        gates = torch.where(place.real[:, None], gates, 0.0)
+    i, j, k = torch.arange(KEYS - queries, KEYS), torch.arange(KEYS), torch.arange(KEYS)
+    between = (j[:, None] < k) & (k <= i[:, None, None])
+    return -torch.einsum("bhk,ijk->bhij", gates, between.double())
+
+
+def alibi(scaling: Any = None, **options: Any) -> Any:
+    return lambda *slopes: na.ALiBi(HEADS, scaling, **options, **_slopes(slopes))
+
+
+def _slopes(slopes: Any) -> dict[str, Any]:
+    return {"slopes": slopes if len(slopes) > 1 else slopes[0]} if slopes else {}
+
+
+def _dynamic(per: Any) -> na.DynamicNTK:
+    return na.DynamicNTK(2.0, 32, per=per)
+
+
+CASES = {
+    "ALiBi": Case(alibi(), standard(), causal=True),
+    "ALiBi, NTK": Case(alibi(na.NTK(4.0)), standard(na.NTK(4.0)), causal=True),
+    "ALiBi, interpolated, symmetric": Case(
+        alibi(na.Interpolation(3.0), sides="symmetric"), standard(na.Interpolation(3.0))
+    ),
+    "ALiBi, dynamic per sequence": Case(
+        alibi(_dynamic("sequence"), sides="symmetric"), standard(_dynamic("sequence")), traced=False
+    ),
+    "ALiBi, dynamic per query": Case(
+        alibi(_dynamic("query"), sides="symmetric"), standard(_dynamic("query")), traced=False
+    ),
+    "ALiBi, symmetric": Case(alibi(sides="symmetric"), standard()),
+    "ALiBi, halves": Case(alibi(sides="halves"), halves),
+    "ALiBi, exempt": Case(
+        alibi(exempt=5), lambda place: exempted(place, standard()(place), 5), causal=True
+    ),
+    "ALiBi, slopes of heads": Case(alibi(), own, (("H",),), causal=True),
+    "ALiBi, slopes of rows": Case(alibi(sides="symmetric"), own, (("B", "H"),)),
+    "ALiBi, slopes of queries": Case(alibi(sides="symmetric"), own, (("B", "H", "Q"),)),
+    "ALiBi, slopes of two sides": Case(
+        alibi(sides="two_slopes"), linear, (("B", "H", "Q"), ("H",))
+    ),
+    "ALiBi, own slopes and exempt": Case(
+        alibi(sides="symmetric", exempt=5),
+        lambda place, x: exempted(place, own(place, x), 5),
+        (("B", "H"),),
+    ),
+    "BiALiBi": Case(na.BiALiBi, little, (("H",),) * 3),
+    "KerplePower": Case(
+        na.KerplePower, lambda p, a, b: -heads(a) * p.distance.abs() ** heads(b), (("H",),) * 2
+    ),
+    "KerpleLog": Case(
+        na.KerpleLog,
+        lambda p, a, b: -heads(a) * (1 + heads(b) * p.distance.abs()).log(),
+        (("H",),) * 2,
+    ),
+    "BAM": Case(
+        na.BAM,
+        lambda p, a, b, c: -(((heads(a) * (p.distance - heads(c))).abs() + 1e-5) ** heads(b)),
+        (("H",),) * 3,
+    ),
+    "Sandwich": Case(lambda x: na.Sandwich(HEADS, 16, x), waves, (("H",),)),
+    "T5": Case(na.T5, buckets(True), (("H", 32),)),
+    "T5, causal": Case(lambda x: na.T5(x, False), buckets(False), (("H", 32),), causal=True),
+    "DistanceTable": Case(
+        lambda x: na.DistanceTable(x, -REACH), tabled(-REACH), (("H", 2 * REACH),)
+    ),
+    "DistanceTable, causal": Case(na.DistanceTable, tabled(0), (("H", REACH),), causal=True),
+    "DistanceFunction": Case(
+        of_distance, lambda p, x: -heads(x) * (p.distance / 4).cosh().log(), (("H",),)
+    ),
+    "ForgetGates": Case(
+        lambda x: na.ForgetGates(-x), gated, (("B", "H", "K"),), causal=True, at_the_end=True
+    ),
+    "ForgetGates of all rows": Case(
+        lambda x: na.ForgetGates(-x), gated, ((1, "H", "K"),), causal=True, at_the_end=True
+    ),
+}

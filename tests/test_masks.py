@@ -1,0 +1,100 @@
+"""Every writing of the rule which keys a query sees agrees with the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ntk_alibi as na
+from ntk_alibi.inspection import weights
+from ntk_alibi.masks import Mask
+
+
+@st.composite
+def drawn_masks(draw: st.DrawFn) -> tuple[dict[str, Any], Any, Any, Any]:
+    """Options of a mask, positions of queries and of keys, and which keys are real."""
+    causal = draw(st.booleans())
+    rule = {
+        "causal": causal,
+        "window": draw(st.none() | st.integers(1, 40)),
+        "causal_block": draw(st.none() | st.integers(1, 20)) if causal else None,
+        "sink": draw(st.sampled_from((0, 1, 4, 30, 100))),
+    }
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    queries, keys = draw(st.integers(1, 30)), draw(st.integers(1, 70))
+    most = draw(st.sampled_from((1, 20, 90)))
+    at_queries, at_keys = (random.integers(0, most, n) for n in (queries, keys))
+    real = (random.random((1, keys)) < draw(st.sampled_from((0.0, 0.5, 1.0)))).astype(np.int64)
+    return rule, at_queries, at_keys, real
+
+
+@given(drawn=drawn_masks())
+def test_masks_and_kernels_see_the_keys_of_the_reference(drawn: Any) -> None:
+    rule, queries, keys, real = drawn
+    mask = Mask.checked(**rule)
+    of_positions = na.reference.visible(queries, keys, **rule)
+    seen = na.reference.visible(queries, keys, real, **rule)
+    np.testing.assert_array_equal(seen, of_positions[None] & (real[:, None] == 1))
+    np.testing.assert_array_equal(mask.visible(queries, keys), of_positions)
+    rows = queries[None], keys[None]
+    np.testing.assert_array_equal(mask.visible_count(*rows), of_positions.sum(-1)[None])
+    np.testing.assert_array_equal(mask.visible_count(*rows, real), seen.sum(-1))
+    tensors = [torch.from_numpy(x) for x in rows]
+    np.testing.assert_array_equal(mask.visible(*tensors)[0], of_positions)
+    np.testing.assert_array_equal(
+        mask.visible_count(*tensors, torch.from_numpy(real)), seen.sum(-1)
+    )
+    found = weights(
+        len(queries), len(keys), query_positions=queries, key_positions=keys,
+        key_padding_mask=real, **rule,
+    )  # fmt: skip
+    np.testing.assert_array_equal(found > 0, seen)
+
+
+@given(drawn=drawn_masks())
+def test_masks_of_columns_are_those_of_their_positions(drawn: Any) -> None:
+    """The kernels know more of columns than of positions, and skip keys by it."""
+    rule, queries, keys, _ = drawn
+    count, length = len(queries), max(len(queries), len(keys))
+    seen = na.reference.visible(np.arange(length - count, length), np.arange(length), **rule)
+    np.testing.assert_array_equal(weights(count, length, **rule)[0] > 0, seen)
+
+
+@given(drawn=drawn_masks())
+def test_every_distance_that_is_seen_is_within_the_bounds(drawn: Any) -> None:
+    rule, queries, keys, _ = drawn
+    mask = Mask.checked(**rule)
+    least, most = mask.distance_bounds()
+    distance = (queries[:, None] - keys)[na.reference.visible(queries, keys, **rule)]
+    assert ((least <= distance) & (distance <= most)).all()
+    assert Mask.from_numbers(*mask.numbers()) == mask
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({}, "1111..."),
+        ({"causal": False}, "1111111"),
+        ({"window": 2}, "..11..."),
+        ({"window": 2, "causal": False}, "..111.."),
+        ({"window": 2, "sink": 1}, "1.11..."),
+        ({"window": 2, "sink": 1, "causal": False}, "1.111.."),
+        ({"window": 2, "sink": 7, "causal": False}, "11111.."),
+        ({"sink": 7}, "1111..."),
+        ({"causal_block": 1}, "..11..."),
+        ({"causal_block": 2}, "1111..."),
+        ({"causal_block": 1, "sink": 1}, "1.11..."),
+        ({"causal_block": 3, "window": 3}, ".111..."),
+        ({"key_padding_mask": [0, 1, 1, 0, 1, 1, 1]}, ".11...."),
+    ],
+    ids=str,
+)
+def test_the_reference_sees_what_the_words_say(options: dict[str, Any], seen: str) -> None:
+    """The query at position 3 of 7 keys, written down by hand."""
+    (row,) = na.reference.visible([3], range(7), **options)
+    assert "".join("1" if sees else "." for sees in row) == seen

@@ -35,12 +35,10 @@ docs-links: $(VENV)/.docs
 	$(SPHINX) -b linkcheck docs build/docs-links
 
 # The C++ tests with g++'s sanitizers of memory, undefined behaviour and threads; then the Python tests
-# of all kernels on a module built with the first two, in a virtual environment that borrows all other
-# packages from $(VENV).
+# of biases and kernels on a module built with the first two, in a virtual environment that borrows all
+# other packages from $(VENV).
 SANITIZED := build/sanitize
-SANITIZED_TESTS := $(addprefix tests/test_,bias.py fused_attention.py fused_attention_gradients.py \
-  fused_attention_gradient_properties.py fused_attention_properties.py fused_attention_skipping.py \
-  fused_attention_threads.py runtime.py slopes.py)
+SANITIZED_TESTS := tests/biases tests/fused tests/test_runtime.py
 PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 sanitize: $(VENV)/.test

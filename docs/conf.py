@@ -116,7 +116,7 @@ def without_empty_contents(app: Any, page: str, source: list[str]) -> None:
 
 
 def setup(app: Any) -> None:
-    """What Sphinx calls."""
+    """Connect the functions above to the events of Sphinx."""
     app.connect("source-read", without_empty_contents)
     app.connect("source-read", links_of_the_site)
     app.connect("builder-inited", copy_notebooks)

@@ -154,12 +154,11 @@ void bind_measure_key_norms(const py::array& key, std::int64_t first_block,
 
 void register_attention(py::module_& module) {
   py::class_<CallRule>(module, "CallRule")
-      .def(py::init([](float scale, bool causal, std::int64_t window, std::int64_t causal_block,
-                       std::int64_t sink, double max_dropped_share) {
-             return CallRule{scale, {causal, window, causal_block, sink}, max_dropped_share};
+      .def(py::init([](float scale, double max_dropped_share,
+                       const std::vector<std::int64_t>& mask_numbers) {
+             return CallRule{scale, MaskRule::from_numbers(mask_numbers), max_dropped_share};
            }),
-           py::arg("scale"), py::arg("causal"), py::arg("window"), py::arg("causal_block"),
-           py::arg("sink"), py::arg("max_dropped_share"));
+           py::arg("scale"), py::arg("max_dropped_share"), py::arg("mask_numbers"));
   py::class_<Tokens>(module, "Tokens")
       .def(py::init<std::optional<py::array_t<std::int32_t>>,
                     std::optional<py::array_t<std::int32_t>>,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "core/constants.h"
 
@@ -37,6 +38,11 @@ struct MaskRule {
   std::int64_t window;        // int32_max: none
   std::int64_t causal_block;  // 0: none
   std::int64_t sink;
+
+  // The mask of its options in the order of the fields, as Python's `Mask.numbers` gives them.
+  static MaskRule from_numbers(const std::vector<std::int64_t>& numbers) {
+    return {numbers.at(0) != 0, numbers.at(1), numbers.at(2), numbers.at(3)};
+  }
 
   // Inline, since the core calls this once for each query.
   VisibleInterval interval(std::int32_t query_position) const {

@@ -8,7 +8,6 @@ work.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Collection, Mapping
@@ -144,19 +143,15 @@ def attention_input(name: str, array: Any) -> None:
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {array.layout}")
 
 
-def attention_inputs(query: Any, key: Any, value: Any, dtypes: tuple[str, ...]) -> None:
-    """Check that query, key and value are of one framework and device, and of one of some dtypes.
+def attention_inputs(query: Any, key: Any, value: Any) -> None:
+    """Check that query, key and value are arrays of one framework, dtype and device.
 
-    `fitting_shapes` checks their shapes.
+    `fitting_shapes` and `floating_dtype` check the rest.
     """
-    if not _arrays.is_tracing() and _arrays.alike(query, key, value):  # most calls
-        if query.ndim == key.ndim == value.ndim == 4 and _known_dtype(query.dtype, dtypes):
-            return
     for name, array in (("query", query), ("key", key), ("value", value)):
         attention_input(name, array)
         if array is not query:
             _like_query(name, array, query)
-    floating_dtype(query.dtype, dtypes)
 
 
 def _like_query(name: str, array: Any, query: Any) -> None:
@@ -175,6 +170,11 @@ def fitting_shapes(
     query_shape: tuple[int, ...], key_shape: tuple[int, ...], value_shape: tuple[int, ...]
 ) -> None:
     """Check that shapes of query, key and value, of four axes each, fit together."""
+    for name, shape in (("query", query_shape), ("key", key_shape), ("value", value_shape)):
+        if len(shape) != 4:
+            raise ValueError(
+                f"{name} must have shape (batch, heads, length, head_dim), got {tuple(shape)}"
+            )
     (batch, heads, _, head_dim), key_shape = query_shape, tuple(key_shape)
     if tuple(value_shape) != key_shape:
         raise ValueError(f"value must have key's shape {key_shape}, got {tuple(value_shape)}")
@@ -186,11 +186,6 @@ def fitting_shapes(
         raise ValueError(f"query must have a multiple of key's {key_shape[1]} heads, got {heads}")
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
     integer("key length", key_shape[2], minimum=0)
-
-
-@functools.lru_cache(maxsize=32)
-def _known_dtype(dtype: Any, dtypes: tuple[str, ...]) -> bool:
-    return _arrays.dtype_name(dtype) in dtypes
 
 
 def floating_dtype(value: DTypeLike, allowed: Collection[str]) -> str:

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,13 +45,7 @@ def dense_bias(dense: NDArray[np.float32]) -> AttentionBias: ...
 
 class CallRule:
     def __init__(
-        self,
-        scale: float,
-        causal: bool,
-        window: int,
-        causal_block: int,
-        sink: int,
-        max_dropped_share: float,
+        self, scale: float, max_dropped_share: float, mask_numbers: Sequence[int]
     ) -> None: ...
 
 class Tokens:

@@ -57,7 +57,7 @@ class Mask(NamedTuple):
         """True if a window or a block limits how far back a query sees."""
         return self.window is not None or self.causal_block is not None
 
-    def numbers(self) -> tuple[int, int, int, int]:
+    def numbers(self) -> tuple[int, ...]:
         """Return the mask as integers, as the core and torch's operator take it."""
         window = _checks.MAX_LENGTH if self.window is None else self.window
         return int(self.causal), window, self.causal_block or 0, self.sink
@@ -65,12 +65,8 @@ class Mask(NamedTuple):
     @classmethod
     def from_numbers(cls, causal: int, window: int, causal_block: int, sink: int) -> Mask:
         """Return the mask of `numbers`."""
-        return cls(
-            bool(causal),
-            None if window == _checks.MAX_LENGTH else window,
-            causal_block or None,
-            sink,
-        )
+        limit = None if window == _checks.MAX_LENGTH else window
+        return cls(bool(causal), limit, causal_block or None, sink)
 
     def interval(self, positions: Any) -> tuple[Any, Any]:
         """Return first and end of the positions that queries at integer positions see."""

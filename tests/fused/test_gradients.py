@@ -33,6 +33,7 @@ from gradient_checks import (
 )
 from ntk_alibi import _core
 from ntk_alibi.fused.gradients import AttentionGradients, attention_gradients
+from ntk_alibi.masks import Mask
 
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
@@ -164,7 +165,7 @@ def gradients_with(
     output, log, _ = attend_with(bias, query, key, value, tolerance, causal=causal, mask=mask)
     do = random(20, *query.shape)
     results = [np.zeros_like(x) for x in arrays]
-    rule = _core.CallRule(1 / math.sqrt(query.shape[3]), causal, 2**31 - 1, 0, 0, tolerance)
+    rule = _core.CallRule(1 / math.sqrt(query.shape[3]), tolerance, Mask(causal).numbers())
     of_bias = _core.BiasGradients(table=table, sums=sums)
     _core.attention_gradients(
         *(query, key, value, bias, rule, _core.Tokens(None, None, mask)),

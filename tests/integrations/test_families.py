@@ -21,7 +21,7 @@ from family_models import (
 )
 from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, masks, real, run
 
-#: BLOOM's own tests are in test_integrations_bloom.py.
+#: BLOOM's own tests are in families/test_bloom.py.
 OTHERS = [name for name in MAKERS if name != "bloom"]
 CASES = [
     (name, attention)

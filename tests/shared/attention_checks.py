@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import ntk_alibi as na
 from ntk_alibi import _core
+from ntk_alibi.masks import Mask
 
 #: Relative error of rounding to nearest in each dtype.
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -119,7 +120,7 @@ def attend_with(
     """Output, logsumexp and (visited, visible) blocks of the core with one of its biases."""
     output, logsumexp = np.empty_like(query), np.empty(query.shape[:3], np.float32)
     counts = np.zeros((*query.shape[:2], 2), np.int64)
-    rule = _core.CallRule(1 / math.sqrt(query.shape[3]), causal, 2**31 - 1, 0, 0, tolerance)
+    rule = _core.CallRule(1 / math.sqrt(query.shape[3]), tolerance, Mask(causal).numbers())
     tokens = _core.Tokens(None, None, mask)
     _core.attention(query, key, value, bias, rule, tokens, output, logsumexp, counts)
     return output, logsumexp, counts

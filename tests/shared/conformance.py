@@ -7,7 +7,9 @@ all pairs in float64 by torch, whose autograd gives the gradients to compare wit
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,13 +76,14 @@ class Case(NamedTuple):
         return [(0.1 + numbers.random(shape)).astype(np.float32) for shape in shapes]
 
 
-class Way(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Way:
     """A kind of call: options of `attention`, and the number of queries."""
 
     options: dict[str, Any]
     queries: int = QUERIES
 
-    def given(self, tensors: bool = False) -> dict[str, Any]:
+    def given(self, *, tensors: bool) -> dict[str, Any]:
         """Options with masks and positions as arrays or as tensors."""
         return {
             name: torch.from_numpy(x) if tensors and isinstance(x, np.ndarray) else x
@@ -218,104 +221,95 @@ def _products(way: Way, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 # --------------------------------------------------------------------------------------------------
 
 
-def check_values(case: Case, way: Way, result: Any) -> None:
-    """That output and logsumexp are those of the model, by the bounds of `expected`."""
-    wide = result[0].dtype in (np.float64, torch.float64)
-    arrays, sources = way.arrays(), _wide(case, way)
-    with torch.no_grad():
-        means = model(case, way, sources)
-    factor = float(_scale(way).max())
-    scores = None
-    if "rotary" in way.options or "log_n" in way.options:
-        scores = means.scores.numpy()
-    what = expected(*arrays, means.bias.numpy(), factor, scores=scores)
-    if wide:
-        what = what._replace(
-            output_error=WIDE * what.output_error, logsumexp_error=WIDE * what.logsumexp_error
-        )
-    check_against(what, [np.asarray(x.detach() if torch.is_tensor(x) else x) for x in result])
-
-
 def attend(case: Case, way: Way, sources: list[Any], bias: Any = None) -> Any:
     """Output and logsumexp of query, key, value and the bias's parameters, arrays or tensors."""
-    tensors = torch.is_tensor(sources[0])
     bias = case.make(*sources[3:]) if bias is None else bias
-    return na.attention(*sources[:3], bias, **way.given(tensors), return_logsumexp=True)
+    options = way.given(tensors=torch.is_tensor(sources[0]))
+    return na.attention(*sources[:3], bias, **options, return_logsumexp=True)
 
 
-def numbers(case: Case, way: Way) -> list[NDArray[np.float32]]:
+def arrays(case: Case, way: Way) -> list[NDArray[np.float32]]:
     """Query, key, value and the bias's parameters."""
     return [*way.arrays(), *case.parameters(way.queries)]
 
 
-def tensors(case: Case, way: Way, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """Query, key, value and the bias's parameters, as tensors."""
-    return [torch.from_numpy(x).to(dtype) for x in numbers(case, way)]
+def tensors(
+    case: Case, way: Way, dtype: torch.dtype = torch.float32, *, grad: bool = False
+) -> list[torch.Tensor]:
+    """The same as tensors."""
+    return [torch.from_numpy(x).to(dtype).requires_grad_(grad) for x in arrays(case, way)]
 
 
-def _wide(case: Case, way: Way) -> list[torch.Tensor]:
-    return tensors(case, way, torch.float64)
+class Expectation:
+    """What the model says of a bias and a way to call, and by how much others may differ."""
 
+    def __init__(self, case: Case, way: Way) -> None:
+        self._case, self._way = case, way
+        self._sources = tensors(case, way, torch.float64, grad=True)
+        self._model = model(case, way, self._sources)
+        self._bias = self._model.bias.detach().numpy()
+        self._scale = float(_scale(way).max())
+        turned = "rotary" in way.options or "log_n" in way.options
+        self._scores = self._model.scores.detach().numpy() if turned else None
 
-# Gradients
-# --------------------------------------------------------------------------------------------------
+    def check(self, *results: Any) -> None:
+        """That each (output, logsumexp) is the model's, by the bounds of `expected`."""
+        what = expected(*self._way.arrays(), self._bias, self._scale, scores=self._scores)
+        wide = what._replace(
+            output_error=WIDE * what.output_error, logsumexp_error=WIDE * what.logsumexp_error
+        )
+        for result in results:
+            numbers = [x.detach().numpy() if torch.is_tensor(x) else x for x in result]
+            check_against(wide if numbers[0].dtype == np.float64 else what, numbers)
+
+    def check_gradients(self, *results: Any) -> None:
+        """That gradients of `loss` in all sources are those of torch in float64.
+
+        That of a parameter is the sum of ds_ij dbias_ij over all pairs. Kernels sum ds, or ds times
+        the distance, over some pairs in float32, as `check_linear` says, and torch sums over what
+        is broadcast: by one addition for each row and query at most.
+        """
+        exact = torch.autograd.grad(loss(*self._model[:2]), self._sources, retain_graph=True)
+        rotated = None if self._scores is None else (self._scores, [x.numpy() for x in exact[:3]])
+        what = gradient_checks.expected(
+            self._way.arrays(), self._bias, *_incoming(self._model.output), self._scale,
+            rotated=rotated,
+        )  # fmt: skip
+        steps = UNIT * (80 + KEYS / 16 + BATCH * self._way.queries)
+        of_pairs = torch.from_numpy(what.pairs.errors + steps * what.pairs.sizes)
+        # Gradients of prefix sums, which the core takes for gates, are float32 sums over all keys.
+        of_sums = torch.from_numpy(2 * UNIT * (KEYS + 2) * what.pairs.sizes.sum(axis=(2, 3)))
+        errors = [torch.from_numpy(x) for x in what.errors]
+        for index, gradient in enumerate(exact[3:], 3):
+            errors.append(self._through_bias(index, of_pairs) + 2 * UNIT * gradient.abs())
+            if self._case.at_the_end:
+                errors[-1] += of_sums[..., None].sum_to_size(*gradient.shape[:2], 1)
+        for result in results:
+            for mine, theirs, error in zip(result, exact, errors, strict=True):
+                share = WIDE if mine.dtype == torch.float64 else 1.0
+                assert ((mine.double() - theirs).abs() <= share * error).all()
+
+    def _through_bias(self, index: int, errors: torch.Tensor) -> torch.Tensor:
+        """Errors of all pairs times the size of the bias's derivative in a source, summed."""
+        place, seen = self._way.place, torch.from_numpy(~np.isneginf(self._bias))
+        parameters = [x.detach() for x in self._sources[3:]]
+
+        def written(parameter: torch.Tensor) -> torch.Tensor:
+            others = [*parameters[: index - 3], parameter, *parameters[index - 2 :]]
+            return torch.where(seen, self._case.written(place, *others), 0.0)
+
+        with warnings.catch_warnings():  # torch's forward mode calls what torch deprecates
+            warnings.simplefilter("ignore", DeprecationWarning)
+            derivative = torch.func.jacfwd(written)(parameters[index - 3])
+        return torch.tensordot(errors, derivative.abs(), dims=4)
 
 
 def loss(output: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
-    """A number whose gradient in both is known: random ones."""
-    do, dl = _incoming(output)
+    """A number whose gradients in both are random ones."""
+    do, dl = (torch.from_numpy(x) for x in _incoming(output))
     some = torch.where(logsumexp.isneginf(), 0.0, logsumexp)
-    return (output * torch.from_numpy(do)).sum() + (some * torch.from_numpy(dl)).sum()
+    return (output * do).sum() + (some * dl).sum()
 
 
 def _incoming(output: torch.Tensor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return random(20, *output.shape), random(21, *output.shape[:3])
-
-
-def check_gradients(case: Case, way: Way, found: Any, dtype: torch.dtype) -> None:
-    """That gradients of query, key, value and parameters are those of torch in float64.
-
-    Of a parameter it is the sum of ds_ij dbias_ij over all pairs. Kernels sum ds, or ds times the
-    distance, over some pairs in float32, as `check_linear` says, and torch sums over what is
-    broadcast: by one addition for each row and query at most.
-    """
-    sources = [x.requires_grad_() for x in _wide(case, way)]
-    means = model(case, way, sources)
-    exact = torch.autograd.grad(loss(means.output, means.logsumexp), sources)
-    rotates = "rotary" in way.options or "log_n" in way.options
-    what = gradient_checks.expected(
-        way.arrays(),
-        means.bias.detach().numpy(),
-        *_incoming(means.output),
-        float(_scale(way).max()),
-        rotated=(means.scores.detach().numpy(), [x.numpy() for x in exact[:3]])
-        if rotates
-        else None,
-    )
-    share = WIDE if dtype == torch.float64 else 1.0
-    for mine, theirs, error in zip(found[:3], exact[:3], what.errors, strict=True):
-        assert mine.dtype == dtype
-        assert (np.abs(mine.double() - theirs).numpy() <= share * error).all()
-    pairs = what.pairs
-    steps = UNIT * (80 + KEYS / 16 + BATCH * way.queries)
-    errors = torch.from_numpy(pairs.errors + steps * pairs.sizes)
-    for index, (mine, theirs) in enumerate(zip(found[3:], exact[3:], strict=True)):
-        assert mine.dtype == dtype
-        error = _summed(case, way, sources[3:], index, errors) + 2 * UNIT * theirs.abs()
-        assert ((mine.double() - theirs).abs() <= share * error).all()
-
-
-def _summed(
-    case: Case, way: Way, parameters: list[torch.Tensor], index: int, errors: torch.Tensor
-) -> torch.Tensor:
-    """Errors of all pairs times the size of the bias's derivative in a parameter, summed."""
-    seen = torch.from_numpy(way.seen)
-
-    def written(parameter: torch.Tensor) -> torch.Tensor:
-        others = [*parameters[:index], parameter, *parameters[index + 1 :]]
-        bias = case.written(way.place, *(x.detach() for x in others[:index]), *others[index:])
-        return torch.where(seen & ~bias.isneginf(), bias, 0.0)
-
-    slopes = torch.func.jacfwd(written)(parameters[index].detach()).detach().abs()
-    slopes = slopes.expand(*errors.shape, *parameters[index].shape)
-    return torch.tensordot(errors, slopes, dims=4)

@@ -1,4 +1,4 @@
-"""Every bias of the package, and its numbers written out from its docstring, for torch's autograd."""
+"""Every bias of the package, and its numbers written out by its docstring, for autograd."""
 
 from __future__ import annotations
 

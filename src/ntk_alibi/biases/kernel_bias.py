@@ -209,7 +209,8 @@ def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
         return NO_BIAS
     make = getattr(bias, "kernel_bias", None)
     if make is not None:
-        checks.fitting_bias(bias, problem.shape[1], causal=problem.mask.causal)
+        if bias.num_heads != problem.shape[1] or not problem.mask.causal:
+            checks.fitting_bias(bias, problem.shape[1], causal=problem.mask.causal)
         kernel = make(problem, like)
         if not isinstance(kernel, KernelBias):
             raise TypeError(f"kernel_bias must return a KernelBias, got {kernel!r} from {bias!r}")

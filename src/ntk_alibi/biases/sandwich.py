@@ -94,7 +94,8 @@ class Sandwich(DistanceBias):
         Raises:
             TypeError, ValueError: an argument is wrong.
         """
-        _checks.attention_inputs(query, key, key, _arrays.ANY_DTYPES)
+        _checks.attention_inputs(query, key, key)
+        _checks.floating_dtype(query.dtype, _arrays.ANY_DTYPES)
         _checks.fitting_shapes(query.shape, key.shape, key.shape)
         checks.heads_of("query", query.shape[1], self.num_heads)
         number = checks.nonzero_scale(scale, query.shape[3])

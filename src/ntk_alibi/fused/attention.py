@@ -117,11 +117,12 @@ def attention(
         from ntk_alibi.torch.operator import attention_of_tensors as attend
 
         tensors: tuple[Any, Any, Any] = (query, key, value)
-        _checks.attention_inputs(*tensors, _arrays.ANY_DTYPES)
+        _checks.attention_inputs(*tensors)
         mask = causal, window, causal_block, sink
         output, logsumexp = attend(*tensors, bias, options, scale, skip_tolerance, *mask)
         return (output, logsumexp) if return_logsumexp else output
-    _checks.attention_inputs(query, key, value, _arrays.FUSED_DTYPES)
+    if not _arrays.alike(query, key, value):
+        _checks.attention_inputs(query, key, value)
     form = call_form(query, key, value, scale, skip_tolerance, causal, window, causal_block, sink)
     call = AttentionCall.checked(query, key, value, bias, form, options)
     output, logsumexp, stats = forward(

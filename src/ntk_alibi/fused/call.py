@@ -49,6 +49,8 @@ class CallForm(NamedTuple):
 
     @staticmethod
     def checked(
+        dtypes: tuple[str, ...],
+        dtype: Any,
         query_shape: tuple[int, ...],
         key_shape: tuple[int, ...],
         value_shape: tuple[int, ...],
@@ -57,7 +59,11 @@ class CallForm(NamedTuple):
         causal: Any = True,
         *limits: Any,
     ) -> CallForm:
-        """Return the form of unchecked numbers; limits are the other options of the mask."""
+        """Return the form of inputs of one of some dtypes and of unchecked numbers.
+
+        Limits are the options of the mask besides causal.
+        """
+        _checks.floating_dtype(dtype, dtypes)
         _checks.fitting_shapes(query_shape, key_shape, value_shape)
         mask = Mask.checked(causal, *limits)
         if scale is None:
@@ -74,14 +80,12 @@ _known_form = functools.lru_cache(maxsize=256, typed=True)(CallForm.checked)
 
 
 def call_form(query: Any, key: Any, value: Any, *numbers: Any) -> CallForm:
-    """Return the form of inputs, scale, skip_tolerance and the options of the mask."""
-    shapes = query.shape, key.shape, value.shape
-    if _arrays.is_tracing():  # which cannot look up the calls before
-        return CallForm.checked(*shapes, *numbers)
+    """Return the form of inputs, scale, skip_tolerance and the options of the mask, if known."""
+    kind = _arrays.FUSED_DTYPES, query.dtype, query.shape, key.shape, value.shape
     try:
-        return _known_form(*shapes, *numbers)
+        return _known_form(*kind, *numbers)
     except TypeError:  # a wrong type, or one that has no hash
-        return CallForm.checked(*shapes, *numbers)
+        return CallForm.checked(*kind, *numbers)
 
 
 @functools.lru_cache(maxsize=256)
@@ -92,8 +96,7 @@ def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.C
     skip_tolerance 0.0 allows the share that rounding swallows anyway, None allows none.
     """
     share = ROUNDING if skip_tolerance == 0.0 else skip_tolerance or 0.0
-    causal, window, causal_block, sink = mask.numbers()
-    return _core.CallRule(scale, bool(causal), window, causal_block, sink, share)
+    return _core.CallRule(scale, share, mask.numbers())
 
 
 class AttentionCall(NamedTuple):

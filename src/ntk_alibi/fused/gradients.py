@@ -100,7 +100,7 @@ def attention_gradients(
 
     Source: Dao et al. 2022 (arXiv 2205.14135), appendix B.
     """
-    _checks.attention_inputs(query, key, value, _arrays.FUSED_DTYPES)
+    _checks.attention_inputs(query, key, value)
     checks.forward_results(query, output, logsumexp, output_gradient, logsumexp_gradient)
     limits = [options.pop(name, default) for name, default in Mask._field_defaults.items()]
     numbers = options.pop("scale", None), options.pop("skip_tolerance", 0.0)

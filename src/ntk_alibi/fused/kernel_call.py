@@ -89,6 +89,7 @@ def query_gradient(
 
 
 def _tokens(problem: Problem, subset: KeySubset) -> _core.Tokens | None:
-    if subset.mask is None and problem.plain:
+    queries, keys, mask = problem.query_positions, problem.key_positions, subset.mask
+    if queries is None and keys is None and mask is None:
         return None
-    return _core.Tokens(problem.query_positions, problem.key_positions, subset.mask)
+    return _core.Tokens(queries, keys, mask)

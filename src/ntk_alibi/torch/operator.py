@@ -15,7 +15,7 @@ import torch
 
 from ntk_alibi import _arrays
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.fused.call import AttentionCall, Options, call_form, core_rule
+from ntk_alibi.fused.call import AttentionCall, CallForm, Options, core_rule
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import gradients_of
 from ntk_alibi.fused.kernel_call import ForwardResults
@@ -190,7 +190,8 @@ def attention_of_tensors(
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
-    form = call_form(query, key, value, *numbers)
+    shapes = query.shape, key.shape, value.shape
+    form = CallForm.checked(_arrays.ANY_DTYPES, query.dtype, *shapes, *numbers)
     call = AttentionCall.checked(query, key, value, bias, form, options, like=query)
     if not call.rotates:
         return _attend(call)

@@ -222,7 +222,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             if len(numbers) == 1:
                 alone += numbers
                 continue
-            places = tuple((len(pairs[i][0]), len(pairs[i][0]) + len(pairs[i][1])) for i in numbers)
+            places = tuple(_place(*pairs[i]) for i in numbers)
             tokens, token_spans = self._places("".join(pairs[numbers[0]]), places)
             spans = []
             for i, span in zip(numbers, token_spans, strict=True):
@@ -279,10 +279,10 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         }
 
     def _encode(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        if context:
+        if context.rstrip():
             pair: tuple[list[int], list[int]] = self._encode_pair(context, continuation)
             return pair
-        tokens = self.tok_encode(continuation, add_special_tokens=False)
+        tokens = self.tok_encode(context + continuation, add_special_tokens=False)
         if tokens[0] == self.prefix_token_id:
             return tokens[:1], tokens[1:]
         return [self.prefix_token_id], tokens
@@ -359,6 +359,14 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             strict=True,
         )
         return [(number, (float(ll.sum()), bool(g.all()))) for (number, _, _), ll, g in parts]
+
+
+def _place(context: str, continuation: str) -> tuple[int, int]:
+    """Return the span of characters that a request scores in its whole text.
+
+    It includes whitespace at the end of the context, as `_encode_pair` of the harness has it.
+    """
+    return len(context.rstrip()), len(context) + len(continuation)
 
 
 def _device() -> str:

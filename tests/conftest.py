@@ -27,16 +27,31 @@ settings.load_profile("default")
 
 @pytest.fixture(params=_core.available_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every instruction set of this machine in turn."""
+    """Select every instruction set of this machine in turn."""
     before = _core.active_isa()
     _core.select_isa(request.param)
     yield request.param
     _core.select_isa(before)
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For many small calls, where threads would wait for each other for longer than they work."""
+    import torch
+
+    import ntk_alibi as na
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    na.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+    na.set_num_threads(0)
+
+
 @pytest.fixture(scope="session")
 def longeval() -> Path:
-    """LongEval's published files, which are no part of this repository."""
+    """Return the folder of LongEval's published files, which are not in this repository."""
     for folder in (ROOT / "shared/data/longeval", ROOT.parent / "shared/data/longeval"):
         if folder.is_dir():
             return folder
@@ -45,7 +60,7 @@ def longeval() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random BLOOM of one layer and the nano tokenizer."""
+    """Make a folder with a random BLOOM of one layer and the nano tokenizer."""
     import torch
     import transformers
 

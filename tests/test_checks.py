@@ -1,4 +1,4 @@
-"""Bad input gets an error that names the argument, what was expected and what came."""
+"""Error messages name the argument, the expected value and the actual one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guards of the structure: arrows between the parts, sizes of files, and cost of importing."""
+"""Checks of the structure: imports between layers, sizes of files, and cost of importing."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_layers_name_modules_that_exist() -> None:
 
 
 def test_no_code_asks_which_bias_or_scaling_it_got() -> None:
-    """Whoever needs to know asks the object, so that a new one needs no change elsewhere."""
+    """Such code belongs to the object, so that a new class needs no change elsewhere."""
     classes = {
         node.name
         for module, path in MODULES.items()
@@ -183,7 +183,7 @@ def test_mask_options_are_listed_in_few_modules() -> None:
 
 
 def test_shared_checks_serve_several_modules() -> None:
-    """A check that one module needs stands beside that module, not on the ground floor."""
+    """A check that one module needs belongs to that module or its folder's `checks`."""
     callers: dict[str, set[str]] = {
         node.name: set()
         for node in ast.parse((PACKAGE / "_checks.py").read_text()).body

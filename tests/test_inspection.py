@@ -1,4 +1,4 @@
-"""What biases and masks do, as numbers: against formulas, and against the masks of other tests."""
+"""Numbers about biases and masks, against formulas and the masks of other tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDING = 2.0**-23
 
 
 class Ripples:
-    """A bias that is not monotone, with none but the two names that any bias has."""
+    """A bias that is not monotone and has only the two names that every bias has."""
 
     num_heads = 1
 

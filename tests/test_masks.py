@@ -1,4 +1,4 @@
-"""Every writing of the rule which keys a query sees agrees with the reference."""
+"""All implementations of the mask rule agree with the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ntk_alibi.masks import Mask
 
 @st.composite
 def drawn_masks(draw: st.DrawFn) -> tuple[dict[str, Any], Any, Any, Any]:
-    """Options of a mask, positions of queries and of keys, and which keys are real."""
+    """Draw options of a mask, positions of queries and keys, and a padding mask."""
     causal = draw(st.booleans())
     rule = {
         "causal": causal,
@@ -58,7 +58,7 @@ def test_masks_and_kernels_see_the_keys_of_the_reference(drawn: Any) -> None:
 
 @given(drawn=drawn_masks())
 def test_masks_of_columns_are_those_of_their_positions(drawn: Any) -> None:
-    """The kernels know more of columns than of positions, and skip keys by it."""
+    """The kernels know that columns are in order, and skip keys by it."""
     rule, queries, keys, _ = drawn
     count, length = len(queries), max(len(queries), len(keys))
     seen = na.reference.visible(np.arange(length - count, length), np.arange(length), **rule)
@@ -95,6 +95,6 @@ def test_every_distance_that_is_seen_is_within_the_bounds(drawn: Any) -> None:
     ids=str,
 )
 def test_the_reference_sees_what_the_words_say(options: dict[str, Any], seen: str) -> None:
-    """The query at position 3 of 7 keys, written down by hand."""
+    """The expected masks are written by hand for the query at position 3 of 7 keys."""
     (row,) = na.reference.visible([3], range(7), **options)
     assert "".join("1" if sees else "." for sees in row) == seen

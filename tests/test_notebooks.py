@@ -1,4 +1,4 @@
-"""The notebooks: well formed, with outputs, and their cells still do what the outputs show."""
+"""The notebooks are well formed and have outputs, and their cells still give these outputs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from repository import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
-#: What a test runs in place of the values of the cell that is tagged "parameters".
+#: Values that replace those of the cell tagged "parameters".
 QUICKER = {"06-your-own-model": "steps = 5"}
 
-#: Where files lie on somebody's machine.
+#: Paths on a developer's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|tmp|usr|opt|work|Users|private|var)/")
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -34,7 +34,7 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def kinds(cell: Any) -> set[str]:
-    """The kinds of outputs, without the widgets that are shown in a live notebook only."""
+    """Return the kinds of outputs, without the widgets that are shown in a live notebook only."""
     found = {kind for output in cell.outputs for kind in output.get("data", {output.output_type})}
     widget = "application/vnd.jupyter.widget-view+json"
     return set() if widget in found else found

@@ -244,7 +244,7 @@ def written(thing: Any, without: Collection[str] = ()) -> str:
 
 
 def resolve(path: str) -> Any:
-    """Return what a dotted path from `ntk_alibi` leads to, importing modules on the way."""
+    """Return the object at a dotted path from `ntk_alibi`, importing modules on the way."""
 
     def step(owner: Any, name: str) -> Any:
         try:
@@ -294,7 +294,7 @@ def test_subcommands_are_there(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with contextlib.suppress(SystemExit):
-        cli.main([*arguments, "--help"])  # which names it on stdout, and errors on stderr
+        cli.main([*arguments, "--help"])  # help names it on stdout, errors go to stderr
     assert f"usage: ntk-alibi {' '.join(arguments)}" in capsys.readouterr().out
 
 
@@ -302,7 +302,7 @@ def test_subcommands_are_there(
     "signature", re.sub(r"\n +", " ", SIGNATURES.strip()).split("\n"), ids=lambda s: s.split("(")[0]
 )
 def test_parameters_and_defaults_are_as_before(signature: str) -> None:
-    """Later ones may be keyword-only ones with defaults."""
+    """New parameters may be added if they are keyword-only and have defaults."""
     path = signature.split("(")[0]
     now = inspect.signature(resolve(path))
     added = [

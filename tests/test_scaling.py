@@ -1,4 +1,4 @@
-"""Scalings as values, their configs, and users' own ones."""
+"""Scalings as values, their configs, and scalings written by users."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ else:
 
 
 def as_floats(array: Any) -> NDArray[np.float32]:
-    """Return numbers as contiguous float32, copied only if they are not."""
+    """Return numbers as contiguous float32, copied only if necessary."""
     return np.require(to_numpy(array), np.float32, ["C", "ALIGNED"])
 
 
 def readable(array: Any) -> NDArray[Any]:
-    """Return an array's memory, aligned and with unit last stride, copied only if it is not."""
+    """Return an array's memory, aligned and with unit last stride, copied only if necessary."""
     memory = storage(array)
     unit = memory.strides[-1] == memory.itemsize or memory.shape[-1] <= 1
     return memory if unit and memory.flags.aligned else memory.copy()
@@ -46,7 +46,7 @@ CORE_DTYPES = {
     "float16": _core.DType.float16,
 }
 
-#: Names of the dtypes of attention: in the compiled core, and by torch's own operations.
+#: Dtypes of attention in the compiled core, and in torch's own operations.
 FUSED_DTYPES = tuple(CORE_DTYPES)
 ANY_DTYPES = (*FUSED_DTYPES, "float64")
 
@@ -63,10 +63,10 @@ def is_array(value: object) -> bool:
 
 
 def needs_torch(query: Any, key: Any, value: Any, bias: Any) -> bool:
-    """Return whether torch has to see an operation on these tensors and a bias.
+    """Return whether attention on these tensors has to go through torch's operator.
 
-    It has to if it traces the operation, records gradients, casts or maps, and if the tensors are
-    not the core's: float64, or on another device.
+    It does while torch traces, records gradients, autocasts or maps, and for tensors that the core
+    does not take: float64, or on another device.
     """
     torch = sys.modules["torch"]
     if (
@@ -85,7 +85,7 @@ def needs_torch(query: Any, key: Any, value: Any, bias: Any) -> bool:
 
 
 def require_grad(*values: Any) -> bool:
-    """Return whether one of these is a tensor that requires grad."""
+    """Return whether any of the values is a tensor that requires grad."""
     for value in values:  # noqa: SIM110 (any() of a generator takes longer)
         if getattr(value, "requires_grad", False):
             return True
@@ -120,7 +120,7 @@ def is_tracing() -> bool:
 
 
 def has_values(*arrays: Any) -> bool:
-    """Return whether all arrays hold numbers: not where torch traces or maps over them."""
+    """Return whether all arrays hold numbers; traced and mapped tensors do not."""
     torch = sys.modules.get("torch")
     if torch is None:
         return True
@@ -161,15 +161,15 @@ def wide_dtype(tensor: Any) -> str:
 
 
 def as_tensor(value: Any, like: Any, dtype: str | None) -> Any:
-    """Return an array or a tensor as a tensor on like's device, of a dtype or its own."""
+    """Return an array or a tensor as a tensor on like's device; dtype None keeps its dtype."""
     torch = sys.modules["torch"]
-    wanted = None if dtype is None else getattr(torch, dtype)
+    torch_dtype = None if dtype is None else getattr(torch, dtype)
     if is_tensor(value):
-        return value.to(like.device, value.dtype if wanted is None else wanted)
-    # Tracing knows arrays as tensors; elsewhere read-only ones are to be copied.
+        return value.to(like.device, value.dtype if torch_dtype is None else torch_dtype)
+    # A tensor must not share read-only memory. Traced arrays are tensors already.
     shared = torch.compiler.is_compiling() or value.flags.writeable
     made = torch.as_tensor if shared else torch.tensor
-    return made(value, dtype=wanted, device=like.device)
+    return made(value, dtype=torch_dtype, device=like.device)
 
 
 def float64(value: Any, example: Any) -> Any:
@@ -187,7 +187,7 @@ def boolean(value: Any, example: Any) -> Any:
 
 
 def with_channels(array: Any, channels: Any) -> Array:
-    """Return an array (batch, heads, length, dim) with channels appended, which are broadcast."""
+    """Append channels to an array (batch, heads, length, dim), broadcast to its other axes."""
     xp = namespace(array)
     shape = (*array.shape[:3], channels.shape[3])
     added = xp.broadcast_to(channels, shape)
@@ -276,7 +276,7 @@ def storage(array: Any) -> NDArray[Any]:
     try:
         memory = array.numpy()
     except (RuntimeError, TypeError):  # it requires grad, or NumPy does not know its dtype
-        bits = array.detach()
+        bits = array.detach().resolve_conj().resolve_neg()
         if array.dtype is sys.modules["torch"].bfloat16:
             bits = bits.view(sys.modules["torch"].int16)
         memory = bits.numpy()
@@ -315,18 +315,18 @@ def to_dtype(array: Any, dtype: Any) -> Array:
 
 
 def detached(array: Any) -> Any:
-    """Return an array, or a tensor cut off from autograd."""
+    """Return an array unchanged, or a tensor detached from autograd."""
     return array.detach() if is_tensor(array) else array
 
 
 def on_device_of(example: Any, array: Any) -> Array:
-    """Return the array, copied to example's device if that is another."""
+    """Return the array on example's device, copied only if necessary."""
     moved: Array = array.to(example.device) if is_tensor(array) else array
     return moved
 
 
 def to_float64(array: Any, out: Any) -> Array:
-    """Return the array as float64, in out unless that is None."""
+    """Return the array as float64, written to out unless out is None."""
     result: Array = array.double() if is_tensor(array) else array.astype(np.float64)
     if out is not None:
         out[...] = result
@@ -335,17 +335,17 @@ def to_float64(array: Any, out: Any) -> Array:
 
 
 def to_dtype_of(array: Any, example: Any) -> Any:
-    """Return the array in the dtype of an example of its framework; autograd follows."""
+    """Return the array in the dtype of an example of its framework; differentiable."""
     return to_dtype(array, example.dtype)
 
 
 def promote_to_float32(array: Any) -> Any:
-    """Return float64 arrays unchanged, others as float32; autograd follows."""
+    """Return float64 arrays unchanged, others as float32; differentiable."""
     return array if dtype_name(array.dtype) == "float64" else to_float32(array)
 
 
 def to_float32(array: Any) -> Any:
-    """Return the array as float32; autograd follows."""
+    """Return the array as float32; differentiable."""
     return array.float() if is_tensor(array) else array.astype(np.float32, copy=False)
 
 
@@ -375,7 +375,7 @@ def rows_of_integers(value: Any, length: int, example: Any) -> Any:
 
 
 def counts_below(values: Any, bounds: tuple[Any, ...]) -> list[Any]:
-    """Count a row's values (1 or batch, n) below each bound (1 or batch, m)."""
+    """Count the values of each row, (1 or batch, n), below each bound, (1 or batch, m)."""
     module = namespace(values)
     rows = max(len(values), *(len(bound) for bound in bounds))
     if is_tensor(values):

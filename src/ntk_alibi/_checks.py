@@ -1,9 +1,8 @@
 """Checks that several parts of the package share: numbers, choices, dtypes, shapes of attention.
 
-Each subject keeps its own checks beside what they check, in a module `checks`; this one holds the
-primitives. A wrong type is a TypeError, a wrong value a ValueError. Each message names the
-argument, what was expected and what came. Public functions check their arguments once, before any
-work.
+Each folder has a module `checks` for its arguments; this module holds the primitives. A wrong type
+is a TypeError, a wrong value a ValueError. Each message names the argument, the expected value and
+the actual one. Public functions check their arguments once, before any work.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def num_heads(value: Any) -> int:
 
 
 def heads(value: Any, count: int) -> list[int]:
-    """Return the indices of heads that are numbered from 1 on; all if None."""
+    """Return the indices of heads that are numbered from 1 on; all heads if None."""
     if value is None:
         return list(range(count))
     if not isinstance(value, Collection) or isinstance(value, str) or not len(value):
@@ -135,6 +134,7 @@ def attention_input(name: str, array: Any) -> None:
     tensor = _arrays.is_tensor(array)
     if not tensor and not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {array!r}")
+    unmasked(name, array)
     if array.ndim != 4:
         raise ValueError(
             f"{name} must have shape (batch, heads, length, head_dim), got {tuple(array.shape)}"
@@ -169,7 +169,7 @@ def _like_query(name: str, array: Any, query: Any) -> None:
 def fitting_shapes(
     query_shape: tuple[int, ...], key_shape: tuple[int, ...], value_shape: tuple[int, ...]
 ) -> None:
-    """Check that shapes of query, key and value, of four axes each, fit together."""
+    """Check that query, key and value have four axes each, and shapes that fit together."""
     for name, shape in (("query", query_shape), ("key", key_shape), ("value", value_shape)):
         if len(shape) != 4:
             raise ValueError(
@@ -196,7 +196,19 @@ def floating_dtype(value: DTypeLike, allowed: Collection[str]) -> str:
         raise TypeError(f"dtype must be a NumPy or torch dtype, got {value!r}") from None
     if name not in allowed:
         raise TypeError(f"dtype must be one of {', '.join(allowed)}, got {name}")
+    if not getattr(value, "isnative", True):
+        raise TypeError(
+            f"dtype must be in native byte order, got {value}: pass array.astype({name!r})"
+        )
     return name
+
+
+def unmasked(name: str, value: Any) -> None:
+    """Refuse NumPy's masked arrays, whose masks would be lost."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} must not be a masked array, whose mask would be lost: pass {name}.filled(...)"
+        )
 
 
 def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
@@ -209,6 +221,8 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
             f"out must have shape {shape} and dtype {dtype}, "
             f"got {tuple(value.shape)} and {_arrays.dtype_name(value.dtype)}"
         )
+    if not getattr(value.dtype, "isnative", True):
+        raise TypeError(f"out must be in native byte order, got {value.dtype}")
     if _arrays.is_tensor(value):
         in_memory = value.device.type == "cpu"
         usable = in_memory and value.is_contiguous() and not value.requires_grad
@@ -221,10 +235,11 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
 
 
 def constant(name: str, value: Any) -> NDArray[Any]:
-    """Return an array or a tensor of which no gradient is recorded, as NumPy."""
+    """Return an array or a tensor as NumPy; refuse a tensor whose gradient is recorded."""
     if _arrays.is_tensor(value) and value.requires_grad and _arrays.is_recording():
         raise ValueError(
             f"{name} must not require grad here, where the result is a constant: pass "
             f"{name}.detach()"
         )
+    unmasked(name, value)
     return _arrays.to_numpy(value)

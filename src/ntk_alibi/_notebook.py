@@ -41,11 +41,18 @@ def start() -> None:
 def bias_html(bias: Any) -> str | None:
     """Render how far each head of a bias over distance reaches: picture and table.
 
-    Return None for a bias on the meta device, without numbers for the nearest keys, or that is not
-    a function of distance.
+    Return None for a bias on the meta device, without numbers for the distances of the picture, or
+    that is not a function of distance.
     """
-    if any(getattr(x, "is_meta", False) for x in bias.parameters) or not _over_distance(bias):
+    if any(getattr(x, "is_meta", False) for x in bias.parameters):
         return None
+    try:
+        return _bias_page(bias) if _over_distance(bias) else None
+    except (IndexError, ValueError):  # it has numbers for other keys or distances only
+        return None
+
+
+def _bias_page(bias: Any) -> str | None:
     length = getattr(getattr(bias, "scaling", None), "train_length", None)
     at = "" if length is None else f" at {length} tokens"
     sides: dict[str, Any] = {"behind": {"side": "behind"}, "ahead": {"side": "ahead"}}
@@ -117,10 +124,6 @@ def _page(name: str, picture: str, table: str) -> str:
 
 
 def _over_distance(bias: Any) -> bool:
-    try:
-        inspection.bias_by_distance(bias, 2)
-    except ValueError:  # it has numbers for other keys only
-        return False
     shape = (bias.rows, bias.num_heads, bias.query_length or 1, 2)
     like = next(filter(_arrays.is_tensor, bias.parameters), None)
     kernel = bias.kernel_bias(Problem(shape, Mask(causal=bias.sides == "causal")), like)

@@ -1,7 +1,7 @@
-"""Masks: which keys each query sees, and where queries and keys stand.
+"""Masks: the keys that each query sees, and the positions of queries and keys.
 
-The rule stands here once for Python, in cpp/core for the kernels and in `ntk_alibi.reference` for
-the tests. Arrays and tensors alike.
+The rule is written three times: here for Python, in cpp/core for the kernels, and in
+`ntk_alibi.reference` for the tests. All functions take arrays and tensors.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from ntk_alibi import _arrays, _checks
 class Mask(NamedTuple):
     """A rule that gives each query an interval of positions, and sinks before it.
 
-    A query at position p sees the keys at positions k with first(p) <= k < end(p), and those with
-    k < sink that are below end(p), too:
+    A query at position p sees the keys at positions k with first(p) <= k < end(p), and the sinks,
+    the keys with k < sink, if k < end(p):
 
     end(p) = p + 1 if causal, else p + window
     first(p) = the greater of p - window + 1 and (floor(p / causal_block) - 1) causal_block
 
     Attributes:
         causal: whether keys ahead of the query are hidden.
-        window: distances below this are seen; None for no limit.
+        window: the number of positions back (and ahead) that a query sees, itself included; None
+            for no limit.
         causal_block: length of the blocks of block-wise causal attention, or None.
-        sink: number of first positions that are seen from beyond the window or the block, too.
+        sink: the number of first positions that are seen from beyond the window or the block, too.
     """
 
     causal: bool = True
@@ -69,26 +70,31 @@ class Mask(NamedTuple):
         return cls(bool(causal), limit, causal_block or None, sink)
 
     def interval(self, positions: Any) -> tuple[Any, Any]:
-        """Return first and end of the positions that queries at integer positions see."""
-        xp, beyond = _arrays.namespace(positions), _checks.MAX_LENGTH + 1
-        first, end = xp.full_like(positions, -beyond), xp.full_like(positions, beyond)
+        """Return first and end of the interval of positions that queries at these positions see."""
+        beyond = _checks.MAX_LENGTH + 1
+        if isinstance(positions, int):
+            first, end, greater, less = -beyond, beyond, max, min
+        else:
+            xp = _arrays.namespace(positions)
+            first, end = xp.full_like(positions, -beyond), xp.full_like(positions, beyond)
+            greater, less = xp.maximum, xp.minimum
         if self.window is not None:
             first, end = positions - (self.window - 1), positions + self.window
         if self.causal_block is not None:
             block = self.causal_block
-            first = xp.maximum(first, (positions // block - 1) * block)
+            first = greater(first, (positions // block - 1) * block)
         if self.causal:
-            end = xp.minimum(end, positions + 1)
+            end = less(end, positions + 1)
         return first, end
 
     def visible(self, queries: Any, keys: Any) -> Any:
-        """Return which keys are seen, (..., Q, K), of integer positions (..., Q) and (..., K)."""
+        """Return a mask of the keys seen, (..., Q, K), for positions (..., Q) and (..., K)."""
         first, end = (bound[..., :, None] for bound in self.interval(queries))
         keys = keys[..., None, :]
         return (keys < end) & ((keys >= first) | (keys < self.sink))
 
     def visible_count(self, queries: Any, keys: Any, key_padding_mask: Any = None) -> Any:
-        """Return how many keys each query sees, (1 or batch, Q), from positions (1 or batch, n)."""
+        """Count the keys that each query sees, (1 or batch, Q), from positions (1 or batch, n)."""
         xp = _arrays.namespace(queries)
         if key_padding_mask is not None:
             real = _arrays.boolean(key_padding_mask, keys)
@@ -99,7 +105,7 @@ class Mask(NamedTuple):
         return below_end - below_first + below_sinks
 
     def distance_bounds(self) -> tuple[float, float]:
-        """Return the least and the greatest distance that the mask leaves, perhaps infinite."""
+        """Return the least and the greatest visible distance; infinite where there is no limit."""
         least = 1.0 - self.window if self.window is not None else -np.inf
         most = np.inf
         if self.sink == 0 and self.window is not None:
@@ -112,30 +118,30 @@ class Mask(NamedTuple):
 #: The causal mask without limits.
 EVERYTHING = Mask()
 
-#: Most calls have the mask of a call before.
+#: Checked masks are cached, since most calls repeat the mask of an earlier call.
 _known_mask = functools.lru_cache(maxsize=64, typed=True)(Mask.checked)
 
 
 def checked_mask(causal: Any, window: Any, causal_block: Any, sink: Any) -> Mask:
-    """Return the mask of unchecked arguments, from the calls before if it was among them."""
-    if _arrays.is_tracing():  # which cannot look up what was checked before
+    """Return the mask of unchecked arguments, from the cache if it is there."""
+    if _arrays.is_tracing():  # tracing cannot read the cache
         return Mask.checked(causal, window, causal_block, sink)
     try:
         return _known_mask(causal, window, causal_block, sink)
-    except TypeError:  # a wrong type, or one that has no hash
+    except TypeError:  # a wrong type, or a type without a hash
         return Mask.checked(causal, window, causal_block, sink)
 
 
 class Problem(NamedTuple):
-    """A call of attention as far as a bias depends on it; all checked.
+    """The checked part of an attention call on which a bias can depend.
 
     Attributes:
         shape: batch, heads, queries, keys.
-        mask: which keys queries see by their positions.
-        key_padding_mask: real keys (batch, keys), or None.
+        mask: the rule by which queries see keys, from their positions.
+        key_padding_mask: (batch, keys), 1 for real keys, or None.
         query_positions, key_positions: integers (1 or batch, length), or None for the columns, the
             last query at the last key.
-        placed: whether queries may stand elsewhere than at the last keys.
+        placed: whether queries may have other positions than the last keys.
     """
 
     shape: tuple[int, ...]
@@ -155,17 +161,17 @@ class Problem(NamedTuple):
         align: Any = "end",
         like: Any = None,
     ) -> Problem:
-        """Return the problem (batch, heads, queries, keys) of unchecked masks and positions.
+        """Return the problem of a shape (batch, heads, queries, keys), checking the arguments.
 
-        Their values are checked where there are any, and only in main memory: like is a tensor on
-        the device of the call, or None.
+        Values of arrays are checked in main memory only, and not while torch traces. `like` is a
+        tensor on the device of the call, or None.
         """
         batch, _, queries, keys = shape
         align = checked_alignment(align, query_positions)
         placed = query_positions is not None or align == "start"
-        given = key_padding_mask, key_positions, query_positions
-        if not _arrays.has_values(*given) or not _arrays.in_memory(like):
-            real, at_keys, at_queries = map(_rows, given)
+        arrays = key_padding_mask, key_positions, query_positions
+        if not _arrays.has_values(*arrays) or not _arrays.in_memory(like):
+            real, at_keys, at_queries = map(_rows, arrays)
         else:
             real = checked_key_padding_mask(key_padding_mask, batch, keys)
             at_keys = checked_positions("key_positions", key_positions, batch, keys)
@@ -176,12 +182,12 @@ class Problem(NamedTuple):
 
     @property
     def traced(self) -> bool:
-        """True if positions are given that have no values, since torch traces the call."""
+        """True if there are positions without values, since torch traces the call."""
         return not _arrays.has_values(self.query_positions, self.key_positions)
 
     @property
     def plain(self) -> bool:
-        """True if all keys are real, and queries and keys stand at their columns."""
+        """True if all keys are real, and positions of queries and keys are their columns."""
         return (
             self.key_padding_mask is None
             and self.query_positions is None
@@ -197,21 +203,21 @@ class Problem(NamedTuple):
         return _arrays.rows_of_integers(self.query_positions, queries, like), at_keys
 
     def distances(self) -> tuple[int, int]:
-        """Return the least and the greatest distance that is seen; (0, -1) if none is."""
+        """Return the least and the greatest visible distance; (0, -1) if there is none."""
         queries, keys = self.shape[2:]
         if queries == 0 or keys == 0:
             return 0, -1
-        q_least, q_most = _range(self.query_positions, keys - queries, keys - 1)
-        k_least, k_most = _range(self.key_positions, 0, keys - 1)
+        q_least, q_most = _ranges(self.query_positions, keys - queries, keys - 1)
+        k_least, k_most = _ranges(self.key_positions, 0, keys - 1)
         lower, upper = self.mask.distance_bounds()
-        least, most = max(q_least - k_most, lower), min(q_most - k_least, upper)
+        least, most = max(_least(q_least - k_most), lower), min(-_least(k_least - q_most), upper)
         return (int(least), int(most)) if least <= most else (0, -1)
 
     def part(self, queries: slice, keys: slice) -> Problem:
         """Return the problem of some queries and keys, at the same positions.
 
-        Default positions stay default ones where the last query stays at the last key: then all
-        positions fall by `keys.start`, and so no distance changes.
+        Default positions stay default if the last query stays at the last key: all positions then
+        fall by `keys.start`, which changes no distance.
         """
         batch, heads, all_queries, all_keys = self.shape
         aligned = keys.stop - queries.stop == all_keys - all_queries
@@ -231,21 +237,21 @@ class Problem(NamedTuple):
 
 
 def aligned_positions(key_positions: Any, queries: int, keys: int, align: str) -> Any:
-    """Return positions of queries beside the first or the last keys, None for the last columns."""
+    """Return positions of queries at the first or the last keys; None for the last columns."""
     if key_positions is None:
         return np.arange(queries, dtype=np.int32)[None] if align == "start" else None
     if queries > keys:
         raise ValueError(
-            f"query_positions must be given for more queries than keys, {queries} and {keys}"
+            f"query_positions must be given for more queries than keys, got {queries} and {keys}"
         )
     first = 0 if align == "start" else keys - queries
     return key_positions[..., first : first + queries]
 
 
 def checked_alignment(align: Any, query_positions: Any = None) -> str:
-    """Return "end" or "start", which says where queries without positions stand."""
+    """Return the checked alignment, "end" or "start", of queries without positions."""
     if align == "start" and query_positions is not None:
-        raise ValueError("query_positions must be None with align='start', which gives them")
+        raise ValueError("query_positions must be None with align='start', which sets them")
     return _checks.choice("align", align, ("end", "start"))
 
 
@@ -253,6 +259,7 @@ def checked_attention_mask(value: Any, name: str = "attention_mask") -> NDArray[
     """Return a padding mask (batch, keys) of 0 and 1, of any dtype, as uint8."""
     if not isinstance(value, np.ndarray) and not _arrays.is_tensor(value):
         raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {value!r}")
+    _checks.unmasked(name, value)
     mask = _arrays.to_numpy(value)
     if mask.ndim != 2:
         raise ValueError(f"{name} must have shape (batch, keys), got {mask.shape}")
@@ -266,7 +273,7 @@ def checked_attention_mask(value: Any, name: str = "attention_mask") -> NDArray[
 
 
 def checked_key_padding_mask(value: Any, batch: int, keys: int) -> NDArray[np.uint8] | None:
-    """Return a padding mask of this shape, or None."""
+    """Return the checked padding mask (batch, keys), or None."""
     if value is None:
         return None
     mask = checked_attention_mask(value, "key_padding_mask")
@@ -281,6 +288,7 @@ def checked_positions(name: str, value: Any, batch: int, length: int) -> NDArray
     """Return positions (length,) or (batch, length) below 2^31 as int32 (1 or batch, length)."""
     if value is None:
         return None
+    _checks.unmasked(name, value)
     array = _arrays.to_numpy(value)
     if array.dtype.kind == "f" and (broken := array[array != np.floor(array)]).size:
         raise ValueError(f"{name} must be integers, got {broken[0]}")
@@ -297,10 +305,16 @@ def checked_positions(name: str, value: Any, batch: int, length: int) -> NDArray
     return np.require(np.atleast_2d(array), np.int32, ["C", "ALIGNED"])
 
 
-def _range(positions: NDArray[np.int32] | None, first: int, last: int) -> tuple[int, int]:
+def _ranges(positions: Any, first: int, last: int) -> tuple[Any, Any]:
+    """Return the least and the greatest position of each row, (rows,), or of all rows."""
     if positions is None:
         return first, last
-    return int(positions.min()), int(positions.max())
+    rows = _arrays.to_numpy(positions).astype(np.int64)
+    return rows.min(axis=1), rows.max(axis=1)
+
+
+def _least(numbers: Any) -> int:
+    return numbers if isinstance(numbers, int) else int(numbers.min())
 
 
 def _rows(value: Any) -> Any:

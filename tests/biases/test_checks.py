@@ -1,4 +1,4 @@
-"""Wrong arguments of biases are refused with a message."""
+"""Error messages for wrong arguments of biases."""
 
 from __future__ import annotations
 

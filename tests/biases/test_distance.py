@@ -1,4 +1,4 @@
-"""Biases over distance, forget gates and BiALiBi as numbers."""
+"""Values of biases over distance, of forget gates and of BiALiBi."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from attention_checks import inputs
 from bias_cases import NUMBERS, R1, R2
 from ntk_alibi.masks import Mask, Problem
 
-#: Tables are float64 and rounded once; a power's or a cosine's own error is far below.
+#: Tables are float64 and rounded once; the error of a power or a cosine is far below.
 RTOL, ATOL = 2.0**-24 * 1.001, 1e-12
 MU = np.array([0.0, 3.0, -2.5])
 GATES = -np.random.default_rng(1).random((2, 3, 90))
 
 
 def constants() -> dict[str, tuple[Any, Callable[[NDArray[Any]], NDArray[Any]]]]:
-    """Biases of three heads, and their values (heads, *distances) by the reference."""
+    """Return biases of three heads, and their values (heads, *distances) by the reference."""
     reference = na.reference
     ratios = 8.0 * np.arange(1, 4) / 3
 
@@ -161,7 +161,7 @@ def test_bialibi_is_the_reference() -> None:
 
 
 def values() -> list[tuple[Any, Any]]:
-    """Pairs of equal biases."""
+    """Return pairs of equal biases."""
     array, tensor = R1.copy(), torch.tensor(R1)
     return [
         (na.KerplePower(array, R2), na.KerplePower(list(R1), tuple(R2))),

@@ -1,4 +1,4 @@
-"""Any call with a bias over distance, forget gates or exempt tokens is the reference."""
+"""Any call with a bias over distance, forget gates or exempt tokens equals the reference."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_any_call_with_exempt_tokens(call: Call) -> None:
 
 
 def gradients(call: Call) -> tuple[AttentionGradients, Any]:
-    """Of one call, and what the reference says."""
+    """Return the gradients of one call, and those of the reference."""
     random = np.random.default_rng(3)
     output, log = call.run()
     do = random.standard_normal(output.shape).astype(output.dtype)
@@ -93,4 +93,4 @@ def test_gradients_of_forget_gates(call: Call) -> None:
 def test_gradients_with_exempt_tokens(call: Call) -> None:
     for _ in each_isa():
         result, what = gradients(call)
-        check_query_key_value(result, what, 2.0)  # the keys are two problems, rounded each
+        check_query_key_value(result, what, 2.0)  # the keys make two problems, each rounded

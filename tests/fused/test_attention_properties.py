@@ -1,6 +1,4 @@
-"""Any call of attention is the reference, on every instruction set, and what must hold between two
-calls does.
-"""
+"""Random calls of attention on every instruction set: the reference, and relations of calls."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from attention_checks import (
 )
 from ntk_alibi._arrays import readable
 
-#: Kinds of positions that are given for the queries.
+#: Kinds of positions that include positions of the queries.
 PLACED = ("unsorted", "repeats", "far", "queries only")
 
 
@@ -40,7 +38,7 @@ def bounds(call: Call) -> Any:
 
 
 def assert_near(first: Any, second: Any, *allowed: Any) -> None:
-    """That two results differ by no more than the sums of the bounds of each."""
+    """Check that two results differ by at most the sums of their bounds."""
     outputs, logs = zip(*(map(np.float64, result) for result in (first, second)), strict=True)
     assert (np.abs(outputs[0] - outputs[1]) <= sum(a.output_error for a in allowed)).all()
     none = np.isneginf(logs[0])
@@ -118,7 +116,7 @@ def test_parts_of_the_keys_merge_to_the_whole(call: Call, cuts: list[int]) -> No
     bounded = sorted([0, *(min(cut, keys) for cut in cuts), keys])
     parts = [part_of(call, slice(*pair)) for pair in itertools.pairwise(bounded)]
     whole, each = bounds(call), [bounds(part) for part in parts]
-    # Each part's errors by its share, then some roundings of the sum; merge itself is in float64.
+    # Each part's errors times its share, then some roundings of the sum; merge is in float64.
     logs = np.where(np.isneginf(whole.logsumexp), 0.0, whole.logsumexp)
     shares = [np.exp(part.logsumexp - logs)[..., None] for part in each]
     allowed = sum(
@@ -136,7 +134,7 @@ def test_parts_of_the_keys_merge_to_the_whole(call: Call, cuts: list[int]) -> No
 
 
 def part_of(call: Call, some: slice) -> Call:
-    """The call over some of its keys."""
+    """Return the call over some of its keys."""
     options = dict(call.options)
     keys = np.arange(call.key.shape[2])
     options["key_positions"] = options.get("key_positions", keys)[..., some]
@@ -172,7 +170,7 @@ def test_a_constant_for_a_row_moves_only_its_logsumexp(call: Call, seed: int) ->
         assert_near(first.run(), (output, logsumexp - constant[..., 0]), *allowed)
 
 
-# --- what numbers hide ----------------------------------------------------------------------------
+# --- keys hidden by dense numbers -----------------------------------------------------------------
 
 
 def test_a_row_that_numbers_hide_is_empty(isa: str) -> None:
@@ -192,11 +190,11 @@ def test_a_key_that_numbers_hide_takes_part_in_nothing(isa: str) -> None:
     assert np.isfinite(na.attention(query, key, value, bias, causal=False)).all()
 
 
-# --- found here -----------------------------------------------------------------------------------
+# --- regressions ----------------------------------------------------------------------------------
 
 
 def packed(numbers: NDArray[Any]) -> NDArray[Any]:
-    """The numbers with a byte between any two, as fields of a structured array lie."""
+    """Return the numbers with a byte between any two, like a field of a structured array."""
     whole = np.zeros(numbers.shape, [("number", numbers.dtype), ("flag", np.uint8)])
     whole["number"] = numbers
     return whole["number"]

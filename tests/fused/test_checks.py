@@ -1,4 +1,4 @@
-"""Wrong arguments of attention are refused with a message."""
+"""Error messages for wrong arguments of attention."""
 
 from __future__ import annotations
 

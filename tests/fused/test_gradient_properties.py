@@ -1,4 +1,4 @@
-"""Gradients of any call of attention are the reference's, on every instruction set."""
+"""Gradients of any call of attention equal the reference's on every instruction set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradient_checks import check_dense, check_gradients, check_linear, expected
 
 
 def call_distances(call: Call) -> NDArray[np.float64]:
-    """From query to key position, (1 or batch, 1, queries, keys)."""
+    """Return the distances of queries and keys, (1 or batch, 1, queries, keys)."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     k = call.options.get("key_positions", np.arange(keys))
     q = np.arange(keys - queries, keys)

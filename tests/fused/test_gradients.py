@@ -137,7 +137,7 @@ def test_skipping_changes_gradients_by_what_it_allows(isa: str, tolerance: float
         )
         for t in (None, tolerance)
     )
-    # What is left out of a query's sum weighs at most eps, and |do.v - do.o| at most twice the
+    # The keys left out of a query's sum weigh at most eps, and |do.v - do.o| is at most twice the
     # longest product.
     eps = tolerance or UNIT
     longest = np.sqrt((do**2).sum(-1)).max() * np.sqrt((value**2).sum(-1)).max()
@@ -145,7 +145,7 @@ def test_skipping_changes_gradients_by_what_it_allows(isa: str, tolerance: float
     assert np.abs(whole.query - part.query).max() <= allowed
 
 
-# Tables and running sums, by the core itself.
+# Tables and prefix sums, by direct calls of the core
 # --------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +160,7 @@ def gradients_with(
     table: NDArray[np.float64] | None = None,
     sums: NDArray[np.float64] | None = None,
 ) -> tuple[AttentionGradients, NDArray[Any]]:
-    """Gradients by the core with one of its biases, float32, and what came in for the output."""
+    """Return float32 gradients by the core with one of its biases, and the output's gradient."""
     query, key, value = arrays
     output, log, _ = attend_with(bias, query, key, value, tolerance, causal=causal, mask=mask)
     do = random(20, *query.shape)
@@ -180,7 +180,7 @@ CORE_SHAPES = [(1, 1, 1, 1, 1, 1), (2, 4, 2, 70, 130, 16), (1, 2, 1, 33, 1100, 1
 def of_core(
     shape: tuple[int, ...], *, causal: bool, masked: bool
 ) -> tuple[list[Any], NDArray[Any], NDArray[np.uint8] | None, NDArray[np.bool_]]:
-    """Inputs, gradients of the logsumexp, a mask of keys and what is visible."""
+    """Return inputs, gradients of the logsumexp, a mask of keys and the visible pairs."""
     batch, heads, _, queries, keys, _ = shape
     mask = None
     if masked:

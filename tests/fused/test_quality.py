@@ -1,4 +1,4 @@
-"""How exact attention is at length, and how much memory it takes."""
+"""Errors and memory of attention at long lengths."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import ntk_alibi as na
 from attention_checks import ROUNDING, random
 
 LENGTH = 8192
-#: Of one tile, of few visible keys, and of many.
+#: Queries of the first tile, with few visible keys, and with many.
 ROWS = np.array([0, 1, 63, 64, 100, 1000, 4095, 4096, 8000, 8190, 8191])
 
 
 def sampled(dtype: str, dim: int = 64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Output at ROWS, what it should be, and sum_j w_j |v_j|; two heads, steep and flat."""
+    """Return output and exact output at ROWS, and sum_j w_j |v_j|; two heads, steep and flat."""
     query, key, value = (random(i, 1, 2, LENGTH, dim, dtype=dtype) for i in range(3))
     slopes = np.float32([0.25, 2.0**-8])
     result = na.attention(query, key, value, na.ALiBi(2, slopes=slopes))[:, :, ROWS]
@@ -37,7 +37,7 @@ def test_float32_at_8192_tokens_errs_by_less_than_two_millionths(isa: str) -> No
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_errs_by_the_rounding_of_weights_and_results(isa: str, dtype: str) -> None:
-    """Weights may be rounded to bfloat16, each by 2^-8 of itself; sums are float32's, as above."""
+    """Weights may be rounded to bfloat16, each by 2^-8 of its value; sums are float32, as above."""
     result, exact, size = sampled(dtype)
     unit = ROUNDING[dtype]
     weights = unit if dtype == "bfloat16" else 0.0
@@ -46,7 +46,7 @@ def test_half_precision_errs_by_the_rounding_of_weights_and_results(isa: str, dt
 
 
 def test_memory_grows_with_the_length_not_with_its_square() -> None:
-    """What a call adds to the greatest memory of its process, at two lengths.
+    """Compare the additions of a call to the peak memory of its process at two lengths.
 
     The matrix of all pairs would be 4 L^2 bytes a head: 256 MiB, then 1 GiB.
     """

@@ -1,7 +1,7 @@
 """Certified skipping against inputs that defeat heuristics: the error is within the certificate.
 
-Each call is compared with itself without skipping, so that the errors of scores, which both share,
-cannot hide what was left out.
+Each call is compared with the same call without skipping, which has the same errors of scores, so
+that these cannot hide the effect of skipping.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOLERANCES = (2.0**-4, 2.0**-9, 0.0)
 def adversaries(
     queries: int, keys: int, dim: int, kv_heads: int = 4
 ) -> dict[str, list[NDArray[Any]]]:
-    """Queries of four heads, keys and values; all finite in float16."""
+    """Return queries of four heads, keys and values; all finite in float16."""
     query, key, value = inputs(1, 4, kv_heads, queries, keys, dim)
     last = query[:, :: 4 // kv_heads, -1]
     huge, sinks, growing = key.copy(), key.copy(), key.copy()
@@ -54,7 +54,7 @@ def holes(keys: int) -> NDArray[np.bool_]:
 
 
 def ways(queries: int, keys: int) -> dict[str, tuple[na.ALiBi, dict[str, Any]]]:
-    """Biases and options beside which keys may be left out."""
+    """Return biases and options with which keys may be skipped."""
     symmetric = na.ALiBi(4, sides="symmetric")
     repeats = np.sort(np.random.default_rng(6).integers(0, keys // 2, keys))
     counted = np.maximum(holes(keys).cumsum(axis=1) - 1, 0)
@@ -90,7 +90,7 @@ def ways(queries: int, keys: int) -> dict[str, tuple[na.ALiBi, dict[str, Any]]]:
 def check_certificate(
     arrays: list[NDArray[Any]], bias: na.ALiBi, options: dict[str, Any], dtype: str
 ) -> None:
-    """That skipping changes a call by no more than it proves."""
+    """Check that skipping changes a call by at most the proven bound."""
 
     def attend(query: Any, key: Any, value: Any, *, skip_tolerance: float | None) -> Any:
         output, log, stats = na.attention(
@@ -110,9 +110,9 @@ def check_certificate(
 
 
 def check_change(attend: Callable[..., Any], query: Any, key: Any, value: Any) -> None:
-    """That tolerances change what attend gives by no more than they allow, and rounding.
+    """Check that tolerances change a result by at most the bound that they set, and rounding.
 
-    Both round sums of 64 keys and of blocks, numerator and denominator, and the result.
+    Both calls round sums of 64 keys and of blocks, numerator and denominator, and the result.
     """
     dtype = "bfloat16" if query.dtype == NUMPY["bfloat16"] else query.dtype.name
     whole, whole_log = attend(query, key, value, skip_tolerance=None)
@@ -173,7 +173,7 @@ def test_with_kept_norms(isa: str, kind: str, queries: int) -> None:
 
 
 def core_biases(queries: int, keys: int) -> dict[str, tuple[_core.AttentionBias, bool]]:
-    """Tables and sums of the core, and whether keys ahead are seen, too."""
+    """Return tables and prefix sums of the core, and whether keys ahead are seen, too."""
     distance = np.arange(1 - queries, keys)
     rates, powers = np.array([[0.5], [0.05], [2.0], [0.01]]), np.array([[1.0], [1.2], [0.5], [1.0]])
     power = (-rates * np.abs(distance) ** powers).astype(np.float32)

@@ -1,5 +1,6 @@
-"""Attention from several threads, in forked children and beside torch, in processes of their own
-where the state of one matters.
+"""Attention from several threads, in forked children and beside torch.
+
+Tests that depend on the state of a process start a new one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pytest
 import ntk_alibi as na
 from attention_checks import inputs
 
-#: In a process of its own: enough tiles for several threads, and few queries on parts of keys.
+#: Code of a new process: enough tiles for several threads, and few queries on parts of keys.
 SETUP = """
 import os, sys
 {first}
@@ -47,7 +48,7 @@ def python(code: str, first: str = "", second: str = "", **environment: str) -> 
 
 
 def problems() -> list[Callable[[], Any]]:
-    """Calls of several kinds: tiles, parts of keys, masks, statistics, two of them on one array."""
+    """Return calls of several kinds: tiles, parts of keys, masks; two of them on one array."""
     shared = inputs(1, 4, 4, 150, 150, 32)
     few = inputs(1, 4, 2, 1, 9000, 8)
     mask = np.random.default_rng(3).random((1, 150)) < 0.7

@@ -1,4 +1,4 @@
-"""Models that are refused, and models patched by name and configuration."""
+"""Models that cannot be patched, and models patched by name and configuration."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_classes_that_compute_otherwise_are_refused() -> None:
             return super().forward(*args, **kwargs)
 
     class BloomModel(torch.nn.Module):
-        """Of that name only."""
+        """A class with the same name only."""
 
     falcon, mpt = make_model("falcon"), make_model("mpt")
     falcon.transformer.h[1].self_attention.__class__ = OwnAttention
-    with pytest.raises(ValueError, match="as transformers' FalconAttention is, got a OwnAttention"):
+    with pytest.raises(ValueError, match="of transformers' FalconAttention, got a OwnAttention"):
         na.patch(falcon)
     mpt.transformer.__class__ = OwnModel
-    with pytest.raises(ValueError, match="as transformers' MptModel is, got a OwnModel"):
+    with pytest.raises(ValueError, match="of transformers' MptModel, got a OwnModel"):
         na.patch(mpt)
     with pytest.raises(ValueError, match="got BloomModel"):
         na.patch(BloomModel())
@@ -67,7 +67,7 @@ def test_a_mask_where_our_pass_should_be_is_an_error(ids: torch.Tensor, name: st
 
 @families
 def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str) -> None:
-    """generate() hands causal ones to models with a static cache; no other means the same."""
+    """generate() passes causal masks to models with a static cache; other masks are refused."""
     padding = MASKS["left"].bool()
     causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() & padding[:, None, None, :]
     numbers = torch.where(causal, 0.0, torch.finfo(torch.float32).min)
@@ -125,7 +125,7 @@ def test_the_name_given_to_other_models() -> None:
     sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(num_attention_heads=2, num_key_value_heads=2, **sizes)
     llama = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="ntk_alibi")
-    with pytest.raises(RuntimeError, match="or is another"):
+    with pytest.raises(RuntimeError, match="or is of another family"):
         llama(torch.zeros((1, 3), dtype=torch.long))
     rotary = transformers.FalconConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
     with pytest.raises(ValueError, match="must be a Falcon with ALiBi"):

@@ -90,7 +90,7 @@ def test_a_padded_row_equals_the_row_alone(
 )
 def test_generate(models: dict, ids: torch.Tensor, name: str, mask: Any, options: Any) -> None:
     model, beams = models[name], options.get("num_beams", 1)
-    if "prompt_lookup_num_tokens" in options:  # transformers' takes one row
+    if "prompt_lookup_num_tokens" in options:  # transformers allows one row only
         ids, mask = ids[:1], None if mask is None else mask[:1]
     # Stock Falcon cannot read the mask that generate() makes for a static cache.
     stock = generate(model, ids, mask, num_beams=beams)
@@ -147,7 +147,7 @@ def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers that any result of an operation stores."""
+    """The greatest number of bytes that the result of an operation stores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ def test_no_matrix_of_all_queries_and_keys_is_built(
     mask = (torch.arange(length) >= 5).long()[None] if padded else None
     with na.patch(models[name], **options), Largest() as largest:
         run(models[name], ids, mask, logits_to_keep=1)
-    assert largest.numbers < length * length  # bytes: fewer than a boolean for each pair
+    assert largest.numbers < length * length  # bytes: less than a boolean for each pair
 
 
 @families

@@ -143,7 +143,7 @@ def test_saving_and_reloading_a_patched_model(bloom_ids: torch.Tensor, tmp_path:
 
 
 def test_wrappers_that_keep_the_old_forward_elsewhere(bloom_ids: torch.Tensor) -> None:
-    """What accelerate's hooks do to modules when it places a model on devices."""
+    """accelerate's hooks do this to modules when it places a model on devices."""
     model = make_model()
     for block in model.transformer.h:
         attention = block.self_attention
@@ -158,7 +158,7 @@ def test_wrappers_that_keep_the_old_forward_elsewhere(bloom_ids: torch.Tensor) -
 def test_a_tensor_where_our_bias_should_be_is_an_error(
     blooms: dict, bloom_ids: torch.Tensor
 ) -> None:
-    """The guard against transformers building the bias elsewhere once more."""
+    """This guards against a transformers version that builds the bias in another place."""
     model = blooms[8]
     with na.patch(model, na.NTK(4.0), attention="eager"):
         tensor = torch.zeros(BATCH * 8, 1, LENGTH)

@@ -1,4 +1,4 @@
-"""The patch on other versions of transformers: the oldest, and those at which BLOOM changed."""
+"""The patch on other versions of transformers: the oldest, and those that changed BLOOM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong arguments of rotary embeddings and log-n are refused with a message."""
+"""Error messages for wrong arguments of rotary embeddings and log-n scaling."""
 
 from __future__ import annotations
 

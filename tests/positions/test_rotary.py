@@ -75,7 +75,7 @@ def test_positions_of_a_million_lose_nothing(name: str, dtype: str) -> None:
     near = np.arange(50, 120), np.arange(120)
     far = tuple(x + 1_000_003 for x in near)
     seen = visible(*near)
-    # the reference is asked about the near positions: the scores depend on distances only
+    # The reference uses the near positions, since the scores depend on distances only.
     scores, scale = meant(arrays, rotary, *near, seen)
     positions = {"query_positions": far[0], "key_positions": far[1]}
     bias = np.where(seen, 0.0, -np.inf)
@@ -102,7 +102,7 @@ def test_xpos_reaches_from_the_first_token_to_the_millionth() -> None:
 
 
 def test_xpos_over_many_centres_is_the_papers_sum() -> None:
-    """Four runs of 205 queries, the last columns of 1100."""
+    """The queries are four runs of at most 205, the last columns of 1100."""
     arrays, rotary = inputs(1, 1, 1, 800, 1100, 4), na.XPOS(4, scale_base=64.0)
     q, k = np.arange(300, 1100), np.arange(1100)
     scores, scale = meant(arrays, rotary, q, k, visible(q, k))
@@ -135,7 +135,7 @@ def test_vmap_is_one_call_after_the_other() -> None:
 
 
 def test_faded_keys_count_with_a_score_of_zero() -> None:
-    """Far keys are not hidden: their score is 0, and what is left is the mean of the values."""
+    """Far keys are not hidden: their score is 0, so the output is the mean of the values."""
     rotary = na.XPOS(2)  # one pair, the fastest
     distance = math.ceil(-FADED / rotary.fastest_rate) + 1
     query, value = random(0, 1, 1, 1, 2), random(1, 1, 1, 7, 2)
@@ -149,7 +149,7 @@ def test_faded_keys_count_with_a_score_of_zero() -> None:
 
 
 def test_xpos_is_the_published_code_where_that_does_not_overflow() -> None:
-    """microsoft/torchscale: scale = ((2m + 0.4 D) / (1.4 D))^(n / 512), of n about the middle."""
+    """microsoft/torchscale has scale = ((2m + 0.4 D) / (1.4 D))^(n / 512), n from the middle."""
     arrays, length = inputs(1, 2, 2, 200, 200, 32), 200
     n = torch.arange(-length // 2, length - length // 2)[:, None]
     scale = ((torch.arange(0, 32, 2).double() + 0.4 * 32) / (1.4 * 32)) ** (n / 512)
@@ -175,7 +175,7 @@ def test_xpos_is_the_published_code_where_that_does_not_overflow() -> None:
 
 @pytest.mark.parametrize("partial", [None, 16])
 def test_rotate_is_transformers(partial: int | None) -> None:
-    """Llama's, and GPT-NeoX's of some channels; theirs forms angles in float32."""
+    """Llama rotates all channels, GPT-NeoX some; transformers computes angles in float32."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 

@@ -31,9 +31,9 @@ DIMS = st.integers(1, 256) | st.sampled_from((1, 8, 15, 16, 17, 32, 64, 80))
 
 @dataclass
 class Call:
-    """Arguments of one call, which pairs they leave visible and the bias that they mean for all.
+    """Arguments of one call, the visible pairs, and the expected dense bias `meant`.
 
-    `meant` is -inf where a pair is not visible, too.
+    `meant` is -inf for pairs that are not visible, too.
     """
 
     query: NDArray[Any]
@@ -50,7 +50,7 @@ class Call:
 
 
 def laid_out(numbers: NDArray[Any], layout: str) -> NDArray[Any]:
-    """An array of the numbers' shape and dtype with other strides; "repeated" changes numbers."""
+    """Return an array of equal shape and dtype with other strides; "repeated" changes numbers."""
     batch, heads, length, dim = numbers.shape
     if layout == "fused":  # BLOOM's (batch, length, heads, 3, head_dim)
         whole = np.zeros((batch, length, heads, 3, dim), numbers.dtype)
@@ -95,7 +95,7 @@ def padding(random: np.random.Generator, kind: str, batch: int, keys: int) -> ND
 def positions(
     random: np.random.Generator, kind: str, queries: int, keys: int, mask: NDArray[Any] | None
 ) -> tuple[dict[str, Any], NDArray[Any], NDArray[Any]]:
-    """What to pass, and where queries and keys then are, (length,) or (batch, length)."""
+    """Return options, and the positions of queries and keys, (length,) or (batch, length)."""
     q, k = np.arange(keys - queries, keys), np.arange(keys)
     if kind == "columns":
         return {}, q, k
@@ -120,20 +120,20 @@ def positions(
 
 
 def real_tokens(
-    per: str, mask: NDArray[Any] | None, given: dict[str, Any], q: NDArray[Any], keys: int
+    per: str, mask: NDArray[Any] | None, where: dict[str, Any], q: NDArray[Any], keys: int
 ) -> Any:
-    """What a dynamic scaling counts: the row's real keys, or those up to each query."""
+    """Count the real keys of each row, or those up to each query, for a dynamic scaling."""
     real = np.ones((1, keys), np.int64) if mask is None else mask.astype(np.int64)
     if per == "sequence":
         return real.sum(axis=1)
-    if given:
+    if where:
         return np.atleast_2d(q) + 1
     prefixes = np.concatenate([np.zeros((len(real), 1), np.int64), real.cumsum(axis=1)], axis=1)
     return prefixes[:, np.maximum(np.arange(keys - q.shape[-1], keys) + 1, 0)]
 
 
 def own_slopes(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Of (batch, heads, queries) or fewer axes; some are infinite, 0 or negative."""
+    """Draw slopes (batch, heads, queries) or with fewer axes; some infinite, 0 or negative."""
     batch, heads, queries = shape
     shapes = ((heads,), (1, heads), (batch, heads), (batch, heads, queries))
     slopes = np.exp2(-10 * random.random(shapes[random.integers(4)])).astype(np.float32)
@@ -146,7 +146,7 @@ def own_slopes(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[n
 def linear(
     random: np.random.Generator, causal: bool, shape: tuple[int, ...], counting: bool
 ) -> na.ALiBi:
-    """An ALiBi bias for (batch, heads, queries), of a scaling that counts tokens or not."""
+    """Draw an ALiBi bias for (batch, heads, queries), with a static or dynamic scaling."""
     heads = shape[1]
     sides = [s for s in SIDES if causal or s != "causal"]
     side: Any = sides[random.integers(len(sides))]
@@ -165,7 +165,7 @@ def linear(
 
 
 def full_bias(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Numbers broadcastable to shape, some -inf, never a whole row."""
+    """Draw numbers broadcastable to shape, some of them -inf, but no whole row."""
     axes = [1 if random.integers(4) == 0 else n for n in shape][random.integers(4) :]
     numbers = 3 * random.standard_normal(axes)
     hidden = random.random(axes) < random.choice([0.0, 0.3])
@@ -196,9 +196,10 @@ def calls(
     counting: bool = True,
     kinds: tuple[str | None, ...] = ("linear", "linear", "full", None),
 ) -> Call:
-    """Any call, of these dtypes, layouts and positions, with scalings that count tokens or not.
+    """Draw a call with these dtypes, layouts, positions and kinds of bias.
 
-    What hypothesis shrinks is the shape and the kind; numbers come from a seed."""
+    hypothesis shrinks shapes and kinds; numbers come from a seed.
+    """
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     batch, kv_heads, group = draw(st.tuples(*[st.integers(1, n) for n in (3, 2, 3)]))
     queries, keys, dim = draw(LENGTHS), draw(LENGTHS), draw(DIMS)
@@ -249,7 +250,7 @@ def _bias(
     counting: bool,
     where: tuple[Any, ...],
 ) -> tuple[Any, NDArray[np.float64]]:
-    """A bias of that kind, and it over all pairs."""
+    """Draw a bias of this kind, and return it with its dense form."""
     mask, given, q, k = where
     if kind == "full":
         bias = full_bias(random, shape)
@@ -273,7 +274,7 @@ def _bias(
 def over_distance(
     random: np.random.Generator, heads: int, causal: bool, distance: NDArray[np.float64]
 ) -> tuple[Any, NDArray[np.float64]]:
-    """A bias over distance, and it over all pairs whose distances are (1 or batch, 1, Q, K)."""
+    """Draw a bias over distance, and return it with its dense form at these distances."""
     a, b = 0.01 + random.random((2, heads))
     c = 2 * b / 1.01
     reference = na.reference
@@ -312,7 +313,7 @@ def _sandwich(heads: int, distance: NDArray[np.float64]) -> NDArray[np.float64]:
 def _gates(
     gates: NDArray[np.float64], shape: tuple[int, ...], mask: NDArray[Any] | None
 ) -> tuple[Any, NDArray[np.float64]]:
-    """Forget gates, and sums of those of real tokens."""
+    """Return a bias of forget gates, and its dense form from the gates of real tokens."""
     queries = shape[2]
     real = gates if mask is None else np.where(mask.astype(bool)[:, None], gates, 0.0)
     given = gates
@@ -329,7 +330,7 @@ def exempt(
     q: NDArray[Any],
     k: NDArray[Any],
 ) -> tuple[Any, NDArray[np.float64]]:
-    """A linear bias with tokens that are exempt from it, and it over all pairs."""
+    """Draw a linear bias with exempt tokens, and return it with its dense form."""
     heads, count = shape[1], int(random.integers(1, 5))
     first, left, right = np.round(random.random((3, heads)), 3)
     free = np.atleast_2d(q)[:, None, :, None] < count
@@ -349,7 +350,7 @@ def exempt(
 def _poisoned(
     key: NDArray[Any], value: NDArray[Any], seen: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """NaN and infinity in what no query sees, in the same layout where that can be written."""
+    """Put NaN and infinity into keys and values that no query sees; keep writeable layouts."""
     unseen = np.broadcast_to(~seen.any(axis=2), key.shape[:3])
     poisoned = []
     for array, poison in ((key, np.nan), (value, np.inf)):

@@ -1,4 +1,4 @@
-"""What the tests of attention share: inputs, masks and biases written out, bounds on errors."""
+"""Inputs, masks, dense biases and error bounds for the tests of attention."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def inputs(
 
 
 def each_isa() -> Iterator[str]:
-    """Every instruction set of this machine in turn, for what is not to be set up again for each.
+    """Select every instruction set of this machine in turn, within one test.
 
-    A test that fails leaves the wrong one to nobody: the generator is closed behind it.
+    The first one is restored even if the test fails, since the generator is then closed.
     """
     before = _core.active_isa()
     try:
@@ -47,7 +47,7 @@ def each_isa() -> Iterator[str]:
 
 
 def distances(q_positions: NDArray[Any], k_positions: NDArray[Any]) -> NDArray[np.float64]:
-    """From (queries,) and (keys,) or with a batch before, (1 or batch, 1, queries, keys)."""
+    """Return distances (1 or batch, 1, queries, keys) of positions with or without a batch axis."""
     d = q_positions[..., :, None].astype(float) - k_positions[..., None, :]
     return d[None, None] if d.ndim == 2 else d[:, None]
 
@@ -62,7 +62,7 @@ def visible(
     sink: int = 0,
     mask: NDArray[Any] | None = None,
 ) -> NDArray[np.bool_]:
-    """Which keys each query sees, (1 or batch, 1, queries, keys), by the reference."""
+    """Return the reference's mask of visible pairs, (1 or batch, 1, queries, keys)."""
     rule = {"causal": causal, "window": window, "causal_block": causal_block, "sink": sink}
     seen = na.reference.visible(q_positions, k_positions, key_padding_mask=mask, **rule)
     return seen[None, None] if seen.ndim == 2 else seen[:, None]
@@ -71,9 +71,9 @@ def visible(
 def dense(
     bias: na.ALiBi | None, q: NDArray[Any], k: NDArray[Any], lengths: Any = None
 ) -> NDArray[np.float64]:
-    """A bias of all pairs, (1 or batch, 1 or heads, queries, keys); -inf on a hidden side.
+    """Return the dense bias, (1 or batch, 1 or heads, queries, keys); -inf on a hidden side.
 
-    Lengths are what a dynamic scaling asks for.
+    lengths are the token counts for a dynamic scaling.
     """
     distance = distances(q, k)
     if bias is None:
@@ -85,7 +85,7 @@ def dense(
 
 
 def _slopes(bias: na.ALiBi, lengths: Any) -> list[NDArray[np.float64]]:
-    """Left and right, (1 or batch, heads, 1 or queries)."""
+    """Return left and right slopes, (1 or batch, heads, 1 or queries)."""
     heads = bias.num_heads
     standard = bias.slopes is None
     if standard:
@@ -117,7 +117,7 @@ def attend_with(
     causal: bool = True,
     mask: NDArray[np.uint8] | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Output, logsumexp and (visited, visible) blocks of the core with one of its biases."""
+    """Return output, logsumexp and (visited, visible) blocks of the core with one of its biases."""
     output, logsumexp = np.empty_like(query), np.empty(query.shape[:3], np.float32)
     counts = np.zeros((*query.shape[:2], 2), np.int64)
     rule = _core.CallRule(1 / math.sqrt(query.shape[3]), tolerance, Mask(causal).numbers())
@@ -127,7 +127,7 @@ def attend_with(
 
 
 class Expected(NamedTuple):
-    """What the reference says, and by how much the kernels may differ from it."""
+    """Results of the reference, and bounds on the difference of the kernels from them."""
 
     output: NDArray[np.float64]
     logsumexp: NDArray[np.float64]
@@ -144,18 +144,18 @@ def expected(
     tolerance: float | None = 0.0,
     scores: NDArray[np.float64] | None = None,
 ) -> Expected:
-    """Reference and bounds; bias is of all pairs, -inf where masked. u = 2^-24.
+    """Return reference and bounds; bias is dense, -inf where masked. u = 2^-24.
 
-    Scores, of all pairs, are given where they are not scale q.k: q and k were then rotated and
-    multiplied, which errs by at most 5 u of each number (sine, cosine, two products and a sum, one
+    Scores of all pairs are passed if they are not scale q.k: q and k were then rotated and
+    multiplied, with errors of at most 5 u of each number (sine, cosine, two products and a sum, one
     or two factors), 10 u A of a score. Scale includes the greatest factor.
 
     Score: with A = |scale| |q| |k| its error is at most (D + 8) u A + 4 u (A + |bias|). Keys whose
-    bias is below the row's greatest by more than 2 A + 104 weigh less than float32 can say.
+    bias is below the row's greatest by more than 2 A + 104 weigh less than float32 can represent.
     Weight: its relative error is about that of its score and some u for exp2. Sums: 64 keys at a
     time, then some u a block; numerator and denominator each. Result: rounding to its dtype.
-    bfloat16 weights may be rounded to bfloat16 before they meet the values. What the tolerance
-    leaves out is bounded by docs/certified-skipping.md.
+    bfloat16 weights may be rounded to bfloat16 before they meet the values. The bound for skipped
+    keys is that of docs/certified-skipping.md.
     """
     name = "bfloat16" if query.dtype == ml_dtypes.bfloat16 else query.dtype.name
     group = query.shape[1] // key.shape[1]
@@ -164,7 +164,7 @@ def expected(
     bias = np.broadcast_to(bias, (*query.shape[:3], key.shape[2]))
     seen = ~np.isneginf(bias)
     unseen = ~seen.any(axis=2)[..., None]
-    key, value = (np.where(unseen, 0.0, x) for x in (key, value))  # NaN of padding is not ours
+    key, value = (np.where(unseen, 0.0, x) for x in (key, value))  # padding may hold NaN
     both = np.concatenate([value, np.abs(value)], axis=-1)
     if scores is None:
         means, logsumexp = na.reference.attention(query, key, both, bias, scale)
@@ -188,14 +188,12 @@ def expected(
     error = (relative[..., None] + (ROUNDING[name] if name == "bfloat16" else 0.0)) * mean_size
     error += share * np.maximum(spread, 0.0) + 2.0**-100 * np.abs(value).max(initial=0.0)
     error += ROUNDING[name] * (np.abs(output) + error) + 2.0**-25 * (name == "float16")
-    some = np.where(np.isneginf(logsumexp), 0.0, logsumexp)
-    return Expected(
-        output, logsumexp, error, relative + math.log1p(share) + 2 * UNIT * np.abs(some)
-    )
+    size_of_log = np.abs(np.where(np.isneginf(logsumexp), 0.0, logsumexp))
+    return Expected(output, logsumexp, error, relative + math.log1p(share) + 2 * UNIT * size_of_log)
 
 
 def check_against(what: Expected, result: Any) -> None:
-    """That (output, logsumexp) are the expected ones to within their bounds."""
+    """Check that (output, logsumexp) equal the expected ones within their bounds."""
     output, logsumexp = (np.asarray(x, np.float64) for x in result)
     assert (np.abs(output - what.output) <= what.output_error).all()
     none = np.isneginf(what.logsumexp)
@@ -216,6 +214,6 @@ def check(
     tolerance: float | None = 0.0,
     scores: NDArray[np.float64] | None = None,
 ) -> None:
-    """That (output, logsumexp) are the reference's, by the bounds of `expected`."""
+    """Check that (output, logsumexp) equal the reference within the bounds of `expected`."""
     assert result[0].dtype == query.dtype
     check_against(expected(query, key, value, bias, scale, tolerance, scores), result)

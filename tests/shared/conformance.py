@@ -1,7 +1,7 @@
-"""What must hold for any bias: one form, `kernel_bias`, and every way to attend.
+"""Conformance of biases: any bias with a `kernel_bias`, in every kind of call.
 
-A `Case` is a bias with its numbers written out; a `Way` is a kind of call. `model` is attention of
-all pairs in float64 by torch, whose autograd gives the gradients to compare with.
+A `Case` is a bias and its dense form; a `Way` is a kind of call. `model` is dense attention by
+torch in float64, whose autograd gives the expected gradients.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from attention_checks import UNIT, check_against, expected, inputs, random, visi
 BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM = 2, 4, 2, 24, 70, 8
 LENGTHS = {"B": BATCH, "H": HEADS, "Q": QUERIES, "K": KEYS}
 
-#: float64 as a share of float32, by their units. Its numbers may come of as many sums as there are
-#: keys, which float32's are free of: they are summed in float64.
+#: Error of float64 as a share of the error of float32: the ratio of their units, times KEYS, since
+#: prefix sums of that many float64 gates have the same precision as the gates.
 WIDE = KEYS * 2.0**-29
 
 
 class Place(NamedTuple):
-    """Where a call's queries and keys are, as tensors.
+    """Positions of a call's queries and keys, as tensors.
 
     Attributes:
         queries, keys: positions (1 or batch, length).
-        real: which keys are real, (batch, keys), or None.
-        given: whether positions of the queries were given.
+        real: mask of the real keys, (batch, keys), or None.
+        given: whether the call has positions of the queries.
     """
 
     queries: torch.Tensor
@@ -44,21 +44,21 @@ class Place(NamedTuple):
 
     @property
     def distance(self) -> torch.Tensor:
-        """From query to key, (1 or batch, 1, queries, keys)."""
+        """The distances of queries and keys, (1 or batch, 1, queries, keys)."""
         return (self.queries[:, None, :, None] - self.keys[:, None, None]).double()
 
 
 class Case(NamedTuple):
-    """A bias and what it means.
+    """A bias and its dense form.
 
     Attributes:
-        make: returns it, of its parameters, which are all arrays or all tensors.
-        written: its numbers in float64, that broadcast to (batch, heads, queries, keys), of a place
-            and the parameters; -inf hides.
-        shapes: of the parameters, numbers from 0.1 to 1.1; letters are those of LENGTHS.
-        causal: whether it is for causal attention only.
-        at_the_end: whether it is for queries that are the last keys only.
-        traced: whether torch.compile takes it.
+        make: returns the bias for its parameters, which are all arrays or all tensors.
+        written: returns the dense form in float64 for a place and the parameters; it broadcasts to
+            (batch, heads, queries, keys), and -inf hides keys.
+        shapes: shapes of the parameters, numbers from 0.1 to 1.1; letters are those of LENGTHS.
+        causal: whether the bias is for causal attention only.
+        at_the_end: whether the bias is for queries that are the last keys only.
+        traced: whether torch.compile supports the bias.
     """
 
     make: Callable[..., Any]
@@ -69,7 +69,7 @@ class Case(NamedTuple):
     traced: bool = True
 
     def parameters(self, queries: int) -> list[NDArray[np.float32]]:
-        """Numbers for its parameters."""
+        """Return random parameters."""
         lengths = {**LENGTHS, "Q": queries}
         shapes = [[lengths.get(n, n) for n in shape] for shape in self.shapes]
         numbers = np.random.default_rng(5)
@@ -84,7 +84,7 @@ class Way:
     queries: int = QUERIES
 
     def given(self, *, tensors: bool) -> dict[str, Any]:
-        """Options with masks and positions as arrays or as tensors."""
+        """Return the options with masks and positions as arrays or as tensors."""
         return {
             name: torch.from_numpy(x) if tensors and isinstance(x, np.ndarray) else x
             for name, x in self.options.items()
@@ -92,7 +92,7 @@ class Way:
 
     @property
     def place(self) -> Place:
-        """Where its queries and keys are."""
+        """The positions of queries and keys."""
         keys = self.options.get("key_positions", np.arange(KEYS))
         first = 0 if self.options.get("align") == "start" else KEYS - self.queries
         queries = self.options.get("query_positions", keys[..., first : first + self.queries])
@@ -105,14 +105,14 @@ class Way:
 
     @property
     def seen(self) -> NDArray[np.bool_]:
-        """Which keys each query sees, (1 or batch, 1, queries, keys)."""
+        """The mask of visible pairs, (1 or batch, 1, queries, keys)."""
         names = ("causal", "window", "causal_block", "sink")
         rule = {name: self.options[name] for name in names if name in self.options}
         mask, place = self.options.get("key_padding_mask"), self.place
         return visible(place.queries.numpy(), place.keys.numpy(), **rule, mask=mask)
 
     def refusal(self, case: Case) -> str | None:
-        """What the sentence says that refuses a bias, if this is not for it."""
+        """Return the error message of this call with a bias that it does not support, else None."""
         if case.causal and not self.options.get("causal", True):
             return "causal must be True for a bias of causal sides"
         placed = "query_positions" in self.options or "align" in self.options
@@ -121,7 +121,7 @@ class Way:
         return None
 
     def arrays(self) -> list[NDArray[np.float32]]:
-        """Query, key and value."""
+        """Return query, key and value."""
         return inputs(BATCH, HEADS, KEY_HEADS, self.queries, KEYS, DIM)
 
 
@@ -171,7 +171,7 @@ WAYS = {
 
 
 class Model(NamedTuple):
-    """Attention of all pairs in float64; the bias is -inf where a key is not seen."""
+    """Dense attention in float64; the bias is -inf for hidden keys."""
 
     output: torch.Tensor
     logsumexp: torch.Tensor
@@ -180,7 +180,7 @@ class Model(NamedTuple):
 
 
 def model(case: Case, way: Way, sources: list[torch.Tensor]) -> Model:
-    """Attention by the words of its docstring, of query, key, value and the bias's parameters."""
+    """Compute attention by its formula, from query, key, value and the bias's parameters."""
     query, key, value = (x.repeat_interleave(HEADS // x.shape[1], 1) for x in sources[:3])
     seen = torch.from_numpy(way.seen)
     numbers = case.written(way.place, *sources[3:])
@@ -196,7 +196,7 @@ def model(case: Case, way: Way, sources: list[torch.Tensor]) -> Model:
 
 
 def _scale(way: Way) -> torch.Tensor:
-    """Scale of the products, (1 or batch, 1, 1 or queries)."""
+    """Return the scale of the products, (1 or batch, 1, 1 or queries)."""
     scale = 1 / math.sqrt(DIM)
     if "log_n" not in way.options:
         return torch.full((1, 1, 1), scale, dtype=torch.float64)
@@ -204,7 +204,7 @@ def _scale(way: Way) -> torch.Tensor:
 
 
 def _products(way: Way, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """q.k of all pairs: sum_m Re[q_m conj(k_m) (zeta_m^(1/B) e^(i theta_m))^(i - j)]."""
+    """Return q.k = sum_m Re[q_m conj(k_m) (zeta_m^(1/B) e^(i theta_m))^(i - j)] of all pairs."""
     rotary: Any = way.options.get("rotary")
     if rotary is None:
         return query @ key.mT
@@ -222,26 +222,26 @@ def _products(way: Way, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def attend(case: Case, way: Way, sources: list[Any], bias: Any = None) -> Any:
-    """Output and logsumexp of query, key, value and the bias's parameters, arrays or tensors."""
+    """Call attention with query, key, value and the bias's parameters, arrays or tensors."""
     bias = case.make(*sources[3:]) if bias is None else bias
     options = way.given(tensors=torch.is_tensor(sources[0]))
     return na.attention(*sources[:3], bias, **options, return_logsumexp=True)
 
 
 def arrays(case: Case, way: Way) -> list[NDArray[np.float32]]:
-    """Query, key, value and the bias's parameters."""
+    """Return query, key, value and the bias's parameters as arrays."""
     return [*way.arrays(), *case.parameters(way.queries)]
 
 
 def tensors(
     case: Case, way: Way, dtype: torch.dtype = torch.float32, *, grad: bool = False
 ) -> list[torch.Tensor]:
-    """The same as tensors."""
+    """Return query, key, value and the bias's parameters as tensors."""
     return [torch.from_numpy(x).to(dtype).requires_grad_(grad) for x in arrays(case, way)]
 
 
 class Expectation:
-    """What the model says of a bias and a way to call, and by how much others may differ."""
+    """Results of the model for a bias and a kind of call, with bounds on the errors of others."""
 
     def __init__(self, case: Case, way: Way) -> None:
         self._case, self._way = case, way
@@ -253,7 +253,7 @@ class Expectation:
         self._scores = self._model.scores.detach().numpy() if turned else None
 
     def check(self, *results: Any) -> None:
-        """That each (output, logsumexp) is the model's, by the bounds of `expected`."""
+        """Check that each (output, logsumexp) is the model's within the bounds of `expected`."""
         what = expected(*self._way.arrays(), self._bias, self._scale, scores=self._scores)
         wide = what._replace(
             output_error=WIDE * what.output_error, logsumexp_error=WIDE * what.logsumexp_error
@@ -263,11 +263,11 @@ class Expectation:
             check_against(wide if numbers[0].dtype == np.float64 else what, numbers)
 
     def check_gradients(self, *results: Any) -> None:
-        """That gradients of `loss` in all sources are those of torch in float64.
+        """Check that gradients of `loss` in all sources equal those of torch in float64.
 
-        That of a parameter is the sum of ds_ij dbias_ij over all pairs. Kernels sum ds, or ds times
-        the distance, over some pairs in float32, as `check_linear` says, and torch sums over what
-        is broadcast: by one addition for each row and query at most.
+        The gradient of a parameter is the sum of ds_ij dbias_ij over all pairs. Kernels sum ds, or
+        ds times the distance, over some pairs in float32, as in `check_linear`; torch sums over
+        broadcast axes, with at most one addition for each row and query.
         """
         exact = torch.autograd.grad(loss(*self._model[:2]), self._sources, retain_graph=True)
         rotated = None if self._scores is None else (self._scores, [x.numpy() for x in exact[:3]])
@@ -277,7 +277,7 @@ class Expectation:
         )  # fmt: skip
         steps = UNIT * (80 + KEYS / 16 + BATCH * self._way.queries)
         of_pairs = torch.from_numpy(what.pairs.errors + steps * what.pairs.sizes)
-        # Gradients of prefix sums, which the core takes for gates, are float32 sums over all keys.
+        # The core's gradients of prefix sums of gates are float32 sums over all keys.
         of_sums = torch.from_numpy(2 * UNIT * (KEYS + 2) * what.pairs.sizes.sum(axis=(2, 3)))
         errors = [torch.from_numpy(x) for x in what.errors]
         for index, gradient in enumerate(exact[3:], 3):
@@ -290,7 +290,7 @@ class Expectation:
                 assert ((mine.double() - theirs).abs() <= share * error).all()
 
     def _through_bias(self, index: int, errors: torch.Tensor) -> torch.Tensor:
-        """Errors of all pairs times the size of the bias's derivative in a source, summed."""
+        """Sum the errors of all pairs times the size of the bias's derivative in a source."""
         place, seen = self._way.place, torch.from_numpy(~np.isneginf(self._bias))
         parameters = [x.detach() for x in self._sources[3:]]
 
@@ -298,14 +298,14 @@ class Expectation:
             others = [*parameters[: index - 3], parameter, *parameters[index - 2 :]]
             return torch.where(seen, self._case.written(place, *others), 0.0)
 
-        with warnings.catch_warnings():  # torch's forward mode calls what torch deprecates
+        with warnings.catch_warnings():  # torch's forward mode calls deprecated functions
             warnings.simplefilter("ignore", DeprecationWarning)
             derivative = torch.func.jacfwd(written)(parameters[index - 3])
         return torch.tensordot(errors, derivative.abs(), dims=4)
 
 
 def loss(output: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
-    """A number whose gradients in both are random ones."""
+    """Return a number whose gradients in output and logsumexp are random."""
     do, dl = (torch.from_numpy(x) for x in _incoming(output))
     some = torch.where(logsumexp.isneginf(), 0.0, logsumexp)
     return (output * do).sum() + (some * dl).sum()

@@ -75,7 +75,7 @@ def ids() -> torch.Tensor:
 def independent_logits(
     model: Any, ids: torch.Tensor, mask: torch.Tensor | None, slopes: np.ndarray
 ) -> torch.Tensor:
-    """transformers' model with its attention written out anew in float64, row by row."""
+    """Compute a transformers model in float64 row by row, with attention written out."""
     model = copy.deepcopy(model).double()
     falcon = hasattr(model.config, "alibi")
     logits = torch.zeros(*ids.shape, VOCABULARY, dtype=torch.float64)
@@ -107,7 +107,7 @@ def _mpt_block(block: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 def _falcon_block(block: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """With one head of keys, parallel to the feed-forward part."""
+    """Compute a Falcon block: one head of keys, parallel to the feed-forward part."""
     normed, attention = block.input_layernorm(x), block.self_attention
     fused = attention.query_key_value(normed).view(len(x), block.num_heads + 2, -1).transpose(0, 1)
     q, k, v = fused[:-2], fused[-2], fused[-1]
@@ -119,7 +119,7 @@ def _falcon_block(block: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tens
 
 def generate(model: Any, ids: torch.Tensor, mask: Any, **options: Any) -> torch.Tensor:
     mask = torch.ones_like(ids) if mask is None else mask
-    tokens = {"pad_token_id": 0, "eos_token_id": VOCABULARY}  # some versions want one
+    tokens = {"pad_token_id": 0, "eos_token_id": VOCABULARY}  # some versions need one
     options = {"max_new_tokens": 6, "do_sample": False, **tokens, **options}
     generated: torch.Tensor = model.generate(ids, attention_mask=mask, **options)
     return generated

@@ -1,4 +1,4 @@
-"""Gradients of attention against the reference's, and by how much kernels may differ from them."""
+"""Gradients of attention against the reference's, with bounds on the errors of the kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 def run(
     arrays: list[Any], bias: Any, options: dict[str, Any], *, with_log: bool = True
 ) -> tuple[AttentionGradients, NDArray[Any], NDArray[Any] | None]:
-    """Gradients for random gradients of output and logsumexp, and those."""
+    """Return gradients for random gradients of output and logsumexp, and the random ones."""
     query = arrays[0]
     output, log = na.attention(*arrays, bias, **options, return_logsumexp=True)
     do = random(20, *query.shape).astype(query.dtype)
@@ -30,29 +30,29 @@ def run(
 
 
 class Problem(NamedTuple):
-    """A problem in float64, with as many heads of keys as of queries; 0 for keys nobody sees."""
+    """A problem in float64, with keys repeated for all query heads; hidden keys are 0."""
 
     query: Floats
     key: Floats
     value: Floats
-    bias: Floats  # of all pairs, -inf where masked
+    bias: Floats  # dense, -inf where masked
     do: Floats
     dl: Floats
     scale: float
-    scores: Floats | None = None  # of all pairs, where they are not scale q.k
+    scores: Floats | None = None  # dense, unless they are scale q.k
 
 
 class Pairs(NamedTuple):
-    """Of all pairs, (batch, heads, queries, keys)."""
+    """Weights, sizes and errors of all pairs, (batch, heads, queries, keys)."""
 
     weights: Floats
-    sizes: Floats  # of ds, by the magnitudes it is made of
+    sizes: Floats  # of ds, as sums of magnitudes
     weight_errors: Floats
     errors: Floats  # of ds
 
 
 class Expected(NamedTuple):
-    """What the reference says, and by how much the kernels may differ from it."""
+    """Gradients of the reference, and bounds on the difference of the kernels from them."""
 
     gradients: tuple[Floats, Floats, Floats]
     errors: tuple[Floats, Floats, Floats]
@@ -69,15 +69,15 @@ def expected(
     tolerance: float | None = 0.0,
     rotated: tuple[Floats, list[Floats]] | None = None,
 ) -> Expected:
-    """Gradients of (query, key, value) and of the bias of all pairs, and bounds; u = 2^-24.
+    """Return gradients of (query, key, value) and of the dense bias, and bounds; u = 2^-24.
 
-    Sums over keys are of 64 at a time, those over queries of a tile's, at most 32; each sum, then,
-    some u for each block or tile.
+    Kernels sum 64 keys at a time, and the queries of a tile, at most 32; each block or tile then
+    adds some u.
 
-    Scores of all pairs and the gradients are given where q and k were rotated and multiplied. That
-    and the way back err by 20 u of what the numbers of a pair of channels can be turned to: by
-    sqrt(2) |(x_1, x_2)|. Scale includes the greatest factor; keys' gradients are sums over runs of
-    queries.
+    If q and k were rotated and multiplied, `rotated` holds the scores of all pairs and the
+    gradients. Rotation and its transpose err by 20 u of the greatest number that they can make of a
+    pair of channels, sqrt(2) |(x_1, x_2)|. Scale includes the greatest factor; keys' gradients are
+    sums over runs of queries.
     """
     query, key = arrays[:2]
     name = "bfloat16" if query.dtype == ml_dtypes.bfloat16 else query.dtype.name
@@ -114,7 +114,7 @@ def expected(
 
 
 def _turned(x: Floats) -> Floats:
-    """Return what the two numbers of each pair of channels, 2m and 2m + 1, can be turned to."""
+    """Return the greatest numbers that rotation can make of each pair of channels 2m, 2m + 1."""
     pairs = x.reshape(*x.shape[:-1], -1, 2)
     reach: Floats = np.repeat(math.sqrt(2) * np.sqrt((pairs**2).sum(-1)), 2, axis=-1)
     return reach
@@ -128,7 +128,7 @@ def _problem(
     key, value = (np.repeat(x, group, axis=1) for x in (key, value))
     bias = np.broadcast_to(np.asarray(bias, np.float64), (*query.shape[:3], key.shape[2]))
     unseen = np.isneginf(bias).all(axis=2)[..., None]
-    key, value = (np.where(unseen, 0.0, x) for x in (key, value))  # NaN of padding is not ours
+    key, value = (np.where(unseen, 0.0, x) for x in (key, value))  # padding may hold NaN
     dl = np.zeros(query.shape[:3]) if dl is None else np.asarray(dl, np.float64)
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
     return Problem(query, key, value, bias, np.asarray(do, np.float64), dl, scale)
@@ -141,11 +141,11 @@ def _over_group(x: Floats, group: int) -> Floats:
 
 
 def _pairs(p: Problem, share: float, name: str) -> Pairs:
-    """Weights and ds, and their errors.
+    """Return weights and ds, and their errors.
 
-    What is skipped, here and in the forward pass, weighs at most `share` in all of a query's keys.
-    do.v errs by (D + 8) u of its magnitude; do.o by that of the output, which comes rounded, in
-    bfloat16 of rounded weights; ds by the weight's error too.
+    Skipped keys, here and in the forward pass, weigh at most `share` of all of a query's keys.
+    do.v errs by (D + 8) u of its magnitude. do.o errs by the error of the output, which is rounded,
+    in bfloat16 from rounded weights. ds errs by the weight's error, too.
     """
     scores = p.scale * p.query @ p.key.swapaxes(-1, -2) if p.scores is None else p.scores
     _, log = na.reference.attention(0 * p.query, p.key, p.value, p.bias + scores)
@@ -154,26 +154,26 @@ def _pairs(p: Problem, share: float, name: str) -> Pairs:
     relative = _weight_error(p, log) + share / (1 - share)
     weight_errors = weights * relative + np.minimum(weights, share) + 2.0**-100
     products = np.abs(p.do) @ np.abs(p.value).swapaxes(-1, -2)
-    own = (weights * products).sum(axis=-1, keepdims=True)
+    mean = (weights * products).sum(axis=-1, keepdims=True)
     dl = np.abs(p.dl)[..., None]
     rounding = {"float32": 1, "float16": 1, "bfloat16": 2}[name] * ROUNDING[name]
     product_error = UNIT * (p.query.shape[3] + 8)
-    own_error = (relative + rounding + product_error) * own + 2 * share * _greatest(products)
+    mean_error = (relative + rounding + product_error) * mean + 2 * share * _greatest(products)
     if name == "float16":
-        own_error = own_error + 2.0**-25 * np.abs(p.do).sum(axis=-1, keepdims=True)
-    factor_error = product_error * products + own_error + 4 * UNIT * (own + dl)
-    sizes = weights * (products + own + dl)
-    errors = weight_errors * (products + own + dl + factor_error) + weights * factor_error
+        mean_error = mean_error + 2.0**-25 * np.abs(p.do).sum(axis=-1, keepdims=True)
+    factor_error = product_error * products + mean_error + 4 * UNIT * (mean + dl)
+    sizes = weights * (products + mean + dl)
+    errors = weight_errors * (products + mean + dl + factor_error) + weights * factor_error
     return Pairs(weights, sizes, weight_errors, errors)
 
 
 def _weight_error(p: Problem, log: Floats) -> Floats:
-    """Relative to the weight, (batch, heads, queries, 1), without skipping.
+    """Return the relative error of weights, (batch, heads, queries, 1), without skipping.
 
     Scores err by (D + 8) u A + 4 u (A + |bias|), A = |scale| |q| |k|, where keys whose bias is
     below the greatest by 2 A + 104 weigh nothing; twice in the forward pass's logsumexp, and once
-    here. Scores of rotated q and k err by 10 u A more. The logsumexp is rounded, and so is what is
-    subtracted from it.
+    here. Scores of rotated q and k err by 10 u A more. The logsumexp is rounded, and so is its
+    difference to the score.
     """
     keys, dim = p.key.shape[2:]
     seen = ~np.isneginf(p.bias)
@@ -195,7 +195,7 @@ def _greatest(numbers: Floats) -> Floats:
 
 
 def check_gradients(what: Expected, result: AttentionGradients) -> None:
-    """That gradients of query, key and value are the expected ones to within their bounds."""
+    """Check that gradients of query, key and value equal the expected ones within their bounds."""
     for mine, theirs, error in zip(
         (result.query, result.key, result.value), what.gradients, what.errors, strict=True
     ):
@@ -203,7 +203,7 @@ def check_gradients(what: Expected, result: AttentionGradients) -> None:
 
 
 def check_linear(what: Expected, result: AttentionGradients, distance: Floats) -> None:
-    """That those of slopes are sums of ds times minus the distance, for what their side sees."""
+    """Check that slopes' gradients are sums of -ds times the distance over their side."""
     pairs = what.pairs
     errors = pairs.errors + UNIT * (80 + distance.shape[-1] / 16) * pairs.sizes
     behind, ahead = np.maximum(distance, 0), np.maximum(-distance, 0)
@@ -213,13 +213,13 @@ def check_linear(what: Expected, result: AttentionGradients, distance: Floats) -
 
 
 def check_dense(what: Expected, result: AttentionGradients) -> None:
-    """That those of a bias of all pairs are ds."""
+    """Check that the gradient of a dense bias is ds."""
     assert result.dense is not None
     assert (np.abs(result.dense - what.ds) <= what.pairs.errors).all()
 
 
 def over_diagonals(pairs: NDArray[Any], index: NDArray[Any], size: int) -> NDArray[np.float64]:
-    """Sums over all pairs whose index is in [0, size), (heads, size)."""
+    """Return sums over the pairs of each index in [0, size), (heads, size)."""
     sums = np.zeros((pairs.shape[1], size))
     inside = (index >= 0) & (index < size)
     for head, numbers in zip(sums, pairs.sum(axis=0), strict=True):
@@ -228,7 +228,7 @@ def over_diagonals(pairs: NDArray[Any], index: NDArray[Any], size: int) -> NDArr
 
 
 def running(what: NDArray[Any], sign: float) -> NDArray[np.float64]:
-    """Sums over each query's row, at its position, and sign times those over each key's column."""
+    """Sum each query's row, at its position, and sign times each key's column."""
     sums = sign * what.sum(axis=2)
     sums[..., what.shape[3] - what.shape[2] :] += what.sum(axis=3)
     return sums

@@ -1,4 +1,4 @@
-"""What the tests of patched models share: a batch of tokens, and the ways it may be padded."""
+"""A batch of tokens and its kinds of padding, for the tests of patched models."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def random_model() -> Any:
 
 
 class Letters:
-    """A tokenizer that knows letters."""
+    """A tokenizer of letters."""
 
     def __call__(self, text: str, return_tensors: str) -> transformers.BatchEncoding:
         assert return_tensors == "pt"
@@ -126,6 +126,6 @@ PICTURES: dict[str, Callable[..., Axes]] = {
 
 
 def luminance(color: Any) -> float:
-    """Relative luminance as WCAG 2.1 defines it."""
+    """Return the relative luminance of WCAG 2.1."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

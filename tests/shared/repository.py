@@ -1,4 +1,4 @@
-"""Where this repository is."""
+"""The root folder of this repository."""
 
 from pathlib import Path
 

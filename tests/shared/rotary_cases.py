@@ -20,7 +20,7 @@ ROTARY = {
 
 
 def in_pairs(x: NDArray[Any], layout: str) -> NDArray[np.float64]:
-    """Rotary channels in the papers' order."""
+    """Return rotary channels in the papers' order."""
     x = np.asarray(x, np.float64)
     half = x.shape[-1] // 2
     order = np.stack([np.arange(half), np.arange(half) + half], axis=-1).ravel()
@@ -30,7 +30,7 @@ def in_pairs(x: NDArray[Any], layout: str) -> NDArray[np.float64]:
 def products(
     rotary: Any, query: Any, key: Any, q: NDArray[Any], k: NDArray[Any]
 ) -> NDArray[np.float64]:
-    """q.k of all pairs (batch, heads, queries, keys) by the reference."""
+    """Return q.k of all pairs (batch, heads, queries, keys) by the reference."""
     batch, heads, queries, _ = query.shape
     query, key = np.asarray(query, np.float64), np.asarray(key, np.float64)
     key = np.repeat(key, heads // key.shape[1], axis=1)
@@ -62,16 +62,16 @@ def meant(
     log_n: int | None = None,
     scale: float | None = None,
 ) -> tuple[NDArray[np.float64], float]:
-    """Scores of all pairs, 0 where none is seen, and the greatest scale in them."""
+    """Return scores of all pairs, 0 for hidden keys, and the greatest scale in them."""
     scale = 1 / math.sqrt(arrays[0].shape[3]) if scale is None else scale
     factors = np.ones((1, 1, 1)) if log_n is None else na.reference.log_n_factors(seen, log_n)
-    with np.errstate(invalid="ignore"):  # NaN in keys that nobody sees
+    with np.errstate(invalid="ignore"):  # NaN in keys that no query sees
         scores = scale * factors[..., None] * products(rotary, *arrays[:2], q, k)
     return np.where(seen, scores, 0.0), scale * float(factors.max(initial=1.0))
 
 
 def places(call: Call) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Positions of a call's queries and keys."""
+    """Return positions of a call's queries and keys."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     k = call.options.get("key_positions", np.arange(keys))
     last = np.arange(keys - queries, keys)
@@ -81,7 +81,7 @@ def places(call: Call) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def masked(call: Call) -> NDArray[np.bool_]:
-    """What the mask leaves visible, whatever the bias hides, of all heads."""
+    """Return the pairs that the mask leaves visible, for all heads; the bias may hide more."""
     q, k = places(call)
     names = ("causal", "window", "causal_block", "sink")
     mask = call.options.get("key_padding_mask")

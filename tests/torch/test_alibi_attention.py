@@ -23,7 +23,7 @@ OWN = torch.linspace(0.0, 0.8, HEADS)
 
 
 def symmetric(slopes: Any) -> Callable[[na.AlibiAttention], torch.Tensor]:
-    """The bias -m |i - j| of all pairs, (1 or batch, heads, queries, keys)."""
+    """Return a function that gives the bias -m |i - j|, (1 or batch, heads, queries, keys)."""
     known = torch.as_tensor(np.asarray(slopes))
     return lambda _: _penalty(known, known)
 
@@ -35,7 +35,7 @@ def _penalty(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def own(attention: na.AlibiAttention) -> torch.Tensor:
-    """The same of the slopes that the module holds."""
+    """Return the bias of all pairs with the module's slopes."""
     assert attention.slopes is not None
     slopes = attention.slopes()
     return _penalty(*slopes) if isinstance(slopes, tuple) else _penalty(slopes, slopes)
@@ -44,7 +44,7 @@ def own(attention: na.AlibiAttention) -> torch.Tensor:
 STANDARD = na.reference.alibi_slopes(HEADS)
 DYNAMIC = na.DynamicNTK(2.0, 16)
 
-#: Arguments of the module, and the bias that they mean, float64.
+#: Arguments of the module, and the expected bias in float64.
 STRATEGIES: dict[str, tuple[dict[str, Any], Callable[[na.AlibiAttention], torch.Tensor]]] = {
     "standard": ({}, symmetric(STANDARD)),
     "number": ({"slopes": 0.25}, symmetric([0.25] * HEADS)),
@@ -80,7 +80,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def plain(
     attention: na.AlibiAttention, arrays: list[torch.Tensor], bias: torch.Tensor
 ) -> torch.Tensor:
-    """The formula by dense matrices in float64."""
+    """Compute the module's formula by dense matrices in float64."""
     distance = torch.arange(KEYS - QUERIES, KEYS)[:, None] - torch.arange(KEYS)
     seen = MASK[:, None, None, :].expand(2, 1, QUERIES, KEYS)
     if attention.causal:
@@ -103,11 +103,11 @@ def plain(
 
 @torch.no_grad()
 def rounding(attention: na.AlibiAttention, arrays: list[torch.Tensor], bias: torch.Tensor) -> float:
-    """How much float32 may change, u = 2^-24, all of it by the greatest magnitudes.
+    """Return a bound on the error of float32 from the greatest magnitudes; u = 2^-24.
 
-    Projections, at most P, err by (E + 2) u P; scores, at most A = sqrt(D) P^2, by that of both
-    factors, (D + 8) u A and 4 u (A + |bias|); means by twice that, 72 u for their sums and that of
-    the values; the last projection as the first ones.
+    Projections, at most P, err by (E + 2) u P. Scores, at most A = sqrt(D) P^2, err by the errors
+    of both factors, (D + 8) u A and 4 u (A + |bias|). Means err by twice that, 72 u for their sums
+    and the error of the values; the last projection errs like the first ones.
     """
     layers = (attention.q_linear, attention.k_linear, attention.v_linear)
     most = max(
@@ -260,7 +260,7 @@ def test_copies_say_the_same(name: str) -> None:
 
 
 class _Attended(torch.utils.data.Dataset[torch.Tensor]):
-    """Items that a worker process attends to."""
+    """A data set whose items a worker process computes by attention."""
 
     def __init__(self, attention: na.AlibiAttention) -> None:
         self.attention = attention

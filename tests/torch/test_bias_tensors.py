@@ -19,14 +19,14 @@ from ntk_alibi.fused.gradients import attention_gradients
 from ntk_alibi.masks import EVERYTHING, Problem
 from ntk_alibi.torch import operator
 
-# Gradients of parameters, against torch's in float64 by a bias of all pairs
+# Gradients of parameters, against those of torch in float64 with a dense bias
 # --------------------------------------------------------------------------------------------------
 
 Written = Callable[..., torch.Tensor]
 
 
 def learned() -> dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], Written]]:
-    """How a bias is made of parameters > 0, their shapes, and the bias of distances (Q, K)."""
+    """Return constructors from parameters > 0, their shapes, and the bias of distances (Q, K)."""
 
     def column(x: torch.Tensor) -> torch.Tensor:
         return x[:, None, None]
@@ -173,7 +173,7 @@ def test_constant_biases_are_traced() -> None:
 def test_other_devices_take_torchs_own_operations() -> None:
     meta = [torch.from_numpy(x).to("meta") for x in inputs(2, 4, 2, 90, 90, 8)]
     for name, (make, shapes, _) in learned().items():
-        if name == "function":  # which is called with numbers
+        if name == "function":  # the function needs numbers
             continue
         for device in ("cpu", "meta"):
             bias = make(*(torch.ones(s, device=device) for s in shapes))

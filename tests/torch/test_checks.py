@@ -1,4 +1,4 @@
-"""Wrong arguments of the torch module are refused with a message."""
+"""Error messages for wrong arguments of the torch module."""
 
 from __future__ import annotations
 

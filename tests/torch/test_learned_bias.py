@@ -54,7 +54,7 @@ def test_learned_parameters_stay_in_range(name: str) -> None:
         with torch.no_grad():
             for parameter in position.parameters():
                 parameter.fill_(number if name != "BAM" else number / 10)
-        position()  # which checks
+        position()  # a call checks the parameters
     assert {p.dtype for p in position.bfloat16().parameters()} == {torch.float32}
 
 

@@ -27,7 +27,7 @@ def inputs(queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[
 
 
 def slopes_of(kind: str, queries: int) -> torch.Tensor:
-    """(1 or batch, heads, 1 or queries)."""
+    """Return slopes (1 or batch, heads, 1 or queries)."""
     if kind == "per head":
         return torch.from_numpy(na.alibi_slopes(6))[None, :, None]
     if kind == "per row":

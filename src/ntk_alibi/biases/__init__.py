@@ -1,7 +1,7 @@
 """Biases: numbers added to the scores of queries and keys.
 
-`BiasObject` is the base of all of them, `KernelBias` the form in which the kernels take one, and
-`parameter` brings a parameter into the framework of a call.
+`BiasObject` is the base class of all biases, and `KernelBias` the form in which the kernels take a
+bias. `parameter` converts a parameter to the framework of a call.
 """
 
 from ntk_alibi.biases.base import BiasObject

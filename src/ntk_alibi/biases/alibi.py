@@ -30,24 +30,27 @@ from ntk_alibi.scaling import Scaling
 class ALiBi(BiasObject):
     """Attention with linear biases: scores fall in proportion to the distance of query and key.
 
-    bias[b, h, i, j] = -m_h |i - j|, with a slope of its own for each side:
+    bias[b, h, i, j] = -m_h |i - j|
 
-    sides="causal": keys behind the query only; -inf for those ahead.
+    Keys behind the query are its left side, keys ahead of it its right side:
+
+    sides="causal": the left side only; -inf for keys ahead.
     sides="symmetric": the same slope on both sides.
-    sides="halves": the first ceil(H/2) heads see a token itself and what is behind, the other
-        floor(H/2) itself and what is ahead, with the slopes of so many heads each.
+    sides="halves": the first ceil(H/2) heads see a token itself and its left side, the other
+        floor(H/2) heads a token itself and its right side. Each half has the slopes of ALiBi for
+        its number of heads.
     sides="two_slopes": separate left and right slopes, given as a pair.
 
     Args:
         num_heads: H >= 1.
         scaling: a scaling of the standard slopes, or None. Not together with slopes.
-        slopes: own slopes instead of the standard ones: array or tensor of shape (heads,), (batch,
-            heads) or (batch, heads, queries), or for "two_slopes" a pair (left, right) of them.
-            Learned slopes are usually stored as x with slope sigmoid(x), x ~ N(-2, 1). +inf masks a
-            head's side.
+        slopes: slopes in place of the standard ones: an array or a tensor of shape (heads,),
+            (batch, heads) or (batch, heads, queries), or for "two_slopes" a pair (left, right) of
+            them. Learned slopes are usually stored as x with slope sigmoid(x), x ~ N(-2, 1). +inf
+            hides a head's side.
         sides: see above.
         exempt: tokens at positions below this have no bias, as queries and as keys; 1 for a CLS
-            token in front. What a side or a mask hides stays hidden.
+            token in front. Keys that a side or a mask hides stay hidden.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two of them contradict each other.
@@ -77,29 +80,29 @@ class ALiBi(BiasObject):
         self._set(num_heads=heads, exempt=_checks.integer("exempt", self.exempt, minimum=0))
 
     def __repr__(self) -> str:
-        own = "" if self.slopes is None else f", slopes={self.slopes!r}"
+        slopes = "" if self.slopes is None else f", slopes={self.slopes!r}"
         exempt = f", exempt={self.exempt}" if self.exempt else ""
         scaling = f"scaling={self.scaling!r}"
-        return f"ALiBi(num_heads={self.num_heads}, {scaling}{own}, sides={self.sides!r}{exempt})"
+        return f"ALiBi(num_heads={self.num_heads}, {scaling}{slopes}, sides={self.sides!r}{exempt})"
 
     @property
     def parameters(self) -> tuple[Any, ...]:
-        """The given slopes, left and right."""
+        """Left and right slopes of the argument `slopes`; empty for standard slopes."""
         return () if self.slopes is None else both_sides(self.slopes)
 
     @property
     def query_length(self) -> int | None:
-        """The number of queries that the given slopes are for; None for any."""
+        """The number of queries that the slopes are for; None for any number."""
         lengths = (side.shape[2] for side in self.parameters if np.ndim(side) == 3)
         return max(lengths, default=None)
 
     @property
     def rows(self) -> int:
-        """The number of batch rows that the given slopes are for."""
+        """The number of batch rows that the slopes are for."""
         return max((len(side) for side in self.parameters if np.ndim(side) > 1), default=1)
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
-        """Return its slopes for a problem; those of a dynamic scaling count its real tokens."""
+        """Return the slopes for a problem; a dynamic scaling depends on its real tokens."""
         if self.slopes is not None:
             return self._own_slopes(problem, like)
         if like is not None and _arrays.is_tracing():
@@ -111,7 +114,7 @@ class ALiBi(BiasObject):
             try:
                 known: Any = self.scaling
                 return _static_bias(self.num_heads, known, self.sides, self.exempt)
-            except TypeError:  # a scaling that has no hash
+            except TypeError:  # the scaling has no hash
                 pass
         left, right = left_right_slopes(
             self.num_heads, self.scaling, self.sides, _token_counts(self.scaling, problem)
@@ -129,7 +132,7 @@ class ALiBi(BiasObject):
 
 
 def _token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64] | None:
-    """Return the lengths that the scaling is a function of: real tokens of rows, or of prefixes."""
+    """Return the lengths for a dynamic scaling: real tokens of each row or each query's prefix."""
     per = scaling_per(scaling)
     if per is None:
         return None
@@ -153,7 +156,7 @@ def _token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64
 def _static_bias(num_heads: int, scaling: Scaling | None, sides: Sides, exempt: int) -> KernelBias:
     """Return the bias of a scaling that depends on no lengths.
 
-    It is kept, since with few tokens making it would cost more than the attention.
+    It is cached, since for few tokens its construction would cost more than the attention.
     """
     left, right = left_right_slopes(num_heads, scaling, sides, None)
     left.flags.writeable = right.flags.writeable = False

@@ -13,23 +13,23 @@ from ntk_alibi.biases.distance import DistanceBias
 
 @dataclass(frozen=True, eq=False)
 class BAM(DistanceBias):
-    """A generalised Gaussian over the distance, as the Bayesian attention mechanism has it.
+    """A generalised Gaussian over distance: the bias of the Bayesian attention mechanism.
 
     bias = -(alpha |d - mu| + epsilon)^beta,  alpha > 0
 
-    beta = 1 is ALiBi with slope alpha, beta = 2 a Gaussian; with 0 < beta < 1 far keys weigh more,
-    with beta < 0 near ones least. A head with mu > 0 looks first mu tokens back. Where d = mu the
-    derivative of |d - mu|^beta in mu is infinite for beta < 1, and the value itself for beta < 0:
-    epsilon, 1e-5 as of the authors' code, prevents that.
+    beta = 1 is ALiBi with slope alpha, beta = 2 a Gaussian. With 0 < beta < 1 far keys weigh more
+    than with beta = 1; with beta < 0 near keys weigh least. mu > 0 moves the centre mu tokens back.
+    At d = mu the derivative of |d - mu|^beta in mu is infinite for beta < 1, and the value itself
+    for beta < 0; epsilon, 1e-5 as in the authors' code, prevents both.
 
     Args:
         alpha: (heads,) numbers > 0, or a tensor, which may require grad.
         beta: (heads,) numbers, or one for all heads; > 0 if epsilon is 0.
-        mu: likewise, any.
+        mu: (heads,) numbers, or one for all heads.
         epsilon: a number >= 0.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, out of range, or of another number of heads.
+        TypeError, ValueError: an argument is wrong, out of range, or has another number of heads.
 
     Example:
         >>> import ntk_alibi as na

@@ -1,8 +1,8 @@
-"""The base of all bias objects."""
+"""The base class of all biases."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,15 @@ from ntk_alibi.masks import Mask, Problem
 
 @dataclass(frozen=True, eq=False)
 class BiasObject(ReprHtml):
-    """The base of biases: subclasses give `kernel_bias`, and inherit the rest.
+    """The base class of biases: subclasses implement `kernel_bias` and inherit the rest.
 
-    A bias is a value: frozen, equal to another and hashed by its numbers alone. Arrays among its
-    attributes are its own and read-only; tensors are the caller's, may require grad, and are
-    compared by the numbers that they hold at the time.
+    A bias is a value: it is frozen, and compared and hashed by its numbers alone. Arrays among its
+    attributes are read-only copies. Tensors are the caller's tensors; they may require grad, and
+    are compared by their numbers at the time of the comparison.
 
     Attributes:
-        num_heads: heads it is for.
-        sides: "causal" where it is for causal attention only.
+        num_heads: the number of heads.
+        sides: "causal" if the bias is for causal attention only.
 
     Example: see `KernelBias`.
     """
@@ -43,29 +43,30 @@ class BiasObject(ReprHtml):
 
         Args:
             problem: shape, mask and positions of the call.
-            like: None for NumPy numbers, or a tensor: then tensors of its framework are welcome,
-                through which autograd reaches the parameters. NumPy numbers are taken as constants.
+            like: None for NumPy numbers, or a tensor of the call. With a tensor, the result may
+                hold tensors, through which autograd reaches the parameters; NumPy numbers in it are
+                constants.
         """
         raise NotImplementedError
 
     @property
     def parameters(self) -> tuple[Any, ...]:
-        """The arrays and tensors it is made of."""
+        """The arrays and tensors that define the bias."""
         return tuple(filter(_arrays.is_array, vars(self).values()))
 
     @property
     def query_length(self) -> int | None:
-        """The number of queries it is made for; None for any."""
+        """The number of queries that the bias is for; None for any number."""
         return None
 
     @property
     def covered_distances(self) -> tuple[int, int] | None:
-        """The first and the last distance that it has numbers for; None for all."""
+        """The first and the last distance that the bias covers; None for all distances."""
         return None
 
     @property
     def rows(self) -> int:
-        """Batch rows that it has numbers for."""
+        """The number of batch rows that the bias has numbers for."""
         return 1
 
     def tensor(
@@ -85,19 +86,19 @@ class BiasObject(ReprHtml):
             query_length: Q >= 0.
             key_length: K >= 0.
             dtype: NumPy's or torch's float32 (default), bfloat16 or float16.
-            lengths: (batch,) integers <= key_length, the numbers of real tokens of rows whose last
-                token is the last key (left padding), for a dynamic scaling; key_length for one row
-                by default.
+            lengths: for a dynamic scaling, the number of real tokens of each row, whose last token
+                is the last key (left padding): (batch,) integers <= key_length. By default one row
+                of key_length tokens.
             out: a buffer for the result, of its framework, shape and dtype; filled and returned.
 
         Returns:
-            (1 or batch, heads, Q, K): a tensor if dtype is torch's, or a parameter, lengths or out
-            is one; else NumPy. Values are float32, rounded to nearest even; distances are exact
-            integers below 2^24.
+            (1 or batch, heads, Q, K): a tensor if dtype is torch's, or if a parameter, lengths or
+            out is a tensor; else a NumPy array. Values are float32, rounded to nearest even;
+            distances are exact integers below 2^24.
 
         Raises:
-            TypeError, ValueError: an argument is wrong; a parameter requires grad (a dense bias is
-                a constant).
+            TypeError, ValueError: an argument is wrong, or a parameter requires grad (a dense bias
+                is a constant).
         """
         queries = _checks.integer("query_length", query_length, minimum=0)
         keys = _checks.integer("key_length", key_length, minimum=0)
@@ -115,7 +116,7 @@ class BiasObject(ReprHtml):
         return dense_bias(bias, problem, name, out, torch=torch)
 
     def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, x.name) for x in fields(self))
+        return tuple(vars(self).values())
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -127,7 +128,7 @@ class BiasObject(ReprHtml):
 
 
 def _comparable(value: Any) -> Any:
-    """Return an object with a hash that equals another's for equal numbers."""
+    """Return a hashable object, equal for equal numbers."""
     if isinstance(value, tuple):
         return tuple(map(_comparable, value))
     if not _arrays.is_array(value):

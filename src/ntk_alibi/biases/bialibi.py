@@ -1,4 +1,4 @@
-"""LittleBird's bias for encoders: linear, with a constant of its own for the first token."""
+"""LittleBird's bias for encoders: linear, with a separate constant for the first token."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class BiALiBi(BiasObject):
     bias[h, i, j] = 0 for i = j;  -first_h for i = 0 or j = 0;  -left_h (i - j) for i > j;
     -right_h (j - i) for i < j
 
-    All three are learned in LittleBird. The first token is the one at position 0.
+    LittleBird learns all three. The first token is the one at position 0.
 
     Args:
-        first: (heads,), or a tensor, which may require grad.
-        left: (heads,), or one number for all heads; slopes for keys behind.
-        right: likewise, for keys ahead.
+        first: (heads,) numbers, or a tensor, which may require grad.
+        left: slopes for keys behind: (heads,) numbers, or one for all heads.
+        right: slopes for keys ahead: (heads,) numbers, or one for all heads.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or holds another number of heads.
+        TypeError, ValueError: an argument is wrong, or has another number of heads.
 
     Example:
         >>> import ntk_alibi as na
@@ -52,7 +52,7 @@ class BiALiBi(BiasObject):
         self._set(num_heads=heads, sides="two_slopes", first=first, left=left, right=right)
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
-        """Return its slopes and the constant."""
+        """Return the slopes and the constant."""
         del problem
         first, left, right = (
             parameter(getattr(self, name), like) for name in ("first", "left", "right")

@@ -12,7 +12,7 @@ from ntk_alibi import _arrays, _checks
 
 
 def scaling(value: Any) -> Any:
-    """Return a scaling: None or an object with the method `scale_exponents`."""
+    """Return the checked scaling: None or an object with the method `scale_exponents`."""
     if value is not None and (
         isinstance(value, type) or not callable(getattr(value, "scale_exponents", None))
     ):
@@ -24,7 +24,7 @@ def scaling(value: Any) -> Any:
 
 
 def lengths(value: Any, *, ndim: tuple[int, ...] = (1,)) -> NDArray[np.int64]:
-    """Return numbers of tokens: integers in [0, 2^31), of one of the given ranks."""
+    """Return numbers of tokens as int64: integers in [0, 2^31), with a rank that ndim allows."""
     array = _arrays.to_numpy(value)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -48,7 +48,7 @@ def per_head(
 ) -> Any:
     """Return a number for each head, (heads,): a read-only float64 copy, or the tensor.
 
-    If heads is given, one number may stand for all of them.
+    Unless heads is None, one number may stand for all heads.
     """
     array = _parameter(name, value)
     if array.ndim == 0 and heads is not None:
@@ -63,9 +63,9 @@ def per_head(
 
 
 def numbers(name: str, value: Any, axes: tuple[str, ...], *, least: int = 0) -> Any:
-    """Return numbers of these axes, each at least `least` long.
+    """Return an array of numbers with these axes, each at least `least` long.
 
-    Arrays become a read-only float64 copy; tensors come back as they are.
+    Arrays become a read-only float64 copy; tensors are returned unchanged.
     """
     array = _parameter(name, value)
     if array.ndim != len(axes) or min(array.shape) < least:
@@ -132,10 +132,12 @@ def gate_shape(shape: tuple[int, ...], problem: tuple[int, ...]) -> None:
 
 
 def prefix_sums(shape: tuple[int, ...], problem: tuple[int, ...], *, placed: bool) -> None:
-    """Check that prefix sums (1 or batch, heads, keys) fit a problem whose queries are last."""
+    """Check that prefix sums (1 or batch, heads, keys) fit a problem with queries at the end."""
     batch, heads, queries, keys = problem
     if queries > keys:
-        raise ValueError(f"query must not be longer than key with forget gates, got {queries}")
+        raise ValueError(
+            f"query must be at most as long as key ({keys}) with forget gates, got {queries}"
+        )
     if placed:
         raise ValueError(
             "query_positions must be None and align 'end' with forget gates, whose queries are "
@@ -146,7 +148,7 @@ def prefix_sums(shape: tuple[int, ...], problem: tuple[int, ...], *, placed: boo
 
 
 def fitting_bias(bias: Any, heads: int, *, causal: bool) -> None:
-    """Check that a bias object has as many heads as the query, and is for such attention."""
+    """Check that a bias object has query's number of heads and fits causal or other attention."""
     if bias.num_heads != heads:
         raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
     if bias.sides == "causal" and not causal:
@@ -157,6 +159,7 @@ def dense_numbers(name: str, value: Any) -> None:
     """Check that a bias is a floating array or tensor."""
     if not _arrays.is_array(value):
         raise TypeError(f"{name} must be None, a bias object, an array or a tensor, got {value!r}")
+    _checks.unmasked(name, value)
     if _arrays.dtype_name(value.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
         raise TypeError(f"{name} must be floating, got dtype {value.dtype}")
 
@@ -197,7 +200,7 @@ def covered(begin: int, size: int, seen: tuple[int, int]) -> None:
         )
 
 
-#: Distances that a table may span: 2 GiB for 8 heads.
+#: The number of distances that a table may span: 2 GiB for 8 heads.
 MAX_SPAN = 2**26
 
 
@@ -244,7 +247,7 @@ def heads_of(name: str, got: int, heads: int) -> None:
 
 
 def nonzero_scale(value: Any, head_dim: int) -> float:
-    """Return a scale of dot products that can be a divisor."""
+    """Return the factor of dot products, which must not be 0."""
     scale = 1.0 / math.sqrt(head_dim) if value is None else value
     number = _checks.finite("scale", scale, minimum=-math.inf)
     if number == 0.0:
@@ -274,13 +277,16 @@ def slopes(name: str, value: Any, heads: int) -> None:
     got = array.shape[0] if array.ndim == 1 else array.shape[1]
     if got != heads:
         raise ValueError(f"{name} must have {heads} heads, got {got} (shape {tuple(array.shape)})")
-    without_numbers = _arrays.is_tracing() or getattr(value, "is_meta", False)
-    if not without_numbers and np.isnan(_arrays.to_numpy(value)).any():
-        raise ValueError(f"{name} must not hold NaN")
+    if has_numbers(value):
+        numbers = _arrays.to_numpy(value)
+        if np.isnan(numbers).any():
+            raise ValueError(f"{name} must not hold NaN")
+        if np.isneginf(numbers).any():
+            raise ValueError(f"{name} must not hold -infinity; +infinity hides a side")
 
 
 def slopes_for_sides(value: Any, sides: str, heads: int, *, scaled: bool) -> None:
-    """Check the slopes argument of ALiBi, or None, against its other arguments."""
+    """Check ALiBi's argument slopes against its other arguments."""
     if sides == "two_slopes" and not (isinstance(value, tuple) and len(value) == 2):
         raise ValueError(
             f"slopes must be a pair (left, right) for sides='two_slopes', got {value!r}"
@@ -288,7 +294,9 @@ def slopes_for_sides(value: Any, sides: str, heads: int, *, scaled: bool) -> Non
     if value is None:
         return
     if scaled:
-        raise ValueError("scaling must be None when slopes are given, which no scaling stretches")
+        raise ValueError(
+            "scaling must be None when slopes are given: a scaling stretches standard slopes only"
+        )
     if sides != "two_slopes":
         slopes("slopes", value, heads)
         return
@@ -323,7 +331,7 @@ def slope_batch(rows: int, batch: int) -> None:
 
 
 def row_lengths(value: Any, key_length: int) -> NDArray[np.int64]:
-    """Return real tokens of each row, (batch,), at most key_length; one full row if None."""
+    """Return numbers of real tokens, (batch,), at most key_length; one full row if None."""
     checked = lengths([key_length] if value is None else value)
     if checked.max(initial=0) > key_length:
         raise ValueError(f"lengths must be at most key_length {key_length}, got {checked.max()}")

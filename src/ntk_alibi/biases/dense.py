@@ -26,28 +26,28 @@ def build_alibi_tensor(
     anchor: Literal["first", "last"] = "first",
     out: Array | None = None,
 ) -> Array:
-    """Return the key-only ALiBi bias of BLOOM and Falcon, as transformers' function of that name.
+    """Return the key-only ALiBi bias of BLOOM and Falcon, like transformers' function of this name.
 
     out[b H + h, 0, k] = m_h (p_k - p_0)
 
-    p_k counts the real tokens of row b before key k. Softmax is blind to a constant per query, so
-    with a causal mask this equals the relative form -m_h (i - k). p_0 = 0 for anchor="first", as in
-    transformers: the newest token has the largest value, which bfloat16 and float16 round most.
-    With anchor="last" p_0 is the newest token's position: the bias is zero there, near tokens are
-    exact and far ones may collide. Padding gets 0.
+    p_k counts the real tokens of row b before key k. Softmax ignores a constant per query, so with
+    a causal mask this equals the relative form -m_h (i - k). For anchor="first" p_0 = 0, as in
+    transformers: the newest token has the largest value, which bfloat16 and float16 round most. For
+    anchor="last" p_0 is the newest token's position, where the bias is then zero: near tokens are
+    exact, and far tokens may round to the same value. Padding gets 0.
 
     Args:
         attention_mask: (batch, keys) of 0 and 1, any dtype; padding left, right or in holes.
         num_heads: H, any number >= 1.
-        dtype: NumPy's or torch's float32, bfloat16, float16 or float64 (float32 values, widened).
-        scaling: a scaling, or None; a dynamic one takes each row's number of real tokens.
+        dtype: NumPy's or torch's float32, bfloat16, float16 or float64 (of float32 values).
+        scaling: a scaling, or None; a dynamic scaling reads each row's number of real tokens.
         anchor: "first" or "last".
         out: a buffer for the result, of its framework, shape and dtype; filled and returned.
 
     Returns:
-        (batch * heads, 1, keys) of dtype, NumPy for NumPy and a tensor for a tensor, on the mask's
-        device (made in main memory and copied for others). Products are float32, rounded to nearest
-        even.
+        (batch * heads, 1, keys) of dtype: a NumPy array for a NumPy mask, a tensor on the mask's
+        device for a tensor (computed in main memory, then copied). Products are float32, rounded to
+        nearest even.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the scaling has per="query", which needs a bias
@@ -81,9 +81,9 @@ def build_alibi_tensor(
 def dense_bias(
     bias: KernelBias, problem: Problem, dtype: str, out: Array | None, *, torch: bool
 ) -> Array:
-    """Return a bias in kernel form as numbers of all pairs, (1 or batch, heads, queries, keys).
+    """Return the dense form of a kernel bias, (1 or batch, heads, queries, keys).
 
-    Keys that the problem's mask hides by `causal` get -inf.
+    Under a causal mask keys ahead of the query get -inf.
     """
     if bias.left is not None and not bias.exempt:
         return _relative(bias, problem, dtype, out, torch=torch)
@@ -121,7 +121,7 @@ def _filled(
 ) -> Array:
     """Return the caller's buffer or a new array, filled by write(memory, dtype).
 
-    float64 holds float32 numbers.
+    A float64 result holds float32 values.
     """
     if out is not None:
         _checks.out(out, shape, dtype, torch=torch)

@@ -1,7 +1,7 @@
-"""Biases that are a function of the distance alone, as tables over it.
+"""Biases that are functions of distance alone.
 
-Each has its formula once, for arrays and tensors alike, in float64 over exact distances; tables are
-rounded to float32 at the end. Whatever the formula, the kernels read the table.
+Each class has one formula for arrays and tensors, in float64 over exact distances. The kernels do
+not know the formula: they read a table of its values, which are rounded to float32 at the end.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias, parameter
 from ntk_alibi.masks import Problem
 
-#: A constant table of no more numbers is kept.
+#: Constant tables of at most this many numbers are cached.
 KEPT = 2**20
 
 
 @dataclass(frozen=True, eq=False)
 class DistanceBias(BiasObject):
-    """A bias over the distance d = i - j of query and key; subclasses say which."""
+    """The base class of biases over the distance d = i - j of query and key."""
 
-    #: Whether its tables may be kept, and reach over any distance.
+    #: Whether tables may be cached, and may extend to any distance.
     _kept: ClassVar[bool] = True
 
     def over(self, first: int, last: int, like: Any = None) -> Any:
         """Return the bias at the distances first, first + 1, ... last, (heads, distances).
 
-        It is float64, and a tensor if `like` is one: then it is differentiable in the parameters
-        and on like's device.
+        The result is float64. If `like` is a tensor, the result is a tensor on like's device,
+        differentiable in the parameters.
         """
         distances = _arrays.float64_range(first, last, like)
         parameters = (parameter(x, like, widest=True) for x in self.parameters)
@@ -43,17 +43,17 @@ class DistanceBias(BiasObject):
         return self._formula(_arrays.namespace(like), distances, *columns)
 
     def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:
-        """Return values (heads, distances), by functions that NumPy and torch share.
+        """Return values (heads, distances), computed by functions that NumPy and torch share.
 
-        Parameters are float64, those for each head (heads, 1).
+        Parameters are float64; parameters per head have shape (heads, 1).
         """
         raise NotImplementedError
 
     def _numbers(self, first: int, last: int) -> NDArray[np.float32]:
         """Return the table as NumPy numbers; a small one with constant parameters is cached.
 
-        Cached tables extend to the next power of two, since keys that are appended one by one need
-        a table that is longer by one each time.
+        Cached tables extend to the next power of two, since a growing key cache needs a longer
+        table for every token.
         """
         begin, end = -_power(-first), _power(last)
         small = (end - begin + 1) * self.num_heads <= KEPT
@@ -62,7 +62,7 @@ class DistanceBias(BiasObject):
         return np.asarray(_arrays.to_numpy(self.over(first, last)), np.float32)
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
-        """Return its table over the distances of a problem."""
+        """Return the table over the distances of a problem."""
         first, last = self._span(problem)
         checks.span((first, last))
         tensors = any(map(_arrays.is_tensor, self.parameters))
@@ -98,17 +98,17 @@ def _kept_table(bias: DistanceBias, first: int, last: int) -> NDArray[np.float32
 
 @dataclass(frozen=True, eq=False)
 class DistanceTable(DistanceBias):
-    """Any numbers over distance.
+    """A bias over distance by a table of its values.
 
     bias = table[h, d - begin]
 
     Args:
-        table: (heads, distances), array or tensor, which may require grad; -inf hides.
-        begin: the distance of the first; from 0 on it is for causal attention only.
+        table: (heads, distances), array or tensor, which may require grad; -inf hides keys.
+        begin: the distance of the first column; if >= 0, the bias is for causal attention only.
 
     Raises:
-        TypeError, ValueError: an argument is wrong. In `attention`, if a distance that is seen is
-            not in the table.
+        TypeError, ValueError: an argument is wrong; in `attention`, the table lacks a distance that
+            is seen.
 
     Example:
         >>> import ntk_alibi as na
@@ -141,18 +141,19 @@ class DistanceTable(DistanceBias):
 
 @dataclass(frozen=True, eq=False, init=False)
 class DistanceFunction(DistanceBias):
-    """Any function of distance.
+    """A bias over distance by a function.
 
     bias = function(d)[h]
 
     Args:
-        function: takes float64 distances (n,), integers in value, negative for keys ahead, as an
-            array; returns an array or a tensor, which may require grad, of shape (heads, n) or, for
-            all heads, (n,). -inf hides.
+        function: a function of distances, a NumPy array (n,) of whole numbers as float64, negative
+            for keys ahead. It returns an array or a tensor, which may require grad, of shape
+            (heads, n), or (n,) for all heads; -inf hides keys.
         num_heads: H >= 1.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or what the function returns.
+        TypeError, ValueError: an argument is wrong, or the function returns another shape, NaN or
+            +infinity.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -172,7 +173,7 @@ class DistanceFunction(DistanceBias):
 
     @property
     def parameters(self) -> tuple[Any, ...]:
-        """One of its values, which knows whether gradients are recorded."""
+        """The function's value at distance 0, which requires grad if the function is learned."""
         return (self._evaluated(0, 0),)
 
     def over(self, first: int, last: int, like: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""FoX: the bias of forget gates, which depends on the data."""
+"""FoX: the data-dependent bias of forget gates."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from ntk_alibi.masks import Problem
 
 @dataclass(frozen=True, eq=False)
 class ForgetGates(BiasObject):
-    """Forget gates: every token between key and query lets a share of the key's weight through.
+    """Forget gates: each token after a key multiplies the key's weight by its gate.
 
     bias[b, h, i, j] = sum of log_gates[b, h, l] over j < l <= i
 
-    It is for causal attention whose queries are the last keys. Gates of padding do not count.
+    The bias is for causal attention whose queries are the last keys. Gates of padding do not count.
 
     Args:
-        log_gates: (batch or 1, heads, keys) numbers <= 0, logarithms of gates up to 1, array or
-            tensor, which may require grad: logsigmoid of a linear function of the hidden states.
+        log_gates: (batch or 1, heads, keys) numbers <= 0, logarithms of gates up to 1: in FoX
+            logsigmoid of a linear function of the hidden states. An array or a tensor, which may
+            require grad.
 
     Raises:
         TypeError, ValueError: log_gates are wrong, or above 0.
@@ -44,7 +45,7 @@ class ForgetGates(BiasObject):
 
     @property
     def rows(self) -> int:
-        """Batch rows of the gates."""
+        """The number of batch rows of the gates."""
         return int(self.log_gates.shape[0])
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:

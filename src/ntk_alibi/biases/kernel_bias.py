@@ -1,7 +1,7 @@
 """The form in which the kernels take a bias: slopes, a table, prefix sums or dense numbers.
 
-Kernels never see a method by name. Whatever is cut, for a chunk of queries or for a run of keys, is
-this form and never the bias object.
+The kernels know these forms and no bias classes. Code that splits a call into chunks of queries or
+runs of keys splits this form, not the bias object.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ntk_alibi.masks import Problem
 
 
 class KernelBias(NamedTuple):
-    """A bias in kernel form: exactly one of slopes, table, sums or dense; without any, no bias.
+    """A bias in kernel form: one of slopes, table, sums and dense, or none of them for no bias.
 
-    Arrays, or tensors that autograd can follow. With d = position(i) - position(j):
+    Numbers are arrays, or tensors that autograd can follow. With d = position(i) - position(j):
 
     bias(i, j) = -left_i d for d > 0, right_i d for d < 0, 0 for d = 0
     bias(i, j) = table[d - table_begin]
@@ -28,10 +28,10 @@ class KernelBias(NamedTuple):
 
     Attributes:
         left, right: slopes (1 or batch, heads, 1 or queries); +inf hides a side.
-        table: (heads, distances), whose first distance is table_begin; -inf hides.
+        table: (heads, distances), whose first distance is table_begin; -inf hides keys.
         sums: prefix sums (1 or batch, heads, keys), where the queries are the last keys.
-        dense: numbers that broadcast to (batch, heads, queries, keys); -inf hides.
-        exempt: of a linear bias, positions below this have no slope, as queries and as keys.
+        dense: numbers that broadcast to (batch, heads, queries, keys); -inf hides keys.
+        exempt: tokens at positions below this have no slope, as queries and as keys.
         first: (heads,), subtracted from the scores of exempt tokens with other tokens, or None.
         core: the same bias in the core's form if it was built before, or None.
 
@@ -61,7 +61,7 @@ class KernelBias(NamedTuple):
     def on(self, like: Any) -> KernelBias:
         """Return the bias in like's framework and on its device; NumPy numbers if like is None.
 
-        Slopes and tables are float32, float64 for float64 tensors; sums are float64.
+        Slopes and tables are float32, float64 for float64 tensors; prefix sums are float64.
 
         Raises:
             ValueError: a tensor that requires grad would become a constant.
@@ -78,23 +78,23 @@ class KernelBias(NamedTuple):
 
     def _map(self, convert: Callable[[Any, str | None], Any], wide: str) -> KernelBias:
         dtypes = {"left": wide, "right": wide, "table": wide, "first": wide, "sums": "float64"}
-        given = {name: getattr(self, name) for name in (*dtypes, "dense")}
+        numbers = {name: getattr(self, name) for name in (*dtypes, "dense")}
         return self._replace(
-            **{n: convert(x, dtypes.get(n)) for n, x in given.items() if x is not None}
+            **{n: convert(x, dtypes.get(n)) for n, x in numbers.items() if x is not None}
         )
 
     def checked(self, problem: Problem) -> KernelBias:
-        """Return itself if it fits a problem.
+        """Return this bias if it fits a problem.
 
         Raises:
-            TypeError, ValueError: it does not, or is of several kinds.
+            TypeError, ValueError: it does not fit, or holds several kinds of bias.
         """
         if self.core is not None:
             return self
-        kinds = ("left", "table", "sums", "dense")
-        given = [name for name in kinds if getattr(self, name) is not None]
-        if len(given) > 1 or (self.left is None) != (self.right is None):
-            raise ValueError(f"kernel_bias must give one kind of bias, got {' and '.join(given)}")
+        names = ("left", "table", "sums", "dense")
+        kinds = [name for name in names if getattr(self, name) is not None]
+        if len(kinds) > 1 or (self.left is None) != (self.right is None):
+            raise ValueError(f"kernel_bias must give one kind of bias, got {' and '.join(kinds)}")
         if self.left is not None:
             checks.kernel_slopes(self.left, self.right, problem.shape)
         if self.table is not None:
@@ -108,9 +108,10 @@ class KernelBias(NamedTuple):
         return self
 
     def part(self, queries: slice, keys: slice, problem: Problem) -> KernelBias:
-        """Return the bias of some queries and keys of a problem, as the numbers they have in it.
+        """Return the bias of some queries and keys of a problem, with unchanged numbers.
 
-        Prefix sums stay sums where the part's queries are its last keys, else they become dense.
+        Prefix sums stay prefix sums if the part's queries are its last keys; else they become
+        dense.
         """
         aligned = keys.stop - queries.stop == problem.shape[3] - problem.shape[2]
         sums, dense = self.sums, self.dense
@@ -133,10 +134,10 @@ class KernelBias(NamedTuple):
         return self._replace(left=left, right=right, sums=sums, dense=dense, core=core)
 
     def values(self, queries: Any, keys: Any) -> tuple[Any, Any]:
-        """Return the bias of all pairs, 0 where it hides a key, and where it hides one.
+        """Return the bias of all pairs, 0 for hidden keys, and a mask of the keys that it hides.
 
         Args:
-            queries: positions (1 or batch, queries), int64, of the bias's framework.
+            queries: positions (1 or batch, queries), int64, in the bias's framework.
             keys: positions (1 or batch, keys).
 
         Returns:
@@ -152,7 +153,7 @@ class KernelBias(NamedTuple):
             dense = rows - self.sums[..., None, :]
         if self.table is not None:
             size = self.table.shape[1]
-            if size == 0:  # then nothing is visible
+            if size == 0:  # no key is visible
                 return 0.0 * distance, distance != distance
             index = xp.clip(distance[:, 0] - self.table_begin, 0, size - 1)
             dense = self.table[:, index].swapaxes(0, 1)
@@ -177,10 +178,10 @@ class KernelBias(NamedTuple):
         return numbers, (none_left & behind) | (none_right & ahead)
 
     def in_core(self, shape: tuple[int, ...]) -> _core.AttentionBias:
-        """Return the bias of NumPy numbers in the core's form, without exempt tokens.
+        """Return a bias of NumPy numbers in the core's form, which has no exempt tokens.
 
         Args:
-            shape: batch, heads, queries, keys of the problem.
+            shape: (batch, heads, queries, keys) of the problem.
         """
         if self.core is not None:
             return self.core
@@ -203,7 +204,7 @@ def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
     Args:
         bias: None, an object with the method `kernel_bias`, a KernelBias, or dense numbers.
         problem: the checked problem.
-        like: a tensor in whose framework autograd is to follow the bias, or None for constants.
+        like: a tensor of the call if autograd is to follow the bias, or None for constants.
     """
     if bias is None:
         return NO_BIAS
@@ -225,13 +226,13 @@ def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
 def parameter(
     x: Any, like: Any, *, name: str = "a parameter of the bias", widest: bool = False
 ) -> Any:
-    """Return a parameter of a bias in like's framework, for its `kernel_bias`.
+    """Convert a parameter of a bias to like's framework, for use in `kernel_bias`.
 
     Args:
         x: an array or a tensor.
-        like: as `kernel_bias` got it: None for NumPy numbers, or a tensor that autograd follows.
-        name: of the parameter, in messages.
-        widest: whether the result is float64, and not float32 (float64 for float64 tensors).
+        like: the argument of `kernel_bias`: None for NumPy numbers, or a tensor of the call.
+        name: the parameter's name in messages.
+        widest: True for float64; False for float32, and float64 if like is a float64 tensor.
 
     Raises:
         ValueError: x requires grad, but would become a constant.
@@ -248,5 +249,5 @@ def _constant(x: Any, dtype: str | None) -> Any:
 
 _NONE = _core.no_bias()
 
-#: No bias at all.
+#: The form of no bias.
 NO_BIAS = KernelBias(core=_NONE)

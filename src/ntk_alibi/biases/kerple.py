@@ -22,7 +22,7 @@ class KerplePower(DistanceBias):
         r2: (heads,) numbers in (0, 2], or one for all heads.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, out of range, or of another number of heads.
+        TypeError, ValueError: an argument is wrong, out of range, or has another number of heads.
 
     Example:
         >>> import ntk_alibi as na
@@ -57,7 +57,7 @@ class KerpleLog(DistanceBias):
         r2: (heads,) numbers > 0, or one for all heads.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, out of range, or of another number of heads.
+        TypeError, ValueError: an argument is wrong, out of range, or has another number of heads.
 
     Example:
         >>> import ntk_alibi as na

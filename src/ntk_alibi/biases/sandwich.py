@@ -17,22 +17,22 @@ from ntk_alibi.biases.kernel_bias import parameter
 
 @dataclass(frozen=True, eq=False)
 class Sandwich(DistanceBias):
-    """Products of sinusoidal position embeddings, which fall with distance in waves.
+    """Products of sinusoidal position embeddings, which fall with distance and oscillate.
 
     bias = lambda_h (p_i.p_j - D/2) = lambda_h sum_k (cos(d w_k) - 1),  w_k = 10000^(-2k/D),
     k = 0 .. D/2 - 1
 
-    with p_i = [sin(i w_k), cos(i w_k)]. The constant, which no softmax sees, makes it 0 at d = 0.
-    The published strengths are lambda_h = H / (8h), h = 1 .. H; nothing is learned.
+    with p_i = [sin(i w_k), cos(i w_k)]. The constant, which softmax ignores, makes the bias 0 at
+    d = 0. The published strengths are lambda_h = H / (8h), h = 1 .. H; they are not learned.
 
     Args:
         num_heads: H >= 1.
-        dimension: D of the embeddings, even.
-        lambdas: (heads,) numbers > 0, or a tensor, which may require grad; the published ones if
-            None.
+        dimension: D, the even dimension of the embeddings.
+        lambdas: (heads,) numbers > 0, or a tensor, which may require grad; None for the published
+            strengths.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, out of range, or of another number of heads.
+        TypeError, ValueError: an argument is wrong, out of range, or has another number of heads.
 
     Example:
         >>> import ntk_alibi as na
@@ -72,24 +72,25 @@ class Sandwich(DistanceBias):
         query_positions: Array | None = None,
         key_positions: Array | None = None,
     ) -> tuple[Array, Array, float]:
-        """Return queries and keys with positions as further channels, which need no bias.
+        """Append position embeddings to queries and keys, as channels that replace the bias.
 
         [q_i, (lambda / scale) p_i].[k_j, p_j] = q_i.k_j + (lambda / scale) p_i.p_j
 
-        This is the other form of the same method, [q, sqrt(lambda) p_i].[k, sqrt(lambda) p_j]; with
-        lambda at the queries, heads may share keys. Times scale it is the scores with this bias,
-        plus the constant lambda_h D/2, which no softmax but the logsumexp sees. In float32 it
-        rounds sums of D products; the table does not.
+        This equals the symmetric form [q, sqrt(lambda) p_i].[k, sqrt(lambda) p_j]; with lambda in
+        the queries alone, heads can share keys. The product times scale is the score with this bias
+        plus the constant lambda_h D/2, which changes the logsumexp but not the softmax. In float32
+        it rounds sums of D products, which the table does not.
 
         Args:
             query: (batch, heads, queries, head_dim), array or tensor.
             key: (batch, key heads, keys, head_dim).
-            scale: of the dot products, 1 / sqrt(head_dim) by default; not 0.
+            scale: factor of the dot products, 1 / sqrt(head_dim) by default; not 0.
             query_positions: (queries,) or (batch, queries) integers; the last columns by default.
             key_positions: (keys,) or (batch, keys) integers; the columns by default.
 
         Returns:
-            query and key of head_dim + D channels, as they came, and the scale to attend with.
+            query and key with head_dim + D channels, in their framework and dtype, and the scale to
+            pass to `attention`.
 
         Raises:
             TypeError, ValueError: an argument is wrong.
@@ -98,24 +99,25 @@ class Sandwich(DistanceBias):
         _checks.floating_dtype(query.dtype, _arrays.ANY_DTYPES)
         _checks.fitting_shapes(query.shape, key.shape, key.shape)
         checks.heads_of("query", query.shape[1], self.num_heads)
-        number = checks.nonzero_scale(scale, query.shape[3])
+        factor = checks.nonzero_scale(scale, query.shape[3])
         (batch, _, queries, _), keys = query.shape, key.shape[2]
         q = masks.checked_positions("query_positions", query_positions, batch, queries)
         k = masks.checked_positions("key_positions", key_positions, batch, keys)
-        lambdas = parameter(self.lambdas, query, widest=True)[:, None, None] / number
+        lambdas = parameter(self.lambdas, query, widest=True)[:, None, None] / factor
         embedded = self._embedded(q, keys - queries, queries), self._embedded(k, 0, keys)
         rows, columns = (parameter(x, query, widest=True)[:, None] for x in embedded)
         rows = lambdas * rows
         return (
             _arrays.with_channels(query, rows),
             _arrays.with_channels(key, columns),
-            number,
+            factor,
         )
 
     def _embedded(
         self, positions: NDArray[np.int32] | None, first: int, length: int
     ) -> NDArray[np.float64]:
         """Return sines and cosines of positions (1 or batch, length) along a new last axis."""
-        given = np.arange(first, first + length)[None] if positions is None else positions
-        angles = given[..., None] * np.array(self._frequencies())
+        if positions is None:
+            positions = np.arange(first, first + length, dtype=np.int32)[None]
+        angles = positions[..., None] * np.array(self._frequencies())
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)

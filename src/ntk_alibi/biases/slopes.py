@@ -17,7 +17,7 @@ SIDES = ("causal", "symmetric", "halves", "two_slopes")
 
 
 def hidden_sides(sides: Sides, heads: int) -> NDArray[np.bool_]:
-    """Return which heads do not see their left and their right side, (2, 1, heads, 1)."""
+    """Return a mask (2, 1, heads, 1) of the heads whose left, and right, side is hidden."""
     hidden = np.zeros((2, 1, heads, 1), np.bool_)
     if sides == "causal":
         hidden[1] = True
@@ -27,12 +27,12 @@ def hidden_sides(sides: Sides, heads: int) -> NDArray[np.bool_]:
 
 
 def left_heads(heads: int) -> int:
-    """Return the number of heads that look behind with sides="halves": the greater half."""
+    """Return the number of heads that see keys behind with sides="halves": the larger half."""
     return heads - heads // 2
 
 
 def both_sides(slopes: Any) -> tuple[Any, Any]:
-    """Return left and right slopes of a pair, or of one array for both."""
+    """Return left and right slopes: those of a pair, or one array for both."""
     return slopes if isinstance(slopes, tuple) else (slopes, slopes)
 
 
@@ -63,21 +63,19 @@ def alibi_slopes(
 
     m_h = 2^-e_h. rule="press" (BLOOM, MPT): with P = 2^floor(log2 H), the first P heads have e_h =
     8h/P, the remaining H - P have 8(2i - 1)/(2P), i = 1, 2, ... rule="geometric": e_h = 8h/H for
-    every H. The exponents are stretched by the scaling and 2^-e is rounded once, from float64 to
-    float32.
+    every H. The scaling stretches the exponents; 2^-e is rounded once, from float64 to float32.
 
     Args:
         num_heads: H, any number >= 1.
         scaling: a scaling, or None for the plain slopes.
-        lengths: numbers of tokens, needed by the dynamic scalings only: (batch,) integers, array,
-            tensor or list. With per="query" they may also be (batch, queries): the prefix length of
-            each query; from (batch,) they are made for max(lengths) queries, the last of them at
-            each row's last token.
+        lengths: numbers of tokens, for dynamic scalings only: (batch,) integers, array, tensor or
+            list. With per="query" they may also be (batch, queries), the prefix length of each
+            query; (batch,) then stands for max(lengths) queries, the last at each row's last token.
         rule: "press" or "geometric".
 
     Returns:
-        float32, a tensor if lengths is one: (heads,); (batch, heads) for a dynamic scaling; (batch,
-            heads, queries) for one with per="query".
+        float32, a tensor if lengths is a tensor: (heads,); (batch, heads) for a dynamic scaling;
+            (batch, heads, queries) for a scaling with per="query".
 
     Raises:
         TypeError, ValueError: an argument is wrong, or lengths are missing.
@@ -103,7 +101,7 @@ def alibi_slopes(
 
 
 def scaling_per(scaling: Scaling | None) -> Literal["sequence", "query"] | None:
-    """Return the lengths that a scaling depends on: None, of each "sequence" or of each "query"."""
+    """Return the kind of lengths that a scaling depends on: "sequence", "query" or None."""
     return cast("Literal['sequence', 'query'] | None", getattr(scaling, "per", None))
 
 

@@ -13,21 +13,21 @@ from ntk_alibi.biases.distance import DistanceBias
 
 @dataclass(frozen=True, eq=False)
 class T5(DistanceBias):
-    """T5's learned numbers for buckets of distances, fine near and coarse far.
+    """T5's learned numbers for buckets of distances: fine for near keys, coarse for far keys.
 
     bias = values[h, bucket(d)]
 
-    With n buckets a side (n is half of them if bidirectional, the second half then for keys ahead):
-    bucket(d) = |d| for |d| < n/2, n/2 + floor(n/2 log(|d| / (n/2)) / log(max_distance / (n/2))),
-    n - 1 at most. If not bidirectional, keys ahead are in bucket 0.
+    n is the number of buckets per side. If bidirectional, it is half of all, and the second half is
+    for keys ahead; otherwise keys ahead are in bucket 0. bucket(d) = |d| for |d| < n/2, else
+    n/2 + floor(n/2 log(|d| / (n/2)) / log(max_distance / (n/2))), at most n - 1.
 
-    T5 scales its scores by 1 and adds the same bias in all layers.
+    T5 attends with scale=1 and adds the same bias in all layers.
 
     Args:
-        values: (heads, buckets), array or tensor, which may require grad. For a model of
-            transformers its relative_attention_bias.weight.T.
-        bidirectional: True for encoders; False is for causal attention only.
-        max_distance: where the last bucket begins, at the latest.
+        values: (heads, buckets), array or tensor, which may require grad. For a transformers model
+            this is relative_attention_bias.weight.T.
+        bidirectional: True for encoders; False for causal attention only.
+        max_distance: distances from this one on are in the last bucket.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -62,7 +62,7 @@ class T5(DistanceBias):
         side = count // 2 if self.bidirectional else count
         far = xp.abs(distance) if self.bidirectional else xp.where(distance < 0, 0.0, distance)
         exact = side // 2
-        # In float32 and in this order, as transformers rounds where a bucket begins.
+        # float32 and this order of operations round the bounds of buckets as transformers does.
         ratio = xp.asarray(xp.clip(far, exact, None), dtype=xp.float32) / exact
         steps = xp.log(ratio) / math.log(self.max_distance / exact) * (side - exact)
         coarse = xp.clip(exact + xp.asarray(steps, dtype=xp.int64), None, side - 1)

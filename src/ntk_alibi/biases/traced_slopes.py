@@ -1,6 +1,6 @@
-"""Slopes of a static scaling as an operator of torch, which tracing takes for a constant.
+"""A torch operator for the slopes of a static scaling, a constant for tracing.
 
-Imported while torch traces a call only: tracing cannot look into the compiled core.
+The module is imported only while torch traces a call: tracing cannot look into the compiled core.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ntk_alibi.biases.slopes import left_right_slopes, scaling_per
-from ntk_alibi.scaling import Scaling, scaling_from_config
+from ntk_alibi.biases.slopes import left_right_slopes
+from ntk_alibi.scaling import NTK, Interpolation, Scaling, scaling_from_config
 
 
 def traced_slopes(
@@ -20,7 +20,7 @@ def traced_slopes(
     """Return left and right slopes (1, heads, 1) on like's device.
 
     Raises:
-        ValueError: the scaling depends on lengths, or has no `to_config`.
+        ValueError: the scaling is neither an Interpolation nor an NTK.
     """
     config: dict[str, Any] = {"alibi_type": "default"}
     if scaling is not None:
@@ -34,10 +34,10 @@ def traced_slopes(
 
 
 def _config(scaling: Any) -> dict[str, Any]:
-    if scaling_per(scaling) is not None or not hasattr(scaling, "to_config"):
+    if type(scaling) not in (Interpolation, NTK):  # subclasses may have other slopes
         raise ValueError(
             "scaling must be None, Interpolation or NTK where torch traces attention, got "
-            f"{scaling!r}: pass ALiBi(num_heads, slopes=na.alibi_slopes(...))"
+            f"{type(scaling).__name__}: pass ALiBi(num_heads, slopes=na.alibi_slopes(...))"
         )
     config: dict[str, Any] = scaling.to_config()
     return config

@@ -41,59 +41,72 @@ def attention(
 
     output[i] = sum_j softmax_j(scale q_i.k_j + bias(i, j)) v_j
 
-    over the keys j that query i sees. With d = position(i) - position(j) these are the real keys
-    with d >= 0 if causal, |d| < window if there is one, and, if there is a causal_block, in blocks
-    of so many positions i's own or the previous one; and the first `sink` positions. A query that
-    sees none gets 0 and logsumexp -inf. What it does not see takes part in no arithmetic: NaN
+    The sum is over the keys j that query i sees. With d = position(i) - position(j), it sees the
+    real keys with d >= 0 if causal, with |d| < window if there is a window, and, if there is a
+    causal_block, in its own block of that many positions or the one before. Keys at the first
+    `sink` positions are seen from beyond the window and the block, too, at their true distances;
+    without `causal`, those ahead of the query are seen within the window alone. Queries (rows) and
+    keys (columns) of two masks, 1 for a pair that is seen:
+
+        3 queries, 5 keys, causal        window=2, sink=1
+            1 1 1 0 0                        1 1 1 0 0
+            1 1 1 1 0                        1 0 1 1 0
+            1 1 1 1 1                        1 0 0 1 1
+
+    A query that sees no key gets 0 and logsumexp -inf. Hidden keys take part in no arithmetic: NaN
     in padding or in the future stays there.
 
+    Letters of shapes: B batch, H heads of queries, H' heads of keys, Q queries, K keys, D head_dim.
+
     Args:
-        query: (batch, heads, queries, head_dim), float32, bfloat16 or float16, head_dim 1 to 256.
-        key: (batch, key heads, keys, head_dim); heads are a multiple of key heads (GQA, MQA).
-        value: as key.
+        query: (B, H, Q, D), float32, bfloat16 or float16, D from 1 to 256.
+        key: (B, H', K, D); H is a multiple of H' (GQA, MQA).
+        value: (B, H', K, D).
         bias: an `ALiBi`, `BiALiBi`, `KerplePower`, `KerpleLog`, `Sandwich`, `BAM`, `T5`,
-            `DistanceTable`, `DistanceFunction` or `ForgetGates`, or numbers broadcastable to
-            (batch, heads, queries, keys), or None.
+            `DistanceTable`, `DistanceFunction`, `ForgetGates` or any other `BiasObject`, or numbers
+            broadcastable to (B, H, Q, K), or None.
         causal: whether keys ahead of the query are hidden.
-        window: how many positions back (and ahead) a query sees, itself included.
+        window: the number of positions back (and ahead) that a query sees, itself included.
         causal_block: length of the blocks of block-wise causal attention, in which a query sees its
             own block up to itself and the one before it.
-        sink: positions below this are seen from beyond the window or the block, too.
-        key_padding_mask: (batch, keys), 1 or True for real keys, as transformers' attention_mask.
-        query_positions: (queries,) or (batch, queries) integers; the columns by default, the last
-            query at the last key. Where key_positions are given, the last of those.
-        key_positions: (keys,) or (batch, keys) integers, the columns by default. BLOOM counts real
-            tokens: cumsum(mask) - 1.
+        sink: the number of first positions that every query behind them sees. `patch` has a `sink`
+            of another kind, which moves sinks next to the window.
+        key_padding_mask: (B, K), 1 or True for real keys, as transformers' attention_mask.
+        query_positions: (Q,) or (B, Q) integers; by default the columns, the last query at the last
+            key. With key_positions, the last of those.
+        key_positions: (K,) or (B, K) integers, the columns by default. BLOOM counts real tokens:
+            cumsum(mask) - 1.
         align: without query_positions, "end" puts the last query at the last key, "start" the first
             at the first, as in cross-attention between two texts that run side by side.
-        scale: of the dot products, 1 / sqrt(head_dim) by default.
-        skip_tolerance: keys that are proven to have at most this share of a query's softmax mass,
-            together, are left out; less than 1. 0.0 leaves out only what rounding would swallow
-            (2^-24); None reads every visible key. Linear biases with slopes >= 0, tables and
-            running sums have a proof (docs/certified-skipping.md), others read all.
+        scale: factor of the dot products, 1 / sqrt(D) by default.
+        skip_tolerance: keys are left out that are proven to have, together, at most this share of a
+            query's softmax mass; less than 1. 0.0 leaves out only what rounding would swallow
+            (2^-24); None reads every visible key. Linear biases with slopes >= 0, tables and prefix
+            sums have a proof (docs/certified-skipping.md); other biases read all keys.
         rotary: a `RoPE` or `XPOS` that rotates queries and keys by their positions first.
-        log_n: a training length: scores before the bias are multiplied by `log_n_scale`. With this
-            or rotary, bfloat16 and float16 are attended to in float32, and rounded once.
-        key_norms: kept by the caller of the very keys, without rotary, key_padding_mask and
-            key_positions, and without exempt tokens.
-        dropout: must be 0: the fused kernel has no attention dropout.
-        return_logsumexp: whether to return the logsumexp too, float32 (batch, heads, queries),
-            natural, of the scores as above. `merge` takes both.
-        return_stats: whether to return `Stats` too.
+        log_n: a training length: scores before the bias are multiplied by `log_n_scale`. With log_n
+            or rotary, bfloat16 and float16 are computed in float32 and rounded once.
+        key_norms: norms of these very keys, kept by the caller; without rotary, key_padding_mask,
+            key_positions and exempt tokens.
+        dropout: must be 0: the fused kernel has no attention dropout (see Raises).
+        return_logsumexp: whether to return the logsumexp, too: float32 (B, H, Q), natural, of the
+            scores as above. `merge` takes both.
+        return_stats: whether to return `Stats`, too.
 
     Returns:
-        The output, or a tuple of it and what else was asked for, in this order. As query:
-        framework, shape and dtype. Strides are taken as they come where the last one is 1; other
-        arrays are copied once.
+        The output, or a tuple of output, logsumexp and stats as far as they are asked for. The
+        output has query's framework, shape and dtype. Any strides are read in place if the last one
+        is 1; other arrays are copied once.
 
-    Tensors may require grad, the parameters of biases and dense ones too, and may come under
-    torch.compile, autocast and vmap. float64 tensors, and tensors on other devices than the CPU, go
-    through torch's own operations, some queries at a time.
+    Tensors may require grad, and so may parameters of biases and dense biases; torch.compile,
+    autocast and vmap work. float64 tensors, and tensors on other devices than the CPU, go through
+    torch's own operations, some queries at a time.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two of them contradict each other; key_norms
-            or return_stats with tensors that require grad. NumPy's float64 is refused:
-            `ntk_alibi.reference.attention` takes it.
+            or return_stats with tensors that require grad; dropout is not 0 (use
+            `ntk_alibi.patch(model, attention="eager")`, or bias.tensor(...) in torch's SDPA); NumPy
+            arrays are float64 (use `ntk_alibi.reference.attention`).
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -113,7 +126,7 @@ def attention(
     if _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias):
         checks.without_torch("key_norms", key_norms is not None)
         checks.without_torch("return_stats", return_stats)
-        # Only now: torch is optional, and here because a tensor is.
+        # Imported here, since torch is optional; it is loaded if there is a tensor.
         from ntk_alibi.torch.operator import attention_of_tensors as attend
 
         tensors: tuple[Any, Any, Any] = (query, key, value)

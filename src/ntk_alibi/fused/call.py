@@ -1,4 +1,4 @@
-"""One call of attention: its arguments, checked once, in one object for all ways to attend."""
+"""The checked arguments of one call of attention, for all implementations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.positions import checks as position_checks
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
-#: The share of a float32 sum that rounding to nearest swallows: half an ulp.
+#: The share of a float32 sum that is lost in rounding to nearest: half an ulp.
 ROUNDING = 2.0**-24
 
 
 class Options(NamedTuple):
-    """Keyword arguments of `attention` beside the mask, its scale and its tolerance."""
+    """Keyword arguments of `attention` other than mask options, scale and skip_tolerance."""
 
     key_padding_mask: Any = None
     query_positions: Any = None
@@ -33,12 +33,12 @@ DEFAULTS = Options()
 
 
 class CallForm(NamedTuple):
-    """The part of a call that depends on shapes and plain numbers alone, checked.
+    """The checked part of a call that depends on shapes and plain numbers alone.
 
     Attributes:
-        problem: all keys real, queries and keys at their columns.
-        scale: of the dot products.
-        skip_tolerance: as of `attention`.
+        problem: the problem with real keys only, and columns as positions.
+        scale: factor of the dot products.
+        skip_tolerance: the argument of `attention`.
         rule: mask, scale and tolerance in the core's form; None while torch traces.
     """
 
@@ -59,11 +59,11 @@ class CallForm(NamedTuple):
         causal: Any = True,
         *limits: Any,
     ) -> CallForm:
-        """Return the form of inputs of one of some dtypes and of unchecked numbers.
+        """Return the form of inputs with one of these dtypes and of unchecked numbers.
 
-        Limits are the options of the mask besides causal.
+        limits are the mask options other than causal.
         """
-        _checks.floating_dtype(dtype, dtypes)
+        checks.input_dtype(dtype, dtypes)
         _checks.fitting_shapes(query_shape, key_shape, value_shape)
         mask = Mask.checked(causal, *limits)
         if scale is None:
@@ -75,16 +75,16 @@ class CallForm(NamedTuple):
         return CallForm(problem, scale, tolerance, rule)
 
 
-#: Most calls have the form of a call before: another layer's.
+#: Forms are cached, since most calls have the form of an earlier call, of another layer.
 _known_form = functools.lru_cache(maxsize=256, typed=True)(CallForm.checked)
 
 
 def call_form(query: Any, key: Any, value: Any, *numbers: Any) -> CallForm:
-    """Return the form of inputs, scale, skip_tolerance and the options of the mask, if known."""
+    """Return the form, cached or new; numbers are scale, skip_tolerance and mask options."""
     kind = _arrays.FUSED_DTYPES, query.dtype, query.shape, key.shape, value.shape
     try:
         return _known_form(*kind, *numbers)
-    except TypeError:  # a wrong type, or one that has no hash
+    except TypeError:  # a wrong type, or a type without a hash
         return CallForm.checked(*kind, *numbers)
 
 
@@ -93,7 +93,7 @@ def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.C
     """Return a mask, a scale and a tolerance in the core's form.
 
     The core's tolerance is the share of a row's softmax mass that it may leave out, 0 for none:
-    skip_tolerance 0.0 allows the share that rounding swallows anyway, None allows none.
+    skip_tolerance 0.0 allows the share that rounding loses anyway, None allows none.
     """
     share = ROUNDING if skip_tolerance == 0.0 else skip_tolerance or 0.0
     return _core.CallRule(scale, share, mask.numbers())
@@ -105,14 +105,14 @@ class AttentionCall(NamedTuple):
     Attributes:
         query: (batch, heads, queries, head_dim), array or tensor.
         key: (batch, key heads, keys, head_dim).
-        value: as key.
-        bias: in kernel form, of NumPy numbers or of tensors that autograd follows.
+        value: (batch, key heads, keys, head_dim).
+        bias: the kernel form, of NumPy numbers or of tensors that autograd follows.
         problem: shape, mask and positions.
         rule: mask, scale and tolerance in the core's form; None while torch traces.
-        scale: of the dot products.
-        skip_tolerance: as of `attention`.
-        rotary: rotary embedding that is still to be applied, or None.
-        log_n: training length of the log-n scaling that is still to be applied, or None.
+        scale: factor of the dot products.
+        skip_tolerance: the argument of `attention`.
+        rotary: rotary embedding that is not applied yet, or None.
+        log_n: training length of a log-n scaling that is not applied yet, or None.
     """
 
     query: Any
@@ -136,16 +136,16 @@ class AttentionCall(NamedTuple):
         options: Options = DEFAULTS,
         like: Any = None,
     ) -> AttentionCall:
-        """Return the call of inputs whose form is checked.
+        """Return the call of inputs with a checked form.
 
         Args:
-            query: as of `attention`, as are key, value and bias.
+            query: the queries.
             key: the keys.
             value: the values.
-            bias: the bias.
-            form: of the inputs and the numbers.
+            bias: the argument of `attention`.
+            form: the form of the inputs and the numbers.
             options: the other keyword arguments.
-            like: a tensor if the bias is to be tensors, else None.
+            like: a tensor of the call if the bias is to hold tensors, else None.
         """
         problem, scale, tolerance, rule = form
         if options is not DEFAULTS:
@@ -157,7 +157,7 @@ class AttentionCall(NamedTuple):
 
     @property
     def rotates(self) -> bool:
-        """True if queries and keys are to be rotated or scaled first."""
+        """True if queries and keys have to be rotated or scaled first."""
         return self.rotary is not None or self.log_n is not None
 
     def part(self, queries: slice, keys: slice) -> AttentionCall:

@@ -7,8 +7,18 @@ from typing import Any, NoReturn
 from ntk_alibi import _arrays, _checks
 
 
+def input_dtype(dtype: Any, dtypes: tuple[str, ...]) -> None:
+    """Check the dtype of query, key and value."""
+    if "float64" not in dtypes and _arrays.dtype_name(dtype) == "float64":
+        raise TypeError(
+            f"query must be of a dtype of {', '.join(dtypes)}, got float64: pass "
+            "query.astype(numpy.float32), or see ntk_alibi.reference.attention"
+        )
+    _checks.floating_dtype(dtype, dtypes)
+
+
 def rotary(value: Any, head_dim: int, *, causal: bool) -> Any:
-    """Return None or rotary positions for heads of this size."""
+    """Return the checked rotary embedding, or None."""
     if value is None:
         return None
     if isinstance(value, type) or not callable(getattr(value, "rotated", None)):
@@ -29,7 +39,7 @@ def untraced_positions(rotary: Any) -> NoReturn:
 
 
 def no_dropout(value: Any) -> None:
-    """Refuse dropout of attention weights, which are never all formed."""
+    """Refuse dropout of attention weights, whose matrix is never formed."""
     if _checks.finite("dropout", value, minimum=0.0):
         raise ValueError(
             f"dropout must be 0 in fused attention, got {value!r}: use ntk_alibi.patch(model, "
@@ -38,9 +48,9 @@ def no_dropout(value: Any) -> None:
         )
 
 
-def without_torch(name: str, given: bool) -> None:
-    """Refuse an option of calls on NumPy numbers where torch records or transforms the call."""
-    if given:
+def without_torch(name: str, used: bool) -> None:
+    """Refuse an option that calls through torch's operator do not have."""
+    if used:
         raise ValueError(
             f"{name} is for calls that torch neither records nor traces: use torch.no_grad() and "
             "float32, bfloat16 or float16 on the CPU"
@@ -50,7 +60,7 @@ def without_torch(name: str, given: bool) -> None:
 def forward_results(
     query: Any, output: Any, logsumexp: Any, output_gradient: Any, logsumexp_gradient: Any
 ) -> None:
-    """Check results of attention and their gradients."""
+    """Check shapes and dtypes of attention's results and of their gradients."""
     for name, array, like in (
         ("output", output, query),
         ("output_gradient", output_gradient, query),
@@ -78,7 +88,7 @@ def key_cache(key: Any, known: tuple[int, ...], length: int) -> str:
 
 
 def key_norms(value: Any, key_shape: tuple[int, ...], *, consecutive: bool) -> None:
-    """Check kept norms of consecutive keys of this shape."""
+    """Check that key norms are those of consecutive keys with this shape."""
     if not hasattr(value, "norms"):
         raise TypeError(f"key_norms must be None or a KeyNorms, got {value!r}")
     if not consecutive:
@@ -91,7 +101,7 @@ def key_norms(value: Any, key_shape: tuple[int, ...], *, consecutive: bool) -> N
 
 
 def skip_tolerance(value: Any) -> float | None:
-    """Return None or a share in [0, 1)."""
+    """Return the checked tolerance, None or a share in [0, 1)."""
     if value is None:
         return None
     share = _checks.finite("skip_tolerance", value, minimum=0.0)
@@ -104,7 +114,7 @@ def parts(outputs: Any, logsumexps: Any) -> None:
     """Check results of attention over disjoint keys."""
     if len(outputs) != len(logsumexps) or not outputs:
         raise ValueError(
-            "outputs and logsumexps must be as many, at least one, got "
+            "outputs and logsumexps must have the same length, at least 1, got "
             f"{len(outputs)} and {len(logsumexps)}"
         )
     for name, arrays, shape in (

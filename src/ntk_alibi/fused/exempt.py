@@ -1,7 +1,7 @@
-"""Exempt tokens: calls of the core for the keys that have slopes and for those that have none.
+"""Exempt tokens: one call of the core for exempt keys and one for the other keys.
 
-Scores of exempt keys have no slope, but a constant for each query, which leaves the kernel and goes
-into the logsumexp; so have all scores of exempt queries.
+Scores of exempt keys, and all scores of exempt queries, have no slope but a constant for each
+query. Within one call it does not change the softmax, so it is added to the logsumexp afterwards.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ntk_alibi.fused.call import AttentionCall
 
 
 class KeySubset(NamedTuple):
-    """Some of the keys, and their bias.
+    """A subset of the keys, and its bias.
 
     Attributes:
-        bias: in the core's form.
+        bias: the bias in the core's form.
         mask: (batch, keys), 1 for the keys of the subset, or None for all.
-        shift: added to their logsumexp, (1 or batch, heads, 1 or queries), or None.
+        shift: added to the subset's logsumexp, (1 or batch, heads, 1 or queries), or None.
         exempt: whether these are the exempt keys.
     """
 
@@ -32,7 +32,7 @@ class KeySubset(NamedTuple):
 
 
 def key_subsets(call: AttentionCall) -> list[KeySubset]:
-    """Return one subset of all keys, or the exempt ones and the others."""
+    """Return one subset with all keys, or two: the exempt keys and the others."""
     bias, problem = call.bias, call.problem
     mask = problem.key_padding_mask
     if not bias.exempt:
@@ -42,22 +42,32 @@ def key_subsets(call: AttentionCall) -> list[KeySubset]:
     real = np.ones((batch, keys), np.bool_) if mask is None else mask.astype(np.bool_)
     rows, zero = exempt_queries(call), np.float32(0)
     slopes = bias.left, bias.right
-    none = (np.where(np.isinf(side), side, zero) for side in slopes)
-    some = (np.where(rows & ~np.isinf(side), zero, side) for side in slopes)
+    flat = (np.where(np.isinf(side), side, zero) for side in slopes)
+    sloped = (np.where(rows & ~np.isinf(side), zero, side) for side in slopes)
     shifts: list[Any] = [None, None]
     if bias.first is not None:
         first = np.broadcast_to(bias.first[None, :, None], (batch, heads, 1))
-        shifts = [np.where(rows, zero, -first), np.where(rows, -first, zero)]
+        shifts = [np.where(shifted, -first, zero) for shifted in _shifted_queries(call)]
     return [
-        KeySubset(_core.linear_bias(*none), (real & exempt).view(np.uint8), shifts[0], True),
-        KeySubset(_core.linear_bias(*some), (real & ~exempt).view(np.uint8), shifts[1]),
+        KeySubset(_core.linear_bias(*flat), (real & exempt).view(np.uint8), shifts[0], True),
+        KeySubset(_core.linear_bias(*sloped), (real & ~exempt).view(np.uint8), shifts[1]),
     ]
 
 
 def exempt_queries(call: AttentionCall) -> NDArray[np.bool_]:
-    """Return which queries are exempt, (1 or batch, 1, queries)."""
+    """Return a mask of the exempt queries, (1 or batch, 1, queries)."""
     exempt: NDArray[np.bool_] = (call.problem.positions()[0] < call.bias.exempt)[:, None]
     return exempt
+
+
+def _shifted_queries(call: AttentionCall) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the queries whose scores `first` lowers: with the first key, and with other keys.
+
+    The first token's score with itself has no constant. Queries before it have one with all keys:
+    there are some if there are more queries than keys.
+    """
+    itself: NDArray[np.bool_] = (call.problem.positions()[0] == 0)[:, None]
+    return ~itself, exempt_queries(call)
 
 
 def first_gradient(
@@ -71,8 +81,8 @@ def first_gradient(
 ) -> NDArray[np.float32]:
     """Return the gradient of the constant `first`, (batch, heads, queries).
 
-    The constant is subtracted from all scores of one subset, whose sum of ds_ij is that of its
-    weights times do_i.o_i(subset) - do_i.o_i + dl_i; over all keys it is dl_i.
+    The constant is subtracted from all scores of one subset. The sum of ds_ij over a subset is the
+    sum of its weights times do_i.o_i(subset) - do_i.o_i + dl_i; over all keys it is dl_i.
     """
     do, whole, part = (
         np.asarray(_arrays.to_numpy(x), np.float64)
@@ -84,5 +94,6 @@ def first_gradient(
     share = np.exp(subset_logsumexp - np.where(seen, log, 0.0))
     of_subset = share * ((do * (part - whole)).sum(axis=-1) + dl)
     of_rest = np.where(seen, dl, 0.0) - of_subset
-    gradient: NDArray[np.float32] = np.where(exempt_queries(call), of_rest, of_subset)
+    with_first, with_others = _shifted_queries(call)
+    gradient = np.where(with_first, of_subset, 0.0) + np.where(with_others, of_rest, 0.0)
     return -gradient.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Forward pass on the compiled core. Autograd and vmap are handled in torch/operator.py."""
+"""The forward pass on the compiled core; torch/operator.py handles autograd and vmap."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ntk_alibi.fused.rotated import RotatedCall
 
 @dataclass(frozen=True)
 class Stats:
-    """Blocks that `attention` read and could have read, of 64 keys by a tile of queries.
+    """Numbers of blocks, of 64 keys by a tile of queries, in one call of `attention`.
 
     Attributes:
         visited: int64 (batch, heads), blocks read.
-        visible: int64 (batch, heads), blocks that the mask leaves.
+        visible: int64 (batch, heads), blocks that the mask leaves visible.
     """
 
     visited: NDArray[np.int64]
@@ -32,7 +32,7 @@ class Stats:
 
     @property
     def share(self) -> NDArray[np.float64]:
-        """Visited of visible blocks, (batch, heads); 1 where none is visible."""
+        """The visited share of visible blocks, (batch, heads); 1 if no block is visible."""
         share: NDArray[np.float64] = np.where(
             self.visible == 0, 1.0, self.visited / np.maximum(self.visible, 1)
         )
@@ -42,7 +42,7 @@ class Stats:
 def forward(
     call: AttentionCall, *, key_norms: KeyNorms | None = None, log: bool = True, stats: bool = False
 ) -> tuple[Any, Any, Stats | None]:
-    """Return output, logsumexp and stats of a call; the last two are None unless asked for."""
+    """Return output, logsumexp (None without log) and stats (None without stats) of a call."""
     if call.rotates:
         return _rotated(call, key_norms, log, stats)
     subsets = key_subsets(call)

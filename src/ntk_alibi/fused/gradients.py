@@ -22,7 +22,7 @@ from ntk_alibi.masks import Mask
 
 @dataclass(frozen=True)
 class AttentionGradients:
-    """Gradients of attention: arrays like the inputs, and NumPy float32 for the bias.
+    """Gradients of attention: arrays like the inputs, and NumPy arrays for the bias.
 
     Attributes:
         query, key, value: gradients of the inputs, in their shapes and dtypes.
@@ -64,28 +64,28 @@ def attention_gradients(
     p_ij = exp(s_ij - logsumexp_i);  ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i)
     dq_i = scale sum_j ds_ij k_j;  dk_j = scale sum_i ds_ij q_i;  dv_j = sum_i p_ij do_i
 
-    Weights are formed again tile by tile, so the matrix of all pairs is never kept. Torch's
-    autograd calls this for tensors that require grad.
+    Weights are computed again tile by tile, so the matrix of all pairs is never stored. Torch's
+    autograd runs the same code for tensors that require grad.
 
     Args:
-        query: the argument of the call of `attention`, as are key, value and bias.
-        key: the keys.
-        value: the values.
+        query: the queries of the call of `attention`.
+        key: the keys of that call.
+        value: the values of that call.
         output: the result of that call.
         logsumexp: its second result, with return_logsumexp=True.
         output_gradient: the gradient of output, any strides.
         logsumexp_gradient: the gradient of logsumexp, or None for zeros.
-        bias: the bias.
+        bias: the bias of that call.
         bias_gradient: whether to compute the gradient of the bias, too.
         options: causal, window, causal_block, sink, key_padding_mask, query_positions,
             key_positions, align, scale, skip_tolerance, rotary and log_n of that call. Blocks of
-            keys with no more than that share of a query's mass are left out here, too.
+            keys with at most the tolerated share of a query's mass are left out here, too.
 
     Returns:
-        The gradients; the same bits for any number of threads.
+        The gradients, bitwise the same for any number of threads.
 
     Raises:
-        TypeError, ValueError: as `attention`.
+        TypeError, ValueError: an argument is wrong, as in `attention`.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -126,7 +126,7 @@ def gradients_of(
     key_and_value = of_key, of_value
     subsets = key_subsets(call)
     if call.problem.key_padding_mask is not None or len(subsets) > 1:
-        for gradient in key_and_value:  # the core does not write those of masked keys
+        for gradient in key_and_value:  # the core does not write gradients of masked keys
             gradient[...] = 0
     of_bias = _zeros(call) if bias_gradient else {}
     of_query = [query_gradient(call, x, results, key_and_value, of_bias) for x in subsets]
@@ -170,7 +170,7 @@ def _zeros(call: AttentionCall) -> dict[str, NDArray[Any]]:
 def _rotated_gradients(
     call: AttentionCall, results: ForwardResults, bias_gradient: bool
 ) -> AttentionGradients:
-    """Return the gradients of a rotated call: rotated back, and summed over the runs."""
+    """Return the gradients of a call with rotation: rotated back, and summed over the runs."""
     rotated = RotatedCall(call)
     xp, wide = _arrays.namespace(call.query), _arrays.promote_to_float32
     key_sum, value_sum = (xp.zeros_like(wide(x)) for x in (call.key, call.value))
@@ -195,7 +195,7 @@ def _rotated_gradients(
 def _joined_bias_gradients(
     pairs: list[tuple[QueryRun, AttentionGradients]], shape: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Return the gradients of the whole bias, from those of the runs' parts of it."""
+    """Join the bias gradients of the runs into those of the whole bias."""
     joined: dict[str, Any] = {}
     first = pairs[0][1]
     for name in ("left", "right", "first"):

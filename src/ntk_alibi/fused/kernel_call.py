@@ -31,7 +31,7 @@ def attend(
     norms: NDArray[np.float32] | None = None,
     log: bool = True,
 ) -> tuple[Array, NDArray[np.float32] | None]:
-    """Return output and logsumexp over a subset of the keys, the latter unless log is False."""
+    """Return output and logsumexp (None without log) over a subset of the keys."""
     storage = _arrays.storage
     output, written = _arrays.empty_pair(call.query)
     logsumexp = np.empty(call.query.shape[:3], np.float32) if log else None
@@ -61,8 +61,8 @@ def query_gradient(
 ) -> Array:
     """Return the query's gradient over a subset of the keys.
 
-    Gradients of its keys and values are written to key_and_value, those of the bias are added to
-    bias_gradients.
+    Gradients of the subset's keys and values are written to key_and_value; gradients of the bias
+    are added to bias_gradients.
     """
     log = results.logsumexp if subset.shift is None else results.logsumexp - subset.shift
     gradient, written = _arrays.empty_pair(call.query)

@@ -8,21 +8,22 @@ from ntk_alibi import _arrays, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.fused import checks
 
-#: Keys that are skipped, or read, together.
+#: Number of keys that are skipped, or read, together.
 BLOCK = 64
 
 
 class KeyNorms:
-    """Norms of a growing key cache, kept so that `attention` need not measure them at each call.
+    """Norms of a growing key cache, so that `attention` need not measure them at each call.
 
     `skip_tolerance` needs the greatest norm of each 64 keys, which costs a pass over all of them;
     with many keys and one query that pass is most of the work. `update` reads only the keys that
-    were appended since the last one. Keys that were changed in place are not noticed: start anew.
+    were appended since the last update. It does not notice keys that were changed in place: these
+    need a new object.
 
     Attributes:
-        length: keys measured.
-        norms: float32 (batch, key heads, blocks, 3), for `attention`: the greatest norm of each 64
-            keys, of them and all before, and infinity.
+        length: number of keys measured.
+        norms: float32 (batch, key heads, blocks, 3), for `attention`: the greatest norm of each
+            block of 64 keys, of the block and all blocks before, and infinity.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -43,13 +44,13 @@ class KeyNorms:
         self.norms = np.empty((0, 0, 0, 3), np.float32)  # (batch, key heads, blocks, kinds)
 
     def update(self, key: Array) -> KeyNorms:
-        """Measure the keys from `length` on; returns itself.
+        """Measure the keys from `length` on, and return this object.
 
         Args:
             key: (batch, key heads, keys, head_dim), the whole cache, at least as long as before.
 
         Raises:
-            TypeError, ValueError: key is no array of that kind, is shorter than before or has
+            TypeError, ValueError: key is no array of four axes, is shorter than before, or has
                 another batch or number of heads.
         """
         checks.key_cache(key, self.norms.shape[:2], self.length)

@@ -17,11 +17,11 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
 
     Args:
         outputs: at least one, each (batch, heads, queries, head_dim).
-        logsumexps: as many, each (batch, heads, queries).
+        logsumexps: one for each output, (batch, heads, queries).
 
     Returns:
-        (output, logsumexp), as the first of each, computed in float64; 0 and -inf for queries that
-        no part saw a key of. Tensors may require grad.
+        (output, logsumexp), computed in float64, with framework and dtype of the first output and
+        the first logsumexp; 0 and -inf for queries that see no key. Tensors may require grad.
 
     Raises:
         TypeError, ValueError: the lists differ in length, shapes or framework.

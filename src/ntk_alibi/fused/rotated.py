@@ -1,7 +1,7 @@
-"""Attention of queries and keys that are rotated and scaled first, for any way to attend.
+"""Calls with rotary embeddings or log-n scaling, as calls of rotated and scaled inputs.
 
-The kernels know neither: they get other queries and keys. Only XPOS needs more than one call, since
-its factors are powers of the distance to a centre: each run of queries has a centre of its own.
+The kernels know neither method. Only XPOS needs more than one call: its factors are powers of the
+distance to a centre, which differs between runs of queries.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ntk_alibi.fused import checks
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.positions.log_n import log_n_factors
 
-#: The logarithm of XPOS's fastest factor differs by at most this much between queries of one
-#: centre: less means more calls, more makes the bounds on scores loose that skipping rests on.
+#: The logarithm of XPOS's fastest factor differs by at most this much between queries that share a
+#: centre. A smaller value means more calls; a larger value loosens the bounds that skipping needs.
 SPREAD = 4.0
 
-#: XPOS's factors below e^-70 are 0: no float32 sum of scores would notice them.
+#: XPOS's factors below e^-70 are set to 0, since they cannot change a float32 sum.
 FADED = -70.0
 
 
@@ -44,10 +44,10 @@ class QueryRun:
 
 
 class RotatedCall:
-    """A call whose queries and keys are rotated and scaled, as calls that need neither.
+    """A call with rotation or log-n scaling, split into calls without them.
 
     Attributes:
-        runs: the calls to make, in the order of the queries.
+        runs: the runs of queries, in order; each becomes a call.
     """
 
     def __init__(self, call: AttentionCall) -> None:
@@ -114,11 +114,11 @@ class RotatedCall:
             yield QueryRun(slice(begin, end), seen, *self._factors(slice(begin, end), seen))
 
     def _bounds(self) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of the runs: positions of one differ by little, in all rows."""
+        """Yield begin and end of the runs, whose positions differ by little in all rows."""
         queries = self._call.problem.shape[2]
         spread = int(min(SPREAD / self._rotary.fastest_rate, 2**31))
-        given = self._call.problem.query_positions is not None
-        rows = _arrays.to_numpy(self._positions[0]) if given else None
+        default = self._call.problem.query_positions is None
+        rows = None if default else _arrays.to_numpy(self._positions[0])
         begin = 0
         while begin < queries or begin == 0:
             end = min(begin + spread + 1, queries)
@@ -130,16 +130,16 @@ class RotatedCall:
             begin = max(end, 1)
 
     def _seen(self, begin: int, end: int) -> slice:
-        """Return the columns that queries may see, the last ones aligned as before.
+        """Return the columns that queries may see, which end at the last query's column.
 
-        They begin at column 0 where positions are counted from there, by sinks or exempt tokens.
+        They begin at column 0 if there are sinks or exempt tokens, which are counted from there.
         """
         mask, (queries, keys) = self._call.problem.mask, self._call.problem.shape[2:]
         first, ends = keys - queries + begin, max(keys - queries + end, 0)
         if mask.sink or self._call.bias.exempt:
             return slice(0, ends)
-        begins = max(int(mask.interval(np.array([first]))[0][0]), 0)
-        if mask.causal_block is not None:  # positions of the part count blocks from its first key
+        begins = max(mask.interval(first)[0], 0)
+        if mask.causal_block is not None:  # a part counts blocks from its first key
             begins = begins // mask.causal_block * mask.causal_block
         return slice(min(begins, ends), ends)
 
@@ -152,7 +152,7 @@ class RotatedCall:
             return None, None
         first, last = xp.amin(q, -1)[:, None], xp.amax(q, -1)[:, None]
         centre = (first + last) // 2
-        k = xp.minimum(k, last)  # no query sees keys ahead of all
+        k = xp.minimum(k, last)  # no query sees keys ahead of all queries
         decays = self._rotary.log_decays(example)
 
         def factor(distance: Any) -> Any:

@@ -30,53 +30,54 @@ def patch(
 ) -> PatchHandle:
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
-    Only this instance changes. It stays patched until `.undo()` of the returned handle, or the end
-    of a `with` block.
-    Patches nest: the newest counts, and undoing it brings the one before back. Weights, config,
-    save_pretrained, generate(), caches, padding and gradient checkpointing keep working.
+    Only this instance changes. It stays patched until `.undo()` of the returned handle, or until
+    the end of a `with` block. Patches nest: the newest one counts, and undoing it brings the one
+    before back. Weights, config, save_pretrained, generate(), caches, padding and gradient
+    checkpointing keep working.
 
     Args:
-        model: a transformers BLOOM, MPT or Falcon (with alibi=True) model of any head, or a module
-            that holds one.
+        model: a transformers BLOOM, MPT or Falcon (with alibi=True) model with any head, or a
+            module that holds one.
         scaling: a scaling, or None for plain ALiBi.
         attention: "fused" calls `ntk_alibi.attention`, which never forms a matrix of queries x
-            keys; "sdpa" runs torch's fused kernel on exact float32 distances without one either
-            (BLOOM and Falcon); "eager" forms it, BLOOM's by transformers' own arithmetic (with
-            scaling=None its very bits), the others' in float32. Calls with output_attentions are
-            "eager" whatever is chosen. Dropout of attention weights in training, which the compiled
-            core does not have, turns "fused" into "sdpa", for MPT into "eager".
+            keys. "sdpa" (BLOOM and Falcon) runs torch's fused kernel on exact float32 distances,
+            without such a matrix either. "eager" forms it: for BLOOM by transformers' own
+            arithmetic (with scaling=None to the bit), for the others in float32. Calls with
+            output_attentions are always "eager". In training with dropout of attention weights,
+            which the compiled core does not have, "fused" becomes "sdpa", and for MPT "eager".
         compat: "transformers" rounds Falcon's bias as transformers' SDPA form does: slopes,
-            positions and their products to bfloat16, whatever the model's dtype. It goes with
-            "fused" and "eager", and with scalings that are the same for all queries. Other families
-            have no such rounding, and refuse it.
-        window: how many tokens back a token sees, itself included. The training length gives the
-            "super baseline" of the papers: no distance that training did not show.
-        sink: first tokens of the text that are seen besides, as if they stood directly before the
-            window: what has left it is taken out, and distances count what is left. `WindowCache`
-            holds no more than these and the window.
-        causal_block: length of blocks, of which a token sees its own up to itself and the one
-            before.
+            positions and their products to bfloat16, whatever the model's dtype. It needs "fused"
+            or "eager", and a scaling that is the same for all queries. Other families have no such
+            rounding, and refuse it.
+        window: the number of tokens back that a token sees, itself included. The training length
+            gives the "super baseline" of the papers: no distance that training did not show.
+        sink: the number of first tokens that every token sees, too, as StreamingLLM has them: they
+            move next to the window, since evicted tokens do not count in distances. (The `sink` of
+            `ntk_alibi.attention` keeps true distances.) A `WindowCache` holds no more than the
+            sinks and the window.
+        causal_block: length of blocks; a token sees its own block up to itself, and the one before.
 
     Returns:
         The handle, a context manager with `.undo()`.
 
     Raises:
-        TypeError: model is no torch module, or scaling none.
-        ValueError: the model has no ALiBi attention known here, computes it in a way of its own, or
-            its family does not have that attention or rounding; window or causal_block are below 1,
-            sink below 0 or without both; at a call, a `WindowCache` holds something else.
+        TypeError: model is no torch module, or scaling is no scaling.
+        ValueError: the model has no ALiBi attention of a known family, has a forward method of its
+            own, or its family does not have that attention or rounding; window or causal_block is
+            below 1; sink is below 0, or given without window and causal_block; at a call, a
+            `WindowCache` holds other tokens than the patch shows.
         RuntimeError: the transformers version is unknown, or its code is not what the patch
             expects.
 
-    A UserWarning says when a scaling with per="sequence" meets cached keys, which were computed
-    under the slopes of a shorter text; per="query" has no such trouble.
+    A UserWarning is given when a scaling with per="sequence" meets cached keys, which were computed
+    under the slopes of a shorter text; scalings with per="query" agree with their caches.
 
-    The same without a call: after `import ntk_alibi.integrations`,
-    `from_pretrained(..., attn_implementation="ntk_alibi")` makes a model that attends with "fused"
-    by the scaling of its `config.alibi_scaling`, a dict as `scaling_from_config` reads, and by
+    A model can also be patched from the start: after `import ntk_alibi.integrations`,
+    `from_pretrained(..., attn_implementation="ntk_alibi")` makes a model that attends with "fused".
+    It takes the scaling of its `config.alibi_scaling`, a dict for `scaling_from_config`, and
     `config.alibi_window`, `alibi_sink` and `alibi_causal_block`; save_pretrained keeps all of them.
-    Its generate() with a static cache needs no mask of queries x keys either; for models patched
-    later transformers makes one, of MPT and Falcon, and hands it over.
+    Its generate() with a static cache needs no mask of queries x keys; for MPT and Falcon models
+    that are patched later transformers builds one.
 
     Example:
         >>> import torch, transformers, ntk_alibi as na

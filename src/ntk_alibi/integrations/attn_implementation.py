@@ -1,9 +1,9 @@
 """`attn_implementation="ntk_alibi"`: models that are patched from the start.
 
-transformers asks no attention function of a registry in BLOOM, MPT and Falcon, and a name that is
-known to one of its two registries only makes them silently non-causal. The name therefore stands in
-both, and models of these families that are made with it patch themselves at the end of __init__;
-whatever else is given this name raises.
+In BLOOM, MPT and Falcon transformers does not look up attention functions in its registries, and a
+name in only one of the two registries makes these models silently non-causal. The name is therefore
+registered in both. Models of these families that are made with it patch themselves at the end of
+__init__; any other model raises.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = "ntk_alibi"
 
 
 def register(families: Iterable[Family]) -> None:
-    """Make the name known to transformers, once."""
+    """Register the name with transformers, once."""
     if NAME in FALCON_ATTENTION_CLASSES:
         return
     FALCON_ATTENTION_CLASSES[NAME] = FalconAttention

@@ -40,18 +40,18 @@ def begin_pass(
     inputs = kwargs.get("input_ids")
     inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
     if inputs is None:
-        return (), kwargs  # the model says what is wrong
+        return (), kwargs  # the model itself raises the error
     batch, queries = inputs.shape[:2]
     cache: Any = kwargs.get("past_key_values")
     past = 0 if cache is None else int(cache.get_seq_length())
     capacity = past + queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
     settings = current(model)
-    given, sizes = kwargs.get("attention_mask"), (batch, past, queries)
+    padding, sizes = kwargs.get("attention_mask"), (batch, past, queries)
     bounded = isinstance(cache, WindowCache)
     if bounded:
-        mask, skipped = _held(model, settings.mask, cache, given, sizes, inputs.device)
+        mask, skipped = _held(model, settings.mask, cache, padding, sizes, inputs.device)
     else:
-        mask, skipped = _padding(model, given, sizes, inputs.device), None
+        mask, skipped = _padding(model, padding, sizes, inputs.device), None
         mask = F.pad(mask, (0, max(0, capacity - mask.shape[1])))
     streaming = StreamingMask(settings.mask)
     limited = streaming.evicts(past + queries - 1) and not (bounded and queries == 1)
@@ -76,7 +76,7 @@ def _padding(
 ) -> torch.Tensor:
     """Return a model's attention_mask as (batch, keys), True for real keys.
 
-    generate() gives models with a static cache causal masks of four dimensions, which are read too.
+    Causal masks of four dimensions, which generate() makes for a static cache, are read, too.
     """
     batch, past, queries = sizes
     seen = past + queries
@@ -100,14 +100,14 @@ def _held(
     model: nn.Module,
     rule: Mask,
     cache: WindowCache,
-    given: Any,
+    padding: Any,
     sizes: tuple[int, int, int],
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the mask of the keys that a bounded cache will return, and the tokens it skips.
+    """Return the mask of the keys that a bounded cache will return, and rows' evicted tokens.
 
-    A single query sees all of these keys, at their distances in the cache; of several queries each
-    sees some of the keys.
+    A single query sees all of these keys, at their distances in the cache; each of several queries
+    sees only some of them.
     """
     shared = cache.shared
     held, seen = (shared.window, shared.sink), (rule.window, rule.sink)
@@ -115,14 +115,14 @@ def _held(
     batch, past, queries = sizes
     total = past + queries
     keys = cache.get_mask_sizes(queries, 0)[0]
-    given = given.mask if isinstance(given, Padding) else given
-    checks.padding_again(given is not None or shared.padding is None or past == 0)
-    if given is None:
+    padding = padding.mask if isinstance(padding, Padding) else padding
+    checks.padding_again(padding is not None or shared.padding is None or past == 0)
+    if padding is None:
         mask = torch.ones((batch, keys), dtype=torch.bool, device=device)
         real = torch.full((batch,), total, device=device)
         shared.padding = None
     else:
-        mask = _padding(model, given, sizes, device)[:, :total]
+        mask = _padding(model, padding, sizes, device)[:, :total]
         real = mask.sum(dim=1)
         checks.left_padding(_rows_with_holes(mask, real))
         shared.padding = None if bool((real == total).all()) else total - real
@@ -150,5 +150,5 @@ def _warn_of_older_slopes(scaling: Scaling | None, past: int) -> None:
 
 def _wants_weights(model: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether a call asks for attention weights."""
-    asked = kwargs.get("output_attentions")
-    return bool(model.config.output_attentions if asked is None else asked)
+    option = kwargs.get("output_attentions")
+    return bool(model.config.output_attentions if option is None else option)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 
-def still_held(what: str, seen: int, held: int) -> None:
+def still_held(call: str, seen: int, held: int) -> None:
     """Check that a bounded cache has evicted no token yet."""
     if seen > held:
         raise ValueError(
-            f"{what} must come before the first token leaves a WindowCache, got it after {seen} "
+            f"{call} must come before the first token leaves a WindowCache, got it after {seen} "
             f"tokens, of which {held} are held: use GrowingCache where tokens are taken back"
         )
 
@@ -18,13 +18,13 @@ def window_cache(held: tuple[int, int], seen: tuple[int | None, int], block: int
     """Check that a bounded cache holds exactly the keys that the model sees."""
     if held != seen or block is not None:
         raise ValueError(
-            f"past_key_values must be a cache of what the patch shows, got WindowCache{held} with "
+            f"past_key_values must hold what the patch shows, got WindowCache{held} with "
             f"window={seen[0]}, sink={seen[1]}, causal_block={block}"
         )
 
 
 def padding_again(given: bool) -> None:
-    """Check that the padding mask of a bounded cache's first tokens is given again."""
+    """Check that a bounded cache whose rows began with padding gets a padding mask again."""
     if not given:
         raise ValueError(
             "attention_mask must be given again with a WindowCache whose rows began with padding, "

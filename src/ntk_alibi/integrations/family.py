@@ -21,7 +21,7 @@ from ntk_alibi.masks import EVERYTHING
 #: tests/integrations/test_versions.py lists the ones tested. The upper bound is exclusive.
 TRANSFORMERS_VERSIONS = (Version("5.4"), Version("6"))
 
-#: Owner, attribute, and what takes its place.
+#: Owner, attribute and replacement.
 Replacement: TypeAlias = tuple[nn.Module, str, Any]
 
 
@@ -30,15 +30,15 @@ class Family:
     """A model family: the classes of its ALiBi models, and the replacements in one.
 
     Attributes:
-        name: in messages.
+        name: the family's name in messages.
         model: the class whose forward begins a pass.
         attention: the class of its attention layers.
-        expected: of methods of transformers, the parameters they must have.
+        expected: the parameters that methods of transformers must have.
         begin: runs before the model's forward, with keyword arguments.
-        replacements: of a model: owner, attribute and what takes its place, a function of the owner
-            or a plain value. The functions ask `current` for their settings at every call.
-        check: raises if this very model cannot be patched so.
-        attentions: choices that the family has.
+        replacements: returns the replacements in a model: owner, attribute, and a function of the
+            owner or a plain value. The functions read their settings from `current` at every call.
+        check: raises if a model cannot be patched with these settings.
+        attentions: forms of attention that the family supports.
         rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
         others: classes besides the attention layers' whose forward is replaced.
     """
@@ -78,8 +78,8 @@ def check(family: Family, target: nn.Module, settings: Settings) -> None:
     for part, known in (target, family.model), *((layer, family.attention) for layer in layers):
         if type(part).forward is not known.forward:
             raise ValueError(
-                f"model must be computed as transformers' {known.__name__} is, got a "
-                f"{type(part).__name__} with a forward of its own"
+                f"model must have the forward method of transformers' {known.__name__}, got a "
+                f"{type(part).__name__} with another forward"
             )
     family.check(target, settings)
 
@@ -87,8 +87,8 @@ def check(family: Family, target: nn.Module, settings: Settings) -> None:
 def check_compat(family: Family, settings: Settings) -> None:
     """Check that the family rounds as `compat` says, and that one bias serves all queries.
 
-    transformers' bias depends on the keys alone: one number for all queries, which the slope of a
-    query cannot change, and which torch's kernel cannot add without a matrix of all pairs.
+    transformers' bias depends on the keys alone. Slopes of single queries cannot change it, and
+    torch's kernel cannot add it without a matrix of all pairs.
     """
     _checks.choice(
         f"compat for {family.name}", settings.compat, COMPATS if family.rounds else COMPATS[:1]
@@ -117,5 +117,5 @@ def check_version() -> None:
     if not low <= Version(installed) < high:
         raise RuntimeError(
             f"transformers must be >= {low} and < {high} for ntk_alibi's patches, got {installed}: "
-            "in a version nobody checked a patch may silently do nothing"
+            "in other versions a patch may silently do nothing"
         )

@@ -33,9 +33,8 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return attention output (batch, heads, queries, head_dim), and weights in the eager form.
 
-    Keys and values go through the cache, or None, at the layer of that number. The output of
-    padded queries is not defined. The compiled core has no dropout: calls with it take the next
-    form that has it.
+    cache is a cache, or None, and the number of the layer in it. The output of padded queries is
+    undefined. The compiled core has no dropout: with dropout the fused form becomes sdpa or eager.
     """
     held, layer = cache
     if held is not None:
@@ -60,7 +59,7 @@ class KeyRange:
     Attributes:
         keys: the columns.
         options: the keywords.
-        whole: whether these are all keys at their own columns, hidden by the keywords alone.
+        whole: whether the range is all keys, at default positions and without a padding mask.
     """
 
     keys: slice
@@ -80,9 +79,10 @@ def _fused(
     cache: tuple[Any, int | None],
     scale: float,
 ) -> torch.Tensor:
-    """Return attention over the ranges of keys, merged: distances jump between window and sinks.
+    """Attend to the ranges of keys, and merge the results.
 
-    Sinks stand nearer by one number for each query, so that no bias of all pairs is needed.
+    Distances jump between window and sinks, by one number for each query. A call for the sinks with
+    shifted query positions expresses the jump, so no bias of all pairs is needed.
     """
     bias, ranges = forward_pass.memo(_bias_and_ranges, query.dtype)
     keeps_norms = forward_pass.settings.compat == "exact"
@@ -177,7 +177,7 @@ def _eager(
 
 
 def _eager_bias(forward_pass: ForwardPass, dtype: torch.dtype) -> torch.Tensor:
-    """Return float32 (batch, heads, queries, keys), with its least number for hidden keys."""
+    """Return the bias (batch, heads, queries, keys), its dtype's least number for hidden keys."""
     real = forward_pass.real
     if forward_pass.settings.compat == "transformers":
         bias = forward_pass.rounded_bias(real, dtype)
@@ -190,7 +190,7 @@ def _eager_bias(forward_pass: ForwardPass, dtype: torch.dtype) -> torch.Tensor:
 class UnpaddedRows:
     """Batch rows whose real tokens stand in the same columns: a problem without padding.
 
-    Where positions count real tokens, leaving out the padded columns makes them contiguous.
+    If positions count real tokens, they are contiguous without the padded columns.
 
     Attributes:
         batch: the rows.
@@ -239,7 +239,7 @@ def _sdpa(
 
 
 def _unpadded_rows(forward_pass: ForwardPass) -> list[UnpaddedRows]:
-    """Return the batch as problems without padding."""
+    """Split the batch into problems without padding."""
     real, past, queries = forward_pass.real.cpu(), forward_pass.past, forward_pass.queries
     positions, skipped = forward_pass.positions(real), forward_pass.skipped
     alike = len(positions) == 1 or bool((positions == positions[:1]).all())
@@ -259,7 +259,7 @@ def _unpadded_rows(forward_pass: ForwardPass) -> list[UnpaddedRows]:
 
 
 def _columns(real: torch.Tensor) -> Index:
-    """Return the columns of real tokens, as a slice if contiguous, since that copies nothing."""
+    """Return the columns of real tokens: a slice, which copies nothing, if contiguous."""
     columns = real.nonzero().flatten()
     if len(columns) == 0:
         return slice(0, 0)

@@ -96,7 +96,7 @@ class ForwardPass(PassedThrough):
     def _lengths(
         self, real: torch.Tensor, queries: int, skipped: torch.Tensor | None = None
     ) -> NDArray[np.int64] | None:
-        """Return the real tokens that the scaling depends on, (batch,) or (batch, queries)."""
+        """Return the numbers of tokens for a dynamic scaling, (batch,) or (batch, queries)."""
         per = scaling_per(self.scaling)
         if per is None:
             return None
@@ -130,12 +130,12 @@ class ForwardPass(PassedThrough):
         return self.rule.rounded_bias(self.scaling, lengths, self.positions(real), dtype)
 
     def hidden(self, real: torch.Tensor) -> torch.Tensor:
-        """Return which keys of a mask each query does not see, (batch, 1, queries, keys)."""
+        """Return a mask of the keys that each query does not see, (batch, 1, queries, keys)."""
         seen = visible(real, self.past, self.queries)
         return ~seen if self.streaming is None else ~(seen & self._distances(real)[1][:, None])
 
     def _distances(self, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return distances of the queries to a mask's keys, and which keys they see."""
+        """Return distances of the queries to a mask's keys, and a mask of the visible keys."""
         keys = self.positions(real)
         queries = keys[:, self.past : self.past + self.queries]
         return (self.streaming or StreamingMask()).distances(queries, keys)
@@ -150,14 +150,14 @@ class ForwardPass(PassedThrough):
 
 
 def visible(real: torch.Tensor, past: int, queries: int) -> torch.Tensor:
-    """Return which keys each query sees by their columns, (batch, 1, queries, keys)."""
+    """Return a mask of the keys that each query sees by column, (batch, 1, queries, keys)."""
     columns = torch.arange(real.shape[1], device=real.device)
     causal: torch.Tensor = Mask().visible(columns[past : past + queries], columns)
     return real[:, None, None, :] & causal
 
 
 def require_pass(passed: Any, layer: nn.Module) -> ForwardPass:
-    """Return the `ForwardPass` that a layer got in the place of a mask, if it is one."""
+    """Return the `ForwardPass` that a layer got in place of a mask; raise for anything else."""
     if not isinstance(passed, ForwardPass):
         raise RuntimeError(
             f"transformers built the bias of {type(layer).__name__} without asking the patched "

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-#: Where a module keeps plain values that were replaced.
+#: The attribute of a module that keeps its replaced plain values.
 _KEPT = "_ntk_alibi_kept"
 
 

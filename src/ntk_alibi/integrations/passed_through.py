@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask
 class PassedThrough(BlockMask):
     """An object that transformers passes to the layers in place of a mask of all pairs.
 
-    It is a `BlockMask` by name only, since transformers does not touch those.
+    It is a subclass of `BlockMask` only because transformers does not touch block masks.
     """
 
     misuse = ""
@@ -29,7 +29,7 @@ class PassedThrough(BlockMask):
 
     @classmethod
     def baddbmm(cls, *_: Any, **__: Any) -> NoReturn:
-        """Refuse the product that transformers' BLOOM asks a mask for."""
+        """Refuse the product that transformers' BLOOM calls on its bias."""
         raise RuntimeError(cls.misuse)
 
     @classmethod
@@ -43,6 +43,6 @@ class Padding(PassedThrough):
 
     misuse = (
         "attn_implementation='ntk_alibi' must be given when a BLOOM, MPT or Falcon model is made, "
-        "to from_pretrained or from_config; this model was made without it, or is another"
+        "to from_pretrained or from_config; this model was made without it, or is of another family"
     )
     ndim = 2  # Falcon adds its bias to masks of four dimensions

@@ -1,4 +1,4 @@
-"""Apply a patch to live models, and take it back."""
+"""Apply patches to live models, and undo them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import STACK, Settings, stack_of
 from ntk_alibi.scaling import Scaling
 
-#: Where it keeps the handle of the hook before its forward.
+#: The attribute of a patched model that keeps the handle of its forward pre-hook.
 _HOOK = "_ntk_alibi_hook"
 
 _lock = threading.RLock()
@@ -41,7 +41,7 @@ class PatchHandle:
         return self._settings.attention
 
     def undo(self) -> None:
-        """Take this patch back; the ones around and inside it stay. A second time does nothing."""
+        """Undo this patch; patches around and inside it stay. A second call does nothing."""
         with _lock:
             for target in self._targets:
                 stack = stack_of(target)
@@ -93,7 +93,7 @@ def _uninstall(family: Family, target: nn.Module) -> None:
 
 
 def follow_config(family: Family, target: nn.Module) -> None:
-    """Patch a new model for good, as its configuration says at each call."""
+    """Patch a new model permanently; its configuration is read at each call."""
     check_version()
     check(family, target, Settings(None))
     _install(family, target)

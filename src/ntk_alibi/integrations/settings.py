@@ -13,13 +13,13 @@ from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.scaling import Scaling, scaling_from_config
 
 #: The attribute that holds a patched model's settings, innermost last, None for those of its
-#: configuration. A deep copy of the model has its own.
+#: configuration. A deep copy of the model has separate settings.
 STACK = "_ntk_alibi_settings"
 
 #: Forms of attention of a patched model.
 ATTENTIONS = ("fused", "sdpa", "eager")
 
-#: Roundings of the bias: our own, or that of transformers.
+#: Roundings of the bias: exact distances in float32, or the rounding of transformers.
 COMPATS = ("exact", "transformers")
 
 
@@ -48,14 +48,14 @@ def current(target: Any) -> Settings:
     settings = stack_of(target)[-1]
     if settings is not None:
         return settings
-    given = {
+    options = {
         name: getattr(target.config, f"alibi_{name}")
         for name in ("scaling", "window", "sink", "causal_block")
         if getattr(target.config, f"alibi_{name}", None) is not None
     }
-    if "scaling" in given:
-        given["scaling"] = scaling_from_config(given["scaling"])
-    return settings_of(**given)
+    if "scaling" in options:
+        options["scaling"] = scaling_from_config(options["scaling"])
+    return settings_of(**options)
 
 
 def settings_of(
@@ -68,7 +68,7 @@ def settings_of(
     """Return the settings of `patch`'s arguments, checked as far as possible without a model.
 
     Args:
-        scaling: as of `patch`, as are attention and compat.
+        scaling: the scaling.
         attention: the form of the attention.
         compat: the rounding of the bias.
         limits: window, sink and causal_block of `patch`.

@@ -1,4 +1,4 @@
-"""The rule by which a model family forms the slopes of its bias."""
+"""Slopes and rounding of the bias of a model family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ntk_alibi.scaling import Floats, Scaling
 
 @dataclass(frozen=True)
 class SlopeRule:
-    """The rule by which a model family forms its slopes.
+    """The rule by which a model family computes its slopes.
 
     Attributes:
         heads: number of query heads.
@@ -29,7 +29,7 @@ class SlopeRule:
     counts_holes: bool = False
 
     def slopes(self, scaling: Scaling | None, lengths: NDArray[np.int64] | None) -> torch.Tensor:
-        """Return float32 (1 or batch, heads, 1 or queries); lengths are of the kind `per` names."""
+        """Return float32 slopes, (1 or batch, heads, 1 or queries), for lengths of the scaling."""
         if self.exponent_factor != 1.0:
             scaling = ScaledExponents(scaling, self.exponent_factor)
         slopes = torch.from_numpy(scaled_slopes(self.heads, scaling, lengths)) / self.slope_divisor
@@ -55,7 +55,7 @@ class SlopeRule:
 
 @dataclass(frozen=True)
 class ScaledExponents:
-    """A scaling, or None, of the standard exponents times a factor."""
+    """A scaling, or None, applied to the standard exponents times a factor."""
 
     scaling: Scaling | None
     factor: float

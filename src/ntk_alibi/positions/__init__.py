@@ -1,1 +1,1 @@
-"""Rotary embeddings and log-n scaling: what is done to queries and keys before their product."""
+"""Rotary embeddings and log-n scaling, applied to queries and keys before their product."""

@@ -8,7 +8,7 @@ from ntk_alibi import _arrays, _checks
 
 
 def rotary_dim(value: Any, head_dim: int) -> int:
-    """Return the number of channels that are rotated in pairs, all if None."""
+    """Return the even number of channels that are rotated; all channels if None."""
     name = "head_dim" if value is None else "rotary_dim"
     channels = _checks.integer(
         name, head_dim if value is None else value, minimum=1, maximum=head_dim
@@ -19,7 +19,7 @@ def rotary_dim(value: Any, head_dim: int) -> int:
 
 
 def constant_stretch(value: Any, pairs: int) -> None:
-    """Check that rotary positions with so many pairs of channels have a scaling, too."""
+    """Check that a scaling can stretch rotary positions with this number of channel pairs."""
     kind = getattr(value, "alibi_type", None)
     if kind not in ("linear", "ntk"):
         raise TypeError(f"scaling must be an Interpolation or an NTK, got {value!r}")
@@ -28,7 +28,7 @@ def constant_stretch(value: Any, pairs: int) -> None:
 
 
 def rotary_input(x: Any, head_dim: int) -> None:
-    """Check vectors that are to be rotated, (batch, heads, length, head_dim)."""
+    """Check vectors for rotation, (batch, heads, length, head_dim)."""
     _checks.attention_input("x", x)
     _checks.floating_dtype(x.dtype, (*_arrays.CORE_DTYPES, "float64"))
     if x.shape[3] != head_dim:
@@ -36,5 +36,5 @@ def rotary_input(x: Any, head_dim: int) -> None:
 
 
 def train_length(name: str, value: Any) -> int:
-    """Return the training length, whose logarithm is a divisor."""
+    """Return the checked training length, at least 2, since its logarithm is a divisor."""
     return _checks.integer(name, value, minimum=2)

@@ -1,12 +1,14 @@
 """Log-n scaling: scores grow with the logarithm of the number of keys that a query sees.
 
-The kernels never see it: queries are multiplied before.
+Queries are multiplied by a factor before the kernels read them.
 """
 
 from __future__ import annotations
 
 import math
 from typing import Any
+
+import numpy as np
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
@@ -24,24 +26,24 @@ def log_n_scale(
     key_positions: Array | None = None,
     **mask: Any,
 ) -> Array:
-    """Return factors of queries that keep the entropy of attention where more keys are seen.
+    """Return factors of queries that keep the entropy of attention as more keys are seen.
 
     max(1, log n_i / log train_length),  n_i the number of keys that query i sees
 
-    Up to the training length nothing changes, so models that were trained without it can take it.
-    `attention` applies it with log_n=train_length. Keys that a bias hides by -inf count as seen.
+    Factors are 1 up to the training length, so models that were trained without them can use them.
+    `attention` applies them with log_n=train_length. Keys that a bias hides by -inf count as seen.
 
     Args:
         query_length: Q, the last query at the last key unless there are positions.
         key_length: K.
-        train_length: tokens the model was trained at, at least 2.
+        train_length: the training length in tokens, at least 2.
         key_padding_mask: (batch, K), as for `attention`.
         query_positions: (Q,) or (batch, Q), as for `attention`.
         key_positions: (K,) or (batch, K), as for `attention`.
-        mask: causal, window, causal_block and sink, as for `attention`.
+        mask: the options causal, window, causal_block and sink of `attention`.
 
     Returns:
-        (1 or batch, Q) float32, a tensor if the mask or positions are; at least 1.
+        (1 or batch, Q) float32 numbers >= 1, a tensor if the mask or positions are tensors.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -56,12 +58,13 @@ def log_n_scale(
     """
     queries = _checks.integer("query_length", query_length, minimum=0)
     keys = _checks.integer("key_length", key_length, minimum=0)
-    given = (key_padding_mask, query_positions, key_positions)
-    rows = max((len(x) for x in given if x is not None and x.ndim == 2), default=1)
+    lists = key_padding_mask, query_positions, key_positions
+    arrays = [x if x is None or _arrays.is_array(x) else np.asarray(x) for x in lists]
+    rows = max((len(x) for x in arrays if x is not None and x.ndim == 2), default=1)
     rule, shape = Mask.checked(**mask), (rows, 1, queries, keys)
-    problem = Problem.checked(shape, rule, *given, "end")
+    problem = Problem.checked(shape, rule, arrays[0], arrays[1], arrays[2])
     length = checks.train_length("train_length", train_length)
-    example = next((x for x in given if _arrays.is_tensor(x)), None)
+    example = next((x for x in arrays if _arrays.is_tensor(x)), None)
     positions = problem.positions(example)
     result: Array = _arrays.to_float32(
         log_n_factors(rule, *positions, problem.key_padding_mask, length)
@@ -72,7 +75,7 @@ def log_n_scale(
 def log_n_factors(
     mask: Mask, query_positions: Any, key_positions: Any, key_padding_mask: Any, train_length: int
 ) -> Any:
-    """Return the factors of checked arguments in float64, positions (1 or batch, length)."""
+    """Return the factors of checked arguments in float64; positions are (1 or batch, length)."""
     xp = _arrays.namespace(query_positions)
     seen = mask.visible_count(query_positions, key_positions, key_padding_mask)
     counts = _arrays.to_float64(xp.clip(seen, 1, None), None)

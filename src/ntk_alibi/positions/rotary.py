@@ -1,8 +1,7 @@
 """Rotary positions: RoPE and XPOS, for NumPy arrays and tensors alike.
 
-Kept apart from the kernels, which never see them: queries and keys are rotated before. Angles are
-products of integers and frequencies in float64; only their cosines and sines are rounded, to
-float32. A position never is.
+Queries and keys are rotated before the kernels read them. Angles are products of integer positions
+and frequencies in float64; only their cosines and sines are rounded, to float32.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Layout: TypeAlias = Literal["pairs", "halves"]
 
 @dataclass(frozen=True)
 class _Rotary:
-    """The parameters that RoPE and XPOS share: the pairs of channels, and how fast they turn."""
+    """The base class of RoPE and XPOS: pairs of channels and their frequencies."""
 
     head_dim: int
     base: float = 10000.0
@@ -40,7 +39,7 @@ class _Rotary:
         ):
             object.__setattr__(self, name, value)
 
-    #: Whether scores fade with distance, which only causal attention can have.
+    #: Whether scores decay with distance, which requires causal attention.
     fades: ClassVar[bool] = False
 
     @property
@@ -50,13 +49,14 @@ class _Rotary:
 
     @property
     def pairs(self) -> int:
-        """Pairs of channels that turn."""
+        """The number of channel pairs that are rotated."""
         return (self.rotary_dim or 0) // 2
 
     def rotated(self, x: Any, positions: Any, *, back: bool = False) -> Any:
         """Rotate vectors (batch, heads, length, head_dim) at positions (1 or batch, length).
 
-        The result is float64 for float64, else float32. Channels beyond rotary_dim are unchanged.
+        back=True rotates in the opposite direction. The result is float64 for float64, else
+        float32. Channels beyond rotary_dim are unchanged.
         """
         module, x = _arrays.namespace(x), _arrays.promote_to_float32(x)
         pair = _arrays.float64_range(0, self.pairs - 1, x)
@@ -75,7 +75,7 @@ class _Rotary:
         return module.concatenate([self._joined(both, x), x[..., split:]], -1)
 
     def _joined(self, both: list[Any], example: Any) -> Any:
-        """Return the first and the second channels of the pairs, each in its place."""
+        """Return first and second channels of the pairs in the order of the layout."""
         module = _arrays.namespace(example)
         if self.layout == "halves":
             return module.concatenate(both, -1)
@@ -86,19 +86,20 @@ class _Rotary:
 class RoPE(_Rotary):
     """Rotary position embedding: scores that depend on the distance through rotations.
 
-    q_i -> R_i q_i,  k_j -> R_j k_j;  R_p turns pair m of channels, m = 0 .. R/2 - 1, by the angle
+    q_i -> R_i q_i,  k_j -> R_j k_j;  R_p rotates pair m of channels, m = 0 .. R/2 - 1, by the angle
     (p / factor) base^(-2m/R)
 
-    Give it to `attention` as rotary=. Positions are those of `attention`, exact integers, and
-    angles float64 whatever the dtype of the inputs.
+    Pass it to `attention` as rotary=. Positions are those of `attention`, exact integers; angles
+    are float64 for inputs of any dtype.
 
     Args:
-        head_dim: D, of queries and keys.
-        base: b > 1.
-        layout: which channels make a pair: "pairs" 2m and 2m + 1, as in the papers; "halves" m and
-            m + R/2, as in GPT-NeoX, Llama and other models of transformers, whose weights need it.
-        rotary_dim: R, even; the first R channels turn, the others stay. All by default.
-        factor: >= 1, of position interpolation.
+        head_dim: D, the channels of a head of queries and keys.
+        base: b > 1, the base of the frequencies.
+        layout: the channels of a pair: "pairs" for 2m and 2m + 1, as in the papers; "halves" for m
+            and m + R/2, as in GPT-NeoX, Llama and other transformers models, whose weights need it.
+        rotary_dim: R, even; the first R channels are rotated, the others are unchanged. All
+            channels by default.
+        factor: factor >= 1 of position interpolation.
 
     Raises:
         TypeError, ValueError: an argument is wrong, such as an odd number of channels.
@@ -126,18 +127,18 @@ class RoPE(_Rotary):
     def stretched(self, scaling: Interpolation | NTK) -> RoPE:
         """Return the embedding for texts longer than in training, stretched as ALiBi is.
 
-        Interpolation: factor -> a factor.  NTK: base -> base a^(R / (R - 2)), by which the slowest
-        pair turns slower by a and the fastest as before.
+        Interpolation: factor -> a factor.  NTK: base -> base a^(R / (R - 2)), which slows the
+        slowest pair down by a and leaves the fastest pair unchanged.
 
         Args:
-            scaling: whose factor is a.
+            scaling: an `Interpolation` or an `NTK` with factor a.
 
         Returns:
-            The stretched one.
+            The stretched embedding.
 
         Raises:
-            TypeError: scaling is another one.
-            ValueError: NTK with a single pair, which is fastest and slowest.
+            TypeError: scaling is of another type.
+            ValueError: scaling is NTK and there is one pair, both the fastest and the slowest.
 
         Example:
             >>> import ntk_alibi as na
@@ -146,8 +147,8 @@ class RoPE(_Rotary):
             >>> na.RoPE(4).stretched(na.NTK(2.0)).base
             40000.0
 
-        Source: Chen et al. 2023 (arXiv 2306.15595) for the interpolation; bloc97 2023 for NTK, as
-        of Peng et al. 2023 (arXiv 2309.00071), section 3.1.
+        Source: Chen et al. 2023 (arXiv 2306.15595) for the interpolation; bloc97 2023 for NTK,
+        described by Peng et al. 2023 (arXiv 2309.00071), section 3.1.
         """
         checks.constant_stretch(scaling, self.pairs)
         if scaling.alibi_type == "linear":
@@ -156,14 +157,14 @@ class RoPE(_Rotary):
         return replace(self, base=base)
 
     def rotate(self, x: Array, positions: Array | None = None) -> Array:
-        """Rotate vectors, for keys that a cache holds and that are rotated only once.
+        """Rotate vectors, such as keys that are rotated once and then cached.
 
         Args:
             x: (batch, heads, length, head_dim), float32, bfloat16, float16 or float64.
             positions: (length,) or (batch, length) integers, 0 .. length - 1 by default.
 
         Returns:
-            As x: framework, shape and dtype, rounded once.
+            The rotated vectors in x's framework, shape and dtype, rounded once.
 
         Raises:
             TypeError, ValueError: an argument is wrong.
@@ -183,22 +184,22 @@ class RoPE(_Rotary):
 
 @dataclass(frozen=True)
 class XPOS(_Rotary):
-    """RoPE whose pairs of channels fade with distance, each at its own rate; causal only.
+    """RoPE whose pairs of channels decay with distance at different rates; causal only.
 
     (q_i.k_j) -> sum_m zeta_m^((i - j) / scale_base) (R_i q_i)_m.(R_j k_j)_m,
     zeta_m = (2m/R + gamma) / (1 + gamma)
 
-    Give it to `attention` as rotary=; the paper adds causal_block= (block-wise causal attention).
-    The factor is split between queries and keys around a centre of each run of queries, so that
-    nothing overflows at any position; what is too far for float32 has the factor 0.
+    Pass it to `attention` as rotary=; the paper adds causal_block= (block-wise causal attention).
+    The decay is split between queries and keys around the centre of a run of queries, so that
+    nothing overflows at any position; factors too small to matter in float32 are 0.
 
     Args:
-        head_dim: D, of queries and keys.
-        base: b > 1, of the angles, as of `RoPE`.
-        scale_base: > 0, the distance in tokens over which a pair fades by its zeta.
+        head_dim: D, the channels of a head of queries and keys.
+        base: b > 1, the base of the frequencies.
+        scale_base: the distance in tokens, > 0, over which a pair decays by its zeta.
         gamma: > 0; the fastest pair has zeta = gamma / (1 + gamma).
-        layout: as of `RoPE`.
-        rotary_dim: as of `RoPE`; the other channels neither turn nor fade.
+        layout: the channels of a pair, as in `RoPE`.
+        rotary_dim: R, as in `RoPE`; the other channels are neither rotated nor decayed.
 
     Raises:
         TypeError, ValueError: an argument is wrong, such as an odd number of channels.
@@ -228,7 +229,7 @@ class XPOS(_Rotary):
 
     @property
     def fastest_rate(self) -> float:
-        """The fall of the logarithm of the fastest pair's factor per token, > 0."""
+        """The decay per token of the logarithm of the fastest pair's factor, > 0."""
         from math import log1p
 
         return log1p(1.0 / self.gamma) / self.scale_base

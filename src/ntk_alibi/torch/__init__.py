@@ -1,1 +1,1 @@
-"""The torch layer: what needs torch itself and not only its tensors."""
+"""The torch layer: modules, operators and functions that import torch."""

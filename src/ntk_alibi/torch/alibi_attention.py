@@ -20,37 +20,38 @@ from ntk_alibi.torch.learned_bias import FixedSlopes, LearnedSlopes, TwoSidedSlo
 
 Slopes: TypeAlias = float | torch.Tensor | Literal["random", "learned", "two_sided"] | None
 
-#: The range of random slopes: that of eight standard heads.
+#: The range of random slopes, which is the range of eight standard slopes.
 RANDOM_RANGE = (2.0**-8, 2.0**-1)
 
 
 class AlibiAttention(nn.Module):
-    """Multi-head attention whose scores are penalised in proportion to distance, computed fused.
+    """Multi-head attention with linear biases, on the fused kernel.
 
     output = W_o concat_h softmax(q_h k_h^T / sqrt(D) - m_h |i - j|) v_h,  q = W_q x, ...
 
     Attributes:
         q_linear, k_linear, v_linear, out_linear: the projections.
-        slopes: a module that returns the slopes, or None for those of `scaling`.
+        slopes: a module that returns the slopes; None for standard slopes, or with a bias.
 
     Args:
         num_heads: H.
-        embed_dim: of the inputs and the output, a multiple of H.
-        slopes: None: the standard ones, for any number of heads. A number: that one for all heads.
-            A tensor (heads,): those; as an `nn.Parameter` it is trained as it is. "random": drawn
-            from 2^-8 to 2^-1, evenly in the logarithm, by `generator`. "learned": exp(x), the
-            standard ones at first. "two_sided": sigmoid(x) for each side, trained (encoders).
-        bias: in place of slopes a bias object or numbers, as `ntk_alibi.attention` takes them, or a
-            module that makes one of the input k (batch, keys, embed_dim), as those of
+        embed_dim: channels of the inputs and the output, a multiple of H.
+        slopes: None for the standard slopes of any number of heads; a number for all heads; a
+            tensor (heads,), which is trained if it is an `nn.Parameter`; "random" for slopes from
+            2^-8 to 2^-1, drawn evenly in the logarithm by `generator`; "learned" for exp(x),
+            trained from the standard slopes on; "two_sided" for sigmoid(x), trained for each side
+            (encoders).
+        bias: in place of slopes, a bias object or numbers, as `ntk_alibi.attention` takes them, or
+            a module that returns a bias for the input k (batch, keys, embed_dim), such as those of
             `ntk_alibi.torch.learned_bias`.
         causal: whether keys ahead of a query are hidden.
-        scaling: stretches the standard slopes; a dynamic one adapts to each row's real tokens.
-        num_kv_heads: heads of keys and values, of which H is a multiple (GQA, MQA).
-        window: how many positions back (and ahead) a query sees, itself included.
-        align: where the queries stand among the keys if those are others: "end" puts the last at
-            the last, "start" the first at the first. Cross-attention mostly has no bias: slopes=0.
+        scaling: a scaling of the standard slopes; dynamic ones depend on each row's real tokens.
+        num_kv_heads: number of heads of keys and values, a divisor of H (GQA, MQA).
+        window: the number of positions back (and ahead) that a query sees, itself included.
+        align: positions of queries in cross-attention: "end" puts the last query at the last key,
+            "start" the first at the first. Cross-attention mostly has no bias: slopes=0.
         dropout: must be 0: the fused kernel has no attention dropout.
-        generator: for random slopes.
+        generator: random generator for slopes="random".
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two of them contradict each other.
@@ -62,8 +63,8 @@ class AlibiAttention(nn.Module):
         >>> attention(x, x, x, mask=torch.ones(2, 10)).shape
         torch.Size([2, 10, 64])
 
-        In place of `nn.MultiheadAttention(64, 8, batch_first=True)`, whose key_padding_mask is 1
-        where there is padding:
+        It can replace `nn.MultiheadAttention(64, 8, batch_first=True)`, whose key_padding_mask is 1
+        for padding:
 
         >>> padding = torch.zeros(2, 10, dtype=torch.bool)
         >>> output = attention(x, x, x, mask=~padding)  # output, _ = multihead(x, x, x, padding)
@@ -100,7 +101,7 @@ class AlibiAttention(nn.Module):
         _checks.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
         self.causal = _checks.boolean("causal", causal)
-        # Numbers are checked where the lengths are known, and what a module makes where it is made.
+        # Dense numbers, and the bias of a module, are checked in forward, which knows the lengths.
         if not hasattr(bias, "shape") and not isinstance(bias, nn.Module):
             checks.bias(bias, heads, causal=self.causal)
         self.bias, self.scaling = bias, scaling
@@ -125,7 +126,7 @@ class AlibiAttention(nn.Module):
         Args:
             q: (batch, queries, embed_dim).
             k: (batch, keys, embed_dim); aligned with the queries as `align` says.
-            v: as k.
+            v: (batch, keys, embed_dim).
             mask: (batch, keys), 1 or True for real keys.
 
         Returns:

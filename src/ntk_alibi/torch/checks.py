@@ -18,7 +18,7 @@ def slopes_per_head(value: Any, heads: int) -> None:
 
 
 def embedding_per_head(size: int, heads: int) -> None:
-    """Check that a head gets no more channels than the kernels have scratch memory for."""
+    """Check that the channels of a head fit into the kernels' scratch memory."""
     if size // heads > _checks.MAX_HEAD_DIM:
         most = _checks.MAX_HEAD_DIM * heads
         raise ValueError(f"embed_dim must be at most {most} for {heads} heads, got {size}")

@@ -1,4 +1,4 @@
-"""Attention by torch's own operations, some queries at a time: other devices, and float64."""
+"""Attention by torch's own operations, in chunks of queries: other devices, and float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ntk_alibi.fused.call import AttentionCall
 
-#: Queries whose scores exist at one time where torch's own operations do the work.
+#: Number of queries whose scores exist at one time.
 QUERY_CHUNK = 256
 
 
@@ -58,9 +58,9 @@ def _attend_chunk(
     seen = visible.any(dim=2)[..., None]  # keys that no query sees may be NaN
     key, value = (torch.where(seen, x, 0.0).to(dtype) for x in (call.key, call.value))
     scores = float(call.scale) * call.query.to(dtype) @ key.transpose(-1, -2) + numbers.to(dtype)
-    some = visible.any(dim=-1).expand(scores.shape[:-1])
-    scores = torch.where(some[..., None], scores.masked_fill(~visible, -math.inf), 0.0)
+    any_key = visible.any(dim=-1).expand(scores.shape[:-1])
+    scores = torch.where(any_key[..., None], scores.masked_fill(~visible, -math.inf), 0.0)
     logsumexp = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - logsumexp[..., None]) * some[..., None]
+    weights = torch.exp(scores - logsumexp[..., None]) * any_key[..., None]
     output = (weights @ value).to(call.query.dtype)
-    return output, torch.where(some, logsumexp, -math.inf)
+    return output, torch.where(any_key, logsumexp, -math.inf)

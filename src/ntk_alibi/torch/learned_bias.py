@@ -1,7 +1,7 @@
 """Modules that learn the parameters of biases, within their ranges.
 
-Each returns its bias when called, with the hidden states of the keys or without: only forget gates
-need them. Parameters stay float32 when a model is cast.
+Each module returns its bias when called, with or without the hidden states of the keys; only forget
+gates need them. Parameters stay float32 when a model is cast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ntk_alibi.biases.t5 import T5
 
 
 class Float32Parameters(nn.Module):
-    """Parameters, or what they are made of, whose dtype and numbers stay when the model is cast."""
+    """A module whose parameters and buffers keep dtype and numbers when the model is cast."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
         def move(x: torch.Tensor) -> torch.Tensor:
@@ -35,7 +35,7 @@ class Float32Parameters(nn.Module):
 
 
 class FixedSlopes(Float32Parameters):
-    """Slopes that training leaves alone, (heads,)."""
+    """Slopes that are not trained, (heads,)."""
 
     slopes: torch.Tensor
 
@@ -61,7 +61,7 @@ class LearnedSlopes(Float32Parameters):
 
 
 class TwoSidedSlopes(Float32Parameters):
-    """Learned slopes sigmoid(x), x ~ N(-2, 1) at first, of the left and of the right side."""
+    """Learned slopes sigmoid(x) of the left and the right side, x ~ N(-2, 1) at first."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class LearnedALiBi(Float32Parameters):
 
     Args:
         num_heads: H >= 1.
-        causal: whether for causal attention only; else the same slopes hold on both sides.
+        causal: True for causal attention only; else the same slopes act on both sides.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -99,11 +99,12 @@ class LearnedALiBi(Float32Parameters):
 class LearnedKerplePower(Float32Parameters):
     """KERPLE's power kernel with r1 = softplus(x) and r2 = 2 sigmoid(y).
 
-    As in the authors' code r1 is drawn from (0, 1) and r2 from (0, 2); they keep both above 0.01.
+    As in the authors' code, r1 is drawn from (0, 1) and r2 from (0, 2); their code keeps both above
+    0.01.
 
     Args:
         num_heads: H >= 1.
-        generator: for what is drawn.
+        generator: random generator of the initial values.
 
     Raises:
         TypeError, ValueError: num_heads is wrong.
@@ -134,11 +135,12 @@ class LearnedKerplePower(Float32Parameters):
 class LearnedKerpleLog(Float32Parameters):
     """KERPLE's logarithmic kernel with r1 = softplus(x) and r2 = softplus(y).
 
-    As in the authors' code r1 is drawn from (0, 2) and r2 from (0, 1); they keep both above 0.01.
+    As in the authors' code, r1 is drawn from (0, 2) and r2 from (0, 1); their code keeps both above
+    0.01.
 
     Args:
         num_heads: H >= 1.
-        generator: for what is drawn.
+        generator: random generator of the initial values.
 
     Raises:
         TypeError, ValueError: num_heads is wrong.
@@ -160,8 +162,8 @@ class LearnedKerpleLog(Float32Parameters):
 class LearnedBAM(Float32Parameters):
     """BAM with alpha = exp(a), beta = b and, if it is learned, mu = exp(c) - exp(-c).
 
-    At first it is ALiBi: alpha the standard slopes, beta 1, mu 0. As in the authors' code beta may
-    become anything, below 0 too.
+    It starts as ALiBi: alpha holds the standard slopes, beta is 1 and mu is 0. As in the authors'
+    code, beta has no bounds and may become negative.
 
     Args:
         num_heads: H >= 1.
@@ -191,9 +193,9 @@ class LearnedT5(Float32Parameters):
 
     Args:
         num_heads: H >= 1.
-        num_buckets: of both sides together.
-        bidirectional: as of `T5`.
-        max_distance: as of `T5`.
+        num_buckets: number of buckets of both sides together.
+        bidirectional: the argument of `T5`.
+        max_distance: the argument of `T5`.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -226,7 +228,7 @@ class LearnedBiALiBi(Float32Parameters):
 
     Args:
         num_heads: H >= 1.
-        generator: for what is drawn.
+        generator: random generator of the initial values.
 
     Raises:
         TypeError, ValueError: num_heads is wrong.
@@ -249,10 +251,10 @@ class LearnedForgetGates(nn.Module):
     """Forget gates sigmoid(w_h x + b_h) of the hidden states x of the keys.
 
     Args:
-        embed_dim: of the hidden states.
+        embed_dim: channels of the hidden states.
         num_heads: H >= 1.
-        bias: b at first. 0 begins with gates near 1/2, as the authors' code; greater ones let more
-            through.
+        bias: initial value of b. 0 starts with gates near 1/2, as in the authors' code; larger
+            values forget less.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -280,7 +282,7 @@ class LearnedForgetGates(nn.Module):
 
 
 def _drawn(heads: int, generator: torch.Generator | None) -> torch.Tensor:
-    """Draw numbers evenly from (0, 1), clamped to [0.01, 0.99]."""
+    """Draw uniform numbers from (0, 1), clamped to [0.01, 0.99]."""
     draw = torch.rand(heads, generator=generator, dtype=torch.float32)
     return draw.clamp(0.01, 0.99)
 

@@ -1,9 +1,9 @@
 """`ntk_alibi.attention` as an operator of torch: autograd, vmap, autocast and compile.
 
 The operator takes tensors and plain numbers. A bias comes in kernel form, as slopes, a table,
-prefix sums or dense numbers; torch differentiates whatever those are made of. On the CPU the
-compiled core does the work; float64, and devices that have no core, go through torch's own
-operations in torch/chunks.py.
+prefix sums or dense numbers; torch differentiates their computation from parameters. The compiled
+core computes on the CPU; float64 tensors, and other devices, take torch's own operations in
+torch/chunks.py.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _attention_backward(
 
 
 def _summed(gradient: Any, tensor: torch.Tensor | None, *, batched: bool) -> torch.Tensor:
-    """Return a gradient, (batch, heads, ...) if batched, summed to the shape of its tensor."""
+    """Sum a gradient, (batch, heads, ...) if batched, to the shape of its tensor."""
     if gradient is None or tensor is None:
         return torch.empty(0)
     if not batched:
@@ -118,7 +118,7 @@ def _(
 
 
 def _call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
-    """Return the call of the operator's inputs, checked unless it was before."""
+    """Return the call of the operator's inputs; check it unless that was done before."""
     count = len(BIAS_TENSORS) + len(PROBLEM_TENSORS)
     arrays = [None if x is None else _arrays.to_numpy(x) for x in rest[:count]]
     table_begin, exempt, mask_numbers, checked, scale, skip_tolerance = rest[count:]
@@ -152,11 +152,11 @@ def _differentiate(
     gradients = _attention_backward(
         output_gradient, logsumexp_gradient, output, logsumexp, any(biases), *inputs, *ctx.options
     )
-    wanted = (
+    needed_gradients = (
         gradient if needed else None
         for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)
     )
-    return (*wanted, *[None] * (3 + len(ctx.options)))
+    return (*needed_gradients, *[None] * (3 + len(ctx.options)))
 
 
 _attention.register_autograd(_differentiate, setup_context=_save)
@@ -207,7 +207,7 @@ def _attend(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         return attention_by_chunks(call)
     placed = [getattr(problem, name) for name in PROBLEM_TENSORS]
     dense = bias.dense
-    if dense is not None and dense.requires_grad:  # torch sums over broadcast axes
+    if dense is not None and dense.requires_grad:  # so that torch sums over broadcast axes
         bias = bias._replace(dense=dense.expand(problem.shape))
     result: tuple[torch.Tensor, torch.Tensor] = _attention(
         query,
@@ -226,5 +226,5 @@ def _attend(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:
-    """Return float64 for that, else float32: the dtype of a bias's gradient."""
+    """Return the dtype of a bias's gradient: float64 for float64 tensors, else float32."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32

@@ -1,7 +1,7 @@
 """Causal attention with a linear bias through torch's fused kernel, without a mask of all pairs.
 
-`scaled_dot_product_attention` adds any mask it is given, but a mask of all pairs costs more memory
-traffic than the attention itself. Two facts avoid it:
+`scaled_dot_product_attention` adds any mask, but a mask of all pairs costs more memory traffic than
+the attention itself. Two facts avoid it:
 
 - The causal linear bias is constant along diagonals. With the queries in reverse order it becomes
   constant along *anti*-diagonals, mask[r, j] = f(r + j), and that is a strided view (1, 1) of one
@@ -19,12 +19,12 @@ from torch.nn import functional as F
 
 from ntk_alibi.torch.streaming_mask import StreamingMask
 
-#: Queries a call of torch's kernel: large enough for its blocks of 256 x 512, small enough that a
+#: Queries per call of torch's kernel: large enough for its blocks of 256 x 512, small enough that a
 #: long prompt computes little above the diagonal. 512 to 2048 are within a few percent of each
 #: other.
 QUERY_CHUNK = 1024
 
-#: The same where a mask is built: few, since it has as many rows for each head.
+#: Queries per call where a dense mask is built: few, since it has a row for each query and head.
 STREAMING_CHUNK = 256
 
 
@@ -41,21 +41,21 @@ def causal_linear_attention(
 ) -> torch.Tensor:
     """Return softmax(scale q.k - m_h (i - j)) v over the keys j <= i.
 
-    The last query is aligned with the last key. A `StreamingMask` limits the keys and gives their
-    distances; a mask of some queries and the keys that they see is then built.
+    The last query is aligned with the last key. A `StreamingMask` limits the keys and shrinks
+    distances to sinks; each chunk of queries then has a dense mask of the keys that it sees.
 
     Args:
         query: (batch, heads, queries, head_dim), any floating dtype, queries <= keys.
         key: (batch, heads, keys, head_dim).
-        value: as key.
+        value: (batch, heads, keys, head_dim).
         slopes: float32 (1 or batch, heads, 1 or queries).
-        scale: of the dot products.
+        scale: factor of the dot products.
         dropout: probability of dropping a weight.
         streaming: the mask of the queries, or None for all keys behind them.
         positions: integers (keys,), ascending, needed with streaming.
 
     Returns:
-        As query, differentiable in query, key and value.
+        The output in query's shape and dtype, differentiable in query, key and value.
     """
     query_length, key_length = query.shape[2], key.shape[2]
     if query.numel() == 0:
@@ -104,7 +104,7 @@ def _attend_streaming(
         part = slopes[:, :, begin:end] if slopes.shape[2] > 1 else slopes
         bias = torch.where(seen, -part[..., None] * distance, -torch.inf)
         if bias.device.type != "cpu":
-            bias = bias.to(query.dtype)  # other devices' kernels want one dtype
+            bias = bias.to(query.dtype)  # kernels of other devices need one dtype
         chunks.append(
             F.scaled_dot_product_attention(
                 query[:, :, begin:end],
@@ -141,9 +141,9 @@ def _attend_per_query(
 ) -> torch.Tensor:
     """Attend with the bias m_i (j - last) as one more channel of q and k.
 
-    Slopes of their own for each query make a bias that is not constant along diagonals. The channel
-    is float32, since lower precisions cannot hold positions, which count from the chunk's last key,
-    so that the products that matter stay small.
+    With a slope for each query the bias is not constant along diagonals. The channel is float32,
+    since lower precisions cannot hold positions. Positions count from the chunk's last key, so that
+    products of near keys stay small.
     """
     last = key.shape[2] - 1
     positions = torch.arange(-last, 1, device=key.device, dtype=torch.float32)
@@ -179,12 +179,12 @@ def _reversed_sdpa(
 ) -> torch.Tensor:
     """Call torch's kernel on reversed queries.
 
-    diagonal_bias: (1 or batch, 1 or heads, queries + keys - 1), spread by strides.
+    diagonal_bias, (1 or batch, 1 or heads, queries + keys - 1), is expanded to a mask by strides.
     """
     batch, heads, diagonals = diagonal_bias.shape
     bias = diagonal_bias.contiguous()
     if bias.device.type != "cpu":
-        bias = bias.to(query.dtype)  # other devices' kernels want one dtype
+        bias = bias.to(query.dtype)  # kernels of other devices need one dtype
     mask = bias.as_strided(
         (batch, heads, query.shape[2], key.shape[2]), (heads * diagonals, diagonals, 1, 1)
     )

@@ -1,8 +1,8 @@
 """Distances under StreamingLLM's sinks: evicted positions between sinks and window do not count.
 
 Sinks are the first tokens of a text. Tokens that have left the window are evicted, and distances
-count the tokens that are left, so that a sink stands directly before the window however long the
-text is: a cache of sinks and a window holds just these (Xiao et al. 2023, arXiv 2309.17453, 3.2).
+count the remaining tokens only. Sinks therefore stay directly before the window for any length of
+the text, as in a cache of sinks and window (Xiao et al. 2023, arXiv 2309.17453, 3.2).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class StreamingMask:
     """A causal mask whose sinks stand directly before the window or the block.
 
     Attributes:
-        mask: which positions a query sees.
+        mask: the rule by which queries see positions.
     """
 
     mask: Mask = EVERYTHING
@@ -34,13 +34,13 @@ class StreamingMask:
         return (self.start(positions) - self.mask.sink).clamp(min=0)
 
     def evicts(self, last: int) -> bool:
-        """Return whether a query at `last`, or one before it, does not see all positions."""
+        """Return whether any position is evicted for a query at `last`."""
         return int(self.evicted(torch.tensor(last))) > 0
 
     def distances(
         self, queries: torch.Tensor, keys: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return distances of positions (..., queries) and (..., keys), and which keys are seen."""
+        """Return distances of positions (..., queries) and (..., keys), and a mask of keys seen."""
         evicted = self.evicted(queries)[..., None]
         distance = queries[..., None] - keys[..., None, :]
         sinks = keys[..., None, :] < self.mask.sink

@@ -1,4 +1,4 @@
-"""The growing cache beside transformers' own."""
+"""The growing cache compared with transformers' caches."""
 
 from __future__ import annotations
 

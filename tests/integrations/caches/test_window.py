@@ -1,4 +1,4 @@
-"""Windows, blocks and sinks of patched models, and the cache that holds no more than they show."""
+"""Windows, blocks and sinks of patched models, and the cache of sinks and window."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_distances_are_counted_among_what_is_seen(limit: dict[str, Any]) -> None
 def stock_with_a_cache_cut_by_hand(
     model: Any, ids: torch.Tensor, window: int, sink: int
 ) -> torch.Tensor:
-    """transformers' own model token by token; before each, what it shall not see is cut out."""
+    """Run transformers' model token by token, removing the evicted keys before each token."""
     cache, logits = DynamicCache(), []
     for token in ids.T:
         for layer in cache.layers:
@@ -87,7 +87,7 @@ def stock_with_a_cache_cut_by_hand(
 def test_one_pass_equals_transformers_on_a_cut_cache(
     models: dict, ids: torch.Tensor, name: str, attention: Any, sink: int
 ) -> None:
-    """The rule of sinks and windows as Xiao et al. compute it, with nothing of ours."""
+    """The comparison implements sinks and windows as Xiao et al. do, without this package."""
     expected = stock_with_a_cache_cut_by_hand(models[name], ids, WINDOW, sink)
     with na.patch(models[name], attention=attention, window=WINDOW, sink=sink):
         logits = run(models[name], ids)
@@ -182,7 +182,7 @@ def test_gradients_of_all_forms(ids: torch.Tensor, name: str) -> None:
 
 @families
 def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
-    """Not in the compiled core; what is out of sight stays so in the form that has it."""
+    """The compiled core has no dropout; in the form that has it, hidden tokens stay hidden."""
     model = make_model(name).train()
     for layer in model.modules():
         if hasattr(layer, "attn_dropout_p"):
@@ -196,7 +196,7 @@ def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
         for seed, tokens in ((0, ids), (0, changed), (1, ids)):
             torch.manual_seed(seed)
             logits.append(model(tokens, use_cache=False).logits)
-    last = 5 + 3 * (4 - 1)  # through three layers, each a window further
+    last = 5 + 3 * (4 - 1)  # three layers, each one window further
     assert torch.equal(logits[0][:, :5], logits[1][:, :5])
     assert torch.equal(logits[0][:, last + 1 :], logits[1][:, last + 1 :])
     assert (logits[0] - logits[1])[:, 5].abs().max() > 1e-3
@@ -218,7 +218,7 @@ def test_compiled(models: dict, ids: torch.Tensor) -> None:
     [("mpt", 300), *(pytest.param(n, 5000, marks=pytest.mark.slow) for n in ("bloom", "falcon"))],
 )
 def test_generation_without_end(name: str, length: int) -> None:
-    """Token by token in one buffer of 2 (window + sink); as the uncached pass says."""
+    """Tokens are written to one buffer of 2 (window + sink); logits equal the uncached pass."""
     window, sink = 24, 4
     model = make_model(name, 2)
     ids = torch.randint(0, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(3))

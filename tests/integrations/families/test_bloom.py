@@ -31,7 +31,7 @@ scalings = pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
 def independent_logits(
     model: BloomForCausalLM, bloom_ids: torch.Tensor, mask: torch.Tensor | None, scaling: Any
 ) -> torch.Tensor:
-    """BLOOM written out anew in float64, row by row, without padding, on the reference's slopes."""
+    """Compute BLOOM in float64 row by row, without padding, with the reference's slopes."""
     config, logits = model.config, torch.zeros(*bloom_ids.shape, VOCABULARY, dtype=torch.float64)
     model = copy.deepcopy(model).double()
     heads, transformer = config.n_head, model.transformer
@@ -115,7 +115,7 @@ def test_the_activation_is_the_same_formula(blooms: dict) -> None:
 def test_the_published_way_misses_unpadded_prompts_and_ours_does_not(
     blooms: dict, bloom_ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What recipes do, replacing the function, works for masked calls only; the patch for all."""
+    """Published recipes replace the function, which works for masked calls only."""
     model, stock = blooms[8], run(blooms[8], bloom_ids)
 
     def published(mask: Any, heads: int, dtype: Any) -> Any:
@@ -170,7 +170,7 @@ def test_generate(
         # From 5.18 to 5.20 BLOOM cannot read the mask that generate() makes for a static cache.
         assert options == {"cache_implementation": "static"}
         assert mask is None
-        assert not hasattr(modeling_bloom, "_get_alibi_slopes")  # which came with 5.21
+        assert not hasattr(modeling_bloom, "_get_alibi_slopes")  # new in 5.21
         pytest.skip(f"BLOOM has no static cache in transformers {transformers.__version__}")
     with na.patch(model, attention=attention):
         assert torch.equal(generate(model, bloom_ids, mask, **options), stock)
@@ -185,7 +185,7 @@ def test_generate(
 
 
 def cached_logits(model: Any, bloom_ids: torch.Tensor, splits: list[int]) -> torch.Tensor:
-    """Logits of all positions, computed piece by piece with a cache."""
+    """Return logits of all positions, computed piece by piece with a cache."""
     cache, pieces = transformers.DynamicCache(config=model.config), []
     for piece in bloom_ids.split(splits, dim=1):
         with torch.no_grad():
@@ -208,7 +208,7 @@ def test_pieces_with_a_cache_equal_one_full_pass(
 def test_the_published_dynamic_rule_does_not_agree_with_its_own_cache(
     blooms: dict, bloom_ids: torch.Tensor, attention: Any
 ) -> None:
-    """Why per="query" exists: deeper keys were made with an older factor."""
+    """This is why per="query" exists: keys of deeper layers were made with an older factor."""
     with na.patch(blooms[8], na.DynamicNTK(2.0, 16), attention=attention):
         with pytest.warns(UserWarning, match="shorter one; per='query' agrees with its own cache"):
             cached = cached_logits(blooms[8], bloom_ids, [20, 20])
@@ -230,7 +230,7 @@ def test_a_padded_row_equals_the_row_alone(
 
 
 def enable_checkpointing(model: Any) -> None:
-    """Renamed in transformers 5.23."""
+    """Enable gradient checkpointing, whose method was renamed in transformers 5.23."""
     new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
     getattr(model, new if hasattr(model, new) else old)()
 
@@ -241,7 +241,7 @@ def enable_checkpointing(model: Any) -> None:
 def test_gradients_and_gradient_checkpointing(
     bloom_ids: torch.Tensor, mask: Any, scaling: Any, attention: Any
 ) -> None:
-    # The label after a pad row would train on what nobody defines.
+    # Logits at padding are undefined, so their labels are left out, too.
     labels = bloom_ids.masked_fill(~real(mask), -100)
     labels[:, 1:][~real(mask)[:, :-1]] = -100
 

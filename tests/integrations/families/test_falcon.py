@@ -1,4 +1,4 @@
-"""Falcon: what its patch alone has."""
+"""Features of the Falcon patch alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_falcon_in_the_eager_form_of_transformers_counts_the_bias_twice(
 def test_falcon_with_the_rounding_of_transformers(
     heads: int, length: int, attention: Any, dtype: torch.dtype
 ) -> None:
-    """The bias is exactly theirs; theirs is added to scores in float32, at its own magnitude."""
+    """The bias is exact; transformers adds it to scores in float32, with errors of its size."""
     model = make_model("falcon", heads).to(dtype)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, VOCABULARY, (2, length), generator=generator)
@@ -46,7 +46,7 @@ def test_falcon_with_the_rounding_of_transformers(
 
 @pytest.mark.parametrize("attention", ["fused", "eager"])
 def test_falcon_with_the_rounding_of_transformers_in_bfloat16(attention: Any) -> None:
-    """Sums in bfloat16 differ; the mean difference is a small part of the exact mode's."""
+    """Sums in bfloat16 differ, but by less on average than in the exact mode."""
     model, ids = make_model("falcon", 12).bfloat16(), torch.arange(600)[None] % VOCABULARY
     stock, errors = run(model, ids), []
     for compat in ("transformers", "exact"):

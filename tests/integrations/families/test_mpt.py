@@ -1,4 +1,4 @@
-"""MPT: what its patch alone has."""
+"""Features of the MPT patch alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_mpt_goes_on_behind_max_seq_len(models: dict) -> None:
 
 
 def test_mpt_has_the_slopes_of_its_alibi_bias_max(models: dict, ids: torch.Tensor) -> None:
-    """transformers takes 8 whatever the configuration says."""
+    """transformers takes 8 for any configuration."""
     model = make_model("mpt", attn_config={"alibi_bias_max": 16})
     model.load_state_dict(models["mpt"].state_dict())
     assert torch.equal(run(model, ids), run(models["mpt"], ids))

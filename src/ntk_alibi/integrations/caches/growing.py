@@ -1,4 +1,4 @@
-"""A key-value cache for long generation that does not copy what it holds at every token."""
+"""A key-value cache for long generation that does not copy all keys at every token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GrowingLayer(DynamicLayer):
 
     Attributes:
         keys: (batch, heads, tokens, head_dim), a view of its buffer.
-        values: likewise.
+        values: (batch, heads, tokens, head_dim), a view of its buffer.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -47,18 +47,18 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def norms(self) -> KeyNorms:
-        """Return the norms of all keys held, with which `ntk_alibi.attention` skips some."""
+        """Return the norms of all keys held, by which `ntk_alibi.attention` skips keys."""
         if self._norms.length > self.get_seq_length():
             self._norms = KeyNorms()
         return self._norms.update(self._held()[0])
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens; what comes next takes their place."""
+        """Remove the last tokens; new tokens take their place."""
         super().crop(tokens_to_remove)
         self._norms = KeyNorms()
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Make the rows of the batch those of beam_idx."""
+        """Reorder the rows of the batch by beam_idx."""
         super().reorder_cache(beam_idx)
         self._norms = KeyNorms()
 
@@ -73,7 +73,7 @@ class GrowingLayer(DynamicLayer):
         self._norms = KeyNorms()
 
     def reset(self) -> None:
-        """Forget everything, the buffers too."""
+        """Remove all tokens and the buffers."""
         self._buffers = self.keys = self.values = None
         self.is_initialized = False  # older versions of transformers would fill with zeros instead
         self._norms = KeyNorms()
@@ -85,7 +85,7 @@ class GrowingLayer(DynamicLayer):
         """Return buffers for `total` tokens whose first `length` are those held now."""
         if self._buffers is not None and self._holds(self._buffers, total, length):
             return self._buffers
-        capacity = max(self._least_capacity, 2 * total)  # what is not written takes no memory yet
+        capacity = max(self._least_capacity, 2 * total)  # unwritten pages take no memory yet
         buffers = []
         for i, states in enumerate((key_states, value_states)):
             batch, heads, _, head_dim = states.shape
@@ -110,14 +110,14 @@ class GrowingLayer(DynamicLayer):
 
 
 class GrowingCache(Cache):
-    """A transformers cache whose buffers double: a token costs writing one token.
+    """A transformers cache with doubling buffers: a new token is written, old ones are not copied.
 
-    transformers' DynamicCache copies all keys and values at every token, which for one token on
-    some thousand is most of a layer's time. This one copies when a buffer is full, all in all about
-    once. Beam search, cropping (prompt lookup) and resetting work as they do there.
+    transformers' DynamicCache copies all keys and values at every token, which with some thousand
+    tokens is most of a layer's time. This cache copies only when a buffer is full, on average each
+    token about once. Beam search, cropping (prompt lookup) and resetting work as in DynamicCache.
 
     Args:
-        capacity: tokens to make room for at first, at least.
+        capacity: the number of tokens that the first buffers have room for, at least.
 
     Raises:
         TypeError, ValueError: capacity is no positive integer.

@@ -1,4 +1,4 @@
-"""A key-value cache of bounded size, for generation without end."""
+"""A key-value cache of bounded size, for generation of any length."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Shared:
     """Settings and padding that all layers of a cache share.
 
     Attributes:
-        window: tokens to hold.
-        sink: first tokens to hold besides.
-        padding: columns of padding to the left of each row, (batch,), or None for none at all.
+        window: number of last tokens to hold.
+        sink: number of first tokens to hold, too.
+        padding: number of padding columns to the left of each row, (batch,), or None.
     """
 
     window: int
@@ -31,21 +31,21 @@ class Shared:
 
     @property
     def limit(self) -> int:
-        """Tokens held at most."""
+        """The greatest number of tokens held."""
         return self.window + self.sink
 
 
 class WindowLayer(DynamicLayer):
-    """One layer's sinks and window, one behind the other, moving along a buffer of twice the size.
+    """One layer's sinks and window, contiguous in a buffer of twice their size.
 
-    A token is written behind the last one, and the sinks over the one that left the window; at the
-    end of the buffer everything moves back to its beginning, so that a token costs writing about
-    two.
+    A new token is written behind the last one, and the sinks over the tokens that left the window.
+    At the end of the buffer all tokens move back to its beginning. On average a new token therefore
+    costs about two writes, besides those of the sinks.
 
     Attributes:
         keys: (batch, heads, tokens, head_dim), a view of its buffer. A row with fewer real tokens
             than are held begins with padding.
-        values: likewise.
+        values: (batch, heads, tokens, head_dim), a view of its buffer.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -72,7 +72,7 @@ class WindowLayer(DynamicLayer):
             self.keys, self.values = everything
             return everything
         sinks = self._sinks(everything, past, held)
-        if new > 1 or recorded:  # the attention that follows reads what stands there
+        if new > 1 or recorded:  # the following attention still reads the buffer
             self._buffers = None
             kept = [
                 torch.cat([sink, x[:, :, -window:]], dim=2)
@@ -86,7 +86,7 @@ class WindowLayer(DynamicLayer):
         return (self.keys, self.values) if new == 1 else everything
 
     def _sinks(self, everything: Pair, past: int, held: int) -> list[torch.Tensor]:
-        """Return the sinks: the first tokens of each row, or all if it has fewer."""
+        """Return the sinks: the first tokens of each row, or all tokens of a shorter row."""
         sink, padding = self._shared.sink, self._shared.padding
         if padding is None:
             return [x[:, :, :sink].clone() for x in everything]
@@ -110,7 +110,7 @@ class WindowLayer(DynamicLayer):
     def _appended(self, key_states: torch.Tensor, value_states: torch.Tensor) -> Pair:
         """Write the new tokens into the buffer, and return old and new ones."""
         held, new = self._length(), key_states.shape[2]
-        if held + new > 2 * self._shared.limit:  # a long prompt, of which little stays
+        if held + new > 2 * self._shared.limit:  # a long prompt, mostly evicted
             return self._joined(key_states, value_states)
         begin = self._begin(held)
         if begin is None or begin + held + new > 2 * self._shared.limit:
@@ -127,7 +127,7 @@ class WindowLayer(DynamicLayer):
         return keys[:, :, whole], values[:, :, whole]
 
     def _begin(self, held: int) -> int | None:
-        """Return where in the buffers the tokens held begin; None if they are elsewhere."""
+        """Return the column of the buffers where the tokens held begin; None if elsewhere."""
         begins = []
         for buffer, x in zip(self._buffers or (), self._held(), strict=False):
             if held == 0:
@@ -141,7 +141,7 @@ class WindowLayer(DynamicLayer):
         return begins[0] if begins and begins[0] == begins[1] else None
 
     def _room(self, states: torch.Tensor) -> torch.Tensor:
-        """Return an empty buffer for such keys or values."""
+        """Return an empty buffer for keys or values like these states."""
         batch, heads, _, head_dim = states.shape
         return states.new_empty((batch, heads, 2 * self._shared.limit, head_dim))
 
@@ -159,23 +159,23 @@ class WindowLayer(DynamicLayer):
         return self._seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many keys queries may see, and how many stand before the first of them."""
+        """Return the number of keys that queries may see, and of tokens before these keys."""
         held = self._length()
         keys = held + query_length if query_length > 1 else min(held + 1, self._shared.limit)
         return keys, self._seen + query_length - keys
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens, as long as none has left the window.
+        """Remove the last tokens, as long as no token has left the window.
 
         Raises:
-            ValueError: tokens that would stand in the window again are gone.
+            ValueError: tokens were evicted that would be in the window again.
         """
         checks.still_held("crop", self._seen, self._length())
         super().crop(tokens_to_remove)
         self._seen = self._length()
 
     def reset(self) -> None:
-        """Forget everything, the buffers too."""
+        """Remove all tokens and the buffers."""
         self._buffers = self.keys = self.values = None
         self.is_initialized = False  # older versions of transformers would fill with zeros instead
         self._seen = 0
@@ -183,19 +183,19 @@ class WindowLayer(DynamicLayer):
 
 
 class WindowCache(Cache):
-    """A transformers cache of the last tokens and the first few: generation in constant memory.
+    """A transformers cache of the last and the first few tokens: generation in constant memory.
 
-    For models that `patch(..., window=window, sink=sink)` patched, which see no more than it holds,
-    so that tokens equal those of any other cache, and of none. Its layers have buffers of
-    2 (window + sink) tokens. Prompts may be padded on the left; beam search works, prompt lookup
-    until the first token leaves the window.
+    It is for models patched by `patch(..., window=window, sink=sink)`. They see no more tokens than
+    the cache holds, and therefore generate the same tokens as with any other cache, or without one.
+    Its layers have buffers of 2 (window + sink) tokens. Prompts may be padded on the left. Beam
+    search works; prompt lookup works until the first token leaves the window.
 
     Args:
-        window: tokens to hold, the newest included.
-        sink: first tokens of the text to hold besides.
+        window: number of last tokens to hold, the newest included.
+        sink: number of first tokens of the text to hold, too.
 
     Raises:
-        TypeError, ValueError: window is no integer >= 1, sink none >= 0.
+        TypeError, ValueError: window is no integer >= 1, or sink no integer >= 0.
 
     Example:
         >>> import torch, transformers, ntk_alibi as na

@@ -2,8 +2,8 @@
 
 transformers builds BLOOM's bias in two places: `BloomModel.build_alibi_tensor` when an attention
 mask is given, and inline when none is (since 5.21; generate() drops a mask of ones itself since
-5.19). Replacing the function therefore misses every unpadded prompt. Patched, every call has a
-mask, the `ForwardPass`, which `build_alibi_tensor` returns.
+5.19). Replacing the function therefore misses every unpadded prompt. In a patched model every call
+has a mask, the `ForwardPass`, which `build_alibi_tensor` returns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def _replacements(model: Any) -> list[Replacement]:
 def _gelu(model: BloomModel, gelu: BloomGelu, x: torch.Tensor) -> torch.Tensor:
     """Replace BloomGelu.forward: one operation of torch instead of seven, for the same formula.
 
-    With fused attention those seven cost more than anything in a layer but the products.
+    Beside fused attention, those seven would cost more than any other part of a layer but the
+    matrix products.
     """
     if current(model).attention == "eager":
         stock: torch.Tensor = type(gelu).forward(gelu, x)

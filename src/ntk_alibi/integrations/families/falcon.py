@@ -1,10 +1,9 @@
 """Falcon with ALiBi: the patch of its bias and attention.
 
 transformers adds Falcon's bias twice in its eager form (once in the mask, once to the scores), and
-rounds slopes and bias to bfloat16 in every dtype. A patched model builds none
-(`use_alibi`), and its layers form it once, in float32, from the `ForwardPass`. As in transformers'
-SDPA form it is divided by sqrt(head_dim), like the products. compat="transformers" repeats that
-form's rounding.
+rounds slopes and bias to bfloat16 in every dtype. A patched model builds no bias (`use_alibi`); its
+layers compute it once, in float32, from the `ForwardPass`. As in transformers' SDPA form, the bias
+is divided by sqrt(head_dim), like the products. compat="transformers" repeats that form's rounding.
 """
 
 from __future__ import annotations

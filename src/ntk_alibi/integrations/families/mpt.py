@@ -1,9 +1,9 @@
 """MPT: the patch of its bias and attention.
 
 transformers builds MPT's bias for `max_seq_len` columns, whatever the text, and ignores the
-`alibi_bias_max` of its configuration. Patched layers form their bias from the `ForwardPass`: longer
-texts pass, and alibi_bias_max counts. Distances are between columns, so that padding between
-real tokens counts, as in transformers.
+`alibi_bias_max` of its configuration. Patched layers compute their bias from the `ForwardPass`:
+texts may be longer, and alibi_bias_max has an effect. Distances are between columns, so padding
+between real tokens counts, as in transformers.
 """
 
 from __future__ import annotations

@@ -1,0 +1,160 @@
+"""Inputs that look usual and are not: byte orders, more queries than keys, views, containers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ntk_alibi as na
+from attention_checks import check, inputs
+from ntk_alibi.fused.gradients import attention_gradients
+
+QUERY, KEY, VALUE = inputs(1, 2, 2, 6, 6, 8)
+BIAS = na.ALiBi(2)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f2"])
+def test_arrays_of_another_byte_order_are_refused(dtype: str) -> None:
+    swapped = [x.astype(dtype) for x in (QUERY, KEY, VALUE)]
+    native = [x.astype(np.dtype(dtype).newbyteorder("=")) for x in swapped]
+    for call in (
+        lambda: na.attention(*swapped, BIAS),
+        lambda: na.attention(native[0], swapped[1], native[2], BIAS),
+        lambda: na.KeyNorms().update(swapped[1]),
+        lambda: attention_gradients(*swapped, swapped[0], swapped[0][..., 0], swapped[0]),
+    ):
+        with pytest.raises(TypeError, match=r"byte order|got ndarray of >f"):
+            call()
+    with pytest.raises(TypeError, match="byte order"):
+        BIAS.tensor(6, 6, dtype[1:], out=np.empty((1, 2, 6, 6), dtype))
+    with pytest.raises(TypeError, match="byte order"):
+        na.build_alibi_tensor(np.ones((1, 6)), 2, dtype[1:], out=np.empty((2, 1, 6), dtype))
+
+
+def test_masks_positions_and_biases_of_another_byte_order_are_converted() -> None:
+    positions = np.arange(6)
+    numbers = np.random.default_rng(0).standard_normal((2, 6, 6)).astype(np.float32)
+    for native, swapped in (
+        ({"query_positions": positions}, {"query_positions": positions.astype(">i4")}),
+        ({"key_positions": positions}, {"key_positions": positions.astype(">i8")}),
+        (
+            {"key_padding_mask": positions[None] > 1},
+            {"key_padding_mask": (positions[None] > 1) * np.ones(1, ">i2")},
+        ),
+        ({"bias": numbers}, {"bias": numbers.astype(">f4")}),
+        (
+            {"bias": na.ALiBi(2, slopes=numbers[:, 0, 0])},
+            {"bias": na.ALiBi(2, slopes=numbers[:, 0, 0].astype(">f4"))},
+        ),
+        (
+            {"bias": na.DistanceTable(numbers[0, :2])},
+            {"bias": na.DistanceTable(numbers[0, :2].astype(">f4"))},
+        ),
+    ):
+        np.testing.assert_array_equal(
+            na.attention(QUERY, KEY, VALUE, window=2, **swapped),
+            na.attention(QUERY, KEY, VALUE, window=2, **native),
+        )
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [na.BiALiBi([1.0, 2.0], [0.5, 0.5], [0.25, 0.25]), na.ALiBi(2, sides="symmetric", exempt=1)],
+    ids=repr,
+)
+@pytest.mark.parametrize(("queries", "keys"), [(6, 3), (3, 6), (5, 1), (1, 5)])
+def test_exempt_tokens_with_any_number_of_queries_and_keys(
+    bias: Any, queries: int, keys: int
+) -> None:
+    arrays = inputs(1, 2, 2, queries, keys, 8)
+    numbers = bias.tensor(queries, keys)
+    result = na.attention(*arrays, bias, causal=False, return_logsumexp=True)
+    check(*arrays, np.asarray(numbers, np.float64), result)
+    parameters = [
+        torch.tensor(x, requires_grad=True) for x in ([1.0, 2.0], [0.5, 0.5], [0.25, 0.25])
+    ]
+    if isinstance(bias, na.BiALiBi):
+        tensors = [torch.from_numpy(x).double() for x in arrays]
+        exact = [x.detach().double().requires_grad_() for x in parameters]
+        na.attention(*tensors, na.BiALiBi(*exact), causal=False).square().sum().backward()
+        na.attention(
+            *map(torch.from_numpy, arrays), na.BiALiBi(*parameters), causal=False
+        ).square().sum().backward()
+        for mine, theirs in zip(parameters, exact, strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad.float(), atol=1e-4, rtol=1e-4)
+
+
+def test_conjugate_and_negative_views_are_read_as_their_numbers() -> None:
+    negative = torch._neg_view(torch.from_numpy(QUERY))
+    got = na.attention(negative, torch.from_numpy(KEY), torch.from_numpy(VALUE), BIAS)
+    np.testing.assert_array_equal(got.numpy(), na.attention(-QUERY, KEY, VALUE, BIAS))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: na.attention(*(x.astype(float) for x in (QUERY, KEY, VALUE)), BIAS),
+            TypeError,
+            r"float64.*astype\(numpy.float32\).*reference",
+        ),
+        (
+            lambda: na.attention(torch.from_numpy(QUERY), KEY, VALUE, BIAS),
+            TypeError,
+            "key must be a tensor",
+        ),
+        (
+            lambda: na.attention(np.ma.masked_array(QUERY, QUERY > 1), KEY, VALUE, BIAS),
+            TypeError,
+            "query must not be a masked array",
+        ),
+        (
+            lambda: na.attention(
+                QUERY, KEY, VALUE, np.ma.masked_array(np.zeros((6, 6), np.float32), np.eye(6) > 0)
+            ),
+            TypeError,
+            "bias must not be a masked array",
+        ),
+        (
+            lambda: na.attention(
+                QUERY,
+                KEY,
+                VALUE,
+                key_padding_mask=np.ma.masked_array(np.ones((1, 6)), np.eye(1, 6) > 0),
+            ),
+            TypeError,
+            "key_padding_mask must not be a masked array",
+        ),
+        (
+            lambda: na.ALiBi(2, slopes=np.array([-np.inf, 1.0])),
+            ValueError,
+            "slopes must not hold -infinity",
+        ),
+    ],
+)
+def test_what_would_be_read_wrongly_is_refused(
+    call: Callable[[], Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_rows_that_stand_far_apart_share_a_short_table() -> None:
+    """Each row sees the distances 0 to 2 alone, though the rows are 100 positions apart."""
+    at = np.array([[0, 1, 2], [100, 101, 102]])
+    arrays = inputs(2, 2, 2, 3, 3, 8)
+    table = np.random.default_rng(1).standard_normal((2, 3))
+    got = na.attention(*arrays, na.DistanceTable(table), query_positions=at, key_positions=at)
+    np.testing.assert_array_equal(got, na.attention(*arrays, na.DistanceTable(table)))
+
+
+def test_log_n_scale_takes_lists() -> None:
+    positions, mask = [3, 5, 6, 9], [[0, 1, 1, 1]]
+    np.testing.assert_array_equal(
+        na.log_n_scale(3, 4, 2, key_positions=positions, key_padding_mask=mask),
+        na.log_n_scale(3, 4, 2, key_positions=np.array(positions), key_padding_mask=np.array(mask)),
+    )

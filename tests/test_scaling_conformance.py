@@ -1,4 +1,4 @@
-"""Any scaling goes wherever those of the package go: a stranger's, too."""
+"""Conformance of all scalings: those of the package, and foreign ones."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PREFIXES = PADDING.cumsum(axis=1)[:, KEYS - QUERIES :]
 
 
 class OnlyFlatHeads:
-    """A stranger's, with the one method: the flatter half of the heads sees twice as far."""
+    """A foreign scaling with one method: the flatter half of the heads sees twice as far."""
 
     def scale_exponents(self, exponents: Any, lengths: Any = None) -> Any:
         return exponents + (exponents > np.median(exponents))
 
 
 class WithoutHash(OnlyFlatHeads):
-    """One that is equal to others and so has no hash."""
+    """A foreign scaling with equality and therefore without a hash."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -42,7 +42,7 @@ class WithoutHash(OnlyFlatHeads):
 
 
 class ByTheRow:
-    """A stranger's that depends on the length of the row: m / n."""
+    """A foreign scaling that depends on the length of the row: m / n."""
 
     per = "sequence"
 
@@ -51,7 +51,7 @@ class ByTheRow:
 
 
 class ByTheQuery:
-    """A stranger's that depends on the length of each query's prefix: m / max(n, 1)."""
+    """A foreign scaling that depends on the length of each query's prefix: m / max(n, 1)."""
 
     per = "query"
 
@@ -61,7 +61,7 @@ class ByTheQuery:
 
 @dataclass(frozen=True)
 class SquareRoot(_Static):
-    """A subclass of the package's base, with weights of its own: t = (e / e_max)^1/2."""
+    """A subclass of the package's base class, with other weights: t = (e / e_max)^1/2."""
 
     alibi_type: ClassVar[str] = "square root"
 
@@ -71,7 +71,7 @@ class SquareRoot(_Static):
 
 
 class Case(NamedTuple):
-    """A scaling, and its slopes (heads,), (rows, heads) or (rows, heads, queries) written out."""
+    """A scaling, and its expected slopes (heads,), (rows, heads) or (rows, heads, queries)."""
 
     scaling: Any
     slopes: Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -109,7 +109,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def written(case: Case) -> NDArray[np.float64]:
-    """The slopes over all pairs, (1 or rows, heads, 1 or queries, 1)."""
+    """Return the slopes for all pairs, (1 or rows, heads, 1 or queries, 1)."""
     slopes = case.slopes(na.reference.alibi_slopes(HEADS))
     axes = {1: (None, slice(None), None, None), 2: (..., None, None), 3: (..., None)}
     return slopes[axes[slopes.ndim]]
@@ -171,7 +171,7 @@ def test_a_scaling_of_the_packages_base_has_a_picture(scaling: Any) -> None:
 
 
 def test_a_picture_shows_the_slopes_of_a_subclass() -> None:
-    """Slopes of 16 heads, scaled."""
+    """The picture has the scaled slopes of 16 heads."""
     shown = SquareRoot(4.0)._repr_html_()
     assert shown is not None
     for slope in na.alibi_slopes(16, SquareRoot(4.0)):
@@ -189,7 +189,7 @@ def test_a_bias_for_a_model_has_its_slopes(name: str) -> None:
 
 
 class OwnWeights(na.NTK):
-    """A subclass of a scaling that has a name, with weights of its own."""
+    """A subclass of a named scaling, with other weights."""
 
     _weights = staticmethod(np.ones_like)
 
@@ -198,7 +198,7 @@ class OwnWeights(na.NTK):
     "scaling", [*SHOWN, OnlyFlatHeads(), OwnWeights(4.0)], ids=lambda x: type(x).__name__
 )
 def test_compiled_attention_has_its_slopes_or_is_refused(scaling: Any) -> None:
-    """Tracing knows the two static scalings of the package; others' slopes have to be given."""
+    """Tracing knows the package's two static scalings; other scalings need explicit slopes."""
     torch.compiler.reset()
     bias = na.ALiBi(HEADS, scaling)
     sources = [torch.from_numpy(x) for x in inputs(1, HEADS, 2, QUERIES, KEYS, 8)]

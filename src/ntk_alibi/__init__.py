@@ -88,6 +88,9 @@ _LAZY = {
     "reference": "ntk_alibi.reference",
 }
 
+#: The extra that brings a package which a lazy name needs.
+_EXTRAS = {"torch": "torch", "transformers": "transformers", "matplotlib": "plot"}
+
 _notebook.start()
 _runtime.start()
 
@@ -96,7 +99,13 @@ def __getattr__(name: str) -> Any:
     """Load the lazy names on first use."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(_LAZY[name])
+    try:
+        module = import_module(_LAZY[name])
+    except ModuleNotFoundError as error:
+        if error.name in _EXTRAS:
+            message = f"{name} needs {error.name}: pip install 'ntk-alibi[{_EXTRAS[error.name]}]'"
+            raise ImportError(message) from error
+        raise
     return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
 
 

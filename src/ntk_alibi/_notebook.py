@@ -25,6 +25,9 @@ HUES = ("#888888", "#1c86c7", "#d9700f")
 #: Head count of the model whose slopes illustrate a scaling.
 EXAMPLE_HEADS = 16
 
+#: Training length of a dynamic scaling that names none.
+EXAMPLE_LENGTH = 2048
+
 #: Size of a picture and its left and bottom margins, in pixels.
 WIDTH, HEIGHT, LEFT, BELOW = 380, 130, 56, 30
 
@@ -84,9 +87,10 @@ def _bias_page(bias: Any) -> str | None:
 def scaling_html(scaling: Scaling) -> str:
     """Render slopes of a model of 16 heads, unscaled and scaled: picture and table."""
     train_length = getattr(scaling, "train_length", None)
-    if train_length is None:
+    if scaling_per(scaling) is None:
         scaled = {"scaled": alibi_slopes(EXAMPLE_HEADS, scaling)}
     else:
+        train_length = EXAMPLE_LENGTH if train_length is None else train_length
         scaled = {
             f"at {tokens} tokens": alibi_slopes(EXAMPLE_HEADS, scaling, _lengths(scaling, tokens))
             for tokens in (train_length, 4 * train_length)

@@ -79,12 +79,14 @@ def _row(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:
         at_queries = np.full((1, shape[2]), first, np.int32)
         problem = problem._replace(query_positions=at_queries, key_positions=at_keys)
     like = next(filter(_arrays.is_tensor, bias.parameters), None)
-    positions = problem.positions(like)
-    numbers, hidden = kernel_bias_of(bias, problem, like).values(*positions)
+    last, all_keys = slice(shape[2] - 1, shape[2]), slice(0, keys)
+    kernel = kernel_bias_of(bias, problem, like).part(last, all_keys, problem)
+    positions = problem.part(last, all_keys).positions(like)
+    numbers, hidden = kernel.values(*positions)
     if mask.causal:
         hidden = hidden | ~mask.visible(*positions)[:, None]
     values = np.where(_arrays.to_numpy(hidden), -np.inf, _arrays.to_numpy(numbers))
-    row = np.broadcast_to(values[0], shape[1:])[:, -1]
+    row = np.broadcast_to(values[0], (shape[1], 1, keys))[:, 0]
     return np.asarray(row[:, ::-1] if side == "behind" else row, np.float64)
 
 

@@ -76,6 +76,8 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["eval", "--tasks", "longeval_lines_200"], "data must be given (LongEval's file of lines"),
         (["tune", "--length", "0"], "--length must be between 1"),
+        (["tune", "--length", "64", "--train-length", "0"], "--train-length must be between 1"),
+        (["eval", "--train-length", "0"], "--train-length must be between 1"),
     ],
 )
 def test_mistakes_are_one_sentence(

@@ -1,4 +1,4 @@
-"""Inputs that look usual and are not: byte orders, more queries than keys, views, containers."""
+"""Unusual inputs: byte orders, more queries than keys, views, containers."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_what_would_be_read_wrongly_is_refused(
 
 
 def test_rows_that_stand_far_apart_share_a_short_table() -> None:
-    """Each row sees the distances 0 to 2 alone, though the rows are 100 positions apart."""
+    """Each row sees only the distances 0 to 2, but the rows are 100 positions apart."""
     at = np.array([[0, 1, 2], [100, 101, 102]])
     arrays = inputs(2, 2, 2, 3, 3, 8)
     table = np.random.default_rng(1).standard_normal((2, 3))

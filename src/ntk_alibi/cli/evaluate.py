@@ -81,6 +81,7 @@ def register(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     if options.data is not None and options.tasks is None:
         raise ValueError(f"--tasks must be given with --data, got only --data {options.data}")
+    subcommand.check_train_length(options)
     if options.tasks is None:
         _study(options)
     else:
@@ -116,7 +117,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any] | None:
     from ntk_alibi.models.loading import NANO_BLOOM
 
     model, tokenizer, train_length = load(options.model, options.dtype)
-    plan = Plan(options.train_length or train_length)
+    plan = Plan(subcommand.train_length(options, train_length))
     if options.quick:
         plan = replace(plan, **QUICK)
     if options.methods:
@@ -176,7 +177,7 @@ def _comparison(options: argparse.Namespace) -> None:
     name = options.model or NANO_BLOOM
     tasks = task_comparison.load_known(options.tasks, metadata, name)
     model, tokenizer, train_length = load(options.model, options.dtype)
-    length = options.train_length or train_length
+    length = subcommand.train_length(options, train_length)
     methods = [parse_method(method, length) for method in options.methods or DEFAULT_METHODS]
     with harness.quiet():
         lm = StretchedLM(

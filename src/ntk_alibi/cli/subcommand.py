@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from ntk_alibi import _checks
+
 
 def add(
     commands: Any,
@@ -47,3 +49,15 @@ def train_length_option(parser: argparse.ArgumentParser) -> None:
         default=2048,
         help="training length in tokens (default: %(default)s)",
     )
+
+
+def check_train_length(options: argparse.Namespace) -> None:
+    """Check --train-length, if it is given, before a model is loaded."""
+    if options.train_length is not None:
+        _checks.integer("--train-length", options.train_length, minimum=1)
+
+
+def train_length(options: argparse.Namespace, of_model: int) -> int:
+    """Return --train-length, or the model's own training length if it is not given."""
+    given: int | None = options.train_length
+    return of_model if given is None else given

@@ -68,10 +68,11 @@ def _run(options: argparse.Namespace) -> None:
 
     for name in ("length", "records", "windows"):
         _checks.integer(f"--{name}", getattr(options, name), minimum=1)
+    subcommand.check_train_length(options)
     model, tokenizer, train_length = load(options.model, options.dtype)
     settings = tuning.Search(
         options.length,
-        options.train_length or train_length,
+        subcommand.train_length(options, train_length),
         tuple(options.methods),
         options.records,
         options.windows,

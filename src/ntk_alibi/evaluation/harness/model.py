@@ -114,7 +114,9 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self._places = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_places)
         self.truncation_rule, self.quiet = truncation, quiet
         self.share_prefixes = _checks.boolean("share_prefixes", share_prefixes)
-        self.train_length = train_length or train_length_of(self.config)
+        if train_length is None:
+            train_length = train_length_of(self.config)
+        self.train_length = _checks.integer("train_length", train_length, minimum=1)
         self.attention = attention
         self._patch: PatchHandle | None = None
         self.stretch(named_method(scaling, factor, per, self.train_length))

@@ -44,8 +44,18 @@ def read_probe() -> Probe:
     return lambda threads: float(function(threads, READ_BYTES, READ_PASSES))
 
 
+#: The value of g++'s -march with the registers of each instruction set.
+WIDTHS = {
+    "portable": "native",
+    "avx2": "x86-64-v3",
+    "avx512": "native",
+    "avx512_bf16": "native",
+    "neon": "native",
+}
+
+
 def _width() -> str:
-    return "x86-64-v3" if na.info()["isa"] == "avx2" else "native"
+    return WIDTHS[na.info()["isa"]]
 
 
 @cache

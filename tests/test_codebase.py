@@ -54,7 +54,7 @@ MASK_OPTIONS = {
     "fused.attention",
     "integrations",
     "masks",
-    "reference",
+    "reference.masks",
 }
 
 #: Primitives of `_checks` that one module calls at present. Any other check that serves one module

@@ -6,7 +6,6 @@ The rule is written three times: here for Python, in cpp/core for the kernels, a
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +51,11 @@ class Mask(NamedTuple):
                 )
             causal_block = _checks.integer("causal_block", causal_block, minimum=1)
         return cls(causal, window, causal_block, _checks.integer("sink", sink, minimum=0))
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether a query may see keys ahead of it."""
+        return not self.causal
 
     @property
     def limited(self) -> bool:
@@ -117,19 +121,6 @@ class Mask(NamedTuple):
 
 #: The causal mask without limits.
 EVERYTHING = Mask()
-
-#: Checked masks are cached, since most calls repeat the mask of an earlier call.
-_known_mask = functools.lru_cache(maxsize=64, typed=True)(Mask.checked)
-
-
-def checked_mask(causal: Any, window: Any, causal_block: Any, sink: Any) -> Mask:
-    """Return the mask of unchecked arguments, from the cache if it is there."""
-    if _arrays.is_tracing():  # tracing cannot read the cache
-        return Mask.checked(causal, window, causal_block, sink)
-    try:
-        return _known_mask(causal, window, causal_block, sink)
-    except TypeError:  # a wrong type, or a type without a hash
-        return Mask.checked(causal, window, causal_block, sink)
 
 
 class Problem(NamedTuple):

@@ -256,7 +256,8 @@ class DynamicNTK(_Dynamic):
     _weights = staticmethod(_by_steepness)
 
 
-_STATIC_TYPES = {scaling.alibi_type: scaling for scaling in (Interpolation, NTK)}
+#: Scalings by one factor, by their `alibi_type`; their slopes depend on no lengths.
+STATIC_TYPES = {scaling.alibi_type: scaling for scaling in (Interpolation, NTK)}
 _DYNAMIC_TYPES = {scaling.alibi_type: scaling for scaling in (DynamicNTK, DynamicInterpolation)}
 
 
@@ -281,15 +282,15 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
         >>> na.scaling_from_config({"alibi_type": "ntk", "factor": 4.0})
         NTK(factor=4.0)
     """
-    types = ("default", *_STATIC_TYPES, *_DYNAMIC_TYPES)
+    types = ("default", *STATIC_TYPES, *_DYNAMIC_TYPES)
     _checks.keys("config", config, required=["alibi_type"], optional=config)
     alibi_type = _checks.choice("alibi_type", config["alibi_type"], types)
     if alibi_type == "default":
         _checks.keys("config", config, required=["alibi_type"])
         return None
-    if alibi_type in _STATIC_TYPES:
+    if alibi_type in STATIC_TYPES:
         _checks.keys("config", config, required=["alibi_type", "factor"])
-        return _STATIC_TYPES[alibi_type](config["factor"])
+        return STATIC_TYPES[alibi_type](config["factor"])
     length_key = "original_max_position_embeddings"
     _checks.keys("config", config, required=["alibi_type", "factor", length_key], optional=["per"])
     return _DYNAMIC_TYPES[alibi_type](

@@ -19,6 +19,7 @@ from family_models import (
     independent_logits,
     make_model,
 )
+from ntk_alibi.integrations import FAMILIES
 from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, masks, real, run
 
 #: BLOOM's own tests are in families/test_bloom.py.
@@ -276,3 +277,9 @@ def test_hooks_of_accelerate(ids: torch.Tensor, name: str, hooks_first: bool) ->
         assert torch.equal(run(model, ids), patched)
     assert torch.equal(run(model, ids), stock)
     assert not torch.equal(patched, stock)
+
+
+def test_a_family_of_a_subclass_precedes_that_of_its_base() -> None:
+    """`patch` takes the first family that fits."""
+    for i, family in enumerate(FAMILIES):
+        assert not any(issubclass(later.model, family.model) for later in FAMILIES[i + 1 :])

@@ -210,8 +210,8 @@ def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
         return NO_BIAS
     make = getattr(bias, "kernel_bias", None)
     if make is not None:
-        if bias.num_heads != problem.shape[1] or not problem.mask.causal:
-            checks.fitting_bias(bias, problem.shape[1], causal=problem.mask.causal)
+        if bias.num_heads != problem.shape[1] or problem.mask.sees_ahead:
+            checks.fitting_bias(bias, problem.shape[1], causal=not problem.mask.sees_ahead)
         kernel = make(problem, like)
         if not isinstance(kernel, KernelBias):
             raise TypeError(f"kernel_bias must return a KernelBias, got {kernel!r} from {bias!r}")

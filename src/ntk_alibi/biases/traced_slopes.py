@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ntk_alibi.biases.slopes import left_right_slopes
-from ntk_alibi.scaling import NTK, Interpolation, Scaling, scaling_from_config
+from ntk_alibi.scaling import STATIC_TYPES, Scaling, scaling_from_config
 
 
 def traced_slopes(
@@ -34,9 +34,11 @@ def traced_slopes(
 
 
 def _config(scaling: Any) -> dict[str, Any]:
-    if type(scaling) not in (Interpolation, NTK):  # subclasses may have other slopes
+    known = STATIC_TYPES.values()
+    if type(scaling) not in known:  # subclasses may have other slopes
+        names = " or ".join(kind.__name__ for kind in known)
         raise ValueError(
-            "scaling must be None, Interpolation or NTK where torch traces attention, got "
+            f"scaling must be None, {names} where torch traces attention, got "
             f"{type(scaling).__name__}: pass ALiBi(num_heads, slopes=na.alibi_slopes(...))"
         )
     config: dict[str, Any] = scaling.to_config()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ntk_alibi import _checks
+from ntk_alibi.evaluation.comparing.methods import DYNAMIC, ORIGINAL, STATIC
 
 
 def add(
@@ -32,8 +33,10 @@ def add(
     return parser
 
 
+_FORMS = (*(f"{kind}:A" for kind in STATIC), *(f"{kind}:RATE" for kind in DYNAMIC))
+
 #: Values of --method and --methods.
-METHODS = "original, interpolation:A, ntk:A, dynamic-ntk:RATE or dynamic-interpolation:RATE"
+METHODS = ", ".join([ORIGINAL, *_FORMS])
 
 
 def length_option(parser: argparse.ArgumentParser) -> None:

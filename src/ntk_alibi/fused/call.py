@@ -175,7 +175,7 @@ def _placed(problem: Problem, head_dim: int, options: Options, like: Any) -> Pro
     """Return the problem with its padding and positions; check the options."""
     padding, query_positions, key_positions, align, rotary, log_n = options
     if rotary is not None:
-        checks.rotary(rotary, head_dim, causal=problem.mask.causal)
+        checks.rotary(rotary, head_dim, causal=not problem.mask.sees_ahead)
     if log_n is not None:
         position_checks.train_length("log_n", log_n)
     if align == "end" and padding is query_positions is key_positions is None:

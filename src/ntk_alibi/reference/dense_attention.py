@@ -1,0 +1,60 @@
+"""Attention and its gradients, with a matrix of all pairs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+
+
+def attention(
+    query: Any, key: Any, value: Any, bias: ArrayLike = 0.0, scale: float | None = None
+) -> tuple[Floats, Floats]:
+    """Return softmax(scale q.k + bias) v and its logsumexp; scale = 1/sqrt(D) if None.
+
+    query has shape (..., Q, D), key and value (..., K, D); bias broadcasts to (..., Q, K) and is
+    -inf where a key is masked. A query without a visible key has output 0 and logsumexp -inf.
+    """
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = scale * (query @ np.swapaxes(key, -1, -2)) + np.asarray(bias, np.float64)
+    largest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isinf(largest), 0.0, largest))
+    total = weights.sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        logsumexp = (np.log(total) + np.where(np.isinf(largest), 0.0, largest))[..., 0]
+    return (weights / np.where(total == 0.0, 1.0, total)) @ value, logsumexp
+
+
+def attention_gradients(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike,
+    output_gradient: ArrayLike,
+    logsumexp_gradient: ArrayLike | None = None,
+    scale: float | None = None,
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return the gradients of `attention` in query, key, value and the bias of all pairs.
+
+    p are the softmax weights, o = p v, do is the gradient of o and dl that of the logsumexp:
+
+    ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i);  dq = scale ds k;  dk = scale ds^T q;  dv = p^T do
+
+    The gradient of the bias is ds, of shape (batch, heads, queries, keys).
+    """
+    q, k, v, do = (np.asarray(x, np.float64) for x in (query, key, value, output_gradient))
+    output, logsumexp = attention(q, k, v, bias, scale)
+    scale = 1.0 / np.sqrt(q.shape[-1]) if scale is None else scale
+    scores = scale * q @ k.swapaxes(-1, -2) + np.asarray(bias, np.float64)
+    empty = np.isneginf(logsumexp)
+    weights = np.exp(scores - np.where(empty, 0.0, logsumexp)[..., None])
+    correction = (do * output).sum(axis=-1)
+    if logsumexp_gradient is not None:
+        correction = correction - np.where(empty, 0.0, np.asarray(logsumexp_gradient, np.float64))
+    ds = weights * (do @ v.swapaxes(-1, -2) - correction[..., None])
+    return scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ do, ds

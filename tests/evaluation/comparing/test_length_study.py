@@ -199,7 +199,12 @@ def test_tables(summary: dict[str, Any]) -> None:
         console.print(table)
     text = console.export_text()
     assert len(tables) == 5
-    for expected in ("NTK a=2", "lines: accuracy", "topics: accuracy", "nats a token by position"):
+    for expected in (
+        "NTK a=2",
+        "lines: accuracy",
+        "topics: accuracy",
+        "nats per token by position",
+    ):
         assert expected in text
 
 

@@ -30,7 +30,7 @@ def study_tables(summary: dict[str, Any]) -> list[Table]:
         first = next(iter(summary["methods"].values()))
         widest = max(entry["half_width"] for entry in summary["perplexity"])
         title = (
-            f"prose: nats a token by position / {unit}; below {first}, the difference from it, "
+            f"prose: nats per token by position / {unit}; below {first}, the difference from it, "
             f"whose 95 % half-widths are up to {widest:.3f}"
         )
         tables.append(_table(summary, summary["perplexity"], title, _range, _nats))

@@ -35,7 +35,7 @@ def integer(name: str, value: Any, *, minimum: int, maximum: int = MAX_LENGTH) -
     return number
 
 
-def finite(name: str, value: Any, *, minimum: float, inclusive: bool = True) -> float:
+def finite(name: str, value: Any, *, minimum: float = -math.inf, inclusive: bool = True) -> float:
     """Return an argument as a finite float >= minimum (> minimum unless inclusive)."""
     if isinstance(value, bool | np.bool_ | str):
         raise TypeError(f"{name} must be a number, got {value!r}")
@@ -44,9 +44,14 @@ def finite(name: str, value: Any, *, minimum: float, inclusive: bool = True) -> 
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, got {value!r}") from None
     if not math.isfinite(number) or number < minimum or (number == minimum and not inclusive):
-        relation = ">=" if inclusive else ">"
-        raise ValueError(f"{name} must be a finite number {relation} {minimum:g}, got {value!r}")
+        limit = "" if minimum == -math.inf else f" {'>=' if inclusive else '>'} {minimum:g}"
+        raise ValueError(f"{name} must be a finite number{limit}, got {value!r}")
     return number
+
+
+def scale(value: Any, head_dim: int) -> float:
+    """Return the factor of dot products, by default 1 / sqrt(head_dim)."""
+    return finite("scale", 1.0 / math.sqrt(head_dim) if value is None else value)
 
 
 def share(name: str, value: Any) -> float:

@@ -87,11 +87,8 @@ def test_padding_reads_nothing_of_what_it_hides(isa: str, padding: str, counted:
         array[~np.broadcast_to(mask[:, None, :].astype(bool), array.shape[:3])] = poison
     positions = np.maximum(mask.cumsum(axis=1) - 1, 0) if counted else np.arange(100)
     options: dict[str, Any] = {"key_positions": positions} if counted else {}
-    slopes = na.alibi_slopes(4).astype(np.float64)
-    seen = visible(positions, positions, mask=mask)
-    distance = positions[..., :, None].astype(float) - positions[..., None, :]
-    distance = distance[None, None] if distance.ndim == 2 else distance[:, None]
-    expected = np.where(seen, -slopes[:, None, None] * distance, -np.inf)
+    bias = dense(na.ALiBi(4), positions, positions)
+    expected = np.where(visible(positions, positions, mask=mask), bias, -np.inf)
     for tolerance in (None, 0.0):
         result = na.attention(
             query,
@@ -268,10 +265,9 @@ def test_few_queries_with_padding_and_far_sinks(isa: str) -> None:
     mask[1, :300], mask[1, 4000:4100] = 0, 0
     key[1, :, :300] = np.nan
     positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
-    seen = visible(positions[:, -1:], positions, mask=mask)
-    distance = (positions[:, -1:, None] - positions[:, None, :])[:, None].astype(float)
-    slopes = na.alibi_slopes(2).astype(np.float64)
-    expected = np.where(seen, -slopes[:, None, None] * distance, -np.inf)
+    last = positions[:, -1:]
+    bias = dense(na.ALiBi(2), last, positions)
+    expected = np.where(visible(last, positions, mask=mask), bias, -np.inf)
     for tolerance in (None, 0.0):
         result = na.attention(
             query,

@@ -248,8 +248,7 @@ def heads_of(name: str, got: int, heads: int) -> None:
 
 def nonzero_scale(value: Any, head_dim: int) -> float:
     """Return the factor of dot products, which must not be 0."""
-    scale = 1.0 / math.sqrt(head_dim) if value is None else value
-    number = _checks.finite("scale", scale, minimum=-math.inf)
+    number = _checks.scale(value, head_dim)
     if number == 0.0:
         raise ValueError(f"scale must not be 0, got {value!r}")
     return number

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 from ntk_alibi import _arrays, _checks, _core
@@ -66,9 +65,7 @@ class CallForm(NamedTuple):
         checks.input_dtype(dtype, dtypes)
         _checks.fitting_shapes(query_shape, key_shape, value_shape)
         mask = Mask.checked(causal, *limits)
-        if scale is None:
-            scale = 1.0 / math.sqrt(query_shape[3])
-        scale = _checks.finite("scale", scale, minimum=-math.inf)
+        scale = _checks.scale(scale, query_shape[3])
         tolerance = checks.skip_tolerance(skip_tolerance)
         problem = Problem((*query_shape[:3], key_shape[2]), mask)
         rule = None if _arrays.is_tracing() else core_rule(mask, scale, tolerance)

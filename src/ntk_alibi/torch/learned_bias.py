@@ -273,7 +273,7 @@ class LearnedForgetGates(nn.Module):
         super().__init__()
         size = _checks.integer("embed_dim", embed_dim, minimum=1)
         self.linear = nn.Linear(size, _checks.num_heads(num_heads))
-        nn.init.constant_(self.linear.bias, _checks.finite("bias", bias, minimum=-torch.inf))
+        nn.init.constant_(self.linear.bias, _checks.finite("bias", bias))
 
     def forward(self, hidden: torch.Tensor) -> ForgetGates:
         """Return the bias of hidden states (batch, keys, embed_dim)."""

@@ -17,7 +17,7 @@ from transformers.models.bloom.modeling_bloom import BloomAttention, BloomGelu, 
 
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import scaling_per
-from ntk_alibi.integrations.begin import INPUTS, begin_pass
+from ntk_alibi.integrations.begin_pass import INPUTS, begin_pass
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.forms import attend
 from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel
 
-from ntk_alibi.integrations.begin import INPUTS, begin_pass
+from ntk_alibi.integrations.begin_pass import INPUTS, begin_pass
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.forms import attend
 from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass

@@ -1,13 +1,21 @@
-"""Checkpoint names: the embedded model, folders and hub names."""
+"""Checkpoints: their names, and the damaged ones that are refused."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
 
+import torch
+from safetensors.torch import load_file, save_file
+
+from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.models import load
 from ntk_alibi.models.loading import checkpoint_name, nano_bloom_path
 
@@ -28,3 +36,118 @@ def test_a_folder_of_that_name_goes_first(tmp_path: Path, monkeypatch: pytest.Mo
 def test_others_are_as_they_come(tmp_path: Path) -> None:
     assert checkpoint_name("bigscience/bloom-560m") == "bigscience/bloom-560m"
     assert checkpoint_name(tmp_path) == str(tmp_path)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def cut(folder: Path, name: str, size: int) -> None:
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:size])
+
+
+#: For each damage, a function that does it to a folder, and what the error says.
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a layer too few": (
+        lambda folder: change_config(folder, n_layer=2),
+        "whole checkpoint .*12 weights are missing, first transformer.h.1.input_layernorm.bias",
+    ),
+    "a weight too few": (
+        lambda folder: change_weights(folder, lambda w: w.pop("transformer.ln_f.bias")),
+        "1 weights are missing, first transformer.ln_f.bias",
+    ),
+    "a wrong shape": (
+        lambda folder: change_weights(
+            folder, lambda w: w.update({"transformer.ln_f.bias": torch.zeros(5)})
+        ),
+        "1 weights have other shapes, first transformer.ln_f.bias",
+    ),
+    "NaN": (
+        lambda folder: change_weights(folder, lambda w: [t.fill_(torch.nan) for t in w.values()]),
+        "model must have finite weights, got NaN or infinity in transformer.word_embeddings.weight",
+    ),
+    "one infinity": (
+        lambda folder: change_weights(
+            folder, lambda w: w["transformer.ln_f.bias"][0].fill_(torch.inf)
+        ),
+        "model must have finite weights, got NaN or infinity in transformer.ln_f.bias",
+    ),
+    "truncated weights": (
+        lambda folder: cut(folder, "model.safetensors", 5000),
+        "whole checkpoint .*SafetensorError: .*file not fully covered",
+    ),
+    "empty weights": (
+        lambda folder: cut(folder, "model.safetensors", 0),
+        "whole checkpoint .*SafetensorError: .*header too small",
+    ),
+    "weights of another format": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b"weights" * 99),
+        "whole checkpoint .*SafetensorError",
+    ),
+    "empty tokenizer": (lambda folder: cut(folder, "tokenizer.json", 0), "whole checkpoint"),
+    "tokenizer without tokens": (
+        lambda folder: (folder / "tokenizer.json").write_text("{}"),
+        "whole checkpoint .*KeyError",
+    ),
+    "config of another type": (
+        lambda folder: (folder / "config.json").write_text("null"),
+        "whole checkpoint .*TypeError",
+    ),
+    "no heads": (
+        lambda folder: change_config(folder, n_head=0),
+        "whole checkpoint .*ZeroDivisionError",
+    ),
+    "unknown scaling": (
+        lambda folder: change_config(folder, alibi_scaling={"alibi_type": "yarn"}),
+        "config of the model must hold valid ALiBi settings: alibi_type must be one of .*'yarn'",
+    ),
+    "scaling of another type": (
+        lambda folder: change_config(folder, alibi_scaling=[4]),
+        "valid ALiBi settings: config must be a mapping, got",
+    ),
+    "negative window": (
+        lambda folder: change_config(folder, alibi_window=-3),
+        "valid ALiBi settings: window must be between 1 and",
+    ),
+    "negative training length": (
+        lambda folder: change_config(folder, seq_length=-4),
+        "seq_length of the model's config must be between 1 and",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_refused(
+    damage: Callable[[Path], object], message: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "damaged")
+    damage(folder)
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+    with pytest.raises(ValueError, match=message):
+        StretchedLM(str(folder), quiet=True)
+
+
+def test_a_model_of_nan_is_refused_by_the_harness_too(tiny_checkpoint: Path) -> None:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    torch.nn.init.constant_(model.transformer.ln_f.bias, torch.nan)
+    with pytest.raises(ValueError, match="model must have finite weights"):
+        StretchedLM(model, tokenizer=tokenizer)
+
+
+def test_tied_weights_and_valid_settings_are_accepted(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    assert "lm_head.weight" not in load_file(tiny_checkpoint / "model.safetensors")
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "scaled")
+    change_config(folder, alibi_scaling={"alibi_type": "ntk", "factor": 4.0}, alibi_window=32)
+    assert load(folder)[2] == 64

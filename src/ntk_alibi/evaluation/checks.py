@@ -1,9 +1,11 @@
-"""Checks of case files, process counts, prompts and method names."""
+"""Checks of case files, process counts, batch sizes, prompts and method names."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
+
+from ntk_alibi import _checks
 
 
 def some_cases(path: Any, cases: Collection[Any]) -> None:
@@ -18,6 +20,16 @@ def enough_documents(task: str, documents: int, processes: int) -> None:
         raise ValueError(
             f"{task} must have a document for each of the {processes} processes, got {documents}"
         )
+
+
+def batch_size(value: Any, max_length: int | None) -> None:
+    """Check a batch size in the forms that the harness takes: 4, "4", "auto" and "auto:2"."""
+    if str(value).startswith("auto"):
+        if max_length is None:
+            _checks.missing("max_length", "with batch_size=auto, which tests batches of it")
+        return
+    number = int(value) if str(value).lstrip("-").isdecimal() else value
+    _checks.integer("batch_size", number, minimum=1)
 
 
 def unchanged_prompt(prompt: Any, text: str) -> None:

@@ -46,12 +46,15 @@ class Settings:
 def current(target: Any) -> Settings:
     """Return the settings in force."""
     settings = stack_of(target)[-1]
-    if settings is not None:
-        return settings
+    return of_config(target.config) if settings is None else settings
+
+
+def of_config(config: Any) -> Settings:
+    """Return the settings of a model's configuration."""
     options = {
-        name: getattr(target.config, f"alibi_{name}")
+        name: getattr(config, f"alibi_{name}")
         for name in ("scaling", "window", "sink", "causal_block")
-        if getattr(target.config, f"alibi_{name}", None) is not None
+        if getattr(config, f"alibi_{name}", None) is not None
     }
     if "scaling" in options:
         options["scaling"] = scaling_from_config(options["scaling"])

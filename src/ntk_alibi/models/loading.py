@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntk_alibi import _checks
+from ntk_alibi.models import checks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -46,7 +47,7 @@ def train_length_of(config: PreTrainedConfig) -> int:
     """Return the training length in a config, or BLOOM's if the config does not contain one."""
     for name in ("seq_length", "max_seq_len", "max_position_embeddings"):
         if length := getattr(config, name, None):
-            return int(length)
+            return _checks.integer(f"{name} of the model's config", length, minimum=1)
     return BLOOM_TRAIN_LENGTH
 
 
@@ -64,11 +65,15 @@ def load(
         (model, tokenizer, training length in tokens).
 
     Raises:
-        ValueError: model is a path without a checkpoint, or dtype is unknown.
+        ValueError: model is a path without a checkpoint, or dtype is unknown; the checkpoint is
+            damaged, lacks weights, or has weights that are not finite, or ALiBi settings or a
+            training length without a meaning.
         OSError: the hub does not have the model, or cannot be reached.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    from ntk_alibi.models.whole import WholeCausalLM
 
     _checks.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     name = checkpoint_name(model)
@@ -79,6 +84,8 @@ def load(
             "model must be a folder with config.json, weights and tokenizer, or a name on the hub, "
             f"got {name!r}"
         )
-    tokenizer = AutoTokenizer.from_pretrained(name)
-    loaded = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).eval()
+    with checks.readable(name):
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        loaded = WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).eval()
+    checks.usable(loaded)
     return loaded, tokenizer, train_length_of(loaded.config)

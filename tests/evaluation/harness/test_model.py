@@ -81,6 +81,34 @@ def test_rolling_loglikelihoods_are_those_of_the_harness(theirs: HFLM) -> None:
     assert whole[1] > found[1]  # a window loses context
 
 
+def test_a_batch_size_is_searched_once_for_a_rolling_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = StretchedLM(quiet=True, max_length=16, batch_size="auto", max_batch_size=2)
+    searches = []
+    monkeypatch.setattr(lm, "_detect_batch_size", lambda *_: searches.append(1) or 2)
+    texts: list[tuple[Any, ...]] = [(RECORD * 3,), (RECORD,)]
+    found = lm.loglikelihood_rolling(requests(texts), disable_tqdm=True)
+    alone = StretchedLM(quiet=True, max_length=16)
+    expected = alone.loglikelihood_rolling(requests(texts), disable_tqdm=True)
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    assert len(searches) == 1
+
+
+@pytest.mark.slow  # the harness searches all of its tasks
+def test_results_of_the_embedded_model_go_to_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    harness.main(
+        [
+            *("--model", "ntk_alibi", "--model_args", "scaling=ntk:4", "--output_path", "results"),
+            *("--tasks", "ntk_alibi_lines", "--metadata", "lengths=[256]", "records=1"),
+        ]
+    )
+    (path,) = tmp_path.rglob("results*.json")
+    assert path.parent == tmp_path / "results/nano-bloom"
+    assert json.loads(path.read_text())["model_name"] == "nano-bloom"
+
+
 def passes(lm: StretchedLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lengths: list[int] = []
     forward = type(lm.model.base_model).forward
@@ -243,8 +271,16 @@ def test_a_scaling_in_the_arguments_is_a_patch(tiny_checkpoint: Path, name: str)
         ({"truncation": "right"}, "truncation must be one of 'middle', 'left', got 'right'"),
         ({"max_length": 1}, "max_length must be between 2"),
         ({"batch_size": "auto"}, "max_length must be given with batch_size=auto"),
+        ({"batch_size": 0}, "batch_size must be between 1"),
+        ({"batch_size": "-1"}, "batch_size must be between 1"),
+        ({"batch_size": "x"}, "batch_size must be an integer, got 'x'"),
+        ({"batch_size": 2.5}, "batch_size must be an integer, got 2.5"),
+        ({"scaling": "ntk", "factor": "x"}, "factor must be a number, got 'x'"),
+        ({"scaling": 5}, "method must be original or one of"),
+        ({"pretrained": 5}, "pretrained must be a folder, a name or a model, got 5"),
+        ({"dtype": "x"}, "model must be a whole checkpoint .*AttributeError"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         StretchedLM(**options)

@@ -73,7 +73,8 @@ def parse_method(name: str, train_length: int) -> Method:
 
 def named_method(kind: str, factor: float | None, per: str | None, train_length: int) -> Method:
     """Return the method of a kind, factor and per; kind may already contain the other two."""
-    parts = [kind, *([] if factor is None else [f"{factor:g}"]), *([] if per is None else [per])]
+    number = None if factor is None else f"{_checks.finite('factor', factor):g}"
+    parts = [str(part) for part in (kind, number, per) if part is not None]
     return parse_method(":".join(parts), train_length)
 
 

@@ -23,9 +23,12 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from ntk_alibi import _checks
+from ntk_alibi.evaluation import checks
 from ntk_alibi.evaluation.comparing.methods import ORIGINAL, Method, named_method
 from ntk_alibi.integrations import PatchHandle, patch
-from ntk_alibi.models.loading import checkpoint_name, train_length_of
+from ntk_alibi.models import checks as model_checks
+from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name, train_length_of
+from ntk_alibi.models.whole import WholeCausalLM
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -85,6 +88,8 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         **options: further arguments of the harness's HFLM.
     """
 
+    AUTO_MODEL_CLASS = WholeCausalLM
+
     def __init__(
         self,
         pretrained: Any = None,
@@ -103,12 +108,17 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         _checks.choice("truncation", truncation, TRUNCATIONS)
         if max_length is not None:
             _checks.integer("max_length", max_length, minimum=2)
-        elif str(options.get("batch_size", 1)).startswith("auto"):
-            _checks.missing("max_length", "with batch_size=auto, which tests batches of it")
+        checks.batch_size(options.get("batch_size", 1), max_length)
+        options = {"dtype": "float32", "device": _device(), "max_length": max_length, **options}
         if pretrained is None or isinstance(pretrained, str):
             pretrained = checkpoint_name(pretrained)
-        options = {"dtype": "float32", "device": _device(), **options}
-        super().__init__(pretrained, max_length=max_length, **options)
+            with model_checks.readable(pretrained):
+                super().__init__(pretrained, **options)
+        elif isinstance(pretrained, torch.nn.Module):
+            super().__init__(pretrained, **options)
+        else:
+            raise TypeError(f"pretrained must be a folder, a name or a model, got {pretrained!r}")
+        model_checks.usable(self.model)
         self._split_among_processes()
         # Every method gets the same texts.
         self._places = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_places)
@@ -120,6 +130,16 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self.attention = attention
         self._patch: PatchHandle | None = None
         self.stretch(named_method(scaling, factor, per, self.train_length))
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Any = None) -> Any:
+        """Make a model as the harness's command line does.
+
+        The harness names results by the argument `pretrained`, and at random without it.
+        """
+        lm = super().create_from_arg_obj(arg_dict, additional_config)
+        arg_dict.setdefault("pretrained", NANO_BLOOM)
+        return lm
 
     def _split_among_processes(self) -> None:
         """Join the processes of `accelerate launch`, also on CPUs, where the harness does not."""
@@ -215,7 +235,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     ) -> list[tuple[float, bool]]:
         """Answer requests given as tokens, such as the windows of loglikelihood_rolling."""
         passes = self._single_passes((i, c, t) for i, (_, c, t) in enumerate(requests))
-        return self._answer(passes, [key for key, _, _ in requests], disable_tqdm)
+        return self._answer(passes, [key for key, _, _ in requests], disable_tqdm, override_bs)
 
     def _passes(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Pass]:
         """Yield passes that answer all requests; nested requests share one."""
@@ -302,12 +322,13 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         return list(passes.values())
 
     def _answer(
-        self, passes: list[Pass], keys: Sequence[Any], quiet: bool
+        self, passes: list[Pass], keys: Sequence[Any], quiet: bool, size: int | None = None
     ) -> list[tuple[float, bool]]:
         """Run the passes, longest first, and store each answer in the harness's cache at once."""
         answers: list[Any] = [None] * len(keys)
         passes.sort(key=lambda one: -len(one.tokens))
-        size = self._detect_batch_size() if self.batch_size == "auto" else self.batch_size
+        if size is None:
+            size = self._detect_batch_size() if self.batch_size == "auto" else self.batch_size
         with tqdm(
             total=len(keys),
             desc=f"loglikelihood, {self.method.label}",

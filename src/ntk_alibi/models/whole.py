@@ -1,0 +1,36 @@
+"""A loader that refuses checkpoints with weights that are missing or have the wrong shape.
+
+It is separate because it needs transformers, which `loading` imports only when it loads.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from transformers import AutoModelForCausalLM
+
+from ntk_alibi.models import checks
+
+
+class WholeCausalLM(AutoModelForCausalLM):
+    """transformers' AutoModelForCausalLM, without its random numbers in place of weights."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *model_args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Load a model as transformers does.
+
+        Raises:
+            ValueError: the checkpoint lacks weights, or has weights of other shapes.
+        """
+        # Transformers' own error for shapes does not name the weights.
+        kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+        model, info = loaded
+        checks.whole(info)
+        return model

@@ -1,7 +1,7 @@
 """NumPy arrays and torch tensors behind one set of functions.
 
-No other module of the NumPy layer mentions torch. Torch is never imported here: a tensor or a torch
-dtype can only arrive after the caller has imported torch.
+Besides `_torch_state`, no other module of the NumPy layer mentions torch. Torch is never imported
+here: a tensor or a torch dtype can only arrive after the caller has imported torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _core
+from ntk_alibi import _core, _torch_state
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,7 @@ def needs_torch(query: Any, key: Any, value: Any, bias: Any) -> bool:
     """
     torch = sys.modules["torch"]
     if (
-        torch.compiler.is_compiling()
+        _torch_state.is_tracing()
         or not query.is_cpu
         or query.dtype is torch.float64
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -113,18 +113,12 @@ def alike(query: Any, key: Any, value: Any) -> bool:
     )  # fmt: skip
 
 
-def is_tracing() -> bool:
-    """Return whether torch is tracing, so that tensors have no values."""
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.compiler.is_compiling())
-
-
 def has_values(*arrays: Any) -> bool:
     """Return whether all arrays hold numbers; traced and mapped tensors do not."""
     torch = sys.modules.get("torch")
     if torch is None:
         return True
-    if torch.compiler.is_compiling():
+    if _torch_state.is_tracing():
         return all(x is None for x in arrays)
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return not any(is_tensor(x) and (x.is_meta or wrapped(x)) for x in arrays)

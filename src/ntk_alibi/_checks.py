@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, _torch_state
 from ntk_alibi._arrays import DTypeLike
 
 #: Lengths and positions are 32-bit in the kernels.
@@ -139,7 +139,7 @@ def attention_input(name: str, array: Any) -> None:
     tensor = _arrays.is_tensor(array)
     if not tensor and not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {array!r}")
-    unmasked(name, array)
+    plain(name, array)
     if array.ndim != 4:
         raise ValueError(
             f"{name} must have shape (batch, heads, length, head_dim), got {tuple(array.shape)}"
@@ -208,11 +208,25 @@ def floating_dtype(value: DTypeLike, allowed: Collection[str]) -> str:
     return name
 
 
-def unmasked(name: str, value: Any) -> None:
-    """Refuse NumPy's masked arrays, whose masks would be lost."""
+def plain(name: str, value: Any) -> None:
+    """Refuse NumPy's masked arrays, whose masks would be lost, and tensors such as DTensors."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{name} must not be a masked array, whose mask would be lost: pass {name}.filled(...)"
+        )
+    if _torch_state.is_wrapper(value):
+        raise TypeError(
+            f"{name} must be a plain tensor, got a {type(value).__name__}: of a DTensor pass "
+            f"{name}.full_tensor(), and use a FakeTensor inside of its FakeTensorMode"
+        )
+
+
+def whole_sequences() -> None:
+    """Refuse attention where torch's `context_parallel` leaves each process a part of the keys."""
+    if _torch_state.cuts_sequences():
+        raise ValueError(
+            "attention must be called outside of torch's context_parallel, which leaves each "
+            "process a part of the sequence: ntk_alibi sees no keys and positions of other parts"
         )
 
 
@@ -246,5 +260,5 @@ def constant(name: str, value: Any) -> NDArray[Any]:
             f"{name} must not require grad here, where the result is a constant: pass "
             f"{name}.detach()"
         )
-    unmasked(name, value)
+    plain(name, value)
     return _arrays.to_numpy(value)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi import _arrays, _checks, _core, _torch_state
 from ntk_alibi.biases import checks
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias, parameter
@@ -105,7 +105,7 @@ class ALiBi(BiasObject):
         """Return the slopes for a problem; a dynamic scaling depends on its real tokens."""
         if self.slopes is not None:
             return self._own_slopes(problem, like)
-        if like is not None and _arrays.is_tracing():
+        if like is not None and _torch_state.is_tracing():
             from ntk_alibi.biases.traced_slopes import traced_slopes
 
             traced = traced_slopes(like, self.num_heads, self.scaling, self.sides)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _arrays, _checks, _torch_state
 
 
 def scaling(value: Any) -> Any:
@@ -25,6 +25,7 @@ def scaling(value: Any) -> Any:
 
 def lengths(value: Any, *, ndim: tuple[int, ...] = (1,)) -> NDArray[np.int64]:
     """Return numbers of tokens as int64: integers in [0, 2^31), with a rank that ndim allows."""
+    _checks.plain("lengths", value)
     array = _arrays.to_numpy(value)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -75,10 +76,11 @@ def numbers(name: str, value: Any, axes: tuple[str, ...], *, least: int = 0) -> 
 
 def has_numbers(value: Any) -> bool:
     """Return whether an array or a tensor holds numbers that can be read."""
-    return not (_arrays.is_tracing() or getattr(value, "is_meta", False))
+    return not (_torch_state.is_tracing() or getattr(value, "is_meta", False))
 
 
 def _parameter(name: str, value: Any) -> Any:
+    _checks.plain(name, value)
     if _arrays.is_tensor(value):
         if _arrays.dtype_name(value.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
             raise TypeError(f"{name} must be floating, got dtype {value.dtype}")
@@ -159,7 +161,7 @@ def dense_numbers(name: str, value: Any) -> None:
     """Check that a bias is a floating array or tensor."""
     if not _arrays.is_array(value):
         raise TypeError(f"{name} must be None, a bias object, an array or a tensor, got {value!r}")
-    _checks.unmasked(name, value)
+    _checks.plain(name, value)
     if _arrays.dtype_name(value.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
         raise TypeError(f"{name} must be floating, got dtype {value.dtype}")
 
@@ -265,6 +267,7 @@ def bias_object(bias: Any) -> None:
 
 def slopes(name: str, value: Any, heads: int) -> None:
     """Check slopes (heads,), (batch, heads) or (batch, heads, queries): floating, not NaN."""
+    _checks.plain(name, value)
     array = value if _arrays.is_tensor(value) else np.asarray(value)
     if _arrays.dtype_name(array.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
         raise TypeError(f"{name} must be floating, got dtype {array.dtype}")

@@ -116,6 +116,7 @@ def attention(
 
     Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
     """
+    _checks.whole_sequences()
     if dropout != 0.0:
         checks.no_dropout(dropout)
     arrays = key_padding_mask, query_positions, key_positions

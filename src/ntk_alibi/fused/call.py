@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi import _arrays, _checks, _core, _torch_state
 from ntk_alibi.biases.kernel_bias import KernelBias, kernel_bias_of
 from ntk_alibi.fused import checks
 from ntk_alibi.masks import Mask, Problem
@@ -68,7 +68,7 @@ class CallForm(NamedTuple):
         scale = _checks.scale(scale, query_shape[3])
         tolerance = checks.skip_tolerance(skip_tolerance)
         problem = Problem((*query_shape[:3], key_shape[2]), mask)
-        rule = None if _arrays.is_tracing() else core_rule(mask, scale, tolerance)
+        rule = None if _torch_state.is_tracing() else core_rule(mask, scale, tolerance)
         return CallForm(problem, scale, tolerance, rule)
 
 

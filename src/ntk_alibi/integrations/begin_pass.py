@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.window import WindowCache
@@ -36,11 +37,14 @@ def begin_pass(
     kwargs: dict[str, Any],
 ) -> tuple[tuple[()], dict[str, Any]]:
     """Replace the padding mask by a `ForwardPass`; called before a patched model's forward."""
+    _checks.whole_sequences()
     kwargs = {**dict(zip(_parameters(cast(Any, type(model))), args, strict=False)), **kwargs}
     inputs = kwargs.get("input_ids")
     inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
     if inputs is None:
         return (), kwargs  # the model itself raises the error
+    _checks.plain("input_ids or inputs_embeds", inputs)
+    _checks.plain("attention_mask", kwargs.get("attention_mask"))
     batch, queries = inputs.shape[:2]
     cache: Any = kwargs.get("past_key_values")
     past = 0 if cache is None else int(cache.get_seq_length())

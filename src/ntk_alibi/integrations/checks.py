@@ -1,4 +1,4 @@
-"""Checks of caches and padding masks of patched models."""
+"""Checks of caches, padding masks and heads of patched models."""
 
 from __future__ import annotations
 
@@ -38,4 +38,14 @@ def left_padding(others: Collection[int]) -> None:
         raise ValueError(
             "attention_mask must have padding on the left only with a WindowCache, got 0 behind 1 "
             f"in rows {others}"
+        )
+
+
+def all_heads(layer: str, every: int, computed: int, sloped: int) -> None:
+    """Check that a layer computes all heads, and that the slopes are theirs."""
+    if not every == computed == sloped:
+        raise ValueError(
+            f"{layer} must compute all {every} heads with their slopes, got {computed} heads and "
+            f"slopes of {sloped}: patched models cannot be split over processes (tensor "
+            "parallelism), since the slopes of some heads are not those of a model with so few"
         )

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch.nn import functional as F
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.fused.key_norms import KeyNorms
@@ -36,6 +36,7 @@ def attend(
     cache is a cache, or None, and the number of the layer in it. The output of padded queries is
     undefined. The compiled core has no dropout: with dropout the fused form becomes sdpa or eager.
     """
+    _checks.plain("query", query)
     held, layer = cache
     if held is not None:
         key, value = held.update(key, value, layer)

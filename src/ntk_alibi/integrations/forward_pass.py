@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.family import transformers_version
 from ntk_alibi.integrations.passed_through import PassedThrough
 from ntk_alibi.integrations.settings import Settings
@@ -156,11 +158,23 @@ def visible(real: torch.Tensor, past: int, queries: int) -> torch.Tensor:
     return real[:, None, None, :] & causal
 
 
-def require_pass(passed: Any, layer: nn.Module) -> ForwardPass:
-    """Return the `ForwardPass` that a layer got in place of a mask; raise for anything else."""
+def require_pass(
+    passed: Any, layer: nn.Module, heads: int, hidden_states: torch.Tensor
+) -> ForwardPass:
+    """Return the `ForwardPass` that a layer got in place of a mask, if it can use it.
+
+    Args:
+        passed: what the layer got.
+        layer: the layer.
+        heads: the number of heads that the layer computes.
+        hidden_states: the input of the layer, (batch, queries, channels of all heads).
+    """
     if not isinstance(passed, ForwardPass):
         raise RuntimeError(
             f"transformers built the bias of {type(layer).__name__} without asking the patched "
             f"model: the patch would have no effect with transformers {transformers_version()}"
         )
+    _checks.plain("hidden_states", hidden_states)
+    every = hidden_states.shape[-1] // cast(int, layer.head_dim)
+    checks.all_heads(type(layer).__name__, every, heads, passed.rule.heads)
     return passed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from ntk_alibi import _arrays, _checks, masks
+from ntk_alibi import _arrays, _checks, _torch_state, masks
 from ntk_alibi._arrays import Array
 from ntk_alibi.positions import checks
 from ntk_alibi.scaling import NTK, Interpolation
@@ -175,7 +175,7 @@ class RoPE(_Rotary):
             array([[[[1., 1.]]]])
         """
         checks.rotary_input(x, self.head_dim)
-        if not _arrays.is_tracing():
+        if not _torch_state.is_tracing():
             masks.checked_positions("positions", positions, x.shape[0], x.shape[2])
         at = _arrays.rows_of_integers(positions, x.shape[2], x)
         result: Array = _arrays.to_dtype_of(self.rotated(x, at), x)

@@ -29,6 +29,7 @@ def embeddings(q: Any, k: Any, v: Any, mask: Any, size: int) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not _arrays.is_tensor(x):
             raise TypeError(f"{name} must be a torch tensor, got {x!r}")
+        _checks.plain(name, x)
         if x.ndim != 3 or x.shape[2] != size:
             raise ValueError(
                 f"{name} must have shape (batch, length, {size}), got {tuple(x.shape)}"

@@ -66,7 +66,7 @@ def _attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace BloomAttention.forward."""
-    forward_pass = require_pass(alibi, attention)
+    forward_pass = require_pass(alibi, attention, attention.num_heads, hidden_states)
     if forward_pass.eager:
         tensor, mask = forward_pass.memo(_stock_form, attention.num_heads, hidden_states.dtype)
         outputs: tuple[torch.Tensor, torch.Tensor] = type(attention).forward(

@@ -42,7 +42,7 @@ def _attention_forward(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace FalconAttention.forward."""
-    forward_pass = require_pass(attention_mask, attention)
+    forward_pass = require_pass(attention_mask, attention, attention.num_heads, hidden_states)
     split = attention._split_heads(attention.query_key_value(hidden_states))
     query, key, value = (x.transpose(1, 2) for x in split)
     dropout = attention.attention_dropout.p if attention.training else 0.0

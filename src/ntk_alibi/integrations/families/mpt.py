@@ -40,7 +40,7 @@ def _attention_forward(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace MptAttention.forward."""
-    forward_pass = require_pass(attention_mask, attention)
+    forward_pass = require_pass(attention_mask, attention, attention.n_heads, hidden_states)
     fused = attention.Wqkv(hidden_states)
     if attention.clip_qkv:
         fused = fused.clamp(min=-attention.clip_qkv, max=attention.clip_qkv)

@@ -1,0 +1,45 @@
+"""What torch is doing, and what its tensors are: asked before their numbers are read."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def is_tracing() -> bool:
+    """Return whether torch is tracing, so that tensors have no values, or others at later calls."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    modes = torch._C._TorchDispatchModeKey  # those of FakeTensorMode and of make_fx
+    return any(torch._C._get_dispatch_mode(mode) for mode in (modes.FAKE, modes.PROXY))
+
+
+def is_wrapper(value: Any) -> bool:
+    """Return whether a value is a tensor whose class has its own operations, as DTensor has.
+
+    Memory of such a tensor does not hold its numbers. While torch is tracing no memory is read.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or is_tracing() or not isinstance(value, torch.Tensor):
+        return False
+    plain: Any = torch.Tensor
+    return type(value).__torch_dispatch__ is not plain.__torch_dispatch__
+
+
+def cuts_sequences() -> bool:
+    """Return whether torch's `context_parallel` is in force.
+
+    It has no public sign, but replaces torch's attention by a function of its own module.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    attend = torch.nn.functional.scaled_dot_product_attention
+    if attend is torch._C._nn.scaled_dot_product_attention:
+        return False
+    return str(attend.__module__).startswith("torch.distributed.tensor.experimental")

@@ -75,8 +75,12 @@ def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str) ->
         expected = run(models[name], ids, padding)
         for mask in (causal, numbers):
             assert torch.equal(run(models[name], ids, mask), expected)
-        with pytest.raises(ValueError, match=r"attention_mask must have shape .*= \(3, 40\)"):
+        message = r"must have shape .*= \(3, 40\) .* or be the causal mask .* got another mask of"
+        with pytest.raises(ValueError, match=message):
             run(models[name], ids, torch.ones_like(causal))
+        message = r"attention_mask must have shape .*= \(3, 40\) .* got \(3, 39\)"
+        with pytest.raises(ValueError, match=message):
+            run(models[name], ids, padding[:, 1:])
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "falcon, new decoder"])
@@ -130,3 +134,35 @@ def test_the_name_given_to_other_models() -> None:
     rotary = transformers.FalconConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
     with pytest.raises(ValueError, match="must be a Falcon with ALiBi"):
         transformers.AutoModelForCausalLM.from_config(rotary, attn_implementation="ntk_alibi")
+
+
+@families
+def test_a_configuration_that_asks_for_attention_weights(
+    models: dict, ids: torch.Tensor, name: str, tmp_path: Any
+) -> None:
+    """transformers allows output_attentions with "eager" only, which ours then is."""
+    with torch.no_grad():
+        expected = models[name](ids, output_attentions=True).attentions
+    models[name].save_pretrained(tmp_path)
+
+    def load(**options: Any) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **options).eval()
+
+    asked = load(attn_implementation="ntk_alibi", output_attentions=True)
+    later = load(attn_implementation="ntk_alibi")
+    assert later(ids).attentions is None
+    later.config.output_attentions = True
+    asked.save_pretrained(tmp_path)
+    for model in (asked, later, load(attn_implementation="ntk_alibi")):
+        with torch.no_grad():
+            weights = model(ids).attentions
+        assert [x.shape for x in weights] == [x.shape for x in expected]
+        if name != "falcon":  # stock Falcon adds its bias twice with output_attentions
+            for mine, stock in zip(weights, expected, strict=True):
+                torch.testing.assert_close(mine, stock, **LOGITS)
+    message = "`output_attentions` attribute is not supported when using .* sdpa"
+    with pytest.raises(Exception, match=message):  # a class of transformers' own
+        load(attn_implementation="sdpa")
+    other = type(models[name].config)(attn_implementation="sdpa")
+    with pytest.raises(ValueError, match=message):
+        other.output_attentions = True

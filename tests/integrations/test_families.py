@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ntk_alibi as na
@@ -206,6 +207,27 @@ def test_output_attentions(models: dict, ids: torch.Tensor, name: str) -> None:
     for weights in outputs.attentions:
         assert (weights * kept[:, None, :, None])[~seen.expand_as(weights)].abs().max() == 0.0
         torch.testing.assert_close(weights.sum(-1), torch.ones(BATCH, HEADS, LENGTH))
+
+
+@families
+@pytest.mark.parametrize("attention", ["fused", "eager"])
+def test_output_attentions_with_a_static_cache(
+    models: dict, ids: torch.Tensor, name: str, attention: Any
+) -> None:
+    """Weights have a column for each place of the cache, and are 0 where no token stands yet."""
+
+    def weights(places: int) -> torch.Tensor:
+        cache = transformers.StaticCache(models[name].config, max_cache_len=places)
+        options = {"past_key_values": cache, "use_cache": True, "output_attentions": True}
+        with torch.no_grad():
+            attentions = models[name](ids, **options).attentions
+        return torch.stack(attentions)
+
+    with na.patch(models[name], na.NTK(4.0), attention=attention):
+        expected, more = weights(LENGTH), weights(LENGTH + 5)
+    assert more.shape[-1] == LENGTH + 5
+    assert torch.equal(more[..., :LENGTH], expected)
+    assert more[..., LENGTH:].abs().max() == 0.0
 
 
 @families

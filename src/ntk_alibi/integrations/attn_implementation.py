@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -32,6 +32,7 @@ def register(families: Iterable[Family]) -> None:
     AttentionInterface.register(NAME, _refuse)
     for family in families:
         _patch_when_made(family)
+        _let_ask_for_weights(family)
 
 
 def _patch_when_made(family: Family) -> None:
@@ -45,6 +46,33 @@ def _patch_when_made(family: Family) -> None:
             follow_config(family, self)
 
     model_class.__init__ = __init__
+
+
+def _let_ask_for_weights(family: Family) -> None:
+    """Let configurations have output_attentions, with which our models attend by "eager".
+
+    transformers checks in two places that no name but "eager" goes with it.
+    """
+    config_class: Any = cast(Any, family.model).config_class
+    stock: property = config_class.output_attentions
+
+    def set_output_attentions(config: Any, value: Any) -> None:
+        if config._attn_implementation == NAME:
+            config._output_attentions = value
+        else:
+            cast(Any, stock.fset)(config, value)
+
+    def unless_ours(check: Any) -> Any:
+        @functools.wraps(check)
+        def checked(config: Any) -> None:
+            if config._attn_implementation != NAME:
+                check(config)
+
+        return checked if check.__name__ == "validate_output_attentions" else check
+
+    config_class.output_attentions = property(stock.fget, set_output_attentions)
+    validators = getattr(config_class, "__class_validators__", [])  # older versions have none
+    validators[:] = map(unless_ours, validators)
 
 
 def _hand_padding(*_: Any, attention_mask: torch.Tensor | None = None, **__: Any) -> Padding:

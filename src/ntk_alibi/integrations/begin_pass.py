@@ -95,7 +95,8 @@ def _padding(
     if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] < seen:
         raise ValueError(
             f"attention_mask must have shape (batch, keys) = ({batch}, {seen}) for a patched "
-            f"{type(model).__name__}, got {tuple(mask.shape)}"
+            f"{type(model).__name__}, or be the causal mask of such padding, got "
+            f"{'another mask of shape ' * (mask.ndim == 4)}{tuple(mask.shape)}"
         )
     return cast(torch.Tensor, mask != 0).to(device)
 

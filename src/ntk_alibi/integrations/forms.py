@@ -33,21 +33,23 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return attention output (batch, heads, queries, head_dim), and weights in the eager form.
 
-    cache is a cache, or None, and the number of the layer in it. The output of padded queries is
-    undefined. The compiled core has no dropout: with dropout the fused form becomes sdpa or eager.
+    cache is a cache, or None, and the number of the layer in it; weights have a column for each
+    place of a static cache. The output of padded queries is undefined. The compiled core has no
+    dropout: with dropout the fused form becomes sdpa or eager.
     """
     _checks.plain("query", query)
     held, layer = cache
     if held is not None:
         key, value = held.update(key, value, layer)
-    length = forward_pass.past + forward_pass.queries
+    length, capacity = forward_pass.past + forward_pass.queries, key.shape[2]
     key, value = key[:, :, :length], value[:, :, :length]
     form = forward_pass.settings.attention
     if form == "fused" and dropout:
         rounded = forward_pass.settings.compat == "transformers"
         form = "eager" if forward_pass.rule.counts_holes or rounded else "sdpa"
     if form == "eager":
-        return _eager(forward_pass, query, key, value, scale, dropout)
+        output, weights = _eager(forward_pass, query, key, value, scale, dropout)
+        return output, weights if capacity == length else F.pad(weights, (0, capacity - length))
     if form == "sdpa":
         return _sdpa(forward_pass, query, key, value, scale, dropout), None
     return _fused(forward_pass, query, key, value, cache, scale), None

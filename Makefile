@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # One stamp for each set of extras, renewed when what is compiled or required changes.
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test quick-test slow-test lint docs docs-links sanitize clean
+.PHONY: demo test quick-test slow-test fuzz lint docs docs-links sanitize clean
 
 demo: $(VENV)/.eval
 	$(BIN)/ntk-alibi eval
@@ -20,6 +20,13 @@ quick-test: $(VENV)/.test
 
 slow-test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto -m slow
+
+# Random calls against formulas written anew, on every instruction set: `make fuzz MINUTES=60`.
+# A fresh seed is drawn and printed, unless SEED= gives one.
+MINUTES ?= 5
+
+fuzz: $(VENV)/.test
+	$(BIN)/python -m fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure
@@ -35,10 +42,13 @@ docs-links: $(VENV)/.docs
 	$(SPHINX) -b linkcheck docs build/docs-links
 
 # The C++ tests with g++'s sanitizers of memory, undefined behaviour and threads; then the Python tests
-# of biases and kernels on a module built with the first two, in a virtual environment that borrows all
-# other packages from $(VENV).
+# of biases and kernels, and ten thousand cases of the fuzzer, on a module built with the first two, in
+# a virtual environment that borrows all other packages from $(VENV).
 SANITIZED := build/sanitize
 SANITIZED_TESTS := tests/biases tests/fused tests/test_runtime.py
+SANITIZED_PYTHON := ASAN_OPTIONS=detect_leaks=0 \
+  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+  $(SANITIZED)/venv/bin/python
 PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 sanitize: $(VENV)/.test
@@ -49,10 +59,9 @@ sanitize: $(VENV)/.test
 	CXX=g++ $(BIN)/python -m pip install -q --no-deps --upgrade --target $$own \
 	  -C build-dir=$(SANITIZED)/module -C cmake.build-type=Debug \
 	  -C cmake.define.NTK_ALIBI_SANITIZE=address,undefined .
-	ASAN_OPTIONS=detect_leaks=0 \
-	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	  $(SANITIZED)/venv/bin/python -m pytest -n auto -m "not slow" --hypothesis-profile=sanitize \
+	$(SANITIZED_PYTHON) -m pytest -n auto -m "not slow" --hypothesis-profile=sanitize \
 	  $(SANITIZED_TESTS)
+	$(SANITIZED_PYTHON) -m fuzz --cases 10000
 
 $(VENV)/.eval: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

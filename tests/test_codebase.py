@@ -200,7 +200,7 @@ def test_shared_checks_serve_several_modules() -> None:
 def test_files_are_short() -> None:
     lengths = {
         path.relative_to(ROOT): len(path.read_text().splitlines())
-        for folder in ("src", "tests", "benchmarks", "cpp")
+        for folder in ("src", "tests", "benchmarks", "cpp", "fuzz")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".pyi", ".cpp", ".h")
     }

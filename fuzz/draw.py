@@ -1,0 +1,54 @@
+"""Random choices of one case, all from its kind and seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+Floats = NDArray[np.float64]
+
+
+class Draw:
+    """The source of random choices: equal for equal kinds and seeds, on every machine."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self._random = random.Random(f"{kind} {seed}")
+        self.numbers = np.random.Generator(np.random.SFC64(self._random.getrandbits(64)))
+
+    def chance(self, probability: float) -> bool:
+        """Return True with a probability."""
+        return self._random.random() < probability
+
+    def integer(self, least: int, most: int) -> int:
+        """Return an integer from least to most, both included."""
+        return self._random.randint(least, most)
+
+    def uniform(self, least: float, most: float) -> float:
+        """Return a number between two others."""
+        return self._random.uniform(least, most)
+
+    def power(self, least: float, most: float, base: float = 10.0) -> float:
+        """Return a power of base, whose exponent lies between two numbers."""
+        return float(base ** self._random.uniform(least, most))
+
+    def one_of(self, choices: Sequence[T]) -> T:
+        """Return one of some choices."""
+        return self._random.choice(choices)
+
+    def weighted(self, choices: Mapping[T, float]) -> T:
+        """Return one of some choices, by their weights."""
+        return self._random.choices(list(choices), list(choices.values()))[0]
+
+    def normal(self, *shape: int) -> Floats:
+        """Return normal numbers."""
+        return self.numbers.standard_normal(shape)
+
+    def integers(self, least: int, most: int, shape: Any) -> NDArray[np.int64]:
+        """Return integers from least to most, both included."""
+        integers: NDArray[np.int64] = self.numbers.integers(least, most, shape, endpoint=True)
+        return integers

@@ -1,0 +1,176 @@
+"""ALiBi in all its forms, and BiALiBi."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ntk_alibi as na
+from fuzz.drawn.bias import DrawnBias, Scene, column, over_heads, to_shape
+from fuzz.oracle import biases, slopes
+
+Floats = NDArray[np.float64]
+
+
+class Halved:
+    """A stranger's scaling: every slope halved."""
+
+    def scale_exponents(self, exponents: Floats, lengths: Any = None) -> Floats:
+        """Return exponents one greater."""
+        del lengths
+        return exponents + 1.0
+
+
+def scaling_and_slopes(scene: Scene) -> tuple[Any, Any]:
+    """Draw a scaling; return it and a function of head counts that gives its slopes."""
+    draw = scene.draw
+    factor = draw.one_of((1.0, 4.0, draw.power(0, 3)))
+    rate, length = draw.power(-1, 2), draw.one_of((1, 7, 50, 2048))
+    dynamic = slopes.dynamic_factor(rate, _lengths(scene, "sequence"), length)
+    per_query = slopes.dynamic_factor(rate, _lengths(scene, "query"), length)
+    kind, scaling, factors = draw.one_of(
+        (
+            ("linear", None, 1.0),
+            ("linear", Halved(), 2.0),
+            ("linear", na.Interpolation(factor), factor),
+            ("ntk", na.NTK(factor), factor),
+            ("linear", na.DynamicInterpolation(rate, length), dynamic),
+            ("ntk", na.DynamicNTK(rate, length), dynamic),
+            ("linear", na.DynamicInterpolation(rate, length, per="query"), per_query),
+            ("ntk", na.DynamicNTK(rate, length, per="query"), per_query),
+        )
+    )
+
+    def of_heads(heads: int) -> Floats:
+        numbers = slopes.scaled(slopes.exponents(heads), kind, factors)
+        return numbers.reshape(
+            *([1] * (numbers.ndim == 1)), *numbers.shape, *[1] * (numbers.ndim < 3)
+        )
+
+    return scaling, of_heads
+
+
+def _lengths(scene: Scene, per: str) -> Any:
+    pairs, sizes = scene.places.pairs, scene.sizes
+    real = np.ones((1, sizes.keys), np.bool_) if pairs.real is None else pairs.real
+    if per == "sequence":
+        return real.sum(axis=1)
+    if scene.places.placed or "key_positions" in scene.places.options:
+        return pairs.queries + 1
+    columns = np.arange(sizes.keys - sizes.queries, sizes.keys)
+    counts = np.concatenate([np.zeros((len(real), 1)), np.cumsum(real, axis=1)], axis=1)
+    return counts[:, np.maximum(columns + 1, 0)]
+
+
+def _sides(scene: Scene) -> str:
+    choices = ["symmetric", "halves"] + ["causal"] * (3 * scene.places.rule.causal)
+    return scene.draw.one_of(choices)
+
+
+def _hide(sides: str, left: Floats, right: Floats) -> tuple[Floats, Floats]:
+    """Return slopes with infinity on the sides that are hidden."""
+    left, right = left.copy(), right.copy()
+    heads = left.shape[1]
+    if sides == "causal":
+        right[:] = np.inf
+    if sides == "halves":
+        left[:, heads - heads // 2 :] = np.inf
+        right[:, : heads - heads // 2] = np.inf
+    return left, right
+
+
+def _finished(scene: Scene, left: Floats, right: Floats, exempt: int) -> tuple[Floats, Any]:
+    values, partials = biases.linear(scene.distance, left[..., None], right[..., None])
+    if exempt:
+        values, partials = biases.with_exempt(values, partials, _exempt(scene, exempt), 0.0)
+    return values, partials
+
+
+def _exempt(scene: Scene, count: int) -> NDArray[np.bool_]:
+    pairs = scene.places.pairs
+    exempt: NDArray[np.bool_] = (pairs.queries < count)[:, None, :, None] | (pairs.keys < count)[
+        :, None, None, :
+    ]
+    return exempt
+
+
+def _drawn_exempt(scene: Scene) -> int:
+    return scene.draw.integer(1, 4) if scene.draw.chance(0.15) else 0
+
+
+def standard(scene: Scene) -> DrawnBias:
+    """ALiBi with its own slopes and a scaling."""
+    scaling, of_heads = scaling_and_slopes(scene)
+    heads, sides, exempt = scene.sizes.heads, _sides(scene), _drawn_exempt(scene)
+    counts = (heads - heads // 2, heads // 2) if sides == "halves" else (heads,)
+    one = np.concatenate([of_heads(n) for n in counts if n], axis=1)
+    values, _ = _finished(scene, *_hide(sides, one, one), exempt)
+    passed = na.ALiBi(heads, scaling, sides=sides, exempt=exempt)  # type: ignore[arg-type]
+    return DrawnBias(passed, values)
+
+
+def _slopes(scene: Scene) -> tuple[Any, Floats]:
+    """Draw slopes of one of the three shapes; some of them 0, negative or infinite."""
+    draw, sizes = scene.draw, scene.sizes
+    shapes = (
+        (sizes.heads,),
+        (1, sizes.heads),
+        (sizes.batch, sizes.heads),
+        (1, sizes.heads, sizes.queries),
+        (sizes.batch, sizes.heads, sizes.queries),
+    )
+    numbers = np.abs(draw.normal(*draw.one_of(shapes))) * draw.power(-3, 1)
+    chance = draw.numbers.random(numbers.shape)
+    numbers[chance < 0.1] = 0.0
+    if draw.chance(0.2):
+        numbers[chance > 0.8] *= -1.0
+    if draw.chance(0.2):
+        numbers[chance > 0.9] = np.inf
+    return scene.parameter(numbers)
+
+
+def _axes(numbers: Floats) -> Floats:
+    if numbers.ndim == 1:
+        return numbers[None, :, None]
+    return numbers[..., None] if numbers.ndim == 2 else numbers
+
+
+def own_slopes(scene: Scene) -> DrawnBias:
+    """ALiBi with the caller's slopes."""
+    passed, numbers = _slopes(scene)
+    sides, exempt = _sides(scene), _drawn_exempt(scene)
+    values, partials = _finished(scene, *_hide(sides, _axes(numbers), _axes(numbers)), exempt)
+    bias = na.ALiBi(scene.sizes.heads, slopes=passed, sides=sides, exempt=exempt)  # type: ignore[arg-type]
+    gather = to_shape(partials["left"] + partials["right"], numbers.shape)
+    return DrawnBias(bias, values, scene.learn("slopes", passed, gather))
+
+
+def two_slopes(scene: Scene) -> DrawnBias:
+    """ALiBi with left and right slopes."""
+    (left, exact_left), (right, exact_right) = _slopes(scene), _slopes(scene)
+    exempt = _drawn_exempt(scene)
+    values, partials = _finished(scene, _axes(exact_left), _axes(exact_right), exempt)
+    bias = na.ALiBi(scene.sizes.heads, slopes=(left, right), sides="two_slopes", exempt=exempt)
+    parameters = [
+        *scene.learn("left", left, to_shape(partials["left"], exact_left.shape)),
+        *scene.learn("right", right, to_shape(partials["right"], exact_right.shape)),
+    ]
+    return DrawnBias(bias, values, tuple(parameters))
+
+
+def bialibi(scene: Scene) -> DrawnBias:
+    """LittleBird's bias."""
+    (first, one), (left, behind), (right, ahead) = (scene.per_head(-2, 1) for _ in range(3))
+    values, partials = biases.linear(scene.distance, column(behind), column(ahead))
+    at_first = _exempt(scene, 1)
+    constant = np.where(scene.distance == 0.0, 0.0, -column(one))
+    values, partials = biases.with_exempt(values, partials, at_first, constant)
+    of_first = np.where(at_first & (scene.distance != 0.0), -1.0, 0.0)
+    parameters = [
+        *scene.learn("first", first, over_heads(of_first)),
+        *scene.learn("left", left, over_heads(partials["left"])),
+        *scene.learn("right", right, over_heads(partials["right"])),
+    ]
+    return DrawnBias(na.BiALiBi(first, left, right), values, tuple(parameters))

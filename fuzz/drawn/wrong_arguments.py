@@ -1,0 +1,252 @@
+"""Public functions with right arguments, and wrong values of each argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+import ntk_alibi as na
+from fuzz.drawn.wrong_values import (
+    NO_ARRAY,
+    NO_BOOLEAN,
+    NO_CHOICE,
+    NO_COUNT,
+    NO_HEADS,
+    NO_INTEGER,
+    NO_MASK,
+    NO_NUMBER,
+    NO_POSITIONS,
+    NO_SCALING,
+    ones,
+)
+from ntk_alibi.attention_gradients import attention_gradients
+
+
+@dataclass(frozen=True)
+class Function:
+    """A public function.
+
+    Attributes:
+        name: its name in reports.
+        call: the function.
+        right: arguments that it takes.
+        wrong: by argument, values that it must refuse.
+        also: by argument, other names that the message may have instead, of what contradicts it.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    right: dict[str, Any]
+    wrong: dict[str, tuple[Any, ...]]
+    also: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def _attention() -> Function:
+    right = {"query": ones(2, 4, 3, 8), "key": ones(2, 2, 3, 8), "value": ones(2, 2, 3, 8)}
+    wrong: dict[str, tuple[Any, ...]] = {
+        "query": (*NO_ARRAY, ones(2, 3, 3, 8), ones(3, 4, 3, 8), ones(2, 4, 3, 7),
+            np.ones((2, 4, 3, 8)),
+        ),
+        "key": (*NO_ARRAY, ones(2, 3, 3, 8), ones(2, 0, 3, 8), ones(2, 2, 3, 9), ones(1, 2, 3, 8)),
+        "value": (*NO_ARRAY, ones(2, 2, 4, 8), ones(2, 2, 3, 9), ones(2, 4, 3, 8)),
+        "bias": (
+            "x", 3, 0.5, object(), na.ALiBi, na.ALiBi(5), na.KerpleLog([1.0], [1.0]), [1.0],
+            np.ones((3, 3), int), np.ones((3, 3), complex), ones(4, 4), ones(5, 2, 4, 3, 3),
+            na.DistanceTable(np.ones((4, 2))), na.ForgetGates(-np.ones((2, 4, 5))),
+            na.ALiBi(4, slopes=ones(3, 4)), na.ALiBi(4, slopes=ones(1, 4, 5)),
+        ),
+        "causal": NO_BOOLEAN,
+        "window": (*NO_INTEGER, 0),
+        "causal_block": (*NO_INTEGER, 0),
+        "sink": (*NO_INTEGER, None),
+        "key_padding_mask": NO_MASK,
+        "query_positions": NO_POSITIONS,
+        "key_positions": NO_POSITIONS,
+        "align": NO_CHOICE,
+        "scale": NO_NUMBER,
+        "skip_tolerance": (*NO_NUMBER, -0.1, 1.0, 3),
+        "rotary": ("x", na.RoPE, na.RoPE(6), na.XPOS(4), 3, np.ones(8)),
+        "log_n": (*NO_INTEGER, 0, 1),
+        "key_norms": ("x", 3, na.KeyNorms, na.KeyNorms()),
+        "dropout": (*NO_NUMBER, 0.5, -0.5, None),
+    }  # fmt: skip
+    also: dict[str, tuple[str, ...]] = {"bias": ("table", "log_gates", "slopes")}
+    return Function("attention", na.attention, right, wrong, also)
+
+
+def _gradients() -> Function:
+    arrays = {"query": ones(2, 4, 3, 8), "key": ones(2, 2, 3, 8), "value": ones(2, 2, 3, 8)}
+    output, log = na.attention(**arrays, return_logsumexp=True)
+    right = {**arrays, "output": output, "logsumexp": log, "output_gradient": output}
+    whole = (None, "x", 3, ones(2, 4, 3, 7), np.ones((2, 4, 3, 8)), np.ones((2, 4, 3, 8), complex))
+    return Function(
+        "attention_gradients",
+        attention_gradients,
+        right,
+        {
+            "query": NO_ARRAY,
+            "output": whole,
+            "output_gradient": whole,
+            "logsumexp": (
+                None,
+                "x",
+                3,
+                ones(2, 4),
+                np.ones((2, 4, 3), complex),
+                np.ones((2, 4, 3), str),
+            ),
+            "logsumexp_gradient": ("x", 3, ones(2, 4), np.ones((2, 4, 3), complex)),
+            "window": (*NO_INTEGER, 0),
+            "scale": NO_NUMBER,
+        },
+    )
+
+
+def _biases() -> list[Function]:
+    four = ones(4)
+    slopes = (
+        "x", 3, object(), ones(3), ones(2, 3), ones(1, 1, 1, 4), np.full(4, np.nan),
+        np.full(4, -np.inf), np.ones(4, int), np.ones(4, complex), ["a"] * 4,
+    )  # fmt: skip
+    return [
+        Function("ALiBi", na.ALiBi, {"num_heads": 4}, {
+            "num_heads": NO_COUNT, "scaling": NO_SCALING, "sides": NO_CHOICE, "slopes": slopes,
+            "exempt": (*NO_INTEGER, None),
+        }),
+        Function("BiALiBi", na.BiALiBi, {"first": four, "left": four, "right": four}, {
+            "first": NO_HEADS, "left": NO_HEADS, "right": NO_HEADS,
+        }, {"first": ("left",)}),
+        Function("KerplePower", na.KerplePower, {"r1": four, "r2": four}, {
+            "r1": (*NO_HEADS[:-3], -four, 0 * four), "r2": (*NO_HEADS, -four, 3 * four),
+        }, {"r1": ("r2",)}),
+        Function("KerpleLog", na.KerpleLog, {"r1": four, "r2": four}, {
+            "r1": (*NO_HEADS[:-3], -four), "r2": (*NO_HEADS, -four, 0 * four),
+        }, {"r1": ("r2",)}),
+        Function("BAM", na.BAM, {"alpha": four, "beta": four}, {
+            "beta": NO_HEADS, "mu": NO_HEADS, "epsilon": (*NO_NUMBER, -1.0, None),
+        }),
+        Function("Sandwich", na.Sandwich, {"num_heads": 4}, {
+            "num_heads": NO_COUNT, "dimension": (*NO_COUNT, 3, 1),
+            "lambdas": (*NO_HEADS[:1], *NO_HEADS[2:], -four),
+        }),
+        Function("T5", na.T5, {"values": ones(4, 32)}, {
+            "values": (
+                "x", None, 3, four, ones(4, 3), ones(4, 0), np.full((4, 32), np.nan),
+                np.full((4, 32), np.inf),
+            ),
+            "bidirectional": NO_BOOLEAN, "max_distance": (*NO_COUNT, 3),
+        }),
+        Function("DistanceTable", na.DistanceTable, {"table": ones(4, 5)}, {
+            "table": (
+                "x", None, 3, four, ones(4, 0), np.full((4, 5), np.nan), np.full((4, 5), np.inf),
+                np.ones((4, 5), complex),
+            ),
+            "begin": ("3", 1.5, True, None, [1], -2**40),
+        }),
+        Function("DistanceFunction", na.DistanceFunction, {"function": np.abs, "num_heads": 4}, {
+            "function": ("x", None, 3, _none, _wrong_shape, _nan), "num_heads": NO_COUNT,
+        }),
+        Function("ForgetGates", na.ForgetGates, {"log_gates": -ones(2, 4, 3)}, {
+            "log_gates": (
+                "x", None, 3, four, ones(2, 4, 3), -ones(2, 0, 3), np.ones((2, 4, 3), complex),
+            ),
+        }),
+    ]  # fmt: skip
+
+
+def _none(distance: Any) -> None:
+    del distance
+
+
+def _wrong_shape(distance: Any) -> Any:
+    return distance[:1]
+
+
+def _nan(distance: Any) -> Any:
+    return distance * np.nan
+
+
+def _scalings() -> list[Function]:
+    factors = (*NO_NUMBER, None, 0.5, 0, -2.0)
+    dynamic = {"rate": (*NO_NUMBER, None, 0, -1), "train_length": NO_COUNT, "per": NO_CHOICE}
+    config = {"alibi_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 20}
+    return [
+        Function("NTK", na.NTK, {"factor": 2.0}, {"factor": factors}),
+        Function("Interpolation", na.Interpolation, {"factor": 2.0}, {"factor": factors}),
+        Function("DynamicNTK", na.DynamicNTK, {}, dynamic),
+        Function("DynamicInterpolation", na.DynamicInterpolation, {}, dynamic),
+        Function("scaling_from_config", na.scaling_from_config, {"config": config}, {
+            "config": (
+                "x", None, 3, {}, [config], {**config, "alibi_type": "x"}, {**config, "more": 1},
+                {"alibi_type": "ntk"}, {**config, "alibi_type": ["ntk"]},
+            ),
+        }, {"config": ("alibi_type",)}),
+    ]  # fmt: skip
+
+
+def _positions() -> list[Function]:
+    common = {"head_dim": (*NO_COUNT, 3, 257, 1000), "base": (*NO_NUMBER, None, 1.0, 0.5, -3),
+              "layout": NO_CHOICE, "rotary_dim": (*NO_INTEGER, 3, 0, 10)}  # fmt: skip
+    right = {"x": ones(2, 4, 3, 8)}
+    lengths = {"query_length": 2, "key_length": 3, "train_length": 8}
+    return [
+        Function("RoPE", na.RoPE, {"head_dim": 8}, {**common, "factor": (*NO_NUMBER, None, 0.5)}),
+        Function("XPOS", na.XPOS, {"head_dim": 8}, {
+            **common, "scale_base": (*NO_NUMBER, None, 0, -1), "gamma": (*NO_NUMBER, None, 0.0, -1),
+        }),
+        Function("RoPE.stretched", na.RoPE(8).stretched, {"scaling": na.NTK(2.0)}, {
+            "scaling": (*NO_SCALING, None, na.DynamicNTK()),
+        }),
+        Function("RoPE.rotate", na.RoPE(8).rotate, right, {
+            "x": (*NO_ARRAY, ones(2, 4, 3, 7)), "positions": NO_POSITIONS,
+        }),
+        Function("log_n_scale", na.log_n_scale, lengths, {
+            "query_length": (*NO_INTEGER, None), "key_length": (*NO_INTEGER, None),
+            "train_length": (*NO_COUNT, 1), "key_padding_mask": NO_MASK,
+            "key_positions": NO_POSITIONS, "query_positions": NO_POSITIONS,
+            "causal": NO_BOOLEAN, "window": (*NO_INTEGER, 0),
+        }),
+    ]  # fmt: skip
+
+
+def _results() -> list[Function]:
+    parts = {"outputs": [ones(1, 2, 3, 4)] * 2, "logsumexps": [ones(1, 2, 3)] * 2}
+    lists: tuple[Any, ...] = (
+        "x", None, 3, [], [None, None], [ones(1, 2, 3, 5)] * 3, [ones(3)] * 2, ["a", "b"],
+    )  # fmt: skip
+    mask = np.ones((2, 3))
+    lengths = ("x", 3, [1.5], [-1], [[[1]]], [2**31], ["a"], [True], np.ones(2), object())
+    scaled = {"num_heads": 4, "scaling": na.DynamicNTK(), "lengths": [3]}
+    return [
+        Function("merge", na.merge, parts, {
+            "outputs": lists, "logsumexps": lists,
+        }, {"outputs": ("logsumexps",), "logsumexps": ("outputs",)}),
+        Function("KeyNorms.update", na.KeyNorms().update, {"key": ones(1, 2, 3, 4)}, {
+            "key": NO_ARRAY,
+        }),
+        Function("alibi_slopes", na.alibi_slopes, scaled, {
+            "num_heads": NO_COUNT, "scaling": NO_SCALING, "lengths": (*lengths, None),
+            "rule": NO_CHOICE,
+        }),
+        Function("build_alibi_tensor", na.build_alibi_tensor, {
+            "attention_mask": mask, "num_heads": 4, "dtype": np.float32,
+        }, {
+            "attention_mask": (*NO_MASK[:3], *NO_MASK[5:], None, [[1, 1]]), "num_heads": NO_COUNT,
+            "dtype": (np.int32, "x", None, 3, object(), torch.int32, complex),
+            "scaling": NO_SCALING,
+            "anchor": NO_CHOICE, "out": ("x", 3, ones(3), np.ones((8, 1, 3)), torch.ones(8, 1, 3)),
+        }),
+        Function("ALiBi.tensor", na.ALiBi(4).tensor, {"query_length": 2, "key_length": 3}, {
+            "query_length": (*NO_INTEGER, None), "key_length": (*NO_INTEGER, None),
+            "dtype": (np.int32, "x", 3, object(), torch.int32), "lengths": lengths,
+            "out": ("x", 3, ones(3), np.ones((1, 4, 2, 3))),
+        }),
+        Function("set_num_threads", na.set_num_threads, {}, {"num_threads": (*NO_INTEGER, None)}),
+    ]  # fmt: skip
+
+
+FUNCTIONS = [_attention(), _gradients(), *_biases(), *_scalings(), *_positions(), *_results()]

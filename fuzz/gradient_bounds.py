@@ -1,0 +1,178 @@
+"""How far right gradients may be from the oracle's; `bounds` counts the errors of the forward pass.
+
+With do, dl the gradients of output and logsumexp, ds_ij = p_ij x_ij, x_ij = do_i.v_j - do_i.o_i +
+dl_i.
+
+*Weights* are computed again, p = exp(s - logsumexp): the score errs as before, the logsumexp by its
+own interval, their difference and the score's and logsumexp's change of base by 4 u (|s| +
+|logsumexp| + 1). Blocks of at most a share eps of a query's mass may be left out.
+
+*x* errs by (D + 8) u of the magnitudes |do|.|v| and |do|.|o|, by |do| times the error of the
+output, which is rounded to its dtype before, and by 4 u of all terms.
+
+*Sums* of ds k over keys err by those of `bounds`; sums of ds q and p do over the queries of a group
+of heads, of tiles of at least 8 queries, by (40 + G Q / 8) u of the magnitudes. Rotating back errs
+by 20 u of the greatest number that a turn can give; each run of XPOS adds its part.
+
+*Parameters* get sums of ds times derivatives, which the kernels add in float32 for slopes and in
+float64 for tables, and torch's derivatives of the formulas: (80 + K / 16 + G Q / 8) u of the
+magnitudes. The constant `first` of BiALiBi is computed from the outputs of both parts, each rounded
+to its dtype: that dtype's error times p (|do|.|v| + |do|.|o|), over all pairs, since parts are
+differences of wholes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuzz.bounds import LEAST, ROUNDING, Bounds, Interval, grown
+from fuzz.drawn.bias import Parameter
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class GradientBounds:
+    """The oracle's gradients of a call, with their errors.
+
+    Attributes:
+        bounds: those of the forward pass.
+        of_output: do, (batch, heads, Q, D).
+        of_log: dl, (batch, heads, Q).
+    """
+
+    bounds: Bounds
+    of_output: Floats
+    of_log: Floats
+
+    @cached_property
+    def _seen_log(self) -> Floats:
+        none = np.isneginf(self.bounds.softmax.logsumexp)
+        return np.where(none, 0.0, self.of_log)
+
+    @cached_property
+    def of_scores(self) -> Floats:
+        """Ds of all pairs."""
+        value = self.bounds.call.exact[2]
+        return self.bounds.softmax.scores_gradient(value, self.of_output, self._seen_log)
+
+    @cached_property
+    def weight_errors(self) -> Floats:
+        """The errors of the weights that are computed again."""
+        bounds, u = self.bounds, self.bounds.unit
+        hidden = np.isneginf(bounds.bias)
+        weights, log = bounds.softmax.weights, bounds.logsumexp
+        scores = np.where(hidden, 0.0, bounds.call.products.values + bounds.bias)
+        errors = bounds.score_errors + np.maximum(log.below, log.above)[..., None]
+        errors = errors + 4 * u * (np.abs(scores) + np.abs(bounds.log) + 1)
+        changed = grown(weights, np.where(hidden, 0.0, errors), bounds.log_weights)
+        return changed + np.minimum(weights, bounds.share)
+
+    @cached_property
+    def errors(self) -> Floats:
+        """The errors of ds."""
+        bounds, do = self.bounds, np.abs(self.of_output)
+        call, weights = bounds.call, bounds.softmax.weights
+        products = do @ np.abs(call.exact[2]).swapaxes(-1, -2)
+        output = bounds.output
+        size, name = np.abs(output.exact), call.form.name
+        output_error = output.above + ROUNDING[name] * (size + output.above) + LEAST[name]
+        mean = (do * size).sum(-1, keepdims=True)
+        terms = products + mean + np.abs(self._seen_log)[..., None]
+        error = bounds.unit * ((call.sizes.dim + 8) * (products + mean) + 4 * terms)
+        error = error + (do * output_error).sum(-1, keepdims=True) + 2.0**-140 * (name != "float64")
+        factor = np.abs(self._factor)
+        errors: Floats = self.weight_errors * (factor + error) + weights * error
+        return errors
+
+    @cached_property
+    def _factor(self) -> Floats:
+        """X of all pairs."""
+        value = self.bounds.call.exact[2]
+        mean = (self.of_output * self.bounds.output.exact).sum(-1) - self._seen_log
+        factor: Floats = self.of_output @ value.swapaxes(-1, -2) - mean[..., None]
+        return factor
+
+    @property
+    def _over_queries(self) -> float:
+        sizes = self.bounds.call.sizes
+        length = self.bounds.call.group * sizes.queries
+        if self.bounds.call.form.name == "float64":
+            return self.bounds.unit * (length + 40)
+        return self.bounds.unit * (40 + length / 8)
+
+    @property
+    def _turning(self) -> float:
+        sizes = self.bounds.call.sizes
+        return self.bounds.unit * (20 + sizes.queries) if self.bounds.rotated else 0.0
+
+    @cached_property
+    def query(self) -> Interval:
+        """The queries' gradient."""
+        products = self.bounds.call.products
+        size = np.abs(self.of_scores)
+        sums = self.bounds.sums + self._turning
+        if self.bounds.joined:  # both parts are rounded before they are added
+            sums += 2 * ROUNDING[self.bounds.call.form.name]
+        return self._interval(
+            products.query_gradient(self.of_scores),
+            products.query_reach(self.errors + sums * (size + self.errors)),
+        )
+
+    @cached_property
+    def key(self) -> Interval:
+        """The keys' gradient, (batch, key heads, K, D)."""
+        products = self.bounds.call.products
+        sums = self._over_queries + self._turning
+        reach = products.key_reach(self.errors + sums * (np.abs(self.of_scores) + self.errors))
+        exact = products.key_gradient(self.of_scores)
+        return self._interval(self._grouped(exact), self._grouped(reach))
+
+    @cached_property
+    def value(self) -> Interval:
+        """The values' gradient, (batch, key heads, K, D)."""
+        weights = self.bounds.softmax.weights.swapaxes(-1, -2)
+        errors = self.weight_errors.swapaxes(-1, -2)
+        sums = self._over_queries + self._turning
+        reach = (errors + sums * (weights + errors)) @ np.abs(self.of_output)
+        return self._interval(self._grouped(weights @ self.of_output), self._grouped(reach))
+
+    def _grouped(self, x: Floats) -> Floats:
+        batch, heads, *rest = x.shape
+        kv_heads = self.bounds.call.sizes.kv_heads
+        grouped: Floats = x.reshape(batch, kv_heads, heads // kv_heads, *rest).sum(axis=2)
+        return grouped
+
+    def _interval(self, exact: Floats, error: Floats) -> Interval:
+        """Return an interval with what underflow adds."""
+        name = self.bounds.call.form.name
+        error = error + (2.0**-900 if name == "float64" else 2.0**-100) + LEAST[name]
+        return Interval(exact, error, error)
+
+    def parameter(self, parameter: Parameter) -> Interval:
+        """Return the gradient of a parameter of the bias."""
+        bounds = self.bounds
+        sums = bounds.unit * (80 + bounds.call.sizes.keys / 16) + self._over_queries
+        size = np.abs(self.of_scores)
+        errors = self.errors + sums * (size + self.errors)
+        if parameter.name in ("first", "left", "right") and bounds.call.bias_name == "BiALiBi":
+            errors = errors + self._of_parts()
+        exact = parameter.gather(self.of_scores, False)
+        reach = parameter.gather(errors, True)
+        if parameter.name == "first":
+            reach = reach + errors.sum(axis=(0, 2, 3))
+        reach = reach + 4 * 2.0**-24 * parameter.gather(size, True)  # float32 sums of both sides
+        return self._interval(exact, reach)
+
+    def _of_parts(self) -> Floats:
+        bounds, do = self.bounds, np.abs(self.of_output)
+        products = do @ np.abs(bounds.call.exact[2]).swapaxes(-1, -2)
+        mean = (do * np.abs(bounds.output.exact)).sum(-1, keepdims=True)
+        parts: Floats = (
+            2 * ROUNDING[bounds.call.form.name] * bounds.softmax.weights * (products + mean)
+        )
+        return parts

@@ -1,0 +1,60 @@
+"""Wrong arguments: a ValueError or a TypeError that names the argument, never anything else."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import torch
+
+import ntk_alibi as na
+from fuzz.compare import WrongError
+from fuzz.draw import Draw
+from fuzz.drawn.wrong_arguments import FUNCTIONS, Function
+from fuzz.drawn.wrong_values import ANYTHING
+
+
+def bad_argument(draw: Draw) -> None:
+    """Pass a value that is wrong for its argument."""
+    function = draw.one_of(FUNCTIONS)
+    argument = draw.one_of(list(function.wrong))
+    value = draw.one_of(function.wrong[argument])
+    if not _call(draw, function, argument, value):
+        raise WrongError(f"{_text(function, argument, value)} was taken")
+
+
+def any_argument(draw: Draw) -> None:
+    """Pass anything at all: it is taken, or refused in the same way."""
+    function = draw.one_of(FUNCTIONS)
+    argument = draw.one_of(list(function.wrong))
+    _call(draw, function, argument, draw.one_of(ANYTHING))
+
+
+def _call(draw: Draw, function: Function, argument: str, value: Any) -> bool:
+    """Return whether a call was refused; its other arguments are tensors at times."""
+    right = dict(function.right)
+    if function.name == "attention" and draw.chance(0.4):
+        dtype, grad = draw.one_of((torch.float32, torch.float64)), draw.chance(0.5)
+        for name in ("query", "key", "value"):
+            right[name] = torch.from_numpy(right[name].copy()).to(dtype).requires_grad_(grad)
+    try:
+        function.call(**{**right, argument: value})
+    except (TypeError, ValueError) as error:
+        names = "|".join((argument, *function.also.get(argument, ())))
+        if not re.search(rf"\b({names})\b", str(error)):
+            text = _text(function, argument, value)
+            raise WrongError(f"{text} is refused without its name: {error!r}") from error
+        return True
+    except Exception as error:
+        raise WrongError(f"{_text(function, argument, value)} raises {error!r}") from error
+    finally:
+        na.set_num_threads(1)  # one of the functions sets it
+    return False
+
+
+def _text(function: Function, argument: str, value: Any) -> str:
+    kind = type(value).__name__
+    array = isinstance(value, np.ndarray | torch.Tensor)
+    detail = f" {value.dtype} {tuple(value.shape)}" if array else ""
+    return f"{function.name}({argument}=<{kind}{detail}> {str(value)[:60]!r})"

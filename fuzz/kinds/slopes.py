@@ -1,0 +1,79 @@
+"""`alibi_slopes` with every scaling, config dicts, and `log_n_scale`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import ntk_alibi as na
+from fuzz.bounds import Interval
+from fuzz.compare import WrongError, compare
+from fuzz.draw import Draw
+from fuzz.drawn.arrays import Format
+from fuzz.drawn.places import drawn_places
+from fuzz.drawn.sizes import Sizes
+from fuzz.oracle import slopes as oracle
+
+#: Slopes are computed in float64 and rounded once: two ulps of float32 are more than enough.
+ERROR = 2 * 2.0**-24
+
+
+def slopes(draw: Draw) -> None:
+    """Check slopes of every scaling, and that its config gives the scaling again."""
+    heads, rule = draw.integer(1, 130), _choice(draw, "press", "geometric")
+    kind, dynamic = draw.one_of(("linear", "ntk")), draw.chance(0.5)
+    e = oracle.exponents(heads, rule)
+    if not dynamic:
+        factor = draw.one_of((1.0, draw.power(0, 4)))
+        static: Any = (na.Interpolation if kind == "linear" else na.NTK)(factor)
+        scaling = static if draw.chance(0.8) else None
+        expected = oracle.scaled(e, kind, factor if scaling else 1.0)
+        _compare(na.alibi_slopes(heads, scaling, rule=rule), expected)
+        _round_trip(scaling)
+        return
+    rate, length, per = draw.power(-1, 2), draw.integer(1, 4000), _choice(draw, "sequence", "query")
+    scaling = (na.DynamicInterpolation if kind == "linear" else na.DynamicNTK)(
+        rate, length, per=per
+    )
+    lengths = draw.integers(
+        0, draw.one_of((3, 100, 100_000)) if per == "sequence" else 60, draw.integer(1, 4)
+    )
+    counts: Any = lengths
+    if per == "query":
+        queries = int(lengths.max(initial=0))
+        counts = np.maximum(lengths[:, None] - np.arange(queries - 1, -1, -1), 0)
+        if draw.chance(0.3):
+            lengths = counts
+    expected = oracle.scaled(e, kind, oracle.dynamic_factor(rate, counts, length))
+    passed = draw.one_of((lengths, lengths.tolist(), lengths.astype(">i4")))
+    _compare(na.alibi_slopes(heads, scaling, passed, rule=rule), expected)
+    _round_trip(scaling)
+
+
+def _choice(draw: Draw, *names: str) -> Any:
+    return draw.one_of(names)
+
+
+def _compare(result: Any, expected: Any) -> None:
+    error = ERROR * expected
+    compare("alibi_slopes", result, Interval(expected, error, error), "float32")
+
+
+def _round_trip(scaling: Any) -> None:
+    if scaling is not None and na.scaling_from_config(scaling.to_config()) != scaling:
+        raise WrongError(f"scaling_from_config does not give {scaling!r} again")
+
+
+def log_n(draw: Draw) -> None:
+    """Check `log_n_scale`."""
+    sizes = Sizes.drawn(draw, cheaper=10.0)._replace(heads=1, kv_heads=1)
+    places = drawn_places(draw, sizes, Format("float32", draw.chance(0.3)))
+    if "align" in places.options:
+        return
+    length = draw.integer(2, 100)
+    expected = places.pairs.log_n_factors(length)[:, 0, :, 0]
+    result = na.log_n_scale(sizes.queries, sizes.keys, length, **places.options)
+    expected = np.broadcast_to(expected, (max(len(expected), len(result)), sizes.queries))
+    error = ERROR * expected
+    compare("log_n_scale", result, Interval(expected, error, error), "float32")

@@ -13,6 +13,9 @@ from fuzz.compare import WrongError
 from fuzz.draw import Draw
 from fuzz.kinds import KINDS
 
+#: Characters of a call in a report at most.
+LONGEST_NOTE = 1500
+
 
 class Case(NamedTuple):
     """A case, by which it can be run again: `python -m fuzz --kind KIND --seed SEED`."""
@@ -28,14 +31,18 @@ class Case(NamedTuple):
 
     def run(self) -> str | None:
         """Return None if the case is right, else a report."""
+        draw = Draw(self.kind, self.seed)
         try:
             with np.errstate(all="ignore"):
-                KINDS[self.kind][1](Draw(self.kind, self.seed))
+                KINDS[self.kind][1](draw)
         except WrongError as error:
-            return f"{self.command}\n{error}"
+            wrong = str(error)
         except Exception:
-            return f"{self.command}\n{traceback.format_exc()}"
-        return None
+            wrong = traceback.format_exc()
+        else:
+            return None
+        notes = (str(note)[:LONGEST_NOTE] for note in draw.notes)
+        return "\n".join((self.command, wrong, *notes))
 
 
 def drawn_case(seed: int, kinds: list[str]) -> Case:

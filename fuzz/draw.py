@@ -14,9 +14,15 @@ Floats = NDArray[np.float64]
 
 
 class Draw:
-    """The source of random choices: equal for equal kinds and seeds, on every machine."""
+    """The source of random choices: equal for equal kinds and seeds, on every machine.
+
+    Attributes:
+        numbers: the source of arrays.
+        notes: what was drawn, for a report.
+    """
 
     def __init__(self, kind: str, seed: int) -> None:
+        self.notes: list[object] = []
         self._random = random.Random(f"{kind} {seed}")
         self.numbers = np.random.Generator(np.random.SFC64(self._random.getrandbits(64)))
 

@@ -142,7 +142,9 @@ def drawn_call(draw: Draw, wishes: Wishes = Wishes(), **fixed: Any) -> Call:
     seen = places.pairs.seen & ~np.isneginf(bias.values)
     seen = np.broadcast_to(seen, sizes.pairs)
     arrays, exact, ignored = _inputs(draw, sizes, form, seen, poison=wishes.poison)
-    return Call(sizes, form, arrays, name, bias, places, options, rotation, exact, ignored)
+    call = Call(sizes, form, arrays, name, bias, places, options, rotation, exact, ignored)
+    draw.notes.append(call)
+    return call
 
 
 def _with_rotation(

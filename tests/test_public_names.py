@@ -302,14 +302,19 @@ def test_subcommands_are_there(
     "signature", re.sub(r"\n +", " ", SIGNATURES.strip()).split("\n"), ids=lambda s: s.split("(")[0]
 )
 def test_parameters_and_defaults_are_as_before(signature: str) -> None:
-    """New parameters may be added if they are keyword-only and have defaults."""
+    """New parameters may be added if calls can leave them out."""
     path = signature.split("(")[0]
     now = inspect.signature(resolve(path))
     added = [
         parameter.name
         for parameter in now.parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY
-        and parameter.default is not parameter.empty
+        if (
+            parameter.kind is parameter.VAR_KEYWORD
+            or (
+                parameter.kind is parameter.KEYWORD_ONLY
+                and parameter.default is not parameter.empty
+            )
+        )
         and not re.search(rf"\b{parameter.name}\b", signature)
     ]
     assert path + written(resolve(path), without=added) == signature

@@ -61,6 +61,11 @@ T* data_of(std::optional<py::array_t<T>>& array) {
   return array ? array->mutable_data() : nullptr;
 }
 
+template <class T>
+const T* data_of(const std::optional<py::array_t<T>>& array) {
+  return array ? array->data() : nullptr;
+}
+
 // The inputs of a call; they stay alive while the core reads them.
 struct Inputs {
   py::array query, key, value;
@@ -93,7 +98,7 @@ struct Inputs {
 
 void bind_attention(const py::array& query, const py::array& key, const py::array& value,
                     const AttentionBias& bias, const CallRule& rule, const Tokens* tokens,
-                    py::array output, std::optional<py::array_t<float>> logsumexp,
+                    py::array output, std::optional<py::array_t<double>> logsumexp,
                     std::optional<py::array_t<std::int64_t>> block_counts,
                     const std::optional<py::array_t<float>>& key_norms) {
   const Inputs inputs{readable(query), readable(key), readable(value)};
@@ -111,16 +116,16 @@ void bind_attention(const py::array& query, const py::array& key, const py::arra
 
 void bind_attention_gradients(const py::array& query, const py::array& key, const py::array& value,
                               const AttentionBias& bias, const CallRule& rule, const Tokens* tokens,
-                              const py::array& output, py::array_t<float> logsumexp,
+                              const py::array& output, const py::array_t<double>& logsumexp,
                               const py::array& output_gradient,
-                              std::optional<py::array_t<float>> logsumexp_gradient,
+                              const std::optional<py::array_t<float>>& logsumexp_gradient,
                               py::array query_gradient, py::array key_gradient,
                               py::array value_gradient, BiasGradients& of_bias) {
   const Inputs inputs{readable(query), readable(key), readable(value)};
   const py::array forward_output = readable(output), incoming = readable(output_gradient);
   AttentionProblem problem = inputs.problem(bias, rule, tokens);
   problem.output = view_tensor(forward_output);
-  problem.logsumexp = logsumexp.mutable_data();
+  problem.logsumexp = const_cast<double*>(logsumexp.data());  // only read
   AttentionGradients gradients{};
   gradients.output_gradient = view_tensor(incoming);
   gradients.logsumexp_gradient = data_of(logsumexp_gradient);
@@ -173,8 +178,8 @@ void register_attention(py::module_& module) {
            py::arg("dense") = py::none());
   module.def("attention", &bind_attention, py::arg("query"), py::arg("key"), py::arg("value"),
              py::arg("bias"), py::arg("rule"), py::arg("tokens"), py::arg("output"),
-             py::arg("logsumexp") = py::none(), py::arg("block_counts") = py::none(),
-             py::arg("key_norms") = py::none());
+             py::arg("logsumexp").noconvert() = py::none(),
+             py::arg("block_counts").noconvert() = py::none(), py::arg("key_norms") = py::none());
   module.def("attention_gradients", &bind_attention_gradients, py::arg("query"), py::arg("key"),
              py::arg("value"), py::arg("bias"), py::arg("rule"), py::arg("tokens"),
              py::arg("output"), py::arg("logsumexp"), py::arg("output_gradient"),

@@ -26,7 +26,7 @@ struct AttentionBias {
 struct AttentionProblem {
   DType dtype;
   TensorView query, key, value, output;
-  float* logsumexp;  // (batch, heads, queries), contiguous, or null
+  double* logsumexp;  // (batch, heads, queries), contiguous, or null
   std::int64_t batch, query_heads, key_heads, query_length, key_length, head_dim;
   float scale;
   PositionView query_positions, key_positions;

@@ -50,8 +50,9 @@ class Gradients {
     const std::int64_t tasks = problem_.batch * problem_.key_heads * parts_;
     const std::vector<std::int64_t> order = costliest_first(tasks);
     const int head_dim = static_cast<int>(problem_.head_dim);
-    for_each_task(tasks, tiles_.kernels().gradient_scratch_bytes(head_dim),
-                  [&](std::int64_t n, void* scratch) { run_task(order[n], scratch); });
+    for_each_task(
+        tasks, tiles_.kernels().gradient_scratch_bytes(head_dim),
+        [&](std::int64_t n, void* scratch, StopCheck stop) { run_task(order[n], scratch, stop); });
     if (parts_ > 1) join_parts();
     if (gradients_.table != nullptr) join_tables();
   }
@@ -73,7 +74,7 @@ class Gradients {
     return order;
   }
 
-  void run_task(std::int64_t task, void* scratch) {
+  void run_task(std::int64_t task, void* scratch, StopCheck stop) {
     const std::int64_t part = task % parts_, head = task / parts_;
     const std::int64_t b = head / problem_.key_heads, kv = head % problem_.key_heads;
     const KeyList keys = tiles_.keys_of(b).view();
@@ -84,24 +85,26 @@ class Gradients {
     const std::int64_t group = problem_.query_heads / problem_.key_heads;
     for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h)
       for (std::int64_t i = 0; i < problem_.query_length; i += tiles_.kernels().queries_per_tile) {
+        if (stop.requested(stop.context)) return;
         GradientTile gradient{};
         gradient.first_block = first;
         gradient.end_block = end;
         gradient.key_gradient = key_gradient.data();
         gradient.value_gradient = value_gradient.data();
-        run_tile(b, h, i, part, gradient, scratch);
+        run_tile(b, h, i, part, gradient, scratch, stop);
       }
     write_rows(b, kv, keys, first, end, key_gradient, problem_.scale, gradients_.key);
     write_rows(b, kv, keys, first, end, value_gradient, 1.0f, gradients_.value);
   }
 
   void run_tile(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t part,
-                GradientTile& gradient, void* scratch) {
+                GradientTile& gradient, void* scratch, StopCheck stop) {
     const AttentionProblem& p = problem_;
     const std::int64_t count =
         std::min<std::int64_t>(tiles_.kernels().queries_per_tile, p.query_length - i);
     TileRows rows;
-    const AttentionTile tile = tiles_.describe(b, h, i, count, rows);
+    AttentionTile tile = tiles_.describe(b, h, i, count, rows);
+    tile.stop = stop;
     const std::int64_t row = (b * p.query_heads + h) * p.query_length + i;
     gradient.tile = &tile;
     gradient.output_gradient = row_of(gradients_.output_gradient, p.dtype, b, h, i);
@@ -157,23 +160,19 @@ class Gradients {
   }
 
   // Sums over the parts in ascending order, so that the bits do not depend on the threads.
-  void join_parts() const {
+  void join_parts() {
     const std::int64_t head_dim = problem_.head_dim;
-    parallel_for(rows_, rows_per_range, [&](std::int64_t begin, std::int64_t end) {
-      std::vector<float> sum(head_dim);
-      for (std::int64_t row = begin; row < end; ++row) {
-        for (std::int64_t d = 0; d < head_dim; ++d) sum[d] = 0.0f;
-        for (std::int64_t part = 0; part < parts_; ++part)
-          for (std::int64_t d = 0; d < head_dim; ++d)
-            sum[d] += query_parts_[(part * rows_ + row) * head_dim + d];
-        const std::int64_t head = row / problem_.query_length;
-        tiles_.kernels().write_scaled_row(
-            sum.data(), static_cast<int>(head_dim), 1.0f, problem_.dtype,
-            row_of(gradients_.query, problem_.dtype, head / problem_.query_heads,
-                   head % problem_.query_heads, row % problem_.query_length));
-        join_slopes(left_parts_, row, gradients_.left_slopes);
-        join_slopes(right_parts_, row, gradients_.right_slopes);
-      }
+    parallel_for_each(rows_, rows_per_range, [&](std::int64_t row) {
+      float* sum = query_parts_.data() + row * head_dim;
+      for (std::int64_t part = 1; part < parts_; ++part)
+        for (std::int64_t d = 0; d < head_dim; ++d) sum[d] += sum[part * rows_ * head_dim + d];
+      const std::int64_t head = row / problem_.query_length;
+      tiles_.kernels().write_scaled_row(
+          sum, static_cast<int>(head_dim), 1.0f, problem_.dtype,
+          row_of(gradients_.query, problem_.dtype, head / problem_.query_heads,
+                 head % problem_.query_heads, row % problem_.query_length));
+      join_slopes(left_parts_, row, gradients_.left_slopes);
+      join_slopes(right_parts_, row, gradients_.right_slopes);
     });
   }
 

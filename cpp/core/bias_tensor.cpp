@@ -39,11 +39,15 @@ void for_each_row(std::int64_t rows, std::int64_t row_length, DType dtype, void*
   if (rows == 0 || row_bytes == 0) return;
   const bool stream = rows * row_bytes > stream_above_bytes;
   const KernelTable& kernels = active_kernels();
-  parallel_for(rows, 1 + elements_per_task / row_length, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t row = begin; row < end; ++row)
-      write(kernels, row, static_cast<char*>(out) + row * row_bytes, stream);
-    if (stream) kernels.stream_fence();
-  });
+  const std::int64_t rows_per_step = 1 + elements_per_task / row_length;
+  parallel_for(rows, rows_per_step,
+               [&](std::int64_t begin, std::int64_t end, Cancellation& cancellation) {
+                 for (std::int64_t row = begin; row < end; ++row) {
+                   write(kernels, row, static_cast<char*>(out) + row * row_bytes, stream);
+                   if (row % rows_per_step == 0 && cancellation.requested()) break;
+                 }
+                 if (stream) kernels.stream_fence();
+               });
 }
 
 }  // namespace
@@ -51,13 +55,11 @@ void for_each_row(std::int64_t rows, std::int64_t row_length, DType dtype, void*
 void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const SlopeView& slopes,
               Anchor anchor, DType dtype, void* out) {
   std::vector<std::int32_t> positions(shape.batch * shape.key_length + vector_slack);
-  parallel_for(shape.batch, 1 + elements_per_task / (shape.key_length + 1),
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t b = begin; b < end; ++b) {
-                   const std::int64_t row = b * shape.key_length;
-                   count_positions(mask + row, shape.key_length, anchor, positions.data() + row);
-                 }
-               });
+  parallel_for_each(shape.batch, 1 + elements_per_task / (shape.key_length + 1),
+                    [&](std::int64_t b) {
+                      const std::int64_t row = b * shape.key_length;
+                      count_positions(mask + row, shape.key_length, anchor, positions.data() + row);
+                    });
   for_each_row(shape.batch * shape.heads, shape.key_length, dtype, out,
                [&](const KernelTable& kernels, std::int64_t row, void* destination, bool stream) {
                  const std::int64_t b = row / shape.heads, h = row % shape.heads;

@@ -34,19 +34,20 @@ class Decoding {
   }
 
   void run() {
-    work(rows_, [&](std::int64_t row, void* scratch) { decode(row, 0, scratch); });
+    work(rows_, [&](std::int64_t row, void* scratch, StopCheck) { decode(row, 0, scratch); });
     std::vector<std::pair<std::int64_t, std::int64_t>> pending;
     for (std::int64_t p = 1; p < most_parts_; ++p)
       for (std::int64_t row = 0; row < rows_; ++row)
         if (p < part_count(row) && !parts_[row * most_parts_].rest_dropped)
           pending.emplace_back(row, p);
-    work(pending.size(), [&](std::int64_t task, void* scratch) {
+    work(pending.size(), [&](std::int64_t task, void* scratch, StopCheck) {
       decode(pending[task].first, pending[task].second, scratch);
     });
-    work(rows_, [&](std::int64_t row, void* scratch) {
+    work(rows_, [&](std::int64_t row, void* scratch, StopCheck) {
       TileRows rows;
       const AttentionTile tile = row_tile(row, rows);
       tiles_.kernels().merge_parts(tile, parts_.data() + row * most_parts_, most_parts_, scratch);
+      tiles_.refuse_overflow(row / problem_.query_length / problem_.query_heads, tile);
       std::int64_t visited = 0;
       for (std::int64_t p = 0; p < most_parts_; ++p)
         visited += parts_[row * most_parts_ + p].visited;

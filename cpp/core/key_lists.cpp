@@ -4,13 +4,25 @@
 #include <functional>
 
 namespace ntk_alibi {
+namespace {
+
+// No key has such a position.
+constexpr std::int64_t none = -1;
+
+// The products of slopes with lesser distances are exact enough.
+constexpr std::int64_t rounding_matters_from = 64;
+
+}  // namespace
 
 OwnedKeyList::OwnedKeyList(const AttentionProblem& problem, std::int64_t b) {
   const std::uint8_t* mask = problem.key_mask ? problem.key_mask + b * problem.key_length : nullptr;
   const PositionView& view = problem.key_positions;
   consecutive_ = !mask && !view.data;
   count_ = problem.key_length;
-  if (consecutive_) return;
+  if (consecutive_) {
+    greatest_ = count_ - 1;
+    return;
+  }
   const std::int32_t* positions = view.data ? view.data + b * view.batch_stride : nullptr;
   for (std::int64_t k = 0; k < problem.key_length; ++k) {
     if (mask && !mask[k]) continue;
@@ -25,6 +37,49 @@ OwnedKeyList::OwnedKeyList(const AttentionProblem& problem, std::int64_t b) {
   }
   rise_ = std::adjacent_find(positions_.begin(), positions_.end(), std::greater_equal<>()) ==
           positions_.end();
+  sort_positions();
+}
+
+void OwnedKeyList::sort_positions() {
+  if (positions_.empty()) return;
+  if (!rise_) {
+    sorted_ = positions_;
+    std::sort(sorted_.begin(), sorted_.end());
+  }
+  const std::vector<std::int32_t>& sorted = rise_ ? positions_ : sorted_;
+  least_ = sorted.front(), greatest_ = sorted.back();
+  for (std::size_t k = 1; k < sorted.size(); ++k)
+    gap_ = std::max<std::int64_t>(gap_, static_cast<std::int64_t>(sorted[k]) - sorted[k - 1]);
+}
+
+// The greatest position up to a bound, or `none`.
+std::int64_t OwnedKeyList::greatest_up_to(std::int64_t bound) const {
+  if (consecutive_) return std::min(bound, greatest_) >= 0 ? std::min(bound, greatest_) : none;
+  const std::vector<std::int32_t>& sorted = rise_ ? positions_ : sorted_;
+  const auto after = std::upper_bound(sorted.begin(), sorted.end(), bound);
+  return after == sorted.begin() ? none : *(after - 1);
+}
+
+// The least position from a bound on, or `none`.
+std::int64_t OwnedKeyList::least_from(std::int64_t bound) const {
+  if (consecutive_) return bound <= greatest_ ? std::max<std::int64_t>(bound, 0) : none;
+  const std::vector<std::int32_t>& sorted = rise_ ? positions_ : sorted_;
+  const auto at = std::lower_bound(sorted.begin(), sorted.end(), bound);
+  return at == sorted.end() ? none : *at;
+}
+
+std::int64_t OwnedKeyList::one_sided_distance(std::int32_t query,
+                                              const VisibleInterval& visible) const {
+  const std::int64_t near =
+      std::min<std::int64_t>(rounding_matters_from, visible.greatest_distance);
+  if (gap_ <= near && query >= least_ && query <= greatest_ + near) return 0;
+  std::int64_t behind = greatest_up_to(query);
+  if (behind != none && query - behind > visible.greatest_distance)
+    behind = greatest_up_to(std::min<std::int64_t>(query, visible.sink_end - 1));
+  std::int64_t ahead = visible.least_distance < 0 ? least_from(std::int64_t{query} + 1) : none;
+  if (ahead != none && query - ahead < visible.least_distance) ahead = none;
+  if ((behind == none) == (ahead == none)) return 0;
+  return query - (behind == none ? ahead : behind);
 }
 
 KeyList OwnedKeyList::view() const {

@@ -15,11 +15,22 @@ class OwnedKeyList {
 
   KeyList view() const;
 
+  // The distance from a query to the nearest key that it sees if all of these are on one side of
+  // it, negative if they are ahead; else 0. Distances that need no care may count as 0.
+  std::int64_t one_sided_distance(std::int32_t query, const VisibleInterval& visible) const;
+
  private:
+  void sort_positions();
+  std::int64_t greatest_up_to(std::int64_t position) const;
+  std::int64_t least_from(std::int64_t position) const;
+
   std::vector<std::int32_t> indices_, positions_;
+  std::vector<std::int32_t> sorted_;  // positions_, unless they rise
   std::vector<KeyBlock> blocks_;
   std::int64_t count_;
   bool consecutive_, rise_;
+  // The extremes of the positions, and the greatest distance between neighbours.
+  std::int64_t least_ = 0, greatest_ = -1, gap_ = 1;
 };
 
 // The keys of all batch rows, which may share one list.

@@ -2,6 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include "core/thread_sanitizer.h"
 
@@ -16,16 +21,84 @@ std::atomic<int> chosen_threads{0};
 std::atomic<bool> in_forked_child{false};
 
 #ifdef _OPENMP
+
+// Returns how many threads can be started, up to `wanted`. OpenMP libraries end the process if they
+// cannot start one; the memory of these threads' stacks is there for OpenMP's threads afterwards.
+int startable_threads(int wanted) {
+  std::vector<std::thread> threads;
+  std::mutex gate;
+  try {
+    const std::lock_guard<std::mutex> closed(gate);  // all threads exist at the same time
+    threads.reserve(wanted);
+    while (static_cast<int>(threads.size()) < wanted)
+      threads.emplace_back([&gate] { const std::lock_guard<std::mutex> open(gate); });
+  } catch (const std::system_error&) {
+  } catch (const std::bad_alloc&) {
+  }
+  for (std::thread& thread : threads) thread.join();
+  return static_cast<int>(threads.size());
+}
+
+// The size of a new team of threads. Teams always have all threads, also for fewer shares: OpenMP
+// libraries end the threads of a larger team before, and would have to start them again.
+int team_size() {
+  thread_local int existing = 1;  // OpenMP keeps a team for each thread that enters regions
+  const int wanted = num_threads();
+  if (wanted > existing)
+    existing += startable_threads(wanted - existing);
+  else
+    existing = wanted;
+  return existing;
+}
+
+// Lets the thread that entered a region wait until all shares are done, able to stop the others.
+class Countdown {
+ public:
+  explicit Countdown(std::int64_t shares) : left_(shares) {}
+  void finish_one() { left_.fetch_sub(1, std::memory_order_release); }
+  void wait(Cancellation& cancellation) const {
+    constexpr std::chrono::milliseconds busy{1};
+    constexpr std::chrono::microseconds nap{100};
+    const auto begin = std::chrono::steady_clock::now();
+    while (left_.load(std::memory_order_acquire) > 0) {
+      if (std::chrono::steady_clock::now() - begin < busy)
+        std::this_thread::yield();
+      else
+        std::this_thread::sleep_for(nap);
+      cancellation.requested();
+    }
+  }
+
+ private:
+  std::atomic<std::int64_t> left_;
+};
+
+void run_share(std::int64_t begin, std::int64_t end, detail::RangeFunction function, void* context,
+               Cancellation& cancellation) {
+  try {
+    function(context, begin, end, cancellation);
+  } catch (...) {
+    cancellation.fail();
+  }
+}
+
 NTK_ALIBI_NOT_WATCHED
 void run_shares(std::int64_t shares, std::int64_t count, detail::RangeFunction function,
-                void* context) {
+                void* context, Cancellation& cancellation) {
   ThreadEdge begun, done;
+  Countdown countdown(shares);
   begun.release();
-#pragma omp parallel for schedule(static, 1) num_threads(static_cast<int>(shares))
-  for (std::int64_t share = 0; share < shares; ++share) {
-    begun.acquire();
-    function(context, share * count / shares, (share + 1) * count / shares);
-    done.release();
+#pragma omp parallel num_threads(team_size())
+  {
+#pragma omp for schedule(static, 1) nowait
+    for (std::int64_t share = 0; share < shares; ++share) {
+      begun.acquire();
+      run_share(share * count / shares, (share + 1) * count / shares, function, context,
+                cancellation);
+      done.release();
+      countdown.finish_one();
+    }
+    if (omp_get_thread_num() == 0) countdown.wait(cancellation);
   }
   done.acquire();
 }
@@ -52,12 +125,17 @@ bool forked() { return in_forked_child; }
 void detail::parallel_for(std::int64_t count, std::int64_t grain, RangeFunction function,
                           void* context) {
   if (count <= 0) return;
+  Cancellation cancellation;
   const std::int64_t shares =
       std::min<std::int64_t>(num_threads(), std::max<std::int64_t>(1, count / grain));
 #ifdef _OPENMP
-  if (shares > 1 && !omp_in_parallel()) return run_shares(shares, count, function, context);
+  if (shares > 1 && !omp_in_parallel()) {
+    run_shares(shares, count, function, context, cancellation);
+    return cancellation.rethrow();
+  }
 #endif
-  function(context, 0, count);
+  function(context, 0, count, cancellation);
+  cancellation.rethrow();
 }
 
 }  // namespace ntk_alibi

@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <type_traits>
+
+#include "core/cancellation.h"
 
 namespace ntk_alibi {
 
@@ -22,35 +25,59 @@ void after_fork_in_child();
 bool forked();
 
 namespace detail {
-using RangeFunction = void (*)(void* context, std::int64_t begin, std::int64_t end);
+using RangeFunction = void (*)(void* context, std::int64_t begin, std::int64_t end,
+                               Cancellation& cancellation);
 void parallel_for(std::int64_t count, std::int64_t grain, RangeFunction function, void* context);
 }  // namespace detail
 
-// Calls body(begin, end) on disjoint ranges that cover [0, count), one for each thread. No range is
-// shorter than `grain` unless count is. body must not throw.
+// Calls body(begin, end, cancellation) on disjoint ranges that cover [0, count), one for each
+// thread. No range is shorter than `grain` unless count is. A body returns early if the
+// cancellation is requested; a range that takes long asks for it. Throws what a body or the
+// interrupt check threw.
 template <class Body>
 void parallel_for(std::int64_t count, std::int64_t grain, Body&& body) {
   using Callable = std::remove_reference_t<Body>;
   detail::parallel_for(
       count, grain,
-      [](void* context, std::int64_t begin, std::int64_t end) {
-        (*static_cast<Callable*>(context))(begin, end);
+      [](void* context, std::int64_t begin, std::int64_t end, Cancellation& cancellation) {
+        (*static_cast<Callable*>(context))(begin, end, cancellation);
       },
       &body);
 }
 
-constexpr std::align_val_t scratch_alignment{64};
+// Calls body(i) for every i in [0, count), in ranges as above.
+template <class Body>
+void parallel_for_each(std::int64_t count, std::int64_t grain, Body&& body) {
+  parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end, Cancellation& cancellation) {
+    for (std::int64_t i = begin; i < end && !cancellation.requested(); ++i) body(i);
+  });
+}
 
-// Calls body(task, scratch) for every task. Tasks differ in cost, so a thread takes the next task
-// when it has finished one.
+// Memory that a thread works in. Kernels want it aligned.
+class ScratchMemory {
+ public:
+  explicit ScratchMemory(std::int64_t bytes) : data_(::operator new(bytes, alignment)) {}
+  void* data() const { return data_.get(); }
+
+ private:
+  static constexpr std::align_val_t alignment{64};
+  struct Delete {
+    void operator()(void* data) const { ::operator delete(data, alignment); }
+  };
+  std::unique_ptr<void, Delete> data_;
+};
+
+// Calls body(task, scratch, stop) for every task, with the cancellation as kernels take it. Tasks
+// differ in cost, so a thread takes the next task when it has finished one.
 template <class Body>
 void for_each_task(std::int64_t tasks, std::int64_t scratch_bytes, Body&& body) {
   std::atomic<std::int64_t> next{0};
   const std::int64_t workers = std::min<std::int64_t>(num_threads(), tasks);
-  parallel_for(workers, 1, [&](std::int64_t, std::int64_t) {
-    void* scratch = ::operator new(scratch_bytes, scratch_alignment);
-    for (std::int64_t task = next++; task < tasks; task = next++) body(task, scratch);
-    ::operator delete(scratch, scratch_alignment);
+  parallel_for(workers, 1, [&](std::int64_t, std::int64_t, Cancellation& cancellation) {
+    const ScratchMemory scratch(scratch_bytes);
+    const StopCheck stop = cancellation.for_kernels();
+    for (std::int64_t task = next++; task < tasks && !cancellation.requested(); task = next++)
+      body(task, scratch.data(), stop);
   });
 }
 

@@ -25,11 +25,13 @@ class Prefill {
     const std::int64_t bytes =
         tiles_.kernels().attention_scratch_bytes(static_cast<int>(problem_.head_dim));
     for_each_task(problem_.batch * problem_.query_heads * groups_per_head_, bytes,
-                  [&](std::int64_t number, void* scratch) { run_group(number, scratch); });
+                  [&](std::int64_t number, void* scratch, StopCheck stop) {
+                    run_group(number, scratch, stop);
+                  });
   }
 
  private:
-  void run_group(std::int64_t number, void* scratch) const {
+  void run_group(std::int64_t number, void* scratch, StopCheck stop) const {
     // The groups of a head are consecutive, so that its keys and values stay in the caches. The
     // last group goes first: with a causal mask it sees the most keys.
     const std::int64_t row = number / groups_per_head_;
@@ -44,13 +46,17 @@ class Prefill {
       const std::int64_t first = (begin + t) * size_;
       const std::int64_t left = problem_.query_length - first;
       tiles[t] = tiles_.describe(b, h, first, std::min<std::int64_t>(size_, left), rows[t]);
+      tiles[t].stop = stop;
       one_sided = one_sided && tiles[t].bias.kind == BiasKind::one_sided;
     }
     std::int64_t visited[tiles_per_group];
     for (int t = 0; t < count; ++t)
       if (!one_sided) tiles[t].bias.kind = problem_.bias.kind;
     tiles_.kernels().attention_tiles(tiles, count, scratch, visited);
-    for (int t = 0; t < count; ++t) tiles_.count_blocks(row, tiles[t], visited[t]);
+    for (int t = 0; t < count; ++t) {
+      tiles_.refuse_overflow(b, tiles[t]);
+      tiles_.count_blocks(row, tiles[t], visited[t]);
+    }
   }
 
   const Tiles& tiles_;

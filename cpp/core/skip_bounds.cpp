@@ -71,16 +71,14 @@ void SkipBounds::measure_norms(const KeyLists& lists) {
   key_norms_ = norms_.data();
   key_norms_stride_ = blocks_;
   const KernelTable& kernels = active_kernels();
-  parallel_for(p.batch * p.key_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      const std::int64_t b = row / p.key_heads, h = row % p.key_heads;
-      const KeyList keys = lists.of_row(b).view();
-      BlockNorms* norms = norms_.data() + row * blocks_;
-      const HeadOfKeys head{keys, row_of(p.key, p.dtype, b, h, 0), p.key.row_stride, p.head_dim,
-                            p.dtype};
-      measure_blocks(kernels, head, 0, norms);
-      accumulate_from_the_end(block_count(keys.count), norms);
-    }
+  parallel_for_each(p.batch * p.key_heads, 1, [&](std::int64_t row) {
+    const std::int64_t b = row / p.key_heads, h = row % p.key_heads;
+    const KeyList keys = lists.of_row(b).view();
+    BlockNorms* norms = norms_.data() + row * blocks_;
+    const HeadOfKeys head{keys, row_of(p.key, p.dtype, b, h, 0), p.key.row_stride, p.head_dim,
+                          p.dtype};
+    measure_blocks(kernels, head, 0, norms);
+    accumulate_from_the_end(block_count(keys.count), norms);
   });
 }
 
@@ -89,18 +87,16 @@ void SkipBounds::bound_table() {
   bounds_per_head_ = bias.table_size;
   behind_.resize(problem_.query_heads * bounds_per_head_);
   ahead_.resize(behind_.size());
-  parallel_for(problem_.query_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t h = begin; h < end; ++h) {
-      const float* table = bias.table + h * bias.table_head_stride;
-      BiasBound* behind = behind_.data() + h * bounds_per_head_;
-      BiasBound* ahead = ahead_.data() + h * bounds_per_head_;
-      BiasBound bound = empty_bound;
-      for (std::int64_t t = bias.table_size - 1; t >= 0; --t)
-        behind[t] = bound = extended(bound, table[t] * log2_e);
-      bound = empty_bound;
-      for (std::int64_t t = 0; t < bias.table_size; ++t)
-        ahead[t] = bound = extended(bound, table[t] * log2_e);
-    }
+  parallel_for_each(problem_.query_heads, 1, [&](std::int64_t h) {
+    const float* table = bias.table + h * bias.table_head_stride;
+    BiasBound* behind = behind_.data() + h * bounds_per_head_;
+    BiasBound* ahead = ahead_.data() + h * bounds_per_head_;
+    BiasBound bound = empty_bound;
+    for (std::int64_t t = bias.table_size - 1; t >= 0; --t)
+      behind[t] = bound = extended(bound, table[t] * log2_e);
+    bound = empty_bound;
+    for (std::int64_t t = 0; t < bias.table_size; ++t)
+      ahead[t] = bound = extended(bound, table[t] * log2_e);
   });
 }
 
@@ -109,27 +105,25 @@ void SkipBounds::bound_sums(const KeyLists& lists) {
   bounds_per_head_ = blocks_;
   behind_.resize(p.batch * p.query_heads * blocks_);
   ahead_.resize(behind_.size());
-  parallel_for(p.batch * p.query_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      const std::int64_t b = row / p.query_heads, h = row % p.query_heads;
-      const double* sums = p.bias.sums + b * p.bias.sums_batch_stride + h * p.bias.sums_head_stride;
-      const KeyList keys = lists.of_row(b).view();
-      const std::int64_t blocks = block_count(keys.count);
-      BiasBound* behind = behind_.data() + row * blocks_;
-      BiasBound* ahead = ahead_.data() + row * blocks_;
-      // `sum` continues from block to block, `each` covers block k alone.
-      const auto with_block = [&](BiasBound bound, std::int64_t k) {
-        bound.each = empty_bound.each;
-        const std::int64_t last = std::min<std::int64_t>((k + 1) * keys_per_block, keys.count);
-        for (std::int64_t c = k * keys_per_block; c < last; ++c)
-          bound = extended(bound, -sums[keys.indices ? keys.indices[c] : c] * log2_e);
-        return bound;
-      };
-      BiasBound bound = empty_bound;
-      for (std::int64_t k = 0; k < blocks; ++k) behind[k] = bound = with_block(bound, k);
-      bound = empty_bound;
-      for (std::int64_t k = blocks - 1; k >= 0; --k) ahead[k] = bound = with_block(bound, k);
-    }
+  parallel_for_each(p.batch * p.query_heads, 1, [&](std::int64_t row) {
+    const std::int64_t b = row / p.query_heads, h = row % p.query_heads;
+    const double* sums = p.bias.sums + b * p.bias.sums_batch_stride + h * p.bias.sums_head_stride;
+    const KeyList keys = lists.of_row(b).view();
+    const std::int64_t blocks = block_count(keys.count);
+    BiasBound* behind = behind_.data() + row * blocks_;
+    BiasBound* ahead = ahead_.data() + row * blocks_;
+    // `sum` continues from block to block, `each` covers block k alone.
+    const auto with_block = [&](BiasBound bound, std::int64_t k) {
+      bound.each = empty_bound.each;
+      const std::int64_t last = std::min<std::int64_t>((k + 1) * keys_per_block, keys.count);
+      for (std::int64_t c = k * keys_per_block; c < last; ++c)
+        bound = extended(bound, -sums[keys.indices ? keys.indices[c] : c] * log2_e);
+      return bound;
+    };
+    BiasBound bound = empty_bound;
+    for (std::int64_t k = 0; k < blocks; ++k) behind[k] = bound = with_block(bound, k);
+    bound = empty_bound;
+    for (std::int64_t k = blocks - 1; k >= 0; --k) ahead[k] = bound = with_block(bound, k);
   });
 }
 
@@ -149,12 +143,10 @@ void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, DType 
                        std::int64_t first_block, BlockNorms* norms, std::int64_t norms_stride) {
   const KeyList keys{shape.key_length, nullptr, nullptr, nullptr, true};
   const KernelTable& kernels = active_kernels();
-  parallel_for(shape.batch * shape.key_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      const void* data = row_of(key, dtype, row / shape.key_heads, row % shape.key_heads, 0);
-      measure_blocks(kernels, {keys, data, key.row_stride, shape.head_dim, dtype}, first_block,
-                     norms + row * norms_stride);
-    }
+  parallel_for_each(shape.batch * shape.key_heads, 1, [&](std::int64_t row) {
+    const void* data = row_of(key, dtype, row / shape.key_heads, row % shape.key_heads, 0);
+    measure_blocks(kernels, {keys, data, key.row_stride, shape.head_dim, dtype}, first_block,
+                   norms + row * norms_stride);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 namespace ntk_alibi {
 namespace {
@@ -68,11 +69,22 @@ void Tiles::describe_queries(std::int64_t b, std::int64_t h, std::int64_t first,
       rows.left_slopes[r] = finite_slope(left);
       rows.right_slopes[r] = finite_slope(right);
     }
+    rows.origins[r] = rows.positions[r];
+    rows.shifts[r] = 0.0;
+    if (p.bias.kind == BiasKind::two_sided) measure_from_nearest_key(b, interval, r, rows);
     rows.least_distances[r] = interval.least_distance;
     rows.greatest_distances[r] = interval.greatest_distance;
     rows.sink_ends[r] = interval.sink_end;
     if (sums) rows.sums[r] = sums[p.key_length - p.query_length + i];
   }
+}
+
+void Tiles::measure_from_nearest_key(std::int64_t b, const VisibleInterval& interval,
+                                     std::int64_t r, TileRows& rows) const {
+  const std::int64_t distance = keys_of(b).one_sided_distance(rows.positions[r], interval);
+  rows.origins[r] = static_cast<std::int32_t>(rows.positions[r] - distance);
+  rows.shifts[r] =
+      static_cast<double>(distance) * (distance > 0 ? -rows.left_slopes[r] : rows.right_slopes[r]);
 }
 
 TileBias Tiles::describe_bias(std::int64_t b, std::int64_t h, std::int64_t first,
@@ -83,6 +95,8 @@ TileBias Tiles::describe_bias(std::int64_t b, std::int64_t h, std::int64_t first
   TileBias tile_bias;
   tile_bias.kind =
       bias.kind == BiasKind::two_sided && !sees_ahead ? BiasKind::one_sided : bias.kind;
+  tile_bias.origins = rows.origins;
+  tile_bias.shifts = rows.shifts;
   tile_bias.left_slopes = rows.left_slopes;
   tile_bias.right_slopes = rows.right_slopes;
   tile_bias.table = bias.table ? bias.table + h * bias.table_head_stride : nullptr;
@@ -101,6 +115,27 @@ TileBias Tiles::describe_bias(std::int64_t b, std::int64_t h, std::int64_t first
 const double* Tiles::sums_of(std::int64_t b, std::int64_t h) const {
   const AttentionBias& bias = problem_.bias;
   return bias.sums ? bias.sums + b * bias.sums_batch_stride + h * bias.sums_head_stride : nullptr;
+}
+
+void Tiles::refuse_overflow(std::int64_t b, const AttentionTile& tile) const {
+  const auto finite = [&](const void* rows, std::int64_t stride, std::int64_t count) {
+    return kernels_.rows_are_finite(rows, stride, count, tile.head_dim, tile.dtype);
+  };
+  if (finite(tile.output, tile.output_stride, tile.query_count) ||
+      !finite(tile.query, tile.query_stride, tile.query_count))
+    return;
+  const KeyList keys = keys_of(b).view();
+  for (std::int64_t c = 0; c < keys.count; ++c) {
+    const std::int64_t row = keys.indices ? keys.indices[c] : c;
+    const std::int64_t bytes = row * element_size(tile.dtype);
+    if (!finite(static_cast<const char*>(tile.key) + bytes * tile.key_stride, 0, 1) ||
+        !finite(static_cast<const char*>(tile.value) + bytes * tile.value_stride, 0, 1))
+      return;
+  }
+  throw std::domain_error(
+      "query, key, value, scale and bias must give scores and sums within float32's range "
+      "(3.4e38), "
+      "got finite inputs that exceed it");
 }
 
 void Tiles::count_blocks(std::int64_t head, const AttentionTile& tile, std::int64_t visited) const {

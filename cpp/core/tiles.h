@@ -16,6 +16,8 @@ struct TileRows {
   std::int32_t least_distances[most_queries_per_tile];
   std::int32_t greatest_distances[most_queries_per_tile];
   std::int32_t sink_ends[most_queries_per_tile];
+  std::int32_t origins[most_queries_per_tile];
+  double shifts[most_queries_per_tile];
   float left_slopes[most_queries_per_tile];
   float right_slopes[most_queries_per_tile];
   double sums[most_queries_per_tile];
@@ -33,12 +35,18 @@ class Tiles {
   const KernelTable& kernels() const { return kernels_; }
   const OwnedKeyList& keys_of(std::int64_t b) const { return lists_.of_row(b); }
 
+  // Throws std::domain_error if results are not finite although all inputs are.
+  void refuse_overflow(std::int64_t b, const AttentionTile& tile) const;
+
   // Adds to the statistics of a head, numbered as (batch, head).
   void count_blocks(std::int64_t head, const AttentionTile& tile, std::int64_t visited) const;
 
  private:
   void describe_queries(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                         TileRows& rows) const;
+  // Sets the origin of query r of a tile, and the shift that this means.
+  void measure_from_nearest_key(std::int64_t b, const VisibleInterval& interval, std::int64_t r,
+                                TileRows& rows) const;
   TileBias describe_bias(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                          const TileRows& rows) const;
   const double* sums_of(std::int64_t b, std::int64_t h) const;

@@ -32,7 +32,7 @@ void write_tile(const AttentionTile& tile, const Scratch& s, float* rows) {
   write_lanes(s.output, s.rescale, tile, rows, {tile.output, tile.output_stride, tile.dtype});
   if (tile.logsumexp != nullptr)
     for (int r = 0; r < tile.query_count; ++r)
-      tile.logsumexp[r] = logsumexp(s.maximum[r], s.sum[r]);
+      tile.logsumexp[r] = logsumexp(s.maximum[r], s.sum[r], tile.bias.shifts[r]);
 }
 
 // Turns the scores of a block into weights, a few keys at a time, and sums the weights.
@@ -137,7 +137,7 @@ class TileWalk {
         s_(s),
         rows_(rows),
         reach_(tile),
-        certificate_(tile, reach_, greatest_query_norm<Words>(tile, s), least_slopes(tile, s)) {
+        certificate_(tile, greatest_query_norm<Words>(tile, s), least_slopes(tile, s)) {
     middle_ = reach_.last_block_behind(tile);
   }
 
@@ -213,7 +213,7 @@ void walk(const AttentionTile* tiles, const Scratch* s, int count, BlockRows<Wor
     last = walks[t]->middle() > last ? walks[t]->middle() : last;
     first = walks[t]->middle() < first ? walks[t]->middle() : first;
   }
-  for (std::int64_t b = last; b >= 0; --b) {
+  for (std::int64_t b = last; b >= 0 && !must_stop(tiles[0], b); --b) {
     bool done = true;
     for (int t = 0; t < count; ++t) {
       walks[t]->step_back(b);
@@ -221,7 +221,7 @@ void walk(const AttentionTile* tiles, const Scratch* s, int count, BlockRows<Wor
     }
     if (done) break;
   }
-  for (std::int64_t b = first + 1; b < block_count(tiles[0].keys); ++b) {
+  for (std::int64_t b = first + 1; b < block_count(tiles[0].keys) && !must_stop(tiles[0], b); ++b) {
     bool done = true;
     for (int t = 0; t < count; ++t) {
       walks[t]->step_ahead(b);
@@ -268,7 +268,10 @@ std::int64_t attention_scratch_bytes(int head_dim) {
 
 void attention_tiles(const AttentionTile* tiles, int count, void* scratch, std::int64_t* visited) {
 #if defined(__AVX512BF16__)
-  if (tiles[0].dtype == DType::bfloat16 && tiles[0].head_dim % 2 == 0)
+  // Its products flush numbers below 2^-126 to 0, which a greater scale would make matter.
+  constexpr float greatest_scale = 1 << 20;
+  if (tiles[0].dtype == DType::bfloat16 && tiles[0].head_dim % 2 == 0 &&
+      __builtin_fabsf(tiles[0].scale) <= greatest_scale)
     return attend<Bfloat16Pairs>(tiles, count, scratch, visited);
 #endif
   attend<Float32Words>(tiles, count, scratch, visited);

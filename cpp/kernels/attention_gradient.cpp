@@ -70,7 +70,9 @@ void load_gradient(const GradientTile& gradient, const GradientScratch& s) {
   for (int r = 0; r < queries_per_tile; ++r) {
     const bool real = r < tile.query_count && tile.logsumexp[r] > -infinity;
     // With a log sum of infinity, all weights of a lane without a query or a visible key are 0.
-    s.tile.log_sum[r] = real ? tile.logsumexp[r] * log2_e : infinity;
+    s.tile.log_sum[r] =
+        real ? static_cast<float>((tile.logsumexp[r] - tile.bias.shifts[r]) * log2_e_double)
+             : infinity;
     s.tile.rescale[r] = 1.0f;
     s.correction[r] = 0.0f;
     if (!real) continue;
@@ -128,7 +130,7 @@ class GradientWalk {
         s_(s),
         rows_(tile_, s.rows),
         reach_(tile_),
-        certificate_(tile_, reach_, greatest_query_norm<Float32Words>(tile_, s.tile),
+        certificate_(tile_, greatest_query_norm<Float32Words>(tile_, s.tile),
                      least_slopes(tile_, s.tile)) {
     // The forward pass gave the sum, so the certificate holds from the first block on.
     double least = infinity;
@@ -141,12 +143,14 @@ class GradientWalk {
     const std::int64_t middle = reach_.last_block_behind(tile_);
     for (std::int64_t b = smaller_of(middle, gradient_.end_block - 1); b >= gradient_.first_block;
          --b) {
-      if (reach_.ends_before(tile_, b) || certificate_.drops_back_from(b)) break;
+      if (must_stop(tile_, b) || reach_.ends_before(tile_, b) || certificate_.drops_back_from(b))
+        break;
       visit(b);
     }
     for (std::int64_t b = middle + 1 < gradient_.first_block ? gradient_.first_block : middle + 1;
          b < gradient_.end_block; ++b) {
-      if (reach_.ends_behind(tile_, b) || certificate_.drops_ahead_from(b)) break;
+      if (must_stop(tile_, b) || reach_.ends_behind(tile_, b) || certificate_.drops_ahead_from(b))
+        break;
       visit(b);
     }
     write();

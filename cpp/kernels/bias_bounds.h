@@ -25,8 +25,13 @@ struct LeastSlopes {
 //   ahead_from(b)  log2 sum_j 2^bias_ij over the keys of block b and the blocks after it
 class BiasBounds {
  public:
-  BiasBounds(const AttentionTile& tile, const TileReach& reach, const LeastSlopes& slopes)
-      : tile_(tile), reach_(reach), left_(slopes.left), right_(slopes.right) {
+  BiasBounds(const AttentionTile& tile, const LeastSlopes& slopes)
+      : tile_(tile), left_(slopes.left), right_(slopes.right) {
+    least_origin_ = greatest_origin_ = tile.bias.origins[0];
+    for (int i = 1; i < tile.query_count; ++i) {
+      least_origin_ = smaller(least_origin_, tile.bias.origins[i]);
+      greatest_origin_ = larger(greatest_origin_, tile.bias.origins[i]);
+    }
     for (int i = 0; i < tile.query_count && tile.bias.kind == BiasKind::sums; ++i)
       greatest_query_sum_ = larger(greatest_query_sum_, tile.bias.query_sums[i] * log2_e_double);
   }
@@ -92,16 +97,16 @@ class BiasBounds {
   };
 
   double nearest_behind(std::int64_t b) const {
-    return static_cast<double>(reach_.least_query) - block_of(tile_.keys, b).greatest_position;
+    return least_origin_ - block_of(tile_.keys, b).greatest_position;
   }
   double farthest_behind(std::int64_t b) const {
-    return static_cast<double>(reach_.greatest_query) - block_of(tile_.keys, b).least_position;
+    return greatest_origin_ - block_of(tile_.keys, b).least_position;
   }
   double nearest_ahead(std::int64_t b) const {
-    return block_of(tile_.keys, b).least_position - static_cast<double>(reach_.greatest_query);
+    return block_of(tile_.keys, b).least_position - greatest_origin_;
   }
   double farthest_ahead(std::int64_t b) const {
-    return block_of(tile_.keys, b).greatest_position - static_cast<double>(reach_.least_query);
+    return block_of(tile_.keys, b).greatest_position - least_origin_;
   }
 
   // Bounds for the distances from `nearest` to `farthest`. Outside the table the bias is 0, and
@@ -120,8 +125,8 @@ class BiasBounds {
   }
 
   const AttentionTile& tile_;
-  const TileReach& reach_;
   const Side left_, right_;
+  double least_origin_, greatest_origin_;
   double greatest_query_sum_ = -__builtin_inf();
 };
 

@@ -1,6 +1,6 @@
 // Biases as functors, log2 domain. at() adds the bias to the products of one key with a vector of
-// queries at the given distances. A linear bias depends on the distance alone and is never
-// -infinity.
+// queries; it is given the distances from the origins of their biases. A linear bias depends on the
+// distance alone and is never -infinity.
 #pragma once
 
 #include "kernels/key_list.h"
@@ -34,10 +34,12 @@ struct TwoSidedBias {
   const float* slopes;
 };
 
-// The other biases gather one value for each lane. A value of -infinity hides the key, even where
-// the product is NaN or infinite.
+// The other biases gather one value for each lane, in nats. A value of -infinity hides the key,
+// even where the product is NaN or infinite. A finite one hides none, even if it is beyond
+// float32's range in units of log 2, as the usual mask constant of frameworks is.
 inline f32v unless_hidden(f32v product, f32v value) {
-  return value == -infinity ? value : product + value;
+  constexpr float least = -3.4028234663852886e38f;
+  return value == -infinity ? value : product + max(value * log2_e, broadcast(least));
 }
 
 struct TableBias {
@@ -47,7 +49,7 @@ struct TableBias {
     f32v value = {};
     for (int lane = 0; lane < lanes; ++lane) {
       const std::int64_t index = distance[lane] - bias.table_begin;
-      if (index >= 0 && index < bias.table_size) value[lane] = bias.table[index] * log2_e;
+      if (index >= 0 && index < bias.table_size) value[lane] = bias.table[index];
     }
     return unless_hidden(product, value);
   }
@@ -62,8 +64,7 @@ struct SumsBias {
     f32v value = {};
     for (int lane = 0; lane < lanes; ++lane) {
       const int i = v * lanes + lane;
-      if (i < tile.query_count)
-        value[lane] = static_cast<float>(tile.bias.query_sums[i] - behind) * log2_e;
+      if (i < tile.query_count) value[lane] = static_cast<float>(tile.bias.query_sums[i] - behind);
     }
     return unless_hidden(product, value);
   }
@@ -78,7 +79,7 @@ struct DenseBias {
     f32v value = {};
     for (int lane = 0; lane < lanes; ++lane) {
       const int i = v * lanes + lane;
-      if (i < tile.query_count) value[lane] = column[i * tile.bias.dense_query_stride] * log2_e;
+      if (i < tile.query_count) value[lane] = column[i * tile.bias.dense_query_stride];
     }
     return unless_hidden(product, value);
   }

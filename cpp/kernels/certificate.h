@@ -11,11 +11,10 @@ namespace NTK_ALIBI_ISA {
 class Certificate {
  public:
   // query_norm: the greatest norm of the tile's queries, times the scale.
-  Certificate(const AttentionTile& tile, const TileReach& reach, double query_norm,
-              const LeastSlopes& slopes)
-      : tile_(tile), bias_(tile, reach, slopes) {
-    possible_ =
-        tile.skipping.norms != nullptr && tile.skipping.max_dropped_share > 0.0 && bias_.exist();
+  Certificate(const AttentionTile& tile, double query_norm, const LeastSlopes& slopes)
+      : tile_(tile), bias_(tile, slopes) {
+    possible_ = tile.skipping.norms != nullptr && tile.skipping.max_dropped_share > 0.0 &&
+                tile.keys.count > 0 && bias_.exist();
     score_per_norm_ = query_norm * rounding_slack;
     allowed_share_ = tile.skipping.max_dropped_share / ways_to_drop;
     allowed_ = __builtin_log2(allowed_share_);

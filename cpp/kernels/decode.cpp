@@ -48,7 +48,7 @@ class Decoder {
 
   void run(DecodePart* part) {
     const TileReach reach(tile_);
-    Certificate certificate(tile_, reach, query_norm(), slopes());
+    Certificate certificate(tile_, query_norm(), slopes());
     part->maximum = -infinity;
     part->sum = 0.0f;
     part->visited = 0;
@@ -81,7 +81,7 @@ class Decoder {
   double query_norm() const {
     double square = 0.0;
     for (int d = 0; d < tile_.head_dim; ++d) square += static_cast<double>(query_[d]) * query_[d];
-    return __builtin_sqrt(square);
+    return __builtin_sqrt(square) + underflowed_norm;
   }
 
   LeastSlopes slopes() const {
@@ -174,7 +174,8 @@ class Decoder {
     if (tile_.bias.kind != BiasKind::none) {
       const f32v left_slope = broadcast(-tile_.bias.left_slopes[0] * log2_e);
       const f32v right_slope = broadcast(tile_.bias.right_slopes[0] * log2_e);
-      score += to_float(distance) * (distance > 0 ? left_slope : right_slope);
+      const i32v from_origin = broadcast(tile_.bias.origins[0]) - position;
+      score += to_float(from_origin) * (from_origin > 0 ? left_slope : right_slope);
     }
     return visible ? score : broadcast(-infinity);
   }
@@ -243,7 +244,7 @@ void merge_parts(const AttentionTile& tile, const DecodePart* parts, std::int64_
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
   for (int d = 0; d < tile.head_dim; ++d) output[d] *= inverse;
   write_row(output, tile.head_dim, tile.dtype, static_cast<char*>(tile.output));
-  if (tile.logsumexp != nullptr) *tile.logsumexp = logsumexp(maximum, sum);
+  if (tile.logsumexp != nullptr) *tile.logsumexp = logsumexp(maximum, sum, tile.bias.shifts[0]);
 }
 
 }  // namespace NTK_ALIBI_ISA

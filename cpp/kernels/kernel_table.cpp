@@ -16,7 +16,8 @@ extern const KernelTable kernel_table = {scaled_positions,     linear_bias_row,
                                          gradient_tile,        write_scaled_row,
                                          decode_scratch_bytes, decode_part,
                                          merge_parts,          visible_blocks,
-                                         greatest_norm,        stream_fence};
+                                         rows_are_finite,      greatest_norm,
+                                         stream_fence};
 
 }  // namespace NTK_ALIBI_ISA
 }  // namespace ntk_alibi

@@ -9,6 +9,13 @@ namespace ntk_alibi {
 
 enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };
 
+// Kernels with many blocks of keys call requested(context) now and then. If it returns true they
+// return early, and their results are not used.
+struct StopCheck {
+  bool (*requested)(void* context);
+  void* context;
+};
+
 // One row of a linear bias over distance. With d = query_position - k:
 //   out[k] = -left_slope * d  for d > 0,   0 for d = 0,   right_slope * d  for d < 0.
 // An infinite slope masks its side: the values there are -inf.
@@ -30,11 +37,11 @@ constexpr int most_queries_per_tile = 32;
 // Up to this many tiles of one head read the keys together.
 constexpr int tiles_per_group = 4;
 
-// The term added to a score, in nats. d = query_position - key_position.
+// The term added to a score, in nats. d = query_position - key_position, t = origin - key_position.
 enum class BiasKind : int {
   none,
-  one_sided,  // -left_slope d; only distances >= 0 are visible
-  two_sided,  // -left_slope d for d > 0, right_slope d for d < 0
+  one_sided,  // -left_slope t; only distances >= 0 are visible
+  two_sided,  // -left_slope t for t > 0, right_slope t for t < 0
   table,      // table[d - table_begin], 0 outside
   sums,       // query_sums[i] - key_sums[j], differences taken in float64
   dense       // dense[i * dense_query_stride + j * dense_key_stride]
@@ -43,6 +50,11 @@ enum class BiasKind : int {
 // The bias of one tile. Slopes are finite: the core turns infinite ones into a mask.
 struct TileBias {
   BiasKind kind;
+  // For each query the position from which a linear bias is measured, and what this adds to all its
+  // scores. It is the position of the query, or that of the nearest visible key if all are far on
+  // one side: the product of slope and distance is rounded.
+  const std::int32_t* origins;
+  const double* shifts;
   const float* left_slopes;  // one for each query
   const float* right_slopes;
   const float* table;
@@ -112,7 +124,7 @@ struct AttentionTile {
   const void* key;
   const void* value;
   void* output;
-  float* logsumexp;  // one for each query, or null
+  double* logsumexp;  // one for each query, or null
   std::int64_t query_stride;
   std::int64_t key_stride;
   std::int64_t value_stride;
@@ -125,6 +137,7 @@ struct AttentionTile {
   TileMask mask;
   TileBias bias;
   Skipping skipping;
+  StopCheck stop;
 };
 
 // Rows of gradients are padded to a multiple of this many channels, which suits every ISA.
@@ -204,6 +217,9 @@ struct KernelTable {
                       void* scratch);
   // The number of blocks that the tile would read without skipping.
   std::int64_t (*visible_blocks)(const AttentionTile& tile);
+  // True if no number of the rows is infinite or NaN.
+  bool (*rows_are_finite)(const void* rows, std::int64_t stride, std::int64_t count, int head_dim,
+                          DType dtype);
   // The greatest norm of the keys of block b; infinity if a norm overflows or is NaN.
   float (*greatest_norm)(const KeyList& keys, std::int64_t b, const void* key,
                          std::int64_t key_stride, int head_dim, DType dtype);

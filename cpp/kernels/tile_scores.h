@@ -17,11 +17,18 @@ inline void load_tile_rows(const AttentionTile& tile, const Scratch& s) {
     s.ints[queries_per_tile + r] = tile.mask.least_distances[i];
     s.ints[2 * queries_per_tile + r] = tile.mask.greatest_distances[i];
     s.ints[3 * queries_per_tile + r] = tile.mask.sink_ends[i];
+    s.ints[4 * queries_per_tile + r] = tile.bias.origins[i];
     if (tile.bias.kind == BiasKind::one_sided || tile.bias.kind == BiasKind::two_sided) {
       lane_row(s.slopes, 0)[r] = tile.bias.left_slopes[i] * log2_e;
       lane_row(s.slopes, 1)[r] = tile.bias.right_slopes[i] * log2_e;
     }
   }
+}
+
+// True if the walk over blocks of keys that is at block b must end. Not every block asks.
+inline bool must_stop(const AttentionTile& tile, std::int64_t b) {
+  constexpr std::int64_t blocks_between_checks = 16;
+  return b % blocks_between_checks == 0 && tile.stop.requested(tile.stop.context);
 }
 
 // A block with scores that are not yet exponentiated.
@@ -31,6 +38,11 @@ struct ScoredBlock {
   int count = 0;
   bool masked = false;  // a distance or a bias of -infinity may hide keys
 };
+
+// The distances of a key from the origins of the queries' biases.
+NTK_ALIBI_INLINE i32v from_origin(const Scratch& s, int v, std::int32_t key_position) {
+  return load<i32v>(s.ints + 4 * queries_per_tile + v * lanes) - broadcast(key_position);
+}
 
 // Turns the stored products of rows_per_step keys into biased and masked scores, and raises
 // `greatest` to them.
@@ -49,7 +61,8 @@ void mask_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
       const i32v sunk = load<i32v>(s.ints + 3 * queries_per_tile + v * lanes) > key_position;
       const i32v visible =
           (distance >= least) & ((distance <= most) | sunk) & broadcast(real ? -1 : 0);
-      const f32v score = bias.at(vector_of(block.scores, u, v), key, v, distance);
+      const f32v score =
+          bias.at(vector_of(block.scores, u, v), key, v, from_origin(s, v, key_position));
       store_vector(block.scores, u, v, visible ? score : broadcast(-infinity));
       greatest[v] = max(greatest[v], vector_of(block.scores, u, v));
     }
@@ -78,16 +91,16 @@ NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, 
     const std::int32_t key_position = position_of(tile.keys, key);
     NTK_ALIBI_UNROLL
     for (int v = 0; v < vectors_per_tile; ++v) {
-      const i32v distance = load<i32v>(s.ints + v * lanes) - broadcast(key_position);
-      const f32v score = Bias::is_linear ? bias.at(dot[u][v], key, v, distance) : dot[u][v];
+      const f32v score =
+          Bias::is_linear ? bias.at(dot[u][v], key, v, from_origin(s, v, key_position)) : dot[u][v];
       store_vector(block.scores, c + u, v, score);
       greatest[v] = max(greatest[v], score);
     }
   }
 }
 
-// The greatest norm of the tile's queries, times the scale; 0 without skipping, which does not use
-// it.
+// A bound of the norms of the tile's queries, times the scale; 0 without skipping, which does not
+// use it.
 template <class Words>
 double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
   if (tile.skipping.norms == nullptr) return 0.0;
@@ -100,7 +113,7 @@ double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
       greatest = square[lane] == square[lane] ? larger(greatest, square[lane]) : infinity;
   }
   const double scale = Words::queries_have_scale ? 1.0 : __builtin_fabs(tile.scale * log2_e);
-  return __builtin_sqrt(greatest) * scale;
+  return (__builtin_sqrt(greatest) + underflowed_norm) * scale;
 }
 
 inline LeastSlopes least_slopes(const AttentionTile& tile, const Scratch& s) {

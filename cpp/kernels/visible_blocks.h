@@ -49,8 +49,10 @@ struct TileReach {
   bool ends_behind(const AttentionTile& tile, std::int64_t b) const {
     return tile.keys.positions_rise && block_of(tile.keys, b).least_position > last_seen_by_any;
   }
-  // The last block that is not entirely ahead of the tile, or the first one if all are.
+  // The last block that is not entirely ahead of the tile, or the first one if all are; -1 if there
+  // is no block.
   std::int64_t last_block_behind(const AttentionTile& tile) const {
+    if (tile.keys.count == 0) return -1;
     std::int64_t b = block_count(tile.keys) - 1;
     if (tile.keys.positions == nullptr && greatest_query / keys_per_block < b)
       b = greatest_query < 0 ? 0 : greatest_query / keys_per_block;

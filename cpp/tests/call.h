@@ -12,7 +12,8 @@
 // padding.
 struct Call {
   static constexpr std::int64_t heads = 3, dim = 20;
-  std::vector<float> numbers, output, logsumexp;
+  std::vector<float> numbers, output;
+  std::vector<double> logsumexp;
   std::vector<std::uint8_t> mask;
   std::vector<std::int64_t> counts;
   ntk_alibi::AttentionProblem problem{};

@@ -15,7 +15,7 @@ void test_parallel_for_covers_everything_once() {
     for (std::int64_t count : {0, 1, 2, 7, 1000}) {
       for (std::int64_t grain : {1, 3, 5000}) {
         std::vector<int> visits(count);
-        parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
+        parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end, Cancellation&) {
           for (std::int64_t i = begin; i < end; ++i) ++visits[i];
         });
         bool once = true;

@@ -27,9 +27,9 @@ else:
     DTypeLike = Any
 
 
-def as_floats(array: Any) -> NDArray[np.float32]:
-    """Return numbers as contiguous float32, copied only if necessary."""
-    return np.require(to_numpy(array), np.float32, ["C", "ALIGNED"])
+def as_floats(array: Any, dtype: Any = np.float32) -> NDArray[Any]:
+    """Return numbers as contiguous floats, copied only if necessary."""
+    return np.require(to_numpy(array), dtype, ["C", "ALIGNED"])
 
 
 def readable(array: Any) -> NDArray[Any]:
@@ -122,11 +122,6 @@ def has_values(*arrays: Any) -> bool:
         return all(x is None for x in arrays)
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return not any(is_tensor(x) and (x.is_meta or wrapped(x)) for x in arrays)
-
-
-def is_recording() -> bool:
-    """Return whether torch records operations on tensors that require grad."""
-    return bool(sys.modules["torch"].is_grad_enabled())
 
 
 def in_memory(example: Any) -> bool:
@@ -236,6 +231,16 @@ def empty(shape: tuple[int, ...], dtype: str, *, torch: bool) -> Array:
     return np.empty(shape, numpy_dtype(dtype))
 
 
+def on_memory(memory: NDArray[Any], dtype: str, *, torch: bool) -> Array:
+    """Return filled memory of a dtype as an array or a tensor, which a trace keeps as it is then."""
+    if not torch:
+        return memory.view(numpy_dtype(dtype))
+    tensor = sys.modules["torch"].from_numpy(memory)
+    return cast(
+        Array, tensor.view(sys.modules["torch"].bfloat16) if dtype == "bfloat16" else tensor
+    )
+
+
 def empty_like(example: Any) -> Array:
     """Return an uninitialised array of an example's framework, shape and dtype."""
     if isinstance(example, np.ndarray):
@@ -331,6 +336,19 @@ def to_float64(array: Any, out: Any) -> Array:
 def to_dtype_of(array: Any, example: Any) -> Any:
     """Return the array in the dtype of an example of its framework; differentiable."""
     return to_dtype(array, example.dtype)
+
+
+def logsumexp_of(query: Any, logsumexp: Any) -> Any:
+    """Return a float64 logsumexp as users get it: float32, unless query is a float64 tensor.
+
+    Finite values stay finite, since -infinity means that no key is visible.
+    """
+    if wide_dtype(query) == "float64":
+        return logsumexp
+    xp = namespace(logsumexp)
+    limit = float(np.finfo(np.float32).max)
+    bounded = xp.where(xp.isneginf(logsumexp), logsumexp, xp.clip(logsumexp, -limit, limit))
+    return to_dtype(bounded, xp.float32)
 
 
 def promote_to_float32(array: Any) -> Any:

@@ -21,6 +21,9 @@ from ntk_alibi._arrays import DTypeLike
 #: Lengths and positions are 32-bit in the kernels.
 MAX_LENGTH = 2**31 - 1
 
+#: The least and the greatest normal number.
+FLOAT32_MIN, FLOAT32_MAX = (float(x) for x in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
+
 
 def integer(name: str, value: Any, *, minimum: int, maximum: int = MAX_LENGTH) -> int:
     """Return an argument as an int in [minimum, maximum]."""
@@ -51,7 +54,28 @@ def finite(name: str, value: Any, *, minimum: float = -math.inf, inclusive: bool
 
 def scale(value: Any, head_dim: int) -> float:
     """Return the factor of dot products, by default 1 / sqrt(head_dim)."""
-    return finite("scale", 1.0 / math.sqrt(head_dim) if value is None else value)
+    number = finite("scale", 1.0 / math.sqrt(head_dim) if value is None else value)
+    if number != 0.0 and not FLOAT32_MIN <= abs(number) <= FLOAT32_MAX:
+        raise ValueError(
+            f"scale must be 0 or within float32's range ({FLOAT32_MIN:g} to {FLOAT32_MAX:g}), "
+            f"got {value!r}"
+        )
+    return number
+
+
+def as_float32(name: str, numbers: Any) -> NDArray[np.float32]:
+    """Return numbers as float32; refuse finite ones beyond its range."""
+    wide = np.asarray(numbers)
+    if wide.dtype == np.float32:
+        return wide
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    beyond = np.isinf(narrow) & np.isfinite(wide)
+    if beyond.any():
+        raise ValueError(
+            f"{name} must be within float32's range ({FLOAT32_MAX:g}), got {wide[beyond].flat[0]:g}"
+        )
+    return narrow
 
 
 def share(name: str, value: Any) -> float:
@@ -254,8 +278,13 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
 
 
 def constant(name: str, value: Any) -> NDArray[Any]:
-    """Return an array or a tensor as NumPy; refuse a tensor whose gradient is recorded."""
-    if _arrays.is_tensor(value) and value.requires_grad and _arrays.is_recording():
+    """Return an array or a tensor as NumPy; refuse a tensor that torch records or traces."""
+    if _arrays.is_tensor(value) and _torch_state.is_tracing():
+        raise ValueError(
+            f"{name} must not be a tensor where torch traces: its numbers are read once, and would "
+            "be wrong at later calls"
+        )
+    if _arrays.is_tensor(value) and value.requires_grad and _torch_state.is_recording():
         raise ValueError(
             f"{name} must not require grad here, where the result is a constant: pass "
             f"{name}.detach()"

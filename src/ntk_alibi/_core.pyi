@@ -74,7 +74,7 @@ def attention(
     rule: CallRule,
     tokens: Tokens | None,
     output: NDArray[Any],
-    logsumexp: NDArray[np.float32] | None = None,
+    logsumexp: NDArray[np.float64] | None = None,
     block_counts: NDArray[np.int64] | None = None,
     key_norms: NDArray[np.float32] | None = None,
 ) -> None: ...
@@ -86,7 +86,7 @@ def attention_gradients(
     rule: CallRule,
     tokens: Tokens | None,
     output: NDArray[Any],
-    logsumexp: NDArray[np.float32],
+    logsumexp: NDArray[np.float64],
     output_gradient: NDArray[Any],
     logsumexp_gradient: NDArray[np.float32] | None,
     query_gradient: NDArray[Any],

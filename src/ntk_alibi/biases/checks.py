@@ -25,8 +25,7 @@ def scaling(value: Any) -> Any:
 
 def lengths(value: Any, *, ndim: tuple[int, ...] = (1,)) -> NDArray[np.int64]:
     """Return numbers of tokens as int64: integers in [0, 2^31), with a rank that ndim allows."""
-    _checks.plain("lengths", value)
-    array = _arrays.to_numpy(value)
+    array = _checks.constant("lengths", value)
     if array.size == 0:
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu":
@@ -180,10 +179,24 @@ def result_dtype(dtype: Any, out: Any) -> str:
     return _checks.floating_dtype(dtype, _arrays.CORE_DTYPES)
 
 
+#: Prefix sums of log gates are float64; up to this size their differences are exact to 2e-7.
+MAX_GATE_SUM = 1e9
+
+
 def finite_gates(gates: Any) -> None:
-    """Check that all log gates of real keys are finite."""
-    if has_numbers(gates) and not np.isfinite(_arrays.to_numpy(gates)).all():
+    """Check that all log gates of real keys are finite, and that their sums are exact enough."""
+    if not has_numbers(gates):
+        return
+    numbers = _arrays.to_numpy(gates)
+    if not np.isfinite(numbers).all():
         raise ValueError("log_gates must be finite where keys are real, got NaN or -infinity")
+    with np.errstate(over="ignore"):
+        least = numbers.sum(axis=-1).min(initial=0.0)
+    if least < -MAX_GATE_SUM:
+        raise ValueError(
+            f"log_gates must sum to at least {-MAX_GATE_SUM:g} for each head, so that float64 "
+            f"holds their differences, got {least:g}"
+        )
 
 
 def distance_table(table: Any, begin: Any) -> tuple[Any, int]:

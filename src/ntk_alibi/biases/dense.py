@@ -91,7 +91,7 @@ def dense_bias(
     numbers, hidden = bias.values(*positions)
     if problem.mask.causal:
         hidden = hidden | ~problem.mask.visible(*positions)[:, None]
-    values = np.where(hidden, -np.inf, numbers).astype(np.float32)
+    values = _checks.as_float32("bias", np.where(hidden, -np.inf, numbers))
     values = np.broadcast_to(values, (len(values), *problem.shape[1:]))
     if out is not None:
         _checks.out(out, values.shape, dtype, torch=torch)
@@ -126,8 +126,9 @@ def _filled(
     if out is not None:
         _checks.out(out, shape, dtype, torch=torch)
     core_dtype = "float32" if dtype == "float64" else dtype
-    result = (
-        _arrays.empty(shape, core_dtype, torch=torch) if out is None or dtype == "float64" else out
-    )
-    write(_arrays.storage(result), _arrays.CORE_DTYPES[core_dtype])
+    new = out is None or dtype == "float64"
+    bits = "int16" if core_dtype == "bfloat16" else core_dtype
+    memory = np.empty(shape, bits) if new else _arrays.storage(out)
+    write(memory, _arrays.CORE_DTYPES[core_dtype])
+    result: Any = _arrays.on_memory(memory, core_dtype, torch=torch) if new else out
     return result if dtype == core_dtype else _arrays.to_float64(result, out)

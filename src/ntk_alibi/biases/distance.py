@@ -59,7 +59,7 @@ class DistanceBias(BiasObject):
         small = (end - begin + 1) * self.num_heads <= KEPT
         if small and self._kept and not any(map(_arrays.is_tensor, self.parameters)):
             return _kept_table(self, begin, end)[:, first - begin : last - begin + 1]
-        return np.asarray(_arrays.to_numpy(self.over(first, last)), np.float32)
+        return _checks.as_float32("bias", _arrays.to_numpy(self.over(first, last)))
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the table over the distances of a problem."""
@@ -91,7 +91,7 @@ def _power(number: int) -> int:
 
 @functools.lru_cache(maxsize=16)
 def _kept_table(bias: DistanceBias, first: int, last: int) -> NDArray[np.float32]:
-    table: NDArray[np.float32] = bias.over(first, last).astype(np.float32)
+    table = _checks.as_float32("bias", bias.over(first, last))
     table.flags.writeable = False
     return table
 

@@ -193,7 +193,7 @@ class KernelBias(NamedTuple):
             sums = _arrays.readable(self.sums)
             return _core.sums_bias(np.broadcast_to(sums, (shape[0], *sums.shape[1:])))
         if self.dense is not None:
-            dense = np.require(self.dense, np.float32, ["ALIGNED"])
+            dense = np.require(_checks.as_float32("bias", self.dense), np.float32, ["ALIGNED"])
             return _core.dense_bias(np.broadcast_to(dense, shape))
         return _NONE
 
@@ -238,13 +238,20 @@ def parameter(
         ValueError: x requires grad, but would become a constant.
     """
     if _arrays.is_tensor(like):
-        return _arrays.as_tensor(x, like, "float64" if widest else _arrays.wide_dtype(like))
-    return np.asarray(_checks.constant(name, x), np.float64 if widest else np.float32)
+        dtype = "float64" if widest else _arrays.wide_dtype(like)
+        array = x if _arrays.is_tensor(x) else np.asarray(x, np.float64)
+        if dtype == "float32" and _arrays.has_values(array):
+            _checks.as_float32(name, _arrays.to_numpy(array))
+        return _arrays.as_tensor(array, like, dtype)
+    constant = _checks.constant(name, x)
+    return np.asarray(constant, np.float64) if widest else _checks.as_float32(name, constant)
 
 
 def _constant(x: Any, dtype: str | None) -> Any:
-    array = _checks.constant("the bias", x)
-    return array if dtype is None or array.dtype == dtype else np.asarray(array, dtype)
+    array = _checks.constant("bias", x)
+    if dtype is None or array.dtype == dtype:
+        return array
+    return _checks.as_float32("bias", array) if dtype == "float32" else np.asarray(array, dtype)
 
 
 _NONE = _core.no_bias()

@@ -38,7 +38,7 @@ def both_sides(slopes: Any) -> tuple[Any, Any]:
 
 def float_with_axes(slopes: NDArray[Any]) -> NDArray[np.float32]:
     """Return slopes as float32 (1 or batch, heads, 1 or queries)."""
-    axes: NDArray[np.float32] = with_axes(np.asarray(slopes, np.float32))
+    axes: NDArray[np.float32] = with_axes(_checks.as_float32("slopes", slopes))
     return axes
 
 

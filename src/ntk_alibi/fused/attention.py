@@ -36,6 +36,7 @@ def attention(
     dropout: float = 0.0,
     return_logsumexp: bool = False,
     return_stats: bool = False,
+    **others: Any,
 ) -> Any:
     """Compute attention with a bias over distance, tile by tile in float32.
 
@@ -92,6 +93,7 @@ def attention(
         return_logsumexp: whether to return the logsumexp, too: float32 (B, H, Q), natural, of the
             scores as above. `merge` takes both.
         return_stats: whether to return `Stats`, too.
+        others: must be empty: the error for names of torch's arguments says what to pass here.
 
     Returns:
         The output, or a tuple of output, logsumexp and stats as far as they are asked for. The
@@ -116,6 +118,8 @@ def attention(
 
     Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
     """
+    if others:
+        checks.other_arguments(others)
     _checks.whole_sequences()
     if dropout != 0.0:
         checks.no_dropout(dropout)
@@ -134,7 +138,7 @@ def attention(
         _checks.attention_inputs(*tensors)
         mask = causal, window, causal_block, sink
         output, logsumexp = attend(*tensors, bias, options, scale, skip_tolerance, *mask)
-        return (output, logsumexp) if return_logsumexp else output
+        return (output, _arrays.logsumexp_of(query, logsumexp)) if return_logsumexp else output
     if not _arrays.alike(query, key, value):
         _checks.attention_inputs(query, key, value)
     form = call_form(query, key, value, scale, skip_tolerance, causal, window, causal_block, sink)
@@ -142,6 +146,11 @@ def attention(
     output, logsumexp, stats = forward(
         call, key_norms=key_norms, log=return_logsumexp, stats=return_stats
     )
-    if not (return_logsumexp or return_stats):
-        return output
-    return (output, *([logsumexp] if return_logsumexp else []), *([stats] if return_stats else []))
+    if return_logsumexp:
+        logsumexp = _arrays.logsumexp_of(query, logsumexp)
+    results = (
+        output,
+        *([logsumexp] if return_logsumexp else []),
+        *([stats] if return_stats else []),
+    )
+    return results if len(results) > 1 else output

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 from ntk_alibi import _arrays, _checks
+
+#: Arguments of torch's scaled_dot_product_attention, and what to do in place of them.
+OF_TORCH = {
+    "attn_mask": "pass numbers to add as bias, and padding as key_padding_mask",
+    "dropout_p": "leave it out, since the fused kernel has no dropout",
+    "enable_gqa": "leave it out, since key and value may always have fewer heads",
+    "is_causal": "pass causal, which is True by default",
+}
+
+
+def other_arguments(names: Collection[str]) -> NoReturn:
+    """Refuse arguments that `attention` does not have, and say what to do in place of torch's."""
+    name = min(names, key=lambda name: name not in OF_TORCH)
+    instead = f": {OF_TORCH[name]}" if name in OF_TORCH else ""
+    raise TypeError(f"attention() got an unexpected keyword argument {name!r}{instead}")
 
 
 def input_dtype(dtype: Any, dtypes: tuple[str, ...]) -> None:

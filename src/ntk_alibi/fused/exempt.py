@@ -74,10 +74,10 @@ def first_gradient(
     call: AttentionCall,
     output_gradient: Any,
     output: Any,
-    logsumexp: NDArray[np.float32],
+    logsumexp: NDArray[np.float64],
     logsumexp_gradient: NDArray[np.float32] | None,
     subset_output: Any,
-    subset_logsumexp: NDArray[np.float32],
+    subset_logsumexp: NDArray[np.float64],
 ) -> NDArray[np.float32]:
     """Return the gradient of the constant `first`, (batch, heads, queries).
 
@@ -88,7 +88,7 @@ def first_gradient(
         np.asarray(_arrays.to_numpy(x), np.float64)
         for x in (output_gradient, output, subset_output)
     )
-    log = logsumexp.astype(np.float64)
+    log = logsumexp
     seen = ~np.isneginf(log)
     dl = 0.0 if logsumexp_gradient is None else logsumexp_gradient
     share = np.exp(subset_logsumexp - np.where(seen, log, 0.0))

@@ -42,7 +42,7 @@ class Stats:
 def forward(
     call: AttentionCall, *, key_norms: KeyNorms | None = None, log: bool = True, stats: bool = False
 ) -> tuple[Any, Any, Stats | None]:
-    """Return output, logsumexp (None without log) and stats (None without stats) of a call."""
+    """Return output, logsumexp (float64; None without log) and stats (or None) of a call."""
     if call.rotates:
         return _rotated(call, key_norms, log, stats)
     subsets = key_subsets(call)

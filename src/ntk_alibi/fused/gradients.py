@@ -118,7 +118,7 @@ def gradients_of(
         return _rotated_gradients(call, results, bias_gradient)
     log_gradient = results.logsumexp_gradient
     results = results._replace(
-        logsumexp=_arrays.as_floats(results.logsumexp),
+        logsumexp=_arrays.as_floats(results.logsumexp, np.float64),
         logsumexp_gradient=None if log_gradient is None else _arrays.as_floats(log_gradient),
     )
     key_gradient, of_key = _arrays.empty_pair(call.key)

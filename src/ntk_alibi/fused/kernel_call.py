@@ -30,11 +30,14 @@ def attend(
     counts: NDArray[np.int64] | None = None,
     norms: NDArray[np.float32] | None = None,
     log: bool = True,
-) -> tuple[Array, NDArray[np.float32] | None]:
-    """Return output and logsumexp (None without log) over a subset of the keys."""
+) -> tuple[Array, NDArray[np.float64] | None]:
+    """Return output and logsumexp (None without log) over a subset of the keys.
+
+    The logsumexp is float64: the backward pass computes weights from it, which float32 would round.
+    """
     storage = _arrays.storage
     output, written = _arrays.empty_pair(call.query)
-    logsumexp = np.empty(call.query.shape[:3], np.float32) if log else None
+    logsumexp = np.empty(call.query.shape[:3], np.float64) if log else None
     _core.attention(
         storage(call.query),
         storage(call.key),

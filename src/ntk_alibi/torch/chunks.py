@@ -7,6 +7,7 @@ import math
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
 
 #: Number of queries whose scores exist at one time.
@@ -16,7 +17,8 @@ QUERY_CHUNK = 256
 def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and logsumexp on any device, in float64 too; no block is skipped.
 
-    Scores of QUERY_CHUNK queries exist at one time, in the backward pass too.
+    Scores of QUERY_CHUNK queries exist at one time, in the backward pass too. Keys and values that
+    are not finite are read query by query: NaN stays with the queries that see it.
     """
     queries, keys = call.problem.shape[2:]
     group = call.query.shape[1] // call.key.shape[1]
@@ -33,9 +35,12 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
         )
         return _attend_chunk(part, query_positions[:, begin:end], key_positions)
 
+    # Within a chunk a number that is not finite would reach queries that do not see it.
+    known = _arrays.has_values(key, value)
+    size = 1 if known and not (key.isfinite().all() and value.isfinite().all()) else QUERY_CHUNK
     chunks = []
-    for begin in range(0, max(queries, 1), QUERY_CHUNK):
-        end = min(begin + QUERY_CHUNK, queries)
+    for begin in range(0, max(queries, 1), size):
+        end = min(begin + size, queries)
         chunks.append(
             checkpoint(attend, begin, end, use_reentrant=False)
             if torch.is_grad_enabled()

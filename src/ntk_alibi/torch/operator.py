@@ -54,7 +54,7 @@ def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 @_attention.register_fake
 def _(query: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
+    return query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float64)
 
 
 @torch.library.custom_op(

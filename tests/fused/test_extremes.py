@@ -1,0 +1,276 @@
+"""Numbers at the ends of their ranges: an answer is right, or refused."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import ntk_alibi as na
+from attention_checks import inputs
+from ntk_alibi.fused.gradients import attention_gradients
+
+QUERY, KEY, VALUE = inputs(1, 2, 2, 6, 6, 8)
+LOWEST = np.finfo(np.float32).min
+
+
+@pytest.mark.parametrize("queries", [1, 2, 40])
+def test_tiny_queries_at_a_huge_scale_keep_their_certificate(isa: str, queries: int) -> None:
+    """Squares of the queries underflow; the scores of the first key are 640."""
+    query = np.full((1, 1, queries, 64), 1e-19, ml_dtypes.bfloat16)
+    key, value = np.zeros((2, 1, 1, 1024, 64), ml_dtypes.bfloat16)
+    key[0, 0, 0] = value[0, 0, 0] = 1
+    for bias in (na.ALiBi(1), na.ALiBi(1, slopes=np.float32([0.5]))):
+        for tolerance in (None, 0.0, 1e-3):
+            got = na.attention(query, key, value, bias, scale=1e20, skip_tolerance=tolerance)
+            np.testing.assert_array_equal(got.astype(np.float32), 1.0)
+
+
+@pytest.mark.parametrize("distance", [2**10, 2**20, 2**30])
+@pytest.mark.parametrize("queries", [1, 2, 40])
+@pytest.mark.parametrize("behind", [True, False])
+def test_weights_are_exact_where_even_the_nearest_key_is_far(
+    isa: str, behind: bool, queries: int, distance: int
+) -> None:
+    slope = np.float32(0.1)
+    at = np.arange(64)
+    query = np.zeros((1, 1, queries, 8), np.float32)
+    key, value = np.zeros((2, 1, 1, 64, 8), np.float32)
+    value[0, 0, :, 0] = at
+    here = 63 + distance + np.arange(queries) if behind else np.arange(queries)
+    there = at if behind else at + queries + distance
+    output, logsumexp = na.attention(
+        query, key, value, na.ALiBi(1, slopes=np.float32([slope]), sides="symmetric"),
+        causal=False, query_positions=here, key_positions=there, return_logsumexp=True,
+    )  # fmt: skip
+    scores = -np.float64(slope) * np.abs(here[:, None] - there)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    mean = (weights * at).sum(axis=1) / weights.sum(axis=1)
+    # 64 additions of values below 64, and the distances 0 to 63 times a rounded slope.
+    np.testing.assert_allclose(output[0, 0, :, 0], mean, rtol=64 * 2**-23)
+    exact = scores.max(axis=1) + np.log(weights.sum(axis=1))
+    np.testing.assert_allclose(logsumexp[0, 0], exact, rtol=2**-23)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"window": 9, "sink": 3}], ids=str)
+@pytest.mark.parametrize("distance", [0, 2**30])
+def test_far_keys_in_any_order(isa: str, options: dict[str, Any], distance: int) -> None:
+    arrays = inputs(1, 2, 2, 6, 70, 8)
+    slopes = np.array([0.3, 0.01], np.float32)
+    order = np.random.default_rng(5).permutation(70)
+    here = np.array([70, 75, 80, 90, 71, 200]) + distance
+    for keys in (np.arange(70), order, order // 3):
+        got = na.attention(
+            *arrays, na.ALiBi(2, slopes=slopes), query_positions=here, key_positions=keys, **options
+        )
+        seen = na.reference.visible(here, keys, **options)
+        bias = np.where(seen, -np.float64(slopes)[:, None, None] * (here[:, None] - keys), -np.inf)
+        np.testing.assert_allclose(got, na.reference.attention(*arrays, bias)[0], atol=2e-6)
+
+
+def test_gradients_where_even_the_nearest_key_is_far(isa: str) -> None:
+    arrays = inputs(1, 2, 2, 6, 70, 8)
+    bias = na.ALiBi(2, slopes=np.float32([0.3, 0.01]))
+    do = np.random.default_rng(1).standard_normal(arrays[0].shape).astype(np.float32)
+
+    def gradients(offset: int) -> Any:
+        options: Any = {
+            "query_positions": np.full(6, 70 + offset), "key_positions": np.arange(70)
+        }  # fmt: skip
+        tensors = [torch.from_numpy(x).requires_grad_() for x in arrays]
+        na.attention(*tensors, bias, **options).backward(torch.from_numpy(do))
+        return [np.asarray(x.grad) for x in tensors]
+
+    for near, far in zip(gradients(0), gradients(2**30), strict=True):
+        np.testing.assert_allclose(far, near, atol=1e-5)
+
+
+@pytest.mark.parametrize("level", [0.0, -240.0, -1e6])
+def test_gradients_are_as_exact_under_a_large_bias_as_without(isa: str, level: float) -> None:
+    """A constant of all scores changes no gradient, but float32 rounds the scores more coarsely."""
+    arrays = inputs(1, 2, 2, 6, 70, 8)
+    do = np.random.default_rng(1).standard_normal(arrays[0].shape).astype(np.float32)
+    bias = np.full((1, 2, 6, 70), level, np.float32)
+    errors = {}
+    exact = _torch_gradients(arrays, do, bias, torch.float64)
+    errors["torch"] = _torch_gradients(arrays, do, bias, torch.float32)
+    tensors = [torch.from_numpy(x).requires_grad_() for x in arrays]
+    na.attention(*tensors, torch.from_numpy(bias), causal=False).backward(torch.from_numpy(do))
+    errors["ours"] = [np.asarray(x.grad, np.float64) for x in tensors]
+    worst = {
+        name: max(np.abs(a - b).max() for a, b in zip(got, exact, strict=True))
+        for name, got in errors.items()
+    }
+    # Scores in units of log 2 are 1.44 times as large, and rounded once more: 2 x 1.44.
+    assert worst["ours"] <= 3.0 * worst["torch"] + 1e-6, worst
+
+
+def _torch_gradients(
+    arrays: list[Any], do: Any, bias: Any, dtype: torch.dtype
+) -> list[np.ndarray[Any, Any]]:
+    query, key, value = (torch.from_numpy(x).to(dtype).requires_grad_() for x in arrays)
+    scores = query @ key.transpose(-1, -2) / 8**0.5 + torch.from_numpy(bias).to(dtype)
+    (scores.softmax(-1) @ value).backward(torch.from_numpy(do).to(dtype))
+    return [np.asarray(x.grad, np.float64) for x in (query, key, value)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("queries", [1, 6, 70])
+def test_the_lowest_number_masks_as_in_torch(isa: str, queries: int, dtype: str) -> None:
+    """A row of such numbers alone is the mean of all values."""
+    tensors = [
+        torch.from_numpy(x).to(getattr(torch, dtype)) for x in inputs(1, 2, 2, queries, 70, 8)
+    ]
+    lowest = torch.finfo(tensors[0].dtype).min
+    mask = torch.full((queries, 70), lowest)
+    mask[1::2, :30] = 0.0
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *tensors, attn_mask=mask.to(tensors[0].dtype)
+    )
+    got = na.attention(*tensors, mask, causal=False)
+    atol = 2e-6 if dtype == "float32" else 2**-7  # a bfloat16 result of size 1 to 2
+    torch.testing.assert_close(got, expected, atol=atol, rtol=0)
+    tensors = [x.float().requires_grad_() for x in tensors]
+    na.attention(*tensors, mask, causal=False)[:, :, 1::2].sum().backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in tensors)
+
+
+def test_a_huge_slope_leaves_the_nearest_key(isa: str) -> None:
+    for slope in (1e30, 1e38, 3e38):
+        bias = na.ALiBi(2, slopes=np.float32([slope, slope]))
+        np.testing.assert_array_equal(na.attention(QUERY, KEY, VALUE, bias), VALUE)
+        far = na.attention(QUERY, KEY, VALUE, bias, query_positions=np.full(6, 100))
+        np.testing.assert_array_equal(far, VALUE[:, :, -1:].repeat(6, axis=2))
+
+
+EXCEEDED = {
+    "scale": lambda: na.attention(QUERY, KEY, VALUE, scale=3e38),
+    "negative scale": lambda: na.attention(QUERY, KEY, VALUE, scale=-1e38),
+    "scale of one query": lambda: na.attention(QUERY[:, :, :1], KEY, VALUE, scale=3e38),
+    "slopes": lambda: na.attention(
+        QUERY, KEY, VALUE, na.ALiBi(2, slopes=np.float32([-1e38, -1e38]))
+    ),
+    "query": lambda: na.attention(QUERY * np.float32(1e25), KEY * np.float32(1e25), VALUE),
+    "bias": lambda: na.attention(QUERY, KEY, VALUE, np.full((6, 6), 3e38, np.float32)),
+    "tensors": lambda: na.attention(
+        *(torch.from_numpy(x).requires_grad_() for x in (QUERY, KEY, VALUE)), scale=3e38
+    ),
+}
+
+
+@pytest.mark.parametrize("call", EXCEEDED.values(), ids=EXCEEDED)
+def test_scores_beyond_float32_are_refused(isa: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match="must give scores and sums within float32's range"):
+        call()
+
+
+BEYOND: dict[str, Callable[[Any], Any]] = {
+    "table": lambda x: na.DistanceTable(np.full((2, 6), x)),
+    "values": lambda x: na.T5(np.full((2, 32), x)),
+    "slopes": lambda x: na.ALiBi(2, slopes=np.array([x, x]), sides="symmetric"),
+    "function": lambda x: na.DistanceFunction(lambda d: d * 0.0 + x, 2),
+    "first": lambda x: na.BiALiBi([x, x], [0.5, 0.5], [0.25, 0.25]),
+    "dense": lambda x: np.full((6, 6), x),
+    "dense tensor": lambda x: torch.full((6, 6), x, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize(("make", "x"), list(itertools.product(BEYOND.values(), [-1e300, -1e39])))
+def test_biases_beyond_float32_are_refused(make: Callable[[Any], Any], x: float) -> None:
+    bias: Any = make(x)
+    arrays: list[Any] = [QUERY, KEY, VALUE]
+    calls = [arrays, [torch.from_numpy(y).requires_grad_() for y in arrays]]
+    if isinstance(bias, torch.Tensor):
+        calls = calls[1:]
+    for call in calls:
+        with pytest.raises(ValueError, match="within float32's range"):
+            na.attention(*call, bias)
+    if hasattr(bias, "tensor"):
+        with pytest.raises(ValueError, match="within float32's range"):
+            bias.tensor(6, 6)
+
+
+def test_log_gates_whose_sums_are_not_exact_are_refused() -> None:
+    gates = np.full((1, 2, 6), -1.0)
+    for value in (-1.7e308, -1e10):
+        gates[..., 2:4] = value
+        with pytest.raises(ValueError, match="log_gates must sum to at least"):
+            na.attention(QUERY, KEY, VALUE, na.ForgetGates(gates))
+
+
+@pytest.mark.parametrize("scale", [1e300, -1e39, 1e-40])
+def test_a_scale_beyond_float32_is_refused(scale: float) -> None:
+    with pytest.raises(ValueError, match="scale must be 0 or within float32's range"):
+        na.attention(QUERY, KEY, VALUE, scale=scale)
+
+
+@pytest.mark.parametrize("queries", [1, 2, 5, 400])
+def test_no_keys_at_all(isa: str, queries: int) -> None:
+    """Before the first key no block is visited, in gradients neither."""
+    query = np.ones((1, 2, queries, 8), np.float32)
+    bias = na.ALiBi(2, sides="symmetric")
+    for key, mask in ((query[:, :, :0], None), (query[:, :, :1], np.zeros((1, 1)))):
+        output, logsumexp, stats = na.attention(
+            query, key, key, bias, causal=False, key_padding_mask=mask, return_logsumexp=True,
+            return_stats=True,
+        )  # fmt: skip
+        assert (output == 0.0).all()
+        assert np.isneginf(logsumexp).all()
+        assert stats.visited.sum() == stats.visible.sum() == 0
+        got = attention_gradients(
+            query, key, key, output, logsumexp, query, bias=bias, causal=False,
+            key_padding_mask=mask, bias_gradient=True,
+        )  # fmt: skip
+        assert not any(np.asarray(x).any() for x in (got.query, got.key, got.value, got.left))
+
+
+def test_an_exempt_token_that_is_padding(isa: str) -> None:
+    """One of the two parts of the call has no key."""
+    bias = na.ALiBi(2, sides="symmetric", exempt=1)
+    mask = torch.tensor([[0, 1, 1, 1, 1, 1]])
+    tensors = [torch.from_numpy(x).requires_grad_() for x in (QUERY, KEY, VALUE)]
+    na.attention(*tensors, bias, causal=False, key_padding_mask=mask).square().sum().backward()
+    exact = [torch.from_numpy(x).double().requires_grad_() for x in (QUERY, KEY, VALUE)]
+    na.attention(*exact, bias, causal=False, key_padding_mask=mask).square().sum().backward()
+    for mine, theirs in zip(tensors, exact, strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad, theirs.grad.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_nan_stays_with_the_queries_that_see_it_in_float64() -> None:
+    query, key, value = (torch.from_numpy(x).double().requires_grad_() for x in (QUERY, KEY, VALUE))
+    with torch.no_grad():
+        value[0, 0, 3] = torch.nan
+        key[0, 1, 4] = torch.inf
+    output = na.attention(query, key, value)
+    assert output[0, 0, :3].isfinite().all()
+    assert output[0, 0, 3:].isnan().all()
+    assert output[0, 1, :4].isfinite().all()
+    output[0, 0, 0].sum().backward()
+    assert query.grad is not None
+    assert query.grad[0, 0, :3].isfinite().all()
+    assert query.grad[0, 1, :4].isfinite().all()
+
+
+def test_slopes_of_any_kind_with_tensors_that_require_grad() -> None:
+    tensors = [torch.from_numpy(x).requires_grad_() for x in (QUERY, KEY, VALUE)]
+    expected = na.attention(QUERY, KEY, VALUE, na.ALiBi(2, slopes=np.float32([0.5, 0.25])))
+    for slopes in ([0.5, 0.25], np.array([0.5, 0.25], ">f4"), torch.tensor([0.5, 0.25])):
+        got = na.attention(*tensors, na.ALiBi(2, slopes=slopes))
+        np.testing.assert_array_equal(got.detach().numpy(), expected)
+
+
+def test_results_that_are_read_only_have_gradients() -> None:
+    results = na.attention(QUERY, KEY, VALUE, return_logsumexp=True)
+    for array in results:
+        array.flags.writeable = False
+    log_gradient = np.ones(QUERY.shape[:3], np.float32)
+    log_gradient.flags.writeable = False
+    got = attention_gradients(QUERY, KEY, VALUE, *results, QUERY, log_gradient)
+    assert np.isfinite(got.query).all()

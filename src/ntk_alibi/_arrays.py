@@ -232,7 +232,7 @@ def empty(shape: tuple[int, ...], dtype: str, *, torch: bool) -> Array:
 
 
 def on_memory(memory: NDArray[Any], dtype: str, *, torch: bool) -> Array:
-    """Return filled memory of a dtype as an array or a tensor, which a trace keeps as it is then."""
+    """Return filled memory of a dtype as an array, or as a tensor, which a trace keeps."""
     if not torch:
         return memory.view(numpy_dtype(dtype))
     tensor = sys.modules["torch"].from_numpy(memory)

@@ -19,6 +19,11 @@ def is_tracing() -> bool:
     return any(torch._C._get_dispatch_mode(mode) for mode in (modes.FAKE, modes.PROXY))
 
 
+def is_recording() -> bool:
+    """Return whether torch records operations on tensors that require grad."""
+    return bool(sys.modules["torch"].is_grad_enabled())
+
+
 def is_wrapper(value: Any) -> bool:
     """Return whether a value is a tensor whose class has its own operations, as DTensor has.
 

@@ -250,8 +250,7 @@ def checked_attention_mask(value: Any, name: str = "attention_mask") -> NDArray[
     """Return a padding mask (batch, keys) of 0 and 1, of any dtype, as uint8."""
     if not isinstance(value, np.ndarray) and not _arrays.is_tensor(value):
         raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {value!r}")
-    _checks.plain(name, value)
-    mask = _arrays.to_numpy(value)
+    mask = _checks.constant(name, value)
     if mask.ndim != 2:
         raise ValueError(f"{name} must have shape (batch, keys), got {mask.shape}")
     if mask.shape[1] > _checks.MAX_LENGTH:
@@ -279,8 +278,7 @@ def checked_positions(name: str, value: Any, batch: int, length: int) -> NDArray
     """Return positions (length,) or (batch, length) below 2^31 as int32 (1 or batch, length)."""
     if value is None:
         return None
-    _checks.plain(name, value)
-    array = _arrays.to_numpy(value)
+    array = _checks.constant(name, value)
     if array.dtype.kind == "f" and (broken := array[array != np.floor(array)]).size:
         raise ValueError(f"{name} must be integers, got {broken[0]}")
     if array.dtype.kind not in "iu" and array.size:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ntk_alibi as na
@@ -240,6 +242,37 @@ def test_compiled(models: dict, ids: torch.Tensor, name: str) -> None:
         torch.testing.assert_close(run(compiled, ids, MASKS["left"]), expected, **LOGITS)
         torch.testing.assert_close(run(compiled, ids), run(models[name], ids), **LOGITS)
     torch.compiler.reset()
+
+
+@families
+def test_traced_otherwise(models: dict, ids: torch.Tensor, name: str) -> None:
+    """The eager form reads no number of the mask; the others refuse to be traced."""
+
+    def logits(ids: torch.Tensor) -> torch.Tensor:
+        return models[name](ids, use_cache=False).logits
+
+    with torch.no_grad(), na.patch(models[name], na.NTK(4.0), attention="eager"):
+        graph = make_fx(logits)(ids)
+        torch.testing.assert_close(graph(ids.flip(1)), logits(ids.flip(1)), **LOGITS)
+        program = torch.export.export(models[name], (ids,), {"use_cache": False}).module()
+        traced = program(ids.flip(1), use_cache=False).logits
+        torch.testing.assert_close(traced, logits(ids.flip(1)), **LOGITS)
+    dynamic = na.DynamicNTK(2.0, 16)
+    read = "attention_mask must not be a tensor where torch traces"
+    with (
+        torch.no_grad(),
+        na.patch(models[name], dynamic, attention="eager"),
+        pytest.raises(ValueError, match=read),
+    ):
+        make_fx(logits)(ids)
+    message = "attention must be 'eager' where torch.export, make_fx or FakeTensorMode trace"
+    with torch.no_grad(), na.patch(models[name], na.NTK(4.0)):
+        with pytest.raises(ValueError, match=message):
+            make_fx(logits)(ids)
+        with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(ValueError, match=message):
+            logits(torch.zeros((1, 7), dtype=torch.long))
+        with pytest.raises(ValueError, match=message):
+            torch.export.export(models[name], (ids,), {"use_cache": False})
 
 
 @families

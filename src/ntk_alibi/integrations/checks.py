@@ -49,3 +49,13 @@ def all_heads(layer: str, every: int, computed: int, sloped: int) -> None:
             f"slopes of {sloped}: patched models cannot be split over processes (tensor "
             "parallelism), since the slopes of some heads are not those of a model with so few"
         )
+
+
+def traceable(attention: str, *, tracing: bool) -> None:
+    """Check that torch does not trace a form of attention that reads the numbers of the mask."""
+    if tracing and attention != "eager":
+        raise ValueError(
+            "attention must be 'eager' where torch.export, make_fx or FakeTensorMode trace a "
+            f"patched model, got {attention!r}, which reads numbers of the mask; torch.compile "
+            "runs every form"
+        )

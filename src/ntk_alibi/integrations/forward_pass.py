@@ -106,8 +106,7 @@ class ForwardPass(PassedThrough):
         seen = seen if per == "query" else real.sum(dim=1)[:, None]
         skipped = self.skipped if skipped is None else skipped
         seen = seen if skipped is None else seen + skipped.to(seen.device)[:, None]
-        lengths: NDArray[np.int64] = (seen if per == "query" else seen[:, 0]).cpu().numpy()
-        return lengths
+        return _checks.constant("attention_mask", seen if per == "query" else seen[:, 0])
 
     def positions(self, real: torch.Tensor) -> torch.Tensor:
         """Return positions of a mask's keys, (1 or batch, keys), 0 up to the first real one."""

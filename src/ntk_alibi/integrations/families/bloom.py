@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomGelu, BloomModel
 
+from ntk_alibi import _torch_state
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.integrations.begin_pass import INPUTS, begin_pass
@@ -89,7 +90,9 @@ def _stock_form(
     per = scaling_per(scaling)
     streaming = forward_pass.streaming
     jumps = streaming is not None and streaming.mask.sink > 0
-    if jumps or per == "query" or (per is not None and forward_pass.skipped is not None):
+    jumps = jumps or (per is not None and forward_pass.skipped is not None)
+    traced = scaling is not None and _torch_state.is_tracing()  # NumPy could not follow the mask
+    if jumps or traced or per == "query":
         tensor = forward_pass.relative_bias(mask).to(dtype).flatten(0, 1)
     elif scaling is None:
         tensor = BloomModel.build_alibi_tensor(cast(BloomModel, None), mask.long(), heads, dtype)

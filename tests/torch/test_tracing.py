@@ -58,6 +58,32 @@ def test_modes_that_do_not_trace_change_nothing() -> None:
         assert torch.equal(na.attention(*three(0), bias), expected)
 
 
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+
+
+@DTYPES
+@pytest.mark.parametrize("bias", [na.ALiBi(4, na.NTK(4.0)), na.Sandwich(4)], ids=repr)
+def test_a_graph_keeps_the_tensor_of_a_bias(bias: Any, dtype: torch.dtype) -> None:
+    def biased(scores: torch.Tensor) -> torch.Tensor:
+        return scores + bias.tensor(9, 9, dtype)
+
+    scores = torch.ones(1, 4, 9, 9)
+    graph = make_fx(biased)(scores)
+    assert torch.equal(graph(scores), biased(scores))
+    with FakeTensorMode():
+        assert bias.tensor(9, 9, dtype).shape == scores.shape
+
+
+def test_numbers_of_traced_masks_and_lengths_are_not_read() -> None:
+    message = " must not be a tensor where torch traces"
+    mask, lengths = torch.ones(2, 9), torch.tensor([9, 3])
+    with pytest.raises(ValueError, match="attention_mask" + message):
+        make_fx(lambda x: na.build_alibi_tensor(x, 4, torch.float32))(mask)
+    bias = na.ALiBi(4, na.DynamicNTK(2.0, 4))
+    with pytest.raises(ValueError, match="lengths" + message):
+        make_fx(lambda x: bias.tensor(9, 9, torch.float32, lengths=x))(lengths)
+
+
 def test_a_dynamic_scaling_is_refused_where_torch_traces() -> None:
     bias = na.ALiBi(4, na.DynamicNTK(2.0, 16))
     with pytest.raises(ValueError, match="scaling must be None, Interpolation or NTK where torch"):

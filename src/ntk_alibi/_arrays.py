@@ -309,7 +309,12 @@ def to_framework_of(array: NDArray[Any], example: Any) -> Array:
 
 def to_dtype(array: Any, dtype: Any) -> Array:
     """Return an array rounded to one of NumPy's dtypes, or a tensor to one of torch's."""
-    rounded: Array = array.to(dtype) if is_tensor(array) else array.astype(dtype, copy=False)
+    rounded: Array
+    if is_tensor(array):
+        rounded = array.to(dtype)
+    else:
+        with np.errstate(over="ignore"):  # beyond float16's range is infinity, as in torch
+            rounded = array.astype(dtype, copy=False)
     return rounded
 
 
@@ -336,19 +341,6 @@ def to_float64(array: Any, out: Any) -> Array:
 def to_dtype_of(array: Any, example: Any) -> Any:
     """Return the array in the dtype of an example of its framework; differentiable."""
     return to_dtype(array, example.dtype)
-
-
-def logsumexp_of(query: Any, logsumexp: Any) -> Any:
-    """Return a float64 logsumexp as users get it: float32, unless query is a float64 tensor.
-
-    Finite values stay finite, since -infinity means that no key is visible.
-    """
-    if wide_dtype(query) == "float64":
-        return logsumexp
-    xp = namespace(logsumexp)
-    limit = float(np.finfo(np.float32).max)
-    bounded = xp.where(xp.isneginf(logsumexp), logsumexp, xp.clip(logsumexp, -limit, limit))
-    return to_dtype(bounded, xp.float32)
 
 
 def promote_to_float32(array: Any) -> Any:

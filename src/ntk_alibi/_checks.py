@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +40,12 @@ def integer(name: str, value: Any, *, minimum: int, maximum: int = MAX_LENGTH) -
 
 def finite(name: str, value: Any, *, minimum: float = -math.inf, inclusive: bool = True) -> float:
     """Return an argument as a finite float >= minimum (> minimum unless inclusive)."""
-    if isinstance(value, bool | np.bool_ | str):
+    wrong_kind = isinstance(value, bool | np.bool_ | str | np.ma.MaskedArray)
+    if wrong_kind or getattr(value, "requires_grad", False):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
         raise TypeError(f"{name} must be a number, got {value!r}") from None
     if not math.isfinite(number) or number < minimum or (number == minimum and not inclusive):
         limit = "" if minimum == -math.inf else f" {'>=' if inclusive else '>'} {minimum:g}"
@@ -109,9 +110,9 @@ def at_most_one(**given: Any) -> None:
 
 def choice(name: str, value: Any, choices: Collection[str]) -> str:
     """Return an argument that must be one of choices."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
-    return cast(str, value)
+    return value
 
 
 def missing(name: str, when: str) -> NoReturn:
@@ -217,17 +218,19 @@ def fitting_shapes(
     integer("key length", key_shape[2], minimum=0)
 
 
-def floating_dtype(value: DTypeLike, allowed: Collection[str]) -> str:
-    """Return the name of a floating dtype that is one of allowed."""
+def floating_dtype(value: DTypeLike, allowed: Collection[str], of: str | None = None) -> str:
+    """Return the name of a floating dtype that is one of allowed; `of` names its array."""
+    argument = "dtype" if of is None else f"dtype of {of}"
     try:
-        name = _arrays.dtype_name(value)
+        name = "None" if value is None else _arrays.dtype_name(value)
     except TypeError:
-        raise TypeError(f"dtype must be a NumPy or torch dtype, got {value!r}") from None
+        raise TypeError(f"{argument} must be a NumPy or torch dtype, got {value!r}") from None
     if name not in allowed:
-        raise TypeError(f"dtype must be one of {', '.join(allowed)}, got {name}")
+        raise TypeError(f"{argument} must be one of {', '.join(allowed)}, got {name}")
     if not getattr(value, "isnative", True):
         raise TypeError(
-            f"dtype must be in native byte order, got {value}: pass array.astype({name!r})"
+            f"{argument} must be in native byte order, got {value}: pass "
+            f"{of or 'array'}.astype({name!r})"
         )
     return name
 
@@ -290,4 +293,6 @@ def constant(name: str, value: Any) -> NDArray[Any]:
             f"{name}.detach()"
         )
     plain(name, value)
+    if _arrays.is_tensor(value) and (value.is_meta or value.layout is not _arrays.strided()):
+        raise TypeError(f"{name} must be a dense tensor with numbers, got {value!r}")
     return _arrays.to_numpy(value)

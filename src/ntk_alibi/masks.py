@@ -6,12 +6,15 @@ The rule is written three times: here for Python, in cpp/core for the kernels, a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _arrays, _checks, _torch_state
+
+#: The default alignment of queries: the last one at the last key. Most calls pass this very object.
+AT_END: Literal["end"] = "end"
 
 
 class Mask(NamedTuple):
@@ -161,7 +164,8 @@ class Problem(NamedTuple):
         align = checked_alignment(align, query_positions)
         placed = query_positions is not None or align == "start"
         arrays = key_padding_mask, key_positions, query_positions
-        if not _arrays.has_values(*arrays) or not _arrays.in_memory(like):
+        traced = like is not None and not _arrays.has_values(*arrays)
+        if _torch_state.is_tracing() or traced or not _arrays.in_memory(like):
             real, at_keys, at_queries = map(_rows, arrays)
         else:
             real = checked_key_padding_mask(key_padding_mask, batch, keys)
@@ -241,9 +245,10 @@ def aligned_positions(key_positions: Any, queries: int, keys: int, align: str) -
 
 def checked_alignment(align: Any, query_positions: Any = None) -> str:
     """Return the checked alignment, "end" or "start", of queries without positions."""
-    if align == "start" and query_positions is not None:
+    alignment = _checks.choice("align", align, (AT_END, "start"))
+    if alignment == "start" and query_positions is not None:
         raise ValueError("query_positions must be None with align='start', which sets them")
-    return _checks.choice("align", align, ("end", "start"))
+    return alignment
 
 
 def checked_attention_mask(value: Any, name: str = "attention_mask") -> NDArray[np.uint8]:

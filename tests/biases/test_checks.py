@@ -30,7 +30,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: na.KerplePower([np.nan], 1.0), ValueError, "r1 must be finite and > 0, got nan"),
     (lambda: na.KerplePower(1.0, [1.0]), ValueError, r"r1 must have shape \(heads,\), got \(\)"),
     (lambda: na.KerplePower([1.0], [1.0, 1.0]), ValueError, "r2 must have 1 heads, got 2"),
-    (lambda: na.KerplePower(["x"], [1.0]), TypeError, "r1 must hold numbers"),
+    (lambda: na.KerplePower(["x"], [1.0]), TypeError, "r1 must hold real numbers"),
     (lambda: na.KerplePower(torch.ones(1).int(), 1.0), TypeError, "r1 must be floating"),
     (lambda: na.KerpleLog(torch.tensor([-0.5]), 1.0), ValueError, "r1 must be .* got -0.5"),
     (lambda: na.KerpleLog([1.0], [0.0]), ValueError, "r2 must be finite and > 0, got 0.0"),

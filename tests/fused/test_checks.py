@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import ntk_alibi as na
 from attention_checks import inputs
+from ntk_alibi.fused.gradients import attention_gradients
 
 QUERY, KEY, VALUE = inputs(1, 4, 2, 3, 5, 8)
 
@@ -115,3 +117,73 @@ def test_merge_refuses_parts_that_do_not_fit() -> None:
     for outputs, logs in (([], []), ([output], []), ([output], [log[:, :2]])):
         with pytest.raises(ValueError, match="must"):
             na.merge(outputs, logs)
+
+
+A, ARRAY = np.ones(2), np.ones((2, 4, 3, 8), np.float32)
+FOUR = np.ones(4, np.float32)
+RESULTS = (ARRAY, ARRAY[..., 0], ARRAY)
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "align": (lambda: na.attention(ARRAY, ARRAY, ARRAY, align=A), "align must be one of"),
+    "dropout": (lambda: na.attention(ARRAY, ARRAY, ARRAY, dropout=A), "dropout must be a number"),
+    "dropout of torch": (
+        lambda: na.attention(ARRAY, ARRAY, ARRAY, dropout=torch.ones(3)),
+        "dropout must be a number",
+    ),
+    "class": (lambda: na.attention(ARRAY, ARRAY, ARRAY, na.ALiBi), "bias must be None, a bias"),
+    "stretch": (lambda: na.RoPE(8).stretched(na.NTK), "scaling must be an Interpolation"),
+    "no output": (
+        lambda: attention_gradients(ARRAY, ARRAY, ARRAY, None, *RESULTS[1:]),
+        "output must be a NumPy array",
+    ),
+    "complex logsumexp": (
+        lambda: attention_gradients(ARRAY, ARRAY, ARRAY, ARRAY, ARRAY[..., 0] * 1j, ARRAY),
+        "dtype of logsumexp must be one of",
+    ),
+    "complex parameter": (
+        lambda: na.BiALiBi(FOUR, FOUR, FOUR * 1j),
+        "right must hold real numbers",
+    ),
+    "text": (lambda: na.T5([["1"] * 32]), "values must hold real numbers"),
+    "integers": (lambda: na.KeyNorms().update(ARRAY.astype(int)), "dtype of key must be one of"),
+    "rotated integers": (lambda: na.RoPE(8).rotate(ARRAY.astype(int)), "dtype of x must be one of"),
+    "out": (lambda: na.ALiBi(4).tensor(2, 3, out=3), "out must be a NumPy array"),
+    "dtype of out": (
+        lambda: na.ALiBi(4).tensor(2, 3, out=np.empty((1, 4, 2, 3))),
+        "dtype of out must be one of",
+    ),
+    "no parts": (lambda: na.merge(None, None), "outputs must be a list"),
+    "parts": (lambda: na.merge([None], [ARRAY]), "outputs must be a list"),
+    "stacked parts": (lambda: na.merge(torch.ones(2, 1), [ARRAY]), "outputs must be a list"),
+    "no dtype": (lambda: na.build_alibi_tensor(np.ones((1, 2)), 4, None), "dtype must be one of"),
+    "meta": (
+        lambda: na.attention(ARRAY, ARRAY, ARRAY, query_positions=torch.ones(3, device="meta")),
+        "query_positions must be a dense tensor with numbers",
+    ),
+    "sparse": (
+        lambda: na.attention(ARRAY, ARRAY, ARRAY, torch.eye(3).to_sparse()),
+        "bias must be a dense tensor with numbers",
+    ),
+    "masked scale": (
+        lambda: na.attention(ARRAY, ARRAY, ARRAY, scale=np.ma.masked),
+        "scale must be a number",
+    ),
+    "scale with gradient": (
+        lambda: na.attention(ARRAY, ARRAY, ARRAY, scale=torch.tensor(1.0, requires_grad=True)),
+        "scale must be a number",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG.values(), ids=WRONG)
+def test_messages_name_the_argument(call: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+def test_float16_overflows_without_a_warning() -> None:
+    query = np.full((1, 1, 1, 1), 0.2, np.float16)
+    key = np.array([1, -1], np.float16).reshape(1, 1, 2, 1)
+    results = na.attention(query, key, key * 3e4, log_n=2, return_logsumexp=True)
+    got = attention_gradients(query, key, key * 3e4, *results, query, log_n=2, scale=400.0)
+    assert not np.isnan(got.query).any()

@@ -78,6 +78,10 @@ def has_numbers(value: Any) -> bool:
     return not (_torch_state.is_tracing() or getattr(value, "is_meta", False))
 
 
+#: NumPy's kinds of complex numbers, strings, dates and time spans.
+NO_NUMBERS = "cSUmM"
+
+
 def _parameter(name: str, value: Any) -> Any:
     _checks.plain(name, value)
     if _arrays.is_tensor(value):
@@ -85,9 +89,11 @@ def _parameter(name: str, value: Any) -> Any:
             raise TypeError(f"{name} must be floating, got dtype {value.dtype}")
         return value
     try:
+        if np.asarray(value).dtype.kind in NO_NUMBERS:
+            raise TypeError
         array = np.array(value, np.float64)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must hold numbers, got {value!r}") from None
+        raise TypeError(f"{name} must hold real numbers, got {value!r}") from None
     array.flags.writeable = False
     return array
 
@@ -175,8 +181,8 @@ def broadcastable(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) ->
 def result_dtype(dtype: Any, out: Any) -> str:
     """Return the name of a dense bias's dtype: the argument's, out's, or float32."""
     if dtype is None:
-        dtype = np.float32 if out is None else out.dtype
-    return _checks.floating_dtype(dtype, _arrays.CORE_DTYPES)
+        dtype = np.float32 if out is None else getattr(out, "dtype", np.float32)
+    return _checks.floating_dtype(dtype, _arrays.CORE_DTYPES, None if out is None else "out")
 
 
 #: Prefix sums of log gates are float64; up to this size their differences are exact to 2e-7.

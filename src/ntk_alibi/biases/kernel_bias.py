@@ -209,7 +209,7 @@ def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
     if bias is None:
         return NO_BIAS
     make = getattr(bias, "kernel_bias", None)
-    if make is not None:
+    if make is not None and not isinstance(bias, type):
         if bias.num_heads != problem.shape[1] or problem.mask.sees_ahead:
             checks.fitting_bias(bias, problem.shape[1], causal=not problem.mask.sees_ahead)
         kernel = make(problem, like)

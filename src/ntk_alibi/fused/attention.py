@@ -9,9 +9,13 @@ from ntk_alibi._arrays import Array
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.fused import checks
 from ntk_alibi.fused.call import DEFAULTS, AttentionCall, Options, call_form
-from ntk_alibi.fused.forward import forward
+from ntk_alibi.fused.forward import forward, rounded_logsumexp
 from ntk_alibi.fused.key_norms import KeyNorms
+from ntk_alibi.masks import AT_END
 from ntk_alibi.positions.rotary import XPOS, RoPE
+
+#: The default, which needs no check.
+NO_DROPOUT = 0.0
 
 
 def attention(
@@ -27,13 +31,13 @@ def attention(
     key_padding_mask: Array | None = None,
     query_positions: Array | None = None,
     key_positions: Array | None = None,
-    align: Literal["end", "start"] = "end",
+    align: Literal["end", "start"] = AT_END,
     scale: float | None = None,
     skip_tolerance: float | None = 0.0,
     rotary: RoPE | XPOS | None = None,
     log_n: int | None = None,
     key_norms: KeyNorms | None = None,
-    dropout: float = 0.0,
+    dropout: float = NO_DROPOUT,
     return_logsumexp: bool = False,
     return_stats: bool = False,
     **others: Any,
@@ -121,12 +125,12 @@ def attention(
     if others:
         checks.other_arguments(others)
     _checks.whole_sequences()
-    if dropout != 0.0:
+    if dropout is not NO_DROPOUT:
         checks.no_dropout(dropout)
     arrays = key_padding_mask, query_positions, key_positions
     placed = not (key_padding_mask is None and query_positions is None and key_positions is None)
     options = DEFAULTS
-    if placed or align != "end" or rotary is not None or log_n is not None:
+    if placed or align is not AT_END or rotary is not None or log_n is not None:
         options = Options(*arrays, align, rotary, log_n)
     if _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias):
         checks.without_torch("key_norms", key_norms is not None)
@@ -138,7 +142,7 @@ def attention(
         _checks.attention_inputs(*tensors)
         mask = causal, window, causal_block, sink
         output, logsumexp = attend(*tensors, bias, options, scale, skip_tolerance, *mask)
-        return (output, _arrays.logsumexp_of(query, logsumexp)) if return_logsumexp else output
+        return (output, rounded_logsumexp(logsumexp, query)) if return_logsumexp else output
     if not _arrays.alike(query, key, value):
         _checks.attention_inputs(query, key, value)
     form = call_form(query, key, value, scale, skip_tolerance, causal, window, causal_block, sink)
@@ -147,7 +151,7 @@ def attention(
         call, key_norms=key_norms, log=return_logsumexp, stats=return_stats
     )
     if return_logsumexp:
-        logsumexp = _arrays.logsumexp_of(query, logsumexp)
+        logsumexp = rounded_logsumexp(logsumexp, query)
     results = (
         output,
         *([logsumexp] if return_logsumexp else []),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ntk_alibi import _arrays, _checks, _core, _torch_state
 from ntk_alibi.biases.kernel_bias import KernelBias, kernel_bias_of
 from ntk_alibi.fused import checks
-from ntk_alibi.masks import Mask, Problem
+from ntk_alibi.masks import AT_END, Mask, Problem
 from ntk_alibi.positions import checks as position_checks
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
@@ -22,7 +22,7 @@ class Options(NamedTuple):
     key_padding_mask: Any = None
     query_positions: Any = None
     key_positions: Any = None
-    align: str = "end"
+    align: str = AT_END
     rotary: RoPE | XPOS | None = None
     log_n: int | None = None
 
@@ -175,7 +175,7 @@ def _placed(problem: Problem, head_dim: int, options: Options, like: Any) -> Pro
         checks.rotary(rotary, head_dim, causal=not problem.mask.sees_ahead)
     if log_n is not None:
         position_checks.train_length("log_n", log_n)
-    if align == "end" and padding is query_positions is key_positions is None:
+    if align is AT_END and padding is query_positions is key_positions is None:
         return problem
     shape, mask = problem[:2]
     return Problem.checked(shape, mask, padding, query_positions, key_positions, align, like)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from ntk_alibi import _arrays, _checks
@@ -30,7 +30,7 @@ def input_dtype(dtype: Any, dtypes: tuple[str, ...]) -> None:
             f"query must be of a dtype of {', '.join(dtypes)}, got float64: pass "
             "query.astype(numpy.float32), or see ntk_alibi.reference.attention"
         )
-    _checks.floating_dtype(dtype, dtypes)
+    _checks.floating_dtype(dtype, dtypes, "query")
 
 
 def rotary(value: Any, head_dim: int, *, causal: bool) -> Any:
@@ -85,6 +85,10 @@ def forward_results(
     ):
         if array is None and name == "logsumexp_gradient":
             continue
+        if not _arrays.is_array(array):
+            raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {array!r}")
+        if like is None:
+            _checks.floating_dtype(array.dtype, _arrays.ANY_DTYPES, name)
         shape = tuple(query.shape) if like is not None else tuple(query.shape[:3])
         if tuple(array.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
@@ -100,7 +104,7 @@ def key_cache(key: Any, known: tuple[int, ...], length: int) -> str:
     if key.shape[2] < length:
         raise ValueError(f"key must have at least {length} keys as before, got {key.shape[2]}")
     _checks.integer("head_dim", key.shape[3], minimum=1, maximum=_checks.MAX_HEAD_DIM)
-    return _checks.floating_dtype(key.dtype, _arrays.CORE_DTYPES)
+    return _checks.floating_dtype(key.dtype, _arrays.CORE_DTYPES, "key")
 
 
 def key_norms(value: Any, key_shape: tuple[int, ...], *, consecutive: bool) -> None:
@@ -128,6 +132,9 @@ def skip_tolerance(value: Any) -> float | None:
 
 def parts(outputs: Any, logsumexps: Any) -> None:
     """Check results of attention over disjoint keys."""
+    for name, arrays in (("outputs", outputs), ("logsumexps", logsumexps)):
+        if not isinstance(arrays, Sequence) or not all(map(_arrays.is_array, arrays)):
+            raise TypeError(f"{name} must be a list or a tuple of arrays, got {arrays!r}")
     if len(outputs) != len(logsumexps) or not outputs:
         raise ValueError(
             "outputs and logsumexps must have the same length, at least 1, got "

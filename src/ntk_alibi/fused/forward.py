@@ -67,6 +67,18 @@ def forward(
     return output, logsumexp, None if counts is None else Stats(counts[..., 0], counts[..., 1])
 
 
+def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:
+    """Return a float64 logsumexp as users get it: float32, unless query is a float64 tensor.
+
+    Finite values stay finite, since -infinity means that no key is visible.
+    """
+    if _arrays.wide_dtype(query) == "float64":
+        return logsumexp
+    xp, limit = _arrays.namespace(logsumexp), _checks.FLOAT32_MAX
+    bounded = xp.where(xp.isneginf(logsumexp), logsumexp, xp.clip(logsumexp, -limit, limit))
+    return _arrays.to_dtype(bounded, xp.float32)
+
+
 def _rotated(
     call: AttentionCall, key_norms: KeyNorms | None, log: bool, stats: bool
 ) -> tuple[Any, Any, Stats | None]:

@@ -21,7 +21,7 @@ def rotary_dim(value: Any, head_dim: int) -> int:
 def constant_stretch(value: Any, pairs: int) -> None:
     """Check that a scaling can stretch rotary positions with this number of channel pairs."""
     kind = getattr(value, "alibi_type", None)
-    if kind not in ("linear", "ntk"):
+    if isinstance(value, type) or kind not in ("linear", "ntk"):
         raise TypeError(f"scaling must be an Interpolation or an NTK, got {value!r}")
     if kind == "ntk" and pairs < 2:
         raise ValueError("scaling must be an Interpolation for one pair of channels, got an NTK")
@@ -30,7 +30,7 @@ def constant_stretch(value: Any, pairs: int) -> None:
 def rotary_input(x: Any, head_dim: int) -> None:
     """Check vectors for rotation, (batch, heads, length, head_dim)."""
     _checks.attention_input("x", x)
-    _checks.floating_dtype(x.dtype, (*_arrays.CORE_DTYPES, "float64"))
+    _checks.floating_dtype(x.dtype, (*_arrays.CORE_DTYPES, "float64"), "x")
     if x.shape[3] != head_dim:
         raise ValueError(f"x must have head_dim {head_dim}, got {tuple(x.shape)}")
 

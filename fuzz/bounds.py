@@ -61,6 +61,9 @@ Floats = NDArray[np.float64]
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-53}
 LEAST = {"float32": 2.0**-149, "bfloat16": 2.0**-133, "float16": 2.0**-24, "float64": 2.0**-1074}
 
+#: Biases whose differences between keys are formed before any rounding of the bias itself.
+UNROUNDED = {"none", "ALiBi", "ALiBi(slopes)", "ALiBi(two_slopes)", "BiALiBi", "ForgetGates"}
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -90,9 +93,17 @@ class Interval:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The oracle's results of a call, with their errors."""
+    """The oracle's results of a call, with their errors.
+
+    Attributes:
+        call: the call.
+        relative: whether errors of the bias are relative to its difference from the row's greatest
+            one, which is small for keys that are all far away; the logsumexp gets the rest. Tables
+            and dense numbers are rounded before, and again in units of log 2.
+    """
 
     call: Call
+    relative: bool = False
 
     @cached_property
     def bias(self) -> Floats:
@@ -138,14 +149,24 @@ class Bounds:
         """The error of each score, inf for hidden keys."""
         call, u = self.call, self.unit
         sizes = call.products.sizes
-        size = np.where(np.isneginf(self.bias), 0.0, np.abs(self.bias))
+        size = np.where(np.isneginf(self.bias), 0.0, np.abs(self.bias - self._level))
         # Standard slopes are float32 for float64 tensors, too.
         own = 2.0**-24 if call.bias_name == "ALiBi" else 0.0
         errors = u * (call.sizes.dim + 8) * sizes + (6 * u + own) * size
+        if self.relative and call.bias_name not in UNROUNDED:
+            errors += 3 * u * np.abs(self._level)
         errors += call.bias.error + self._underflow()
         if self.rotated:
             errors += self._rotation_errors()
         return errors
+
+    @cached_property
+    def _level(self) -> Floats:
+        """The row's greatest bias if errors are relative to it, else 0."""
+        if not self.relative:
+            return np.zeros((1, 1, 1, 1))
+        top = self.bias.max(axis=-1, initial=-np.inf, keepdims=True)
+        return np.where(np.isneginf(top), 0.0, top)
 
     def _rotation_errors(self) -> Floats:
         call, pairs = self.call, self.call.places.pairs
@@ -254,6 +275,7 @@ class Bounds:
         most = self.log_weight_errors.max(axis=-1, initial=0.0)
         size = np.abs(self.log[..., 0]) + np.log(self.call.sizes.keys + 1.0)
         error = np.minimum(change, most) + self.sums + 4 * self.unit * size
+        error = error + 6 * self.unit * np.abs(self._level[..., 0])
         return Interval(exact, error + np.log1p(self.share), error)
 
 

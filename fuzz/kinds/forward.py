@@ -30,9 +30,9 @@ def check(call: Call, *, threads: int = 1) -> None:
         exactly("argument after the call", array, numbers)
 
 
-def compare_results(call: Call, results: Any) -> None:
-    """Check output and logsumexp."""
-    bounds = Bounds(call)
+def compare_results(call: Call, results: Any, *, relative: bool = False) -> None:
+    """Check output and logsumexp, with errors of the bias that are relative or not."""
+    bounds = Bounds(call, relative)
     compare("output", results[0], bounds.output, call.form.name, call.ignored)
     log_dtype = "float64" if call.form.name == "float64" else "float32"
     compare("logsumexp", results[1], bounds.logsumexp, log_dtype, call.ignored)

@@ -380,13 +380,14 @@ def rows_of_integers(value: Any, length: int, example: Any) -> Any:
 
 def counts_below(values: Any, bounds: tuple[Any, ...]) -> list[Any]:
     """Count the values of each row, (1 or batch, n), below each bound, (1 or batch, m)."""
-    module = namespace(values)
-    rows = max(len(values), *(len(bound) for bound in bounds))
+    rows = np.broadcast_shapes(*((len(x), 1) for x in (values, *bounds)))[0]
     if is_tensor(values):
-        ordered = module.sort(values).values.expand(rows, -1).contiguous()
-        return [module.searchsorted(ordered, b.expand(rows, -1).contiguous()) for b in bounds]
+        torch = sys.modules["torch"]
+        ordered = torch.sort(values).values.expand(rows, -1).contiguous()
+        return [torch.searchsorted(ordered, b.expand(rows, -1).contiguous()) for b in bounds]
     ordered = np.broadcast_to(np.sort(values), (rows, values.shape[1]))
-    return [
-        np.stack([np.searchsorted(*pair) for pair in zip(ordered, b, strict=True)])
-        for b in (np.broadcast_to(bound, (rows, bound.shape[1])) for bound in bounds)
-    ]
+    counts = [np.zeros((rows, bound.shape[1]), np.int64) for bound in bounds]
+    for bound, count in zip(bounds, counts, strict=True):
+        for row, least in enumerate(np.broadcast_to(bound, count.shape)):
+            count[row] = np.searchsorted(ordered[row], least)
+    return counts

@@ -199,8 +199,8 @@ class Problem(NamedTuple):
 
     def distances(self) -> tuple[int, int]:
         """Return the least and the greatest visible distance; (0, -1) if there is none."""
-        queries, keys = self.shape[2:]
-        if queries == 0 or keys == 0:
+        batch, _, queries, keys = self.shape
+        if batch == 0 or queries == 0 or keys == 0:
             return 0, -1
         q_least, q_most = _ranges(self.query_positions, keys - queries, keys - 1)
         k_least, k_most = _ranges(self.key_positions, 0, keys - 1)

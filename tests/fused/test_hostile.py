@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -158,3 +159,42 @@ def test_log_n_scale_takes_lists() -> None:
         na.log_n_scale(3, 4, 2, key_positions=positions, key_padding_mask=mask),
         na.log_n_scale(3, 4, 2, key_positions=np.array(positions), key_padding_mask=np.array(mask)),
     )
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 2, 5, 5), (1, 2, 0, 5), (1, 2, 5, 0), (0, 2, 0, 0), (1, 0, 5, 5)]
+)
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
+def test_no_rows_queries_keys_or_heads(shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
+    batch, heads, queries, keys = shape
+    query, key = np.ones((batch, heads, queries, 8)), np.ones((batch, heads, keys, 8))
+    at, there = np.zeros((batch, queries), int), np.zeros((batch, keys), int)
+    real = np.ones((batch, keys))
+    every: list[dict[str, Any]] = [
+        {"query_positions": at},
+        {"query_positions": at, "key_positions": there},
+        {"query_positions": at, "rotary": na.XPOS(8)},
+        {"query_positions": at, "log_n": 16, "key_padding_mask": real, "window": 3, "sink": 2},
+        {"log_n": 16, "key_padding_mask": real, "causal": False},
+        {"rotary": na.RoPE(8), "key_padding_mask": real},
+    ]
+    biases: list[Any] = [None]
+    if heads:
+        ones = np.ones(heads)
+        biases += [na.ALiBi(heads, na.DynamicNTK(), sides="symmetric"), na.BAM(ones, ones, ones)]
+    for options, bias in itertools.product(every, biases):
+        if dtype is None:
+            arrays = [x.astype(np.float32) for x in (query, key, key)]
+            results = na.attention(*arrays, bias, return_logsumexp=True, **options)
+            got = attention_gradients(
+                *arrays, *results, arrays[0], bias=bias, bias_gradient=True, **options
+            )
+            assert got.query.shape == query.shape
+            output = results[0]
+        else:
+            tensors = [torch.from_numpy(x).to(dtype).requires_grad_() for x in (query, key, key)]
+            output = na.attention(*tensors, bias, **options)
+            output.sum().backward()
+            output = output.detach().numpy()
+        assert output.shape == query.shape
+        assert keys or not output.any()

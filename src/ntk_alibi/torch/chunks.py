@@ -21,7 +21,7 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
     are not finite are read query by query: NaN stays with the queries that see it.
     """
     queries, keys = call.problem.shape[2:]
-    group = call.query.shape[1] // call.key.shape[1]
+    group = call.query.shape[1] // max(call.key.shape[1], 1)
     key, value = (
         x.repeat_interleave(group, dim=1) if group > 1 else x for x in (call.key, call.value)
     )

@@ -15,6 +15,8 @@ inline int failures = 0;
 
 // These do not depend on the instruction set.
 void test_parallel_for_covers_everything_once();
+void test_exceptions_leave_parallel_regions();
+void test_interrupts_stop_parallel_regions();
 void test_exponents();
 void test_unknown_isas_are_refused();
 

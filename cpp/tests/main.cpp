@@ -7,6 +7,8 @@ using namespace ntk_alibi;
 
 int main() {
   test_parallel_for_covers_everything_once();
+  test_exceptions_leave_parallel_regions();
+  test_interrupts_stop_parallel_regions();
   test_exponents();
   test_unknown_isas_are_refused();
   for (const std::string& isa : available_isas()) {

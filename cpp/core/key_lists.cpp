@@ -9,9 +9,6 @@ namespace {
 // No key has such a position.
 constexpr std::int64_t none = -1;
 
-// The products of slopes with lesser distances are exact enough.
-constexpr std::int64_t rounding_matters_from = 64;
-
 }  // namespace
 
 OwnedKeyList::OwnedKeyList(const AttentionProblem& problem, std::int64_t b) {
@@ -68,10 +65,9 @@ std::int64_t OwnedKeyList::least_from(std::int64_t bound) const {
   return at == sorted.end() ? none : *at;
 }
 
-std::int64_t OwnedKeyList::one_sided_distance(std::int32_t query,
-                                              const VisibleInterval& visible) const {
-  const std::int64_t near =
-      std::min<std::int64_t>(rounding_matters_from, visible.greatest_distance);
+std::int64_t OwnedKeyList::one_sided_distance(std::int32_t query, const VisibleInterval& visible,
+                                              std::int64_t negligible) const {
+  const std::int64_t near = std::min<std::int64_t>(negligible, visible.greatest_distance);
   if (gap_ <= near && query >= least_ && query <= greatest_ + near) return 0;
   std::int64_t behind = greatest_up_to(query);
   if (behind != none && query - behind > visible.greatest_distance)

@@ -16,8 +16,9 @@ class OwnedKeyList {
   KeyList view() const;
 
   // The distance from a query to the nearest key that it sees if all of these are on one side of
-  // it, negative if they are ahead; else 0. Distances that need no care may count as 0.
-  std::int64_t one_sided_distance(std::int32_t query, const VisibleInterval& visible) const;
+  // it, negative if they are ahead; else 0. Distances up to `negligible` may count as 0.
+  std::int64_t one_sided_distance(std::int32_t query, const VisibleInterval& visible,
+                                  std::int64_t negligible) const;
 
  private:
   void sort_positions();

@@ -7,6 +7,10 @@
 namespace ntk_alibi {
 namespace {
 
+// The products of distances up to this with slopes up to the other are exact enough, and finite.
+constexpr std::int64_t near_distance = 64;
+constexpr float moderate_slope = 1e30f;
+
 // Steeper slopes have the same effect: only distance 0 is left. Times log2 e this is still finite.
 constexpr float greatest_slope = 1e38f;
 
@@ -62,29 +66,28 @@ void Tiles::describe_queries(std::int64_t b, std::int64_t h, std::int64_t first,
     const std::int64_t i = first + r;
     rows.positions[r] = query_position(p, b, i);
     VisibleInterval interval = p.mask.interval(rows.positions[r]);
+    std::int64_t nearest = 0;
+    rows.shifts[r] = 0.0;
     if (p.bias.kind == BiasKind::two_sided) {
       const float left = slope_at(p.bias.left, b, h, i), right = slope_at(p.bias.right, b, h, i);
       if (std::isinf(left)) interval.hide_keys_behind();
       if (std::isinf(right)) interval.hide_keys_ahead();
       rows.left_slopes[r] = finite_slope(left);
       rows.right_slopes[r] = finite_slope(right);
+      const bool moderate =
+          rows.left_slopes[r] <= moderate_slope && rows.right_slopes[r] <= moderate_slope;
+      nearest =
+          keys_of(b).one_sided_distance(rows.positions[r], interval, moderate ? near_distance : 0);
+      rows.shifts[r] = nearest > 0   ? -static_cast<double>(left) * nearest
+                       : nearest < 0 ? static_cast<double>(right) * nearest
+                                     : 0.0;
     }
-    rows.origins[r] = rows.positions[r];
-    rows.shifts[r] = 0.0;
-    if (p.bias.kind == BiasKind::two_sided) measure_from_nearest_key(b, interval, r, rows);
+    rows.origins[r] = static_cast<std::int32_t>(rows.positions[r] - nearest);
     rows.least_distances[r] = interval.least_distance;
     rows.greatest_distances[r] = interval.greatest_distance;
     rows.sink_ends[r] = interval.sink_end;
     if (sums) rows.sums[r] = sums[p.key_length - p.query_length + i];
   }
-}
-
-void Tiles::measure_from_nearest_key(std::int64_t b, const VisibleInterval& interval,
-                                     std::int64_t r, TileRows& rows) const {
-  const std::int64_t distance = keys_of(b).one_sided_distance(rows.positions[r], interval);
-  rows.origins[r] = static_cast<std::int32_t>(rows.positions[r] - distance);
-  rows.shifts[r] =
-      static_cast<double>(distance) * (distance > 0 ? -rows.left_slopes[r] : rows.right_slopes[r]);
 }
 
 TileBias Tiles::describe_bias(std::int64_t b, std::int64_t h, std::int64_t first,

@@ -44,9 +44,6 @@ class Tiles {
  private:
   void describe_queries(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                         TileRows& rows) const;
-  // Sets the origin of query r of a tile, and the shift that this means.
-  void measure_from_nearest_key(std::int64_t b, const VisibleInterval& interval, std::int64_t r,
-                                TileRows& rows) const;
   TileBias describe_bias(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                          const TileRows& rows) const;
   const double* sums_of(std::int64_t b, std::int64_t h) const;

@@ -16,7 +16,7 @@ from attention_checks import inputs
 from ntk_alibi.fused.gradients import attention_gradients
 
 QUERY, KEY, VALUE = inputs(1, 2, 2, 6, 6, 8)
-LOWEST = np.finfo(np.float32).min
+LOWEST = float(np.finfo(np.float32).min)
 
 
 @pytest.mark.parametrize("queries", [1, 2, 40])
@@ -146,6 +146,14 @@ def test_a_huge_slope_leaves_the_nearest_key(isa: str) -> None:
         np.testing.assert_array_equal(na.attention(QUERY, KEY, VALUE, bias), VALUE)
         far = na.attention(QUERY, KEY, VALUE, bias, query_positions=np.full(6, 100))
         np.testing.assert_array_equal(far, VALUE[:, :, -1:].repeat(6, axis=2))
+        one = [x[:, :, :1] for x in (QUERY, KEY, VALUE)]
+        for at, lowest in ((1, -slope), (20, max(-20.0 * slope, LOWEST))):
+            output, logsumexp = na.attention(
+                *one, bias, query_positions=np.array([at]), key_positions=np.array([0]),
+                return_logsumexp=True,
+            )  # fmt: skip
+            np.testing.assert_array_equal(output, one[2])
+            np.testing.assert_allclose(logsumexp, lowest, rtol=1e-6)
 
 
 EXCEEDED = {

@@ -45,6 +45,7 @@ the interval, which covers overflow and subnormal numbers, too.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,6 +61,9 @@ Floats = NDArray[np.float64]
 #: Relative rounding error of each dtype, and the distance of its least numbers.
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-53}
 LEAST = {"float32": 2.0**-149, "bfloat16": 2.0**-133, "float16": 2.0**-24, "float64": 2.0**-1074}
+#: The greatest score in units of log 2 is the greatest float32; beyond it, a logsumexp may be this
+#: number, infinity or anything between.
+GREATEST_SCORE = float(np.finfo(np.float32).max) * math.log(2.0)
 
 #: Biases whose differences between keys are formed before any rounding of the bias itself.
 UNROUNDED = {"none", "ALiBi", "ALiBi(slopes)", "ALiBi(two_slopes)", "BiALiBi", "ForgetGates"}
@@ -74,15 +78,14 @@ class Interval:
     above: Floats
 
     def rounded(self, dtype: str) -> tuple[Floats, Floats]:
-        """Return both ends, rounded to a dtype as the result is."""
+        """Return both ends, rounded to a dtype from float64 or from float32, whatever is wider."""
+        low, high = self.exact - self.below, self.exact + self.above
         with np.errstate(over="ignore", invalid="ignore"):
-            low, high = (
-                x.astype(NUMPY["float32" if dtype != "float64" else dtype])
-                .astype(NUMPY[dtype])
-                .astype(np.float64)
-                for x in (self.exact - self.below, self.exact + self.above)
-            )
-        return low, high
+            ends = [x.astype(NUMPY[dtype]).astype(np.float64) for x in (low, high)]
+            if dtype in ("bfloat16", "float16"):
+                low, high = (x.astype(np.float32).astype(NUMPY[dtype]) for x in (low, high))
+                ends = [np.minimum(ends[0], low), np.maximum(ends[1], high)]
+        return ends[0], ends[1]
 
     def outside(self, result: Floats, dtype: str) -> NDArray[np.bool_]:
         """Return which numbers of a result are wrong; NaN is wrong."""
@@ -276,7 +279,11 @@ class Bounds:
         size = np.abs(self.log[..., 0]) + np.log(self.call.sizes.keys + 1.0)
         error = np.minimum(change, most) + self.sums + 4 * self.unit * size
         error = error + 6 * self.unit * np.abs(self._level[..., 0])
-        return Interval(exact, error + np.log1p(self.share), error)
+        if self.call.form.name == "float64":
+            return Interval(exact, error + np.log1p(self.share), error)
+        kept = np.where(np.isneginf(exact), exact, np.clip(exact, -GREATEST_SCORE, GREATEST_SCORE))
+        beyond = np.where(kept == exact, 0.0, np.inf)
+        return Interval(kept, error + np.log1p(self.share) + beyond, error + beyond)
 
 
 def grown(weights: Floats, errors: Floats, logs: Floats) -> Floats:

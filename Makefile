@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # One stamp for each set of extras, renewed when what is compiled or required changes.
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test quick-test slow-test fuzz lint docs docs-links sanitize clean
+.PHONY: demo test quick-test slow-test fuzz peer-tests lint docs docs-links sanitize clean
 
 demo: $(VENV)/.eval
 	$(BIN)/ntk-alibi eval
@@ -27,6 +27,12 @@ MINUTES ?= 5
 
 fuzz: $(VENV)/.test
 	$(BIN)/python -m fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+# transformers' own tests of the model families, stock and on patched models: of a checkout at the
+# installed version, `make peer-tests TRANSFORMERS=path`, or of a clone of its tag.
+peer-tests: $(VENV)/.test
+	$(BIN)/python -m pip install -q -c constraints.txt parameterized
+	$(BIN)/python -m peers $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)")
 
 lint: $(VENV)/.lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure

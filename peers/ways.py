@@ -1,0 +1,75 @@
+"""A plugin of pytest that patches every BLOOM, MPT and Falcon that transformers' tests make.
+
+The environment variable NTK_ALIBI_PEERS_WAY says how; `python -m peers` sets it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import pytest
+from transformers import FalconConfig, PreTrainedModel
+
+import ntk_alibi as na
+from ntk_alibi.integrations import FAMILIES
+
+#: The ways: transformers' own code, `patch` with a form of attention, and our attn_implementation.
+STOCK, CONFIGURED = "stock", "configured"
+WAYS = (STOCK, "fused", "sdpa", CONFIGURED)
+
+#: The environment variable with the way of a run.
+VARIABLE = "NTK_ALIBI_PEERS_WAY"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the models of this run patched ones."""
+    way = os.environ[VARIABLE]
+    _after(FalconConfig, _with_alibi)
+    if way == CONFIGURED:
+        _before(PreTrainedModel, _with_our_name)
+    elif way != STOCK:
+        for family in FAMILIES:
+            _after(family.model, functools.partial(_patch, way))
+
+
+def _with_alibi(config: Any, given: dict[str, Any]) -> None:
+    """Give a Falcon ALiBi unless its test says otherwise: its tests are of rotary models."""
+    config.alibi = given.get("alibi", True)
+
+
+def _with_our_name(model: Any, config: Any) -> None:
+    """Choose our attention for a model with ALiBi whose test chose none."""
+    bases: Any = tuple(family.model.__base__ for family in FAMILIES)
+    chosen = config._attn_implementation is not None
+    if isinstance(model, bases) and getattr(config, "alibi", True) and not chosen:
+        config._attn_implementation = "ntk_alibi"
+
+
+def _patch(form: Any, model: Any, _: dict[str, Any]) -> None:
+    """Patch a model with ALiBi that was just made."""
+    if getattr(model.config, "alibi", True):
+        na.patch(model, attention=form)
+
+
+def _before(changed: Any, action: Any) -> None:
+    made = changed.__init__
+
+    @functools.wraps(made)
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        action(self, config)
+        made(self, config, *args, **kwargs)
+
+    changed.__init__ = __init__
+
+
+def _after(changed: Any, action: Any) -> None:
+    made = changed.__init__
+
+    @functools.wraps(made)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        made(self, *args, **kwargs)
+        action(self, kwargs)
+
+    changed.__init__ = __init__

@@ -1,0 +1,75 @@
+"""The runner of transformers' tests on patched models; here the tests in its place are our own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repository import ROOT
+
+TESTS = """
+import torch
+import transformers
+
+
+def model():
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.FalconModel(transformers.FalconConfig(**sizes)).eval()
+
+
+def test_alibi():
+    assert model().config.alibi
+
+
+def test_what_patched_models_do_not_do():
+    assert "forward" not in vars(model().h[0].self_attention)
+
+
+def test_the_name():
+    assert model().config._attn_implementation != "ntk_alibi"
+
+
+def test_what_no_model_does():
+    assert model()(torch.zeros((1, 3), dtype=torch.long)) is None
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "peers", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_the_table_and_the_tests_that_only_patched_models_fail(tmp_path: Path) -> None:
+    folder = tmp_path / "tests/models/falcon"
+    folder.mkdir(parents=True)
+    (folder / "test_modeling_falcon.py").write_text(TESTS)
+    (tmp_path / "setup.py").write_text('setup(version="1.2.3")')
+    places = "--transformers", str(tmp_path), "--results", str(tmp_path)
+    done = run(*places, "--families", "Falcon")
+    assert done.returncode == 1, done.stderr
+    assert "tests of 1.2.3" in done.stdout
+    for way, row in (
+        ("stock", "3 | 1 | 0"), ("fused", "2 | 2 | 0"), ("sdpa", "2 | 2 | 0"),
+        ("configured", "1 | 3 | 0"),
+    ):  # fmt: skip
+        assert f"| Falcon | {way} | {row} |" in done.stdout
+    listed = done.stdout.split("fail, but pass stock:\n")[1].splitlines()
+    what = "test_modeling_falcon::test_what_patched_models_do_not_do"
+    ours = [f"{way}: {what}" for way in ("fused", "sdpa", "configured")]
+    assert listed == [*ours, "configured: test_modeling_falcon::test_the_name"]
+
+
+def test_a_folder_without_tests_is_refused(tmp_path: Path) -> None:
+    done = run("--transformers", str(tmp_path))
+    assert done.returncode == 2
+    assert "--transformers must have a folder tests/models, got" in done.stderr

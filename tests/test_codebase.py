@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src/ntk_alibi"
 #: Layers from the bottom up: files and folders of the package, a folder's own `__init__` by that
 #: name. A module imports from its own layer and from lower ones only.
 PYTHON_LAYERS = [
-    ["_core", "_torch_state"],
+    ["_core", "_extras", "_torch_state"],
     ["_arrays", "_checks", "_runtime", "_repr_html"],
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision"],
@@ -263,6 +263,18 @@ def test_without_torch_a_lazy_name_says_what_to_install(name: str, tmp_path: Pat
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert f"{name} needs torch: pip install 'ntk-alibi[" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("packages", [("transformers",), ("torch", "transformers")])
+def test_without_transformers_the_integrations_say_what_to_install(packages: tuple[str]) -> None:
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({packages}))\n"
+        "try: import ntk_alibi.integrations\n"
+        "except ImportError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    message = f"ntk_alibi.integrations needs {packages[0]}: pip install 'ntk-alibi[{packages[0]}]'"
+    assert message in done.stdout, done.stderr
 
 
 def test_the_public_names_are_there() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _notebook, _runtime
+from ntk_alibi import _extras, _notebook, _runtime
 from ntk_alibi._core import __version__
 from ntk_alibi._runtime import info, set_num_threads
 from ntk_alibi.biases.alibi import ALiBi
@@ -88,9 +88,6 @@ _LAZY = {
     "reference": "ntk_alibi.reference",
 }
 
-#: The extra that brings a package which a lazy name needs.
-_EXTRAS = {"torch": "torch", "transformers": "transformers", "matplotlib": "plot"}
-
 _notebook.start()
 _runtime.start()
 
@@ -99,13 +96,8 @@ def __getattr__(name: str) -> Any:
     """Load the lazy names on first use."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with _extras.needed_by(name):
         module = import_module(_LAZY[name])
-    except ModuleNotFoundError as error:
-        if error.name in _EXTRAS:
-            message = f"{name} needs {error.name}: pip install 'ntk-alibi[{_EXTRAS[error.name]}]'"
-            raise ImportError(message) from error
-        raise
     return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
 
 

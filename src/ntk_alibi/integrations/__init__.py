@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import nn
-
-from ntk_alibi.integrations import attn_implementation
-from ntk_alibi.integrations.families import bloom, falcon, mpt
-from ntk_alibi.integrations.family import Family
-from ntk_alibi.integrations.patching import PatchHandle, apply
-from ntk_alibi.integrations.settings import settings_of
+from ntk_alibi import _extras
 from ntk_alibi.scaling import Scaling
+
+with _extras.needed_by("ntk_alibi.integrations"):
+    from torch import nn
+
+    from ntk_alibi.integrations import attn_implementation
+    from ntk_alibi.integrations.families import bloom, falcon, mpt
+    from ntk_alibi.integrations.family import Family
+    from ntk_alibi.integrations.patching import PatchHandle, apply
+    from ntk_alibi.integrations.settings import settings_of
 
 FAMILIES: tuple[Family, ...] = (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY)
 

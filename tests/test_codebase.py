@@ -23,12 +23,12 @@ PACKAGE = ROOT / "src/ntk_alibi"
 #: name. A module imports from its own layer and from lower ones only.
 PYTHON_LAYERS = [
     ["_core", "_extras", "_torch_state"],
-    ["_arrays", "_checks", "_runtime", "_repr_html"],
+    ["_arrays", "_checks", "_command_line", "_files", "_runtime", "_repr_html"],
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision"],
     ["fused"],
-    ["torch.operator", "torch.chunks"],
-    ["fused.attention"],  # hands tensors that require grad to torch.operator
+    ["torch.operator", "torch.chunks", "torch.merging"],
+    ["fused.attention", "fused.merge"],  # these hand tensors that require grad to torch
     ["fused.__init__", "attention_gradients", "inspection", "_notebook"],
     ["torch"],
     ["integrations"],

@@ -3,6 +3,7 @@
 
 #include "bindings/pybind.h"
 #include "core/attention_gradient.h"
+#include "core/merge.h"
 #include "core/skip_bounds.h"
 
 namespace ntk_alibi {
@@ -141,6 +142,23 @@ void bind_attention_gradients(const py::array& query, const py::array& key, cons
   attention_gradients(problem, gradients);
 }
 
+void bind_merge(const std::vector<py::array>& outputs,
+                const std::vector<py::array_t<double, py::array::c_style>>& logsumexps,
+                py::array output, py::array_t<double> logsumexp) {
+  const MergeShape shape{output.shape(0), output.shape(1), output.shape(2), output.shape(3)};
+  const DType dtype = dtype_of(output);
+  std::vector<py::array> kept;
+  std::vector<TensorView> views;
+  std::vector<const double*> logs;
+  for (const py::array& part : outputs)
+    views.push_back(view_tensor(kept.emplace_back(readable(part))));
+  for (const auto& part : logsumexps) logs.push_back(part.data());
+  const TensorView destination = view_tensor(output);
+  double* log_destination = logsumexp.mutable_data();
+  py::gil_scoped_release release;
+  merge(shape, dtype, views, logs, destination, log_destination);
+}
+
 // norms: (batch, key heads, blocks, 3), the fields of BlockNorms.
 void bind_measure_key_norms(const py::array& key, std::int64_t first_block,
                             py::array_t<float> norms) {
@@ -185,6 +203,8 @@ void register_attention(py::module_& module) {
              py::arg("output"), py::arg("logsumexp"), py::arg("output_gradient"),
              py::arg("logsumexp_gradient"), py::arg("query_gradient"), py::arg("key_gradient"),
              py::arg("value_gradient"), py::arg("of_bias"));
+  module.def("merge", &bind_merge, py::arg("outputs"), py::arg("logsumexps"), py::arg("output"),
+             py::arg("logsumexp").noconvert());
   module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("first_block"),
              py::arg("norms"));
 }

@@ -4,6 +4,7 @@
 #include "kernels/bias_rows.h"
 #include "kernels/decode.h"
 #include "kernels/key_norms.h"
+#include "kernels/merge.h"
 #include "kernels/simd.h"
 #include "kernels/visible_blocks.h"
 
@@ -15,9 +16,9 @@ extern const KernelTable kernel_table = {scaled_positions,     linear_bias_row,
                                          attention_tiles,      gradient_scratch_bytes,
                                          gradient_tile,        write_scaled_row,
                                          decode_scratch_bytes, decode_part,
-                                         merge_parts,          visible_blocks,
-                                         rows_are_finite,      greatest_norm,
-                                         stream_fence};
+                                         merge_parts,          merge_row,
+                                         visible_blocks,       rows_are_finite,
+                                         greatest_norm,        stream_fence};
 
 }  // namespace NTK_ALIBI_ISA
 }  // namespace ntk_alibi

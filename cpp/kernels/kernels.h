@@ -192,6 +192,21 @@ struct DecodePart {
   bool rest_dropped;  // the blocks before this part are invisible or may be skipped
 };
 
+// One query's results over disjoint keys, `parts` of them, and where the result over all keys goes:
+//   logsumexp = log sum_p exp(logsumexps[p]),  output = sum_p exp(logsumexps[p] - logsumexp)
+//   outputs[p]
+// 0 and -infinity if every logsumexp is -infinity. The results may replace those of a part.
+struct MergeRow {
+  int parts;
+  int head_dim;
+  DType dtype;
+  const void* const* outputs;
+  const double* logsumexps;
+  double* weights;  // memory for `parts` numbers
+  void* output;
+  double* logsumexp;
+};
+
 struct KernelTable {
   // out[k] = slope * positions[k], k < key_length, rounded to nearest even.
   void (*scaled_positions)(const std::int32_t* positions, std::int64_t key_length, float slope,
@@ -215,6 +230,7 @@ struct KernelTable {
   // Writes output and logsumexp of a tile of one query.
   void (*merge_parts)(const AttentionTile& tile, const DecodePart* parts, std::int64_t count,
                       void* scratch);
+  void (*merge_row)(const MergeRow& row);
   // The number of blocks that the tile would read without skipping.
   std::int64_t (*visible_blocks)(const AttentionTile& tile);
   // True if no number of the rows is infinite or NaN.

@@ -94,6 +94,12 @@ def attention_gradients(
     value_gradient: NDArray[Any],
     of_bias: BiasGradients,
 ) -> None: ...
+def merge(
+    outputs: list[NDArray[Any]],
+    logsumexps: list[NDArray[np.float64]],
+    output: NDArray[Any],
+    logsumexp: NDArray[np.float64],
+) -> None: ...
 def measure_key_norms(key: NDArray[Any], first_block: int, norms: NDArray[np.float32]) -> None: ...
 def relative_bias(
     left: NDArray[np.float32], right: NDArray[np.float32], dtype: DType, out: NDArray[Any]

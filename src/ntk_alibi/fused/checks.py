@@ -152,3 +152,12 @@ def parts(outputs: Any, logsumexps: Any) -> None:
                     f"{name} must all be arrays or all be tensors, got {type(array).__name__} and "
                     f"{type(outputs[0]).__name__}"
                 )
+
+
+def merge_buffers(out: Any, output: Any, logsumexp: Any) -> None:
+    """Check the buffers for a merge, which are like one of the outputs and its logsumexp."""
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(f"out must be a pair (output, logsumexp), got {out!r}")
+    for buffer, part in zip(out, (output, logsumexp), strict=True):
+        dtype = _arrays.dtype_name(part.dtype)
+        _checks.out(buffer, tuple(part.shape), dtype, torch=_arrays.is_tensor(part))

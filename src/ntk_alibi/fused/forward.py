@@ -14,7 +14,7 @@ from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.exempt import key_subsets
 from ntk_alibi.fused.kernel_call import attend
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.fused.merge import merge
+from ntk_alibi.fused.merged_parts import merged
 from ntk_alibi.fused.rotated import RotatedCall
 
 
@@ -61,7 +61,7 @@ def forward(
             *(attend(call, subset, counts=counts) for subset in subsets), strict=True
         )
         tensors = [_arrays.to_framework_of(x, call.query) for x in logs]
-        output, logsumexp = merge(outputs, tensors)
+        output, logsumexp = merged(outputs, tensors)
     if logsumexp is not None:
         logsumexp = _arrays.to_framework_of(logsumexp, call.query)
     return output, logsumexp, None if counts is None else Stats(counts[..., 0], counts[..., 1])

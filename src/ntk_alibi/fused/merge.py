@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, _torch_state
 from ntk_alibi._arrays import Array
-from ntk_alibi.fused import checks
+from ntk_alibi.fused import checks, merged_parts
 
 
-def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array, Array]:
+def merge(
+    outputs: Sequence[Array],
+    logsumexps: Sequence[Array],
+    *,
+    out: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:
     """Join results of `attention` over disjoint sets of keys into the result over all of them.
 
     logsumexp = log sum_c exp(logsumexp_c),  output = sum_c exp(logsumexp_c - logsumexp) output_c
@@ -18,13 +23,16 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
     Args:
         outputs: at least one, each (batch, heads, queries, head_dim).
         logsumexps: one for each output, (batch, heads, queries).
+        out: an output and a logsumexp that get the result, of its shapes and dtypes; they may be
+            those of a part.
 
     Returns:
         (output, logsumexp), computed in float64, with framework and dtype of the first output and
-        the first logsumexp; 0 and -inf for queries that see no key. Tensors may require grad.
+        the first logsumexp; 0 and -inf for queries that see no key. Tensors may require grad
+        without `out`.
 
     Raises:
-        TypeError, ValueError: the lists differ in length, shapes or framework.
+        TypeError, ValueError: the lists differ in length, shapes or framework; `out` does not fit.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -42,17 +50,28 @@ def merge(outputs: Sequence[Array], logsumexps: Sequence[Array]) -> tuple[Array,
     Source: Milakov and Gimelshein 2018 (arXiv 1805.02867).
     """
     checks.parts(outputs, logsumexps)
-    xp = _arrays.namespace(outputs[0])
-    parts = xp.stack([_arrays.float64(part, outputs[0]) for part in outputs])
-    logs = xp.stack([_arrays.float64(log, outputs[0]) for log in logsumexps])
-    largest = _arrays.detached(xp.amax(logs, 0))
-    weights = xp.exp(logs - xp.where(xp.isneginf(largest), 0.0, largest))
-    total = xp.sum(weights, 0)
-    none = total == 0.0
-    total = xp.where(none, 1.0, total)
-    logsumexp = xp.where(none, -math.inf, largest + xp.log(total))
-    weights = (weights / total)[..., None]
-    output = xp.sum(xp.where(weights == 0.0, 0.0, weights * parts), 0)
-    return _arrays.to_dtype(output, outputs[0].dtype), _arrays.to_dtype(
-        logsumexp, logsumexps[0].dtype
-    )
+    if out is not None:
+        checks.merge_buffers(out, outputs[0], logsumexps[0])
+    parts: Any = outputs, logsumexps
+    in_core = merged_parts.fits_core(*parts)
+    if out is not None and in_core:
+        output, logsumexp = merged_parts.merged_in_core(outputs, logsumexps, out[0])
+    elif out is None and in_core and _records(*outputs, *logsumexps):
+        # Imported here, since torch is optional; it is loaded if there is a tensor.
+        from ntk_alibi.torch.merging import merged_tensors
+
+        output, logsumexp = merged_tensors(*parts)
+    else:
+        output, logsumexp = merged_parts.merged(*parts)
+    logsumexp = _arrays.to_dtype(logsumexp, logsumexps[0].dtype)
+    if out is None:
+        return output, logsumexp
+    for buffer, result in zip(out, (output, logsumexp), strict=True):
+        if result is not buffer:
+            buffer[...] = result
+    return out
+
+
+def _records(*values: Any) -> bool:
+    """Return whether torch records operations on any of the values."""
+    return _arrays.require_grad(*values) and _torch_state.is_recording()

@@ -1,0 +1,48 @@
+"""`ntk_alibi.merge` of tensors that require grad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ntk_alibi.fused.merged_parts import merged_in_core
+
+
+class _Merge(torch.autograd.Function):
+    """Inputs are the outputs of all parts, then their logsumexps."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = len(tensors) // 2
+        output, logsumexp = merged_in_core(tensors[:parts], tensors[parts:])
+        ctx.save_for_backward(*tensors, output, logsumexp)
+        return output, logsumexp
+
+    @staticmethod
+    def backward(
+        ctx: Any, output_gradient: torch.Tensor, logsumexp_gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Return w do and w (do.(o_part - o) + dl), with w = exp(logsumexp_part - logsumexp)."""
+        *tensors, output, logsumexp = ctx.saved_tensors
+        parts = len(tensors) // 2
+        whole = torch.where(logsumexp.isneginf(), 0.0, logsumexp)
+        of_outputs, of_logs = [], []
+        for part, log in zip(tensors[:parts], tensors[parts:], strict=True):
+            weight = torch.exp(log.double() - whole)[..., None].to(torch.float32)
+            # A part without weight may hold NaN.
+            step = torch.where(weight == 0.0, 0.0, part.float() - output.float())
+            change = (output_gradient.float() * step).sum(-1) + logsumexp_gradient.float()
+            of_outputs.append((weight * output_gradient.float()).to(part.dtype))
+            of_logs.append((weight[..., 0] * change).to(log.dtype))
+        return (*of_outputs, *of_logs)
+
+
+def merged_tensors(
+    outputs: Sequence[torch.Tensor], logsumexps: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output and the float64 logsumexp, which autograd follows."""
+    apply: Any = _Merge.apply
+    result: tuple[torch.Tensor, torch.Tensor] = apply(*outputs, *logsumexps)
+    return result

@@ -15,6 +15,9 @@ from fuzz.oracle import biases
 
 Floats = NDArray[np.float64]
 
+#: The distance up to which a table from 0 on is short.
+FAR = 1000
+
 
 def _learned(
     scene: Scene, passed: dict[str, Any], result: tuple[Floats, biases.Partials], bias: Any
@@ -94,8 +97,11 @@ def table(scene: Scene) -> DrawnBias:
     draw, d = scene.draw, scene.places.pairs.distance
     least, most = (int(d.min()), int(d.max())) if d.size else (0, 0)
     begin = min(least - draw.one_of((0, 0, 3)), -1)
-    if scene.places.rule.causal and draw.chance(0.7):  # a table from 0 on is for causal attention
+    far = least > FAR
+    if scene.places.rule.causal and (far or draw.chance(0.7)):
         begin = max(least, 0)
+    elif far:  # only a table that begins below 0 is for other attention
+        return function(scene)
     most = max(most, begin)
     size = most - begin + 1 + draw.one_of((0, 0, 5))
     decay = -draw.power(-3, 0) * np.abs(np.arange(size) + begin)

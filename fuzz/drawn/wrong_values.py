@@ -58,7 +58,7 @@ NO_SCALING = ("ntk", 3, na.NTK, object(), {"alibi_type": "ntk"}, np.ones(4))
 #: Anything that somebody might pass.
 ANYTHING: tuple[Any, ...] = (
     None, True, False, 0, -1, 1.5, np.nan, np.inf, -0.0, 10**30, 1j, "text", "", b"bytes", [], [1],
-    [[1.0]], (), (1.0, 2.0), {}, {1}, object(), range(3), slice(3), int, np.abs, Ellipsis,
+    [[1.0]], (), (1.0, 2.0), {}, {1}, object(), range(3), slice(3), np.abs, Ellipsis,
     Decimal(1), np.float16(1.0), np.int8(1), np.zeros(()), np.zeros(0), ones(3), ones(2, 3),
     ones(2, 4, 3, 8),
     np.array("x"), np.array(None), np.ones((2, 3), object), np.ones(3, complex),

@@ -32,7 +32,7 @@ KINDS: Mapping[str, tuple[float, Kind]] = {
     "merge": (4, merge.merge),
     "key-norms": (3, key_norms.key_norms),
     "bad-argument": (8, arguments.bad_argument),
-    "any-argument": (0, arguments.any_argument),
-    "extreme": (0, extremes.extreme),
-    "far": (0, extremes.far),
+    "any-argument": (4, arguments.any_argument),
+    "extreme": (4, extremes.extreme),
+    "far": (2, extremes.far),
 }

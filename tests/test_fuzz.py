@@ -14,10 +14,15 @@ import numpy as np
 import pytest
 import torch
 from fuzz.case import Case, drawn_case
+from fuzz.drawn.biases import ANYWHERE
+from fuzz.drawn.biases import FORGET_GATES as GATES
+from fuzz.drawn.biases import OVER_DISTANCE as OVER
+from fuzz.drawn.wrong_arguments import FUNCTIONS, Function
 from fuzz.kinds import KINDS
 from fuzz.worker import prepare
 
 import ntk_alibi as na
+from ntk_alibi.biases import BiasObject
 from repository import ROOT
 
 #: Folders and files of the fuzzer from the bottom up; each imports from its layer and lower ones.
@@ -68,6 +73,15 @@ def test_a_minute_of_random_cases_finds_nothing() -> None:
 def test_cases_of_every_kind_are_right(kind: str) -> None:
     reports = [Case(kind, seed).run() for seed in range(30 * (KINDS[kind][0] > 0))]
     assert not any(reports), next(filter(None, reports))
+
+
+def test_every_public_bias_and_function_is_drawn() -> None:
+    """A new bias needs a function and wrong arguments in fuzz/drawn, a formula in fuzz/oracle."""
+    biases = {name for name in na.__all__ if isinstance(getattr(na, name), type(na.ALiBi))}
+    biases = {name for name in biases if issubclass(getattr(na, name), BiasObject)}
+    assert {"ALiBi", "T5"} <= biases <= {name.split("(")[0] for name in ANYWHERE | OVER | GATES}
+    called = {function.name for function in FUNCTIONS}
+    assert biases | {"attention", "merge", "alibi_slopes", "build_alibi_tensor"} <= called
 
 
 def test_a_case_is_the_same_each_time() -> None:
@@ -144,8 +158,6 @@ def test_a_refusal_without_the_name_and_another_error_are_found(
 
 
 def _function(call: Callable[..., Any]) -> Any:
-    from fuzz.drawn.wrong_arguments import Function
-
     return Function("refuse", call, {}, {"query": (3,)})
 
 

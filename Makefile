@@ -31,7 +31,7 @@ fuzz: $(VENV)/.test
 # transformers' own tests of the model families, stock and on patched models: of a checkout at the
 # installed version, `make peer-tests TRANSFORMERS=path`, or of a clone of its tag.
 peer-tests: $(VENV)/.test
-	$(BIN)/python -m pip install -q -c constraints.txt parameterized
+	$(BIN)/python -m pip install -q -c constraints.txt httpx parameterized
 	$(BIN)/python -m peers $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)")
 
 lint: $(VENV)/.lint

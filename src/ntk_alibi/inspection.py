@@ -61,7 +61,7 @@ def bias_by_distance(
         ends = (1, count) if side == "behind" else (count, 1)
         dense: NDArray[np.float64] = _arrays.to_numpy(bias.tensor(*ends)).astype(np.float64)
         return np.ascontiguousarray(dense[0].reshape(bias.num_heads, count)[:, ::-1])
-    return _row(bias, count, count if tokens is None else tokens, side)[:, :count]
+    return _row(bias, count, count if tokens is None else tokens, side)
 
 
 def _row(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:
@@ -70,7 +70,7 @@ def _row(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:
     keys = max(count, tokens) if dynamic else count
     shape = (bias.rows, bias.num_heads, bias.query_length or 1, keys)
     mask, real = Mask(causal=bias.sides == "causal"), None
-    if dynamic:
+    if dynamic and tokens < keys:
         real = (np.arange(keys) >= keys - tokens)[None].view(np.uint8)
     problem = Problem(shape, mask, real)
     if side == "ahead":
@@ -79,14 +79,15 @@ def _row(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:
         at_queries = np.full((1, shape[2]), first, np.int32)
         problem = problem._replace(query_positions=at_queries, key_positions=at_keys)
     like = next(filter(_arrays.is_tensor, bias.parameters), None)
-    last, all_keys = slice(shape[2] - 1, shape[2]), slice(0, keys)
-    kernel = kernel_bias_of(bias, problem, like).part(last, all_keys, problem)
-    positions = problem.part(last, all_keys).positions(like)
+    last = slice(shape[2] - 1, shape[2])
+    near = slice(keys - count, keys) if side == "behind" else slice(0, count)
+    kernel = kernel_bias_of(bias, problem, like).part(last, near, problem)
+    positions = problem.part(last, near).positions(like)
     numbers, hidden = kernel.values(*positions)
     if mask.causal:
         hidden = hidden | ~mask.visible(*positions)[:, None]
     values = np.where(_arrays.to_numpy(hidden), -np.inf, _arrays.to_numpy(numbers))
-    row = np.broadcast_to(values[0], (shape[1], 1, keys))[:, 0]
+    row = np.broadcast_to(values[0], (shape[1], 1, count))[:, 0]
     return np.asarray(row[:, ::-1] if side == "behind" else row, np.float64)
 
 

@@ -293,3 +293,29 @@ def test_without_matplotlib_one_sentence_says_what_to_install(
             draw()
     with pytest.raises(ImportError, match="pictures need matplotlib"):
         plots.study_figure(summary())
+
+
+def test_maps_of_long_texts_show_every_nth_query_and_key() -> None:
+    bias = na.ALiBi(2)
+    ax = plots.bias_maps(bias, 3000, heads=[2])
+    (image,) = (i for i in ax.get_images() if i.get_array().ndim == 2)
+    shown = image.get_array()
+    map_of_head = shown[-1500:, :1500]
+    expected = bias.tensor(3000, 3000)[0, 1][1::2, 1::2]
+    np.testing.assert_array_equal(np.tril(map_of_head.filled(0)), np.tril(expected))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: plots.bias_maps(na.ALiBi(8), 20000),
+        lambda: plots.bias_maps(na.ALiBi(100_000), 32),
+        lambda: plots.mask(5000),
+        lambda: plots.intervals(30000),
+        lambda: plots.receptive_field(na.ALiBi(10_000)),
+        lambda: plots.bias_by_distance(na.ALiBi(2), 2**30),
+    ],
+)
+def test_pictures_of_too_many_numbers_are_refused(draw: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be at most \d+ in a picture, got \d+"):
+        draw()

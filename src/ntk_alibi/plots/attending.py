@@ -36,7 +36,8 @@ def mask(
 
     Args:
         query_length: Q, downwards.
-        key_length: K, to the right; Q if not given. The last query is at the last key.
+        key_length: K, to the right; Q if not given. The last query is at the last key. `intervals`
+            draws longer texts.
         ax: axes to draw into; a new figure's by default.
         options: causal, window, causal_block, sink, key_padding_mask (1, keys), query_positions and
             key_positions of `attention`.
@@ -55,6 +56,7 @@ def mask(
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
         >>> plt.close(ax.figure)
     """
+    _check_size(query_length, key_length, checks.MOST_CELLS)
     seen = inspection.weights(query_length, key_length, **options)[0] > 0
     with drawing(ax, size=(5.0, 4.6)) as axes:
         from matplotlib.colors import ListedColormap, to_rgb
@@ -93,6 +95,7 @@ def intervals(
         27
         >>> plt.close(ax.figure)
     """
+    _check_size(query_length, key_length, checks.MOST_NUMBERS)
     runs = inspection.visible_intervals(query_length, key_length, **options)
     with drawing(ax, size=(5.0, 4.6)) as axes:
         keys = query_length if key_length is None else key_length
@@ -216,6 +219,14 @@ def attention_map(
         title = f"Attention of layer {layer % len(weights)}, head {head_index + 1}"
         finish(axes, title, "key", "query")
     return axes
+
+
+def _check_size(query_length: int, key_length: int | None, limit: int) -> None:
+    queries = _checks.integer("query_length", query_length, minimum=1)
+    keys = queries
+    if key_length is not None:
+        keys = _checks.integer("key_length", key_length, minimum=1)
+    checks.most("query_length x key_length", queries * keys, limit)
 
 
 def _options_text(options: dict[str, Any]) -> str:

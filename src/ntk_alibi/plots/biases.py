@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks, inspection
 from ntk_alibi.biases import checks as bias_checks
 from ntk_alibi.biases.slopes import alibi_slopes, scaling_per
+from ntk_alibi.plots import checks
 from ntk_alibi.plots.style import (
     drawing,
     finish,
@@ -35,6 +36,9 @@ KIND_OF_TYPE = {
     "dynamic": "dynamic-ntk",
     "dynamic_linear": "dynamic-interpolation",
 }
+
+#: Cells of all maps of a picture of biases, unless there are very many heads.
+MAP_CELLS = 2**22
 
 #: Scalings that `slopes` compares by default.
 COMPARED = (None, Interpolation(4.0), NTK(4.0))
@@ -121,6 +125,7 @@ def receptive_field(
         >>> plt.close(ax.figure)
     """
     named = labelled(biases)
+    _check_distances(named.values(), longest)
     with drawing(ax) as axes:
         theme = theme_of(axes)
         styles = line_styles(axes, [_kind(bias) for bias in named.values()])
@@ -192,6 +197,7 @@ def bias_by_distance(
         >>> plt.close(ax.figure)
     """
     named = labelled(biases)
+    _check_distances(named.values(), longest)
     with drawing(ax) as axes:
         styles = line_styles(axes, [_kind(bias) for bias in named.values()])
         for (label, bias), look in zip(named.items(), styles, strict=True):
@@ -227,7 +233,8 @@ def bias_maps(
     Args:
         bias: an object with num_heads and tensor(query_length, key_length), such as `ALiBi`.
         query_length: Q, downwards.
-        key_length: K, to the right; Q if not given. The last query is at the last key.
+        key_length: K, to the right; Q if not given. The last query is at the last key. Of more
+            queries and keys than the picture has pixels, every n-th is drawn.
         heads: numbers of the heads to draw, from 1 on; all by default.
         quantity: "bias", or "weight" for its exponential.
         ax: axes to draw into; a new figure's by default.
@@ -248,28 +255,52 @@ def bias_maps(
     """
     bias_checks.bias_object(bias)
     _checks.choice("quantity", quantity, ("bias", "weight"))
-    keys = query_length if key_length is None else key_length
-    values = _arrays.to_numpy(bias.tensor(query_length, keys))[0].astype(np.float64)
-    chosen = _checks.heads(heads, len(values))
+    chosen, values = _sampled_maps(bias, query_length, key_length, heads)
     shown = values if quantity == "bias" else np.exp(values)
+    _, queries, keys = values.shape
     columns = min(len(chosen), max(1, math.ceil(math.sqrt(len(chosen) * 1.5))))
     rows = math.ceil(len(chosen) / columns)
     gap = max(1, keys // 12)
-    above = max(1, math.ceil((0.04 + 0.04 * rows) * query_length))
-    sheet = np.full((rows * (query_length + above), columns * (keys + gap) - gap), np.nan)
+    above = max(1, math.ceil((0.04 + 0.04 * rows) * queries))
+    sheet = np.full((rows * (queries + above), columns * (keys + gap) - gap), np.nan)
     with drawing(ax, size=(6.4, min(9.0, 1.2 + 5.2 * sheet.shape[0] / sheet.shape[1]))) as axes:
         for place, head in enumerate(chosen):
             row, column = divmod(place, columns)
-            top, left = row * (query_length + above) + above, column * (keys + gap)
-            sheet[top : top + query_length, left : left + keys] = np.where(
-                np.isfinite(values[head]), shown[head], np.inf
+            top, left = row * (queries + above) + above, column * (keys + gap)
+            sheet[top : top + queries, left : left + keys] = np.where(
+                np.isfinite(values[place]), shown[place], np.inf
             )
             label = f"head {head + 1}"
             axes.text(left + keys / 2 - 0.5, top - 0.6, label, ha="center", va="bottom", fontsize=8)
-        _draw_sheet(axes, sheet, quantity, _norm(shown[chosen]) if quantity == "bias" else None)
+        _draw_sheet(axes, sheet, quantity, _norm(shown) if quantity == "bias" else None)
         axes.set_axis_off()
         finish(axes, f"{quantity.capitalize()} per head: queries down, keys to the right", "", "")
     return axes
+
+
+def _check_distances(biases: Collection[Any], longest: int) -> None:
+    distances = _checks.integer("longest", longest, minimum=1)
+    for bias in biases:
+        bias_checks.bias_object(bias)
+        checks.most("heads x longest", bias.num_heads * distances, checks.MOST_NUMBERS)
+
+
+def _sampled_maps(
+    bias: Any, query_length: int, key_length: int | None, heads: Sequence[int] | None
+) -> tuple[list[int], NDArray[np.float64]]:
+    """Return heads and their biases (heads, queries, keys), at every n-th query and key if many."""
+    queries = _checks.integer("query_length", query_length, minimum=1)
+    keys = queries
+    if key_length is not None:
+        keys = _checks.integer("key_length", key_length, minimum=1)
+    of_all = bias.num_heads * queries * keys
+    checks.most("heads x query_length x key_length", of_all, checks.MOST_NUMBERS)
+    chosen = _checks.heads(heads, bias.num_heads)
+    longest = max(32, math.isqrt(MAP_CELLS // len(chosen)))
+    rows, columns = (np.arange(n - 1, -1, -math.ceil(n / longest))[::-1] for n in (queries, keys))
+    checks.most("cells of all heads", len(chosen) * rows.size * columns.size, checks.MOST_CELLS)
+    values = _arrays.to_numpy(bias.tensor(queries, keys))[0]
+    return chosen, values[np.ix_(np.array(chosen), rows, columns)].astype(np.float64)
 
 
 def _norm(values: NDArray[np.float64]) -> Normalize | None:
@@ -293,7 +324,7 @@ def _draw_sheet(
 
     image = heat(axes, sheet, quantity, norm=norm)
     image.set_cmap(image.get_cmap().with_extremes(bad=(0, 0, 0, 0)))
-    grey = np.zeros((*sheet.shape, 4))
+    grey = np.zeros((*sheet.shape, 4), np.float32)
     grey[np.isinf(sheet)] = to_rgba(theme_of(axes).hidden)
     axes.imshow(grey, interpolation="nearest", aspect="auto", zorder=-1)
 

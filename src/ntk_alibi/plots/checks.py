@@ -22,6 +22,19 @@ def as_many(name: str, numbers: Any, count: int) -> NDArray[np.float64]:
     return array
 
 
+#: Numbers that a picture may be computed from: 2 GiB in float32.
+MOST_NUMBERS = 2**29
+
+#: Cells that a picture may show; more take minutes to draw, and no screen has as many.
+MOST_CELLS = 2**24
+
+
+def most(what: str, count: int, limit: int) -> None:
+    """Check a number of numbers or cells before they are computed."""
+    if count > limit:
+        raise ValueError(f"{what} must be at most {limit} in a picture, got {count}")
+
+
 def accuracies(name: str, value: Any, shape: tuple[int, int]) -> NDArray[np.float64]:
     """Return value as an array of this shape whose entries are between 0 and 1, or NaN."""
     array = np.asarray(value, np.float64)

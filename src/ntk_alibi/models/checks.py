@@ -1,31 +1,12 @@
-"""Checks of checkpoints: files, weights, and the settings of the configuration."""
+"""Checks of checkpoints: weights, and the settings of the configuration."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@contextlib.contextmanager
-def readable(name: str) -> Iterator[None]:
-    """Turn what transformers raises for a damaged checkpoint into a ValueError that names it.
-
-    Transformers' readers do not check what they read. A damaged file gives an error of any type,
-    such as SafetensorError, RuntimeError, KeyError or ZeroDivisionError.
-    """
-    try:
-        yield
-    except (ImportError, MemoryError, OSError):  # not for what the files hold
-        raise
-    except Exception as error:
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"model must be a whole checkpoint that transformers can load, got {name!r}: {reason}"
-        ) from error
 
 
 def whole(info: Mapping[str, Any]) -> None:

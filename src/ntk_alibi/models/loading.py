@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _files
 from ntk_alibi.models import checks
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
     if model is None or (model == NANO_BLOOM and not os.path.exists(model)):
         return os.fspath(nano_bloom_path())
     return os.fspath(model)
+
+
+def reading(name: str) -> AbstractContextManager[None]:
+    """Turn what transformers raises for a damaged checkpoint into a ValueError that names it."""
+    return _files.readable("a whole checkpoint that transformers can load", name)
 
 
 def train_length_of(config: PreTrainedConfig) -> int:
@@ -84,7 +90,7 @@ def load(
             "model must be a folder with config.json, weights and tokenizer, or a name on the hub, "
             f"got {name!r}"
         )
-    with checks.readable(name):
+    with reading(name):
         tokenizer = AutoTokenizer.from_pretrained(name)
         loaded = WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).eval()
     checks.usable(loaded)

@@ -278,7 +278,7 @@ def test_a_scaling_in_the_arguments_is_a_patch(tiny_checkpoint: Path, name: str)
         ({"scaling": "ntk", "factor": "x"}, "factor must be a number, got 'x'"),
         ({"scaling": 5}, "method must be original or one of"),
         ({"pretrained": 5}, "pretrained must be a folder, a name or a model, got 5"),
-        ({"dtype": "x"}, "model must be a whole checkpoint .*AttributeError"),
+        ({"dtype": "x"}, "must be a whole checkpoint .*AttributeError"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:

@@ -11,7 +11,6 @@ It differs from the harness's HFLM in four ways:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -25,9 +24,10 @@ from tqdm import tqdm
 from ntk_alibi import _checks
 from ntk_alibi.evaluation import checks
 from ntk_alibi.evaluation.comparing.methods import ORIGINAL, Method, named_method
+from ntk_alibi.evaluation.harness.passes import Pass, nested, place
 from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.models import checks as model_checks
-from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name, train_length_of
+from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name, reading, train_length_of
 from ntk_alibi.models.whole import WholeCausalLM
 
 if TYPE_CHECKING:
@@ -46,25 +46,6 @@ LOGITS_AT_A_TIME = 2**25
 TEXTS_REMEMBERED = 512
 
 PACKAGES = ("ntk-alibi", "lm_eval", "transformers", "torch", "accelerate")
-
-
-@dataclass
-class Pass:
-    """A text for one forward pass, and the requests that the pass answers.
-
-    Attributes:
-        tokens: tokens of the longest request, its continuation included.
-        spans: for each request, its index, the position at which its continuation begins, and the
-            tokens of the continuation.
-    """
-
-    tokens: list[int]
-    spans: list[tuple[int, int, list[int]]]
-
-    @property
-    def read(self) -> list[int]:
-        """Input tokens: all except the last token of the continuation that ends last."""
-        return self.tokens[: max(begin + len(targets) - 1 for _, begin, targets in self.spans)]
 
 
 @register_model("ntk_alibi")
@@ -112,7 +93,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         options = {"dtype": "float32", "device": _device(), "max_length": max_length, **options}
         if pretrained is None or isinstance(pretrained, str):
             pretrained = checkpoint_name(pretrained)
-            with model_checks.readable(pretrained):
+            with reading(pretrained):
                 super().__init__(pretrained, **options)
         elif isinstance(pretrained, torch.nn.Module):
             super().__init__(pretrained, **options)
@@ -207,7 +188,11 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Encode prompts as tokens and a mask, truncated by our rule instead of the harness's."""
         limit = left_truncate_len or UNLIMITED
-        rows = [self.truncate(self.tok_encode(string), limit) for string in strings]
+        encode = (
+            super().tok_batch_encode
+        )  # of one prompt at a time, which other prompts cannot alter
+        rows = [self.truncate(encode([string])[0][0].tolist(), limit) for string in strings]
+        _checks.integer("tokens of a prompt", min(map(len, rows)), minimum=1)
         return self._pad(rows, left=padding_side == "left")
 
     def _pad(self, rows: Sequence[list[int]], *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -240,12 +225,13 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     def _passes(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Pass]:
         """Yield passes that answer all requests; nested requests share one."""
         alone = []
-        for numbers in self._nested(pairs):
+        texts = ["".join(pair) for pair in pairs]
+        for numbers in nested(texts, share=self.share_prefixes):
             if len(numbers) == 1:
                 alone += numbers
                 continue
-            places = tuple(_place(*pairs[i]) for i in numbers)
-            tokens, token_spans = self._places("".join(pairs[numbers[0]]), places)
+            places = tuple(place(*pairs[i]) for i in numbers)
+            tokens, token_spans = self._places(texts[numbers[0]], places)
             spans = []
             for i, span in zip(numbers, token_spans, strict=True):
                 if span is None:
@@ -268,18 +254,6 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             edges = {}
         spans = [(edges.get(begin), edges.get(end)) for begin, end in places]
         return tokens, [None if b is None or e is None else (b, e) for b, e in spans]
-
-    def _nested(self, pairs: Sequence[tuple[str, str]]) -> Iterator[list[int]]:
-        """Yield groups of indices of requests whose texts are prefixes of the group's first."""
-        texts = ["".join(pair) for pair in pairs]
-        group: list[int] = []
-        for i in sorted(range(len(texts)), key=texts.__getitem__, reverse=True):
-            if group and not (self.share_prefixes and texts[group[0]].startswith(texts[i])):
-                yield group
-                group = []
-            group.append(i)
-        if group:
-            yield group
 
     def _tokens_with_edges(self, text: str) -> tuple[list[int], dict[int, int]]:
         """Return the tokens of a text, and the number of tokens before each character offset.
@@ -382,14 +356,6 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             strict=True,
         )
         return [(number, (float(ll.sum()), bool(g.all()))) for (number, _, _), ll, g in parts]
-
-
-def _place(context: str, continuation: str) -> tuple[int, int]:
-    """Return the span of characters that a request scores in its whole text.
-
-    It includes whitespace at the end of the context, as `_encode_pair` of the harness has it.
-    """
-    return len(context.rstrip()), len(context) + len(continuation)
 
 
 def _device() -> str:

@@ -1,0 +1,66 @@
+"""Reading and writing the users' files, with errors that name the file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def readable(expected: str, source: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what other libraries raise for damaged contents into a ValueError that names the source.
+
+    Readers such as pickle, torch.load and transformers do not check what they read. A damaged file
+    gives an error of any type, such as SafetensorError, RuntimeError, KeyError or EOFError.
+    """
+    try:
+        yield
+    except (ImportError, MemoryError, OSError):  # not for what the file holds
+        raise
+    except Exception as error:
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{os.fspath(source)!r} must be {expected}: {reason}") from error
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a JSON file."""
+    with readable("a JSON file", path):
+        return parse_json(Path(path).read_bytes())
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON; refuse text that is nested too deeply for Python, too, with a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("too many nested brackets") from None
+
+
+def writable_folder(path: str | os.PathLike[str]) -> Path:
+    """Make a folder if it does not exist, and check before any work that files can be made in it.
+
+    Raises:
+        OSError: they cannot.
+    """
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        return folder
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Check before any work that a file can be written; leave it as it is.
+
+    Raises:
+        OSError: it cannot.
+    """
+    there = os.path.lexists(path)
+    with open(path, "ab"):
+        pass
+    if not there:
+        Path(path).unlink(missing_ok=True)

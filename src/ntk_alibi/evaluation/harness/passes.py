@@ -1,0 +1,50 @@
+"""Forward passes, each of which answers all requests whose texts are prefixes of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass
+class Pass:
+    """A text for one forward pass, and the requests that the pass answers.
+
+    Attributes:
+        tokens: tokens of the longest request, its continuation included.
+        spans: for each request, its index, the position at which its continuation begins, and the
+            tokens of the continuation.
+    """
+
+    tokens: list[int]
+    spans: list[tuple[int, int, list[int]]]
+
+    @property
+    def read(self) -> list[int]:
+        """Input tokens: all except the last token of the continuation that ends last."""
+        return self.tokens[: max(begin + len(targets) - 1 for _, begin, targets in self.spans)]
+
+
+def nested(texts: Sequence[str], *, share: bool) -> Iterator[list[int]]:
+    """Yield groups of indices of texts that are prefixes of the group's first.
+
+    Args:
+        texts: the texts of all requests.
+        share: whether a group can have more than one text.
+    """
+    group: list[int] = []
+    for i in sorted(range(len(texts)), key=texts.__getitem__, reverse=True):
+        if group and not (share and texts[group[0]].startswith(texts[i])):
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+def place(context: str, continuation: str) -> tuple[int, int]:
+    """Return the span of characters that a request scores in its whole text.
+
+    It includes whitespace at the end of the context, as `_encode_pair` of the harness has it.
+    """
+    return len(context.rstrip()), len(context) + len(continuation)

@@ -135,3 +135,10 @@ def test_a_small_model_orders_the_methods_at_twice_its_length(tmp_path: Path) ->
     accuracy = {(c["method"], c["multiple"]): c["accuracy"] for c in summary["retrieval"]}
     assert accuracy["original", 1] > 0.6
     assert accuracy["ntk:2", 2] > accuracy["original", 2] + 0.1
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK"], ids=["empty", "nonsense", "cut off"])
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "train.ckpt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"train.ckpt' must be a checkpoint .*; remove it"):
+        nano_bloom.train(TINY, tmp_path, quiet=True)

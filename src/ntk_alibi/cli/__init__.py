@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 import ntk_alibi
+from ntk_alibi import _command_line
 from ntk_alibi.cli import evaluate, info, lm_eval, plot, slopes, tune
 
 
@@ -18,21 +18,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for subcommand in (info, slopes, plot, evaluate, tune, lm_eval):
         subcommand.register(commands)
     options = parser.parse_args(arguments)
-    try:
+    with _command_line.sentences("ntk-alibi", options.extra):
         options.run(options)
-    except ImportError as error:
-        advice = "" if "pip install" in str(error) else _install_advice(options.extra)
-        _fail(f"{error}{advice}")
-    except (ValueError, TypeError, OSError) as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
-        sys.exit("\ninterrupted; run the same command again to continue")
-
-
-def _install_advice(extra: str) -> str:
-    return f"; this command needs pip install 'ntk-alibi[{extra}]'"
-
-
-def _fail(message: str) -> None:
-    print(f"ntk-alibi: error: {message}", file=sys.stderr)
-    sys.exit(2)

@@ -6,11 +6,13 @@ import argparse
 import contextlib
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ntk_alibi import _checks
 from ntk_alibi.cli import subcommand
 
 #: Folder in the working directory that keeps the answers of an unfinished run.
@@ -63,7 +65,12 @@ def register(commands: Any) -> None:
     others.add_argument(
         "--data", metavar="PATH", help="file or folder of records, for tasks that read one"
     )
-    others.add_argument("--metadata", type=json.loads, metavar="JSON", help="metadata of the tasks")
+    others.add_argument(
+        "--metadata",
+        type=subcommand.json_object,
+        metavar="JSON",
+        help="metadata of the tasks",
+    )
     others.add_argument(
         "--batch-size", type=int, default=1, help="prompts per batch (default: %(default)s)"
     )
@@ -81,7 +88,10 @@ def register(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     if options.data is not None and options.tasks is None:
         raise ValueError(f"--tasks must be given with --data, got only --data {options.data}")
-    subcommand.check_train_length(options)
+    _checks.integer("--batch-size", options.batch_size, minimum=1)
+    subcommand.check_lengths(options)
+    subcommand.check_methods(options.methods or ())
+    subcommand.check_output(options.output)
     if options.tasks is None:
         _study(options)
     else:
@@ -90,26 +100,35 @@ def _run(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def unfinished(output: str | None) -> Iterator[Path]:
-    """Yield the folder of answers: the user's, or a temporary one that is removed at the end."""
+    """Yield the folder of answers: the user's, or a temporary one that is removed at the end.
+
+    An error leaves it, so that the next run continues from the answers.
+    """
     from ntk_alibi.evaluation.harness.run import is_first_process
 
-    folder = Path(output or UNFINISHED)
+    folder = Path(UNFINISHED if output is None else output)
     yield folder
+    sys.stdout.flush()  # a full disk is an error before the answers are removed
     if is_first_process() and output is None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _study(options: argparse.Namespace) -> None:
-    summary = _measure(options) if options.from_json is None else _read(options.from_json)
-    if summary is None:
-        return
-    if options.json:
-        print(json.dumps(summary))
-    _show(summary, options)
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = [f".{name}" for name in FigureCanvasBase.get_supported_filetypes()]
+    for path in _pictures(options):
+        subcommand.check_picture("--plot", path, formats)
+    if options.from_json is None:
+        _measure(options)
+    else:
+        from ntk_alibi.evaluation.comparing.stored import read_summary
+
+        _show(read_summary(options.from_json), options)
 
 
-def _measure(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Run the study and return its summary in the first process, None in others."""
+def _measure(options: argparse.Namespace) -> None:
+    """Run the study, and show its summary in the first process."""
     from ntk_alibi.evaluation.comparing import length_study
     from ntk_alibi.evaluation.comparing.plan import QUICK, Plan
     from ntk_alibi.evaluation.harness import run as harness
@@ -127,12 +146,14 @@ def _measure(options: argparse.Namespace) -> dict[str, Any] | None:
         summary = length_study.evaluate(
             model, tokenizer, plan, folder, quiet=options.json, name=name
         )
-    return summary if harness.is_first_process() else None
+        if harness.is_first_process():
+            _show(summary, options)
 
 
-def _read(path: str) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads(Path(path).read_text("utf-8"))
-    return summary
+def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
+    """Return the paths of the two pictures."""
+    plot = Path(options.plot)
+    return plot, plot.parent / f"{plot.stem}-depth{plot.suffix}"
 
 
 def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
@@ -141,36 +162,35 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.report import tables
     from ntk_alibi.plots import depth_figure, study_figure
 
-    study_figure(summary).savefig(options.plot, dpi=120)
-    plot = Path(options.plot)
-    depth_plot = plot.with_name(f"{plot.stem}-depth{plot.suffix}")
-    depth_figure(summary).savefig(depth_plot, dpi=120)
+    drawn = {study_figure: True, depth_figure: bool(summary["by_depth"])}
+    pictures = [
+        (draw, path)
+        for (draw, wanted), path in zip(drawn.items(), _pictures(options), strict=True)
+        if wanted
+    ]
+    for draw, path in pictures:
+        draw(summary).savefig(path, dpi=120)
     if options.json:
+        print(json.dumps(summary))
         return
     console = Console()
     for table in tables.study_tables(summary):
         console.print(table)
-    console.print(f"pictures: {plot}, {depth_plot}")
-    method = list(summary["commands"])[-1]
-    example = next(iter(summary["commands"][method].values()))
-    console.print(
-        f"command that repeats one cell (--json lists all commands):\n{example}", soft_wrap=True
-    )
+    console.print(f"pictures: {', '.join(str(path) for _, path in pictures)}")
+    examples = [next(iter(cells.values())) for cells in summary["commands"].values() if cells]
+    if examples:
+        title = "command that repeats one cell (--json lists all commands)"
+        console.print(f"{title}:\n{examples[-1]}", soft_wrap=True)
 
 
 def _comparison(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from ntk_alibi import _checks
     from ntk_alibi.evaluation.comparing import task_comparison
     from ntk_alibi.evaluation.comparing.methods import DEFAULT_METHODS, parse_method
     from ntk_alibi.evaluation.harness import run as harness
     from ntk_alibi.evaluation.harness.model import StretchedLM
-    from ntk_alibi.evaluation.report import tables
     from ntk_alibi.models import load
     from ntk_alibi.models.loading import NANO_BLOOM
 
-    _checks.integer("--batch-size", options.batch_size, minimum=1)
     metadata = {**(options.metadata or {})}
     if options.data is not None:
         metadata["data"] = options.data
@@ -193,8 +213,15 @@ def _comparison(options: argparse.Namespace) -> None:
         comparison = task_comparison.compare(
             lm, methods, tasks, metadata=metadata, model=name, cache=folder
         )
-    if not harness.is_first_process():
-        return
+        if harness.is_first_process():
+            _show_comparison(comparison, options)
+
+
+def _show_comparison(comparison: dict[str, Any], options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from ntk_alibi.evaluation.report import tables
+
     if options.json:
         print(json.dumps(comparison))
         return

@@ -19,6 +19,7 @@ from ntk_alibi.biases.slopes import SIDES
 from ntk_alibi.cli import subcommand
 from ntk_alibi.evaluation.comparing.methods import Method, parse_method
 from ntk_alibi.fused.attention import attention
+from ntk_alibi.plots import checks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +75,8 @@ def register(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     path = options.output or Path(f"ntk-alibi-{options.picture}.png")
-    _checks.choice("the ending of --output", path.suffix.lower(), FORMATS)
+    subcommand.check_picture("--output", path, FORMATS)
+    subcommand.check_lengths(options)
     with plots.style(options.theme):
         import matplotlib.pyplot as plt
 
@@ -184,6 +186,10 @@ def _blocks(options: argparse.Namespace) -> Axes:
     tokens = _checks.integer("--queries", options.queries, minimum=1)
     width = _checks.integer("--head-dim", options.head_dim, minimum=1)
     seed = _checks.integer("--seed", options.seed, minimum=0)
+    inputs = 3 * heads * tokens * width
+    checks.most(
+        "inputs of the kernel (3 x heads x --queries x --head-dim)", inputs, checks.MOST_NUMBERS
+    )
     rng = np.random.default_rng(seed)
     query, key, value = rng.standard_normal((3, 1, heads, tokens, width), np.float32)
     stats = attention(
@@ -214,6 +220,7 @@ def _precision(options: argparse.Namespace) -> Axes:
 
     names = ("bfloat16", "float16", "float32")
     tokens = _checks.integer("--queries", options.queries, minimum=1)
+    checks.most("--queries", tokens, checks.MOST_CELLS)
     positions = {name: precision.last_positions(name, tokens) for name in names}
     windows = [2**k for k in range(7, 18)]
     shares = {name: {n: precision.exact_fraction(name, n) for n in windows} for name in names}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from typing import Any
 
 import ntk_alibi
@@ -24,6 +25,7 @@ def register(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    subcommand.check_lengths(options)
     scaling = parse_method(options.method, options.train_length).scaling
     lengths = None if options.length is None else [options.length]
     values = ntk_alibi.alibi_slopes(options.num_heads, scaling, lengths, rule=options.rule)
@@ -33,4 +35,5 @@ def _run(options: argparse.Namespace) -> None:
         return
     print("head  slope       tokens until the bias is -8")
     for head, slope in enumerate(slopes, 1):
-        print(f"{head:4}  {slope:<10.6g}  {8 / slope:.0f}")
+        reach = 8 / slope if slope else math.inf
+        print(f"{head:4}  {slope:<10.6g}  {reach:.0f}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
 
-from ntk_alibi import _checks
-from ntk_alibi.evaluation.comparing.methods import DYNAMIC, ORIGINAL, STATIC
+from ntk_alibi import _checks, _files
+from ntk_alibi.evaluation.comparing.methods import DYNAMIC, ORIGINAL, STATIC, parse_method
 
 
 def add(
@@ -54,10 +55,40 @@ def train_length_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_train_length(options: argparse.Namespace) -> None:
-    """Check --train-length, if it is given, before a model is loaded."""
-    if options.train_length is not None:
-        _checks.integer("--train-length", options.train_length, minimum=1)
+def check_lengths(options: argparse.Namespace) -> None:
+    """Check --length and --train-length, if they are given, before any work."""
+    for name in ("length", "train_length"):
+        if (value := getattr(options, name, None)) is not None:
+            _checks.integer(f"--{name.replace('_', '-')}", value, minimum=1)
+
+
+def check_methods(names: Iterable[str]) -> None:
+    """Check the names of methods before a model is loaded, whose training length is unknown."""
+    for name in names:
+        parse_method(name, 1)
+
+
+def check_output(folder: str | None) -> None:
+    """Check before any work that files can be made in the folder --output, if it is given."""
+    if folder is not None:
+        _files.writable_folder(folder)
+
+
+def check_picture(option: str, path: Path, formats: Collection[str]) -> None:
+    """Check before any work that a picture can be written to a path."""
+    _checks.choice(f"the ending of {option}", path.suffix.lower(), formats)
+    _files.check_writable(path)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Parse the JSON object of an option, for argparse."""
+    try:
+        value = _files.parse_json(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'must be a JSON object such as {{"seed": 1}}, got {text}')
+    return value
 
 
 def train_length(options: argparse.Namespace, of_model: int) -> int:

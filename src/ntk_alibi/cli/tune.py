@@ -56,19 +56,19 @@ def register(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from ntk_alibi import _checks
     from ntk_alibi.cli.evaluate import unfinished
     from ntk_alibi.evaluation.comparing import tuning
     from ntk_alibi.evaluation.harness import run as harness
-    from ntk_alibi.evaluation.report import tables
     from ntk_alibi.models import load
     from ntk_alibi.models.loading import NANO_BLOOM
 
-    for name in ("length", "records", "windows"):
+    for name in ("records", "windows"):
         _checks.integer(f"--{name}", getattr(options, name), minimum=1)
-    subcommand.check_train_length(options)
+    _checks.integer("--seed", options.seed, minimum=0)
+    subcommand.check_lengths(options)
+    subcommand.check_methods(options.methods)
+    subcommand.check_output(options.output)
     model, tokenizer, train_length = load(options.model, options.dtype)
     settings = tuning.Search(
         options.length,
@@ -83,8 +83,15 @@ def _run(options: argparse.Namespace) -> None:
         result = tuning.search(
             model, tokenizer, settings, Path(folder), quiet=options.json, name=name
         )
-    if not harness.is_first_process():
-        return
+        if harness.is_first_process():
+            _show(result, options)
+
+
+def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from ntk_alibi.evaluation.report import tables
+
     if options.json:
         print(json.dumps(result))
         return

@@ -1,7 +1,8 @@
-"""Checks of case files, process counts, batch sizes, prompts and method names."""
+"""Checks of case files, names of tasks and methods, process counts, batch sizes and prompts."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from typing import Any
 
@@ -19,6 +20,15 @@ def enough_documents(task: str, documents: int, processes: int) -> None:
     if documents < processes:
         raise ValueError(
             f"{task} must have a document for each of the {processes} processes, got {documents}"
+        )
+
+
+def known_tasks(names: Collection[str], known: Collection[str]) -> None:
+    """Check the names of tasks; the harness also takes paths of YAML files."""
+    if unknown := [name for name in names if name not in known and not os.path.isfile(name)]:
+        raise ValueError(
+            "tasks must be names that `ntk-alibi lm-eval ls tasks` lists, separated by spaces, got "
+            f"{', '.join(map(repr, unknown))}"
         )
 
 

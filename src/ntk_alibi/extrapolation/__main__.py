@@ -1,6 +1,9 @@
 """Entry point of `python -m ntk_alibi.extrapolation`."""
 
-from ntk_alibi.extrapolation.study import main
+from ntk_alibi import _command_line
 
 if __name__ == "__main__":
-    main()
+    with _command_line.sentences("python -m ntk_alibi.extrapolation"):
+        from ntk_alibi.extrapolation.study import main
+
+        main()

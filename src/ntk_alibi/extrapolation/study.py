@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from ntk_alibi import _checks, _files
 from ntk_alibi._runtime import set_num_threads
 from ntk_alibi.evaluation.report.markdown import describe_machine, replace_section
 from ntk_alibi.extrapolation import tables
@@ -154,8 +155,10 @@ def train_and_evaluate(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> 
     trained.save(checkpoint)
     path = folder / "results.json"
     work = json.loads(json.dumps({"recipe": asdict(recipe), "plan": asdict(plan)}))
-    results = json.loads(path.read_text()) if path.exists() else work | {"measured": {}}
-    if {key: results[key] for key in work} != work:
+    results = _files.read_json(path) if path.exists() else work | {"measured": {}}
+    with _files.readable("results of the study; remove it to measure again", path):
+        same = {key: results[key] for key in work} == work
+    if not same:
         raise ValueError(f"{path} holds results of other work than {work}; remove its folder")
     results["training"] = asdict(trained.curriculum)
     for key, result in Measurement(trained, plan).run(results["measured"]):
@@ -206,6 +209,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--document", type=Path, help="Markdown file whose sections get the tables")
     options = parser.parse_args(arguments)
+    for seed in options.seeds:
+        _checks.integer("--seeds", seed, minimum=0)
+    _checks.integer("--processes", options.processes, minimum=1)
+    if options.document:
+        options.document.read_text()  # before hours of work
+        _files.writable_folder(options.document.parent / "pictures")
+    _files.writable_folder(options.output)
     recipes = [StudyRecipe(scheme=x, seed=seed) for seed in options.seeds for x in options.schemes]
     if recipes:  # spawn: OpenMP has no threads in a forked child
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:

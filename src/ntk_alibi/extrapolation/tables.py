@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntk_alibi import plots
+from ntk_alibi import _files, plots
 from ntk_alibi.evaluation.report.markdown import table
 from ntk_alibi.extrapolation.measure import READING_MODES, MeasurePlan, views
 from ntk_alibi.extrapolation.schemes import SCHEMES
@@ -72,10 +71,11 @@ def summarise(output: Path) -> dict[str, Any]:
     measured: dict[str, dict[str, dict[str, list[Any]]]] = {}
     for scheme in LABELS:
         for path in sorted(output.glob(f"{scheme}-[0-9]*/results.json")):
-            results = json.loads(path.read_text())
-            seed = results["recipe"].pop("seed")
-            del results["recipe"]["scheme"]
-            settings = {name: results[name] for name in ("recipe", "plan")}
+            results = _files.read_json(path)
+            with _files.readable("results of the study", path):
+                seed = results["recipe"].pop("seed")
+                del results["recipe"]["scheme"]
+                settings = {name: results[name] for name in ("recipe", "plan")}
             if made_by and settings != made_by:
                 raise ValueError(f"{path} was made by another recipe or plan than the others")
             made_by = settings

@@ -20,6 +20,7 @@ import transformers
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.plan import QUICK, Plan
 from ntk_alibi.evaluation.report import tables
@@ -135,7 +136,7 @@ def train(recipe: NanoBloomRecipe, output: Path, *, quiet: bool = False) -> Nano
         output: folder for the checkpoint (train.ckpt), the log (train.jsonl) and the model.
         quiet: whether to hide the progress bar.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    _files.writable_folder(output)
     checkpoint, log = output / "train.ckpt", output / "train.jsonl"
     training = NanoBloomTraining(recipe)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -179,6 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
         help="attention implementation (%(default)s)",
     )
     options = parser.parse_args(arguments)
+    _checks.integer("--seed", options.seed, minimum=0)
     recipe = SMALL if options.small else NanoBloomRecipe()
     recipe = replace(recipe, seed=options.seed, attention=options.attention)
     training = train(recipe, options.output)

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
+from ntk_alibi import _files
 from ntk_alibi.evaluation.records import corpus
 from ntk_alibi.evaluation.records.lines import Lines
 from ntk_alibi.evaluation.records.record import Case, Encode, RecordKind, cached_encoder, encoder
@@ -268,19 +269,23 @@ class Training(ABC):
         """Restore the state of a checkpoint.
 
         Raises:
-            ValueError: the checkpoint belongs to another recipe.
+            ValueError: the checkpoint belongs to another recipe, or is damaged.
         """
-        state = torch.load(path, weights_only=True)
-        if state["recipe"] != asdict(self.recipe):
+        expected = "a checkpoint of a training; remove it to start again"
+        with _files.readable(expected, path):
+            state = torch.load(path, weights_only=True)
+            made_by = state["recipe"]
+        if made_by != asdict(self.recipe):
             raise ValueError(
-                f"{path} must be a checkpoint of {self.recipe}, got one of {state['recipe']}; "
+                f"{path} must be a checkpoint of {self.recipe}, got one of {made_by}; "
                 "choose another folder or remove it"
             )
-        self.curriculum = type(self.curriculum)(**state["curriculum"])
-        self.rng.bit_generator.state = state["rng"]
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        with _files.readable(expected, path):
+            self.curriculum = type(self.curriculum)(**state["curriculum"])
+            self.rng.bit_generator.state = state["rng"]
+            self.model.load_state_dict(state["model"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
 
     def run(
         self, checkpoint: Path, log: Path, report: Callable[[str], None] = lambda _: None

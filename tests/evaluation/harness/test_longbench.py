@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ntk_alibi.evaluation.harness import run as harness
+from ntk_alibi.evaluation.harness.longbench import documents
 from ntk_alibi.evaluation.harness.model import StretchedLM
 
 pytest.importorskip("jieba", reason="the harness's LongBench needs ntk-alibi[longbench]")
@@ -73,3 +74,20 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         task(tmp_path, "trec", [])
     with pytest.raises(ValueError, match="data must be given"):
         harness.load_tasks(["longbench_trec_local"], {})
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("[1]", "expected an object"),
+        ("{", "Expecting property name"),
+        ("{}", "key 'context' is missing"),
+        (json.dumps(TREC | {"context": 1}), "context must be a string"),
+        (json.dumps(TREC | {"answers": []}), "answers must be a list of strings"),
+        (json.dumps(TREC | {"all_classes": "x"}), "all_classes must be a list of strings"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    (tmp_path / "trec.jsonl").write_text(f"{json.dumps(TREC)}\n\n{line}\n")
+    with pytest.raises(ValueError, match=f"trec.jsonl, line 3: no case of .*: {reason}"):
+        documents("trec", str(tmp_path))

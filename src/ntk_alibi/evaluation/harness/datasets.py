@@ -33,7 +33,7 @@ from ntk_alibi.evaluation.records.record import (
     encoder,
 )
 from ntk_alibi.evaluation.records.topics import Topics
-from ntk_alibi.models.loading import checkpoint_name
+from ntk_alibi.models.loading import checkpoint_name, reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,6 +75,7 @@ def retrieval(
     """
     _checks.choice("kind", kind, RECORDS)
     count = RECORDS[kind] if records is None else _checks.integer("records", records, minimum=1)
+    _checks.integer("seed", seed, minimum=0)
     tokenizer = _tokenizer(**model)
     encode = cached_encoder(encoder(tokenizer))
     documents = []
@@ -108,11 +109,16 @@ def prose(
         stride: number of tokens in a range.
         **model: the harness's metadata of the model, as for `retrieval`.
     """
+    _checks.integer("windows", windows, minimum=1)
+    _checks.integer("stride", stride, minimum=1)
+    if context is not None:
+        _checks.integer("context", context, minimum=0)
     tokenizer = _tokenizer(**model)
     chapters = corpus.held_out_text() if text is None else _lines(text)
     documents = []
-    for length in _lengths(lengths):
+    for length in _lengths(lengths, minimum=2):
         ranges = max(1, length // stride) if bins is None else bins
+        _checks.integer("bins", ranges, minimum=1, maximum=length - 1)
         for tokens in prose_windows(encoder(tokenizer), chapters, length, windows):
             documents.append(_prose_document(decoder(tokenizer), tokens, ranges, context))
     return {"test": Dataset.from_list(documents)}
@@ -243,20 +249,28 @@ def _prose_document(decode: Decode, tokens: Any, bins: int, context: int | None)
     }
 
 
-def _lengths(lengths: Any) -> list[int]:
+def _lengths(lengths: Any, minimum: int = 1) -> list[int]:
     values = lengths if isinstance(lengths, Sequence) else [lengths]
-    return [_checks.integer("lengths", value, minimum=1) for value in values]
+    if not values:
+        raise ValueError(f"lengths must hold at least one length, got {lengths!r}")
+    return [_checks.integer("lengths", value, minimum=minimum) for value in values]
 
 
-def _lines(path: str) -> list[str]:
+def _lines(path: Any) -> list[str]:
+    if not isinstance(path, str):
+        raise TypeError(f"text must be the path of a file, got {path!r}")
     with open(path, encoding="utf-8") as file:
-        return [line.rstrip("\n") for line in file if line.strip()]
+        lines = [line.rstrip("\n") for line in file if line.strip()]
+    checks.some_cases(path, lines)
+    return lines
 
 
 def _tokenizer(tokenizer: Any = None, pretrained: Any = None, **_: Any) -> PreTrainedTokenizerBase:
     chosen = tokenizer or pretrained
     if chosen is None or isinstance(chosen, str):
         return _load_tokenizer(chosen)
+    if not callable(chosen):
+        raise TypeError(f"tokenizer must be a name, a folder or a tokenizer, got {chosen!r}")
     loaded: PreTrainedTokenizerBase = chosen
     return loaded
 
@@ -265,5 +279,7 @@ def _tokenizer(tokenizer: Any = None, pretrained: Any = None, **_: Any) -> PreTr
 def _load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(checkpoint_name(name))
+    path = checkpoint_name(name)
+    with reading(path):
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
     return loaded

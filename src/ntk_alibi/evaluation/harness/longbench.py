@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation import checks
+from ntk_alibi.evaluation.harness.case_file import read_lines, text, texts
 
 
 class LocalTask(ConfigurableTask):  # type: ignore[misc]
@@ -39,16 +38,16 @@ def documents(name: str, data: str | None = None, **_: Any) -> dict[str, Any]:
     if data is None:
         _checks.missing("data", f"(LongBench's {name}.jsonl, or its folder: --metadata data=…)")
     path = Path(data) / f"{name}.jsonl" if Path(data).is_dir() else Path(data)
-    entries = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    checks.some_cases(path, entries)
-    return {"test": Dataset.from_list([_document(entry) for entry in entries])}
+    read = read_lines(path, f"longbench-{name}", _document, blanks=True)
+    return {"test": Dataset.from_list([document for _, document in read])}
 
 
 def _document(entry: dict[str, Any]) -> dict[str, Any]:
     """Rename the keys of an entry to those of the harness's prompts."""
+    classes = entry.get("all_classes") or []
     return {
-        "context": entry["context"],
-        "question": entry["question"] if "question" in entry else entry["input"],
-        "answers": entry["answers"],
-        "all_classes": entry.get("all_classes") or [],
+        "context": text(entry, "context"),
+        "question": text(entry, "question" if "question" in entry else "input"),
+        "answers": texts(entry, "answers"),
+        "all_classes": texts(entry, "all_classes") if classes else [],
     }

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation import checks
+from ntk_alibi.evaluation.harness.case_file import read_lines, text, texts
 from ntk_alibi.evaluation.scoring import score_lines, score_topics
 
 KINDS = ("lines", "topics")
+
+#: Greatest number of a line; LongEval's own have at most five digits.
+GREATEST_NUMBER = 10**18
 
 
 def cases(kind: str, size: int, data: str | None = None, **_: Any) -> dict[str, Any]:
@@ -69,34 +71,19 @@ def read_cases(path: str | os.PathLike[str], kind: str) -> list[dict[str, Any]]:
             kind is unknown.
     """
     _checks.choice("kind", kind, KINDS)
-    read = []
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                read.append({"kind": kind, "number": number, **_parse(line, kind)})
-            except (ValueError, KeyError, TypeError) as error:
-                reason = f"key {error} is missing" if isinstance(error, KeyError) else error
-                raise ValueError(
-                    f"{path}, line {number}: no case of longeval-{kind}: {reason}"
-                ) from None
-    checks.some_cases(path, read)
-    return read
+    parse = _line if kind == "lines" else _topics
+    return [
+        {"kind": kind, "number": number, **case}
+        for number, case in read_lines(path, f"longeval-{kind}", parse)
+    ]
 
 
-def _parse(line: bytes, kind: str) -> dict[str, Any]:
-    entry = json.loads(line.decode("utf-8"))
-    if not isinstance(entry, dict):
-        raise TypeError(f"expected an object, got {line[:40]!r}")
-    prompt = entry["prompt"]
-    expected: Any = entry["expected_number"] if kind == "lines" else entry["topics"]
-    if not isinstance(prompt, str):
-        raise TypeError(f"prompt must be a string, got {prompt!r}")
-    if kind == "lines":
-        return {"prompt": prompt, "expected": [str(int(expected))]}
-    if (
-        not isinstance(expected, list)
-        or not expected
-        or not all(isinstance(t, str) for t in expected)
-    ):
-        raise TypeError(f"topics must be a list of strings, got {expected!r}")
-    return {"prompt": prompt, "expected": expected}
+def _line(entry: dict[str, Any]) -> dict[str, Any]:
+    expected = entry["expected_number"]
+    number = int(expected) if isinstance(expected, str) else expected
+    _checks.integer("expected_number", number, minimum=0, maximum=GREATEST_NUMBER)
+    return {"prompt": text(entry, "prompt"), "expected": [str(number)]}
+
+
+def _topics(entry: dict[str, Any]) -> dict[str, Any]:
+    return {"prompt": text(entry, "prompt"), "expected": texts(entry, "topics")}

@@ -7,6 +7,7 @@ functions can find it.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import json
@@ -18,6 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ntk_alibi import _files
 from ntk_alibi.evaluation import checks
 
 if TYPE_CHECKING:
@@ -48,12 +50,34 @@ def main(arguments: Sequence[str]) -> None:
 
     from ntk_alibi.evaluation.harness import model  # noqa: F401
 
+    if (folder := output_folder(arguments)) is not None:
+        _files.writable_folder(folder)  # the harness only logs that it could not write results
     before = sys.argv
     sys.argv = ["lm-eval", *with_our_tasks(arguments)]
     try:
-        cli_evaluate()
+        with _assertions():
+            cli_evaluate()
     finally:
         sys.argv = before
+
+
+@contextlib.contextmanager
+def _assertions() -> Iterator[None]:
+    """Turn the harness's assertions, by which it checks settings, into ValueErrors."""
+    try:
+        yield
+    except AssertionError as error:
+        raise ValueError(str(error)) from error
+
+
+def output_folder(arguments: Sequence[str]) -> Path | None:
+    """Return the folder in which the harness's command line will write results, if any."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--output_path", "-o")
+    path = parser.parse_known_args(arguments)[0].output_path
+    if path is None:
+        return None
+    return Path(path).parent if path.endswith(".json") else Path(path)
 
 
 def with_our_tasks(arguments: Sequence[str]) -> list[str]:
@@ -78,6 +102,7 @@ def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: boo
     manager = TaskManager(
         include_path=str(tasks_path()), include_defaults=all_known, metadata=metadata
     )
+    checks.known_tasks(names, manager.task_index)
     return manager.load(list(names))
 
 
@@ -106,7 +131,7 @@ def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, 
     if lm.world_size > 1:
         for name, task in tasks["tasks"].items():
             checks.enough_documents(name, len(task.eval_docs), lm.world_size)
-    with quiet(), _cached(lm, cache) as model:
+    with quiet(), _assertions(), _cached(lm, cache) as model:
         output = evaluate(model, tasks, bootstrap_iters=0)  # None in all processes but the first
     selected = [output and {key: output[key] for key in ("results", "samples")}]
     results: dict[str, Any] = broadcast_object_list(selected)[0]
@@ -116,22 +141,20 @@ def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, 
 @contextlib.contextmanager
 def _cached(lm: StretchedLM, cache: Path | None) -> Iterator[Any]:
     """Wrap the model in the harness's cache."""
-    from lm_eval.api.model import CacheHook, CachingLM
+    from lm_eval.api.model import CacheHook
 
-    from ntk_alibi.evaluation.harness.answer_file import AnswerFile
+    from ntk_alibi.evaluation.harness.answer_file import AnswerFile, CachedLM
 
     if cache is None:
         yield lm
         return
-    cached = CachingLM(lm, f"{cache}_rank{lm.rank}.db")
-    cached.dbdict.close()
-    cached.dbdict = AnswerFile(cached.cache_db)
-    lm.set_cache_hook(cached.get_cache_hook())
+    _files.writable_folder(cache.parent)
+    answers = AnswerFile(f"{cache}_rank{lm.rank}.db")
     try:
-        yield cached
+        yield CachedLM(lm, answers)
     finally:
-        cached.dbdict.close()
         lm.set_cache_hook(CacheHook(None))
+        answers.close()
 
 
 def is_first_process() -> bool:

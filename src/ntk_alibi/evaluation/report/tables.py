@@ -102,7 +102,7 @@ def _table(
         table.add_column(name, justify="right")
     for method, label in summary["methods"].items():
         cells = {column(entry): cell(entry) for entry in entries if entry["method"] == method}
-        table.add_row(label, *(cells[name] for name in columns))
+        table.add_row(label, *(cells.get(name, "") for name in columns))
     return table
 
 

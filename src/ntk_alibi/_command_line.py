@@ -1,0 +1,57 @@
+"""How every command of the package ends: one sentence for an error, and a conventional status."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+#: Status of a command whose arguments or files are wrong, as argparse has it.
+WRONG = 2
+
+#: Status of a command whose reader has gone, as shells report it.
+PIPE_CLOSED = 128 + getattr(signal, "SIGPIPE", 13)
+
+
+@contextlib.contextmanager
+def sentences(name: str, extra: str = "eval") -> Iterator[None]:
+    """Print an error of the user's as one sentence, without a traceback, and exit.
+
+    These are wrong arguments and files, missing packages, and a lack of memory or of space on the
+    disk. Other exceptions are errors of the program and keep their traceback.
+
+    Args:
+        name: name of the command, for the sentence.
+        extra: the pip extra that the command needs.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        sys.exit(PIPE_CLOSED)
+    except ImportError as error:
+        advice = f"; this command needs pip install 'ntk-alibi[{extra}]'"
+        _fail(name, f"{error}{'' if 'pip install' in str(error) else advice}")
+    except MemoryError as error:
+        _fail(name, f"not enough memory: {error}" if str(error) else "not enough memory")
+    except (ValueError, TypeError, OSError) as error:
+        _fail(name, str(error))
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted; run the same command again to continue")
+
+
+def _fail(name: str, message: str) -> None:
+    _drop_output()
+    print(f"{name}: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(WRONG)
+
+
+def _drop_output() -> None:
+    """Drop output that cannot be written, so that Python does not try again when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,263 @@
+"""Errors on the command line: one sentence, before the work where possible, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntk_alibi.cli import main
+from ntk_alibi.evaluation.comparing import length_study, plan
+from repository import ROOT
+
+RECORD = {"prompt": "line a is <5>. What is a? <", "expected_number": 5}
+
+
+@pytest.fixture(autouse=True)
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lines.jsonl").write_text(json.dumps(RECORD))
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder.png").mkdir()
+    return tmp_path
+
+
+def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["slopes", "8", "--length", "-5"], "--length must be between 1"),
+        (["slopes", "8", "--train-length", "0"], "--train-length must be between 1"),
+        (["plot", "bias", "8", "--queries", "0"], "query_length must be between 1"),
+        (["plot", "bias", "8", "--queries", "100000"], "must be at most 536870912 in a picture"),
+        (["plot", "bias", "100000"], "cells of all heads must be at most 16777216 in a picture"),
+        (["plot", "mask", "--queries", "100000"], "query_length x key_length must be at most"),
+        (["plot", "mask", "--intervals", "--queries", "100000"], "query_length x key_length must"),
+        (["plot", "field", "1000000"], "heads x longest must be at most"),
+        (["plot", "blocks", "8", "--queries", "2147483647"], "inputs of the kernel"),
+        (["plot", "precision", "--queries", "2147483647"], "--queries must be at most 16777216"),
+        (["plot", "slopes", "8", "--output", "folder.png"], "Is a directory: 'folder.png'"),
+        (["eval", "--methods", "x"], "method must be original or one of"),
+        (["eval", "--output", "file"], "File exists: 'file'"),
+        (["eval", "--output", "/dev/null/x"], "Not a directory: '/dev/null/x'"),
+        (["eval", "--plot", "no/p.png"], "No such file or directory: 'no/p.png'"),
+        (["eval", "--plot", "p.xyz"], "the ending of --plot must be one of"),
+        (["eval", "--batch-size", "0"], "--batch-size must be between 1"),
+        (["tune", "--length", "9", "--methods", "x"], "method must be original or one of"),
+        (["tune", "--length", "9", "--output", "file"], "File exists: 'file'"),
+        (["tune", "--length", "9", "--seed", "-1"], "--seed must be between 0"),
+    ],
+)
+def test_what_can_be_known_before_the_work_is_checked_before(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ntk_alibi.models.load", lambda *_: pytest.fail("a model was loaded"))
+    error = error_of(arguments, capsys)
+    assert error.startswith("ntk-alibi: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "tasks", [["longeval_lines_20"], ["a,b"], ["ntk_alibi_lines", "none.yaml"]]
+)
+def test_unknown_tasks_are_named(
+    tasks: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ntk_alibi.models.load", lambda *_: pytest.fail("a model was loaded"))
+    error = error_of(["eval", "--tasks", *tasks], capsys)
+    assert "tasks must be names that `ntk-alibi lm-eval ls tasks` lists" in error
+    assert error.endswith(f"got {tasks[-1]!r}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "must be a JSON object such as"),
+        ("null", "must be a JSON object such as"),
+        ("{", "must be JSON: Expecting property name"),
+        ("[" * 100000, "must be JSON: too many nested brackets"),
+    ],
+)
+def test_metadata_is_a_json_object(
+    text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = error_of(["eval", "--tasks", "ntk_alibi_lines", "--metadata", text], capsys)
+    assert f"argument --metadata: {message}" in error
+
+
+def test_slopes_of_zero_reach_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["slopes", "1", "--method", "interpolation:1e308"])
+    assert capsys.readouterr().out.splitlines()[1].split() == ["1", "0", "inf"]
+
+
+STORED: dict[str, Any] = {
+    "train_length": 2048,
+    "methods": {"original": "original"},
+    "retrieval": [],
+    "by_distance": [],
+    "perplexity": [
+        {
+            **{"method": "original", "begin": 0.0, "end": 1.0, "nats": 2.7},
+            **{"difference": 0.0, "half_width": 0.1},
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must be a JSON file: Expecting value"),
+        ("{", "must be a JSON file: Expecting property name"),
+        ("[" * 100000, "must be a JSON file: too many nested brackets"),
+        ("null", "it must be an object, got None"),
+        ("[]", r"it must be an object, got []"),
+        ("{}", "'train_length' is missing"),
+        (json.dumps(STORED | {"train_length": "x"}), "train_length must be an integer, got 'x'"),
+        (json.dumps(STORED | {"methods": {}}), "methods must be an object of names and labels"),
+        (json.dumps(STORED | {"perplexity": []}), "must hold results, got none"),
+        (json.dumps(STORED | {"perplexity": [{}]}), "'method' is missing"),
+        (json.dumps(STORED | {"by_depth": 5}), "by_depth must be a list, got 5"),
+        (json.dumps(STORED | {"commands": [5]}), "commands must be an object of objects"),
+        (json.dumps(STORED | {"methods": {"ntk:2": "NTK"}}), "must have numbers of a known method"),
+        (json.dumps(STORED).replace("2.7", '"x"'), "must have numbers of a known method"),
+    ],
+)
+def test_from_json_refuses_what_eval_did_not_print(
+    text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("stored.json").write_text(text)
+    error = error_of(["eval", "--from-json", "stored.json"], capsys)
+    assert "'stored.json' must be " in error
+    assert message in error
+
+
+def test_from_json_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = ROOT / "docs/pictures/nano-bloom.json"
+    main(["eval", "--from-json", str(numbers), "--plot", "nano.png"])
+    out = capsys.readouterr().out
+    assert "lines: accuracy" in out
+    assert "pictures: nano.png\n" in out
+    assert {path.name for path in Path().glob("*.png")} == {"folder.png", "nano.png"}
+    Path("stored.json").write_text(json.dumps(STORED))
+    main(["eval", "--from-json", "stored.json", "--plot", "prose.svg"])
+    out = capsys.readouterr().out
+    assert "2.700" in out
+    assert "pictures: prose.svg" in out
+
+
+def test_a_prompt_without_room_for_an_answer_is_one_sentence(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The harness checks this by an assertion."""
+    data = ["--tasks", "longeval_lines_200", "--data", "lines.jsonl", "--max-length", "10"]
+    error = error_of(["eval", "--model", str(tiny_checkpoint), *data], capsys)
+    assert "ntk-alibi: error: Invalid configuration: requested max tokens to generate" in error
+
+
+def test_answers_are_kept_until_the_results_are_shown(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    quick = {"multiples": (1,), "line_records": 1, "topic_records": 0, "prose_windows": 0}
+    monkeypatch.setattr(plan, "QUICK", quick)
+    arguments = ["eval", "--quick", "--model", str(tiny_checkpoint), "--train-length", "256"]
+    arguments += ["--methods", "original"]
+    with monkeypatch.context() as patched:
+        patched.setattr("matplotlib.figure.Figure.savefig", full)
+        assert "No space left on device" in error_of(arguments, capsys)
+    assert list(Path(".ntk-alibi-eval.unfinished").glob("*.db"))
+    main(arguments)
+    assert not Path(".ntk-alibi-eval.unfinished").exists()
+
+
+def test_an_error_of_the_program_keeps_its_traceback(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(length_study, "evaluate", lambda *_, **__: {}["a mistake"])
+    with pytest.raises(KeyError, match="a mistake"):
+        main(["eval", "--model", str(tiny_checkpoint)])
+
+
+COMMAND = [sys.executable, "-m", "ntk_alibi.cli"]
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "slopes", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"head")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("arguments", [["info"], ["slopes", "100000"]])
+def test_a_full_disk_is_one_sentence(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr == "ntk-alibi: error: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.slow
+def test_a_run_on_a_full_disk_continues_later(tiny_checkpoint: Path) -> None:
+    command = [*COMMAND, "eval", "--quick", "--model", str(tiny_checkpoint), "--json"]
+    command += ["--train-length", "512", "--methods", "original", "ntk:2", "--output", "answers"]
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+
+    stopped = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True)
+    assert stopped.returncode == 2
+    assert "Traceback" not in stopped.stderr
+    assert "ntk-alibi: error: " in stopped.stderr.splitlines()[-1]
+    continued = subprocess.run(command, capture_output=True, text=True, check=True)
+    command[-1] = "others"
+    whole = subprocess.run(command, capture_output=True, text=True, check=True)
+    read = (json.loads(done.stdout, parse_constant=str) for done in (continued, whole))
+    assert next(read) == next(read)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("evaluation", ["--model", "ntk_alibi", "--tasks", "x", "--output_path", "file"]),
+        ("training", ["--output", "file"]),
+        ("training", ["--seed", "-1"]),
+        ("extrapolation", ["--seeds", "-1"]),
+        ("extrapolation", ["--schemes", "--output", "none"]),
+        ("extrapolation", ["--document", "none.md"]),
+        ("extrapolation", ["--output", "file"]),
+        ("extrapolation", ["--processes", "0"]),
+    ],
+)
+@pytest.mark.slow
+def test_other_commands_end_in_one_sentence_too(module: str, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", f"ntk_alibi.{module}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"python -m ntk_alibi.{module}: error: ")
+    assert done.stderr.count("\n") == 1

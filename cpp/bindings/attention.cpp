@@ -97,16 +97,19 @@ struct Inputs {
   }
 };
 
-void bind_attention(const py::array& query, const py::array& key, const py::array& value,
-                    const AttentionBias& bias, const CallRule& rule, const Tokens* tokens,
-                    py::array output, std::optional<py::array_t<double>> logsumexp,
-                    std::optional<py::array_t<std::int64_t>> block_counts,
-                    const std::optional<py::array_t<float>>& key_norms) {
+void bind_attention(
+    const py::array& query, const py::array& key, const py::array& value, const AttentionBias& bias,
+    const CallRule& rule, const Tokens* tokens, py::array output,
+    std::optional<py::array_t<double>> logsumexp,
+    std::optional<py::array_t<std::int64_t>> block_counts,
+    const std::optional<py::array_t<float>>& key_norms,
+    const std::optional<py::array_t<double, py::array::c_style>>& known_logsumexps) {
   const Inputs inputs{readable(query), readable(key), readable(value)};
   AttentionProblem problem = inputs.problem(bias, rule, tokens);
   problem.output = view_tensor(output);
   problem.logsumexp = data_of(logsumexp);
   problem.block_counts = data_of(block_counts);
+  problem.known_logsumexps = known_logsumexps ? known_logsumexps->data() : nullptr;
   if (key_norms) {
     problem.key_norms = reinterpret_cast<const BlockNorms*>(key_norms->data());
     problem.key_norms_stride = key_norms->shape(2);
@@ -197,7 +200,8 @@ void register_attention(py::module_& module) {
   module.def("attention", &bind_attention, py::arg("query"), py::arg("key"), py::arg("value"),
              py::arg("bias"), py::arg("rule"), py::arg("tokens"), py::arg("output"),
              py::arg("logsumexp").noconvert() = py::none(),
-             py::arg("block_counts").noconvert() = py::none(), py::arg("key_norms") = py::none());
+             py::arg("block_counts").noconvert() = py::none(), py::arg("key_norms") = py::none(),
+             py::arg("known_logsumexps") = py::none());
   module.def("attention_gradients", &bind_attention_gradients, py::arg("query"), py::arg("key"),
              py::arg("value"), py::arg("bias"), py::arg("rule"), py::arg("tokens"),
              py::arg("output"), py::arg("logsumexp"), py::arg("output_gradient"),

@@ -37,6 +37,9 @@ struct AttentionProblem {
   // to head. If null, the core measures them where it needs them.
   const BlockNorms* key_norms;
   std::int64_t key_norms_stride;
+  // (batch, heads, queries), contiguous: logsumexps over other keys, which count as read when keys
+  // are skipped; or null.
+  const double* known_logsumexps;
   // Keys may be skipped if they weigh, together, at most this share of each query's sum.
   // 0: read every visible block.
   double max_dropped_share;

@@ -136,7 +136,7 @@ Skipping SkipBounds::of_head(std::int64_t b, std::int64_t h) const {
   const auto bounds_of_head = [&](const std::vector<BiasBound>& bounds) {
     return bounds.empty() ? nullptr : bounds.data() + row * bounds_per_head_;
   };
-  return {p.max_dropped_share, norms, bounds_of_head(behind_), bounds_of_head(ahead_)};
+  return {p.max_dropped_share, nullptr, norms, bounds_of_head(behind_), bounds_of_head(ahead_)};
 }
 
 void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, DType dtype,

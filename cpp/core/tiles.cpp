@@ -55,6 +55,9 @@ AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first
   tile.mask = {rows.least_distances, rows.greatest_distances, rows.sink_ends};
   tile.bias = describe_bias(b, h, first, count, rows);
   tile.skipping = bounds_.of_head(b, h);
+  if (p.known_logsumexps != nullptr)
+    tile.skipping.known_logsumexps =
+        p.known_logsumexps + (b * p.query_heads + h) * p.query_length + first;
   return tile;
 }
 

@@ -20,6 +20,8 @@ void begin_tile(const AttentionTile& tile, const Scratch& s) {
     store_vector(s.log_sum, 0, v, broadcast(-infinity));
     store_vector(s.sum, 0, v, f32v{});
   }
+  for (int r = 0; tile.skipping.known_logsumexps != nullptr && r < queries_per_tile; ++r)
+    s.log_sum[r] = static_cast<float>(known_log_sum(tile, r < tile.query_count ? r : 0));
   for (std::int64_t d = 0; d < tile.head_dim; ++d)
     for (int v = 0; v < vectors_per_tile; ++v) store_vector(s.output, d, v, f32v{});
 }
@@ -69,7 +71,9 @@ class Weighing {
       store_vector(s_.sum, 0, v, sum);
       // The exponent of a float is a lower bound of its logarithm.
       const i32v exponent = (i32v)(bits_of(sum) >> 23) - 127;
-      store_vector(s_.log_sum, 0, v, vector_of(s_.maximum, 0, v) + to_float(exponent));
+      store_vector(
+          s_.log_sum, 0, v,
+          max(vector_of(s_.log_sum, 0, v), vector_of(s_.maximum, 0, v) + to_float(exponent)));
     }
   }
 
@@ -139,6 +143,7 @@ class TileWalk {
         reach_(tile),
         certificate_(tile, greatest_query_norm<Words>(tile, s), least_slopes(tile, s)) {
     middle_ = reach_.last_block_behind(tile);
+    if (tile.skipping.known_logsumexps != nullptr) certificate_.update(least_log_sum(s));
   }
 
   // The caller steps from the last block back to the first, then ahead to the last. The tile reads

@@ -6,6 +6,11 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
+// The log2 of the sum over other keys, in the units of the tile's scores.
+inline double known_log_sum(const AttentionTile& tile, int query) {
+  return (tile.skipping.known_logsumexps[query] - tile.bias.shifts[query]) * log2_e_double;
+}
+
 // Keeps account of the keys that a tile has skipped. A query's sum is sum_j 2^score_j; all
 // logarithms are to the base 2 and in float64.
 class Certificate {

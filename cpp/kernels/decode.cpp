@@ -54,7 +54,12 @@ class Decoder {
     part->visited = 0;
     part->rest_dropped = false;
     for (int d = 0; d < tile_.head_dim; ++d) part->output[d] = 0.0f;
-    certificate.begin_with(task_.log_sum);
+    double known = task_.log_sum;
+    if (tile_.skipping.known_logsumexps != nullptr) {
+      certificate.update(known_log_sum(tile_, 0));
+      known = larger(known, certificate.least_log_sum());
+    }
+    certificate.begin_with(known);
     for (std::int64_t b = task_.end_block - 1; b >= task_.first_block; --b) {
       if (reach.ends_before(tile_, b) || certificate.drops_back_from(b)) {
         part->rest_dropped = true;
@@ -67,7 +72,7 @@ class Decoder {
                                       certificate.least_log_sum()))
         continue;
       add_block(b, reach, maximum, part);
-      certificate.update(larger(task_.log_sum, log_sum(*part)));
+      certificate.update(larger(known, log_sum(*part)));
     }
     part->log_sum = certificate.least_log_sum();
   }

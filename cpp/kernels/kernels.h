@@ -100,6 +100,8 @@ struct BiasBound {
 // query's sum. Without norms, or with a share of 0, the kernels read every visible block.
 struct Skipping {
   double max_dropped_share;
+  // For each query, the natural logarithm of a sum over other keys that counts as read, or null.
+  const double* known_logsumexps;
   const BlockNorms* norms;
   // For a table, one bound for each of its distances d: behind[d] covers the distances >= d and
   // ahead[d] those <= d. For sums, one bound for each block, of minus key_sums: behind[b].each

@@ -169,7 +169,7 @@ def attention_input(name: str, array: Any) -> None:
         raise ValueError(
             f"{name} must have shape (batch, heads, length, head_dim), got {tuple(array.shape)}"
         )
-    if tensor and (array.is_nested or array.layout is not _arrays.strided()):
+    if tensor and array.is_nested:
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {array.layout}")
 
 
@@ -246,6 +246,8 @@ def plain(name: str, value: Any) -> None:
             f"{name} must be a plain tensor, got a {type(value).__name__}: of a DTensor pass "
             f"{name}.full_tensor(), and use a FakeTensor inside of its FakeTensorMode"
         )
+    if _arrays.is_tensor(value) and value.layout is not _arrays.strided():
+        raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {value.layout}")
 
 
 def whole_sequences() -> None:
@@ -293,6 +295,11 @@ def constant(name: str, value: Any) -> NDArray[Any]:
             f"{name}.detach()"
         )
     plain(name, value)
-    if _arrays.is_tensor(value) and (value.is_meta or value.layout is not _arrays.strided()):
-        raise TypeError(f"{name} must be a dense tensor with numbers, got {value!r}")
+    with_numbers(name, value)
     return _arrays.to_numpy(value)
+
+
+def with_numbers(name: str, value: Any) -> None:
+    """Refuse a tensor on the device "meta", which holds no numbers."""
+    if getattr(value, "is_meta", False):
+        raise TypeError(f"{name} must be a tensor with numbers, got {value!r}")

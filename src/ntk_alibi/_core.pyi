@@ -77,6 +77,7 @@ def attention(
     logsumexp: NDArray[np.float64] | None = None,
     block_counts: NDArray[np.int64] | None = None,
     key_norms: NDArray[np.float32] | None = None,
+    known_logsumexps: NDArray[np.float64] | None = None,
 ) -> None: ...
 def attention_gradients(
     query: NDArray[Any],

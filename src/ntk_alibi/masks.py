@@ -164,8 +164,7 @@ class Problem(NamedTuple):
         align = checked_alignment(align, query_positions)
         placed = query_positions is not None or align == "start"
         arrays = key_padding_mask, key_positions, query_positions
-        traced = like is not None and not _arrays.has_values(*arrays)
-        if _torch_state.is_tracing() or traced or not _arrays.in_memory(like):
+        if _unread(arrays, like) or not _arrays.in_memory(like):
             real, at_keys, at_queries = map(_rows, arrays)
         else:
             real = checked_key_padding_mask(key_padding_mask, batch, keys)
@@ -297,6 +296,15 @@ def checked_positions(name: str, value: Any, batch: int, length: int) -> NDArray
             f"{name} must be between 0 and {_checks.MAX_LENGTH}, got {array.min()} to {array.max()}"
         )
     return np.require(np.atleast_2d(array), np.int32, ["C", "ALIGNED"])
+
+
+def _unread(arrays: tuple[Any, ...], like: Any) -> bool:
+    """Return whether torch traces or maps, so that values of arrays cannot be read."""
+    if like is None or _torch_state.is_tracing():
+        return _torch_state.is_tracing()
+    if like.is_meta:
+        return True
+    return not _arrays.has_values(*(x for x in arrays if not getattr(x, "is_meta", False)))
 
 
 def _ranges(positions: Any, first: int, last: int) -> tuple[Any, Any]:

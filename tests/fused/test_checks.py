@@ -158,11 +158,29 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no dtype": (lambda: na.build_alibi_tensor(np.ones((1, 2)), 4, None), "dtype must be one of"),
     "meta": (
         lambda: na.attention(ARRAY, ARRAY, ARRAY, query_positions=torch.ones(3, device="meta")),
-        "query_positions must be a dense tensor with numbers",
+        "query_positions must be a tensor with numbers",
     ),
     "sparse": (
         lambda: na.attention(ARRAY, ARRAY, ARRAY, torch.eye(3).to_sparse()),
-        "bias must be a dense tensor with numbers",
+        "bias must be a dense tensor",
+    ),
+    "sparse parameter": (
+        lambda: na.DistanceTable(torch.eye(4).to_sparse()),
+        "table must be a dense tensor",
+    ),
+    "meta mask": (
+        lambda: na.attention(
+            *[torch.ones(2, 4, 3, 8, requires_grad=True)] * 3,
+            key_padding_mask=torch.ones(2, 3, device="meta"),
+        ),
+        "key_padding_mask must be a tensor with numbers",
+    ),
+    "meta table": (
+        lambda: na.attention(
+            *[torch.ones(2, 4, 3, 8, requires_grad=True)] * 3,
+            na.DistanceTable(torch.ones(4, 3, device="meta")),
+        ),
+        "a parameter of the bias must be a tensor with numbers",
     ),
     "masked scale": (
         lambda: na.attention(ARRAY, ARRAY, ARRAY, scale=np.ma.masked),

@@ -107,7 +107,8 @@ def test_operator_registrations() -> None:
     query, key, value = tensors(1, 2, 9, 8)
     left = torch.rand(1, 2, 1).requires_grad_()
     right = torch.full((1, 2, 1), torch.inf)
-    inputs = (query, key, value, left, right, *[None] * 7)
+    others = [None] * (len(operator.OPTIONAL_TENSORS) - 2)
+    inputs = (query, key, value, left, right, *others)
     torch.library.opcheck(
         operator._attention, (*inputs, 0, 0, EVERYTHING.numbers(), True, 0.3, 0.0)
     )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi import _arrays, _checks, _core, _torch_state
 from ntk_alibi.biases import checks
 from ntk_alibi.masks import Problem
 
@@ -240,6 +240,8 @@ def parameter(
     if _arrays.is_tensor(like):
         dtype = "float64" if widest else _arrays.wide_dtype(like)
         array = x if _arrays.is_tensor(x) else np.asarray(x, np.float64)
+        if not like.is_meta and not _torch_state.is_tracing():
+            _checks.with_numbers(name, array)
         if dtype == "float32" and _arrays.has_values(array):
             _checks.as_float32(name, _arrays.to_numpy(array))
         return _arrays.as_tensor(array, like, dtype)

@@ -11,6 +11,7 @@ from ntk_alibi.fused import checks
 from ntk_alibi.fused.call import DEFAULTS, AttentionCall, Options, call_form
 from ntk_alibi.fused.forward import forward, rounded_logsumexp
 from ntk_alibi.fused.key_norms import KeyNorms
+from ntk_alibi.fused.merge import merge
 from ntk_alibi.masks import AT_END
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
@@ -36,6 +37,7 @@ def attention(
     skip_tolerance: float | None = 0.0,
     rotary: RoPE | XPOS | None = None,
     log_n: int | None = None,
+    initial: tuple[Array, Array] | None = None,
     key_norms: KeyNorms | None = None,
     dropout: float = NO_DROPOUT,
     return_logsumexp: bool = False,
@@ -91,6 +93,9 @@ def attention(
         rotary: a `RoPE` or `XPOS` that rotates queries and keys by their positions first.
         log_n: a training length: scores before the bias are multiplied by `log_n_scale`. With log_n
             or rotary, bfloat16 and float16 are computed in float32 and rounded once.
+        initial: an output and a logsumexp of the same queries over other keys, as this function
+            returns them. The result is that over both sets of keys, as by `merge`, and keys are
+            skipped if they do not matter for it.
         key_norms: norms of these very keys, kept by the caller; without rotary, key_padding_mask,
             key_positions and exempt tokens.
         dropout: must be 0: the fused kernel has no attention dropout (see Raises).
@@ -130,8 +135,11 @@ def attention(
     arrays = key_padding_mask, query_positions, key_positions
     placed = not (key_padding_mask is None and query_positions is None and key_positions is None)
     options = DEFAULTS
-    if placed or align is not AT_END or rotary is not None or log_n is not None:
-        options = Options(*arrays, align, rotary, log_n)
+    usual = align is AT_END and rotary is None and log_n is None and initial is None
+    if placed or not usual:
+        options = Options(*arrays, align, rotary, log_n, checks.initial(initial, query))
+    output: Any
+    logsumexp: Any
     if _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias):
         checks.without_torch("key_norms", key_norms is not None)
         checks.without_torch("return_stats", return_stats)
@@ -142,14 +150,18 @@ def attention(
         _checks.attention_inputs(*tensors)
         mask = causal, window, causal_block, sink
         output, logsumexp = attend(*tensors, bias, options, scale, skip_tolerance, *mask)
-        return (output, rounded_logsumexp(logsumexp, query)) if return_logsumexp else output
-    if not _arrays.alike(query, key, value):
-        _checks.attention_inputs(query, key, value)
-    form = call_form(query, key, value, scale, skip_tolerance, causal, window, causal_block, sink)
-    call = AttentionCall.checked(query, key, value, bias, form, options)
-    output, logsumexp, stats = forward(
-        call, key_norms=key_norms, log=return_logsumexp, stats=return_stats
-    )
+        stats = None
+    else:
+        if not _arrays.alike(query, key, value):
+            _checks.attention_inputs(query, key, value)
+        numbers = scale, skip_tolerance, causal, window, causal_block, sink
+        form = call_form(query, key, value, *numbers)
+        call = AttentionCall.checked(query, key, value, bias, form, options)
+        log = return_logsumexp or initial is not None
+        output, logsumexp, stats = forward(call, key_norms=key_norms, log=log, stats=return_stats)
+    if initial is not None:
+        logs = _arrays.float64(initial[1], query), logsumexp
+        output, logsumexp = merge((initial[0], output), logs)
     if return_logsumexp:
         logsumexp = rounded_logsumexp(logsumexp, query)
     results = (

@@ -25,6 +25,7 @@ class Options(NamedTuple):
     align: str = AT_END
     rotary: RoPE | XPOS | None = None
     log_n: int | None = None
+    initial: Any = None
 
 
 #: The options of most calls.
@@ -110,6 +111,8 @@ class AttentionCall(NamedTuple):
         skip_tolerance: the argument of `attention`.
         rotary: rotary embedding that is not applied yet, or None.
         log_n: training length of a log-n scaling that is not applied yet, or None.
+        known: logsumexps over other keys, (batch, heads, queries) float64, which count as read when
+            keys are skipped, or None.
     """
 
     query: Any
@@ -122,6 +125,7 @@ class AttentionCall(NamedTuple):
     skip_tolerance: float | None
     rotary: RoPE | XPOS | None = None
     log_n: int | None = None
+    known: Any = None
 
     @staticmethod
     def checked(
@@ -148,9 +152,11 @@ class AttentionCall(NamedTuple):
         if options is not DEFAULTS:
             problem = _placed(problem, query.shape[3], options, like)
         bias = kernel_bias_of(bias, problem, like)
+        known = None if options.initial is None else _arrays.float64(options.initial[1], query)
         return AttentionCall(
-            query, key, value, bias, problem, rule, scale, tolerance, options.rotary, options.log_n
-        )
+            query, key, value, bias, problem, rule, scale, tolerance, options.rotary, options.log_n,
+            known,
+        )  # fmt: skip
 
     @property
     def rotates(self) -> bool:
@@ -165,12 +171,13 @@ class AttentionCall(NamedTuple):
             value=self.value[:, :, keys],
             bias=self.bias.part(queries, keys, self.problem),
             problem=self.problem.part(queries, keys),
+            known=None if self.known is None else self.known[:, :, queries],
         )
 
 
 def _placed(problem: Problem, head_dim: int, options: Options, like: Any) -> Problem:
     """Return the problem with its padding and positions; check the options."""
-    padding, query_positions, key_positions, align, rotary, log_n = options
+    padding, query_positions, key_positions, align, rotary, log_n, _ = options
     if rotary is not None:
         checks.rotary(rotary, head_dim, causal=not problem.mask.sees_ahead)
     if log_n is not None:

@@ -130,6 +130,26 @@ def skip_tolerance(value: Any) -> float | None:
     return share
 
 
+def initial(value: Any, query: Any) -> Any:
+    """Return the checked output and logsumexp from which attention goes on, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise TypeError(f"initial must be a pair (output, logsumexp), got {value!r}")
+    _checks.attention_input("query", query)
+    names = "the output of initial", "the logsumexp of initial"
+    for name, array, shape in zip(names, value, (query.shape, query.shape[:3]), strict=True):
+        if _arrays.is_tensor(array) != _arrays.is_tensor(query) or not _arrays.is_array(array):
+            raise TypeError(f"{name} must be of query's framework, got {type(array).__name__}")
+        _checks.plain(name, array)
+        if tuple(array.shape) != tuple(shape):
+            raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(array.shape)}")
+    if value[0].dtype != query.dtype:
+        raise TypeError(f"{names[0]} must be of query's {query.dtype}, got {value[0].dtype}")
+    _checks.floating_dtype(value[1].dtype, ("float32", "float64"), names[1])
+    return value
+
+
 def parts(outputs: Any, logsumexps: Any) -> None:
     """Check results of attention over disjoint keys."""
     for name, arrays in (("outputs", outputs), ("logsumexps", logsumexps)):

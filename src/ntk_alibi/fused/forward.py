@@ -55,8 +55,11 @@ def forward(
     counts = np.zeros((*call.query.shape[:2], 2), np.int64) if stats else None
     norms = None if key_norms is None else key_norms.norms
     if len(subsets) == 1:
-        output, logsumexp = attend(call, subsets[0], counts=counts, norms=norms, log=log)
-    else:
+        known = None if call.known is None else _arrays.as_floats(call.known, np.float64)
+        output, logsumexp = attend(
+            call, subsets[0], counts=counts, norms=norms, log=log, known=known
+        )
+    else:  # the subsets would both count what is known
         outputs, logs = zip(
             *(attend(call, subset, counts=counts) for subset in subsets), strict=True
         )

@@ -30,6 +30,7 @@ def attend(
     counts: NDArray[np.int64] | None = None,
     norms: NDArray[np.float32] | None = None,
     log: bool = True,
+    known: NDArray[np.float64] | None = None,
 ) -> tuple[Array, NDArray[np.float64] | None]:
     """Return output and logsumexp (None without log) over a subset of the keys.
 
@@ -49,6 +50,7 @@ def attend(
         logsumexp,
         counts,
         norms,
+        known,
     )
     if subset.shift is not None and logsumexp is not None:
         logsumexp += subset.shift

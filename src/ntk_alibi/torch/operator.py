@@ -34,9 +34,12 @@ BIAS_TENSORS = ("left", "right", "first", "table", "sums", "dense")
 #: The masks and positions of a problem, in the operator's order.
 PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")
 
+#: The names of all optional tensors.
+OPTIONAL_TENSORS = (*BIAS_TENSORS, *PROBLEM_TENSORS, "known")
+
 _INPUTS = (
     "Tensor query, Tensor key, Tensor value, "
-    + "".join(f"Tensor? {name}, " for name in (*BIAS_TENSORS, *PROBLEM_TENSORS))
+    + "".join(f"Tensor? {name}, " for name in OPTIONAL_TENSORS)
     + "int table_begin, int exempt, int[] mask, bool checked, float scale, float? skip_tolerance"
 )
 
@@ -119,25 +122,24 @@ def _(
 
 def _call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
     """Return the call of the operator's inputs; check it unless that was done before."""
-    count = len(BIAS_TENSORS) + len(PROBLEM_TENSORS)
+    count = len(OPTIONAL_TENSORS)
     arrays = [None if x is None else _arrays.to_numpy(x) for x in rest[:count]]
     table_begin, exempt, mask_numbers, checked, scale, skip_tolerance = rest[count:]
     numbers: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
     bias = KernelBias(**numbers, table_begin=table_begin, exempt=exempt)
     shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_numbers(*mask_numbers)
-    placed: Any = arrays[len(BIAS_TENSORS) :]
+    placed: Any = arrays[len(BIAS_TENSORS) : -1]
     rule = core_rule(mask, scale, skip_tolerance)
-    if checked:
-        problem = Problem(shape, mask, *placed)
-        return AttentionCall(query, key, value, bias, problem, rule, scale, skip_tolerance)
-    problem = Problem.checked(shape, mask, *placed)
-    bias = bias.checked(problem)
-    return AttentionCall(query, key, value, bias, problem, rule, scale, skip_tolerance)
+    problem = Problem(shape, mask, *placed) if checked else Problem.checked(shape, mask, *placed)
+    bias = bias if checked else bias.checked(problem)
+    return AttentionCall(
+        query, key, value, bias, problem, rule, scale, skip_tolerance, known=arrays[-1]
+    )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     ctx.set_materialize_grads(False)
-    tensors = 6 + len(BIAS_TENSORS)
+    tensors = 3 + len(OPTIONAL_TENSORS)
     ctx.save_for_backward(*inputs[:tensors], *output)
     ctx.options = inputs[tensors:]
 
@@ -156,7 +158,8 @@ def _differentiate(
         gradient if needed else None
         for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)
     )
-    return (*needed_gradients, *[None] * (3 + len(ctx.options)))
+    others = len(OPTIONAL_TENSORS) - len(BIAS_TENSORS) + len(ctx.options)
+    return (*needed_gradients, *[None] * others)
 
 
 _attention.register_autograd(_differentiate, setup_context=_save)
@@ -215,6 +218,7 @@ def _attend(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         call.value,
         *(getattr(bias, name) for name in BIAS_TENSORS),
         *(None if x is None else _arrays.as_tensor(x, query, None) for x in placed),
+        None if call.known is None else call.known.detach(),
         bias.table_begin,
         bias.exempt,
         problem.mask.numbers(),

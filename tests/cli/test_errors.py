@@ -100,6 +100,25 @@ def test_metadata_is_a_json_object(
     assert f"argument --metadata: {message}" in error
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output_path", "file"], "File exists: 'file'"),
+        (["-o", "/dev/null/results.json"], "/dev/null"),
+        (["--use_cache", "damaged"], "damaged_rank0.db' must be a file of answers; remove it"),
+        (["-c", "/dev/null/cache"], "/dev/null"),
+    ],
+)
+def test_files_of_lm_eval_are_checked_before_the_work(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("damaged_rank0.db").write_bytes(b"not a database" * 100)
+    arguments = ["lm-eval", "--model", "ntk_alibi", "--tasks", "ntk_alibi_lines", *arguments]
+    error = error_of(arguments, capsys)
+    assert error.startswith("ntk-alibi: error: ")
+    assert message in error
+
+
 def test_slopes_of_zero_reach_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
     main(["slopes", "1", "--method", "interpolation:1e308"])
     assert capsys.readouterr().out.splitlines()[1].split() == ["1", "0", "inf"]

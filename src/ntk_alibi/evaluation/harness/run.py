@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import glob
 import hashlib
 import json
 import logging
@@ -50,8 +51,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from ntk_alibi.evaluation.harness import model  # noqa: F401
 
-    if (folder := output_folder(arguments)) is not None:
-        _files.writable_folder(folder)  # the harness only logs that it could not write results
+    check_files(arguments)
     before = sys.argv
     sys.argv = ["lm-eval", *with_our_tasks(arguments)]
     try:
@@ -70,14 +70,25 @@ def _assertions() -> Iterator[None]:
         raise ValueError(str(error)) from error
 
 
-def output_folder(arguments: Sequence[str]) -> Path | None:
-    """Return the folder in which the harness's command line will write results, if any."""
+def check_files(arguments: Sequence[str]) -> None:
+    """Check before any work the files that the harness's command line will write.
+
+    The harness only logs that it could not write results, and prints a traceback for a damaged
+    cache.
+    """
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--output_path", "-o")
-    path = parser.parse_known_args(arguments)[0].output_path
-    if path is None:
-        return None
-    return Path(path).parent if path.endswith(".json") else Path(path)
+    parser.add_argument("--output_path", "-o", type=Path)
+    parser.add_argument("--use_cache", "-c", type=Path)
+    known, _ = parser.parse_known_args(arguments)
+    if known.output_path is not None:
+        is_file = known.output_path.suffix == ".json"
+        _files.writable_folder(known.output_path.parent if is_file else known.output_path)
+    if known.use_cache is not None:
+        from ntk_alibi.evaluation.harness.answer_file import AnswerFile
+
+        folder = _files.writable_folder(known.use_cache.parent)
+        for path in folder.glob(f"{glob.escape(known.use_cache.name)}_rank*.db"):
+            AnswerFile(path).close()
 
 
 def with_our_tasks(arguments: Sequence[str]) -> list[str]:

@@ -1,5 +1,6 @@
 #include "core/bias_tensor.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "core/isa.h"
@@ -42,10 +43,10 @@ void for_each_row(std::int64_t rows, std::int64_t row_length, DType dtype, void*
   const std::int64_t rows_per_step = 1 + elements_per_task / row_length;
   parallel_for(rows, rows_per_step,
                [&](std::int64_t begin, std::int64_t end, Cancellation& cancellation) {
-                 for (std::int64_t row = begin; row < end; ++row) {
-                   write(kernels, row, static_cast<char*>(out) + row * row_bytes, stream);
-                   if (row % rows_per_step == 0 && cancellation.requested()) break;
-                 }
+                 while (begin < end && !cancellation.requested())
+                   for (const std::int64_t stop = std::min(end, begin + rows_per_step);
+                        begin < stop; ++begin)
+                     write(kernels, begin, static_cast<char*>(out) + begin * row_bytes, stream);
                  if (stream) kernels.stream_fence();
                });
 }

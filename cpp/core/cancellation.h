@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <thread>
@@ -38,7 +37,7 @@ class Cancellation {
 
  private:
   const std::thread::id caller_;
-  std::chrono::steady_clock::time_point next_check_;
+  std::int64_t next_check_;  // milliseconds
   std::atomic<bool> requested_{false}, has_exception_{false};
   std::exception_ptr exception_;
 };

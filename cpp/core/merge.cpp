@@ -9,6 +9,8 @@ namespace {
 // A thread gets at least this many numbers of each part.
 constexpr std::int64_t numbers_per_range = std::int64_t{1} << 15;
 
+constexpr std::int64_t rows_between_checks = 256;
+
 }  // namespace
 
 void merge(const MergeShape& shape, DType dtype, const std::vector<TensorView>& outputs,
@@ -30,7 +32,7 @@ void merge(const MergeShape& shape, DType dtype, const std::vector<TensorView>& 
       kernels.merge_row({static_cast<int>(parts), static_cast<int>(shape.head_dim), dtype,
                          addresses.data(), logs.data(), weights.data(),
                          row_of(output, dtype, b, h, q), logsumexp + row});
-      if (row % 256 == 0 && cancellation.requested()) return;
+      if (row % rows_between_checks == 0 && cancellation.requested()) return;
     }
   };
   parallel_for(rows, 1 + numbers_per_range / (1 + shape.head_dim), join);

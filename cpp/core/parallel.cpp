@@ -57,8 +57,11 @@ class Countdown {
   explicit Countdown(std::int64_t shares) : left_(shares) {}
   void finish_one() { left_.fetch_sub(1, std::memory_order_release); }
   void wait(Cancellation& cancellation) const {
+    constexpr int polls = 2000;
     constexpr std::chrono::milliseconds busy{1};
     constexpr std::chrono::microseconds nap{100};
+    for (int poll = 0; poll < polls; ++poll)
+      if (left_.load(std::memory_order_acquire) == 0) return;
     const auto begin = std::chrono::steady_clock::now();
     while (left_.load(std::memory_order_acquire) > 0) {
       if (std::chrono::steady_clock::now() - begin < busy)

@@ -191,7 +191,8 @@ class _Dynamic(ReprHtml):
         """Return the scaled exponents, as `Scaling` defines."""
         if lengths is None:
             raise ValueError(f"lengths must be given for {self!r}, got None")
-        factor = np.maximum(self.rate * lengths / self.train_length, 1.0)
+        with np.errstate(over="ignore"):  # infinite exponents are refused with their reason
+            factor = np.maximum(self.rate * lengths / self.train_length, 1.0)
         return _stretch(exponents, self._weights(exponents), factor)
 
     def to_config(self) -> dict[str, Any]:

@@ -23,10 +23,11 @@ from ntk_alibi import cli
 
 #: Names of `ntk_alibi`.
 NAMES = """
-BAM NTK T5 XPOS ALiBi AlibiAttention BiALiBi DistanceFunction DistanceTable DynamicInterpolation
-DynamicNTK ForgetGates GrowingCache Interpolation KerpleLog KerplePower KeyNorms RoPE Sandwich
-Scaling WindowCache __version__ alibi_slopes attention build_alibi_tensor info log_n_scale merge
-patch plots precision reference scaling_from_config set_num_threads
+BAM NTK T5 XPOS ALiBi AlibiAttention BiALiBi DistanceFunction DistanceTable DynamicFlatHeads
+DynamicInterpolation DynamicNTK FlatHeads ForgetGates GrowingCache Interpolation KerpleLog
+KerplePower KeyNorms MaxBias RoPE Sandwich Scaling WindowCache __version__ alibi_slopes attention
+build_alibi_tensor info log_n_scale merge patch plots precision reference scaling_from_config
+set_num_threads
 """.split()
 
 #: Names of other modules, by their documented paths.
@@ -74,12 +75,14 @@ DistanceFunction(function, num_heads)
 DistanceFunction.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
 DistanceTable(table, begin=0)
 DistanceTable.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
+DynamicFlatHeads(rate=2.0, train_length=2048, share=0.25, *, per='query')
 DynamicInterpolation(rate=1.0, train_length=2048, *, per='sequence')
 DynamicInterpolation.scale_exponents(exponents, lengths=None)
 DynamicInterpolation.to_config()
 DynamicNTK(rate=1.0, train_length=2048, *, per='sequence')
 DynamicNTK.scale_exponents(exponents, lengths=None)
 DynamicNTK.to_config()
+FlatHeads(factor, share=0.25)
 ForgetGates(log_gates)
 ForgetGates.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
 GrowingCache(capacity=256)
@@ -91,6 +94,8 @@ KerpleLog.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
 KerplePower(r1, r2)
 KerplePower.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
 KeyNorms()
+MaxBias(factor)
+MaxBias.max_alibi_bias(num_heads)
 KeyNorms.update(key)
 RoPE(head_dim, base=10000.0, factor=1.0, *, layout='pairs', rotary_dim=None)
 RoPE.rotate(x, positions=None)

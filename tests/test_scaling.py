@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 import numpy as np
 import pytest
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 import ntk_alibi as na
 
@@ -16,6 +18,11 @@ SCALINGS = [
     na.DynamicNTK(1.5, 1024),
     na.DynamicNTK(1.5, 1024, per="query"),
     na.DynamicInterpolation(2.0, 2048),
+    na.FlatHeads(8.0),
+    na.FlatHeads(8.0, 0.5),
+    na.DynamicFlatHeads(),
+    na.DynamicFlatHeads(1.5, 1024, 0.5, per="sequence"),
+    na.MaxBias(4.0),
 ]
 
 
@@ -51,6 +58,13 @@ def test_configs_in_the_manner_of_transformers() -> None:
             na.DynamicNTK(1.5, 1024, per="query"),
         ),
         ({"alibi_type": "dynamic_linear", "factor": 1, **length}, na.DynamicInterpolation(1, 1024)),
+        ({"alibi_type": "flat_heads", "factor": 8}, na.FlatHeads(8.0)),
+        ({"alibi_type": "flat_heads", "factor": 8, "share": 0.5}, na.FlatHeads(8.0, 0.5)),
+        (
+            {"alibi_type": "dynamic_flat_heads", "factor": 2, **length, "per": "sequence"},
+            na.DynamicFlatHeads(2.0, 1024, per="sequence"),
+        ),
+        ({"alibi_type": "max_bias", "factor": 2}, na.MaxBias(2.0)),
     ]:
         assert na.scaling_from_config(config) == scaling
 
@@ -113,3 +127,43 @@ class Wrong:
 def test_what_a_users_scaling_returns_is_checked(result: np.ndarray) -> None:
     with pytest.raises(ValueError, match="scale_exponents must return"):
         na.alibi_slopes(4, Wrong(result))
+
+
+def test_keys_of_other_scalings_are_refused() -> None:
+    for config in (
+        {"alibi_type": "flat_heads", "factor": 8, "per": "query"},
+        {"alibi_type": "ntk", "factor": 8, "share": 0.5},
+    ):
+        with pytest.raises(ValueError, match="is unknown"):
+            na.scaling_from_config(config)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5, float("nan"), "a", True])
+def test_shares_of_the_heads_are_checked(share: Any) -> None:
+    for make in (na.FlatHeads, na.DynamicFlatHeads):
+        with pytest.raises((TypeError, ValueError), match="share must be"):
+            make(2.0, share=share)
+
+
+@pytest.mark.parametrize(
+    ("heads", "share", "flat"),
+    [(8, 0.25, 2), (8, 0.26, 3), (1, 0.01, 1), (30, 0.1, 3), (112, 0.25, 28), (6, 1.0, 6)],
+)
+def test_the_flattest_heads_are_flattened_and_no_other(heads: int, share: float, flat: int) -> None:
+    plain = na.alibi_slopes(heads)
+    ratio = plain / na.alibi_slopes(heads, na.FlatHeads(8.0, share))
+    assert sorted(plain[ratio == 8.0]) == sorted(plain)[:flat]
+    assert (ratio[ratio != 8.0] == 1.0).all()
+
+
+@pytest.mark.parametrize("heads", [1, 8, 12, 40])
+def test_max_bias_is_what_other_formats_store(heads: int) -> None:
+    """MPT's own function makes the slopes of a number of this kind; for 8 heads ours are theirs."""
+    scaling = na.MaxBias(4.0)
+    number = scaling.max_alibi_bias(heads)
+    plain = na.alibi_slopes(heads).astype(np.float64)
+    np.testing.assert_allclose(na.alibi_slopes(heads, scaling), plain ** (number / 8.0), rtol=1e-6)
+    assert na.alibi_slopes(heads, scaling).min() == pytest.approx(plain.min() / 4.0, rel=1e-6)
+    if heads == 8:
+        theirs = -build_mpt_alibi_tensor(heads, 2, alibi_bias_max=number)[:, 0, 0].numpy()
+        np.testing.assert_allclose(na.alibi_slopes(heads, scaling), theirs, rtol=1e-6)

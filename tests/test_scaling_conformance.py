@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 import ntk_alibi as na
 from attention_checks import check, inputs, visible
 from ntk_alibi.inspection import bias_by_distance
-from ntk_alibi.scaling import STATIC_TYPES, _Static
+from ntk_alibi.scaling import STATIC_TYPES
+from ntk_alibi.scaling.base import StaticScaling
 
 HEADS, QUERIES, KEYS, ROWS = 4, 30, 45, 2
 PADDING = np.arange(KEYS) >= np.array([[0], [11]])
@@ -60,13 +61,12 @@ class ByTheQuery:
 
 
 @dataclass(frozen=True)
-class SquareRoot(_Static):
+class SquareRoot(StaticScaling):
     """A subclass of the package's base class, with other weights: t = (e / e_max)^1/2."""
 
     alibi_type: ClassVar[str] = "square root"
 
-    @staticmethod
-    def _weights(exponents: Any) -> Any:
+    def _weights(self, exponents: Any) -> Any:
         return np.sqrt(exponents / exponents.max())
 
 
@@ -88,6 +88,23 @@ CASES = {
     "subclass": Case(SquareRoot(4.0), lambda m: m / 4.0 ** np.sqrt(-np.log2(m) / 8)),
     "interpolation": Case(na.Interpolation(3.0), lambda m: m / 3.0),
     "NTK": Case(na.NTK(4.0), lambda m: na.reference.ntk_slopes(m, 4.0)),
+    "flat heads": Case(
+        na.FlatHeads(8.0, 0.5), lambda m: na.reference.flat_heads_slopes(m, 8.0, 0.5)
+    ),
+    "max bias": Case(na.MaxBias(4.0), lambda m: na.reference.max_bias_slopes(m, 4.0)),
+    "dynamic flat heads": Case(
+        na.DynamicFlatHeads(2.0, 20),
+        lambda m: np.stack(
+            [
+                [
+                    na.reference.flat_heads_slopes(m, na.reference.dynamic_factor(2.0, n, 20), 0.25)
+                    for n in row
+                ]
+                for row in PREFIXES
+            ]
+        ).swapaxes(1, 2),
+        PREFIXES,
+    ),
     "dynamic NTK": Case(
         na.DynamicNTK(2.0, 20),
         lambda m: np.array(

@@ -87,6 +87,14 @@ def share(name: str, value: Any) -> float:
     return number
 
 
+def share_of_heads(value: Any) -> float:
+    """Return a share of the heads, above 0 and at most 1."""
+    number = finite("share", value, minimum=0.0, inclusive=False)
+    if number > 1.0:
+        raise ValueError(f"share must be above 0 and at most 1, got {value!r}")
+    return number
+
+
 def boolean(name: str, value: Any) -> bool:
     """Return an argument that must be True or False."""
     if not isinstance(value, bool | np.bool_):

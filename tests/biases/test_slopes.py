@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +59,9 @@ def test_scaled_slopes(heads: int, factor: float) -> None:
     for scaling, reference in [
         (na.Interpolation(factor), na.reference.interpolated_slopes),
         (na.NTK(factor), na.reference.ntk_slopes),
+        (na.FlatHeads(factor), partial(na.reference.flat_heads_slopes, share=0.25)),
+        (na.FlatHeads(factor, 0.1), partial(na.reference.flat_heads_slopes, share=0.1)),
+        (na.MaxBias(factor), na.reference.max_bias_slopes),
     ]:
         np.testing.assert_allclose(
             na.alibi_slopes(heads, scaling), reference(plain, factor), rtol=2 * ROUNDING, atol=0

@@ -61,3 +61,13 @@ def method_number(name: str, kind: str, number: str, kinds: Collection[str]) -> 
         pass
     known = ", ".join(f"{kind}:NUMBER" for kind in kinds)
     raise ValueError(f"method must be original or one of {known}, got {name!r}")
+
+
+def method_share(name: str, text: str) -> float:
+    """Return the share of the heads in a method's name, such as 0.5 in "flat:8:0.5"."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(
+            f"the share of the heads in {name!r} must be a number, got {text!r}"
+        ) from None

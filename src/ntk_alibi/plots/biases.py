@@ -35,6 +35,8 @@ KIND_OF_TYPE = {
     "ntk": "ntk",
     "dynamic": "dynamic-ntk",
     "dynamic_linear": "dynamic-interpolation",
+    "flat_heads": "flat",
+    "dynamic_flat_heads": "dynamic-flat",
 }
 
 #: Cells of all maps of a picture of biases, unless there are very many heads.

@@ -54,6 +54,8 @@ KINDS = {
     "ntk": (HUES[0], "o", "-"),
     "dynamic-ntk": (HUES[2], "s", "--"),
     "dynamic-interpolation": (HUES[3], "D", "--"),
+    "flat": (HUES[4], "^", "-"),
+    "dynamic-flat": (HUES[5], "P", "--"),
 }
 
 

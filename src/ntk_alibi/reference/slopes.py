@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import TypeAlias
 
 import numpy as np
@@ -58,6 +59,22 @@ def published_ntk_slopes(num_heads: int, factor: float) -> Floats:
             for h in range(1, num_heads + 1)
         ]
     )
+
+
+def flat_heads_slopes(slopes: ArrayLike, factor: float, share: float) -> Floats:
+    """Return m_h / a for the ceil(share H) smallest slopes, at least one, and the other m_h."""
+    slopes = np.asarray(slopes, np.float64)
+    count = max(1, math.ceil(Fraction(str(share)) * len(slopes)))
+    flattest = sorted(range(len(slopes)), key=lambda h: slopes[h])[:count]
+    return np.array([m / factor if h in flattest else m for h, m in enumerate(slopes)])
+
+
+def max_bias_slopes(slopes: ArrayLike, factor: float) -> Floats:
+    """Return m_h^((e_max + log2 a) / e_max), with 2^-e_max the smallest slope."""
+    slopes = np.asarray(slopes, np.float64)
+    highest = -math.log2(slopes.min())
+    power = (highest + math.log2(factor)) / highest
+    return np.array([m**power for m in slopes])
 
 
 def dynamic_factor(rate: float, length: int, train_length: int) -> float:

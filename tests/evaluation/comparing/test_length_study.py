@@ -243,3 +243,20 @@ def test_model_arguments() -> None:
     assert model_arguments("original") == "scaling=original"
     assert model_arguments("dynamic-ntk:1:query") == "scaling=dynamic-ntk,factor=1,per=query"
     assert named_method("ntk", 4, None, 9) == parse_method("ntk:4", 9)
+    assert model_arguments("flat:8:0.5") == "scaling=flat,factor=8,share=0.5"
+    assert (
+        model_arguments("dynamic-flat:2:0.5:sequence")
+        == "scaling=dynamic-flat,factor=2,share=0.5,per=sequence"
+    )
+    for name, scaling in (
+        ("flat:8", na.FlatHeads(8.0)),
+        ("flat:8:0.5", na.FlatHeads(8.0, 0.5)),
+        ("dynamic-flat:2", na.DynamicFlatHeads(2.0, 9)),
+        ("dynamic-flat:2:0.5:sequence", na.DynamicFlatHeads(2.0, 9, 0.5, per="sequence")),
+        ("max-bias:4", na.MaxBias(4.0)),
+    ):
+        assert parse_method(name, 9).scaling == scaling
+    assert named_method("flat", 8, None, 9, 0.5) == parse_method("flat:8:0.5", 9)
+    for name in ("flat:8:a", "flat:8:0.5:query", "flat:8:2", "max-bias:4:1", "dynamic-flat:2:x"):
+        with pytest.raises(ValueError, match=r"must be"):
+            parse_method(name, 9)

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from ntk_alibi import _checks
 from ntk_alibi.evaluation import checks
-from ntk_alibi.scaling import NTK, DynamicInterpolation, DynamicNTK, Interpolation, Scaling
+from ntk_alibi.scaling import (
+    NTK,
+    DynamicFlatHeads,
+    DynamicInterpolation,
+    DynamicNTK,
+    FlatHeads,
+    Interpolation,
+    MaxBias,
+    Scaling,
+)
 
 #: Name of the unchanged model.
 ORIGINAL = "original"
 
 #: For each kind: the label before the number in tables, and the scaling. Static scalings take a
-#: factor; dynamic scalings take a rate, the training length and `per`.
-STATIC = {"interpolation": ("interpolation a", Interpolation), "ntk": ("NTK a", NTK)}
-DYNAMIC = {
+#: factor; dynamic scalings take a rate, the training length and `per`; those of flat heads a share.
+STATIC: dict[str, tuple[str, Any]] = {
+    "interpolation": ("interpolation a", Interpolation),
+    "ntk": ("NTK a", NTK),
+    "flat": ("flat heads a", FlatHeads),
+    "max-bias": ("max bias a", MaxBias),
+}
+DYNAMIC: dict[str, tuple[str, Any]] = {
     "dynamic-interpolation": ("dynamic interpolation a0", DynamicInterpolation),
     "dynamic-ntk": ("dynamic NTK a0", DynamicNTK),
+    "dynamic-flat": ("dynamic flat heads a0", DynamicFlatHeads),
 }
 KINDS = (*STATIC, *DYNAMIC)
 
@@ -47,40 +63,67 @@ class Method:
 
 
 def parse_method(name: str, train_length: int) -> Method:
-    """Parse a method's name: "original", "interpolation:2", "ntk:4" or "dynamic-ntk:1:query".
+    """Parse a method's name: "original", "ntk:4", "flat:8:0.5" or "dynamic-ntk:1:query".
 
-    The number is the factor a, or the rate a0 of a dynamic method. The name of a dynamic method may
-    end in "sequence" (as published) or "query": the unit whose length selects the factor.
+    The first number is the factor a, or the rate a0 of a dynamic method. The share of flat heads
+    may follow. The name of a dynamic method may end in "sequence" (as published) or "query": the
+    unit whose length selects the factor.
 
     Raises:
-        ValueError: the kind is unknown, the number is missing or out of range, or the ending is
+        ValueError: the kind is unknown, a number is missing or out of range, or the ending is
             unknown.
     """
     if name == ORIGINAL:
         return Method(name, name, None)
     kind, _, rest = name.partition(":")
-    number, _, per = rest.partition(":")
+    number, *words = rest.split(":")
     value = checks.method_number(name, kind, number, KINDS)
-    if kind in DYNAMIC:
-        label, dynamic = DYNAMIC[kind]
-        scaling: Scaling = dynamic(value, train_length, per=per or "sequence")  # type: ignore[arg-type]
-    else:
-        _checks.choice(f"what follows the number in {name!r}", per, ("",))
-        label, static = STATIC[kind]
-        scaling = static(value)
-    return Method(name, f"{label}={value:g}" + (f", per {per}" if per else ""), scaling)
+    label, scaling = {**STATIC, **DYNAMIC}[kind]
+    text, options = f"{label}={value:g}", _options(name, words, scaling)
+    if "share" in options:
+        text += f", {100 * options['share']:g} % of the heads"
+    if "per" in options:
+        text += f", per {options['per']}"
+    numbers = (value, train_length) if kind in DYNAMIC else (value,)
+    return Method(name, text, scaling(*numbers, **options))
 
 
-def named_method(kind: str, factor: float | None, per: str | None, train_length: int) -> Method:
-    """Return the method of a kind, factor and per; kind may already contain the other two."""
-    number = None if factor is None else f"{_checks.finite('factor', factor):g}"
-    parts = [str(part) for part in (kind, number, per) if part is not None]
+def _options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
+    """Return what follows the first number of a method's name, by the scaling's parameters."""
+    options: dict[str, Any] = {}
+    names = [field.name for field in fields(scaling)]
+    for word in words:
+        if "share" in names and not options and word not in ("sequence", "query"):
+            options["share"] = checks.method_share(name, word)
+        elif "per" in names and "per" not in options:
+            options["per"] = word
+        else:
+            _checks.choice(f"what follows the number in {name!r}", word, ("",))
+    return options
+
+
+def named_method(
+    kind: str,
+    factor: float | None,
+    per: str | None,
+    train_length: int,
+    share: float | None = None,
+) -> Method:
+    """Return the method of a kind and its numbers; kind may already contain the others."""
+    numbers = {"factor": factor, "share": share}
+    texts = {
+        name: None if number is None else f"{_checks.finite(name, number):g}"
+        for name, number in numbers.items()
+    }
+    parts = [str(part) for part in (kind, texts["factor"], texts["share"], per) if part is not None]
     return parse_method(":".join(parts), train_length)
 
 
 def model_arguments(name: str) -> str:
     """Format a method's name as `--model_args` of lm-evaluation-harness."""
-    kind, _, rest = name.partition(":")
-    number, _, per = rest.partition(":")
-    parts = (("scaling", kind), ("factor", number), ("per", per))
-    return ",".join(f"{key}={value}" for key, value in parts if value)
+    kind, *words = name.split(":")
+    named = {"scaling": kind}
+    for word in words:
+        of_per = word in ("sequence", "query")
+        named["per" if of_per else "share" if "factor" in named else "factor"] = word
+    return ",".join(f"{key}={value}" for key, value in named.items())

@@ -1,0 +1,34 @@
+"""Scalings: rules that flatten ALiBi's slopes, so that a model sees beyond its training length.
+
+A scaling works on the exponents e_h of the slopes m_h = 2^-e_h. With a factor a >= 1 and weights
+t_h,
+
+    e'_h = e_h + t_h log2(a)
+
+t_h = 1 is position interpolation; t_h = (e_h - e_min) / (e_max - e_min) is NTK-ALiBi. For head
+counts that are powers of two, NTK-ALiBi's weights are the published (h - 1)/(H - 1). For other head
+counts they continue that rule: the steepest slope is unchanged, the flattest is divided by a, and
+the order of the heads is kept. Dynamic scalings compute a from the number of tokens.
+
+Any object with the method of `Scaling` is a scaling.
+"""
+
+from ntk_alibi.scaling.base import Floats, Per, Scaling
+from ntk_alibi.scaling.config import STATIC_TYPES, scaling_from_config
+from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
+from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
+
+__all__ = [
+    "NTK",
+    "STATIC_TYPES",
+    "DynamicFlatHeads",
+    "DynamicInterpolation",
+    "DynamicNTK",
+    "FlatHeads",
+    "Floats",
+    "Interpolation",
+    "MaxBias",
+    "Per",
+    "Scaling",
+    "scaling_from_config",
+]

@@ -1,0 +1,156 @@
+"""The protocol of scalings, the weights of the heads, and the bases of this package's scalings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _checks
+from ntk_alibi._repr_html import ReprHtml
+
+Floats: TypeAlias = NDArray[np.float64]
+Per: TypeAlias = Literal["sequence", "query"]
+
+
+@runtime_checkable
+class Scaling(Protocol):
+    """Protocol of scalings: an object with this method.
+
+    The class attribute `per` declares which `lengths` the method needs: "sequence" for one length
+    per row, "query" for one per query, None (or no such attribute) for a scaling that does not
+    depend on lengths.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> class Halved:
+        ...     def scale_exponents(self, exponents, lengths=None):
+        ...         return exponents + 1.0
+        >>> na.alibi_slopes(2, Halved()) * 2 == na.alibi_slopes(2)
+        array([ True,  True])
+    """
+
+    def scale_exponents(
+        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
+    ) -> Floats:
+        """Return the scaled exponents.
+
+        Args:
+            exponents: (heads,) float64; head h has slope 2^-exponents[h].
+            lengths: numbers of tokens, (batch,) for `per = "sequence"`, (batch, queries) for `per =
+                "query"`.
+
+        Returns:
+            (heads,), or with lengths (batch, heads) or (batch, heads, queries), float64.
+        """
+        ...
+
+
+#: The key of a config dict that holds the training length.
+LENGTH_KEY = "original_max_position_embeddings"
+
+
+def uniform(exponents: Floats) -> Floats:
+    """Return 1 for every head."""
+    return np.ones_like(exponents)
+
+
+def by_steepness(exponents: Floats) -> Floats:
+    """Return (e_h - e_min) / (e_max - e_min), and 1 if all exponents are equal."""
+    lowest, highest = exponents.min(), exponents.max()
+    if lowest == highest:
+        return np.ones_like(exponents)
+    weights: Floats = (exponents - lowest) / (highest - lowest)
+    return weights
+
+
+def by_exponent(exponents: Floats) -> Floats:
+    """Return e_h / e_max."""
+    highest = exponents.max()
+    weights: Floats = exponents / highest if highest > 0.0 else np.ones_like(exponents)
+    return weights
+
+
+def flattest(exponents: Floats, share: float) -> Floats:
+    """Return 1 for the ceil(share H) heads with the flattest slopes, else 0."""
+    # A product such as 0.1 * 30 may be rounded to just above the whole number that it is.
+    count = max(math.ceil(share * len(exponents) * (1.0 - 1e-12)), 1)
+    weights = np.zeros_like(exponents)
+    weights[np.argsort(-exponents, kind="stable")[:count]] = 1.0
+    return weights
+
+
+def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
+    """Return e_h + t_h log2(a); for factors (batch,) or (batch, queries), heads become axis 1."""
+    log_factor = np.log2(np.asarray(factor, np.float64))
+    if log_factor.ndim == 0:
+        return exponents + weights * log_factor
+    heads = (slice(None),) + (None,) * (log_factor.ndim - 1)
+    return exponents[heads] + weights[heads] * log_factor[:, None]
+
+
+@dataclass(frozen=True)
+class StaticScaling(ReprHtml):
+    """A scaling by a constant factor; subclasses define the weights of the heads."""
+
+    factor: float
+    per: ClassVar[None] = None
+    alibi_type: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factor", _checks.finite("factor", self.factor, minimum=1.0))
+
+    def _weights(self, exponents: Floats) -> Floats:
+        raise NotImplementedError
+
+    def scale_exponents(
+        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
+    ) -> Floats:
+        """Return the scaled exponents, as `Scaling` defines; lengths are ignored."""
+        return _stretch(exponents, self._weights(exponents), self.factor)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the plain dict that `scaling_from_config` reads."""
+        return {"alibi_type": self.alibi_type, "factor": self.factor}
+
+
+@dataclass(frozen=True)
+class DynamicScaling(ReprHtml):
+    """A scaling whose factor grows with the text; subclasses define the weights of the heads."""
+
+    rate: float = 1.0
+    train_length: int = 2048
+    per: Per = field(default="sequence", kw_only=True)
+    alibi_type: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        rate = _checks.finite("rate", self.rate, minimum=0.0, inclusive=False)
+        train_length = _checks.integer("train_length", self.train_length, minimum=1)
+        object.__setattr__(self, "rate", rate)
+        object.__setattr__(self, "train_length", train_length)
+        _checks.choice("per", self.per, ("sequence", "query"))
+
+    def _weights(self, exponents: Floats) -> Floats:
+        raise NotImplementedError
+
+    def scale_exponents(
+        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
+    ) -> Floats:
+        """Return the scaled exponents, as `Scaling` defines."""
+        if lengths is None:
+            raise ValueError(f"lengths must be given for {self!r}, got None")
+        with np.errstate(over="ignore"):  # infinite exponents are refused with their reason
+            factor = np.maximum(self.rate * lengths / self.train_length, 1.0)
+        return _stretch(exponents, self._weights(exponents), factor)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the plain dict that `scaling_from_config` reads."""
+        return {
+            "alibi_type": self.alibi_type,
+            "factor": self.rate,
+            LENGTH_KEY: self.train_length,
+            "per": self.per,
+        }

@@ -1,0 +1,159 @@
+"""Scalings by a constant factor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ntk_alibi import _checks, _core
+from ntk_alibi.scaling.base import (
+    Floats,
+    StaticScaling,
+    by_exponent,
+    by_steepness,
+    flattest,
+    uniform,
+)
+
+#: `max_alibi_bias` of unscaled slopes: the exponent of the flattest one for powers of two.
+USUAL_MAX_BIAS = 8.0
+
+
+@dataclass(frozen=True)
+class Interpolation(StaticScaling):
+    """Position interpolation: divides every slope by the factor.
+
+    m'_h = m_h / a
+
+    Every head sees a times as far, at 1/a of the resolution: retrieval reaches further, but nearby
+    tokens are harder to distinguish, also within the training length.
+
+    Args:
+        factor: a, a finite number >= 1; 1 changes nothing.
+
+    Raises:
+        TypeError: factor is not a number.
+        ValueError: factor is below 1, infinite or NaN.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.alibi_slopes(4, na.Interpolation(2.0))
+        array([0.125     , 0.03125   , 0.0078125 , 0.00195312], dtype=float32)
+
+    Source: S. Chen et al. 2023 (arXiv 2306.15595) for RoPE; keezen/ntk_alibi 2023 for ALiBi.
+    """
+
+    alibi_type: ClassVar[str] = "linear"
+
+    def _weights(self, exponents: Floats) -> Floats:
+        return uniform(exponents)
+
+
+@dataclass(frozen=True)
+class NTK(StaticScaling):
+    """NTK-ALiBi: divides the flattest slope by the factor and keeps the steepest one.
+
+    m'_h = m_h a^(-t_h),  t_h = (e_h - e_min) / (e_max - e_min)
+
+    With a single head, t = 1.
+
+    Args:
+        factor: a, a finite number >= 1; 1 changes nothing.
+
+    Raises:
+        TypeError: factor is not a number.
+        ValueError: factor is below 1, infinite or NaN.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.alibi_slopes(4, na.NTK(2.0))
+        array([0.25      , 0.04960628, 0.00984313, 0.00195312], dtype=float32)
+
+    Source: keezen/ntk_alibi 2023, whose code covers head counts that are powers of two;
+        docs/formulas.md derives the weights for any head count.
+    """
+
+    alibi_type: ClassVar[str] = "ntk"
+
+    def _weights(self, exponents: Floats) -> Floats:
+        return by_steepness(exponents)
+
+
+@dataclass(frozen=True)
+class FlatHeads(StaticScaling):
+    """Divides the slopes of the flattest heads by the factor, and keeps all others.
+
+    m'_h = m_h / a for the ceil(share H) heads with the smallest slopes, at least one;  m'_h = m_h
+
+    Args:
+        factor: a, a finite number >= 1; 1 changes nothing.
+        share: the share of the heads that are flattened, above 0 and at most 1.
+
+    Raises:
+        TypeError: an argument is not a number.
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.alibi_slopes(4, na.FlatHeads(8.0))
+        array([0.25      , 0.0625    , 0.015625  , 0.00048828], dtype=float32)
+
+    Source: this package (docs/formulas.md); it flattens only heads that see far already.
+    """
+
+    share: float = 0.25
+    alibi_type: ClassVar[str] = "flat_heads"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "share", _checks.share_of_heads(self.share))
+
+    def _weights(self, exponents: Floats) -> Floats:
+        return flattest(exponents, self.share)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the plain dict that `scaling_from_config` reads."""
+        return {**super().to_config(), "share": self.share}
+
+
+@dataclass(frozen=True)
+class MaxBias(StaticScaling):
+    """Stretches all exponents by one factor, as a larger `max_alibi_bias` of MPT and GGUF does.
+
+    e'_h = e_h (e_max + log2 a) / e_max
+
+    The flattest slope is divided by a. All slopes stay powers of one number, so that formats which
+    store that number alone can express the result.
+
+    Args:
+        factor: a, a finite number >= 1; 1 changes nothing.
+
+    Raises:
+        TypeError: factor is not a number.
+        ValueError: factor is below 1, infinite or NaN.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.MaxBias(4.0).max_alibi_bias(8)
+        10.0
+
+    Source: this package (docs/formulas.md); MPT and llama.cpp for `max_alibi_bias`.
+    """
+
+    alibi_type: ClassVar[str] = "max_bias"
+
+    def _weights(self, exponents: Floats) -> Floats:
+        return by_exponent(exponents)
+
+    def max_alibi_bias(self, num_heads: int) -> float:
+        """Return the number that stands for these slopes in a model with num_heads heads.
+
+        Example:
+            >>> import ntk_alibi as na
+            >>> na.MaxBias(1.0).max_alibi_bias(6)
+            8.0
+        """
+        heads = _checks.num_heads(num_heads)
+        highest = float(_core.alibi_exponents(heads, _core.SlopeRule.press).max())
+        return USUAL_MAX_BIAS * (highest + math.log2(self.factor)) / highest

@@ -36,7 +36,7 @@ def test_lines_are_told_apart_without_colours() -> None:
     axes = Figure().add_subplot()
     looks = line_styles(axes, ["original", *KINDS, "Kerple", "Sandwich", "other"])
     assert len({(look["marker"], look["linestyle"]) for look in looks}) == 4 + len(KINDS)
-    assert len({look["color"] for look in looks}) == 4 + len(KINDS)
+    assert len({look["color"] for look in looks[: 2 + len(KINDS)]}) == 2 + len(KINDS)
     many = line_styles(axes, [f"peer {number}" for number in range(20)])
     assert len({(look["marker"], look["linestyle"], look["color"]) for look in many}) == 20
     shades = [look["color"] for look in line_styles(axes, ["ntk", "ntk", "original"])]

@@ -26,8 +26,8 @@ NAMES = """
 BAM NTK T5 XPOS ALiBi AlibiAttention BiALiBi DistanceFunction DistanceTable DynamicFlatHeads
 DynamicInterpolation DynamicNTK FlatHeads ForgetGates GrowingCache Interpolation KerpleLog
 KerplePower KeyNorms MaxBias RoPE Sandwich Scaling WindowCache __version__ alibi_slopes attention
-build_alibi_tensor info log_n_scale merge patch plots precision reference scaling_from_config
-set_num_threads
+build_alibi_tensor info log_n_scale merge patch patched plots precision reference
+scaling_from_config set_num_threads unpatch
 """.split()
 
 #: Names of other modules, by their documented paths.
@@ -41,7 +41,7 @@ PATHS = {
         "AttentionGradients", "KeyNorms", "Stats", "attention", "attention_gradients", "merge",
     ),
     "ntk_alibi.inspection": ("bias_by_distance", "receptive_field", "visible_intervals", "weights"),
-    "ntk_alibi.integrations": ("PatchHandle", "patch"),
+    "ntk_alibi.integrations": ("PatchHandle", "patch", "patched", "unpatch"),
     "ntk_alibi.models": ("load", "nano_bloom_path"),
     "ntk_alibi.torch.alibi_attention": ("AlibiAttention",),
     "ntk_alibi.torch.learned_bias": (
@@ -108,17 +108,19 @@ WindowCache(window, sink=0)
 alibi_slopes(num_heads, scaling=None, lengths=None, *, rule='press')
 attention(query, key, value, bias=None, *, causal=True, window=None, causal_block=None, sink=0,
     key_padding_mask=None, query_positions=None, key_positions=None, align='end', scale=None,
-    skip_tolerance=0.0, rotary=None, log_n=None, key_norms=None, dropout=0.0,
-    return_logsumexp=False, return_stats=False)
+    skip_tolerance=0.0, rotary=None, log_n=None, initial=None, key_norms=None,
+    dropout=0.0, return_logsumexp=False, return_stats=False)
 build_alibi_tensor(attention_mask, num_heads, dtype, scaling=None, *, anchor='first', out=None)
 info()
 log_n_scale(query_length, key_length, train_length, *, key_padding_mask=None,
     query_positions=None, key_positions=None, **mask)
-merge(outputs, logsumexps)
+merge(outputs, logsumexps, *, out=None)
+patched(model)
 patch(model, scaling=None, *, attention='fused', compat='exact', window=None, sink=0,
     causal_block=None)
 scaling_from_config(config)
 set_num_threads(num_threads)
+unpatch(model)
 plots.accuracy_curves(summary, task, *, by='length', ax=None)
 plots.accuracy_map(lengths, depths, accuracy, *, ax=None)
 plots.alibi_rows(rows, ax=None)

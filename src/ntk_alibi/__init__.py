@@ -75,11 +75,13 @@ __all__ = [
     "log_n_scale",
     "merge",
     "patch",
+    "patched",
     "plots",
     "precision",
     "reference",
     "scaling_from_config",
     "set_num_threads",
+    "unpatch",
 ]
 
 #: Names that need more than NumPy or are seldom needed, by the module that defines them; a module
@@ -89,9 +91,11 @@ _LAZY = {
     "GrowingCache": "ntk_alibi.integrations.caches.growing",
     "WindowCache": "ntk_alibi.integrations.caches.window",
     "patch": "ntk_alibi.integrations",
+    "patched": "ntk_alibi.integrations",
     "plots": "ntk_alibi.plots",
     "precision": "ntk_alibi.precision",
     "reference": "ntk_alibi.reference",
+    "unpatch": "ntk_alibi.integrations",
 }
 
 _notebook.start()

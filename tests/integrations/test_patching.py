@@ -249,3 +249,45 @@ def test_no_tokens_and_no_rows(blooms: dict) -> None:
 
 def test_the_tested_versions_are_those_declared() -> None:
     assert family.TRANSFORMERS_VERSIONS[0] <= Version(transformers.__version__)
+
+
+def test_unpatch_takes_back_what_others_patched(bloom_ids: torch.Tensor) -> None:
+    model = make_model()
+    before, stock = state_of(model), run(model, bloom_ids)
+    assert na.patched(model) == []
+    na.patch(model, na.NTK(2.0))
+    kept = na.patch(model.transformer, na.FlatHeads(8.0), attention="sdpa")
+    found = na.patched(model)
+    assert [(x.scaling, x.attention) for x in found] == [
+        (na.NTK(2.0), "fused"),
+        (na.FlatHeads(8.0), "sdpa"),
+    ]
+    found[0].undo()
+    assert [x.scaling for x in na.patched(model)] == [kept.scaling]
+    clone = copy.deepcopy(model)
+    na.unpatch(model)
+    na.unpatch(model)
+    assert na.patched(model) == []
+    assert state_of(model) == before
+    assert torch.equal(run(model, bloom_ids), stock)
+    assert [x.scaling for x in na.patched(clone)] == [kept.scaling]
+    kept.undo()
+    na.unpatch(clone)
+    assert torch.equal(run(clone, bloom_ids), stock)
+
+
+def test_unpatch_keeps_what_a_configuration_asks_for(bloom_ids: torch.Tensor) -> None:
+    model = make_model(attn_implementation="ntk_alibi")
+    stock = run(model, bloom_ids)
+    na.patch(model, na.NTK(4.0))
+    na.unpatch(model)
+    assert na.patched(model) == []
+    assert torch.equal(run(model, bloom_ids), stock)
+
+
+def test_modules_without_attention_have_no_patches() -> None:
+    assert na.patched(torch.nn.Linear(1, 1)) == []
+    na.unpatch(torch.nn.Linear(1, 1))
+    for function in (na.patched, na.unpatch):
+        with pytest.raises(TypeError, match="model must be a torch.nn.Module"):
+            function("bloom")

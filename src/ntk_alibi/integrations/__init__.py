@@ -13,7 +13,7 @@ with _extras.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.integrations import attn_implementation
     from ntk_alibi.integrations.families import bloom, falcon, mpt
     from ntk_alibi.integrations.family import Family
-    from ntk_alibi.integrations.patching import PatchHandle, apply
+    from ntk_alibi.integrations.patching import PatchHandle, apply, in_force
     from ntk_alibi.integrations.settings import settings_of
 
 FAMILIES: tuple[Family, ...] = (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY)
@@ -93,8 +93,6 @@ def patch(
         >>> bool((stretched != before).any()), bool((model(ids).logits == before).all())
         (True, True)
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     settings = settings_of(
         scaling,
         attention=attention,
@@ -103,9 +101,8 @@ def patch(
         sink=sink,
         causal_block=causal_block,
     )
-    for family in FAMILIES:
-        if targets := family.find(model):
-            return apply(family, targets, settings)
+    if found := _found(model):
+        return apply(*found, settings)
     known = ", ".join(family.name for family in FAMILIES)
     raise ValueError(
         f"model must hold ALiBi attention of a known family ({known}), got {type(model).__name__}, "
@@ -114,3 +111,60 @@ def patch(
 
 
 __all__ = ["PatchHandle", "patch"]
+
+
+def patched(model: nn.Module) -> list[PatchHandle]:
+    """Return the patches of a model that are in force, innermost last.
+
+    Args:
+        model: a torch module.
+
+    Returns:
+        A handle for each patch, with `.scaling`, `.attention` and `.undo()`; an empty list for a
+        model without patches. A model made with attn_implementation="ntk_alibi" has none by that.
+
+    Raises:
+        TypeError: model is no torch module.
+
+    Example:
+        >>> import transformers, ntk_alibi as na
+        >>> config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
+        >>> model = transformers.BloomForCausalLM(config)
+        >>> handles = na.patch(model), na.patch(model, na.NTK(4.0))
+        >>> [patch.scaling for patch in na.patched(model)]
+        [None, NTK(factor=4.0)]
+    """
+    found = _found(model)
+    return in_force(*found) if found else []
+
+
+def unpatch(model: nn.Module) -> None:
+    """Take all patches of a model back, whoever holds their handles.
+
+    Args:
+        model: a torch module; one without patches stays as it is.
+
+    Raises:
+        TypeError: model is no torch module.
+
+    Example:
+        >>> import transformers, ntk_alibi as na
+        >>> config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
+        >>> model = transformers.BloomForCausalLM(config)
+        >>> handle = na.patch(model, na.NTK(4.0))
+        >>> na.unpatch(model)
+        >>> na.patched(model)
+        []
+    """
+    for patch_in_force in reversed(patched(model)):
+        patch_in_force.undo()
+
+
+def _found(model: nn.Module) -> tuple[Family, list[nn.Module]] | None:
+    """Return the family whose attention a model holds, and its modules to patch."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    for family in FAMILIES:
+        if targets := family.find(model):
+            return family, targets
+    return None

@@ -78,6 +78,17 @@ def apply(family: Family, targets: list[nn.Module], settings: Settings) -> Patch
     return PatchHandle(family, targets, settings)
 
 
+def in_force(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
+    """Return a handle for each patch of the targets, in the order in which they were applied."""
+    patches: dict[int, Settings] = {}
+    for target in targets:
+        patches |= {id(settings): settings for settings in stack_of(target) if settings is not None}
+    return [
+        PatchHandle(family, [x for x in targets if any(y is z for z in stack_of(x))], y)
+        for y in patches.values()
+    ]
+
+
 def _install(family: Family, target: nn.Module) -> None:
     handle = target.register_forward_pre_hook(family.begin, with_kwargs=True)
     setattr(target, _HOOK, handle)

@@ -289,5 +289,5 @@ def test_modules_without_attention_have_no_patches() -> None:
     assert na.patched(torch.nn.Linear(1, 1)) == []
     na.unpatch(torch.nn.Linear(1, 1))
     for function in (na.patched, na.unpatch):
-        with pytest.raises(TypeError, match="model must be a torch.nn.Module"):
+        with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
             function("bloom")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -133,6 +134,13 @@ resource.setrlimit(resource.RLIMIT_AS, (size + {free} * 2**20, resource.RLIM_INF
 """
 
 
+#: AddressSanitizer ends the process itself where memory runs out.
+without_sanitizer = pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer"
+)
+
+
+@without_sanitizer
 @pytest.mark.parametrize("free", [0, 1, 4, 9, 20, 60])
 def test_memory_that_runs_out_is_a_memory_error(free: int) -> None:
     """Little memory fails at the output, at scratch memory or at the parts of gradients."""
@@ -157,6 +165,7 @@ def test_memory_that_runs_out_is_a_memory_error(free: int) -> None:
     assert done.stdout.endswith("alive\n"), done.stderr
 
 
+@without_sanitizer
 @pytest.mark.parametrize("free", [5, 12])
 def test_threads_that_cannot_be_started_are_done_without(free: int) -> None:
     """A thread's stack is 8 MiB of address space."""

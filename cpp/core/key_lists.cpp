@@ -86,7 +86,9 @@ KeyList OwnedKeyList::view() const {
 
 KeyLists::KeyLists(const AttentionProblem& problem) {
   const bool shared = !problem.key_mask && problem.key_positions.batch_stride == 0;
-  for (std::int64_t b = 0; b < (shared ? 1 : problem.batch); ++b) lists_.emplace_back(problem, b);
+  // A batch without rows may have no positions to read.
+  const std::int64_t lists = shared ? std::min<std::int64_t>(problem.batch, 1) : problem.batch;
+  for (std::int64_t b = 0; b < lists; ++b) lists_.emplace_back(problem, b);
 }
 
 }  // namespace ntk_alibi

@@ -148,7 +148,11 @@ class GradientBounds:
         return grouped
 
     def _interval(self, exact: Floats, error: Floats) -> Interval:
-        """Return an interval with what underflow adds."""
+        """Return an interval with what underflow adds.
+
+        Where weights are not known at all, an infinite error times a number of 0 is NaN.
+        """
+        error = np.where(np.isnan(error), np.inf, error)
         name = self.bounds.call.form.name
         error = error + (2.0**-900 if name == "float64" else 2.0**-100) + LEAST[name]
         return Interval(exact, error, error)

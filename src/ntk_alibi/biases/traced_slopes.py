@@ -20,7 +20,7 @@ def traced_slopes(
     """Return left and right slopes (1, heads, 1) on like's device.
 
     Raises:
-        ValueError: the scaling is neither an Interpolation nor an NTK.
+        ValueError: the scaling is none of `STATIC_TYPES`.
     """
     config: dict[str, Any] = {"alibi_type": "default"}
     if scaling is not None:
@@ -36,9 +36,9 @@ def traced_slopes(
 def _config(scaling: Any) -> dict[str, Any]:
     known = STATIC_TYPES.values()
     if type(scaling) not in known:  # subclasses may have other slopes
-        names = " or ".join(kind.__name__ for kind in known)
+        names = ", ".join(kind.__name__ for kind in known)
         raise ValueError(
-            f"scaling must be None, {names} where torch traces attention, got "
+            f"scaling must be None or one of {names} where torch traces attention, got "
             f"{type(scaling).__name__}: pass ALiBi(num_heads, slopes=na.alibi_slopes(...))"
         )
     config: dict[str, Any] = scaling.to_config()

@@ -299,7 +299,7 @@ def test_compiled_in_one_graph(name: str) -> None:
 
 def test_dynamic_scalings_are_no_constants_of_a_graph() -> None:
     compiled = torch.compile(module(scaling=DYNAMIC), backend="aot_eager", fullgraph=True)
-    with pytest.raises(Exception, match="scaling must be None, Interpolation or NTK"):
+    with pytest.raises(Exception, match="scaling must be None or one of Interpolation, NTK"):
         compiled(*inputs())
 
 

@@ -11,8 +11,8 @@ namespace {
 constexpr std::int64_t near_distance = 64;
 constexpr float moderate_slope = 1e30f;
 
-// Steeper slopes have the same effect: only distance 0 is left. Times log2 e this is still finite.
-constexpr float greatest_slope = 1e38f;
+// Steeper slopes have the same effect: only distance 0 is left. Times log2 e this is just finite.
+constexpr float greatest_slope = 2.358e38f;
 
 std::int32_t query_position(const AttentionProblem& problem, std::int64_t b, std::int64_t i) {
   const PositionView& view = problem.query_positions;

@@ -156,6 +156,19 @@ def test_a_huge_slope_leaves_the_nearest_key(isa: str) -> None:
             np.testing.assert_allclose(logsumexp, lowest, rtol=1e-6)
 
 
+def test_a_huge_slope_towards_keys_on_both_sides(isa: str) -> None:
+    """No key is at the query's position: the bias of the nearest ones is minus the slope."""
+    slope = 1.125e38
+    bias = na.ALiBi(2, slopes=np.float32([slope, slope]), sides="symmetric")
+    for queries in (1, 6):
+        _, logsumexp = na.attention(
+            QUERY[:, :, :queries], KEY[:, :, :2], VALUE[:, :, :2], bias, causal=False,
+            query_positions=np.full(queries, 1), key_positions=np.array([0, 2]),
+            return_logsumexp=True,
+        )  # fmt: skip
+        np.testing.assert_allclose(logsumexp, -slope, rtol=1e-6)
+
+
 EXCEEDED = {
     "scale": lambda: na.attention(QUERY, KEY, VALUE, scale=3e38),
     "negative scale": lambda: na.attention(QUERY, KEY, VALUE, scale=-1e38),

@@ -150,11 +150,15 @@ class GradientBounds:
     def _interval(self, exact: Floats, error: Floats) -> Interval:
         """Return an interval with what underflow adds.
 
-        Where weights are not known at all, an infinite error times a number of 0 is NaN.
+        Where weights are not known at all, an infinite error times a number of 0 is NaN. A float32
+        number that is 2^80 times smaller than the greatest one counts as 0: no sum of both sees it.
         """
         error = np.where(np.isnan(error), np.inf, error)
         name = self.bounds.call.form.name
-        error = error + (2.0**-900 if name == "float64" else 2.0**-100) + LEAST[name]
+        least = 2.0**-900 if name == "float64" else 2.0**-100
+        if name != "float64":
+            least += 2.0**-80 * np.where(np.isfinite(exact), np.abs(exact), 0.0).max(initial=0.0)
+        error = error + least + LEAST[name]
         return Interval(exact, error, error)
 
     def parameter(self, parameter: Parameter) -> Interval:

@@ -65,6 +65,38 @@ def test_strided_parts_and_results_in_place(isa: str) -> None:
         na.merge(outputs, logs, out=(outputs[0][:1], logs[0]))
 
 
+def test_a_result_that_overlaps_a_part_by_some_rows(isa: str) -> None:
+    memory = np.random.default_rng(0).standard_normal((1, 1, 8, 24)).astype(np.float32)
+    part, shifted = memory[:, :, :7], memory[:, :, 1:]
+    logs = [np.zeros((1, 1, 7), np.float32)] * 2
+    wanted = (part + 1) / 2
+    na.merge([part, np.ones_like(part)], logs, out=(shifted, np.empty_like(logs[0])))
+    np.testing.assert_allclose(shifted, wanted, rtol=2**-23)
+
+
+def test_parts_of_another_byte_order_are_read_as_their_numbers() -> None:
+    outputs, logs = parts(2)
+    swapped = [[x.astype(">f4") for x in y] for y in (outputs, logs)]
+    for got, wanted in zip(na.merge(*swapped), na.merge(outputs, logs), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_what_would_be_lost_is_refused() -> None:
+    outputs, logs = parts(2)
+    masked = [np.ma.masked_array(x, np.isnan(x)) for x in outputs]
+    with pytest.raises(TypeError, match="outputs must not be a masked array"):
+        na.merge(masked, logs)
+    learned = [torch.from_numpy(x).requires_grad_() for x in outputs]
+    known = [torch.from_numpy(x) for x in logs]
+    buffers = torch.empty(SHAPE), torch.empty(SHAPE[:3])
+    with pytest.raises(ValueError, match="out must be None where torch records gradients"):
+        na.merge(learned, known, out=buffers)
+    with torch.no_grad():
+        na.merge(learned, known, out=buffers)
+    for got, wanted in zip(buffers, na.merge(outputs, logs), strict=True):
+        np.testing.assert_array_equal(got.numpy(), wanted)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_gradients_are_those_of_the_definition(dtype: torch.dtype) -> None:
     outputs, logs = ([torch.from_numpy(x) for x in y] for y in parts(3))

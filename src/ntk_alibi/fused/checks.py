@@ -150,11 +150,17 @@ def initial(value: Any, query: Any) -> Any:
     return value
 
 
+def _list_of_arrays(name: str, arrays: Any) -> None:
+    if not isinstance(arrays, Sequence) or not all(map(_arrays.is_array, arrays)):
+        raise TypeError(f"{name} must be a list or a tuple of arrays, got {arrays!r}")
+    for array in arrays:
+        _checks.plain(name, array)
+
+
 def parts(outputs: Any, logsumexps: Any) -> None:
     """Check results of attention over disjoint keys."""
-    for name, arrays in (("outputs", outputs), ("logsumexps", logsumexps)):
-        if not isinstance(arrays, Sequence) or not all(map(_arrays.is_array, arrays)):
-            raise TypeError(f"{name} must be a list or a tuple of arrays, got {arrays!r}")
+    _list_of_arrays("outputs", outputs)
+    _list_of_arrays("logsumexps", logsumexps)
     if len(outputs) != len(logsumexps) or not outputs:
         raise ValueError(
             "outputs and logsumexps must have the same length, at least 1, got "
@@ -174,8 +180,10 @@ def parts(outputs: Any, logsumexps: Any) -> None:
                 )
 
 
-def merge_buffers(out: Any, output: Any, logsumexp: Any) -> None:
+def merge_buffers(out: Any, output: Any, logsumexp: Any, *, recorded: bool) -> None:
     """Check the buffers for a merge, which are like one of the outputs and its logsumexp."""
+    if recorded:
+        raise ValueError("out must be None where torch records gradients of the parts")
     if not isinstance(out, tuple) or len(out) != 2:
         raise TypeError(f"out must be a pair (output, logsumexp), got {out!r}")
     for buffer, part in zip(out, (output, logsumexp), strict=True):

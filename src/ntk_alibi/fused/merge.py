@@ -32,7 +32,8 @@ def merge(
         without `out`.
 
     Raises:
-        TypeError, ValueError: the lists differ in length, shapes or framework; `out` does not fit.
+        TypeError, ValueError: the lists differ in length, shapes or framework; `out` does not fit,
+            or is given where torch records gradients of the parts.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -50,19 +51,20 @@ def merge(
     Source: Milakov and Gimelshein 2018 (arXiv 1805.02867).
     """
     checks.parts(outputs, logsumexps)
+    recorded = _arrays.require_grad(*outputs, *logsumexps) and _torch_state.is_recording()
     if out is not None:
-        checks.merge_buffers(out, outputs[0], logsumexps[0])
+        checks.merge_buffers(out, outputs[0], logsumexps[0], recorded=recorded)
     parts: Any = outputs, logsumexps
-    in_core = merged_parts.fits_core(*parts)
-    if out is not None and in_core:
-        output, logsumexp = merged_parts.merged_in_core(outputs, logsumexps, out[0])
-    elif out is None and in_core and _records(*outputs, *logsumexps):
+    output: Any
+    if recorded and merged_parts.fits_core(*parts):
         # Imported here, since torch is optional; it is loaded if there is a tensor.
         from ntk_alibi.torch.merging import merged_tensors
 
         output, logsumexp = merged_tensors(*parts)
     else:
-        output, logsumexp = merged_parts.merged(*parts)
+        output, logsumexp = merged_parts.merged(
+            outputs, logsumexps, None if out is None else out[0]
+        )
     logsumexp = _arrays.to_dtype(logsumexp, logsumexps[0].dtype)
     if out is None:
         return output, logsumexp
@@ -70,8 +72,3 @@ def merge(
         if result is not buffer:
             buffer[...] = result
     return out
-
-
-def _records(*values: Any) -> bool:
-    """Return whether torch records operations on any of the values."""
-    return _arrays.require_grad(*values) and _torch_state.is_recording()

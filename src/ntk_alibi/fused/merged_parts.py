@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _core
 
@@ -18,8 +19,18 @@ def merged_in_core(
     output, written = _arrays.empty_pair(outputs[0]) if out is None else (out, _arrays.storage(out))
     logs = [_arrays.as_floats(log, np.float64) for log in logsumexps]
     logsumexp = np.empty(logs[0].shape, np.float64)
-    _core.merge([_arrays.storage(part) for part in outputs], logs, written, logsumexp)
+    memory = [_unchanged(_arrays.storage(part), written) for part in outputs]
+    _core.merge(memory, logs, written, logsumexp)
     return output, _arrays.to_framework_of(logsumexp, output)
+
+
+def _unchanged(part: NDArray[Any], written: NDArray[Any]) -> NDArray[Any]:
+    """Return a part, or a copy if rows of it would be written before they are read.
+
+    The core reads a row of all parts before it writes that row, so a part may be the result itself.
+    """
+    same = part.ctypes.data == written.ctypes.data and part.strides == written.strides
+    return part.copy() if np.may_share_memory(part, written) and not same else part
 
 
 def merged_by_operations(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> tuple[Any, Any]:
@@ -48,12 +59,17 @@ def fits_core(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> bool:
         first.ndim == 4
         and _arrays.dtype_name(first.dtype) in _arrays.CORE_DTYPES
         and all(part.dtype == first.dtype for part in outputs)
+        and getattr(first.dtype, "isnative", True)
         and _arrays.has_values(*outputs, *logsumexps)
         and all(_arrays.in_memory(x) for x in (*outputs, *logsumexps))
     )
 
 
-def merged(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the output and the float64 logsumexp of checked parts that require no grad."""
-    merge = merged_in_core if fits_core(outputs, logsumexps) else merged_by_operations
-    return merge(outputs, logsumexps)
+def merged(outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None) -> tuple[Any, Any]:
+    """Return the output and the float64 logsumexp of checked parts whose gradient is not recorded.
+
+    The core writes the output to `out` if it is given; operations do not.
+    """
+    if fits_core(outputs, logsumexps):
+        return merged_in_core(outputs, logsumexps, out)
+    return merged_by_operations(outputs, logsumexps)

@@ -43,7 +43,7 @@ void OwnedKeyList::sort_positions() {
     sorted_ = positions_;
     std::sort(sorted_.begin(), sorted_.end());
   }
-  const std::vector<std::int32_t>& sorted = rise_ ? positions_ : sorted_;
+  const std::vector<std::int32_t>& sorted = this->sorted();
   least_ = sorted.front(), greatest_ = sorted.back();
   for (std::size_t k = 1; k < sorted.size(); ++k)
     gap_ = std::max<std::int64_t>(gap_, static_cast<std::int64_t>(sorted[k]) - sorted[k - 1]);
@@ -52,7 +52,7 @@ void OwnedKeyList::sort_positions() {
 // The greatest position up to a bound, or `none`.
 std::int64_t OwnedKeyList::greatest_up_to(std::int64_t bound) const {
   if (consecutive_) return std::min(bound, greatest_) >= 0 ? std::min(bound, greatest_) : none;
-  const std::vector<std::int32_t>& sorted = rise_ ? positions_ : sorted_;
+  const std::vector<std::int32_t>& sorted = this->sorted();
   const auto after = std::upper_bound(sorted.begin(), sorted.end(), bound);
   return after == sorted.begin() ? none : *(after - 1);
 }
@@ -60,7 +60,7 @@ std::int64_t OwnedKeyList::greatest_up_to(std::int64_t bound) const {
 // The least position from a bound on, or `none`.
 std::int64_t OwnedKeyList::least_from(std::int64_t bound) const {
   if (consecutive_) return bound <= greatest_ ? std::max<std::int64_t>(bound, 0) : none;
-  const std::vector<std::int32_t>& sorted = rise_ ? positions_ : sorted_;
+  const std::vector<std::int32_t>& sorted = this->sorted();
   const auto at = std::lower_bound(sorted.begin(), sorted.end(), bound);
   return at == sorted.end() ? none : *at;
 }

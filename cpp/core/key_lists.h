@@ -22,6 +22,7 @@ class OwnedKeyList {
 
  private:
   void sort_positions();
+  const std::vector<std::int32_t>& sorted() const { return rise_ ? positions_ : sorted_; }
   std::int64_t greatest_up_to(std::int64_t position) const;
   std::int64_t least_from(std::int64_t position) const;
 

@@ -79,19 +79,12 @@ def as_float32(name: str, numbers: Any) -> NDArray[np.float32]:
     return narrow
 
 
-def share(name: str, value: Any) -> float:
-    """Return an argument as a float strictly between 0 and 1."""
+def share(name: str, value: Any, *, all_allowed: bool = False) -> float:
+    """Return an argument as a float between 0 and 1; of the ends, only 1 may be allowed."""
     number = finite(name, value, minimum=0.0, inclusive=False)
-    if number >= 1.0:
-        raise ValueError(f"{name} must be between 0 and 1, got {value!r}")
-    return number
-
-
-def share_of_heads(value: Any) -> float:
-    """Return a share of the heads, above 0 and at most 1."""
-    number = finite("share", value, minimum=0.0, inclusive=False)
-    if number > 1.0:
-        raise ValueError(f"share must be above 0 and at most 1, got {value!r}")
+    if number > 1.0 or (number == 1.0 and not all_allowed):
+        end = " or 1" if all_allowed else ""
+        raise ValueError(f"{name} must be between 0 and 1{end}, got {value!r}")
     return number
 
 

@@ -56,6 +56,7 @@ def merge(
         checks.merge_buffers(out, outputs[0], logsumexps[0], recorded=recorded)
     parts: Any = outputs, logsumexps
     output: Any
+    logsumexp: Any
     if recorded and merged_parts.fits_core(*parts):
         # Imported here, since torch is optional; it is loaded if there is a tensor.
         from ntk_alibi.torch.merging import merged_tensors

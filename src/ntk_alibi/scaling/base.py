@@ -74,15 +74,6 @@ def by_exponent(exponents: Floats) -> Floats:
     return weights
 
 
-def flattest(exponents: Floats, share: float) -> Floats:
-    """Return 1 for the ceil(share H) heads with the flattest slopes, else 0."""
-    # A product such as 0.1 * 30 may be rounded to just above the whole number that it is.
-    count = max(math.ceil(share * len(exponents) * (1.0 - 1e-12)), 1)
-    weights = np.zeros_like(exponents)
-    weights[np.argsort(-exponents, kind="stable")[:count]] = 1.0
-    return weights
-
-
 def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
     """Return e_h + t_h log2(a); for factors (batch,) or (batch, queries), heads become axis 1."""
     log_factor = np.log2(np.asarray(factor, np.float64))
@@ -92,19 +83,32 @@ def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
     return exponents[heads] + weights[heads] * log_factor[:, None]
 
 
-@dataclass(frozen=True)
-class StaticScaling(ReprHtml):
-    """A scaling by a constant factor; subclasses define the weights of the heads."""
+class WeightedScaling(ReprHtml):
+    """A scaling with weights of the heads, which subclasses define."""
 
-    factor: float
-    per: ClassVar[None] = None
     alibi_type: ClassVar[str]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", _checks.finite("factor", self.factor, minimum=1.0))
+        """Check the fields."""
 
     def _weights(self, exponents: Floats) -> Floats:
         raise NotImplementedError
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the plain dict that `scaling_from_config` reads."""
+        return {"alibi_type": self.alibi_type}
+
+
+@dataclass(frozen=True)
+class StaticScaling(WeightedScaling):
+    """A scaling by a constant factor."""
+
+    factor: float
+    per: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "factor", _checks.finite("factor", self.factor, minimum=1.0))
 
     def scale_exponents(
         self, exponents: Floats, lengths: NDArray[np.int64] | None = None
@@ -114,27 +118,24 @@ class StaticScaling(ReprHtml):
 
     def to_config(self) -> dict[str, Any]:
         """Return the plain dict that `scaling_from_config` reads."""
-        return {"alibi_type": self.alibi_type, "factor": self.factor}
+        return {**super().to_config(), "factor": self.factor}
 
 
 @dataclass(frozen=True)
-class DynamicScaling(ReprHtml):
-    """A scaling whose factor grows with the text; subclasses define the weights of the heads."""
+class DynamicScaling(WeightedScaling):
+    """A scaling whose factor grows with the text."""
 
     rate: float = 1.0
     train_length: int = 2048
     per: Per = field(default="sequence", kw_only=True)
-    alibi_type: ClassVar[str]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         rate = _checks.finite("rate", self.rate, minimum=0.0, inclusive=False)
         train_length = _checks.integer("train_length", self.train_length, minimum=1)
         object.__setattr__(self, "rate", rate)
         object.__setattr__(self, "train_length", train_length)
         _checks.choice("per", self.per, ("sequence", "query"))
-
-    def _weights(self, exponents: Floats) -> Floats:
-        raise NotImplementedError
 
     def scale_exponents(
         self, exponents: Floats, lengths: NDArray[np.int64] | None = None
@@ -149,8 +150,31 @@ class DynamicScaling(ReprHtml):
     def to_config(self) -> dict[str, Any]:
         """Return the plain dict that `scaling_from_config` reads."""
         return {
-            "alibi_type": self.alibi_type,
+            **super().to_config(),
             "factor": self.rate,
             LENGTH_KEY: self.train_length,
             "per": self.per,
         }
+
+
+class FlattestHeads(WeightedScaling):
+    """The weights of scalings with a field `share`: only the flattest heads are stretched."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share = _checks.share("share", self.share, all_allowed=True)
+        object.__setattr__(self, "share", share)
+
+    def _weights(self, exponents: Floats) -> Floats:
+        """Return 1 for the ceil(share H) heads with the flattest slopes, else 0."""
+        # A product such as 0.1 * 30 may be rounded to just above the whole number that it is.
+        count = max(math.ceil(self.share * len(exponents) * (1.0 - 1e-12)), 1)
+        weights = np.zeros_like(exponents)
+        weights[np.argsort(-exponents, kind="stable")[:count]] = 1.0
+        return weights
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the plain dict that `scaling_from_config` reads."""
+        return {**super().to_config(), "share": self.share}

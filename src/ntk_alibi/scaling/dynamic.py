@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ntk_alibi import _checks
 from ntk_alibi.scaling.base import (
     DynamicScaling,
+    FlattestHeads,
     Floats,
     Per,
     by_steepness,
-    flattest,
     uniform,
 )
 
@@ -73,7 +72,7 @@ class DynamicNTK(DynamicScaling):
 
 
 @dataclass(frozen=True)
-class DynamicFlatHeads(DynamicScaling):
+class DynamicFlatHeads(FlattestHeads, DynamicScaling):
     """Flattens the flattest heads by a factor that grows with the text.
 
     m'_h = m_h / a for the ceil(share H) flattest heads,  a = max(rate n / train_length, 1)
@@ -105,14 +104,3 @@ class DynamicFlatHeads(DynamicScaling):
     share: float = 0.25
     per: Per = field(default="query", kw_only=True)
     alibi_type: ClassVar[str] = "dynamic_flat_heads"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "share", _checks.share_of_heads(self.share))
-
-    def _weights(self, exponents: Floats) -> Floats:
-        return flattest(exponents, self.share)
-
-    def to_config(self) -> dict[str, Any]:
-        """Return the plain dict that `scaling_from_config` reads."""
-        return {**super().to_config(), "share": self.share}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ntk_alibi import _checks, _core
 from ntk_alibi.scaling.base import (
+    FlattestHeads,
     Floats,
     StaticScaling,
     by_exponent,
     by_steepness,
-    flattest,
     uniform,
 )
 
@@ -81,7 +81,7 @@ class NTK(StaticScaling):
 
 
 @dataclass(frozen=True)
-class FlatHeads(StaticScaling):
+class FlatHeads(FlattestHeads, StaticScaling):
     """Divides the slopes of the flattest heads by the factor, and keeps all others.
 
     m'_h = m_h / a for the ceil(share H) heads with the smallest slopes, at least one;  m'_h = m_h
@@ -104,17 +104,6 @@ class FlatHeads(StaticScaling):
 
     share: float = 0.25
     alibi_type: ClassVar[str] = "flat_heads"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "share", _checks.share_of_heads(self.share))
-
-    def _weights(self, exponents: Floats) -> Floats:
-        return flattest(exponents, self.share)
-
-    def to_config(self) -> dict[str, Any]:
-        """Return the plain dict that `scaling_from_config` reads."""
-        return {**super().to_config(), "share": self.share}
 
 
 @dataclass(frozen=True)

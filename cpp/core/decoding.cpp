@@ -85,7 +85,8 @@ class Decoding {
 
   template <class Body>
   void work(std::int64_t tasks, Body&& body) const {
-    for_each_task(tasks, tiles_.kernels().decode_scratch_bytes(static_cast<int>(problem_.head_dim)),
+    const int head_dim = static_cast<int>(problem_.head_dim);
+    for_each_task(tasks, TaskOrder::as_listed, {tiles_.kernels().decode_scratch_bytes(head_dim), 0},
                   body);
   }
 

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <type_traits>
+#include <vector>
 
 #include "core/cancellation.h"
 
@@ -53,10 +55,17 @@ void parallel_for_each(std::int64_t count, std::int64_t grain, Body&& body) {
   });
 }
 
+struct ScratchSize {
+  std::int64_t bytes;
+  std::int64_t zeroed;  // this many of them, the first ones, are 0 at the start
+};
+
 // Memory that a thread works in. Kernels want it aligned.
 class ScratchMemory {
  public:
-  explicit ScratchMemory(std::int64_t bytes) : data_(::operator new(bytes, alignment)) {}
+  explicit ScratchMemory(ScratchSize size) : data_(::operator new(size.bytes, alignment)) {
+    std::memset(data_.get(), 0, size.zeroed);
+  }
   void* data() const { return data_.get(); }
 
  private:
@@ -67,17 +76,39 @@ class ScratchMemory {
   std::unique_ptr<void, Delete> data_;
 };
 
-// Calls body(task, scratch, stop) for every task, with the cancellation as kernels take it. Tasks
-// differ in cost, so a thread takes the next task when it has finished one.
+// How threads share tasks that differ in cost.
+enum class TaskOrder {
+  // A thread begins with a range of its own, and then helps the others. Neighbouring tasks read the
+  // same memory, which would else wander between the caches of two threads.
+  neighbours_together,
+  // All threads take tasks from one list. The caller has put the costliest first.
+  as_listed
+};
+
+// Calls body(task, scratch, stop) for every task, with the cancellation as kernels take it.
 template <class Body>
-void for_each_task(std::int64_t tasks, std::int64_t scratch_bytes, Body&& body) {
-  std::atomic<std::int64_t> next{0};
+void for_each_task(std::int64_t tasks, TaskOrder order, ScratchSize scratch_size, Body&& body) {
+  struct alignas(64) Range {
+    std::atomic<std::int64_t> next;
+    std::int64_t end;
+  };
   const std::int64_t workers = std::min<std::int64_t>(num_threads(), tasks);
-  parallel_for(workers, 1, [&](std::int64_t, std::int64_t, Cancellation& cancellation) {
-    const ScratchMemory scratch(scratch_bytes);
+  const std::int64_t count =
+      order == TaskOrder::as_listed ? std::min<std::int64_t>(1, tasks) : workers;
+  std::vector<Range> ranges(count);
+  for (std::int64_t r = 0; r < count; ++r) {
+    ranges[r].next = r * tasks / count;
+    ranges[r].end = (r + 1) * tasks / count;
+  }
+  parallel_for(workers, 1, [&](std::int64_t worker, std::int64_t, Cancellation& cancellation) {
+    const ScratchMemory scratch(scratch_size);
     const StopCheck stop = cancellation.for_kernels();
-    for (std::int64_t task = next++; task < tasks && !cancellation.requested(); task = next++)
-      body(task, scratch.data(), stop);
+    for (std::int64_t r = 0; r < count; ++r) {
+      Range& range = ranges[(worker + r) % count];
+      for (std::int64_t task = range.next++; task < range.end && !cancellation.requested();
+           task = range.next++)
+        body(task, scratch.data(), stop);
+    }
   });
 }
 

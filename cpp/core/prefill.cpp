@@ -22,15 +22,26 @@ class Prefill {
   }
 
   void run() const {
-    const std::int64_t bytes =
-        tiles_.kernels().attention_scratch_bytes(static_cast<int>(problem_.head_dim));
-    for_each_task(problem_.batch * problem_.query_heads * groups_per_head_, bytes,
+    AttentionTile any{};
+    any.dtype = problem_.dtype;
+    any.key_stride = problem_.key.row_stride;
+    any.value_stride = problem_.value.row_stride;
+    any.head_dim = static_cast<int>(problem_.head_dim);
+    any.keys.count = problem_.key_length;
+    any.tiles_of_keys = tiles_of_keys();
+    const std::int64_t bytes = tiles_.kernels().attention_scratch_bytes(any);
+    for_each_task(problem_.batch * problem_.query_heads * groups_per_head_,
+                  TaskOrder::neighbours_together, {bytes, scratch_header_bytes},
                   [&](std::int64_t number, void* scratch, StopCheck stop) {
                     run_group(number, scratch, stop);
                   });
   }
 
  private:
+  std::int64_t tiles_of_keys() const {
+    return per_head_ * problem_.query_heads / std::max<std::int64_t>(1, problem_.key_heads);
+  }
+
   void run_group(std::int64_t number, void* scratch, StopCheck stop) const {
     // The groups of a head are consecutive, so that its keys and values stay in the caches. The
     // last group goes first: with a causal mask it sees the most keys.
@@ -46,6 +57,7 @@ class Prefill {
       const std::int64_t first = (begin + t) * size_;
       const std::int64_t left = problem_.query_length - first;
       tiles[t] = tiles_.describe(b, h, first, std::min<std::int64_t>(size_, left), rows[t]);
+      tiles[t].tiles_of_keys = tiles_of_keys();
       tiles[t].stop = stop;
       one_sided = one_sided && tiles[t].bias.kind == BiasKind::one_sided;
     }

@@ -29,7 +29,7 @@ struct GradientScratch {
 GradientScratch divide(Pieces& pieces, int head_dim) {
   GradientScratch s;
   s.tile = pieces.tile(head_dim);
-  s.rows = pieces.rows(head_dim);
+  s.rows = pieces.rows(head_dim, 1);
   s.output_gradient = pieces.take(head_dim * tile_row());
   s.correction = pieces.take(tile_row());
   s.query_rows = pieces.take(queries_per_tile * static_cast<std::int64_t>(padded(head_dim)));
@@ -282,7 +282,7 @@ class GradientWalk {
 
   void write() {
     for (int r = 0; r < queries_per_tile; ++r) s_.tile.rescale[r] = tile_.scale;
-    write_lanes(s_.tile.output, s_.tile.rescale, tile_, s_.rows.keys,
+    write_lanes(s_.tile.output, s_.tile.rescale, tile_,
                 {gradient_.query_gradient, gradient_.query_gradient_stride,
                  gradient_.query_gradient_dtype});
     for (int r = 0; r < tile_.query_count; ++r) {
@@ -313,6 +313,7 @@ std::int64_t gradient_scratch_bytes(int head_dim) {
 void gradient_tile(const GradientTile& gradient, void* scratch) {
   Pieces pieces(scratch);
   const GradientScratch s = divide(pieces, gradient.tile->head_dim);
+  s.rows.stored->key = nullptr;  // nothing is stored yet
   load_gradient(gradient, s);
   switch (gradient.tile->bias.kind) {
     case BiasKind::none: return GradientWalk<NoBias>(gradient, s).run();

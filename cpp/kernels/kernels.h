@@ -37,6 +37,8 @@ constexpr int most_queries_per_tile = 32;
 // Up to this many tiles of one head read the keys together.
 constexpr int tiles_per_group = 4;
 
+constexpr int scratch_header_bytes = 4160;
+
 // The term added to a score, in nats. d = query_position - key_position, t = origin - key_position.
 enum class BiasKind : int {
   none,
@@ -139,6 +141,7 @@ struct AttentionTile {
   TileMask mask;
   TileBias bias;
   Skipping skipping;
+  std::int64_t tiles_of_keys;  // the number of tiles that read these keys
   StopCheck stop;
 };
 
@@ -216,7 +219,10 @@ struct KernelTable {
   void (*linear_bias_row)(const LinearBiasRow& row, DType dtype, bool stream, void* out);
   // The number of queries in a tile of attention_tiles. Scratch memory is aligned to 64 bytes.
   int queries_per_tile;
-  std::int64_t (*attention_scratch_bytes)(int head_dim);
+  // The scratch memory for attention_tiles depends on the dtype, the keys, the strides and the
+  // number of tiles of them. Its first scratch_header_bytes are 0 before the first call; while the
+  // inputs do not change, later calls find there what they can reuse.
+  std::int64_t (*attention_scratch_bytes)(const AttentionTile& tile);
   // softmax(scale q.k + bias) v over the visible keys, and its logsumexp; 0 and -inf where no key
   // is visible. Up to tiles_per_group tiles may share a call if they differ only in their queries,
   // outputs and positions. visited: the number of blocks of keys that each tile read.

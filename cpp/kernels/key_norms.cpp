@@ -10,9 +10,10 @@ namespace NTK_ALIBI_ISA {
 
 bool rows_are_finite(const void* rows, std::int64_t stride, std::int64_t count, int head_dim,
                      DType dtype) {
+  f32v zeros = {};
   for (std::int64_t r = 0; r < count; ++r)
-    if (!all_finite(row_at(rows, stride, r, dtype), head_dim, dtype)) return false;
-  return true;
+    zeros = add_zeros(zeros, row_at(rows, stride, r, dtype), head_dim, dtype);
+  return is_finite(zeros);
 }
 
 float greatest_norm(const KeyList& keys, std::int64_t b, const void* key, std::int64_t key_stride,
@@ -22,13 +23,8 @@ float greatest_norm(const KeyList& keys, std::int64_t b, const void* key, std::i
     const char* row = row_at(key, key_stride, index_of(keys, b * keys_per_block + c), dtype);
     f32v squares = {};
     int d = 0;
-    for (; dtype == DType::float32 && d + lanes <= head_dim; d += lanes) {
-      const f32v x = load<f32v>(reinterpret_cast<const float*>(row) + d);
-      squares += x * x;
-    }
-    for (; dtype != DType::float32 && d + lanes <= head_dim; d += lanes) {
-      const u16v narrow = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
-      const f32v x = dtype == DType::bfloat16 ? from_bfloat16(narrow) : from_float16(narrow);
+    for (; d + lanes <= head_dim; d += lanes) {
+      const f32v x = load_as_float(row, d, dtype);
       squares += x * x;
     }
     float sum = horizontal_sum(squares);

@@ -30,7 +30,7 @@ struct GradientCall : Call {
     gradients.query = {results.data(), 0, queries * dim, dim};
     gradients.key = {results.data() + rows * dim, 0, keys * dim, dim};
     gradients.value = {results.data() + (rows + heads * keys) * dim, 0, keys * dim, dim};
-    gradients.left_slopes = results.data() + (rows + 2 * heads * keys) * dim;
+    gradients.slopes[0] = results.data() + (rows + 2 * heads * keys) * dim;
   }
 
   void run() {

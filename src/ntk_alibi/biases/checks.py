@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _torch_state
+from ntk_alibi.scaling import without_knee
 
 
 def scaling(value: Any) -> Any:
@@ -345,6 +346,16 @@ def kernel_slopes(left: Any, right: Any, shape: tuple[int, ...]) -> None:
         slope_batch(int(side.shape[0]), shape[0])
 
 
+def far_slopes(*sides: Any) -> None:
+    """Check that slopes beyond a knee are finite: no side is hidden there alone."""
+    for side in filter(has_numbers, sides):
+        wrong = (numbers := _arrays.to_numpy(side))[~np.isfinite(numbers)]
+        if wrong.size:
+            raise ValueError(
+                f"slopes beyond the knee, slope / factor, must be finite, got {wrong[0]}"
+            )
+
+
 def slope_batch(rows: int, batch: int) -> None:
     """Check that slopes are for one row or for all rows of the batch."""
     if rows not in (1, batch):
@@ -360,7 +371,13 @@ def row_lengths(value: Any, key_length: int) -> NDArray[np.int64]:
 
 
 def key_only(scaling: Any, per: str | None) -> None:
-    """Check that a scaling gives all queries of a row the same slopes."""
+    """Check that the bias under a scaling is a number per query plus a number per key."""
+    if without_knee(scaling)[1] is not None:
+        raise ValueError(
+            "scaling must not be a knee here, where all queries share one bias: beyond the knee it "
+            f"is no longer a number per query plus one per key; got {scaling!r}. "
+            "ALiBi(num_heads, scaling) and patch(...) with compat='exact' take it"
+        )
     if per == "query":
         raise ValueError(
             "scaling must not have per='query' here, where all queries share one bias; got "

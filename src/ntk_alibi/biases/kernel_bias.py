@@ -36,12 +36,12 @@ class KernelBias(NamedTuple):
         table: (heads, distances), whose first distance is table_begin; -inf hides keys.
         sums: prefix sums (1 or batch, heads, keys), where the queries are the last keys.
         dense: numbers that broadcast to (batch, heads, queries, keys); -inf hides keys.
-        far_left, far_right: slopes beyond the distance `knee`, in the shapes of left and right;
-            finite, and without effect on a hidden side. None for a bias without a knee.
-        knee: an integer >= 0.
         exempt: tokens at positions below this have no slope, as queries and as keys.
         first: (heads,), subtracted from the scores of exempt tokens with other tokens, or None.
         core: the same bias in the core's form if it was built before, or None.
+        far_left, far_right: slopes beyond the distance `knee`, in the shapes of left and right;
+            finite, and without effect on a hidden side. None for a bias without a knee.
+        knee: an integer >= 0.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -58,9 +58,6 @@ class KernelBias(NamedTuple):
 
     left: Any = None
     right: Any = None
-    far_left: Any = None
-    far_right: Any = None
-    knee: int = 0
     table: Any = None
     table_begin: int = 0
     sums: Any = None
@@ -68,6 +65,9 @@ class KernelBias(NamedTuple):
     exempt: int = 0
     first: Any = None
     core: _core.AttentionBias | None = None
+    far_left: Any = None
+    far_right: Any = None
+    knee: int = 0
 
     @property
     def slopes(self) -> dict[str, Any]:

@@ -53,9 +53,10 @@ class Knee(ReprHtml):
     def __post_init__(self) -> None:
         start = _checks.integer("start", self.start, minimum=0)
         object.__setattr__(self, "start", start)
-        if not (isinstance(self.factor, float | np.floating) and self.factor == math.inf):
+        factor = math.inf
+        if not (isinstance(self.factor, float | np.floating) and self.factor == factor):
             factor = _checks.finite("factor", self.factor, minimum=0.0, inclusive=False)
-            object.__setattr__(self, "factor", factor)
+        object.__setattr__(self, "factor", factor)
 
     def scale_exponents(self, exponents: Floats, lengths: NDArray[Any] | None = None) -> Floats:
         """Refuse to scale slopes.

@@ -265,7 +265,7 @@ def test_model_arguments() -> None:
         named = named_method("knee", factor, None, 9, start=1024)
         assert named.scaling == na.Knee(1024, factor)
         assert parse_method(named.name, 9) == named
-    with pytest.raises(TypeError, match="start must be an integer, got 1.5"):
+    with pytest.raises(TypeError, match="start must be an integer, got"):
         parse_method("knee:1.5:2", 9)
     for name in (
         "knee:1024",

@@ -142,11 +142,12 @@ def _bent(bias: KernelBias, knee: Knee | None) -> KernelBias:
         return bias
     xp = _arrays.namespace(bias.left)
 
-    def far(slopes: Any) -> Any:  # those of a hidden side have no effect
-        with _arrays.quiet(slopes):  # the checks refuse what is beyond float32's range
-            return xp.where(xp.isinf(slopes), xp.zeros_like(slopes), slopes) / knee.factor
-
-    return bias._replace(far_left=far(bias.left), far_right=far(bias.right), knee=knee.start)
+    with _arrays.quiet(bias.left):  # the checks refuse what is beyond float32's range
+        left, right = (  # those of a hidden side have no effect
+            xp.where(xp.isinf(side), xp.zeros_like(side), side) / knee.factor
+            for side in (bias.left, bias.right)
+        )
+    return bias._replace(far_left=left, far_right=right, knee=knee.start)
 
 
 def _token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64] | None:
@@ -178,7 +179,7 @@ def _static_bias(num_heads: int, scaling: Scaling | None, sides: Sides, exempt: 
     """
     scaling, knee = without_knee(scaling)
     bias = _bent(KernelBias(*left_right_slopes(num_heads, scaling, sides, None)), knee)
-    checks.far_slopes(*(side for side in (bias.far_left, bias.far_right) if side is not None))
+    bias.check_far_slopes()
     for side in bias.slopes.values():
         side.flags.writeable = False
     return bias._replace(exempt=exempt, core=bias.in_core(()))

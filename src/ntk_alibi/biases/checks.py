@@ -346,16 +346,6 @@ def kernel_slopes(left: Any, right: Any, shape: tuple[int, ...]) -> None:
         slope_batch(int(side.shape[0]), shape[0])
 
 
-def far_slopes(*sides: Any) -> None:
-    """Check that slopes beyond a knee are finite: no side is hidden there alone."""
-    for side in filter(has_numbers, sides):
-        wrong = (numbers := _arrays.to_numpy(side))[~np.isfinite(numbers)]
-        if wrong.size:
-            raise ValueError(
-                f"slopes beyond the knee, slope / factor, must be finite, got {wrong[0]}"
-            )
-
-
 def slope_batch(rows: int, batch: int) -> None:
     """Check that slopes are for one row or for all rows of the batch."""
     if rows not in (1, batch):

@@ -129,8 +129,13 @@ class KernelBias(NamedTuple):
         checks.kernel_slopes(self.left, self.right, shape)
         if self.far_left is not None:
             checks.kernel_slopes(self.far_left, self.far_right, shape)
-            checks.far_slopes(self.far_left, self.far_right)
             _checks.integer("knee", self.knee, minimum=0)
+        self.check_far_slopes()
+
+    def check_far_slopes(self) -> None:
+        """Check that slopes beyond a knee, if there are any, are finite."""
+        for side in filter(_arrays.is_array, (self.far_left, self.far_right)):
+            checks.without_nan("slopes beyond the knee (slope / factor)", abs(side))
 
     def part(self, queries: slice, keys: slice, problem: Problem) -> KernelBias:
         """Return the bias of some queries and keys of a problem, with unchanged numbers.
@@ -195,7 +200,7 @@ class KernelBias(NamedTuple):
         else:
             far = xp.where(behind, self.far_left[..., None], self.far_right[..., None])
             near = xp.clip(abs(distance), None, self.knee)
-            numbers = xp.where(behind, -left, -right) * near - far * (abs(distance) - near)
+            numbers = 0.0 - xp.where(behind, left, right) * near - far * (abs(distance) - near)
         if self.exempt:
             exempt = queries[..., :, None] < self.exempt
             exempt = (exempt | (keys[..., None, :] < self.exempt))[:, None]

@@ -25,8 +25,8 @@ from ntk_alibi import cli
 NAMES = """
 BAM NTK T5 XPOS ALiBi AlibiAttention BiALiBi DistanceFunction DistanceTable DynamicFlatHeads
 DynamicInterpolation DynamicNTK FlatHeads ForgetGates GrowingCache Interpolation KerpleLog
-KerplePower KeyNorms MaxBias RoPE Sandwich Scaling WindowCache __version__ alibi_slopes attention
-build_alibi_tensor info log_n_scale merge patch patched plots precision reference
+KerplePower KeyNorms Knee MaxBias RoPE Sandwich Scaling WindowCache __version__ alibi_slopes
+attention build_alibi_tensor info log_n_scale merge patch patched plots precision reference
 scaling_from_config set_num_threads unpatch
 """.split()
 
@@ -94,6 +94,8 @@ KerpleLog.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
 KerplePower(r1, r2)
 KerplePower.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
 KeyNorms()
+Knee(start, factor)
+Knee.to_config()
 MaxBias(factor)
 MaxBias.max_alibi_bias(num_heads)
 KeyNorms.update(key)
@@ -212,7 +214,7 @@ integrations.PatchHandle.undo()
 integrations.patch(model, scaling=None, *, attention='fused', compat='exact', window=None,
     sink=0, causal_block=None)
 attention_gradients.AttentionGradients(query, key, value, left, right, dense, table=None,
-    table_begin=0, sums=None, first=None)
+    table_begin=0, sums=None, first=None, far_left=None, far_right=None)
 attention_gradients.attention_gradients(query, key, value, output, logsumexp, output_gradient,
     logsumexp_gradient=None, bias=None, *, bias_gradient=False, **options)
 evaluation.study.Plan(train_length, methods=('original', 'interpolation:2', 'interpolation:4',

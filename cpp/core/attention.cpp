@@ -11,8 +11,7 @@ namespace {
 constexpr std::int64_t most_decoded_queries = 2;
 
 bool worth_decoding(const AttentionProblem& problem) {
-  const bool linear =
-      problem.bias.kind == BiasKind::none || problem.bias.kind == BiasKind::two_sided;
+  const bool linear = problem.bias.kind == BiasKind::none || problem.bias.left.data != nullptr;
   return linear && problem.query_length <= most_decoded_queries;
 }
 

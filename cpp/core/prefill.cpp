@@ -52,18 +52,18 @@ class Prefill {
     TileRows rows[tiles_per_group];
     AttentionTile tiles[tiles_per_group] = {};
     // All tiles of a group must have the same kind of bias.
-    bool one_sided = true;
+    bool alike = true;
     for (int t = 0; t < count; ++t) {
       const std::int64_t first = (begin + t) * size_;
       const std::int64_t left = problem_.query_length - first;
       tiles[t] = tiles_.describe(b, h, first, std::min<std::int64_t>(size_, left), rows[t]);
       tiles[t].tiles_of_keys = tiles_of_keys();
       tiles[t].stop = stop;
-      one_sided = one_sided && tiles[t].bias.kind == BiasKind::one_sided;
+      alike = alike && tiles[t].bias.kind == tiles[0].bias.kind;
     }
     std::int64_t visited[tiles_per_group];
     for (int t = 0; t < count; ++t)
-      if (!one_sided) tiles[t].bias.kind = problem_.bias.kind;
+      if (!alike) tiles[t].bias.kind = problem_.bias.kind;
     tiles_.kernels().attention_tiles(tiles, count, scratch, visited);
     for (int t = 0; t < count; ++t) {
       tiles_.refuse_overflow(b, tiles[t]);

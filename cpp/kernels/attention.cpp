@@ -262,6 +262,8 @@ void attend(const AttentionTile* tiles, int count, void* memory, std::int64_t* v
     case BiasKind::none: walk<Words, NoBias>(tiles, s, count, rows, visited); break;
     case BiasKind::one_sided: walk<Words, OneSidedBias>(tiles, s, count, rows, visited); break;
     case BiasKind::two_sided: walk<Words, TwoSidedBias>(tiles, s, count, rows, visited); break;
+    case BiasKind::one_sided_knee: walk<Words, OneSidedKnee>(tiles, s, count, rows, visited); break;
+    case BiasKind::two_sided_knee: walk<Words, TwoSidedKnee>(tiles, s, count, rows, visited); break;
     case BiasKind::table: walk<Words, TableBias>(tiles, s, count, rows, visited); break;
     case BiasKind::sums: walk<Words, SumsBias>(tiles, s, count, rows, visited); break;
     case BiasKind::dense: walk<Words, DenseBias>(tiles, s, count, rows, visited); break;

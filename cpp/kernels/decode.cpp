@@ -11,6 +11,7 @@
 #include "kernels/elements.h"
 #include "kernels/exp2.h"
 #include "kernels/key_list.h"
+#include "kernels/knee.h"
 #include "kernels/logsumexp.h"
 #include "kernels/transpose.h"
 
@@ -90,9 +91,14 @@ class Decoder {
   }
 
   LeastSlopes slopes() const {
-    if (tile_.bias.kind == BiasKind::none) return {};
-    return {tile_.bias.left_slopes[0] * static_cast<double>(log2_e),
-            tile_.bias.right_slopes[0] * static_cast<double>(log2_e)};
+    const TileBias& bias = tile_.bias;
+    if (bias.kind == BiasKind::none) return {};
+    const bool bent = bias.knees != nullptr;
+    const double unit = log2_e;
+    return {bias.left_slopes[0] * unit, bias.right_slopes[0] * unit,
+            (bent ? bias.far_left_slopes : bias.left_slopes)[0] * unit,
+            (bent ? bias.far_right_slopes : bias.right_slopes)[0] * unit,
+            bent ? bias.knees[0] : __builtin_inf()};
   }
 
   const char* row(const void* rows, std::int64_t stride, std::int64_t key) const {
@@ -177,10 +183,17 @@ class Decoder {
                          (iota() < broadcast(static_cast<std::int32_t>(left)));
     f32v score = products;
     if (tile_.bias.kind != BiasKind::none) {
-      const f32v left_slope = broadcast(-tile_.bias.left_slopes[0] * log2_e);
-      const f32v right_slope = broadcast(tile_.bias.right_slopes[0] * log2_e);
-      const i32v from_origin = broadcast(tile_.bias.origins[0]) - position;
-      score += to_float(from_origin) * (from_origin > 0 ? left_slope : right_slope);
+      const TileBias& bias = tile_.bias;
+      const i32v from_origin = broadcast(bias.origins[0]) - position;
+      const auto slope = [&](const float* left, const float* right) {
+        return from_origin > 0 ? broadcast(left[0] * log2_e) : broadcast(right[0] * log2_e);
+      };
+      const f32v distance = magnitude(to_float(from_origin));
+      const f32v near = slope(bias.left_slopes, bias.right_slopes);
+      score = bias.knees == nullptr
+                  ? score - near * distance
+                  : below_knee(score, distance, broadcast(bias.knees[0]), near,
+                               slope(bias.far_left_slopes, bias.far_right_slopes));
     }
     return visible ? score : broadcast(-infinity);
   }

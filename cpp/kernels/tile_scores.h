@@ -18,9 +18,14 @@ inline void load_tile_rows(const AttentionTile& tile, const Scratch& s) {
     s.ints[2 * queries_per_tile + r] = tile.mask.greatest_distances[i];
     s.ints[3 * queries_per_tile + r] = tile.mask.sink_ends[i];
     s.ints[4 * queries_per_tile + r] = tile.bias.origins[i];
-    if (tile.bias.kind == BiasKind::one_sided || tile.bias.kind == BiasKind::two_sided) {
+    if (tile.bias.left_slopes != nullptr) {
       lane_row(s.slopes, 0)[r] = tile.bias.left_slopes[i] * log2_e;
       lane_row(s.slopes, 1)[r] = tile.bias.right_slopes[i] * log2_e;
+    }
+    if (tile.bias.knees != nullptr) {
+      lane_row(s.slopes, 2)[r] = tile.bias.far_left_slopes[i] * log2_e;
+      lane_row(s.slopes, 3)[r] = tile.bias.far_right_slopes[i] * log2_e;
+      lane_row(s.slopes, 4)[r] = tile.bias.knees[i];
     }
   }
 }
@@ -118,9 +123,13 @@ double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
 
 inline LeastSlopes least_slopes(const AttentionTile& tile, const Scratch& s) {
   LeastSlopes least;
+  const int far = tile.bias.knees == nullptr ? 0 : 2;
   for (int r = 0; r < tile.query_count; ++r) {
     least.left = smaller(least.left, lane_row(s.slopes, 0)[r]);
     least.right = smaller(least.right, lane_row(s.slopes, 1)[r]);
+    least.far_left = smaller(least.far_left, lane_row(s.slopes, far)[r]);
+    least.far_right = smaller(least.far_right, lane_row(s.slopes, far + 1)[r]);
+    if (far > 0) least.knee = smaller(least.knee, lane_row(s.slopes, 4)[r]);
   }
   return least;
 }

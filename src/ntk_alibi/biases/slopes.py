@@ -78,7 +78,8 @@ def alibi_slopes(
             (batch, heads, queries) for a scaling with per="query".
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or lengths are missing.
+        TypeError, ValueError: an argument is wrong, lengths are missing, or the scaling is a
+            `Knee`, with which heads have two slopes.
 
     Example:
         >>> import ntk_alibi as na

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _core
 from ntk_alibi._arrays import Array
+from ntk_alibi.biases.kernel_bias import SLOPES
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.exempt import KeySubset
 from ntk_alibi.masks import Problem
@@ -71,7 +72,7 @@ def query_gradient(
     """
     log = results.logsumexp if subset.shift is None else results.logsumexp - subset.shift
     gradient, written = _arrays.empty_pair(call.query)
-    names = ("left", "right", "table", "sums", "dense")
+    names = (*SLOPES, "table", "sums", "dense")
     of_bias: dict[str, Any] = {} if subset.exempt else {n: bias_gradients.get(n) for n in names}
     storage = _arrays.storage
     _core.attention_gradients(

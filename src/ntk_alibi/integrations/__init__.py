@@ -41,7 +41,7 @@ def patch(
     Args:
         model: a transformers BLOOM, MPT or Falcon (with alibi=True) model with any head, or a
             module that holds one.
-        scaling: a scaling, or None for plain ALiBi.
+        scaling: a scaling of slopes, a `Knee`, or None for plain ALiBi.
         attention: "fused" calls `ntk_alibi.attention`, which never forms a matrix of queries x
             keys. "sdpa" (BLOOM and Falcon) runs torch's fused kernel on exact float32 distances,
             without such a matrix either. "eager" forms it: for BLOOM by transformers' own

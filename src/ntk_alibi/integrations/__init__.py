@@ -110,7 +110,7 @@ def patch(
         linear=linear,
     )
     if found := _found(model):
-        return apply(*found, settings)
+        return apply(model, *found, settings)
     known = ", ".join(family.name for family in FAMILIES)
     raise ValueError(
         f"model must hold ALiBi attention of a known family ({known}), got {type(model).__name__}, "

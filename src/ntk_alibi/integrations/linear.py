@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ntk_alibi import _arrays, _core, _torch_state
 from ntk_alibi.integrations import checks
@@ -22,6 +23,9 @@ from ntk_alibi.integrations.settings import Settings
 #: Numbers of a weight from which "auto" takes oneDNN. Its operator costs 15 us more a call than
 #: torch's function, and a row on half a million numbers takes torch 60 us (both on Zen 4).
 LEAST_NUMBERS = 2**19
+
+#: The attribute of a patched model that keeps its heads, in a tuple, so that they are no parts.
+_HEADS = "_ntk_alibi_heads"
 
 _ARGUMENTS = ["X", "W", "B", "attr", "scalars", "algorithm"]
 
@@ -45,25 +49,48 @@ def check(settings: Settings) -> None:
     checks.onednn(settings.linear, there=PRODUCT is not None)
 
 
+def keep_heads(model: nn.Module, target: nn.Module) -> None:
+    """Let a target know the layers of logits above it, which are no parts of it."""
+    above = [
+        part
+        for part in model.modules()
+        if isinstance(part, PreTrainedModel) and any(x is target for x in part.modules())
+    ]
+    heads = [head for part in above if (head := part.get_output_embeddings()) is not None]
+    if heads:
+        setattr(target, _HEADS, tuple(heads))
+
+
 def choose(target: nn.Module, classes: tuple[type[nn.Module], ...], settings: Settings) -> None:
     """Give a model's linear layers of exactly these classes the products of these settings.
 
     A layer with a forward of its own, which somebody else gave it, keeps that.
     """
-    give_back(target)
+    _restore(target)
     least = _least_numbers(settings)
     if least is None or PRODUCT is None:
         return
-    for module in target.modules():
+    for module in _parts(target):
         if type(module) in classes and "forward" not in vars(module):
             override(module, "forward", functools.partial(_forward, least))
 
 
 def give_back(target: nn.Module) -> None:
-    """Undo `choose`, also for layers that a wrapper has since moved to another place."""
-    for module in target.modules():
+    """Undo `choose` and `keep_heads`."""
+    _restore(target)
+    if hasattr(target, _HEADS):
+        delattr(target, _HEADS)
+
+
+def _restore(target: nn.Module) -> None:
+    """Restore the layers, also those that a wrapper has since moved to another place."""
+    for module in _parts(target):
         if overridden(module, "forward", _forward):
             restore(module, "forward")
+
+
+def _parts(target: nn.Module) -> list[nn.Module]:
+    return [*target.modules(), *getattr(target, _HEADS, ())]
 
 
 def _least_numbers(settings: Settings) -> int | None:

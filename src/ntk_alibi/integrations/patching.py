@@ -66,8 +66,10 @@ class PatchHandle:
         return f"<patch of {self._family.name}, {self._settings!r}, {state}>"
 
 
-def apply(family: Family, targets: list[nn.Module], settings: Settings) -> PatchHandle:
-    """Check all targets, then patch them."""
+def apply(
+    model: nn.Module, family: Family, targets: list[nn.Module], settings: Settings
+) -> PatchHandle:
+    """Check all targets in a model, then patch them."""
     check_version()
     linear.check(settings)
     for target in targets:
@@ -76,6 +78,7 @@ def apply(family: Family, targets: list[nn.Module], settings: Settings) -> Patch
         for target in targets:
             if not stack_of(target):
                 _install(family, target)
+            linear.keep_heads(model, target)
             _stack(family, target, (*stack_of(target), settings))
     return PatchHandle(family, targets, settings)
 

@@ -119,7 +119,7 @@ log_n_scale(query_length, key_length, train_length, *, key_padding_mask=None,
 merge(outputs, logsumexps, *, out=None)
 patched(model)
 patch(model, scaling=None, *, attention='fused', compat='exact', window=None, sink=0,
-    causal_block=None)
+    causal_block=None, linear='auto')
 scaling_from_config(config)
 set_num_threads(num_threads)
 unpatch(model)
@@ -212,7 +212,7 @@ torch.alibi_attention.AlibiAttention(num_heads, embed_dim, slopes=None, *, bias=
     generator=None)
 integrations.PatchHandle.undo()
 integrations.patch(model, scaling=None, *, attention='fused', compat='exact', window=None,
-    sink=0, causal_block=None)
+    sink=0, causal_block=None, linear='auto')
 attention_gradients.AttentionGradients(query, key, value, left, right, dense, table=None,
     table_begin=0, sums=None, first=None, far_left=None, far_right=None)
 attention_gradients.attention_gradients(query, key, value, output, logsumexp, output_gradient,

@@ -24,6 +24,16 @@ def is_recording() -> bool:
     return bool(sys.modules["torch"].is_grad_enabled())
 
 
+def is_watched() -> bool:
+    """Return whether a mode of torch sees each operation, or forward-mode differentiation does."""
+    torch = sys.modules["torch"]
+    return bool(
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
 def is_wrapper(value: Any) -> bool:
     """Return whether a value is a tensor whose class has its own operations, as DTensor has.
 

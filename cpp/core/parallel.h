@@ -67,12 +67,22 @@ class ScratchMemory {
   std::unique_ptr<void, Delete> data_;
 };
 
+// The number of tasks, of so many multiply-adds each, for which a thread is worth waking: it takes
+// as long as 10 microseconds of work.
+inline std::int64_t tasks_per_thread(std::int64_t multiply_adds) {
+  constexpr std::int64_t least_multiply_adds = 1 << 17;
+  return 1 + least_multiply_adds / (1 + multiply_adds);
+}
+
 // Calls body(task, scratch, stop) for every task, with the cancellation as kernels take it. Tasks
-// differ in cost, so a thread takes the next task when it has finished one.
+// differ in cost, so a thread takes the next task when it has finished one. A thread is used for
+// every `grain` tasks.
 template <class Body>
-void for_each_task(std::int64_t tasks, std::int64_t scratch_bytes, Body&& body) {
+void for_each_task(std::int64_t tasks, std::int64_t grain, std::int64_t scratch_bytes,
+                   Body&& body) {
   std::atomic<std::int64_t> next{0};
-  const std::int64_t workers = std::min<std::int64_t>(num_threads(), tasks);
+  const std::int64_t most = tasks > 0 ? std::max<std::int64_t>(1, tasks / grain) : 0;
+  const std::int64_t workers = std::min<std::int64_t>(num_threads(), most);
   parallel_for(workers, 1, [&](std::int64_t, std::int64_t, Cancellation& cancellation) {
     const ScratchMemory scratch(scratch_bytes);
     const StopCheck stop = cancellation.for_kernels();

@@ -24,7 +24,9 @@ class Prefill {
   void run() const {
     const std::int64_t bytes =
         tiles_.kernels().attention_scratch_bytes(static_cast<int>(problem_.head_dim));
-    for_each_task(problem_.batch * problem_.query_heads * groups_per_head_, bytes,
+    const std::int64_t grain =
+        tasks_per_thread(2 * group_ * size_ * problem_.key_length * problem_.head_dim);
+    for_each_task(problem_.batch * problem_.query_heads * groups_per_head_, grain, bytes,
                   [&](std::int64_t number, void* scratch, StopCheck stop) {
                     run_group(number, scratch, stop);
                   });

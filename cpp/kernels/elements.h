@@ -41,7 +41,7 @@ inline bool all_finite(const char* row, int head_dim, DType dtype) {
     int d = 0;
     for (; d + lanes <= head_dim; d += lanes)
       exponents |= (u32v)((load<u32v>(row + sizeof(float) * d) & 0x7f800000u) == 0x7f800000u);
-    for (int lane = 0; lane < lanes; ++lane) special |= exponents[lane] != 0;
+    special = any_bit(exponents);
     for (; d < head_dim; ++d) special |= !__builtin_isfinite(element(row, d, dtype));
     return !special;
   }

@@ -11,11 +11,13 @@ namespace NTK_ALIBI_ISA {
 
 using Rows = const char* [keys_per_block];
 
-// packed[d][r] = word d of rows[r], times the scale if Words wants scaled queries.
+// packed[d][r] = word d of rows[r] for `queries` rows, times the scale if Words wants scaled
+// queries.
 template <class Words>
-void pack_rows(const char* const* rows, int words, float scale, float* packed) {
+void pack_rows(const char* const* rows, int words, float scale, float* packed,
+               int queries = queries_per_tile) {
   const auto scaled = [&](f32v v) { return Words::queries_have_scale ? v * scale : v; };
-  for (int r = 0; r < queries_per_tile; r += lanes) {
+  for (int r = 0; r < queries; r += lanes) {
     int d = 0;
     for (; d + lanes <= words; d += lanes) {
       f32v square[lanes];
@@ -86,8 +88,8 @@ class BlockRows {
  public:
   BlockRows(const AttentionTile& tile, const RowScratch& memory) : tile_(tile), memory_(memory) {}
 
-  const Rows& queries(const AttentionTile& tile, Rows& rows) const {
-    for (int r = 0; r < queries_per_tile; ++r) {
+  const Rows& queries(const AttentionTile& tile, Rows& rows, int count = queries_per_tile) const {
+    for (int r = 0; r < count; ++r) {
       // Lanes without a query repeat the last query; write_lanes does not write them.
       const int i = r < tile.query_count ? r : tile.query_count - 1;
       rows[r] = words(row_at(tile.query, tile.query_stride, i, tile.dtype),

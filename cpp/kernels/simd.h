@@ -82,6 +82,19 @@ inline float horizontal_sum(f32v v) {
 }
 #endif
 
+// True if any bit is set.
+#if defined(__AVX512F__)
+inline bool any_bit(u32v v) { return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) != 0; }
+#elif defined(__AVX__)
+inline bool any_bit(u32v v) { return !_mm256_testz_si256((__m256i)v, (__m256i)v); }
+#else
+inline bool any_bit(u32v v) {
+  std::uint32_t bits = 0;
+  for (int lane = 0; lane < lanes; ++lane) bits |= v[lane];
+  return bits != 0;
+}
+#endif
+
 inline f32v magnitude(f32v v) { return float_of(bits_of(v) & 0x7fffffffu); }
 
 // --- conversion from the 16-bit formats, exact ---------------------------------------------------

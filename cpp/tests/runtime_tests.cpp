@@ -39,7 +39,7 @@ void test_exceptions_leave_parallel_regions() {
       std::atomic<int> begun{0};
       bool caught = false;
       try {
-        for_each_task(100, 64, [&](std::int64_t task, void*, StopCheck) {
+        for_each_task(100, 1, 64, [&](std::int64_t task, void*, StopCheck) {
           ++begun;
           if (task >= failing) throw std::bad_alloc();
         });

@@ -56,7 +56,7 @@ void accumulate_from_the_end(std::int64_t blocks, BlockNorms* norms) {
 SkipBounds::SkipBounds(const AttentionProblem& problem, const KeyLists& lists)
     : problem_(problem), blocks_(block_count(problem.key_length)) {
   const BiasKind kind = problem.bias.kind;
-  // The first block that is read has no sum to be compared with.
+  // A single block has no sum to be compared with.
   if (blocks_ <= 1 && problem.known_logsumexps == nullptr) return;
   if (problem.max_dropped_share == 0.0 || kind == BiasKind::none || kind == BiasKind::dense) return;
   measure_norms(lists);

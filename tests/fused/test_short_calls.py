@@ -79,7 +79,7 @@ def test_results_beyond_float32_are_refused(isa: str) -> None:
 @pytest.mark.parametrize(
     "bias",
     [
-        na.T5(np.random.default_rng(1).random((32, 4)).astype(np.float32), bidirectional=False),
+        na.T5(np.random.default_rng(1).random((4, 32)).astype(np.float32), bidirectional=False),
         na.KerpleLog(np.float32([1.0, 0.5, 0.2, 0.1]), np.float32([1.0, 2.0, 0.5, 0.1])),
         na.ForgetGates(np.random.default_rng(2).random((2, 4, 30)).astype(np.float32) - 1.0),
         np.random.default_rng(3).standard_normal((2, 4, 11, 30)).astype(np.float32),

@@ -51,7 +51,7 @@ class Gradients {
     const std::vector<std::int64_t> order = costliest_first(tasks);
     const int head_dim = static_cast<int>(problem_.head_dim);
     for_each_task(
-        tasks, TaskOrder::as_listed, {tiles_.kernels().gradient_scratch_bytes(head_dim), 0},
+        {tasks, 1, TaskOrder::as_listed}, {tiles_.kernels().gradient_scratch_bytes(head_dim), 0},
         [&](std::int64_t n, void* scratch, StopCheck stop) { run_task(order[n], scratch, stop); });
     if (parts_ > 1) join_parts();
     if (gradients_.table != nullptr) join_tables();

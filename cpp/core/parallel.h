@@ -85,20 +85,34 @@ enum class TaskOrder {
   as_listed
 };
 
+struct Tasks {
+  std::int64_t count;
+  std::int64_t grain;  // a thread is used for every `grain` tasks
+  TaskOrder order;
+};
+
+// The number of tasks, of so many multiply-adds each, for which a thread is worth waking: it takes
+// as long as 10 microseconds of work.
+inline std::int64_t tasks_per_thread(std::int64_t multiply_adds) {
+  constexpr std::int64_t least_multiply_adds = 1 << 17;
+  return 1 + least_multiply_adds / (1 + multiply_adds);
+}
+
 // Calls body(task, scratch, stop) for every task, with the cancellation as kernels take it.
 template <class Body>
-void for_each_task(std::int64_t tasks, TaskOrder order, ScratchSize scratch_size, Body&& body) {
+void for_each_task(Tasks tasks, ScratchSize scratch_size, Body&& body) {
+  if (tasks.count == 0) return;
   struct alignas(64) Range {
     std::atomic<std::int64_t> next;
     std::int64_t end;
   };
-  const std::int64_t workers = std::min<std::int64_t>(num_threads(), tasks);
-  const std::int64_t count =
-      order == TaskOrder::as_listed ? std::min<std::int64_t>(1, tasks) : workers;
+  const std::int64_t most = std::max<std::int64_t>(1, tasks.count / tasks.grain);
+  const std::int64_t workers = std::min<std::int64_t>(num_threads(), most);
+  const std::int64_t count = tasks.order == TaskOrder::as_listed ? 1 : workers;
   std::vector<Range> ranges(count);
   for (std::int64_t r = 0; r < count; ++r) {
-    ranges[r].next = r * tasks / count;
-    ranges[r].end = (r + 1) * tasks / count;
+    ranges[r].next = r * tasks.count / count;
+    ranges[r].end = (r + 1) * tasks.count / count;
   }
   parallel_for(workers, 1, [&](std::int64_t worker, std::int64_t, Cancellation& cancellation) {
     const ScratchMemory scratch(scratch_size);

@@ -30,8 +30,10 @@ class Prefill {
     any.keys.count = problem_.key_length;
     any.tiles_of_keys = tiles_of_keys();
     const std::int64_t bytes = tiles_.kernels().attention_scratch_bytes(any);
-    for_each_task(problem_.batch * problem_.query_heads * groups_per_head_,
-                  TaskOrder::neighbours_together, {bytes, scratch_header_bytes},
+    const std::int64_t tasks = problem_.batch * problem_.query_heads * groups_per_head_;
+    const std::int64_t grain =
+        tasks_per_thread(2 * group_ * size_ * problem_.key_length * problem_.head_dim);
+    for_each_task({tasks, grain, TaskOrder::neighbours_together}, {bytes, scratch_header_bytes},
                   [&](std::int64_t number, void* scratch, StopCheck stop) {
                     run_group(number, scratch, stop);
                   });

@@ -183,4 +183,8 @@ void Tiles::count_blocks(std::int64_t head, const AttentionTile& tile, std::int6
   __atomic_fetch_add(counts + 1, kernels_.visible_blocks(tile), __ATOMIC_RELAXED);
 }
 
+void Tiles::count_visible_blocks(std::int64_t head, const AttentionTile& tile) const {
+  if (problem_.block_counts != nullptr) count_blocks(head, tile, kernels_.visible_blocks(tile));
+}
+
 }  // namespace ntk_alibi

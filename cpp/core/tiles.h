@@ -44,6 +44,9 @@ class Tiles {
   // Adds to the statistics of a head, numbered as (batch, head).
   void count_blocks(std::int64_t head, const AttentionTile& tile, std::int64_t visited) const;
 
+  // The same for a tile that reads all blocks that it sees.
+  void count_visible_blocks(std::int64_t head, const AttentionTile& tile) const;
+
  private:
   void describe_queries(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                         TileRows& rows) const;

@@ -84,8 +84,10 @@ class Decoder {
                            : -__builtin_inf();
   }
 
+  // A bound of the query's norm; 0 without skipping, which does not use it.
   double query_norm() const {
     double square = 0.0;
+    if (tile_.skipping.norms == nullptr) return square;
     for (int d = 0; d < tile_.head_dim; ++d) square += static_cast<double>(query_[d]) * query_[d];
     return __builtin_sqrt(square) + underflowed_norm;
   }
@@ -149,14 +151,15 @@ class Decoder {
     }
   }
 
-  // Dot products of `lanes` keys from key c on. Only `left` keys are left; the last one is
-  // repeated.
+  // Dot products of `lanes` keys from key c on; 0 behind the last of the `left` keys.
   f32v products(std::int64_t c, int left) const {
     const int whole = tile_.head_dim / lanes * lanes;
     f32v sums[lanes];
     float rest[lanes] = {};
     for (int u = lanes - 1; u >= 0; --u) {
-      const char* key = row(tile_.key, tile_.key_stride, c + (u < left ? u : left - 1));
+      sums[u] = f32v{};
+      if (u >= left) continue;
+      const char* key = row(tile_.key, tile_.key_stride, c + u);
       for (int d = tile_.head_dim - 1; d >= whole; --d)
         rest[u] += query_[d] * element(key, d, dtype);
       f32v sum = {};

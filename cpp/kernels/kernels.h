@@ -239,6 +239,11 @@ struct KernelTable {
   // outputs and positions. visited: the number of blocks of keys that each tile read.
   void (*attention_tiles)(const AttentionTile* tiles, int count, void* scratch,
                           std::int64_t* visited);
+  // As attention_tiles, for one tile of at most queries_per_vector queries and at most one block of
+  // keys, which it reads if it is visible.
+  int queries_per_vector;
+  std::int64_t (*one_block_scratch_bytes)(int head_dim);
+  void (*one_block_tile)(const AttentionTile& tile, void* scratch);
   std::int64_t (*gradient_scratch_bytes)(int head_dim);
   void (*gradient_tile)(const GradientTile& gradient, void* scratch);
   // out = row times factor, rounded to nearest even.

@@ -22,11 +22,13 @@ void prefetch_rows(const void* rows, std::int64_t stride, int count, int head_di
       __builtin_prefetch(row_at(rows, stride, r, dtype) + at, Write);
 }
 
-// packed[d][r] = word d of rows[r], times the scale if Words wants scaled queries.
+// packed[d][r] = word d of rows[r] for `queries` rows, times the scale if Words wants scaled
+// queries.
 template <class Words>
-void pack_rows(const char* const* rows, int words, float scale, float* packed) {
+void pack_rows(const char* const* rows, int words, float scale, float* packed,
+               int queries = queries_per_tile) {
   const auto scaled = [&](f32v v) { return Words::queries_have_scale ? v * scale : v; };
-  for (int r = 0; r < queries_per_tile; r += lanes) {
+  for (int r = 0; r < queries; r += lanes) {
     int d = 0;
     for (; d + lanes <= words; d += lanes) {
       f32v square[lanes];
@@ -112,8 +114,8 @@ class BlockRows {
       stored.key_blocks[slot] = stored.value_blocks[slot] = 0;
   }
 
-  const Rows& queries(const AttentionTile& tile, Rows& rows) const {
-    for (int r = 0; r < queries_per_tile; ++r) {
+  const Rows& queries(const AttentionTile& tile, Rows& rows, int count = queries_per_tile) const {
+    for (int r = 0; r < count; ++r) {
       // Lanes without a query repeat the last query; write_lanes does not write them.
       const int i = r < tile.query_count ? r : tile.query_count - 1;
       rows[r] = words(row_at(tile.query, tile.query_stride, i, tile.dtype), memory_.floats, r);

@@ -86,7 +86,8 @@ void test_attention() {
 // Several threads call, and each call has threads of its own: ThreadSanitizer runs this test, too.
 void test_callers_at_once() {
   for (const bool masked : {false, true}) {
-    for (const auto& [queries, keys] : {std::pair{130, 300}, std::pair{2, 9000}}) {
+    for (const auto& [queries, keys] :
+         {std::pair{130, 300}, std::pair{2, 9000}, std::pair{21, 60}, std::pair{1, 3}}) {
       set_num_threads(1);
       Call serial(queries, keys, masked);
       attention(serial.problem);

@@ -107,7 +107,7 @@ def attention_gradients(
     checks.forward_results(query, output, logsumexp, output_gradient, logsumexp_gradient)
     limits = [options.pop(name, default) for name, default in Mask._field_defaults.items()]
     numbers = options.pop("scale", None), options.pop("skip_tolerance", 0.0)
-    form = call_form(query, key, value, *numbers, *limits)
+    form = call_form(query.dtype, query, key, value, *numbers, *limits)
     call = AttentionCall.checked(query, key, value, bias, form, Options(**options))
     results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
     return gradients_of(call, results, bias_gradient=bias_gradient)

@@ -27,6 +27,7 @@ class ForwardResults(NamedTuple):
 def attend(
     call: AttentionCall,
     subset: KeySubset,
+    memory: tuple[NDArray[Any], ...] | None = None,
     *,
     counts: NDArray[np.int64] | None = None,
     norms: NDArray[np.float32] | None = None,
@@ -37,13 +38,13 @@ def attend(
 
     The logsumexp is float64: the backward pass computes weights from it, which float32 would round.
     """
-    storage = _arrays.storage
-    output, written = _arrays.empty_pair(call.query)
+    query, key, value = memory or map(_arrays.storage, (call.query, call.key, call.value))
+    output, written = _arrays.empty_pair(call.query, query)
     logsumexp = np.empty(call.query.shape[:3], np.float64) if log else None
     _core.attention(
-        storage(call.query),
-        storage(call.key),
-        storage(call.value),
+        query,
+        key,
+        value,
         subset.bias,
         call.rule,
         _tokens(call.problem, subset),

@@ -28,7 +28,7 @@ class Decoding {
       parts_[p] = {-std::numeric_limits<float>::infinity(),
                    0.0f,
                    outputs_.data() + p * problem.head_dim,
-                   0,
+                   {0, 0},
                    0.0,
                    false};
   }
@@ -48,10 +48,12 @@ class Decoding {
       const AttentionTile tile = row_tile(row, rows);
       tiles_.kernels().merge_parts(tile, parts_.data() + row * most_parts_, most_parts_, scratch);
       tiles_.refuse_overflow(row / problem_.query_length / problem_.query_heads, tile);
-      std::int64_t visited = 0;
-      for (std::int64_t p = 0; p < most_parts_; ++p)
-        visited += parts_[row * most_parts_ + p].visited;
-      tiles_.count_blocks(row / problem_.query_length, tile, visited);
+      BlocksRead read{0, 0};
+      for (std::int64_t p = 0; p < most_parts_; ++p) {
+        read.scored += parts_[row * most_parts_ + p].read.scored;
+        read.weighed += parts_[row * most_parts_ + p].read.weighed;
+      }
+      tiles_.count_blocks(row / problem_.query_length, tile, read);
     });
   }
 

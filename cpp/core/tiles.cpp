@@ -144,11 +144,13 @@ void Tiles::refuse_overflow(std::int64_t b, const AttentionTile& tile) const {
       "got finite inputs that exceed it");
 }
 
-void Tiles::count_blocks(std::int64_t head, const AttentionTile& tile, std::int64_t visited) const {
+void Tiles::count_blocks(std::int64_t head, const AttentionTile& tile,
+                         const BlocksRead& read) const {
   if (problem_.block_counts == nullptr) return;
-  std::int64_t* counts = problem_.block_counts + 2 * head;
-  __atomic_fetch_add(counts, visited, __ATOMIC_RELAXED);
-  __atomic_fetch_add(counts + 1, kernels_.visible_blocks(tile), __ATOMIC_RELAXED);
+  const std::int64_t counted[] = {read.scored, kernels_.visible_blocks(tile), read.weighed};
+  for (int kind = 0; kind < kinds_of_counts; ++kind)
+    __atomic_fetch_add(problem_.block_counts + kinds_of_counts * head + kind, counted[kind],
+                       __ATOMIC_RELAXED);
 }
 
 }  // namespace ntk_alibi

@@ -39,7 +39,7 @@ class Tiles {
   void refuse_overflow(std::int64_t b, const AttentionTile& tile) const;
 
   // Adds to the statistics of a head, numbered as (batch, head).
-  void count_blocks(std::int64_t head, const AttentionTile& tile, std::int64_t visited) const;
+  void count_blocks(std::int64_t head, const AttentionTile& tile, const BlocksRead& read) const;
 
  private:
   void describe_queries(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,

@@ -13,6 +13,13 @@ inline float element(const void* row, std::int64_t d, DType dtype) {
   return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
 }
 
+// `lanes` elements from element d on.
+inline f32v elements(const char* row, int d, DType dtype) {
+  if (dtype == DType::float32) return load<f32v>(reinterpret_cast<const float*>(row) + d);
+  const u16v bits = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
+  return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
+}
+
 inline std::int64_t row_bytes(std::int64_t stride, std::int64_t row, DType dtype) {
   return row * stride * (dtype == DType::float32 ? 4 : 2);
 }
@@ -24,12 +31,8 @@ inline const char* row_at(const void* rows, std::int64_t stride, std::int64_t ro
 // Returns a float32 row in place and converts others into `converted`.
 inline const float* as_float32(const char* row, int head_dim, DType dtype, float* converted) {
   if (dtype == DType::float32) return reinterpret_cast<const float*>(row);
-  const std::uint16_t* bits = reinterpret_cast<const std::uint16_t*>(row);
   int d = 0;
-  for (; d + lanes <= head_dim; d += lanes) {
-    const u16v narrow = load<u16v>(bits + d);
-    store(converted + d, dtype == DType::bfloat16 ? from_bfloat16(narrow) : from_float16(narrow));
-  }
+  for (; d + lanes <= head_dim; d += lanes) store(converted + d, elements(row, d, dtype));
   for (; d < head_dim; ++d) converted[d] = element(row, d, dtype);
   return converted;
 }

@@ -18,7 +18,8 @@ extern const KernelTable kernel_table = {scaled_positions,     linear_bias_row,
                                          decode_scratch_bytes, decode_part,
                                          merge_parts,          merge_row,
                                          visible_blocks,       rows_are_finite,
-                                         greatest_norm,        stream_fence};
+                                         centre_of_keys,       greatest_norm,
+                                         stream_fence};
 
 }  // namespace NTK_ALIBI_ISA
 }  // namespace ntk_alibi

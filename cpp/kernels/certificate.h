@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/bias_bounds.h"
+#include "kernels/elements.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
@@ -22,7 +23,10 @@ class Certificate {
     possible_ = tile.skipping.norms != nullptr && tile.skipping.max_dropped_share > 0.0 &&
                 tile.keys.count > 0 && bias_.exist();
     score_per_norm_ = query_norm * rounding_slack;
-    if (possible_) centre_norm_ = norm_of_centre();
+    if (possible_) {
+      const float* centre = tile.skipping.centre;
+      centre_norm_ = __builtin_sqrt(dot(centre, centre, tile.head_dim)) + underflowed_norm;
+    }
     allowed_share_ = tile.skipping.max_dropped_share / ways_to_drop;
     allowed_ = __builtin_log2(allowed_share_);
   }
@@ -88,13 +92,6 @@ class Certificate {
   // Bounds the error of the product of a query and a vector of this norm.
   double product_error(double norm) const {
     return unit_roundoff * (tile_.head_dim + extra_score_roundings) * score_per_norm_ * norm;
-  }
-
-  double norm_of_centre() const {
-    double square = 0.0;
-    for (int d = 0; d < tile_.head_dim; ++d)
-      square += static_cast<double>(tile_.skipping.centre[d]) * tile_.skipping.centre[d];
-    return __builtin_sqrt(square);
   }
 
   const BlockNorms& norms(std::int64_t b) const { return tile_.skipping.norms[b]; }

@@ -44,8 +44,8 @@ class Decoder {
         weights_(query_ + tile.head_dim) {
     for (int d = 0; d < tile.head_dim; ++d)
       query_[d] = element(static_cast<const char*>(tile.query), d, dtype) * tile.scale * log2_e;
-    for (int d = 0; tile.skipping.norms != nullptr && d < tile.head_dim; ++d)
-      centre_score_ += static_cast<double>(query_[d]) * tile.skipping.centre[d];
+    if (tile.skipping.norms != nullptr)
+      centre_score_ = dot(query_, tile.skipping.centre, tile.head_dim);
   }
 
   void run(DecodePart* part) {

@@ -54,6 +54,15 @@ inline bool all_finite(const char* row, int head_dim, DType dtype) {
   return !special;
 }
 
+inline float dot(const float* a, const float* b, int count) {
+  f32v sums = {};
+  int d = 0;
+  for (; d + lanes <= count; d += lanes) sums += load<f32v>(a + d) * load<f32v>(b + d);
+  float sum = horizontal_sum(sums);
+  for (; d < count; ++d) sum += a[d] * b[d];
+  return sum;
+}
+
 // Rounds a row to nearest even. NaN stays NaN.
 inline void write_row(const float* row, int head_dim, DType dtype, char* out) {
   if (dtype == DType::float32) {

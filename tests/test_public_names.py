@@ -236,7 +236,7 @@ evaluation.Plan(train_length, methods=('original', 'interpolation:2', 'interpola
     line_records=8, line_questions=32, topic_records=12, topic_questions=5, prose_windows=8,
     seed=2026)
 evaluation.evaluate(model, tokenizer, plan, path, *, quiet=False, wrap=..., name='nano-bloom')
-fused.Stats(visited, visible)
+fused.Stats(visited, visible, weighed=None)
 """
 
 

@@ -102,7 +102,7 @@ void bind_attention(
     const CallRule& rule, const Tokens* tokens, py::array output,
     std::optional<py::array_t<double>> logsumexp,
     std::optional<py::array_t<std::int64_t>> block_counts,
-    const std::optional<py::array_t<float>>& key_norms,
+    const std::optional<std::pair<py::array_t<float>, py::array_t<float>>>& key_norms,
     const std::optional<py::array_t<double, py::array::c_style>>& known_logsumexps) {
   const Inputs inputs{readable(query), readable(key), readable(value)};
   AttentionProblem problem = inputs.problem(bias, rule, tokens);
@@ -111,8 +111,9 @@ void bind_attention(
   problem.block_counts = data_of(block_counts);
   problem.known_logsumexps = known_logsumexps ? known_logsumexps->data() : nullptr;
   if (key_norms) {
-    problem.key_norms = reinterpret_cast<const BlockNorms*>(key_norms->data());
-    problem.key_norms_stride = key_norms->shape(2);
+    problem.key_norms = reinterpret_cast<const BlockNorms*>(key_norms->first.data());
+    problem.key_norms_stride = key_norms->first.shape(2);
+    problem.key_centres = key_norms->second.data();
   }
   py::gil_scoped_release release;
   attention(problem);
@@ -164,18 +165,20 @@ void bind_merge(const std::vector<py::array>& outputs,
   merge(shape, dtype, views, logs, destination, log_destination);
 }
 
-// norms: (batch, key heads, blocks, 3), the fields of BlockNorms.
-void bind_measure_key_norms(const py::array& key, std::int64_t first_block,
-                            py::array_t<float> norms) {
+// norms: (batch, key heads, blocks, 3), the fields of BlockNorms. centres: (batch, key heads,
+// head_dim).
+void bind_measure_key_norms(const py::array& key, std::int64_t known, py::array_t<float> norms,
+                            py::array_t<float> centres) {
   static_assert(sizeof(BlockNorms) == 3 * sizeof(float), "seen as three floats from Python");
   const py::array keys = readable(key);
   const KeyNormsShape shape{keys.shape(0), keys.shape(1), keys.shape(2), keys.shape(3)};
   const TensorView view = view_tensor(keys);
   BlockNorms* destination = reinterpret_cast<BlockNorms*>(norms.mutable_data());
   const std::int64_t norms_stride = norms.shape(2);
+  float* centre_data = centres.mutable_data();
   const DType dtype = dtype_of(keys);
   py::gil_scoped_release release;
-  measure_key_norms(shape, view, dtype, first_block, destination, norms_stride);
+  measure_key_norms(shape, view, dtype, known, destination, norms_stride, centre_data);
 }
 
 }  // namespace
@@ -213,8 +216,8 @@ void register_attention(py::module_& module) {
              py::arg("value_gradient"), py::arg("of_bias"));
   module.def("merge", &bind_merge, py::arg("outputs"), py::arg("logsumexps"), py::arg("output"),
              py::arg("logsumexp").noconvert());
-  module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("first_block"),
-             py::arg("norms"));
+  module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("known"),
+             py::arg("norms"), py::arg("centres"));
 }
 
 }  // namespace ntk_alibi

@@ -26,6 +26,8 @@ struct AttentionBias {
   std::int64_t dense_strides[4];
 };
 
+constexpr int kinds_of_counts = 3;
+
 struct AttentionProblem {
   DType dtype;
   TensorView query, key, value, output;
@@ -37,8 +39,10 @@ struct AttentionProblem {
   MaskRule mask;
   AttentionBias bias;
   // Norms (batch, key heads, blocks) of unpadded, consecutive keys, with key_norms_stride from head
-  // to head. If null, the core measures them where it needs them.
+  // to head, and the centres (batch, key heads, head_dim) that they are measured from. If null, the
+  // core measures them where it needs them.
   const BlockNorms* key_norms;
+  const float* key_centres;
   std::int64_t key_norms_stride;
   // (batch, heads, queries), contiguous: logsumexps over other keys, which count as read when keys
   // are skipped; or null.
@@ -46,7 +50,8 @@ struct AttentionProblem {
   // Keys may be skipped if they weigh, together, at most this share of each query's sum.
   // 0: read every visible block.
   double max_dropped_share;
-  std::int64_t* block_counts;  // (batch, heads, 2): visited and visible blocks are added; or null
+  // (batch, heads, kinds_of_counts): scored, visible and weighed blocks are added; or null.
+  std::int64_t* block_counts;
 };
 
 void attention(const AttentionProblem& problem);

@@ -31,7 +31,7 @@ class Decoding {
       parts_[p] = {-std::numeric_limits<float>::infinity(),
                    0.0f,
                    outputs_.data() + p * problem.head_dim,
-                   0,
+                   {0, 0},
                    0.0,
                    false};
   }
@@ -90,9 +90,12 @@ class Decoding {
     const DecodePart* parts = parts_.data() + row * most_parts_;
     tiles_.kernels().merge_parts(tile, parts, most_parts_, scratch);
     tiles_.refuse_overflow(batch_of(row), tile);
-    std::int64_t visited = 0;
-    for (std::int64_t p = 0; p < most_parts_; ++p) visited += parts[p].visited;
-    tiles_.count_blocks(row / problem_.query_length, tile, visited);
+    BlocksRead read{0, 0};
+    for (std::int64_t p = 0; p < most_parts_; ++p) {
+      read.scored += parts[p].read.scored;
+      read.weighed += parts[p].read.weighed;
+    }
+    tiles_.count_blocks(row / problem_.query_length, tile, read);
   }
 
   template <class Body>

@@ -63,13 +63,13 @@ class Prefill {
       tiles[t].stop = stop;
       alike = alike && tiles[t].bias.kind == tiles[0].bias.kind;
     }
-    std::int64_t visited[tiles_per_group];
+    BlocksRead read[tiles_per_group];
     for (int t = 0; t < count; ++t)
       if (!alike) tiles[t].bias.kind = problem_.bias.kind;
-    tiles_.kernels().attention_tiles(tiles, count, scratch, visited);
+    tiles_.kernels().attention_tiles(tiles, count, scratch, read);
     for (int t = 0; t < count; ++t) {
       tiles_.refuse_overflow(b, tiles[t]);
-      tiles_.count_blocks(row, tiles[t], visited[t]);
+      tiles_.count_blocks(row, tiles[t], read[t]);
     }
   }
 

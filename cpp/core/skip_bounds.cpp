@@ -33,12 +33,16 @@ struct HeadOfKeys {
   DType dtype;
 };
 
+// Chooses the centre before the first block.
 void measure_blocks(const KernelTable& kernels, const HeadOfKeys& head, std::int64_t first_block,
-                    BlockNorms* norms) {
+                    BlockNorms* norms, float* centre) {
+  const int head_dim = static_cast<int>(head.head_dim);
+  if (first_block == 0)
+    kernels.centre_of_keys(head.keys, head.data, head.row_stride, head_dim, head.dtype, centre);
   const std::int64_t blocks = block_count(head.keys.count);
   for (std::int64_t k = first_block; k < blocks; ++k) {
-    norms[k].of_block = kernels.greatest_norm(head.keys, k, head.data, head.row_stride,
-                                              static_cast<int>(head.head_dim), head.dtype);
+    norms[k].of_block = kernels.greatest_norm(head.keys, k, head.data, head.row_stride, head_dim,
+                                              head.dtype, centre);
     norms[k].up_to = k ? std::max(norms[k].of_block, norms[k - 1].up_to) : norms[k].of_block;
     norms[k].from = std::numeric_limits<float>::infinity();
   }
@@ -68,9 +72,12 @@ void SkipBounds::measure_norms(const KeyLists& lists) {
   const AttentionProblem& p = problem_;
   key_norms_ = p.key_norms;
   key_norms_stride_ = p.key_norms_stride;
+  key_centres_ = p.key_centres;
   if (key_norms_ != nullptr) return;
   norms_.resize(p.batch * p.key_heads * blocks_);
+  centres_.resize(p.batch * p.key_heads * p.head_dim);
   key_norms_ = norms_.data();
+  key_centres_ = centres_.data();
   key_norms_stride_ = blocks_;
   const KernelTable& kernels = active_kernels();
   const std::int64_t grain = tasks_per_thread(p.key_length * p.head_dim);
@@ -80,7 +87,7 @@ void SkipBounds::measure_norms(const KeyLists& lists) {
     BlockNorms* norms = norms_.data() + row * blocks_;
     const HeadOfKeys head{keys, row_of(p.key, p.dtype, b, h, 0), p.key.row_stride, p.head_dim,
                           p.dtype};
-    measure_blocks(kernels, head, 0, norms);
+    measure_blocks(kernels, head, 0, norms, centres_.data() + row * p.head_dim);
     accumulate_from_the_end(block_count(keys.count), norms);
   });
 }
@@ -132,24 +139,28 @@ void SkipBounds::bound_sums(const KeyLists& lists) {
 
 Skipping SkipBounds::of_head(std::int64_t b, std::int64_t h) const {
   const AttentionProblem& p = problem_;
-  const std::int64_t key_head = h / (p.query_heads / p.key_heads);
-  const BlockNorms* norms =
-      key_norms_ ? key_norms_ + (b * p.key_heads + key_head) * key_norms_stride_ : nullptr;
+  const std::int64_t key_head = b * p.key_heads + h / (p.query_heads / p.key_heads);
+  const BlockNorms* norms = key_norms_ ? key_norms_ + key_head * key_norms_stride_ : nullptr;
+  const float* centre = key_norms_ ? key_centres_ + key_head * p.head_dim : nullptr;
   const std::int64_t row = p.bias.kind == BiasKind::table ? h : b * p.query_heads + h;
   const auto bounds_of_head = [&](const std::vector<BiasBound>& bounds) {
     return bounds.empty() ? nullptr : bounds.data() + row * bounds_per_head_;
   };
-  return {p.max_dropped_share, nullptr, norms, bounds_of_head(behind_), bounds_of_head(ahead_)};
+  return {p.max_dropped_share,   nullptr, norms, centre, bounds_of_head(behind_),
+          bounds_of_head(ahead_)};
 }
 
 void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, DType dtype,
-                       std::int64_t first_block, BlockNorms* norms, std::int64_t norms_stride) {
+                       std::int64_t known, BlockNorms* norms, std::int64_t norms_stride,
+                       float* centres) {
+  const bool new_centre = known < keys_in_centre && keys_in_centre <= shape.key_length;
+  const std::int64_t first_block = new_centre ? 0 : known / keys_per_block;
   const KeyList keys{shape.key_length, nullptr, nullptr, nullptr, true};
   const KernelTable& kernels = active_kernels();
   parallel_for_each(shape.batch * shape.key_heads, 1, [&](std::int64_t row) {
     const void* data = row_of(key, dtype, row / shape.key_heads, row % shape.key_heads, 0);
     measure_blocks(kernels, {keys, data, key.row_stride, shape.head_dim, dtype}, first_block,
-                   norms + row * norms_stride);
+                   norms + row * norms_stride, centres + row * shape.head_dim);
   });
 }
 

@@ -23,9 +23,12 @@ class SkipBounds {
   void bound_sums(const KeyLists& lists);
 
   const AttentionProblem& problem_;
-  std::int64_t blocks_;            // the stride of rows of blocks
-  std::vector<BlockNorms> norms_;  // (batch, key heads, blocks), empty if the caller has norms
+  std::int64_t blocks_;  // the stride of rows of blocks
+  // (batch, key heads, blocks) and (batch, key heads, head_dim), empty if the caller has them
+  std::vector<BlockNorms> norms_;
+  std::vector<float> centres_;
   const BlockNorms* key_norms_ = nullptr;
+  const float* key_centres_ = nullptr;
   std::int64_t key_norms_stride_ = 0;
   std::vector<BiasBound> behind_, ahead_;  // (heads, distances) or (batch, heads, blocks)
   std::int64_t bounds_per_head_ = 0;
@@ -35,9 +38,12 @@ struct KeyNormsShape {
   std::int64_t batch, key_heads, key_length, head_dim;
 };
 
-// Fills norms (batch, key heads, blocks) from first_block on, with norms_stride from head to head.
-// `up_to` continues from the block before. `from` is infinite: later keys are not known yet.
+// Fills norms (batch, key heads, blocks), with norms_stride from head to head, and the centres
+// (batch, key heads, head_dim) that they are measured from. Those of the first `known` keys are
+// there already, and change only if there were too few for a centre. `from` is infinite: later keys
+// are not known yet.
 void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, DType dtype,
-                       std::int64_t first_block, BlockNorms* norms, std::int64_t norms_stride);
+                       std::int64_t known, BlockNorms* norms, std::int64_t norms_stride,
+                       float* centres);
 
 }  // namespace ntk_alibi

@@ -176,15 +176,19 @@ void Tiles::refuse_overflow(std::int64_t b, const AttentionTile& tile) const {
       "got finite inputs that exceed it");
 }
 
-void Tiles::count_blocks(std::int64_t head, const AttentionTile& tile, std::int64_t visited) const {
+void Tiles::count_blocks(std::int64_t head, const AttentionTile& tile,
+                         const BlocksRead& read) const {
   if (problem_.block_counts == nullptr) return;
-  std::int64_t* counts = problem_.block_counts + 2 * head;
-  __atomic_fetch_add(counts, visited, __ATOMIC_RELAXED);
-  __atomic_fetch_add(counts + 1, kernels_.visible_blocks(tile), __ATOMIC_RELAXED);
+  const std::int64_t counted[] = {read.scored, kernels_.visible_blocks(tile), read.weighed};
+  for (int kind = 0; kind < kinds_of_counts; ++kind)
+    __atomic_fetch_add(problem_.block_counts + kinds_of_counts * head + kind, counted[kind],
+                       __ATOMIC_RELAXED);
 }
 
 void Tiles::count_visible_blocks(std::int64_t head, const AttentionTile& tile) const {
-  if (problem_.block_counts != nullptr) count_blocks(head, tile, kernels_.visible_blocks(tile));
+  if (problem_.block_counts == nullptr) return;
+  const std::int64_t visible = kernels_.visible_blocks(tile);
+  count_blocks(head, tile, {visible, visible});
 }
 
 }  // namespace ntk_alibi

@@ -42,7 +42,7 @@ class Tiles {
   void refuse_overflow(std::int64_t b, const AttentionTile& tile) const;
 
   // Adds to the statistics of a head, numbered as (batch, head).
-  void count_blocks(std::int64_t head, const AttentionTile& tile, std::int64_t visited) const;
+  void count_blocks(std::int64_t head, const AttentionTile& tile, const BlocksRead& read) const;
 
   // The same for a tile that reads all blocks that it sees.
   void count_visible_blocks(std::int64_t head, const AttentionTile& tile) const;

@@ -117,17 +117,6 @@ void raise_maximum(const Scratch& s) {
   }
 }
 
-double least_log_sum(const Scratch& s) {
-  f32v least = vector_of(s.log_sum, 0, 0);
-  for (int v = 1; v < vectors_per_tile; ++v) {
-    const f32v log_sum = vector_of(s.log_sum, 0, v);
-    least = log_sum < least ? log_sum : least;
-  }
-  double minimum = infinity;
-  for (int lane = 0; lane < lanes; ++lane) minimum = smaller(minimum, least[lane]);
-  return minimum;
-}
-
 // The walk of one tile over the blocks of keys. It weighs each block while it forms the products of
 // the next one.
 template <class Words, class Bias>
@@ -143,6 +132,7 @@ class TileWalk {
         reach_(tile),
         certificate_(tile, greatest_query_norm<Words>(tile, s), least_slopes(tile, s)) {
     middle_ = reach_.last_block_behind(tile);
+    score_centre<Words>(tile, s);
     if (tile.skipping.known_logsumexps != nullptr) certificate_.update(least_log_sum(s));
   }
 
@@ -162,11 +152,10 @@ class TileWalk {
   bool back_is_done() const { return back_is_done_; }
   bool ahead_is_done() const { return ahead_is_done_; }
 
-  // Returns the number of blocks that were scored.
-  std::int64_t finish() {
+  BlocksRead finish() {
     Weighing<Words>(s_, scored_).finish(0);
     add_values();
-    return visited_;
+    return read_;
   }
 
  private:
@@ -176,10 +165,11 @@ class TileWalk {
                             reach_.keys_to_read(tile_, b * keys_per_block),
                             !Bias::is_linear || !reach_.sees_all_of(block_of(tile_.keys, b))};
     score_block<Words, Bias>(tile_, s_, rows_.keys(b), block, scored_);
-    ++visited_;
+    ++read_.scored;
     add_values();
     scored_ = {};
     if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_))) return;
+    ++read_.weighed;
     raise_maximum(s_);
     scored_ = block;
     if (certificate_.possible()) certificate_.update(least_log_sum(s_));
@@ -203,13 +193,13 @@ class TileWalk {
   ScoredBlock scored_;  // its values are not yet added
   std::int64_t middle_;
   bool back_is_done_ = false, ahead_is_done_ = false;
-  std::int64_t visited_ = 0;
+  BlocksRead read_ = {};
 };
 
 // Walks a group of tiles of one head together, so that each block is fetched and converted once.
 template <class Words, class Bias>
 void walk(const AttentionTile* tiles, const Scratch* s, int count, BlockRows<Words>& rows,
-          std::int64_t* visited) {
+          BlocksRead* read) {
   alignas(TileWalk<Words, Bias>) char memory[tiles_per_group][sizeof(TileWalk<Words, Bias>)];
   TileWalk<Words, Bias>* walks[tiles_per_group];
   std::int64_t last = 0, first = block_count(tiles[0].keys);
@@ -237,12 +227,12 @@ void walk(const AttentionTile* tiles, const Scratch* s, int count, BlockRows<Wor
   for (int t = 0; t < count; ++t) {
     prefetch_rows<1>(tiles[t].output, tiles[t].output_stride, tiles[t].query_count,
                      tiles[t].head_dim, tiles[t].dtype);
-    visited[t] = walks[t]->finish();
+    read[t] = walks[t]->finish();
   }
 }
 
 template <class Words>
-void attend(const AttentionTile* tiles, int count, void* memory, std::int64_t* visited) {
+void attend(const AttentionTile* tiles, int count, void* memory, BlocksRead* read) {
   const int head_dim = tiles[0].head_dim;
   Pieces pieces(memory);
   const RowScratch row_memory = pieces.rows(head_dim, slots_for(tiles[0]));
@@ -259,14 +249,14 @@ void attend(const AttentionTile* tiles, int count, void* memory, std::int64_t* v
     begin_tile(tiles[t], s[t]);
   }
   switch (tiles[0].bias.kind) {
-    case BiasKind::none: walk<Words, NoBias>(tiles, s, count, rows, visited); break;
-    case BiasKind::one_sided: walk<Words, OneSidedBias>(tiles, s, count, rows, visited); break;
-    case BiasKind::two_sided: walk<Words, TwoSidedBias>(tiles, s, count, rows, visited); break;
-    case BiasKind::one_sided_knee: walk<Words, OneSidedKnee>(tiles, s, count, rows, visited); break;
-    case BiasKind::two_sided_knee: walk<Words, TwoSidedKnee>(tiles, s, count, rows, visited); break;
-    case BiasKind::table: walk<Words, TableBias>(tiles, s, count, rows, visited); break;
-    case BiasKind::sums: walk<Words, SumsBias>(tiles, s, count, rows, visited); break;
-    case BiasKind::dense: walk<Words, DenseBias>(tiles, s, count, rows, visited); break;
+    case BiasKind::none: walk<Words, NoBias>(tiles, s, count, rows, read); break;
+    case BiasKind::one_sided: walk<Words, OneSidedBias>(tiles, s, count, rows, read); break;
+    case BiasKind::two_sided: walk<Words, TwoSidedBias>(tiles, s, count, rows, read); break;
+    case BiasKind::one_sided_knee: walk<Words, OneSidedKnee>(tiles, s, count, rows, read); break;
+    case BiasKind::two_sided_knee: walk<Words, TwoSidedKnee>(tiles, s, count, rows, read); break;
+    case BiasKind::table: walk<Words, TableBias>(tiles, s, count, rows, read); break;
+    case BiasKind::sums: walk<Words, SumsBias>(tiles, s, count, rows, read); break;
+    case BiasKind::dense: walk<Words, DenseBias>(tiles, s, count, rows, read); break;
   }
   for (int t = 0; t < count; ++t) write_tile(tiles[t], s[t]);
 }
@@ -280,15 +270,15 @@ std::int64_t attention_scratch_bytes(const AttentionTile& tile) {
   return pieces.bytes();
 }
 
-void attention_tiles(const AttentionTile* tiles, int count, void* scratch, std::int64_t* visited) {
+void attention_tiles(const AttentionTile* tiles, int count, void* scratch, BlocksRead* read) {
 #if defined(__AVX512BF16__)
   // Its products flush numbers below 2^-126 to 0, which a greater scale would make matter.
   constexpr float greatest_scale = 1 << 20;
   if (tiles[0].dtype == DType::bfloat16 && tiles[0].head_dim % 2 == 0 &&
       __builtin_fabsf(tiles[0].scale) <= greatest_scale)
-    return attend<Bfloat16Pairs>(tiles, count, scratch, visited);
+    return attend<Bfloat16Pairs>(tiles, count, scratch, read);
 #endif
-  attend<Float32Words>(tiles, count, scratch, visited);
+  attend<Float32Words>(tiles, count, scratch, read);
 }
 
 }  // namespace NTK_ALIBI_ISA

@@ -133,8 +133,8 @@ class GradientWalk {
         certificate_(tile_, greatest_query_norm<Float32Words>(tile_, s.tile),
                      least_slopes(tile_, s.tile)) {
     // The forward pass gave the sum, so the certificate holds from the first block on.
-    double least = infinity;
-    for (int r = 0; r < queries_per_tile; ++r) least = smaller(least, s.tile.log_sum[r]);
+    score_centre<Float32Words>(tile_, s.tile);
+    const double least = least_log_sum(s.tile);
     if (least < infinity) certificate_.update(least);
   }
 

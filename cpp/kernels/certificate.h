@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/bias_bounds.h"
+#include "kernels/elements.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
@@ -11,8 +12,9 @@ inline double known_log_sum(const AttentionTile& tile, int query) {
   return (tile.skipping.known_logsumexps[query] - tile.bias.shifts[query]) * log2_e_double;
 }
 
-// Keeps account of the keys that a tile has skipped. A query's sum is sum_j 2^score_j; all
-// logarithms are to the base 2 and in float64.
+// Keeps account of the keys that a tile has skipped. All logarithms are to the base 2 and in
+// float64. A query's sum is sum_j 2^score_j, where scores are measured from that of the centre c:
+// scale q.(k_j - c) + bias. The weights are the same.
 class Certificate {
  public:
   // query_norm: the greatest norm of the tile's queries, times the scale.
@@ -21,6 +23,10 @@ class Certificate {
     possible_ = tile.skipping.norms != nullptr && tile.skipping.max_dropped_share > 0.0 &&
                 tile.keys.count > 0 && bias_.exist();
     score_per_norm_ = query_norm * rounding_slack;
+    if (possible_) {
+      const float* centre = tile.skipping.centre;
+      centre_norm_ = __builtin_sqrt(dot(centre, centre, tile.head_dim)) + underflowed_norm;
+    }
     allowed_share_ = tile.skipping.max_dropped_share / ways_to_drop;
     allowed_ = __builtin_log2(allowed_share_);
   }
@@ -62,12 +68,12 @@ class Certificate {
   void begin_with(double log_sum) { least_sum_ = log_sum; }
   double least_log_sum() const { return least_sum_; }
 
-  // Takes the least log sum over the queries, as the kernel computed it, after a block was read.
+  // Takes the least log sum over the queries after a block was read, from the scores that the
+  // kernel computed. The error relative to a log sum, or to the score of the centre, is subtracted.
   void update(double minimum) {
     if (!possible_) return;
     const double before = least_sum_;
-    least_sum_ =
-        minimum - score_error() - log_sum_roundings * unit_roundoff * __builtin_fabs(minimum);
+    least_sum_ = minimum - score_error() - product_error(centre_norm_);
     // dropped_ is a share of the earlier sum.
     if (dropped_ > 0.0) dropped_ *= __builtin_exp2(before - least_sum_);
   }
@@ -76,12 +82,16 @@ class Certificate {
   // All blocks back, all blocks ahead, single blocks: each may drop a third of the share.
   static constexpr double ways_to_drop = 3.0;
 
-  // Scores are float32: |error| <= (head_dim + 8) u A + 4 u (A + |score|) with A = scale |q| |k|.
-  // This bounds the part relative to A, and the error of the sum.
+  // Scores are float32: |error| <= (head_dim + 8) u A + 4 u (A + |score|) with A = scale |q| |k|,
+  // which the distance of k from the origin bounds, not that from the centre. This is the part
+  // relative to A, and the error of the sum.
   double score_error() const {
-    const double reachable = score_per_norm_ * norms(block_count(tile_.keys) - 1).up_to;
-    return unit_roundoff * (tile_.head_dim + extra_score_roundings) * reachable +
+    return product_error(norms(block_count(tile_.keys) - 1).up_to + centre_norm_) +
            exp2_and_sum_error;
+  }
+  // Bounds the error of the product of a query and a vector of this norm.
+  double product_error(double norm) const {
+    return unit_roundoff * (tile_.head_dim + extra_score_roundings) * score_per_norm_ * norm;
   }
 
   const BlockNorms& norms(std::int64_t b) const { return tile_.skipping.norms[b]; }
@@ -89,9 +99,10 @@ class Certificate {
   const AttentionTile& tile_;
   const BiasBounds bias_;
   bool possible_;
-  double score_per_norm_ = 0.0;  // times the norm of a key, a bound of the score without bias
-  double allowed_share_ = 0.0;   // for each of the ways to drop
-  double allowed_ = 0.0;         // log2 of allowed_share_
+  double score_per_norm_ = 0.0;  // times the norm of k - c, a bound of the score without bias
+  double centre_norm_ = 0.0;
+  double allowed_share_ = 0.0;  // for each of the ways to drop
+  double allowed_ = 0.0;        // log2 of allowed_share_
   double least_sum_ = -__builtin_inf();
   double dropped_ = 0.0;         // single blocks, as a share of the least sum
   double dropped_scored_ = 0.0;  // single blocks, as a bound of their share of any query's sum

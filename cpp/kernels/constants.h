@@ -27,13 +27,11 @@ constexpr double rounding_slack = 1.0 + 1e-5;
 // relative to scale |q| |k|. We count the 12 twice.
 constexpr double extra_score_roundings = 24.0;
 
-// A score also has 4 roundings relative to itself, or 7 with a knee. We count 8.
-constexpr double log_sum_roundings = 8.0;
-
 // Bounds the errors of exp2 and of the sum of weights in the logarithm of that sum.
 constexpr double exp2_and_sum_error = 1e-5;
 
 // 16 u: bounds the rounding errors of a score, or of the logarithm of a sum, relative to itself.
+// They are 4, or 7 with a knee, those of a difference of two 2 more; we count 16.
 constexpr double relative_score_error = 1.0 / (1 << 20);
 
 // Squares of channels that underflow take at most this from a norm.

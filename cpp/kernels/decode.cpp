@@ -45,6 +45,8 @@ class Decoder {
         weights_(query_ + tile.head_dim) {
     for (int d = 0; d < tile.head_dim; ++d)
       query_[d] = element(static_cast<const char*>(tile.query), d, dtype) * tile.scale * log2_e;
+    if (tile.skipping.norms != nullptr)
+      centre_score_ = dot(query_, tile.skipping.centre, tile.head_dim);
   }
 
   void run(DecodePart* part) {
@@ -52,12 +54,12 @@ class Decoder {
     Certificate certificate(tile_, query_norm(), slopes());
     part->maximum = -infinity;
     part->sum = 0.0f;
-    part->visited = 0;
+    part->read = {};
     part->rest_dropped = false;
     for (int d = 0; d < tile_.head_dim; ++d) part->output[d] = 0.0f;
     double known = task_.log_sum;
     if (tile_.skipping.known_logsumexps != nullptr) {
-      certificate.update(known_log_sum(tile_, 0));
+      certificate.update(from_centre(known_log_sum(tile_, 0)));
       known = larger(known, certificate.least_log_sum());
     }
     certificate.begin_with(known);
@@ -67,13 +69,14 @@ class Decoder {
         break;
       }
       if (!reach.sees(block_of(tile_.keys, b)) || certificate.try_drop(b)) continue;
-      ++part->visited;
+      ++part->read.scored;
       const float maximum = score_block(b, reach);
       if (certificate.try_drop_scored(maximum + relative_score_error * __builtin_fabs(maximum) -
-                                      certificate.least_log_sum()))
+                                      centre_score_ - certificate.least_log_sum()))
         continue;
+      ++part->read.weighed;
       add_block(b, reach, maximum, part);
-      certificate.update(larger(known, log_sum(*part)));
+      certificate.update(larger(known, from_centre(log_sum(*part))));
     }
     part->log_sum = certificate.least_log_sum();
   }
@@ -82,6 +85,12 @@ class Decoder {
   static double log_sum(const DecodePart& part) {
     return part.sum > 0.0f ? part.maximum + __builtin_log2(static_cast<double>(part.sum))
                            : -__builtin_inf();
+  }
+
+  // A lower bound of a log sum less the score of the centre.
+  double from_centre(double log_sum) const {
+    const double error = __builtin_fabs(log_sum) + __builtin_fabs(centre_score_);
+    return log_sum - centre_score_ - relative_score_error * error;
   }
 
   // A bound of the query's norm; 0 without skipping, which does not use it.
@@ -233,6 +242,7 @@ class Decoder {
   const DecodeTask& task_;
   float* query_;    // [head_dim], times scale log2 e
   float* weights_;  // [keys_per_block]
+  double centre_score_ = 0.0;
 };
 
 }  // namespace

@@ -13,6 +13,13 @@ inline float element(const void* row, std::int64_t d, DType dtype) {
   return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
 }
 
+// `lanes` elements from element d on.
+inline f32v elements(const char* row, int d, DType dtype) {
+  if (dtype == DType::float32) return load<f32v>(reinterpret_cast<const float*>(row) + d);
+  const u16v bits = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
+  return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
+}
+
 inline std::int64_t row_bytes(std::int64_t stride, std::int64_t row, DType dtype) {
   return row * stride * (dtype == DType::float32 ? 4 : 2);
 }
@@ -21,17 +28,11 @@ inline const char* row_at(const void* rows, std::int64_t stride, std::int64_t ro
   return static_cast<const char*>(rows) + row_bytes(stride, row, dtype);
 }
 
-inline f32v load_as_float(const char* row, int d, DType dtype) {
-  if (dtype == DType::float32) return load<f32v>(reinterpret_cast<const float*>(row) + d);
-  const u16v narrow = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
-  return dtype == DType::bfloat16 ? from_bfloat16(narrow) : from_float16(narrow);
-}
-
 // Returns a float32 row in place and converts others into `converted`.
 inline const float* as_float32(const char* row, int head_dim, DType dtype, float* converted) {
   if (dtype == DType::float32) return reinterpret_cast<const float*>(row);
   int d = 0;
-  for (; d + lanes <= head_dim; d += lanes) store(converted + d, load_as_float(row, d, dtype));
+  for (; d + lanes <= head_dim; d += lanes) store(converted + d, elements(row, d, dtype));
   for (; d < head_dim; ++d) converted[d] = element(row, d, dtype);
   return converted;
 }
@@ -39,12 +40,21 @@ inline const float* as_float32(const char* row, int head_dim, DType dtype, float
 // Adds 0 x for each number x of the row. The sum turns NaN at the first infinity or NaN.
 inline f32v add_zeros(f32v sum, const char* row, int head_dim, DType dtype) {
   int d = 0;
-  for (; d + lanes <= head_dim; d += lanes) sum += load_as_float(row, d, dtype) * 0.0f;
+  for (; d + lanes <= head_dim; d += lanes) sum += elements(row, d, dtype) * 0.0f;
   for (; d < head_dim; ++d) sum[0] += element(row, d, dtype) * 0.0f;
   return sum;
 }
 
 inline bool is_finite(f32v zeros) { return horizontal_sum(zeros) == 0.0f; }
+
+inline float dot(const float* a, const float* b, int count) {
+  f32v sums = {};
+  int d = 0;
+  for (; d + lanes <= count; d += lanes) sums += load<f32v>(a + d) * load<f32v>(b + d);
+  float sum = horizontal_sum(sums);
+  for (; d < count; ++d) sum += a[d] * b[d];
+  return sum;
+}
 
 // Stores `lanes` numbers from channel d on, rounded to nearest even. NaN stays NaN.
 inline void store_rounded(f32v wide, DType dtype, char* row, int d) {

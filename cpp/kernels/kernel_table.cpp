@@ -29,6 +29,7 @@ extern const KernelTable kernel_table = {scaled_positions,
                                          merge_row,
                                          visible_blocks,
                                          rows_are_finite,
+                                         centre_of_keys,
                                          greatest_norm,
                                          stream_fence};
 

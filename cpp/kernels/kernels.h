@@ -31,6 +31,9 @@ struct LinearBiasRow {
 // Kernels read keys in blocks of this many, in the order of the key list.
 constexpr int keys_per_block = 64;
 
+// The mean of the first keys, up to this many, is the centre of a head. More hardly improve it.
+constexpr std::int64_t keys_in_centre = 256;
+
 // No ISA packs more queries into a tile.
 constexpr int most_queries_per_tile = 32;
 
@@ -83,7 +86,7 @@ struct KeyBlock {
   std::int32_t greatest_position;
 };
 
-// The greatest norms of keys.
+// The greatest norms of keys, less the centre of their head.
 struct BlockNorms {
   float of_block;
   float up_to;  // of this block and the ones before it
@@ -113,12 +116,19 @@ struct Skipping {
   // For each query, the natural logarithm of a sum over other keys that counts as read, or null.
   const double* known_logsumexps;
   const BlockNorms* norms;
+  const float* centre;  // [head_dim], finite; null without norms
   // For a table, one bound for each of its distances d: behind[d] covers the distances >= d and
   // ahead[d] those <= d. For sums, one bound for each block, of minus key_sums: behind[b].each
   // covers block b, behind[b].sum block b and the blocks before it, ahead[b].sum block b and the
   // blocks after it. Null for other biases.
   const BiasBound* behind;
   const BiasBound* ahead;
+};
+
+// Numbers of blocks of keys.
+struct BlocksRead {
+  std::int64_t scored;
+  std::int64_t weighed;  // of those scored: exponentials were formed, and values were added
 };
 
 // Query i sees a key at distance d if
@@ -195,7 +205,8 @@ struct GradientTile {
 struct DecodeTask {
   std::int64_t first_block;
   std::int64_t end_block;
-  double log_sum;  // log2 of a lower bound of the query's sum over other parts, or -infinity
+  double log_sum;  // log2 of a lower bound of the query's sum over other parts, less the score of
+                   // the centre; or -infinity
 };
 
 // The result of a part, log2 domain. merge_parts joins the parts of a query.
@@ -203,8 +214,8 @@ struct DecodePart {
   float maximum;
   float sum;      // relative to the maximum, as output is
   float* output;  // head_dim floats
-  std::int64_t visited;
-  double log_sum;     // a lower bound of log2 of the exact sum
+  BlocksRead read;
+  double log_sum;     // a lower bound of log2 of the exact sum, less the score of the centre
   bool rest_dropped;  // the blocks before this part are invisible or may be skipped
 };
 
@@ -236,9 +247,8 @@ struct KernelTable {
   std::int64_t (*attention_scratch_bytes)(const AttentionTile& tile);
   // softmax(scale q.k + bias) v over the visible keys, and its logsumexp; 0 and -inf where no key
   // is visible. Up to tiles_per_group tiles may share a call if they differ only in their queries,
-  // outputs and positions. visited: the number of blocks of keys that each tile read.
-  void (*attention_tiles)(const AttentionTile* tiles, int count, void* scratch,
-                          std::int64_t* visited);
+  // outputs and positions. read: the blocks of keys that each tile read.
+  void (*attention_tiles)(const AttentionTile* tiles, int count, void* scratch, BlocksRead* read);
   // As attention_tiles, for one tile of at most queries_per_vector queries and at most one block of
   // keys, which it reads if it is visible.
   int queries_per_vector;
@@ -260,9 +270,13 @@ struct KernelTable {
   // True if no number of the rows is infinite or NaN.
   bool (*rows_are_finite)(const void* rows, std::int64_t stride, std::int64_t count, int head_dim,
                           DType dtype);
-  // The greatest norm of the keys of block b; infinity if a norm overflows or is NaN.
+  // Writes the mean of the first keys of a head. A channel without a finite mean is 0.
+  void (*centre_of_keys)(const KeyList& keys, const void* key, std::int64_t key_stride,
+                         int head_dim, DType dtype, float* centre);
+  // The greatest norm of the keys of block b less the centre; infinity if a norm overflows or is
+  // NaN.
   float (*greatest_norm)(const KeyList& keys, std::int64_t b, const void* key,
-                         std::int64_t key_stride, int head_dim, DType dtype);
+                         std::int64_t key_stride, int head_dim, DType dtype, const float* centre);
   // Makes streamed stores visible to other threads; the thread that streamed calls it.
   void (*stream_fence)();
 };

@@ -18,6 +18,7 @@ struct Scratch {
   float* sum;            // [1], relative to the maximum
   float* log_sum;        // [1], a lower bound of log2 of the whole sum so far
   float* block_maximum;  // [1], of the current block
+  float* centre_score;   // [1], log2 domain, without bias
   float* rescale;        // [1]: the factor for earlier sums after the maximum rose
   float* slopes;         // [5]: left, right, far left and far right slopes times log2 e; knees
   std::int32_t* ints;  // [5]: query positions, least and greatest distances, ends of sinks, origins
@@ -76,6 +77,7 @@ class Pieces {
     s.sum = take(tile_row());
     s.log_sum = take(tile_row());
     s.block_maximum = take(tile_row());
+    s.centre_score = take(tile_row());
     s.rescale = take(tile_row());
     s.slopes = take(5 * tile_row());
     s.ints = reinterpret_cast<std::int32_t*>(take(5 * tile_row()));

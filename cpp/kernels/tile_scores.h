@@ -136,6 +136,21 @@ double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
   return (__builtin_sqrt(greatest) + underflowed_norm) * scale;
 }
 
+// Forms the score of the centre for each query, if the tile has a centre.
+template <class Words>
+void score_centre(const AttentionTile& tile, const Scratch& s) {
+  if (tile.skipping.norms == nullptr) return;
+  const f32v scale = broadcast(Words::queries_have_scale ? 1.0f : tile.scale * log2_e);
+  for (int v = 0; v < vectors_per_tile; ++v) {
+    f32v score = {};
+    for (int d = 0; d < tile.head_dim; ++d)
+      score += Words::channel(vector_of(s.query, d / Words::channels_per_word, v),
+                              d % Words::channels_per_word) *
+               broadcast(tile.skipping.centre[d]);
+    store_vector(s.centre_score, 0, v, score * scale);
+  }
+}
+
 inline LeastSlopes least_slopes(const AttentionTile& tile, const Scratch& s) {
   LeastSlopes least;
   const int far = tile.bias.knees == nullptr ? 0 : 2;
@@ -147,6 +162,24 @@ inline LeastSlopes least_slopes(const AttentionTile& tile, const Scratch& s) {
     if (far > 0) least.knee = smaller(least.knee, lane_row(s.slopes, 4)[r]);
   }
   return least;
+}
+
+// A lower bound, over the queries, of the log sum so far minus the score of the centre. A log sum
+// of infinity bounds nothing else.
+inline double least_log_sum(const Scratch& s) {
+  f32v least = broadcast(infinity);
+  for (int v = 0; v < vectors_per_tile; ++v) {
+    const f32v sum = vector_of(s.log_sum, 0, v), centre = vector_of(s.centre_score, 0, v);
+    const f32v error =
+        (magnitude(sum) + magnitude(centre)) * broadcast(static_cast<float>(relative_score_error));
+    f32v bound = sum - centre - error;
+    bound = bound == bound ? bound : broadcast(-infinity);  // NaN after an overflow
+    bound = sum == infinity ? sum : bound;
+    least = bound < least ? bound : least;
+  }
+  double minimum = infinity;
+  for (int lane = 0; lane < lanes; ++lane) minimum = smaller(minimum, least[lane]);
+  return minimum;
 }
 
 // An upper bound, over the queries, of the block's greatest score minus the log sum so far.

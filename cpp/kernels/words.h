@@ -36,6 +36,8 @@ struct Float32Words {
   static NTK_ALIBI_INLINE f32v multiply_add(f32v sum, f32v word, f32v packed) {
     return sum + word * packed;
   }
+  // Channel c of the word.
+  static NTK_ALIBI_INLINE f32v channel(f32v word, int) { return word; }
   static NTK_ALIBI_INLINE void store_weights(float* weights, int c, int v,
                                              const f32v (&weight)[keys_per_weight]) {
     store_vector(weights, c, v, weight[0]);
@@ -54,6 +56,9 @@ struct Bfloat16Pairs {
   static bool in_place(DType) { return true; }
   static NTK_ALIBI_INLINE f32v multiply_add(f32v sum, f32v word, f32v packed) {
     return (f32v)_mm512_dpbf16_ps((__m512)sum, (__m512bh)word, (__m512bh)packed);
+  }
+  static NTK_ALIBI_INLINE f32v channel(f32v word, int c) {
+    return float_of(c == 0 ? bits_of(word) << 16 : bits_of(word) & 0xffff0000u);
   }
   // Packs two rows of weights into one row of pairs.
   static NTK_ALIBI_INLINE void store_weights(float* weights, int c, int v,

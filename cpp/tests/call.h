@@ -28,7 +28,7 @@ struct Call {
     }
     output.resize(heads * queries * dim);
     logsumexp.resize(heads * queries);
-    counts.resize(2 * heads);
+    counts.resize(ntk_alibi::kinds_of_counts * heads);
     const ntk_alibi::TensorView view{numbers.data(), 0, keys * dim, dim};
     problem.dtype = ntk_alibi::DType::float32;
     problem.query = problem.key = problem.value = view;

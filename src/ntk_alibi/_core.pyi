@@ -86,7 +86,7 @@ def attention(
     output: NDArray[Any],
     logsumexp: NDArray[np.float64] | None = None,
     block_counts: NDArray[np.int64] | None = None,
-    key_norms: NDArray[np.float32] | None = None,
+    key_norms: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     known_logsumexps: NDArray[np.float64] | None = None,
 ) -> None: ...
 def attention_gradients(
@@ -111,7 +111,9 @@ def merge(
     output: NDArray[Any],
     logsumexp: NDArray[np.float64],
 ) -> None: ...
-def measure_key_norms(key: NDArray[Any], first_block: int, norms: NDArray[np.float32]) -> None: ...
+def measure_key_norms(
+    key: NDArray[Any], known: int, norms: NDArray[np.float32], centres: NDArray[np.float32]
+) -> None: ...
 def relative_bias(
     left: NDArray[np.float32], right: NDArray[np.float32], dtype: DType, out: NDArray[Any]
 ) -> None: ...

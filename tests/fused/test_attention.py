@@ -313,6 +313,10 @@ def test_key_norms_refuse_other_keys() -> None:
         norms.update(key[:, :, 1:])
     with pytest.raises(ValueError, match="as before"):
         norms.update(key[:, :1])
+    with pytest.raises(ValueError, match="head_dim 8 as before, got 7"):
+        norms.update(key[..., :7])
+    with pytest.raises(ValueError, match="must be of key's head_dim 7, got 8"):
+        na.attention(query[..., :7], key[..., :7], value[..., :7], key_norms=norms)
     with pytest.raises(TypeError, match="key_norms must be None or a KeyNorms"):
         na.attention(query, key, value, key_norms=np.ones(3))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="key_norms must be of key's"):

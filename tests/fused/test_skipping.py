@@ -33,6 +33,9 @@ def adversaries(
     huge[:, :, 3] = 60.0 * last
     sinks[:, :, :4] *= 20.0
     growing *= np.linspace(30.0, 0.1, keys)[:, None].astype(np.float32)
+    offset = np.random.default_rng(9).standard_normal((1, kv_heads, 1, dim)).astype(np.float32)
+    along = np.repeat(offset, 4 // kv_heads, axis=1) * (-1.0) ** np.arange(queries)[:, None]
+    halves = np.where(np.arange(keys)[:, None] < keys // 2, 20.0, -5.0).astype(np.float32)
     long_query, long_key = (
         1e4 * x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)
     )
@@ -45,6 +48,9 @@ def adversaries(
         "large norms": [100 * query, 100 * key, value],
         "norms of 10^4": [long_query, long_key, value],
         "zero queries": [0 * query, key, value],
+        "a common offset": [query, key + 30 * offset, value],
+        "queries along and against it": [query + 9 * along, key + 30 * offset, value],
+        "offsets that the first keys do not share": [query, key + halves * offset, value],
         "huge values far away": [query, key, value * np.linspace(1e4, 1, keys)[:, None]],
     }
 
@@ -216,6 +222,71 @@ def test_tables_and_running_sums_leave_out_no_more_than_allowed(
             return attend_with(bias, query, key, value, tolerance, causal=not ahead)[:2]
 
         check_change(attend, query, key, value)
+
+
+@pytest.mark.parametrize("size", [1e18, 1e37])
+@pytest.mark.parametrize("queries", [1, 70])
+def test_offsets_near_the_end_of_float32(isa: str, queries: int, size: float) -> None:
+    """Norms overflow, or the squares of queries underflow, while scores are moderate."""
+    query, key, value = inputs(1, 4, 4, queries, 700, 16)
+    arrays = [query * np.float32(10 / size), (key + 8) * np.float32(size / 10), value]
+    for way in ("causal", "both sides", "two slopes"):
+        check_certificate(arrays, *ways(queries, 700)[way], "float32")
+
+
+@pytest.mark.parametrize("queries", [1, 70])
+def test_centres_whose_scores_overflow(isa: str, queries: int) -> None:
+    """The scores of the first keys are -infinity, and no sum is less than they are."""
+    query, key, value = inputs(1, 4, 4, queries, 700, 16)
+    query = np.float32(1e21) * (1 + np.abs(query))
+    key[:, :, :300] = -1e18
+    key[:, :, 300:] *= 1e-21
+    for way in ("causal", "both sides", "two slopes"):
+        check_certificate([query, key, value], *ways(queries, 700)[way], "float32")
+
+
+@pytest.mark.parametrize("queries", [1, 512])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_vector_added_to_all_keys_does_not_change_the_share(
+    isa: str, dtype: str, queries: int
+) -> None:
+    query, key, value = inputs(1, 8, 2, queries, 2048, 32)
+    offset = np.random.default_rng(3).standard_normal((1, 2, 1, 32)).astype(np.float32)
+    shares = []
+    for size in (0.0, 1.0, 2.0, 4.0):
+        arrays = (x.astype(NUMPY[dtype]) for x in (query, key + size * offset, value))
+        _, stats = na.attention(*arrays, na.ALiBi(8), return_stats=True)
+        shares.append(stats.visited.sum() / stats.visible.sum())
+    assert max(shares) - min(shares) < 0.01
+    assert max(shares) < 0.7
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("queries", [1, 100])
+def test_keys_that_are_not_finite_prove_nothing(isa: str, queries: int, number: float) -> None:
+    query, key, value = inputs(1, 2, 2, queries, 700, 16)
+    key[:, :, 5] = number
+    for norms in (None, na.KeyNorms().update(key)):
+        with np.errstate(invalid="ignore"):
+            _, stats = na.attention(
+                query, key, value, na.ALiBi(2), key_norms=norms, return_stats=True
+            )
+        assert (stats.share == 1.0).all()
+
+
+def test_blocks_weighed_are_those_whose_scores_matter() -> None:
+    query, key, value = inputs(1, 8, 8, 1024, 1024, 32)
+    far = np.full((1, 8, 1024), 200.0), np.zeros_like(query)
+    for rows in (slice(None), slice(-1, None)):
+        part = query[:, :, rows], key, value, na.ALiBi(8)
+        _, whole = na.attention(*part, skip_tolerance=None, return_stats=True)
+        np.testing.assert_array_equal(whole.weighed, whole.visible)
+        _, stats = na.attention(*part, skip_tolerance=2.0**-9, return_stats=True)
+        assert (stats.weighed <= stats.visited).all()
+        assert 0 < stats.weighed.sum() < stats.visited.sum()
+        known = far[1][:, :, rows], far[0][:, :, rows].astype(np.float32)
+        _, stats = na.attention(*part, initial=known, return_stats=True)
+        assert stats.weighed.sum() == 0
 
 
 def test_decaying_tables_and_sums_skip() -> None:

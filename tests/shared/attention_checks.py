@@ -117,9 +117,9 @@ def attend_with(
     causal: bool = True,
     mask: NDArray[np.uint8] | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return output, logsumexp and (visited, visible) blocks of the core with one of its biases."""
+    """Return output, logsumexp and the blocks counted by the core with one of its biases."""
     output, logsumexp = np.empty_like(query), np.empty(query.shape[:3], np.float64)
-    counts = np.zeros((*query.shape[:2], 2), np.int64)
+    counts = np.zeros((*query.shape[:2], 3), np.int64)
     rule = _core.CallRule(1 / math.sqrt(query.shape[3]), tolerance, Mask(causal).numbers())
     tokens = _core.Tokens(None, None, mask)
     _core.attention(query, key, value, bias, rule, tokens, output, logsumexp, counts)

@@ -99,8 +99,10 @@ def forward_results(
 def key_cache(key: Any, known: tuple[int, ...], length: int) -> str:
     """Check a key cache that continues `length` keys of (batch, key heads); return its dtype."""
     _checks.attention_input("key", key)
-    if length and tuple(key.shape[:2]) != known:
-        raise ValueError(f"key must have (batch, heads) {known} as before, got {key.shape[:2]}")
+    if length and tuple(key.shape[:2]) != known[:2]:
+        raise ValueError(f"key must have (batch, heads) {known[:2]} as before, got {key.shape[:2]}")
+    if length and key.shape[3] != known[2]:
+        raise ValueError(f"key must have head_dim {known[2]} as before, got {key.shape[3]}")
     if key.shape[2] < length:
         raise ValueError(f"key must have at least {length} keys as before, got {key.shape[2]}")
     _checks.integer("head_dim", key.shape[3], minimum=1, maximum=_checks.MAX_HEAD_DIM)
@@ -117,6 +119,10 @@ def key_norms(value: Any, key_shape: tuple[int, ...], *, consecutive: bool) -> N
     if got != tuple(key_shape[:3]):
         raise ValueError(
             f"key_norms must be of key's (batch, heads, keys) {tuple(key_shape[:3])}, got {got}"
+        )
+    if value.centres.shape[2] != key_shape[3]:
+        raise ValueError(
+            f"key_norms must be of key's head_dim {key_shape[3]}, got {value.centres.shape[2]}"
         )
 
 

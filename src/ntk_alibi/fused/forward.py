@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,16 @@ class Stats:
     """Numbers of blocks, of 64 keys by a tile of queries, in one call of `attention`.
 
     Attributes:
-        visited: int64 (batch, heads), blocks read.
+        visited: int64 (batch, heads), blocks whose keys were read and scored.
         visible: int64 (batch, heads), blocks that the mask leaves visible.
+        weighed: int64 (batch, heads), blocks of those visited whose exponentials were formed and
+            whose values were read; the scores of the others proved that they do not matter. None if
+            they were not counted; `attention` counts them.
     """
 
     visited: NDArray[np.int64]
     visible: NDArray[np.int64]
+    weighed: NDArray[np.int64] | None = None
 
     @property
     def share(self) -> NDArray[np.float64]:
@@ -60,8 +64,8 @@ def forward(
         checks.key_norms(key_norms, call.key.shape, consecutive=plain and len(subsets) == 1)
     output: Any
     logsumexp: Any
-    counts = np.zeros((*call.query.shape[:2], 2), np.int64) if stats else None
-    norms = None if key_norms is None else key_norms.norms
+    counts = np.zeros((*call.query.shape[:2], 3), np.int64) if stats else None
+    norms = None if key_norms is None else (key_norms.norms, key_norms.centres)
     if len(subsets) == 1:
         known = None if call.known is None else _arrays.as_floats(call.known, np.float64)
         output, logsumexp = attend(
@@ -75,7 +79,7 @@ def forward(
         output, logsumexp = merged(outputs, tensors)
     if logsumexp is not None:
         logsumexp = _arrays.to_framework_of(logsumexp, call.query)
-    return output, logsumexp, None if counts is None else Stats(counts[..., 0], counts[..., 1])
+    return output, logsumexp, None if counts is None else Stats(*np.moveaxis(counts, 2, 0))
 
 
 def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:
@@ -102,5 +106,5 @@ def _rotated(
     output, logsumexp = rotated.joined(outputs, logs if log else None)
     if not stats:
         return output, logsumexp, None
-    visited, visible = (sum(getattr(x, name) for x in counted) for name in ("visited", "visible"))
-    return output, logsumexp, Stats(visited, visible)
+    totals = (sum(getattr(x, f.name) for x in counted) for f in fields(Stats))
+    return output, logsumexp, Stats(*totals)

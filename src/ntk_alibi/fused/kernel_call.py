@@ -30,7 +30,7 @@ def attend(
     memory: tuple[NDArray[Any], ...] | None = None,
     *,
     counts: NDArray[np.int64] | None = None,
-    norms: NDArray[np.float32] | None = None,
+    norms: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     log: bool = True,
     known: NDArray[np.float64] | None = None,
 ) -> tuple[Array, NDArray[np.float64] | None]:

@@ -22,8 +22,11 @@ class KeyNorms:
 
     Attributes:
         length: number of keys measured.
-        norms: float32 (batch, key heads, blocks, 3), for `attention`: the greatest norm of each
-            block of 64 keys, of the block and all blocks before, and infinity.
+        centres: float32 (batch, key heads, head_dim), the mean of the first 256 keys of each head,
+            or of fewer until there are that many. Softmax does not see a vector that all keys
+            share, so `attention` needs norms of what is left of the keys without it.
+        norms: float32 (batch, key heads, blocks, 3), for `attention`: the greatest norm, less the
+            centre, of each block of 64 keys, of the block and all blocks before, and infinity.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -41,6 +44,7 @@ class KeyNorms:
 
     def __init__(self) -> None:
         self.length = 0
+        self.centres = np.empty((0, 0, 0), np.float32)  # (batch, key heads, head_dim)
         self.norms = np.empty((0, 0, 0, 3), np.float32)  # (batch, key heads, blocks, kinds)
 
     def update(self, key: Array) -> KeyNorms:
@@ -51,17 +55,18 @@ class KeyNorms:
 
         Raises:
             TypeError, ValueError: key is no array of four axes, is shorter than before, or has
-                another batch or number of heads.
+                another batch, number of heads or head_dim.
         """
-        checks.key_cache(key, self.norms.shape[:2], self.length)
-        batch, heads, length, _ = key.shape
+        checks.key_cache(key, self.centres.shape, self.length)
+        batch, heads, length, head_dim = key.shape
         blocks = -(-length // BLOCK)
         if self.norms.shape[:2] != (batch, heads) or blocks > self.norms.shape[2]:
             grown = np.empty((batch, heads, max(blocks, 2 * self.norms.shape[2]), 3), np.float32)
             known = self.norms.shape[2] if self.length else 0
             grown[:, :, :known] = self.norms[:, :, :known] if known else 0.0
             self.norms = grown
-        first = self.length // BLOCK
-        _core.measure_key_norms(_arrays.storage(key), first, self.norms)
+        if self.centres.shape != (batch, heads, head_dim):
+            self.centres = np.empty((batch, heads, head_dim), np.float32)
+        _core.measure_key_norms(_arrays.storage(key), self.length, self.norms, self.centres)
         self.length = length
         return self

@@ -129,7 +129,7 @@ def named_method(
         for name, number in numbers.items()
         if number is not None
     ]
-    parts = [kind, *texts, *([] if per is None else [per])]
+    parts = [str(kind), *texts, *([] if per is None else [per])]
     return parse_method(":".join(parts), train_length)
 
 

@@ -22,13 +22,21 @@ def describe_machine(peers: Sequence[str] = ()) -> str:
     """Describe processor, threads, package versions and date; peers are added where installed."""
     info = ntk_alibi.info()
     versions = {**info["packages"], **{name: _version(name) for name in peers}}
-    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     packages = ", ".join(f"{k} {v}" for k, v in versions.items() if v and k != "rich")
     return (
-        f"{model.group(1) if model else platform.processor()}, {info['threads']} threads, "
+        f"{_processor()}, {info['threads']} threads, "
         f"{info['isa']}; Python {platform.python_version()}, {packages}; "
         f"{datetime.datetime.now(datetime.timezone.utc).date()}"
     )
+
+
+def _processor() -> str:
+    """Name the processor with its family and model number, which tell cores of one name apart."""
+    text = Path("/proc/cpuinfo").read_text()
+    fields = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.MULTILINE))
+    if len(fields) < 3:
+        return platform.processor()
+    return f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
 
 
 def _version(package: str) -> str | None:

@@ -14,8 +14,8 @@ AttentionBias no_bias() {
 AttentionBias linear_bias(const py::array_t<float>& left, const py::array_t<float>& right) {
   AttentionBias bias{};
   bias.kind = BiasKind::two_sided;
-  bias.left = view_slopes(left);
-  bias.right = view_slopes(right);
+  bias.left = view_query_numbers(left);
+  bias.right = view_query_numbers(right);
   return bias;
 }
 

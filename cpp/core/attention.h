@@ -29,6 +29,7 @@ struct AttentionProblem {
   double* logsumexp;  // (batch, heads, queries), contiguous, or null
   std::int64_t batch, query_heads, key_heads, query_length, key_length, head_dim;
   float scale;
+  QueryNumbers factors;  // of the products q.k, besides the scale; without data all are 1
   PositionView query_positions, key_positions;
   const std::uint8_t* key_mask;  // (batch, keys), contiguous, 0 for padding; or null
   MaskRule mask;

@@ -52,12 +52,12 @@ inline bool all_finite(const char* row, int head_dim, DType dtype) {
 }
 
 // Rounds a row to nearest even. NaN stays NaN.
-inline void write_row(const float* row, int head_dim, DType dtype, char* out) {
+inline void write_row(const float* row, int head_dim, DType dtype, void* out) {
   if (dtype == DType::float32) {
     __builtin_memcpy(out, row, head_dim * sizeof(float));
     return;
   }
-  std::uint16_t* bits = reinterpret_cast<std::uint16_t*>(out);
+  std::uint16_t* bits = static_cast<std::uint16_t*>(out);
   for (int d = 0; d < head_dim; d += lanes) {
     const int count = head_dim - d < lanes ? head_dim - d : lanes;
     f32v wide = {};

@@ -3,6 +3,7 @@
 #include "kernels/attention_gradient.h"
 #include "kernels/bias_rows.h"
 #include "kernels/decode.h"
+#include "kernels/elements.h"
 #include "kernels/key_norms.h"
 #include "kernels/merge.h"
 #include "kernels/simd.h"
@@ -14,7 +15,7 @@ namespace NTK_ALIBI_ISA {
 extern const KernelTable kernel_table = {scaled_positions,     linear_bias_row,
                                          queries_per_tile,     attention_scratch_bytes,
                                          attention_tiles,      gradient_scratch_bytes,
-                                         gradient_tile,        write_scaled_row,
+                                         gradient_tile,        write_row,
                                          decode_scratch_bytes, decode_part,
                                          merge_parts,          merge_row,
                                          visible_blocks,       rows_are_finite,

@@ -11,11 +11,12 @@ namespace NTK_ALIBI_ISA {
 
 using Rows = const char* [keys_per_block];
 
-// packed[d][r] = word d of rows[r], times the scale if Words wants scaled queries.
+// packed[d][r] = word d of rows[r], times scales[r] if Words wants scaled queries.
 template <class Words>
-void pack_rows(const char* const* rows, int words, float scale, float* packed) {
-  const auto scaled = [&](f32v v) { return Words::queries_have_scale ? v * scale : v; };
+void pack_rows(const char* const* rows, int words, const float* scales, float* packed) {
   for (int r = 0; r < queries_per_tile; r += lanes) {
+    const f32v scale = load<f32v>(scales + r);
+    const auto scaled = [&](f32v v) { return Words::queries_have_scale ? v * scale : v; };
     int d = 0;
     for (; d + lanes <= words; d += lanes) {
       f32v square[lanes];

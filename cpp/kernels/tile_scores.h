@@ -9,11 +9,12 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-// Loads the rows that hold one number for each query: positions, masks, slopes.
+// Loads the rows that hold one number for each query: positions, masks, scales, slopes.
 inline void load_tile_rows(const AttentionTile& tile, const Scratch& s) {
   for (int r = 0; r < queries_per_tile; ++r) {
     const int i = r < tile.query_count ? r : tile.query_count - 1;
     s.ints[r] = tile.query_positions[i];
+    s.scales[r] = tile.scales[i] * log2_e;
     s.ints[queries_per_tile + r] = tile.mask.least_distances[i];
     s.ints[2 * queries_per_tile + r] = tile.mask.greatest_distances[i];
     s.ints[3 * queries_per_tile + r] = tile.mask.sink_ends[i];
@@ -72,7 +73,7 @@ void mask_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
 // Turns products of rows_per_step keys into scores, in registers where no key is masked.
 template <class Words, class Bias>
 NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
-                                   f32v scale, f32v (&dot)[rows_per_step][vectors_per_tile],
+                                   f32v (&dot)[rows_per_step][vectors_per_tile],
                                    const ScoredBlock& block, int c,
                                    f32v (&greatest)[vectors_per_tile]) {
   const bool masked = block.masked || c + rows_per_step > block.count;
@@ -80,7 +81,7 @@ NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, 
   for (int u = 0; u < rows_per_step; ++u) {
     NTK_ALIBI_UNROLL
     for (int v = 0; v < vectors_per_tile; ++v) {
-      if (!Words::queries_have_scale) dot[u][v] *= scale;
+      if (!Words::queries_have_scale) dot[u][v] *= vector_of(s.scales, 0, v);
       if (masked) store_vector(block.scores, c + u, v, dot[u][v]);
     }
   }
@@ -99,7 +100,7 @@ NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, 
   }
 }
 
-// A bound of the norms of the tile's queries, times the scale; 0 without skipping, which does not
+// A bound of the norms of the tile's queries, times their scales; 0 without skipping, which does not
 // use it.
 template <class Words>
 double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
@@ -109,11 +110,14 @@ double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
     f32v square = {};
     for (int d = 0; d < tile.head_dim / Words::channels_per_word; ++d)
       square = Words::multiply_add(square, vector_of(s.query, d, v), vector_of(s.query, d, v));
-    for (int lane = 0; lane < lanes; ++lane)
-      greatest = square[lane] == square[lane] ? larger(greatest, square[lane]) : infinity;
+    for (int lane = 0; lane < lanes; ++lane) {
+      const double scale = Words::queries_have_scale ? 1.0 : s.scales[v * lanes + lane];
+      const double scaled = square[lane] * scale * scale;
+      greatest = scaled == scaled ? larger(greatest, scaled) : infinity;
+    }
   }
-  const double scale = Words::queries_have_scale ? 1.0 : __builtin_fabs(tile.scale * log2_e);
-  return (__builtin_sqrt(greatest) + underflowed_norm) * scale;
+  const double greatest_scale = Words::queries_have_scale ? 1.0 : tile.greatest_scale * log2_e;
+  return __builtin_sqrt(greatest) + underflowed_norm * greatest_scale;
 }
 
 inline LeastSlopes least_slopes(const AttentionTile& tile, const Scratch& s) {

@@ -70,6 +70,7 @@ def ways(queries: int, keys: int) -> dict[str, tuple[na.ALiBi, dict[str, Any]]]:
             ),
             {"causal": False},
         ),
+        "log-n": (symmetric, {"log_n": 8}),
         "window and sink": (symmetric, {"window": keys // 2, "sink": 4}),
         "holes": (symmetric, {"key_padding_mask": holes(keys)}),
         "real tokens": (

@@ -165,6 +165,22 @@ class AttentionCall(NamedTuple):
         """True if queries and keys have to be rotated first."""
         return self.rotary is not None
 
+    def of_key_heads(self, heads: slice) -> AttentionCall:
+        """Return the call of some heads of keys, and of the heads of queries that read them."""
+        batch, query_heads, *lengths = self.problem.shape
+        group = query_heads // max(self.key.shape[1], 1)
+        own = slice(heads.start * group, heads.stop * group)
+        query, factors = self.query[:, own], self.factors
+        return self._replace(
+            query=query,
+            key=self.key[:, heads],
+            value=self.value[:, heads],
+            bias=self.bias.of_heads(own),
+            problem=self.problem._replace(shape=(batch, query.shape[1], *lengths)),
+            factors=factors if factors is None or factors.shape[1] == 1 else factors[:, own],
+            known=None if self.known is None else self.known[:, own],
+        )
+
     def part(self, queries: slice, keys: slice) -> AttentionCall:
         """Return the call of some queries and some keys."""
         return self._replace(
@@ -193,8 +209,7 @@ def _placed(problem: Problem, head_dim: int, options: Options, like: Any) -> Pro
 
 def _factors(problem: Problem, train_length: int, like: Any) -> Any:
     """Return the factors of log-n scaling, (1 or batch, 1, queries), float32 or like's float64."""
-    positions, padding = problem.positions(like), problem.key_padding_mask
-    factors = log_n_factors(problem.mask, *positions, padding, train_length)[:, None]
+    factors = log_n_factors(problem, train_length, like)[:, None]
     if like is None:
         return _arrays.to_float32(factors)
     return _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))

@@ -20,8 +20,19 @@ from ntk_alibi.fused.call import AttentionCall
 #: centre. A smaller value means more calls; a larger value loosens the bounds that skipping needs.
 SPREAD = 4.0
 
+#: Heads are rotated a few at a time, so that about this many numbers of rotated keys exist at once.
+ROTATED_AT_ONCE = 2**20
+
 #: XPOS's factors below e^-70 are set to 0, since they cannot change a float32 sum.
 FADED = -70.0
+
+
+def runs_of_heads(call: AttentionCall) -> Iterator[slice]:
+    """Yield the heads of keys to rotate together, in order."""
+    batch, heads, keys, head_dim = call.key.shape
+    count = max(ROTATED_AT_ONCE // max(batch * keys * head_dim, 1), 1)
+    for begin in range(0, max(heads, 1), count):
+        yield slice(begin, min(begin + count, heads))
 
 
 @dataclass(frozen=True, slots=True)

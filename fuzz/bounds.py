@@ -178,7 +178,7 @@ class Bounds:
     def _rotation_errors(self) -> Floats:
         call, pairs = self.call, self.call.places.pairs
         at = (np.abs(pairs.queries)[:, :, None] + pairs.keys[:, None, :])[:, None]
-        fades = call.rotation.scale_base is not None
+        fades = call.rotation is not None and call.rotation.scale_base is not None
         relative = self.unit * (13 + 70 * fades) + 2.0**-52 * at
         errors: Floats = relative * call.products.sizes
         if fades:

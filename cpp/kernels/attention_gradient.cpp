@@ -51,8 +51,7 @@ void copy_rows(const AttentionTile& tile, const void* from, std::int64_t stride,
   }
 }
 
-void pack(const AttentionTile& tile, const float* padded_rows, const float* scales,
-          float* packed) {
+void pack(const AttentionTile& tile, const float* padded_rows, const float* scales, float* packed) {
   const char* rows[queries_per_tile];
   for (int r = 0; r < queries_per_tile; ++r)
     rows[r] = reinterpret_cast<const char*>(padded_rows +

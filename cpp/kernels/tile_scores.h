@@ -100,8 +100,8 @@ NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, 
   }
 }
 
-// A bound of the norms of the tile's queries, times their scales; 0 without skipping, which does not
-// use it.
+// A bound of the norms of the tile's queries, times their scales; 0 without skipping, which does
+// not use it.
 template <class Words>
 double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
   if (tile.skipping.norms == nullptr) return 0.0;

@@ -48,6 +48,25 @@ def test_any_factors_are_the_reference(shape: tuple[int, ...], dtype: str, isa: 
 
 @pytest.mark.parametrize("dtype", NUMPY)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_factor_of_biased_scores_is_one_of_query_and_slopes(
+    shape: tuple[int, ...], dtype: str, isa: str
+) -> None:
+    arrays = inputs(1, 4, 2, *shape, dtype=dtype)
+    queries, keys, dim = shape
+    q, k = np.arange(keys - queries, keys), np.arange(keys)
+    factors = 1.0 + np.abs(random(3, 1, 4, queries))
+    standard = na.alibi_slopes(4)[:, None]
+    slopes = na.ALiBi(4, slopes=(standard * factors).astype(np.float32), sides="symmetric")
+    bias = dense(na.ALiBi(4, slopes=standard * factors.astype(np.float64)), q, k)
+    bias = np.where(k <= q[:, None], bias, -np.inf)
+    query, key = (np.asarray(x, np.float64) for x in arrays[:2])
+    scores = query @ np.repeat(key, 2, axis=1).swapaxes(-1, -2) * factors[..., None] / np.sqrt(dim)
+    output, log, _ = forward(call_of(arrays, factors, bias=slopes))
+    check(*arrays, bias, (output, log), factors.max() / np.sqrt(dim), scores=scores)
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("rows", [(1, 1), (2, 4)], ids=str)
 def test_factors_give_the_bits_of_multiplied_queries(
     rows: tuple[int, int], shape: tuple[int, ...], dtype: str, isa: str

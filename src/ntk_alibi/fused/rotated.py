@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class RotatedCall:
 
     def __init__(self, call: AttentionCall) -> None:
         self._call = call
-        self._rotary: Any = call.rotary
+        self._rotary = cast(Any, call.rotary)
         self._fades = self._rotary.fades
         if self._fades and call.problem.traced:
             checks.untraced_positions(call.rotary)

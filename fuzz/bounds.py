@@ -11,10 +11,12 @@ float32, bfloat16 and float16; 2^-53 for float64 tensors.
 - the bias: the parameter rounded to float32, log2 e and the product with it, the distance, the
   product of both, the sum: 6 u |b|; a knee adds the far slope's division and another sum: 8 u |b|;
 - rotated numbers: cosine, sine, two products and a sum err by 3 sqrt(2) u of the pair's magnitude,
-  for query and key 9 u A; the factors of XPOS and log-n 2 u each, 6 u A: 16 u A. XPOS's exponents,
+  for query and key 9 u A; the factors of XPOS 2 u each, 4 u A: 13 u A. XPOS's exponents,
   up to 70, err by 70 u in float64. An angle errs by 2^-53 of the position it stems from, and again
   as a product: 2^-52 (p_i + p_j) A. XPOS leaves out factors below e^-70, those of queries being at
   most e^2: e^-68 of the magnitudes without fading;
+- a factor of log-n: its own rounding, its product with the scale, and the product's rounding: 3 u
+  A;
 - underflow: a product below the least normal number is rounded to a multiple of 2^-149, or to 0 by
   hardware products of bfloat16, which also read subnormal numbers as 0: t = 2^-149 or 2^-126 in
   each of D products.
@@ -136,8 +138,8 @@ class Bounds:
 
     @property
     def rotated(self) -> bool:
-        """Whether inputs are rotated or scaled first, and computed in float32."""
-        return self.call.rotation is not None or "log_n" in self.call.options
+        """Whether inputs are rotated first, and computed in float32."""
+        return self.call.rotation is not None
 
     @property
     def joined(self) -> bool:
@@ -163,6 +165,8 @@ class Bounds:
         if self.relative and call.bias_name not in UNROUNDED:
             errors += 3 * u * np.abs(self._level)
         errors += call.bias.error + self._underflow()
+        if "log_n" in call.options:
+            errors += 3 * u * sizes
         if self.rotated:
             errors += self._rotation_errors()
         return errors
@@ -179,9 +183,7 @@ class Bounds:
         call, pairs = self.call, self.call.places.pairs
         at = (np.abs(pairs.queries)[:, :, None] + pairs.keys[:, None, :])[:, None]
         fades = call.rotation is not None and call.rotation.scale_base is not None
-        relative = self.unit * (16 + 70 * fades) + 2.0**-52 * at
-        if call.rotation is None:
-            relative = self.unit * 16 + 0.0 * at
+        relative = self.unit * (13 + 70 * fades) + 2.0**-52 * at
         errors: Floats = relative * call.products.sizes
         if fades:
             query, key, _ = call.exact

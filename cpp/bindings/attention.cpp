@@ -16,10 +16,11 @@ struct CallRule {
   double max_dropped_share;
 };
 
-// Padding and positions of a call.
+// Padding, positions and factors of a call.
 struct Tokens {
   std::optional<py::array_t<std::int32_t>> query_positions, key_positions;
   std::optional<py::array_t<std::uint8_t>> key_mask;  // contiguous
+  std::optional<py::array_t<float>> factors;
 };
 
 // Where the gradients of the bias go.
@@ -92,6 +93,7 @@ struct Inputs {
       problem.query_positions = view_positions(tokens->query_positions);
       problem.key_positions = view_positions(tokens->key_positions);
       problem.key_mask = tokens->key_mask ? tokens->key_mask->data() : nullptr;
+      if (tokens->factors) problem.factors = view_query_numbers(*tokens->factors);
     }
     return problem;
   }
@@ -193,8 +195,9 @@ void register_attention(py::module_& module) {
   py::class_<Tokens>(module, "Tokens")
       .def(py::init<std::optional<py::array_t<std::int32_t>>,
                     std::optional<py::array_t<std::int32_t>>,
-                    std::optional<py::array_t<std::uint8_t>>>(),
-           py::arg("query_positions"), py::arg("key_positions"), py::arg("key_mask"));
+                    std::optional<py::array_t<std::uint8_t>>, std::optional<py::array_t<float>>>(),
+           py::arg("query_positions"), py::arg("key_positions"), py::arg("key_mask"),
+           py::arg("factors") = py::none());
   py::class_<BiasGradients>(module, "BiasGradients")
       .def(py::init<std::optional<py::array_t<float>>, std::optional<py::array_t<float>>,
                     std::optional<py::array_t<float>>, std::optional<py::array_t<float>>,

@@ -17,12 +17,12 @@ std::int64_t stride(const py::array_t<T>& array, int axis) {
   return array.strides(axis) / static_cast<py::ssize_t>(sizeof(T));
 }
 
-// Slopes are (1 or batch, heads, 1 or queries): an axis of 1 is broadcast.
-inline SlopeView view_slopes(const py::array_t<float>& slopes) {
+// Numbers are (1 or batch, 1 or heads, 1 or queries): an axis of 1 is broadcast.
+inline QueryNumbers view_query_numbers(const py::array_t<float>& numbers) {
   const auto stride = [&](int axis) {
-    return slopes.shape(axis) == 1 ? 0 : ntk_alibi::stride(slopes, axis);
+    return numbers.shape(axis) == 1 ? 0 : ntk_alibi::stride(numbers, axis);
   };
-  return {slopes.data(), stride(0), stride(1), stride(2)};
+  return {numbers.data(), stride(0), stride(1), stride(2)};
 }
 
 void register_attention(py::module_& module);

@@ -13,7 +13,7 @@ struct AttentionBias {
   BiasKind kind;  // never a one-sided one: the core chooses that form tile by tile
   SlopeView left, right;
   // The slopes beyond the distance `knee`, and that distance; without data for other biases.
-  SlopeView far_left, far_right;
+  QueryNumbers far_left, far_right;
   std::int64_t knee;
   // table (heads, distances); element d - table_begin belongs to distance d
   const float* table;
@@ -34,6 +34,7 @@ struct AttentionProblem {
   double* logsumexp;  // (batch, heads, queries), contiguous, or null
   std::int64_t batch, query_heads, key_heads, query_length, key_length, head_dim;
   float scale;
+  QueryNumbers factors;  // of the products q.k, besides the scale; without data all are 1
   PositionView query_positions, key_positions;
   const std::uint8_t* key_mask;  // (batch, keys), contiguous, 0 for padding; or null
   MaskRule mask;

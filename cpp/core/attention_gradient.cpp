@@ -66,8 +66,8 @@ class Gradients {
     const std::int64_t group = problem_.query_heads / problem_.key_heads;
     const auto slope = [&](std::int64_t task) {
       const std::int64_t head = task / parts_;
-      return slope_at(problem_.bias.left, head / problem_.key_heads,
-                      head % problem_.key_heads * group, 0);
+      return number_at(problem_.bias.left, head / problem_.key_heads,
+                       head % problem_.key_heads * group, 0);
     };
     std::stable_sort(order.begin(), order.end(),
                      [&](std::int64_t a, std::int64_t b) { return slope(a) < slope(b); });
@@ -93,8 +93,8 @@ class Gradients {
         gradient.value_gradient = value_gradient.data();
         run_tile(b, h, i, part, gradient, scratch, stop);
       }
-    write_rows(b, kv, keys, first, end, key_gradient, problem_.scale, gradients_.key);
-    write_rows(b, kv, keys, first, end, value_gradient, 1.0f, gradients_.value);
+    write_rows(b, kv, keys, first, end, key_gradient, gradients_.key);
+    write_rows(b, kv, keys, first, end, value_gradient, gradients_.value);
   }
 
   void run_tile(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t part,
@@ -147,15 +147,14 @@ class Gradients {
   }
 
   void write_rows(std::int64_t b, std::int64_t kv, const KeyList& keys, std::int64_t first,
-                  std::int64_t end, const std::vector<float>& rows, float factor,
-                  const TensorView& out) const {
+                  std::int64_t end, const std::vector<float>& rows, const TensorView& out) const {
     const std::int64_t begin = first * keys_per_block;
     const std::int64_t last = std::min(end * keys_per_block, keys.count);
     for (std::int64_t c = begin; c < last; ++c) {
       const std::int64_t key = keys.indices ? keys.indices[c] : c;
-      tiles_.kernels().write_scaled_row(rows.data() + (c - begin) * width_,
-                                        static_cast<int>(problem_.head_dim), factor, problem_.dtype,
-                                        row_of(out, problem_.dtype, b, kv, key));
+      tiles_.kernels().write_row(rows.data() + (c - begin) * width_,
+                                 static_cast<int>(problem_.head_dim), problem_.dtype,
+                                 row_of(out, problem_.dtype, b, kv, key));
     }
   }
 
@@ -167,8 +166,8 @@ class Gradients {
       for (std::int64_t part = 1; part < parts_; ++part)
         for (std::int64_t d = 0; d < head_dim; ++d) sum[d] += sum[part * rows_ * head_dim + d];
       const std::int64_t head = row / problem_.query_length;
-      tiles_.kernels().write_scaled_row(
-          sum, static_cast<int>(head_dim), 1.0f, problem_.dtype,
+      tiles_.kernels().write_row(
+          sum, static_cast<int>(head_dim), problem_.dtype,
           row_of(gradients_.query, problem_.dtype, head / problem_.query_heads,
                  head % problem_.query_heads, row % problem_.query_length));
       for (int kind = 0; kind < slope_kinds; ++kind)

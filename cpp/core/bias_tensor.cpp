@@ -65,7 +65,7 @@ void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const SlopeVi
                [&](const KernelTable& kernels, std::int64_t row, void* destination, bool stream) {
                  const std::int64_t b = row / shape.heads, h = row % shape.heads;
                  kernels.scaled_positions(positions.data() + b * shape.key_length, shape.key_length,
-                                          slope_at(slopes, b, h, 0), dtype, stream, destination);
+                                          number_at(slopes, b, h, 0), dtype, stream, destination);
                });
 }
 
@@ -77,7 +77,7 @@ void relative_bias(const RelativeBiasShape& shape, const SlopeView& left, const 
                  const std::int64_t h = row / shape.query_length % shape.heads;
                  const std::int64_t b = row / shape.query_length / shape.heads;
                  kernels.linear_bias_row(
-                     {slope_at(left, b, h, q), slope_at(right, b, h, q),
+                     {number_at(left, b, h, q), number_at(right, b, h, q),
                       shape.key_length - shape.query_length + q, shape.key_length},
                      dtype, stream, destination);
                });

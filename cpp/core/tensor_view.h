@@ -25,16 +25,18 @@ inline void* row_of(const TensorView& view, DType dtype, std::int64_t b, std::in
              (b * view.batch_stride + h * view.head_stride + row * view.row_stride);
 }
 
-// Slopes (batch, heads, queries). A stride of 0 broadcasts an axis.
-struct SlopeView {
+// One number for each query, (batch, heads, queries). A stride of 0 broadcasts an axis.
+struct QueryNumbers {
   const float* data;
   std::int64_t batch_stride;
   std::int64_t head_stride;
   std::int64_t query_stride;
 };
 
-inline float slope_at(const SlopeView& slopes, std::int64_t b, std::int64_t h, std::int64_t q) {
-  return slopes.data[b * slopes.batch_stride + h * slopes.head_stride + q * slopes.query_stride];
+using SlopeView = QueryNumbers;
+
+inline float number_at(const QueryNumbers& view, std::int64_t b, std::int64_t h, std::int64_t q) {
+  return view.data[b * view.batch_stride + h * view.head_stride + q * view.query_stride];
 }
 
 // Positions (batch, length). A batch stride of 0 shares one row. Without data, positions are

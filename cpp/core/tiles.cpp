@@ -21,6 +21,25 @@ std::int32_t query_position(const AttentionProblem& problem, std::int64_t b, std
                    : static_cast<std::int32_t>(problem.key_length - problem.query_length + i);
 }
 
+float scale_of(const AttentionProblem& problem, std::int64_t b, std::int64_t h, std::int64_t i) {
+  const QueryNumbers& factors = problem.factors;
+  return factors.data ? problem.scale * number_at(factors, b, h, i) : problem.scale;
+}
+
+float greatest_scale(const AttentionProblem& problem) {
+  const QueryNumbers& factors = problem.factors;
+  if (factors.data == nullptr) return std::fabs(problem.scale);
+  const auto different = [](std::int64_t size, std::int64_t stride) {
+    return stride == 0 ? std::min<std::int64_t>(size, 1) : size;
+  };
+  float greatest = 0.0f;
+  for (std::int64_t b = 0; b < different(problem.batch, factors.batch_stride); ++b)
+    for (std::int64_t h = 0; h < different(problem.query_heads, factors.head_stride); ++h)
+      for (std::int64_t i = 0; i < different(problem.query_length, factors.query_stride); ++i)
+        greatest = std::max(greatest, std::fabs(scale_of(problem, b, h, i)));
+  return greatest;
+}
+
 // Kernels take finite slopes: an infinite one hides its side instead.
 float finite_slope(float slope) {
   return std::isinf(slope) ? 0.0f : std::min(slope, greatest_slope);
@@ -49,7 +68,11 @@ BiasKind one_sided_form(BiasKind kind) {
 }  // namespace
 
 Tiles::Tiles(const AttentionProblem& problem)
-    : problem_(problem), kernels_(active_kernels()), lists_(problem), bounds_(problem, lists_) {}
+    : problem_(problem),
+      kernels_(active_kernels()),
+      lists_(problem),
+      bounds_(problem, lists_),
+      greatest_scale_(greatest_scale(problem)) {}
 
 AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first,
                               std::int64_t count, TileRows& rows) const {
@@ -70,7 +93,8 @@ AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first
   tile.output_stride = p.output.row_stride;
   tile.query_count = static_cast<int>(count);
   tile.head_dim = static_cast<int>(p.head_dim);
-  tile.scale = p.scale;
+  tile.scales = rows.scales;
+  tile.greatest_scale = greatest_scale_;
   tile.query_positions = rows.positions;
   tile.keys = keys_of(b).view();
   tile.mask = {rows.least_distances, rows.greatest_distances, rows.sink_ends};
@@ -89,14 +113,15 @@ void Tiles::describe_queries(std::int64_t b, std::int64_t h, std::int64_t first,
   for (std::int64_t r = 0; r < count; ++r) {
     const std::int64_t i = first + r;
     rows.positions[r] = query_position(p, b, i);
+    rows.scales[r] = scale_of(p, b, h, i);
     VisibleInterval interval = p.mask.interval(rows.positions[r]);
     std::int64_t nearest = 0;
     rows.shifts[r] = 0.0;
     if (p.bias.left.data != nullptr) {
       const bool bent = p.bias.far_left.data != nullptr;
-      const float left = slope_at(p.bias.left, b, h, i), right = slope_at(p.bias.right, b, h, i);
-      const float far_left = bent ? slope_at(p.bias.far_left, b, h, i) : left;
-      const float far_right = bent ? slope_at(p.bias.far_right, b, h, i) : right;
+      const float left = number_at(p.bias.left, b, h, i), right = number_at(p.bias.right, b, h, i);
+      const float far_left = bent ? number_at(p.bias.far_left, b, h, i) : left;
+      const float far_right = bent ? number_at(p.bias.far_right, b, h, i) : right;
       if (std::isinf(left)) interval.hide_keys_behind();
       if (std::isinf(right)) interval.hide_keys_ahead();
       rows.left_slopes[r] = finite_slope(left);

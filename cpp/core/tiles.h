@@ -24,6 +24,7 @@ struct TileRows {
   float far_right_slopes[most_queries_per_tile];
   float knees[most_queries_per_tile];
   double sums[most_queries_per_tile];
+  float scales[most_queries_per_tile];
 };
 
 // State shared by all tiles of a problem: kernels, key lists, and bounds for skipping.
@@ -58,6 +59,7 @@ class Tiles {
   const KernelTable& kernels_;
   const KeyLists lists_;
   const SkipBounds bounds_;
+  const float greatest_scale_;
 };
 
 }  // namespace ntk_alibi

@@ -89,7 +89,6 @@ template <class Words, class Bias>
 void score_block(const AttentionTile& tile, const Scratch& s, const Rows& rows,
                  const ScoredBlock& block, const ScoredBlock& before) {
   const Bias bias(tile, s);
-  const f32v scale = broadcast(tile.scale * log2_e);
   Weighing<Words> weighing(s, before);
   f32v greatest[vectors_per_tile];
   for (int v = 0; v < vectors_per_tile; ++v) greatest[v] = broadcast(-infinity);
@@ -99,7 +98,7 @@ void score_block(const AttentionTile& tile, const Scratch& s, const Rows& rows,
       multiply<Words>(s.query, rows + c, tile.head_dim, dot, [&](int u) { weighing.weigh(c + u); });
     else
       multiply<Words>(s.query, rows + c, tile.head_dim, dot, [](int) {});
-    store_scores<Words>(tile, s, bias, scale, dot, block, c, greatest);
+    store_scores<Words>(tile, s, bias, dot, block, c, greatest);
   }
   for (int v = 0; v < vectors_per_tile; ++v) store_vector(s.block_maximum, 0, v, greatest[v]);
   weighing.finish((block.count + rows_per_step - 1) / rows_per_step * rows_per_step);
@@ -243,10 +242,10 @@ void attend(const AttentionTile* tiles, int count, void* memory, BlocksRead* rea
                      tiles[t].dtype);
   for (int t = 0; t < count; ++t) {
     s[t] = pieces.tile(head_dim);
+    begin_tile(tiles[t], s[t]);
     Rows queries;
     pack_rows<Words>(rows.queries(tiles[t], queries), head_dim / Words::channels_per_word,
-                     tiles[t].scale * log2_e, s[t].query);
-    begin_tile(tiles[t], s[t]);
+                     s[t].scales, s[t].query);
   }
   switch (tiles[0].bias.kind) {
     case BiasKind::none: walk<Words, NoBias>(tiles, s, count, rows, read); break;
@@ -275,7 +274,7 @@ void attention_tiles(const AttentionTile* tiles, int count, void* scratch, Block
   // Its products flush numbers below 2^-126 to 0, which a greater scale would make matter.
   constexpr float greatest_scale = 1 << 20;
   if (tiles[0].dtype == DType::bfloat16 && tiles[0].head_dim % 2 == 0 &&
-      __builtin_fabsf(tiles[0].scale) <= greatest_scale)
+      tiles[0].greatest_scale <= greatest_scale)
     return attend<Bfloat16Pairs>(tiles, count, scratch, read);
 #endif
   attend<Float32Words>(tiles, count, scratch, read);

@@ -22,7 +22,7 @@ struct GradientScratch {
   float* output_gradient;  // [head_dim][queries_per_tile]
   float* correction;       // [1][queries_per_tile]: do.o - dlse
   // [queries_per_tile][padded head_dim]
-  float* query_rows;
+  float* query_rows;  // times the scales
   float* output_gradient_rows;
 };
 
@@ -51,12 +51,19 @@ void copy_rows(const AttentionTile& tile, const void* from, std::int64_t stride,
   }
 }
 
-void pack(const AttentionTile& tile, const float* padded_rows, float scale, float* packed) {
+void pack(const AttentionTile& tile, const float* padded_rows, const float* scales, float* packed) {
   const char* rows[queries_per_tile];
   for (int r = 0; r < queries_per_tile; ++r)
     rows[r] = reinterpret_cast<const char*>(padded_rows +
                                             static_cast<std::int64_t>(r) * padded(tile.head_dim));
-  pack_rows<Float32Words>(rows, tile.head_dim, scale, packed);
+  pack_rows<Float32Words>(rows, tile.head_dim, scales, packed);
+}
+
+void scale_rows(const AttentionTile& tile, float* padded_rows) {
+  const int width = padded(tile.head_dim);
+  for (int r = 0; r < tile.query_count; ++r)
+    for (int d = 0; d < width; ++d)
+      padded_rows[static_cast<std::int64_t>(r) * width + d] *= tile.scales[r];
 }
 
 void load_gradient(const GradientTile& gradient, const GradientScratch& s) {
@@ -64,16 +71,17 @@ void load_gradient(const GradientTile& gradient, const GradientScratch& s) {
   copy_rows(tile, tile.query, tile.query_stride, s.query_rows);
   copy_rows(tile, gradient.output_gradient, gradient.output_gradient_stride,
             s.output_gradient_rows);
-  pack(tile, s.query_rows, tile.scale * log2_e, s.tile.query);
-  pack(tile, s.output_gradient_rows, 1.0f, s.output_gradient);
   load_tile_rows(tile, s.tile);
+  for (int r = 0; r < queries_per_tile; ++r) s.tile.rescale[r] = 1.0f;
+  pack(tile, s.query_rows, s.tile.scales, s.tile.query);
+  pack(tile, s.output_gradient_rows, s.tile.rescale, s.output_gradient);
+  scale_rows(tile, s.query_rows);
   for (int r = 0; r < queries_per_tile; ++r) {
     const bool real = r < tile.query_count && tile.logsumexp[r] > -infinity;
     // With a log sum of infinity, all weights of a lane without a query or a visible key are 0.
     s.tile.log_sum[r] =
         real ? static_cast<float>((tile.logsumexp[r] - tile.bias.shifts[r]) * log2_e_double)
              : infinity;
-    s.tile.rescale[r] = 1.0f;
     s.correction[r] = 0.0f;
     if (!real) continue;
     const float* row =
@@ -191,7 +199,7 @@ class GradientWalk {
     for (int c = 0; c < block.count; c += rows_per_step) {
       f32v dot[rows_per_step][vectors_per_tile] = {};
       multiply<Float32Words>(s_.tile.query, keys + c, tile_.head_dim, dot, [](int) {});
-      store_scores<Float32Words>(tile_, s_.tile, bias, broadcast(1.0f), dot, block, c, greatest);
+      store_scores<Float32Words>(tile_, s_.tile, bias, dot, block, c, greatest);
     }
     for (int v = 0; v < vectors_per_tile; ++v)
       store_vector(s_.tile.block_maximum, 0, v, greatest[v]);
@@ -289,7 +297,8 @@ class GradientWalk {
   }
 
   void write() {
-    for (int r = 0; r < queries_per_tile; ++r) s_.tile.rescale[r] = tile_.scale;
+    for (int r = 0; r < queries_per_tile; ++r)
+      s_.tile.rescale[r] = r < tile_.query_count ? tile_.scales[r] : 0.0f;
     write_lanes(s_.tile.output, s_.tile.rescale, tile_,
                 {gradient_.query_gradient, gradient_.query_gradient_stride,
                  gradient_.query_gradient_dtype});
@@ -332,15 +341,6 @@ void gradient_tile(const GradientTile& gradient, void* scratch) {
     case BiasKind::table: return GradientWalk<TableBias>(gradient, s).run();
     case BiasKind::sums: return GradientWalk<SumsBias>(gradient, s).run();
     case BiasKind::dense: return GradientWalk<DenseBias>(gradient, s).run();
-  }
-}
-
-void write_scaled_row(const float* row, int head_dim, float factor, DType dtype, void* out) {
-  float scaled[lanes];
-  for (int d = 0; d < head_dim; d += lanes) {
-    const int count = head_dim - d < lanes ? head_dim - d : lanes;
-    for (int lane = 0; lane < count; ++lane) scaled[lane] = row[d + lane] * factor;
-    write_row(scaled, count, dtype, static_cast<char*>(out) + row_bytes(1, d, dtype));
   }
 }
 

@@ -8,7 +8,6 @@ namespace NTK_ALIBI_ISA {
 
 std::int64_t gradient_scratch_bytes(int head_dim);
 void gradient_tile(const GradientTile& gradient, void* scratch);
-void write_scaled_row(const float* row, int head_dim, float factor, DType dtype, void* out);
 
 }  // namespace NTK_ALIBI_ISA
 }  // namespace ntk_alibi

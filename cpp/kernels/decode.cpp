@@ -44,7 +44,7 @@ class Decoder {
         query_(static_cast<float*>(scratch)),
         weights_(query_ + tile.head_dim) {
     for (int d = 0; d < tile.head_dim; ++d)
-      query_[d] = element(static_cast<const char*>(tile.query), d, dtype) * tile.scale * log2_e;
+      query_[d] = element(static_cast<const char*>(tile.query), d, dtype) * tile.scales[0] * log2_e;
     if (tile.skipping.norms != nullptr)
       centre_score_ = dot(query_, tile.skipping.centre, tile.head_dim);
   }

@@ -66,7 +66,8 @@ inline void store_rounded(f32v wide, DType dtype, char* row, int d) {
 }
 
 // Stores a row, rounded to nearest even. NaN stays NaN.
-inline void write_row(const float* row, int head_dim, DType dtype, char* out) {
+inline void write_row(const float* row, int head_dim, DType dtype, void* to) {
+  char* out = static_cast<char*>(to);
   int d = 0;
   for (; d + lanes <= head_dim; d += lanes) store_rounded(load<f32v>(row + d), dtype, out, d);
   if (d == head_dim) return;

@@ -3,6 +3,7 @@
 #include "kernels/attention_gradient.h"
 #include "kernels/bias_rows.h"
 #include "kernels/decode.h"
+#include "kernels/elements.h"
 #include "kernels/key_norms.h"
 #include "kernels/merge.h"
 #include "kernels/one_block.h"
@@ -22,7 +23,7 @@ extern const KernelTable kernel_table = {scaled_positions,
                                          one_block_tile,
                                          gradient_scratch_bytes,
                                          gradient_tile,
-                                         write_scaled_row,
+                                         write_row,
                                          decode_scratch_bytes,
                                          decode_part,
                                          merge_parts,

@@ -153,7 +153,8 @@ struct AttentionTile {
   std::int64_t output_stride;
   int query_count;
   int head_dim;
-  float scale;
+  const float* scales;   // of the products q.k, one for each query
+  float greatest_scale;  // the greatest magnitude of the scales of all tiles
   const std::int32_t* query_positions;
   KeyList keys;
   TileMask mask;
@@ -178,11 +179,12 @@ struct GradientTile {
   const void* output_gradient;  // rows of the tile's dtype
   std::int64_t output_gradient_stride;
   const float* logsumexp_gradient;  // one for each query, or null
-  // Overwritten with scale sum_j ds_ij k_j, over these blocks.
+  // Overwritten with scale_i sum_j ds_ij k_j, over these blocks.
   void* query_gradient;
   std::int64_t query_gradient_stride;
   DType query_gradient_dtype;
-  // Added to, in padded rows from first_block on: sum_i ds_ij q_i and sum_i p_ij do_i.
+  // Added to, in padded rows from first_block on: sum_i scale_i ds_ij q_i and
+  // sum_i p_ij do_i.
   float* key_gradient;
   float* value_gradient;
   // Gradients of the bias; null pointers are skipped. Slopes (left, right, far left, far right) and
@@ -245,7 +247,7 @@ struct KernelTable {
   // number of tiles of them. Its first scratch_header_bytes are 0 before the first call; while the
   // inputs do not change, later calls find there what they can reuse.
   std::int64_t (*attention_scratch_bytes)(const AttentionTile& tile);
-  // softmax(scale q.k + bias) v over the visible keys, and its logsumexp; 0 and -inf where no key
+  // softmax(scale_i q.k + bias) v over the visible keys, and its logsumexp; 0 and -inf where no key
   // is visible. Up to tiles_per_group tiles may share a call if they differ only in their queries,
   // outputs and positions. read: the blocks of keys that each tile read.
   void (*attention_tiles)(const AttentionTile* tiles, int count, void* scratch, BlocksRead* read);
@@ -256,8 +258,8 @@ struct KernelTable {
   void (*one_block_tile)(const AttentionTile& tile, void* scratch);
   std::int64_t (*gradient_scratch_bytes)(int head_dim);
   void (*gradient_tile)(const GradientTile& gradient, void* scratch);
-  // out = row times factor, rounded to nearest even.
-  void (*write_scaled_row)(const float* row, int head_dim, float factor, DType dtype, void* out);
+  // out = row, rounded to nearest even.
+  void (*write_row)(const float* row, int head_dim, DType dtype, void* out);
   std::int64_t (*decode_scratch_bytes)(int head_dim);
   void (*decode_part)(const AttentionTile& tile, const DecodeTask& task, void* scratch,
                       DecodePart* part);

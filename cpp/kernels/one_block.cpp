@@ -182,9 +182,9 @@ void one_block_tile(const AttentionTile& tile, void* scratch) {
   const Scratch s = pieces.tile(tile.head_dim);
   BlockRows<Float32Words> rows(tile, row_memory);
   Rows queries;
-  pack_rows<Float32Words>(rows.queries(tile, queries, lanes), tile.head_dim, tile.scale * log2_e,
-                          s.query, lanes);
   load_tile_rows(tile, s, lanes);
+  pack_rows<Float32Words>(rows.queries(tile, queries, lanes), tile.head_dim, s.scales, s.query,
+                          lanes);
   switch (tile.bias.kind) {
     case BiasKind::none: return OneBlock<NoBias>(tile, s, rows).run(s.output);
     case BiasKind::one_sided: return OneBlock<OneSidedBias>(tile, s, rows).run(s.output);

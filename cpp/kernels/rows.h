@@ -22,13 +22,14 @@ void prefetch_rows(const void* rows, std::int64_t stride, int count, int head_di
       __builtin_prefetch(row_at(rows, stride, r, dtype) + at, Write);
 }
 
-// packed[d][r] = word d of rows[r] for `queries` rows, times the scale if Words wants scaled
+// packed[d][r] = word d of rows[r] for `queries` rows, times scales[r] if Words wants scaled
 // queries.
 template <class Words>
-void pack_rows(const char* const* rows, int words, float scale, float* packed,
+void pack_rows(const char* const* rows, int words, const float* scales, float* packed,
                int queries = queries_per_tile) {
-  const auto scaled = [&](f32v v) { return Words::queries_have_scale ? v * scale : v; };
   for (int r = 0; r < queries; r += lanes) {
+    const f32v scale = load<f32v>(scales + r);
+    const auto scaled = [&](f32v v) { return Words::queries_have_scale ? v * scale : v; };
     int d = 0;
     for (; d + lanes <= words; d += lanes) {
       f32v square[lanes];

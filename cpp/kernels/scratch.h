@@ -21,6 +21,7 @@ struct Scratch {
   float* centre_score;   // [1], log2 domain, without bias
   float* rescale;        // [1]: the factor for earlier sums after the maximum rose
   float* slopes;         // [5]: left, right, far left and far right slopes times log2 e; knees
+  float* scales;         // [1], times log2 e
   std::int32_t* ints;  // [5]: query positions, least and greatest distances, ends of sinks, origins
 };
 
@@ -80,6 +81,7 @@ class Pieces {
     s.centre_score = take(tile_row());
     s.rescale = take(tile_row());
     s.slopes = take(5 * tile_row());
+    s.scales = take(tile_row());
     s.ints = reinterpret_cast<std::int32_t*>(take(5 * tile_row()));
     return s;
   }

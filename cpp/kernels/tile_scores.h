@@ -17,24 +17,26 @@ void load_row(const AttentionTile& tile, const T* from, int queries, T* to) {
 }
 
 // As load_row, times log2 e.
-inline void load_slopes(const AttentionTile& tile, const float* from, int queries, float* to) {
+inline void load_in_log2(const AttentionTile& tile, const float* from, int queries, float* to) {
   load_row(tile, from, queries, to);
   for (int r = 0; r < queries; r += lanes) store(to + r, load<f32v>(to + r) * log2_e);
 }
 
-// Loads the rows that hold one number for each of `queries` queries: positions, masks, slopes.
+// Loads the rows that hold one number for each of `queries` queries: positions, masks, scales,
+// slopes.
 inline void load_tile_rows(const AttentionTile& tile, const Scratch& s,
                            int queries = queries_per_tile) {
   const std::int32_t* rows[] = {tile.query_positions, tile.mask.least_distances,
                                 tile.mask.greatest_distances, tile.mask.sink_ends,
                                 tile.bias.origins};
   for (int i = 0; i < 5; ++i) load_row(tile, rows[i], queries, s.ints + i * queries_per_tile);
+  load_in_log2(tile, tile.scales, queries, s.scales);
   if (tile.bias.left_slopes == nullptr) return;
-  load_slopes(tile, tile.bias.left_slopes, queries, lane_row(s.slopes, 0));
-  load_slopes(tile, tile.bias.right_slopes, queries, lane_row(s.slopes, 1));
+  load_in_log2(tile, tile.bias.left_slopes, queries, lane_row(s.slopes, 0));
+  load_in_log2(tile, tile.bias.right_slopes, queries, lane_row(s.slopes, 1));
   if (tile.bias.knees == nullptr) return;
-  load_slopes(tile, tile.bias.far_left_slopes, queries, lane_row(s.slopes, 2));
-  load_slopes(tile, tile.bias.far_right_slopes, queries, lane_row(s.slopes, 3));
+  load_in_log2(tile, tile.bias.far_left_slopes, queries, lane_row(s.slopes, 2));
+  load_in_log2(tile, tile.bias.far_right_slopes, queries, lane_row(s.slopes, 3));
   load_row(tile, tile.bias.knees, queries, lane_row(s.slopes, 4));
 }
 
@@ -92,7 +94,7 @@ void mask_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
 // Turns products of rows_per_step keys into scores, in registers where no key is masked.
 template <class Words, class Bias>
 NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
-                                   f32v scale, f32v (&dot)[rows_per_step][vectors_per_tile],
+                                   f32v (&dot)[rows_per_step][vectors_per_tile],
                                    const ScoredBlock& block, int c,
                                    f32v (&greatest)[vectors_per_tile]) {
   const bool masked = block.masked || c + rows_per_step > block.count;
@@ -100,7 +102,7 @@ NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, 
   for (int u = 0; u < rows_per_step; ++u) {
     NTK_ALIBI_UNROLL
     for (int v = 0; v < vectors_per_tile; ++v) {
-      if (!Words::queries_have_scale) dot[u][v] *= scale;
+      if (!Words::queries_have_scale) dot[u][v] *= vector_of(s.scales, 0, v);
       if (masked) store_vector(block.scores, c + u, v, dot[u][v]);
     }
   }
@@ -119,8 +121,8 @@ NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, 
   }
 }
 
-// A bound of the norms of the tile's queries, times the scale; 0 without skipping, which does not
-// use it.
+// A bound of the norms of the tile's queries, times their scales; 0 without skipping, which does
+// not use it.
 template <class Words>
 double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
   if (tile.skipping.norms == nullptr) return 0.0;
@@ -129,19 +131,22 @@ double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
     f32v square = {};
     for (int d = 0; d < tile.head_dim / Words::channels_per_word; ++d)
       square = Words::multiply_add(square, vector_of(s.query, d, v), vector_of(s.query, d, v));
-    for (int lane = 0; lane < lanes; ++lane)
-      greatest = square[lane] == square[lane] ? larger(greatest, square[lane]) : infinity;
+    for (int lane = 0; lane < lanes; ++lane) {
+      const double scale = Words::queries_have_scale ? 1.0 : s.scales[v * lanes + lane];
+      const double scaled = square[lane] * scale * scale;
+      greatest = scaled == scaled ? larger(greatest, scaled) : infinity;
+    }
   }
-  const double scale = Words::queries_have_scale ? 1.0 : __builtin_fabs(tile.scale * log2_e);
-  return (__builtin_sqrt(greatest) + underflowed_norm) * scale;
+  const double greatest_scale = Words::queries_have_scale ? 1.0 : tile.greatest_scale * log2_e;
+  return __builtin_sqrt(greatest) + underflowed_norm * greatest_scale;
 }
 
 // Forms the score of the centre for each query, if the tile has a centre.
 template <class Words>
 void score_centre(const AttentionTile& tile, const Scratch& s) {
   if (tile.skipping.norms == nullptr) return;
-  const f32v scale = broadcast(Words::queries_have_scale ? 1.0f : tile.scale * log2_e);
   for (int v = 0; v < vectors_per_tile; ++v) {
+    const f32v scale = Words::queries_have_scale ? broadcast(1.0f) : vector_of(s.scales, 0, v);
     f32v score = {};
     for (int d = 0; d < tile.head_dim; ++d)
       score += Words::channel(vector_of(s.query, d / Words::channels_per_word, v),

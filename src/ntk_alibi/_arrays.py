@@ -376,7 +376,12 @@ def rows_of_integers(value: Any, length: int, example: Any) -> Any:
 
 
 def counts_below(values: Any, bounds: tuple[Any, ...]) -> list[Any]:
-    """Count the values of each row, (1 or batch, n), below each bound, (1 or batch, m)."""
+    """Count the values of each row, (1 or batch, n), below each bound, (1 or batch, m).
+
+    A number n stands for the values 0 .. n - 1.
+    """
+    if not is_array(values):
+        return [namespace(bound).clip(bound, 0, values) for bound in bounds]
     rows = np.broadcast_shapes(*((len(x), 1) for x in (values, *bounds)))[0]
     if is_tensor(values):
         torch = sys.modules["torch"]

@@ -62,6 +62,7 @@ class Tokens:
         query_positions: NDArray[np.int32] | None,
         key_positions: NDArray[np.int32] | None,
         key_mask: NDArray[np.uint8] | None,
+        factors: NDArray[np.float32] | None = None,
     ) -> None: ...
 
 class BiasGradients:

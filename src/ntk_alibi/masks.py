@@ -101,7 +101,10 @@ class Mask(NamedTuple):
         return (keys < end) & ((keys >= first) | (keys < self.sink))
 
     def visible_count(self, queries: Any, keys: Any, key_padding_mask: Any = None) -> Any:
-        """Count the keys that each query sees, (1 or batch, Q), from positions (1 or batch, n)."""
+        """Count the keys that each query sees, (1 or batch, Q), from positions (1 or batch, n).
+
+        A number K stands for keys at positions 0 .. K - 1.
+        """
         xp = _arrays.namespace(queries)
         if key_padding_mask is not None:
             real = _arrays.boolean(key_padding_mask, keys)
@@ -195,6 +198,13 @@ class Problem(NamedTuple):
         if self.query_positions is None:
             return _arrays.arange(queries, like)[None] + (keys - queries), at_keys
         return _arrays.rows_of_integers(self.query_positions, queries, like), at_keys
+
+    def visible_count(self, like: Any = None) -> Any:
+        """Count the keys that each query sees, (1 or batch, Q), in like's framework."""
+        queries, keys = self.positions(like)
+        if self.key_positions is None and self.key_padding_mask is None:
+            keys = self.shape[3]
+        return self.mask.visible_count(queries, keys, self.key_padding_mask)
 
     def distances(self) -> tuple[int, int]:
         """Return the least and the greatest visible distance; (0, -1) if there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,38 @@ def test_any_bias_goes_with_it(kind: str, name: str, options: dict[str, Any]) ->
         np.testing.assert_allclose(found.left, own, rtol=1e-4, atol=1e-3)
     if found.first is not None:
         np.testing.assert_allclose(found.first, -pairs[..., 0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [*BIASES, "numbers", "numbers of heads", "two-sided"])
+def test_heads_may_be_rotated_one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = {
+        "numbers": random(7, 90, 130),
+        "numbers of heads": random(7, 2, 4, 1, 130),
+        "two-sided": na.ALiBi(4, na.DynamicNTK(train_length=64, per="query"), sides="symmetric"),
+    }
+    arrays, bias = inputs(2, 4, 2, 90, 130, 16, dtype="bfloat16"), {**BIASES, **more}[kind]
+    whole, alone = [], []
+    for found, numbers in ((whole, 2**20), (alone, 1)):
+        monkeypatch.setattr("ntk_alibi.fused.rotated.ROTATED_AT_ONCE", numbers)
+        *results, stats = na.attention(
+            *arrays, bias, rotary=na.RoPE(16), log_n=8, return_logsumexp=True, return_stats=True
+        )
+        found += [*results, stats.visited, stats.visible]
+    for mine, theirs in zip(alone, whole, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_all_keys_are_never_copied_at_once() -> None:
+    query, key, value = inputs(1, 16, 16, 1, 8192, 64, dtype="bfloat16")
+    rotary = na.RoPE(64)
+    na.attention(query, key[:, :, :9], value[:, :, :9], rotary=rotary)
+    tracemalloc.start()
+    try:
+        na.attention(query, key, value, rotary=rotary)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * key.size  # a float32 copy
 
 
 @pytest.mark.parametrize("name", ["RoPE", "XPOS of many centres"])

@@ -86,6 +86,7 @@ def ways(queries: int, keys: int) -> dict[str, tuple[na.ALiBi, dict[str, Any]]]:
             na.ALiBi(4, na.Knee(200, 9.0), sides="symmetric"),
             {"query_positions": np.arange(keys - queries, keys) + 120, "causal": False},
         ),
+        "log-n": (symmetric, {"log_n": 8}),
         "window and sink": (symmetric, {"window": keys // 2, "sink": 4}),
         "holes": (symmetric, {"key_padding_mask": holes(keys)}),
         "real tokens": (

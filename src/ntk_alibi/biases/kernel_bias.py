@@ -160,6 +160,17 @@ class KernelBias(NamedTuple):
         core = None if cut else self.core
         return self._replace(**cut, sums=sums, dense=dense, core=core)
 
+    def of_heads(self, heads: slice) -> KernelBias:
+        """Return the bias of some heads."""
+        numbers: dict[str, Any] = {"left": self.left, "right": self.right, "sums": self.sums}
+        numbers = {name: x[:, heads] for name, x in numbers.items() if x is not None}
+        one_axis = {"table": self.table, "first": self.first}
+        numbers |= {name: x[heads] for name, x in one_axis.items() if x is not None}
+        dense = self.dense
+        if dense is not None and dense.ndim > 2 and dense.shape[-3] > 1:
+            numbers["dense"] = dense[..., heads, :, :]
+        return self._replace(**numbers, core=None)
+
     def values(self, queries: Any, keys: Any) -> tuple[Any, Any]:
         """Return the bias of all pairs, 0 for hidden keys, and a mask of the keys that it hides.
 

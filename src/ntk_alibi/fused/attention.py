@@ -90,9 +90,9 @@ def attention(
             query's softmax mass; less than 1. 0.0 leaves out only what rounding would swallow
             (2^-24); None reads every visible key. Linear biases with slopes >= 0, tables and prefix
             sums have a proof (docs/certified-skipping.md); other biases read all keys.
-        rotary: a `RoPE` or `XPOS` that rotates queries and keys by their positions first.
-        log_n: a training length: scores before the bias are multiplied by `log_n_scale`. With log_n
-            or rotary, bfloat16 and float16 are computed in float32 and rounded once.
+        rotary: a `RoPE` or `XPOS` that rotates queries and keys by their positions first. bfloat16
+            and float16 are then computed in float32 and rounded once.
+        log_n: a training length: scores before the bias are multiplied by `log_n_scale`.
         initial: an output and a logsumexp of the same queries over other keys, as this function
             returns them. The result is that over both sets of keys, as by `merge`, and keys are
             skipped if they do not matter for it.

@@ -10,6 +10,7 @@ from ntk_alibi.biases.kernel_bias import KernelBias, kernel_bias_of
 from ntk_alibi.fused import checks
 from ntk_alibi.masks import AT_END, Mask, Problem
 from ntk_alibi.positions import checks as position_checks
+from ntk_alibi.positions.log_n import log_n_factors
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
 #: The share of a float32 sum that is lost in rounding to nearest: half an ulp.
@@ -114,7 +115,8 @@ class AttentionCall(NamedTuple):
         scale: factor of the dot products.
         skip_tolerance: the argument of `attention`.
         rotary: rotary embedding that is not applied yet, or None.
-        log_n: training length of a log-n scaling that is not applied yet, or None.
+        factors: factors of the dot products besides the scale, (1 or batch, 1 or heads, queries),
+            in the bias's framework, or None.
         known: logsumexps over other keys, (batch, heads, queries) float64, which count as read when
             keys are skipped, or None.
     """
@@ -128,7 +130,7 @@ class AttentionCall(NamedTuple):
     scale: float
     skip_tolerance: float | None
     rotary: RoPE | XPOS | None = None
-    log_n: int | None = None
+    factors: Any = None
     known: Any = None
 
     @staticmethod
@@ -157,15 +159,31 @@ class AttentionCall(NamedTuple):
             problem = _placed(problem, query.shape[3], options, like)
         bias = kernel_bias_of(bias, problem, like)
         known = None if options.initial is None else _arrays.float64(options.initial[1], query)
+        factors = None if options.log_n is None else _factors(problem, options.log_n, like)
         return AttentionCall(
-            query, key, value, bias, problem, rule, scale, tolerance, options.rotary, options.log_n,
-            known,
-        )  # fmt: skip
+            query, key, value, bias, problem, rule, scale, tolerance, options.rotary, factors, known
+        )
 
     @property
     def rotates(self) -> bool:
-        """True if queries and keys have to be rotated or scaled first."""
-        return self.rotary is not None or self.log_n is not None
+        """True if queries and keys have to be rotated first."""
+        return self.rotary is not None
+
+    def of_key_heads(self, heads: slice) -> AttentionCall:
+        """Return the call of some heads of keys, and of the heads of queries that read them."""
+        batch, query_heads, *lengths = self.problem.shape
+        group = query_heads // max(self.key.shape[1], 1)
+        own = slice(heads.start * group, heads.stop * group)
+        query, factors = self.query[:, own], self.factors
+        return self._replace(
+            query=query,
+            key=self.key[:, heads],
+            value=self.value[:, heads],
+            bias=self.bias.of_heads(own),
+            problem=self.problem._replace(shape=(batch, query.shape[1], *lengths)),
+            factors=factors if factors is None or factors.shape[1] == 1 else factors[:, own],
+            known=None if self.known is None else self.known[:, own],
+        )
 
     def part(self, queries: slice, keys: slice) -> AttentionCall:
         """Return the call of some queries and some keys."""
@@ -175,6 +193,7 @@ class AttentionCall(NamedTuple):
             value=self.value[:, :, keys],
             bias=self.bias.part(queries, keys, self.problem),
             problem=self.problem.part(queries, keys),
+            factors=None if self.factors is None else self.factors[:, :, queries],
             known=None if self.known is None else self.known[:, :, queries],
         )
 
@@ -190,3 +209,11 @@ def _placed(problem: Problem, head_dim: int, options: Options, like: Any) -> Pro
         return problem
     shape, mask = problem[:2]
     return Problem.checked(shape, mask, padding, query_positions, key_positions, align, like)
+
+
+def _factors(problem: Problem, train_length: int, like: Any) -> Any:
+    """Return the factors of log-n scaling, (1 or batch, 1, queries), float32 or like's float64."""
+    factors = log_n_factors(problem, train_length, like)[:, None]
+    if like is None:
+        return _arrays.to_float32(factors)
+    return _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))

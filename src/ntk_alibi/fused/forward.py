@@ -15,7 +15,7 @@ from ntk_alibi.fused.exempt import key_subsets
 from ntk_alibi.fused.kernel_call import attend
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merged_parts import merged
-from ntk_alibi.fused.rotated import RotatedCall
+from ntk_alibi.fused.rotated import RotatedCall, runs_of_heads
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def forward(
     `memory` is the storage of its query, key and value, if it is known.
     """
     if call.rotates:
-        return _rotated(call, key_norms, log, stats)
+        _checks.at_most_one(rotary=call.rotary, key_norms=key_norms)
+        return _rotated(call, log=log, stats=stats)
     subsets = key_subsets(call)
     if key_norms is not None:
         problem = call.problem
@@ -94,17 +95,29 @@ def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:
     return _arrays.to_dtype(bounded, xp.float32)
 
 
-def _rotated(
-    call: AttentionCall, key_norms: KeyNorms | None, log: bool, stats: bool
-) -> tuple[Any, Any, Stats | None]:
-    _checks.at_most_one(rotary=call.rotary, key_norms=key_norms)
-    rotated = RotatedCall(call)
+def _rotated(call: AttentionCall, *, log: bool, stats: bool) -> tuple[Any, Any, Stats | None]:
+    """Return the results of a call with rotation, some heads at a time."""
     results = [
-        forward(part, key_norms=key_norms, log=log, stats=stats) for part in rotated.part_calls()
+        _rotated_heads(call.of_key_heads(heads), log=log, stats=stats)
+        for heads in runs_of_heads(call)
     ]
+    outputs, logs, counted = zip(*results, strict=True)
+    join = _arrays.namespace(call.query).concatenate
+    return (
+        join(outputs, 1),
+        join(logs, 1) if log else None,
+        Stats(*(np.concatenate(x, 1) for x in zip(*counted, strict=True))) if stats else None,
+    )
+
+
+def _rotated_heads(
+    call: AttentionCall, *, log: bool, stats: bool
+) -> tuple[Any, Any, tuple[Any, ...] | None]:
+    """Return output, logsumexp (or None), and the numbers of `Stats` in their order (or None)."""
+    rotated = RotatedCall(call)
+    results = [forward(part, log=log, stats=stats) for part in rotated.part_calls()]
     outputs, logs, counted = zip(*results, strict=True)
     output, logsumexp = rotated.joined(outputs, logs if log else None)
     if not stats:
         return output, logsumexp, None
-    totals = (sum(getattr(x, f.name) for x in counted) for f in fields(Stats))
-    return output, logsumexp, Stats(*totals)
+    return output, logsumexp, tuple(sum(getattr(x, f.name) for x in counted) for f in fields(Stats))

@@ -12,7 +12,6 @@ from ntk_alibi._arrays import Array
 from ntk_alibi.biases.kernel_bias import SLOPES
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.exempt import KeySubset
-from ntk_alibi.masks import Problem
 
 
 class ForwardResults(NamedTuple):
@@ -47,7 +46,7 @@ def attend(
         value,
         subset.bias,
         call.rule,
-        _tokens(call.problem, subset),
+        _tokens(call, subset),
         written,
         logsumexp,
         counts,
@@ -82,7 +81,7 @@ def query_gradient(
         storage(call.value),
         subset.bias,
         call.rule,
-        _tokens(call.problem, subset),
+        _tokens(call, subset),
         storage(results.output),
         log,
         storage(results.output_gradient),
@@ -95,8 +94,8 @@ def query_gradient(
     return gradient
 
 
-def _tokens(problem: Problem, subset: KeySubset) -> _core.Tokens | None:
-    queries, keys, mask = problem.query_positions, problem.key_positions, subset.mask
-    if queries is None and keys is None and mask is None:
+def _tokens(call: AttentionCall, subset: KeySubset) -> _core.Tokens | None:
+    queries, keys = call.problem.query_positions, call.problem.key_positions
+    if queries is None and keys is None and subset.mask is None and call.factors is None:
         return None
-    return _core.Tokens(queries, keys, mask)
+    return _core.Tokens(queries, keys, subset.mask, call.factors)

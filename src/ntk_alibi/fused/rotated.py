@@ -1,6 +1,6 @@
-"""Calls with rotary embeddings or log-n scaling, as calls of rotated and scaled inputs.
+"""Calls with rotary embeddings, as calls of rotated inputs.
 
-The kernels know neither method. Only XPOS needs more than one call: its factors are powers of the
+The kernels know no rotations. Only XPOS needs more than one call: its factors are powers of the
 distance to a centre, which differs between runs of queries.
 """
 
@@ -8,21 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ntk_alibi import _arrays
 from ntk_alibi.fused import checks
 from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.positions.log_n import log_n_factors
 
 #: The logarithm of XPOS's fastest factor differs by at most this much between queries that share a
 #: centre. A smaller value means more calls; a larger value loosens the bounds that skipping needs.
 SPREAD = 4.0
 
+#: Heads are rotated a few at a time, so that about this many numbers of rotated keys exist at once.
+ROTATED_AT_ONCE = 2**20
+
 #: XPOS's factors below e^-70 are set to 0, since they cannot change a float32 sum.
 FADED = -70.0
+
+
+def runs_of_heads(call: AttentionCall) -> Iterator[slice]:
+    """Yield the heads of keys to rotate together, in order."""
+    batch, heads, keys, head_dim = call.key.shape
+    count = max(ROTATED_AT_ONCE // max(batch * keys * head_dim, 1), 1)
+    for begin in range(0, max(heads, 1), count):
+        yield slice(begin, min(begin + count, heads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ class QueryRun:
 
 
 class RotatedCall:
-    """A call with rotation or log-n scaling, split into calls without them.
+    """A call with rotation, split into calls without it.
 
     Attributes:
         runs: the runs of queries, in order; each becomes a call.
@@ -52,19 +62,12 @@ class RotatedCall:
 
     def __init__(self, call: AttentionCall) -> None:
         self._call = call
-        self._rotary: Any = call.rotary
-        self._fades = self._rotary is not None and self._rotary.fades
+        self._rotary = cast(Any, call.rotary)
+        self._fades = self._rotary.fades
         if self._fades and call.problem.traced:
             checks.untraced_positions(call.rotary)
         self._positions = call.problem.positions(call.query)
-        self._log_n = None if call.log_n is None else self._log_n_factors(call.log_n)
         self.runs = list(self._query_runs())
-
-    def _log_n_factors(self, train_length: int) -> Any:
-        query, problem = self._call.query, self._call.problem
-        padding = problem.key_padding_mask
-        factors = log_n_factors(problem.mask, *self._positions, padding, train_length)
-        return _arrays.to_dtype_of(factors, _arrays.promote_to_float32(query))[:, None, :, None]
 
     def part_calls(self) -> list[AttentionCall]:
         """Return one call for each run, of rotated inputs in float32 or float64."""
@@ -74,7 +77,6 @@ class RotatedCall:
             key=self.rotate_key(call.key),
             value=_arrays.promote_to_float32(call.value),
             rotary=None,
-            log_n=None,
         )
         return [self._part_call(rotated, run) for run in self.runs]
 
@@ -89,17 +91,11 @@ class RotatedCall:
         return output, None if logsumexps is None else xp.concatenate(logsumexps, 2)
 
     def rotate_query(self, query: Any, *, back: bool = False) -> Any:
-        """Rotate and scale queries; back=True applies the transpose, for gradients."""
-        query = _arrays.promote_to_float32(query)
-        if self._rotary is not None:
-            query = self._rotary.rotated(query, self._positions[0], back=back)
-        return _times(query, self._log_n)
+        """Rotate queries; back=True applies the transpose, for gradients."""
+        return self._rotary.rotated(query, self._positions[0], back=back)
 
     def rotate_key(self, key: Any, *, back: bool = False) -> Any:
         """Rotate keys; back=True applies the transpose, for gradients."""
-        key = _arrays.promote_to_float32(key)
-        if self._rotary is None:
-            return key
         return self._rotary.rotated(key, self._positions[1], back=back)
 
     def _query_runs(self) -> Iterator[QueryRun]:

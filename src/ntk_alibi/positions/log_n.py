@@ -1,6 +1,6 @@
 """Log-n scaling: scores grow with the logarithm of the number of keys that a query sees.
 
-Queries are multiplied by a factor before the kernels read them.
+The kernels take a factor for each query, besides the scale.
 """
 
 from __future__ import annotations
@@ -65,18 +65,13 @@ def log_n_scale(
     problem = Problem.checked(shape, rule, arrays[0], arrays[1], arrays[2])
     length = checks.train_length("train_length", train_length)
     example = next((x for x in arrays if _arrays.is_tensor(x)), None)
-    positions = problem.positions(example)
-    result: Array = _arrays.to_float32(
-        log_n_factors(rule, *positions, problem.key_padding_mask, length)
-    )
+    result: Array = _arrays.to_float32(log_n_factors(problem, length, example))
     return result
 
 
-def log_n_factors(
-    mask: Mask, query_positions: Any, key_positions: Any, key_padding_mask: Any, train_length: int
-) -> Any:
-    """Return the factors of checked arguments in float64; positions are (1 or batch, length)."""
-    xp = _arrays.namespace(query_positions)
-    seen = mask.visible_count(query_positions, key_positions, key_padding_mask)
+def log_n_factors(problem: Problem, train_length: int, like: Any = None) -> Any:
+    """Return the factors, (1 or batch, Q) float64, of checked arguments in like's framework."""
+    seen = problem.visible_count(like)
+    xp = _arrays.namespace(seen)
     counts = _arrays.to_float64(xp.clip(seen, 1, None), None)
     return xp.clip(xp.log(counts) / math.log(train_length), 1.0, None)

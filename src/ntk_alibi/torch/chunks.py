@@ -32,6 +32,7 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
         part = call._replace(
             query=call.query[:, :, begin:end],
             bias=call.bias.part(slice(begin, end), slice(0, keys), call.problem),
+            factors=None if call.factors is None else call.factors[:, :, begin:end],
         )
         return _attend_chunk(part, query_positions[:, begin:end], key_positions)
 
@@ -62,7 +63,10 @@ def _attend_chunk(
         visible = visible & padding.bool()[:, None, None, :]
     seen = visible.any(dim=2)[..., None]  # keys that no query sees may be NaN
     key, value = (torch.where(seen, x, 0.0).to(dtype) for x in (call.key, call.value))
-    scores = float(call.scale) * call.query.to(dtype) @ key.transpose(-1, -2) + numbers.to(dtype)
+    query = float(call.scale) * call.query.to(dtype)
+    if call.factors is not None:
+        query = call.factors[..., None] * query
+    scores = query @ key.transpose(-1, -2) + numbers.to(dtype)
     any_key = visible.any(dim=-1).expand(scores.shape[:-1])
     scores = torch.where(any_key[..., None], scores.masked_fill(~visible, -math.inf), 0.0)
     logsumexp = torch.logsumexp(scores, dim=-1)

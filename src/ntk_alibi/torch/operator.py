@@ -35,7 +35,7 @@ BIAS_TENSORS = (*SLOPES, "first", "table", "sums", "dense")
 PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")
 
 #: The names of all optional tensors.
-OPTIONAL_TENSORS = (*BIAS_TENSORS, *PROBLEM_TENSORS, "known")
+OPTIONAL_TENSORS = (*BIAS_TENSORS, *PROBLEM_TENSORS, "factors", "known")
 
 _INPUTS = (
     "Tensor query, Tensor key, Tensor value, "
@@ -129,13 +129,14 @@ def _call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
     numbers: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
     bias = KernelBias(**numbers, table_begin=table_begin, knee=knee, exempt=exempt)
     shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_numbers(*mask_numbers)
-    placed: Any = arrays[len(BIAS_TENSORS) : -1]
+    placed: Any = arrays[len(BIAS_TENSORS) : -2]
     rule = core_rule(mask, scale, skip_tolerance)
     problem = Problem(shape, mask, *placed) if checked else Problem.checked(shape, mask, *placed)
     bias = bias if checked else bias.checked(problem)
     return AttentionCall(
-        query, key, value, bias, problem, rule, scale, skip_tolerance, known=arrays[-1]
-    )
+        query, key, value, bias, problem, rule, scale, skip_tolerance,
+        factors=arrays[-2], known=arrays[-1],
+    )  # fmt: skip
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -219,6 +220,7 @@ def _attend(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         call.value,
         *(getattr(bias, name) for name in BIAS_TENSORS),
         *(None if x is None else _arrays.as_tensor(x, query, None) for x in placed),
+        call.factors,
         None if call.known is None else call.known.detach(),
         bias.table_begin,
         bias.knee,

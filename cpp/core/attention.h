@@ -11,7 +11,7 @@ namespace ntk_alibi {
 
 struct AttentionBias {
   BiasKind kind;  // never a one-sided one: the core chooses that form tile by tile
-  SlopeView left, right;
+  QueryNumbers left, right;
   // The slopes beyond the distance `knee`, and that distance; without data for other biases.
   QueryNumbers far_left, far_right;
   std::int64_t knee;

@@ -53,7 +53,7 @@ void for_each_row(std::int64_t rows, std::int64_t row_length, DType dtype, void*
 
 }  // namespace
 
-void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const SlopeView& slopes,
+void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const QueryNumbers& slopes,
               Anchor anchor, DType dtype, void* out) {
   std::vector<std::int32_t> positions(shape.batch * shape.key_length + vector_slack);
   parallel_for_each(shape.batch, 1 + elements_per_task / (shape.key_length + 1),
@@ -69,7 +69,7 @@ void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const SlopeVi
                });
 }
 
-void relative_bias(const RelativeBiasShape& shape, const SlopeView& left, const SlopeView& right,
+void relative_bias(const RelativeBiasShape& shape, const QueryNumbers& left, const QueryNumbers& right,
                    DType dtype, void* out) {
   for_each_row(shape.batch * shape.heads * shape.query_length, shape.key_length, dtype, out,
                [&](const KernelTable& kernels, std::int64_t row, void* destination, bool stream) {

@@ -33,8 +33,6 @@ struct QueryNumbers {
   std::int64_t query_stride;
 };
 
-using SlopeView = QueryNumbers;
-
 inline float number_at(const QueryNumbers& view, std::int64_t b, std::int64_t h, std::int64_t q) {
   return view.data[b * view.batch_stride + h * view.head_stride + q * view.query_stride];
 }

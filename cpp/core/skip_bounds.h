@@ -37,7 +37,8 @@ struct KeyNormsShape {
 
 // Fills norms (batch, key heads, blocks) from first_block on, with norms_stride from head to head.
 // `up_to` continues from the block before. `from` is infinite: later keys are not known yet.
-void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, DType dtype,
-                       std::int64_t first_block, BlockNorms* norms, std::int64_t norms_stride);
+void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, const ScaleView& scales,
+                       DType dtype, std::int64_t first_block, BlockNorms* norms,
+                       std::int64_t norms_stride);
 
 }  // namespace ntk_alibi

@@ -275,7 +275,7 @@ void attention_tiles(const AttentionTile* tiles, int count, void* scratch, std::
 #if defined(__AVX512BF16__)
   // Its products flush numbers below 2^-126 to 0, which a greater scale would make matter.
   constexpr float greatest_scale = 1 << 20;
-  if (tiles[0].dtype == DType::bfloat16 && tiles[0].head_dim % 2 == 0 &&
+  if (tiles[0].key.dtype == DType::bfloat16 && tiles[0].head_dim % 2 == 0 &&
       __builtin_fabsf(tiles[0].scale) <= greatest_scale)
     return attend<Bfloat16Pairs>(tiles, count, scratch, visited);
 #endif

@@ -27,13 +27,7 @@ float horizontal_max(f32v v) {
   return greatest;
 }
 
-template <DType dtype>
-f32v load_lanes(const char* row, int d) {
-  if (dtype == DType::float32) return load<f32v>(reinterpret_cast<const float*>(row) + d);
-  const u16v bits = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
-  return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
-}
-
+// dtype is that of keys and values.
 template <DType dtype>
 class Decoder {
  public:
@@ -43,7 +37,7 @@ class Decoder {
         query_(static_cast<float*>(scratch)),
         weights_(query_ + tile.head_dim) {
     for (int d = 0; d < tile.head_dim; ++d)
-      query_[d] = element(static_cast<const char*>(tile.query), d, dtype) * tile.scale * log2_e;
+      query_[d] = element(tile.query, d, tile.dtype) * tile.scale * log2_e;
   }
 
   void run(DecodePart* part) {
@@ -95,8 +89,17 @@ class Decoder {
             tile_.bias.right_slopes[0] * static_cast<double>(log2_e)};
   }
 
-  const char* row(const void* rows, std::int64_t stride, std::int64_t key) const {
-    return row_at(rows, stride, index_of(tile_.keys, key), dtype);
+  const char* row(const HeadRows& rows, std::int64_t key) const {
+    return row_at(rows.data, rows.stride, index_of(tile_.keys, key), dtype);
+  }
+
+  // The scales of `lanes` rows from key c on. Only `left` keys are left; the last one is repeated.
+  f32v scales(const HeadRows& rows, std::int64_t c, int left) const {
+    if (tile_.keys.indices == nullptr && left >= lanes) return load<f32v>(rows.scales + c);
+    f32v scales;
+    for (int lane = 0; lane < lanes; ++lane)
+      scales[lane] = rows.scales[index_of(tile_.keys, c + (lane < left ? lane : left - 1))];
+    return scales;
   }
 
   // Writes the scores of a block to weights_, -infinity after its last key, and returns the
@@ -126,7 +129,7 @@ class Decoder {
     f32v sum = {};
     for (int c = 0; c < keys_per_block; c += lanes) {
       const f32v weight = exp2(load<f32v>(weights_ + c) - broadcast(reached));
-      store(weights_ + c, weight);
+      store(weights_ + c, c < count ? of_numbers(weight, begin + c, count - c) : weight);
       sum += weight;
     }
     part->sum = part->sum * rescale + horizontal_sum(sum);
@@ -137,10 +140,16 @@ class Decoder {
       float channel = 0.0f;
       for (int c = 0; c < count; ++c)
         if (weights_[c] != 0.0f)
-          channel +=
-              weights_[c] * element(row(tile_.value, tile_.value_stride, begin + c), d, dtype);
+          channel += weights_[c] * element(row(tile_.value, begin + c), d, dtype);
       part->output[d] = part->output[d] * rescale + channel;
     }
+  }
+
+  // The factors of the values' stored numbers. A key of weight 0 may be masked: its scale may be
+  // NaN.
+  f32v of_numbers(f32v weight, std::int64_t c, int left) const {
+    if (dtype != DType::int8) return weight;
+    return weight == 0.0f ? weight : weight * scales(tile_.value, c, left);
   }
 
   // Dot products of `lanes` keys from key c on. Only `left` keys are left; the last one is
@@ -150,18 +159,19 @@ class Decoder {
     f32v sums[lanes];
     float rest[lanes] = {};
     for (int u = lanes - 1; u >= 0; --u) {
-      const char* key = row(tile_.key, tile_.key_stride, c + (u < left ? u : left - 1));
+      const char* key = row(tile_.key, c + (u < left ? u : left - 1));
       for (int d = tile_.head_dim - 1; d >= whole; --d)
         rest[u] += query_[d] * element(key, d, dtype);
       f32v sum = {};
       for (int d = whole - lanes; d >= 0; d -= lanes)
-        sum += load<f32v>(query_ + d) * load_lanes<dtype>(key, d);
+        sum += load<f32v>(query_ + d) * elements(key, d, dtype);
       sums[u] = sum;
     }
     transpose(sums);
     for (int distance = lanes / 2; distance > 0; distance /= 2)
       for (int u = 0; u < distance; ++u) sums[u] += sums[u + distance];
-    return sums[0] + load<f32v>(rest);
+    const f32v dots = sums[0] + load<f32v>(rest);
+    return dtype == DType::int8 ? dots * scales(tile_.key, c, left) : dots;
   }
 
   // Scores of `lanes` keys from key c on; -infinity where masked, or beyond the `left` keys.
@@ -203,9 +213,9 @@ class Decoder {
     for (int c = count - 1; c >= 0; --c) {
       if (weights_[c] == 0.0f) continue;
       const f32v weight = broadcast(weights_[c]);
-      const char* value = row(tile_.value, tile_.value_stride, begin + c);
+      const char* value = row(tile_.value, begin + c);
       for (int v = Vectors - 1; v >= 0; --v)
-        sum[v] += weight * load_lanes<dtype>(value, d + v * lanes);
+        sum[v] += weight * elements(value, d + v * lanes, dtype);
     }
     for (int v = 0; v < Vectors; ++v) {
       float* at = output + d + v * lanes;
@@ -225,10 +235,11 @@ std::int64_t decode_scratch_bytes(int head_dim) { return 4 * (head_dim + keys_pe
 
 void decode_part(const AttentionTile& tile, const DecodeTask& task, void* scratch,
                  DecodePart* part) {
-  switch (tile.dtype) {
+  switch (tile.key.dtype) {
     case DType::float32: return Decoder<DType::float32>(tile, task, scratch).run(part);
     case DType::bfloat16: return Decoder<DType::bfloat16>(tile, task, scratch).run(part);
     case DType::float16: return Decoder<DType::float16>(tile, task, scratch).run(part);
+    case DType::int8: return Decoder<DType::int8>(tile, task, scratch).run(part);
   }
 }
 

@@ -9,28 +9,45 @@ namespace NTK_ALIBI_ISA {
 
 inline float element(const void* row, std::int64_t d, DType dtype) {
   if (dtype == DType::float32) return static_cast<const float*>(row)[d];
+  if (dtype == DType::int8) return static_cast<const std::int8_t*>(row)[d];
   const std::uint16_t bits = static_cast<const std::uint16_t*>(row)[d];
   return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
 }
 
+// `lanes` elements from element d on.
+inline f32v elements(const char* row, int d, DType dtype) {
+  if (dtype == DType::float32) return load<f32v>(reinterpret_cast<const float*>(row) + d);
+  if (dtype == DType::int8) return from_int8(load<i8v>(row + d));
+  const u16v bits = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
+  return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
+}
+
 inline std::int64_t row_bytes(std::int64_t stride, std::int64_t row, DType dtype) {
-  return row * stride * (dtype == DType::float32 ? 4 : 2);
+  return row * stride * (dtype == DType::float32 ? 4 : dtype == DType::int8 ? 1 : 2);
 }
 
 inline const char* row_at(const void* rows, std::int64_t stride, std::int64_t row, DType dtype) {
   return static_cast<const char*>(rows) + row_bytes(stride, row, dtype);
 }
 
+inline const char* row_at(const HeadRows& rows, std::int64_t row) {
+  return row_at(rows.data, rows.stride, row, rows.dtype);
+}
+
 // Returns a float32 row in place and converts others into `converted`.
 inline const float* as_float32(const char* row, int head_dim, DType dtype, float* converted) {
   if (dtype == DType::float32) return reinterpret_cast<const float*>(row);
-  const std::uint16_t* bits = reinterpret_cast<const std::uint16_t*>(row);
   int d = 0;
-  for (; d + lanes <= head_dim; d += lanes) {
-    const u16v narrow = load<u16v>(bits + d);
-    store(converted + d, dtype == DType::bfloat16 ? from_bfloat16(narrow) : from_float16(narrow));
-  }
+  for (; d + lanes <= head_dim; d += lanes) store(converted + d, elements(row, d, dtype));
   for (; d < head_dim; ++d) converted[d] = element(row, d, dtype);
+  return converted;
+}
+
+inline const float* as_float32(const HeadRows& rows, std::int64_t row, int head_dim,
+                               float* converted) {
+  const float* numbers = as_float32(row_at(rows, row), head_dim, rows.dtype, converted);
+  if (rows.scales == nullptr) return numbers;
+  for (int d = 0; d < head_dim; ++d) converted[d] *= rows.scales[row];
   return converted;
 }
 
@@ -49,6 +66,12 @@ inline bool all_finite(const char* row, int head_dim, DType dtype) {
   const std::uint16_t* bits = reinterpret_cast<const std::uint16_t*>(row);
   for (int d = 0; d < head_dim; ++d) special |= (bits[d] & exponent) == exponent;
   return !special;
+}
+
+inline bool all_finite(const HeadRows& rows, std::int64_t row, int head_dim) {
+  constexpr float greatest_int8 = 128.0f;
+  if (rows.scales != nullptr) return __builtin_isfinite(rows.scales[row] * greatest_int8);
+  return all_finite(row_at(rows, row), head_dim, rows.dtype);
 }
 
 // Rounds a row to nearest even. NaN stays NaN.

@@ -8,31 +8,26 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-bool rows_are_finite(const void* rows, std::int64_t stride, std::int64_t count, int head_dim,
-                     DType dtype) {
-  for (std::int64_t r = 0; r < count; ++r)
-    if (!all_finite(row_at(rows, stride, r, dtype), head_dim, dtype)) return false;
+bool rows_are_finite(const HeadRows& rows, std::int64_t first, std::int64_t count, int head_dim) {
+  for (std::int64_t r = first; r < first + count; ++r)
+    if (!all_finite(rows, r, head_dim)) return false;
   return true;
 }
 
-float greatest_norm(const KeyList& keys, std::int64_t b, const void* key, std::int64_t key_stride,
-                    int head_dim, DType dtype) {
+float greatest_norm(const KeyList& keys, std::int64_t b, const HeadRows& key, int head_dim) {
   float greatest = 0.0f;
   for (int c = 0; c < keys_in_block(keys, b); ++c) {
-    const char* row = row_at(key, key_stride, index_of(keys, b * keys_per_block + c), dtype);
+    const std::int64_t index = index_of(keys, b * keys_per_block + c);
+    const char* row = row_at(key, index);
     f32v squares = {};
     int d = 0;
-    for (; dtype == DType::float32 && d + lanes <= head_dim; d += lanes) {
-      const f32v x = load<f32v>(reinterpret_cast<const float*>(row) + d);
-      squares += x * x;
-    }
-    for (; dtype != DType::float32 && d + lanes <= head_dim; d += lanes) {
-      const u16v narrow = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
-      const f32v x = dtype == DType::bfloat16 ? from_bfloat16(narrow) : from_float16(narrow);
+    for (; d + lanes <= head_dim; d += lanes) {
+      const f32v x = elements(row, d, key.dtype);
       squares += x * x;
     }
     float sum = horizontal_sum(squares);
-    for (; d < head_dim; ++d) sum += element(row, d, dtype) * element(row, d, dtype);
+    for (; d < head_dim; ++d) sum += element(row, d, key.dtype) * element(row, d, key.dtype);
+    if (key.scales != nullptr) sum *= key.scales[index] * key.scales[index];
     if (!(sum < infinity)) return infinity;  // for NaN, too: neither proves a bound
     if (sum > greatest) greatest = sum;
   }

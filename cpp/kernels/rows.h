@@ -90,7 +90,7 @@ class BlockRows {
     for (int r = 0; r < queries_per_tile; ++r) {
       // Lanes without a query repeat the last query; write_lanes does not write them.
       const int i = r < tile.query_count ? r : tile.query_count - 1;
-      rows[r] = words(row_at(tile.query, tile.query_stride, i, tile.dtype),
+      rows[r] = words({tile.query, tile.query_stride, tile.dtype, nullptr}, i,
                       memory_.keys + static_cast<std::int64_t>(r) * tile.head_dim);
     }
     return rows;
@@ -100,7 +100,7 @@ class BlockRows {
   const Rows& keys(std::int64_t b) {
     if (b == keys_block_) return keys_;
     keys_block_ = b;
-    find(tile_.key, tile_.key_stride, b, memory_.keys, keys_);
+    find(tile_.key, b, memory_.keys, keys_);
     return keys_;
   }
 
@@ -110,7 +110,7 @@ class BlockRows {
     values_block_ = b;
     finite_is_known_ = false;
     if (Words::keys_per_weight == 1) {
-      find(tile_.value, tile_.value_stride, b, memory_.values, values_);
+      find(tile_.value, b, memory_.values, values_);
       return values_;
     }
     const int count = keys_in_block(tile_.keys, b);
@@ -128,46 +128,40 @@ class BlockRows {
     keys_block_ = -1;
     for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
       rows[c] = reinterpret_cast<const char*>(
-          as_float32(value_row(b, c), tile_.head_dim, tile_.dtype,
+          as_float32(tile_.value, index(b, c), tile_.head_dim,
                      memory_.keys + static_cast<std::int64_t>(c) * tile_.head_dim));
   }
 
   bool values_are_finite(std::int64_t b) {
     if (b == values_block_ && finite_is_known_) return finite_;
-    finite_ = rows_are_finite(tile_.value, tile_.value_stride, b);
+    finite_ = rows_are_finite(tile_.value, b);
     finite_is_known_ = b == values_block_;
     return finite_;
   }
-  bool keys_are_finite(std::int64_t b) const {
-    return rows_are_finite(tile_.key, tile_.key_stride, b);
-  }
+  bool keys_are_finite(std::int64_t b) const { return rows_are_finite(tile_.key, b); }
 
  private:
-  bool rows_are_finite(const void* from, std::int64_t stride, std::int64_t b) const {
+  bool rows_are_finite(const HeadRows& from, std::int64_t b) const {
     for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
-      if (!all_finite(
-              row_at(from, stride, index_of(tile_.keys, b * keys_per_block + c), tile_.dtype),
-              tile_.head_dim, tile_.dtype))
-        return false;
+      if (!all_finite(from, index(b, c), tile_.head_dim)) return false;
     return true;
   }
 
-  const char* value_row(std::int64_t b, int c) const {
-    return row_at(tile_.value, tile_.value_stride, index_of(tile_.keys, b * keys_per_block + c),
-                  tile_.dtype);
+  std::int64_t index(std::int64_t b, int c) const {
+    return index_of(tile_.keys, b * keys_per_block + c);
   }
 
-  const char* words(const char* row, float* converted) const {
-    if (Words::in_place(tile_.dtype)) return row;
-    return reinterpret_cast<const char*>(as_float32(row, tile_.head_dim, tile_.dtype, converted));
+  const char* value_row(std::int64_t b, int c) const { return row_at(tile_.value, index(b, c)); }
+
+  const char* words(const HeadRows& from, std::int64_t row, float* converted) const {
+    if (Words::in_place(from.dtype)) return row_at(from, row);
+    return reinterpret_cast<const char*>(as_float32(from, row, tile_.head_dim, converted));
   }
 
-  void find(const void* from, std::int64_t stride, std::int64_t b, float* converted, Rows& rows) {
+  void find(const HeadRows& from, std::int64_t b, float* converted, Rows& rows) {
     const int count = keys_in_block(tile_.keys, b);
     for (int c = 0; c < count; ++c)
-      rows[c] =
-          words(row_at(from, stride, index_of(tile_.keys, b * keys_per_block + c), tile_.dtype),
-                converted + static_cast<std::int64_t>(c) * tile_.head_dim);
+      rows[c] = words(from, index(b, c), converted + static_cast<std::int64_t>(c) * tile_.head_dim);
     for (int c = count; c < keys_per_block; ++c) rows[c] = rows[count - 1];
   }
 

@@ -56,6 +56,9 @@ class Tokens:
         key_mask: NDArray[np.uint8] | None,
     ) -> None: ...
 
+class KeyScales:
+    def __init__(self, key: NDArray[np.float32], value: NDArray[np.float32]) -> None: ...
+
 class BiasGradients:
     def __init__(
         self,
@@ -78,6 +81,7 @@ def attention(
     block_counts: NDArray[np.int64] | None = None,
     key_norms: NDArray[np.float32] | None = None,
     known_logsumexps: NDArray[np.float64] | None = None,
+    scales: KeyScales | None = None,
 ) -> None: ...
 def attention_gradients(
     query: NDArray[Any],
@@ -101,7 +105,12 @@ def merge(
     output: NDArray[Any],
     logsumexp: NDArray[np.float64],
 ) -> None: ...
-def measure_key_norms(key: NDArray[Any], first_block: int, norms: NDArray[np.float32]) -> None: ...
+def measure_key_norms(
+    key: NDArray[Any],
+    first_block: int,
+    norms: NDArray[np.float32],
+    scales: NDArray[np.float32] | None = None,
+) -> None: ...
 def relative_bias(
     left: NDArray[np.float32], right: NDArray[np.float32], dtype: DType, out: NDArray[Any]
 ) -> None: ...

@@ -11,6 +11,7 @@ from ntk_alibi import _arrays, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.exempt import KeySubset
+from ntk_alibi.fused.quantized_rows import stored
 from ntk_alibi.masks import Problem
 
 
@@ -36,13 +37,17 @@ def attend(
 
     The logsumexp is float64: the backward pass computes weights from it, which float32 would round.
     """
-    storage = _arrays.storage
     output, written = _arrays.empty_pair(call.query)
+    key, key_scales = stored(call.key)
+    value, value_scales = stored(call.value)
+    scales = None
+    if key_scales is not None and value_scales is not None:
+        scales = _core.KeyScales(key_scales, value_scales)
     logsumexp = np.empty(call.query.shape[:3], np.float64) if log else None
     _core.attention(
-        storage(call.query),
-        storage(call.key),
-        storage(call.value),
+        _arrays.storage(call.query),
+        key,
+        value,
         subset.bias,
         call.rule,
         _tokens(call.problem, subset),
@@ -51,6 +56,7 @@ def attend(
         counts,
         norms,
         known,
+        scales,
     )
     if subset.shift is not None and logsumexp is not None:
         logsumexp += subset.shift

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ntk_alibi import _arrays, _core
+from ntk_alibi import _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.fused import checks
+from ntk_alibi.fused.quantized_rows import QuantizedRows, stored
 
 #: Number of keys that are skipped, or read, together.
 BLOCK = 64
@@ -43,7 +44,7 @@ class KeyNorms:
         self.length = 0
         self.norms = np.empty((0, 0, 0, 3), np.float32)  # (batch, key heads, blocks, kinds)
 
-    def update(self, key: Array) -> KeyNorms:
+    def update(self, key: Array | QuantizedRows) -> KeyNorms:
         """Measure the keys from `length` on, and return this object.
 
         Args:
@@ -62,6 +63,7 @@ class KeyNorms:
             grown[:, :, :known] = self.norms[:, :, :known] if known else 0.0
             self.norms = grown
         first = self.length // BLOCK
-        _core.measure_key_norms(_arrays.storage(key), first, self.norms)
+        numbers, scales = stored(key)
+        _core.measure_key_norms(numbers, first, self.norms, scales)
         self.length = length
         return self

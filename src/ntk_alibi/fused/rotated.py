@@ -15,6 +15,7 @@ import numpy as np
 from ntk_alibi import _arrays
 from ntk_alibi.fused import checks
 from ntk_alibi.fused.call import AttentionCall
+from ntk_alibi.fused.quantized_rows import at_least_float32
 from ntk_alibi.positions.log_n import log_n_factors
 
 #: The logarithm of XPOS's fastest factor differs by at most this much between queries that share a
@@ -72,7 +73,7 @@ class RotatedCall:
         rotated = call._replace(
             query=self.rotate_query(call.query),
             key=self.rotate_key(call.key),
-            value=_arrays.promote_to_float32(call.value),
+            value=at_least_float32(call.value),
             rotary=None,
             log_n=None,
         )
@@ -97,7 +98,7 @@ class RotatedCall:
 
     def rotate_key(self, key: Any, *, back: bool = False) -> Any:
         """Rotate keys; back=True applies the transpose, for gradients."""
-        key = _arrays.promote_to_float32(key)
+        key = at_least_float32(key)
         if self._rotary is None:
             return key
         return self._rotary.rotated(key, self._positions[1], back=back)

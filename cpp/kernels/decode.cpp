@@ -13,6 +13,7 @@
 #include "kernels/key_list.h"
 #include "kernels/logsumexp.h"
 #include "kernels/transpose.h"
+#include "kernels/words.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
@@ -98,7 +99,7 @@ class Decoder {
     if (tile_.keys.indices == nullptr && left >= lanes) return load<f32v>(rows.scales + c);
     f32v scales;
     for (int lane = 0; lane < lanes; ++lane)
-      scales[lane] = rows.scales[index_of(tile_.keys, c + (lane < left ? lane : left - 1))];
+      scales[lane] = rows.scales[index_of(tile_.keys, key_at(c, lane, left))];
     return scales;
   }
 
@@ -155,23 +156,39 @@ class Decoder {
   // Dot products of `lanes` keys from key c on. Only `left` keys are left; the last one is
   // repeated.
   f32v products(std::int64_t c, int left) const {
-    const int whole = tile_.head_dim / lanes * lanes;
+    const int vectors = tile_.head_dim / lanes;
+    f32v dots = vectors == 4   ? whole_vectors<4>(c, left, 4)
+                : vectors == 8 ? whole_vectors<8>(c, left, 8)
+                               : whole_vectors<0>(c, left, vectors);
+    if (vectors * lanes < tile_.head_dim) {
+      f32v rest = {};
+      for (int u = 0; u < lanes; ++u)
+        for (int d = tile_.head_dim - 1; d >= vectors * lanes; --d)
+          rest[u] += query_[d] * element(row(tile_.key, key_at(c, u, left)), d, dtype);
+      dots += rest;
+    }
+    return dtype == DType::int8 ? dots * scales(tile_.key, c, left) : dots;
+  }
+
+  // The products over the channels that fill whole vectors, a number known at compile time unless
+  // Vectors is 0.
+  template <int Vectors>
+  f32v whole_vectors(std::int64_t c, int left, int vectors) const {
     f32v sums[lanes];
-    float rest[lanes] = {};
+    NTK_ALIBI_UNROLL
     for (int u = lanes - 1; u >= 0; --u) {
-      const char* key = row(tile_.key, c + (u < left ? u : left - 1));
-      for (int d = tile_.head_dim - 1; d >= whole; --d)
-        rest[u] += query_[d] * element(key, d, dtype);
+      const char* key = row(tile_.key, key_at(c, u, left));
       f32v sum = {};
-      for (int d = whole - lanes; d >= 0; d -= lanes)
-        sum += load<f32v>(query_ + d) * elements(key, d, dtype);
+      for (int v = (Vectors ? Vectors : vectors) - 1; v >= 0; --v)
+        sum += load<f32v>(query_ + v * lanes) * elements(key, v * lanes, dtype);
       sums[u] = sum;
     }
-    transpose(sums);
-    for (int distance = lanes / 2; distance > 0; distance /= 2)
-      for (int u = 0; u < distance; ++u) sums[u] += sums[u + distance];
-    const f32v dots = sums[0] + load<f32v>(rest);
-    return dtype == DType::int8 ? dots * scales(tile_.key, c, left) : dots;
+    return sums_of_lanes(sums);
+  }
+
+  // Key c + u, or the last of the `left` keys.
+  static std::int64_t key_at(std::int64_t c, int u, int left) {
+    return c + (u < left ? u : left - 1);
   }
 
   // Scores of `lanes` keys from key c on; -infinity where masked, or beyond the `left` keys.

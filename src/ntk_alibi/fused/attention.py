@@ -115,10 +115,10 @@ def attention(
     torch's own operations, some queries at a time.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or two of them contradict each other; key_norms,
-            return_stats or `QuantizedRows` with tensors that require grad; dropout is not 0 (use
-            `ntk_alibi.patch(model, attention="eager")`, or bias.tensor(...) in torch's SDPA); NumPy
-            arrays are float64 (use `ntk_alibi.reference.attention`).
+        TypeError, ValueError: an argument is wrong, or two of them contradict each other;
+            `QuantizedRows`, key_norms or return_stats with tensors that require grad; dropout is
+            not 0 (use `ntk_alibi.patch(model, attention="eager")`, or bias.tensor(...) in torch's
+            SDPA); NumPy arrays are float64 (use `ntk_alibi.reference.attention`).
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -144,7 +144,9 @@ def attention(
     if _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias):
         checks.without_torch("key_norms", key_norms is not None)
         checks.without_torch("return_stats", return_stats)
-        checks.without_torch("a quantized key or value", any(map(checks.is_quantized, (key, value))))
+        checks.without_torch(
+            "a quantized key or value", any(map(checks.is_quantized, (key, value)))
+        )
         # Imported here, since torch is optional; it is loaded if there is a tensor.
         from ntk_alibi.torch.operator import attention_of_tensors as attend
 

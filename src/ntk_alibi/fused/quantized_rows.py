@@ -44,8 +44,8 @@ class QuantizedRows:
         (1, 8, 5, 16)
     """
 
-    numbers: Array
-    scales: Array
+    numbers: Any
+    scales: Any
 
     def __post_init__(self) -> None:
         checks.quantized_rows(self.numbers, self.scales)
@@ -86,7 +86,7 @@ class QuantizedRows:
         """Whether the scales require grad, which attention refuses."""
         return _arrays.require_grad(self.scales)
 
-    def dequantized(self, dtype: DTypeLike | None = None) -> Array:
+    def dequantized(self, dtype: DTypeLike | None = None) -> Any:
         """Return the products of numbers and scales, rounded to float32, and then to dtype."""
         products = _arrays.to_float32(self.numbers) * self.scales[..., None]
         return products if dtype is None else _arrays.to_dtype(products, dtype)
@@ -118,7 +118,7 @@ def stored(rows: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
 
 def at_least_float32(rows: Any) -> Array:
     """Return keys or values as float32 or wider; differentiable unless they are quantized."""
-    if isinstance(rows, QuantizedRows):
-        return rows.dequantized()
-    promoted: Array = _arrays.promote_to_float32(rows)
+    promoted: Array = (
+        rows.dequantized() if isinstance(rows, QuantizedRows) else _arrays.promote_to_float32(rows)
+    )
     return promoted

@@ -22,12 +22,6 @@ namespace {
 // One pass over the values of a block sums this many vectors of channels.
 constexpr int vectors_per_pass = 8;
 
-float horizontal_max(f32v v) {
-  float greatest = v[0];
-  for (int lane = 1; lane < lanes; ++lane) greatest = v[lane] < greatest ? greatest : v[lane];
-  return greatest;
-}
-
 // dtype is that of keys and values.
 template <DType dtype>
 class Decoder {
@@ -67,7 +61,7 @@ class Decoder {
                                       certificate.least_log_sum()))
         continue;
       add_block(b, reach, maximum, part);
-      certificate.update(larger(known, log_sum(*part)));
+      if (certificate.possible()) certificate.update(larger(known, log_sum(*part)));
     }
     part->log_sum = certificate.least_log_sum();
   }
@@ -115,7 +109,7 @@ class Decoder {
       store(weights_ + c, score);
       maximum = max(maximum, score);
     }
-    return horizontal_max(maximum);
+    return greatest_lane(maximum);
   }
 
   // Turns scores into weights and adds the values.
@@ -133,7 +127,9 @@ class Decoder {
       store(weights_ + c, c < count ? of_numbers(weight, begin + c, count - c) : weight);
       sum += weight;
     }
-    part->sum = part->sum * rescale + horizontal_sum(sum);
+    const float block_sum = horizontal_sum(sum);
+    if (block_sum == 0.0f) return;  // all are masked, or too far to matter in float32
+    part->sum = part->sum * rescale + block_sum;
     int d = 0;
     for (; d + lanes <= tile_.head_dim; d += vectors_per_pass * lanes)
       add_values(begin, count, d, rescale, part->output);

@@ -1,4 +1,4 @@
-// Transposition of a square of lanes x lanes floats, and sums of its rows.
+// Transposition of a square of lanes x lanes floats, and sums and maxima over lanes.
 #pragma once
 
 #include "kernels/simd.h"
@@ -49,6 +49,14 @@ inline f32v sums_of_lanes(f32v (&rows)[lanes]) {
       rows[i] = interleave<0>(rows[i], rows[i + count], All()) +
                 interleave<lanes / 2>(rows[i], rows[i + count], All());
   return rows[0];
+}
+
+// The greatest lane. NaN may be lost.
+inline float greatest_lane(f32v v) {
+  using All = IndicesUpTo<lanes>::type;
+  for (int count = lanes / 2; count > 0; count /= 2)
+    v = max(interleave<0>(v, v, All()), interleave<lanes / 2>(v, v, All()));
+  return v[0];
 }
 
 }  // namespace NTK_ALIBI_ISA

@@ -94,7 +94,7 @@ def _model_table(rounds: int) -> str:
     model, stock = _model(LAYERS), _model(LAYERS)
     na.patch(model)
     with _converted(stock) as peer:
-        for length in (2048, 4096):
+        for length in (512, 2048, 4096):
             prefill: dict[str, Call] = {PATCHED: _forward(model, length)}
             one = {PATCHED: _generate(model, length, 1)}
             more = {PATCHED: _generate(model, length, 1 + TOKENS)}

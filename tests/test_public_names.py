@@ -25,7 +25,7 @@ from ntk_alibi import cli
 NAMES = """
 BAM NTK T5 XPOS ALiBi AlibiAttention BiALiBi DistanceFunction DistanceTable DynamicFlatHeads
 DynamicInterpolation DynamicNTK FlatHeads ForgetGates GrowingCache Interpolation KerpleLog
-KerplePower KeyNorms MaxBias QuantizedRows RoPE Sandwich Scaling WindowCache __version__
+KerplePower KeyNorms Knee MaxBias QuantizedRows RoPE Sandwich Scaling WindowCache __version__
 alibi_slopes attention build_alibi_tensor info log_n_scale merge patch patched plots precision
 reference scaling_from_config set_num_threads unpatch
 """.split()
@@ -94,6 +94,8 @@ KerpleLog.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
 KerplePower(r1, r2)
 KerplePower.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
 KeyNorms()
+Knee(start, factor)
+Knee.to_config()
 MaxBias(factor)
 MaxBias.max_alibi_bias(num_heads)
 KeyNorms.update(key)
@@ -120,7 +122,7 @@ log_n_scale(query_length, key_length, train_length, *, key_padding_mask=None,
 merge(outputs, logsumexps, *, out=None)
 patched(model)
 patch(model, scaling=None, *, attention='fused', compat='exact', window=None, sink=0,
-    causal_block=None)
+    causal_block=None, linear='auto')
 scaling_from_config(config)
 set_num_threads(num_threads)
 unpatch(model)
@@ -213,9 +215,9 @@ torch.alibi_attention.AlibiAttention(num_heads, embed_dim, slopes=None, *, bias=
     generator=None)
 integrations.PatchHandle.undo()
 integrations.patch(model, scaling=None, *, attention='fused', compat='exact', window=None,
-    sink=0, causal_block=None)
+    sink=0, causal_block=None, linear='auto')
 attention_gradients.AttentionGradients(query, key, value, left, right, dense, table=None,
-    table_begin=0, sums=None, first=None)
+    table_begin=0, sums=None, first=None, far_left=None, far_right=None)
 attention_gradients.attention_gradients(query, key, value, output, logsumexp, output_gradient,
     logsumexp_gradient=None, bias=None, *, bias_gradient=False, **options)
 evaluation.study.Plan(train_length, methods=('original', 'interpolation:2', 'interpolation:4',

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import pickle
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -23,6 +25,7 @@ SCALINGS = [
     na.DynamicFlatHeads(),
     na.DynamicFlatHeads(1.5, 1024, 0.5, per="sequence"),
     na.MaxBias(4.0),
+    na.Knee(1024, 28.0),
 ]
 
 
@@ -65,6 +68,8 @@ def test_configs_in_the_manner_of_transformers() -> None:
             na.DynamicFlatHeads(2.0, 1024, per="sequence"),
         ),
         ({"alibi_type": "max_bias", "factor": 2}, na.MaxBias(2.0)),
+        ({"alibi_type": "knee", "start": 1024, "factor": 28}, na.Knee(1024, 28.0)),
+        ({"alibi_type": "knee", "start": 0, "factor": math.inf}, na.Knee(0, math.inf)),
     ]:
         assert na.scaling_from_config(config) == scaling
 
@@ -133,6 +138,8 @@ def test_keys_of_other_scalings_are_refused() -> None:
     for config in (
         {"alibi_type": "flat_heads", "factor": 8, "per": "query"},
         {"alibi_type": "ntk", "factor": 8, "share": 0.5},
+        {"alibi_type": "ntk", "factor": 8, "start": 5},
+        {"alibi_type": "knee", "start": 5, "factor": 8, "per": "query"},
     ):
         with pytest.raises(ValueError, match="is unknown"):
             na.scaling_from_config(config)
@@ -167,3 +174,51 @@ def test_max_bias_is_what_other_formats_store(heads: int) -> None:
     if heads == 8:
         theirs = -build_mpt_alibi_tensor(heads, 2, alibi_bias_max=number)[:, 0, 0].numpy()
         np.testing.assert_allclose(na.alibi_slopes(heads, scaling), theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("start", "factor", "message"),
+    [
+        (-1, 2.0, "start must be between 0"),
+        (1.5, 2.0, "start must be an integer, got 1.5"),
+        (2**31, 2.0, "start must be between 0"),
+        (4, 0.0, "factor must be a finite number > 0, got 0.0"),
+        (4, -2.0, "factor must be a finite number > 0"),
+        (4, -math.inf, "factor must be a finite number > 0"),
+        (4, math.nan, "factor must be a finite number > 0"),
+        (4, "8", "factor must be a number, got '8'"),
+        (4, np.ones(2), "factor must be a number"),
+        (4, True, "factor must be a number"),
+    ],
+)
+def test_the_numbers_of_a_knee_are_checked(start: Any, factor: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        na.Knee(start, factor)
+
+
+@pytest.mark.parametrize("missing", ["start", "factor"])
+def test_a_config_of_a_knee_has_both_numbers(missing: str) -> None:
+    config = {"alibi_type": "knee", "start": 4, "factor": 2.0}
+    del config[missing]
+    with pytest.raises(ValueError, match=f"'{missing}' is missing"):
+        na.scaling_from_config(config)
+
+
+def test_an_infinite_factor_survives_json() -> None:
+    knee = na.Knee(np.int64(7), np.float32(np.inf))
+    assert knee == na.Knee(7, math.inf)
+    assert na.scaling_from_config(json.loads(json.dumps(knee.to_config()))) == knee
+
+
+def test_what_has_one_slope_for_each_head_refuses_a_knee() -> None:
+    knee, mask = na.Knee(4, 2.0), np.ones((1, 9), np.int64)
+    for call in (
+        lambda: na.alibi_slopes(4, knee),
+        lambda: na.plots.slopes(4, knee),
+        lambda: knee.scale_exponents(np.ones(4)),
+    ):
+        with pytest.raises(ValueError, match=r"scaling must act on slopes here, got Knee\(start=4"):
+            call()
+    for anchor in ("first", "last"):
+        with pytest.raises(ValueError, match=r"scaling must not be a knee here.*got Knee\(start=4"):
+            na.build_alibi_tensor(mask, 4, np.float32, knee, anchor=anchor)

@@ -24,7 +24,7 @@ struct Tokens {
 
 // Where the gradients of the bias go.
 struct BiasGradients {
-  std::optional<py::array_t<float>> left, right;
+  std::optional<py::array_t<float>> left, right, far_left, far_right;
   std::optional<py::array_t<double>> table, sums;
   std::optional<py::array_t<float>> dense;
 };
@@ -150,8 +150,10 @@ void bind_attention_gradients(const py::array& query, const py::array& key, cons
   gradients.query = view_tensor(query_gradient);
   gradients.key = view_tensor(key_gradient);
   gradients.value = view_tensor(value_gradient);
-  gradients.left_slopes = data_of(of_bias.left);
-  gradients.right_slopes = data_of(of_bias.right);
+  gradients.slopes[0] = data_of(of_bias.left);
+  gradients.slopes[1] = data_of(of_bias.right);
+  gradients.slopes[2] = data_of(of_bias.far_left);
+  gradients.slopes[3] = data_of(of_bias.far_right);
   gradients.table = data_of(of_bias.table);
   gradients.sums = data_of(of_bias.sums);
   gradients.dense = data_of(of_bias.dense);
@@ -210,9 +212,11 @@ void register_attention(py::module_& module) {
       .def(py::init<py::array_t<float>, py::array_t<float>>(), py::arg("key"), py::arg("value"));
   py::class_<BiasGradients>(module, "BiasGradients")
       .def(py::init<std::optional<py::array_t<float>>, std::optional<py::array_t<float>>,
+                    std::optional<py::array_t<float>>, std::optional<py::array_t<float>>,
                     std::optional<py::array_t<double>>, std::optional<py::array_t<double>>,
                     std::optional<py::array_t<float>>>(),
            py::arg("left") = py::none(), py::arg("right") = py::none(),
+           py::arg("far_left") = py::none(), py::arg("far_right") = py::none(),
            py::arg("table") = py::none(), py::arg("sums") = py::none(),
            py::arg("dense") = py::none());
   module.def("attention", &bind_attention, py::arg("query"), py::arg("key"), py::arg("value"),

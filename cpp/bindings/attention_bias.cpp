@@ -19,6 +19,17 @@ AttentionBias linear_bias(const py::array_t<float>& left, const py::array_t<floa
   return bias;
 }
 
+AttentionBias knee_bias(const py::array_t<float>& left, const py::array_t<float>& right,
+                        const py::array_t<float>& far_left, const py::array_t<float>& far_right,
+                        std::int64_t knee) {
+  AttentionBias bias = linear_bias(left, right);
+  bias.kind = BiasKind::two_sided_knee;
+  bias.far_left = view_slopes(far_left);
+  bias.far_right = view_slopes(far_right);
+  bias.knee = knee;
+  return bias;
+}
+
 AttentionBias table_bias(const py::array_t<float>& table, std::int64_t begin) {
   AttentionBias bias{};
   bias.kind = BiasKind::table;
@@ -53,6 +64,9 @@ void register_attention_bias(py::module_& module) {
   module.def("no_bias", &no_bias);
   module.def("linear_bias", &linear_bias, py::arg("left"), py::arg("right"), py::keep_alive<0, 1>(),
              py::keep_alive<0, 2>());
+  module.def("knee_bias", &knee_bias, py::arg("left"), py::arg("right"), py::arg("far_left"),
+             py::arg("far_right"), py::arg("knee"), py::keep_alive<0, 1>(), py::keep_alive<0, 2>(),
+             py::keep_alive<0, 3>(), py::keep_alive<0, 4>());
   module.def("table_bias", &table_bias, py::arg("table"), py::arg("begin"), py::keep_alive<0, 1>());
   module.def("sums_bias", &sums_bias, py::arg("sums"), py::keep_alive<0, 1>());
   module.def("dense_bias", &dense_bias, py::arg("dense"), py::keep_alive<0, 1>());

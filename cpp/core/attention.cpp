@@ -1,19 +1,22 @@
 #include "core/attention.h"
 
 #include "core/decoding.h"
+#include "core/one_block.h"
 #include "core/prefill.h"
 #include "core/tiles.h"
 
 namespace ntk_alibi {
 namespace {
 
-// A tile computes all its lanes, so that up to this many queries are cheaper one by one.
+// A tile computes all its lanes, so that up to this many queries are cheaper one by one, if there
+// are more keys than these: several queries over fewer keys are cheaper together.
 constexpr std::int64_t most_decoded_queries = 2;
+constexpr std::int64_t few_keys = 16;
 
 bool worth_decoding(const AttentionProblem& problem) {
-  const bool linear =
-      problem.bias.kind == BiasKind::none || problem.bias.kind == BiasKind::two_sided;
-  return linear && problem.query_length <= most_decoded_queries;
+  const bool linear = problem.bias.kind == BiasKind::none || problem.bias.left.data != nullptr;
+  return linear && problem.query_length <= most_decoded_queries &&
+         (problem.query_length == 1 || problem.key_length > few_keys);
 }
 
 }  // namespace
@@ -21,6 +24,7 @@ bool worth_decoding(const AttentionProblem& problem) {
 void attention(const AttentionProblem& problem) {
   const Tiles tiles(problem);
   if (worth_decoding(problem)) return decode(tiles, problem);
+  if (problem.key_length <= keys_per_block) return attend_one_block(tiles, problem);
   prefill(tiles, problem);
 }
 

@@ -39,8 +39,8 @@ class Gradients {
                                          std::max<std::int64_t>(1, blocks / least_blocks_per_part));
     if (parts_ > 1) {
       query_parts_.resize(parts_ * rows_ * problem.head_dim);
-      if (gradients.left_slopes != nullptr) left_parts_.resize(parts_ * rows_);
-      if (gradients.right_slopes != nullptr) right_parts_.resize(parts_ * rows_);
+      for (int kind = 0; kind < slope_kinds; ++kind)
+        if (gradients.slopes[kind] != nullptr) slope_parts_[kind].resize(parts_ * rows_);
     }
     if (gradients.table != nullptr)
       tables_.resize(problem.batch * problem.query_heads * problem.bias.table_size);
@@ -51,7 +51,7 @@ class Gradients {
     const std::vector<std::int64_t> order = costliest_first(tasks);
     const int head_dim = static_cast<int>(problem_.head_dim);
     for_each_task(
-        tasks, tiles_.kernels().gradient_scratch_bytes(head_dim),
+        {tasks, 1, TaskOrder::as_listed}, {tiles_.kernels().gradient_scratch_bytes(head_dim), 0},
         [&](std::int64_t n, void* scratch, StopCheck stop) { run_task(order[n], scratch, stop); });
     if (parts_ > 1) join_parts();
     if (gradients_.table != nullptr) join_tables();
@@ -62,7 +62,7 @@ class Gradients {
   std::vector<std::int64_t> costliest_first(std::int64_t tasks) const {
     std::vector<std::int64_t> order(tasks);
     std::iota(order.begin(), order.end(), 0);
-    if (problem_.bias.kind != BiasKind::two_sided || problem_.query_length == 0) return order;
+    if (problem_.bias.left.data == nullptr || problem_.query_length == 0) return order;
     const std::int64_t group = problem_.query_heads / problem_.key_heads;
     const auto slope = [&](std::int64_t task) {
       const std::int64_t head = task / parts_;
@@ -120,8 +120,8 @@ class Gradients {
       gradient.query_gradient_stride = gradients_.query.row_stride;
       gradient.query_gradient_dtype = p.dtype;
     }
-    gradient.left_slopes = slopes_of(part, row, left_parts_, gradients_.left_slopes);
-    gradient.right_slopes = slopes_of(part, row, right_parts_, gradients_.right_slopes);
+    for (int kind = 0; kind < slope_kinds; ++kind)
+      gradient.slopes[kind] = slopes_of(part, row, slope_parts_[kind], gradients_.slopes[kind]);
     double query_sums[most_queries_per_tile];
     if (gradients_.sums != nullptr) {
       gradient.query_sums = query_sums;
@@ -171,8 +171,8 @@ class Gradients {
           sum, static_cast<int>(head_dim), 1.0f, problem_.dtype,
           row_of(gradients_.query, problem_.dtype, head / problem_.query_heads,
                  head % problem_.query_heads, row % problem_.query_length));
-      join_slopes(left_parts_, row, gradients_.left_slopes);
-      join_slopes(right_parts_, row, gradients_.right_slopes);
+      for (int kind = 0; kind < slope_kinds; ++kind)
+        join_slopes(slope_parts_[kind], row, gradients_.slopes[kind]);
     });
   }
 
@@ -194,7 +194,7 @@ class Gradients {
   const std::int64_t rows_;                                    // batch x heads x queries
   const std::int64_t width_;                                   // channels of padded rows
   std::int64_t parts_;                                         // of the keys of each head
-  std::vector<float> query_parts_, left_parts_, right_parts_;  // (parts, rows, ...)
+  std::vector<float> query_parts_, slope_parts_[slope_kinds];  // (parts, rows, ...)
   std::vector<double> tables_;                                 // (batch, heads, distances)
 };
 

@@ -13,11 +13,10 @@ struct AttentionGradients {
   const float* logsumexp_gradient;  // (batch, heads, queries), contiguous, or null
   TensorView query, key, value;     // shapes and dtypes of the inputs
   // Gradients of the bias, contiguous; null pointers are skipped.
-  float* left_slopes;   // (batch, heads, queries)
-  float* right_slopes;  // (batch, heads, queries)
-  double* table;        // (heads, distances), added to
-  double* sums;         // (batch, heads, keys), added to
-  float* dense;         // (batch, heads, queries, keys)
+  float* slopes[slope_kinds];  // (batch, heads, queries) each: left, right, far left, far right
+  double* table;               // (heads, distances), added to
+  double* sums;                // (batch, heads, keys), added to
+  float* dense;                // (batch, heads, queries, keys)
 };
 
 // Results have the same bits in every run and for any number of threads.

@@ -106,4 +106,12 @@ void select_isa(const std::string& name) {
 
 const KernelTable& active_kernels() { return *active().load()->kernels; }
 
+const char* cpu_vendor() {
+#if defined(__x86_64__) || defined(__i386__)
+  if (__builtin_cpu_is("intel")) return "intel";
+  if (__builtin_cpu_is("amd")) return "amd";
+#endif
+  return "other";
+}
+
 }  // namespace ntk_alibi

@@ -19,4 +19,7 @@ void select_isa(const std::string& name);
 
 const KernelTable& active_kernels();
 
+// Who made the processor: "intel", "amd", or "other", which is also any that is not x86.
+const char* cpu_vendor();
+
 }  // namespace ntk_alibi

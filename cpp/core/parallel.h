@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <type_traits>
+#include <vector>
 
 #include "core/cancellation.h"
 
@@ -53,10 +55,17 @@ void parallel_for_each(std::int64_t count, std::int64_t grain, Body&& body) {
   });
 }
 
+struct ScratchSize {
+  std::int64_t bytes;
+  std::int64_t zeroed;  // this many of them, the first ones, are 0 at the start
+};
+
 // Memory that a thread works in. Kernels want it aligned.
 class ScratchMemory {
  public:
-  explicit ScratchMemory(std::int64_t bytes) : data_(::operator new(bytes, alignment)) {}
+  explicit ScratchMemory(ScratchSize size) : data_(::operator new(size.bytes, alignment)) {
+    std::memset(data_.get(), 0, size.zeroed);
+  }
   void* data() const { return data_.get(); }
 
  private:
@@ -67,17 +76,53 @@ class ScratchMemory {
   std::unique_ptr<void, Delete> data_;
 };
 
-// Calls body(task, scratch, stop) for every task, with the cancellation as kernels take it. Tasks
-// differ in cost, so a thread takes the next task when it has finished one.
+// How threads share tasks that differ in cost.
+enum class TaskOrder {
+  // A thread begins with a range of its own, and then helps the others. Neighbouring tasks read the
+  // same memory, which would else wander between the caches of two threads.
+  neighbours_together,
+  // All threads take tasks from one list. The caller has put the costliest first.
+  as_listed
+};
+
+struct Tasks {
+  std::int64_t count;
+  std::int64_t grain;  // a thread is used for every `grain` tasks
+  TaskOrder order;
+};
+
+// The number of tasks, of so many multiply-adds each, for which a thread is worth waking: it takes
+// as long as 10 microseconds of work.
+inline std::int64_t tasks_per_thread(std::int64_t multiply_adds) {
+  constexpr std::int64_t least_multiply_adds = 1 << 17;
+  return 1 + least_multiply_adds / (1 + multiply_adds);
+}
+
+// Calls body(task, scratch, stop) for every task, with the cancellation as kernels take it.
 template <class Body>
-void for_each_task(std::int64_t tasks, std::int64_t scratch_bytes, Body&& body) {
-  std::atomic<std::int64_t> next{0};
-  const std::int64_t workers = std::min<std::int64_t>(num_threads(), tasks);
-  parallel_for(workers, 1, [&](std::int64_t, std::int64_t, Cancellation& cancellation) {
-    const ScratchMemory scratch(scratch_bytes);
+void for_each_task(Tasks tasks, ScratchSize scratch_size, Body&& body) {
+  if (tasks.count == 0) return;
+  struct alignas(64) Range {
+    std::atomic<std::int64_t> next;
+    std::int64_t end;
+  };
+  const std::int64_t most = std::max<std::int64_t>(1, tasks.count / tasks.grain);
+  const std::int64_t workers = std::min<std::int64_t>(num_threads(), most);
+  const std::int64_t count = tasks.order == TaskOrder::as_listed ? 1 : workers;
+  std::vector<Range> ranges(count);
+  for (std::int64_t r = 0; r < count; ++r) {
+    ranges[r].next = r * tasks.count / count;
+    ranges[r].end = (r + 1) * tasks.count / count;
+  }
+  parallel_for(workers, 1, [&](std::int64_t worker, std::int64_t, Cancellation& cancellation) {
+    const ScratchMemory scratch(scratch_size);
     const StopCheck stop = cancellation.for_kernels();
-    for (std::int64_t task = next++; task < tasks && !cancellation.requested(); task = next++)
-      body(task, scratch.data(), stop);
+    for (std::int64_t r = 0; r < count; ++r) {
+      Range& range = ranges[(worker + r) % count];
+      for (std::int64_t task = range.next++; task < range.end && !cancellation.requested();
+           task = range.next++)
+        body(task, scratch.data(), stop);
+    }
   });
 }
 

@@ -22,15 +22,28 @@ class Prefill {
   }
 
   void run() const {
-    const std::int64_t bytes =
-        tiles_.kernels().attention_scratch_bytes(static_cast<int>(problem_.head_dim));
-    for_each_task(problem_.batch * problem_.query_heads * groups_per_head_, bytes,
+    AttentionTile any{};
+    any.dtype = problem_.dtype;
+    any.key = head_rows(problem_.key, problem_.key_scales, problem_.dtype, 0, 0);
+    any.value = head_rows(problem_.value, problem_.value_scales, problem_.dtype, 0, 0);
+    any.head_dim = static_cast<int>(problem_.head_dim);
+    any.keys.count = problem_.key_length;
+    any.tiles_of_keys = tiles_of_keys();
+    const std::int64_t bytes = tiles_.kernels().attention_scratch_bytes(any);
+    const std::int64_t tasks = problem_.batch * problem_.query_heads * groups_per_head_;
+    const std::int64_t grain =
+        tasks_per_thread(2 * group_ * size_ * problem_.key_length * problem_.head_dim);
+    for_each_task({tasks, grain, TaskOrder::neighbours_together}, {bytes, scratch_header_bytes},
                   [&](std::int64_t number, void* scratch, StopCheck stop) {
                     run_group(number, scratch, stop);
                   });
   }
 
  private:
+  std::int64_t tiles_of_keys() const {
+    return per_head_ * problem_.query_heads / std::max<std::int64_t>(1, problem_.key_heads);
+  }
+
   void run_group(std::int64_t number, void* scratch, StopCheck stop) const {
     // The groups of a head are consecutive, so that its keys and values stay in the caches. The
     // last group goes first: with a causal mask it sees the most keys.
@@ -41,17 +54,18 @@ class Prefill {
     TileRows rows[tiles_per_group];
     AttentionTile tiles[tiles_per_group] = {};
     // All tiles of a group must have the same kind of bias.
-    bool one_sided = true;
+    bool alike = true;
     for (int t = 0; t < count; ++t) {
       const std::int64_t first = (begin + t) * size_;
       const std::int64_t left = problem_.query_length - first;
       tiles[t] = tiles_.describe(b, h, first, std::min<std::int64_t>(size_, left), rows[t]);
+      tiles[t].tiles_of_keys = tiles_of_keys();
       tiles[t].stop = stop;
-      one_sided = one_sided && tiles[t].bias.kind == BiasKind::one_sided;
+      alike = alike && tiles[t].bias.kind == tiles[0].bias.kind;
     }
     std::int64_t visited[tiles_per_group];
     for (int t = 0; t < count; ++t)
-      if (!one_sided) tiles[t].bias.kind = problem_.bias.kind;
+      if (!alike) tiles[t].bias.kind = problem_.bias.kind;
     tiles_.kernels().attention_tiles(tiles, count, scratch, visited);
     for (int t = 0; t < count; ++t) {
       tiles_.refuse_overflow(b, tiles[t]);

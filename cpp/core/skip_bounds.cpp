@@ -55,6 +55,8 @@ void accumulate_from_the_end(std::int64_t blocks, BlockNorms* norms) {
 SkipBounds::SkipBounds(const AttentionProblem& problem, const KeyLists& lists)
     : problem_(problem), blocks_(block_count(problem.key_length)) {
   const BiasKind kind = problem.bias.kind;
+  // A single block has no sum to be compared with.
+  if (blocks_ <= 1 && problem.known_logsumexps == nullptr) return;
   if (problem.max_dropped_share == 0.0 || kind == BiasKind::none || kind == BiasKind::dense) return;
   measure_norms(lists);
   if (kind == BiasKind::table) bound_table();
@@ -70,7 +72,8 @@ void SkipBounds::measure_norms(const KeyLists& lists) {
   key_norms_ = norms_.data();
   key_norms_stride_ = blocks_;
   const KernelTable& kernels = active_kernels();
-  parallel_for_each(p.batch * p.key_heads, 1, [&](std::int64_t row) {
+  const std::int64_t grain = tasks_per_thread(p.key_length * p.head_dim);
+  parallel_for_each(p.batch * p.key_heads, grain, [&](std::int64_t row) {
     const std::int64_t b = row / p.key_heads, h = row % p.key_heads;
     const KeyList keys = lists.of_row(b).view();
     BlockNorms* norms = norms_.data() + row * blocks_;

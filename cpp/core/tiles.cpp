@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 namespace ntk_alibi {
@@ -23,6 +24,26 @@ std::int32_t query_position(const AttentionProblem& problem, std::int64_t b, std
 // Kernels take finite slopes: an infinite one hides its side instead.
 float finite_slope(float slope) {
   return std::isinf(slope) ? 0.0f : std::min(slope, greatest_slope);
+}
+
+// What a linear bias takes off at a distance >= 0, with another slope beyond the knee.
+double penalty(double distance, double slope, double far_slope, double knee) {
+  const double near = std::min(distance, knee);
+  return slope * near + far_slope * (distance - near);
+}
+
+double knee_of(const AttentionBias& bias) {
+  return bias.far_left.data ? static_cast<double>(bias.knee)
+                            : std::numeric_limits<double>::infinity();
+}
+
+// The form without slopes for keys ahead.
+BiasKind one_sided_form(BiasKind kind) {
+  switch (kind) {
+    case BiasKind::two_sided: return BiasKind::one_sided;
+    case BiasKind::two_sided_knee: return BiasKind::one_sided_knee;
+    default: return kind;
+  }
 }
 
 }  // namespace
@@ -69,18 +90,26 @@ void Tiles::describe_queries(std::int64_t b, std::int64_t h, std::int64_t first,
     VisibleInterval interval = p.mask.interval(rows.positions[r]);
     std::int64_t nearest = 0;
     rows.shifts[r] = 0.0;
-    if (p.bias.kind == BiasKind::two_sided) {
+    if (p.bias.left.data != nullptr) {
+      const bool bent = p.bias.far_left.data != nullptr;
       const float left = slope_at(p.bias.left, b, h, i), right = slope_at(p.bias.right, b, h, i);
+      const float far_left = bent ? slope_at(p.bias.far_left, b, h, i) : left;
+      const float far_right = bent ? slope_at(p.bias.far_right, b, h, i) : right;
       if (std::isinf(left)) interval.hide_keys_behind();
       if (std::isinf(right)) interval.hide_keys_ahead();
       rows.left_slopes[r] = finite_slope(left);
       rows.right_slopes[r] = finite_slope(right);
+      rows.far_left_slopes[r] = finite_slope(far_left);
+      rows.far_right_slopes[r] = finite_slope(far_right);
       const bool moderate =
-          rows.left_slopes[r] <= moderate_slope && rows.right_slopes[r] <= moderate_slope;
+          std::max(rows.left_slopes[r], rows.right_slopes[r]) <= moderate_slope &&
+          std::max(rows.far_left_slopes[r], rows.far_right_slopes[r]) <= moderate_slope;
       nearest =
           keys_of(b).one_sided_distance(rows.positions[r], interval, moderate ? near_distance : 0);
-      rows.shifts[r] = nearest > 0   ? -static_cast<double>(left) * nearest
-                       : nearest < 0 ? static_cast<double>(right) * nearest
+      const double away = std::abs(static_cast<double>(nearest));
+      rows.knees[r] = static_cast<float>(std::max(knee_of(p.bias) - away, 0.0));
+      rows.shifts[r] = nearest > 0   ? -penalty(away, left, far_left, knee_of(p.bias))
+                       : nearest < 0 ? -penalty(away, right, far_right, knee_of(p.bias))
                                      : 0.0;
     }
     rows.origins[r] = static_cast<std::int32_t>(rows.positions[r] - nearest);
@@ -97,12 +126,15 @@ TileBias Tiles::describe_bias(std::int64_t b, std::int64_t h, std::int64_t first
   const bool sees_ahead = std::any_of(rows.least_distances, rows.least_distances + count,
                                       [](std::int32_t least) { return least < 0; });
   TileBias tile_bias;
-  tile_bias.kind =
-      bias.kind == BiasKind::two_sided && !sees_ahead ? BiasKind::one_sided : bias.kind;
+  tile_bias.kind = sees_ahead ? bias.kind : one_sided_form(bias.kind);
   tile_bias.origins = rows.origins;
   tile_bias.shifts = rows.shifts;
-  tile_bias.left_slopes = rows.left_slopes;
-  tile_bias.right_slopes = rows.right_slopes;
+  tile_bias.left_slopes = bias.left.data ? rows.left_slopes : nullptr;
+  tile_bias.right_slopes = bias.left.data ? rows.right_slopes : nullptr;
+  tile_bias.far_left_slopes = bias.far_left.data ? rows.far_left_slopes : nullptr;
+  tile_bias.far_right_slopes = bias.far_left.data ? rows.far_right_slopes : nullptr;
+  tile_bias.knees = bias.far_left.data ? rows.knees : nullptr;
+  tile_bias.query_knee = static_cast<float>(knee_of(bias));
   tile_bias.table = bias.table ? bias.table + h * bias.table_head_stride : nullptr;
   tile_bias.table_begin = bias.table_begin;
   tile_bias.table_size = bias.table_size;
@@ -144,6 +176,10 @@ void Tiles::count_blocks(std::int64_t head, const AttentionTile& tile, std::int6
   std::int64_t* counts = problem_.block_counts + 2 * head;
   __atomic_fetch_add(counts, visited, __ATOMIC_RELAXED);
   __atomic_fetch_add(counts + 1, kernels_.visible_blocks(tile), __ATOMIC_RELAXED);
+}
+
+void Tiles::count_visible_blocks(std::int64_t head, const AttentionTile& tile) const {
+  if (problem_.block_counts != nullptr) count_blocks(head, tile, kernels_.visible_blocks(tile));
 }
 
 }  // namespace ntk_alibi

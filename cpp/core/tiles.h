@@ -20,6 +20,9 @@ struct TileRows {
   double shifts[most_queries_per_tile];
   float left_slopes[most_queries_per_tile];
   float right_slopes[most_queries_per_tile];
+  float far_left_slopes[most_queries_per_tile];
+  float far_right_slopes[most_queries_per_tile];
+  float knees[most_queries_per_tile];
   double sums[most_queries_per_tile];
 };
 
@@ -40,6 +43,9 @@ class Tiles {
 
   // Adds to the statistics of a head, numbered as (batch, head).
   void count_blocks(std::int64_t head, const AttentionTile& tile, std::int64_t visited) const;
+
+  // The same for a tile that reads all blocks that it sees.
+  void count_visible_blocks(std::int64_t head, const AttentionTile& tile) const;
 
  private:
   void describe_queries(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,

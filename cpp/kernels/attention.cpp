@@ -26,12 +26,12 @@ void begin_tile(const AttentionTile& tile, const Scratch& s) {
     for (int v = 0; v < vectors_per_tile; ++v) store_vector(s.output, d, v, f32v{});
 }
 
-void write_tile(const AttentionTile& tile, const Scratch& s, float* rows) {
+void write_tile(const AttentionTile& tile, const Scratch& s) {
   for (int v = 0; v < vectors_per_tile; ++v) {
     const f32v sum = vector_of(s.sum, 0, v);
     store_vector(s.rescale, 0, v, sum == 0.0f ? f32v{} : 1.0f / sum);
   }
-  write_lanes(s.output, s.rescale, tile, rows, {tile.output, tile.output_stride, tile.dtype});
+  write_lanes(s.output, s.rescale, tile, {tile.output, tile.output_stride, tile.dtype});
   if (tile.logsumexp != nullptr)
     for (int r = 0; r < tile.query_count; ++r)
       tile.logsumexp[r] = logsumexp(s.maximum[r], s.sum[r], tile.bias.shifts[r]);
@@ -234,16 +234,23 @@ void walk(const AttentionTile* tiles, const Scratch* s, int count, BlockRows<Wor
     }
     if (done) break;
   }
-  for (int t = 0; t < count; ++t) visited[t] = walks[t]->finish();
+  for (int t = 0; t < count; ++t) {
+    prefetch_rows<1>(tiles[t].output, tiles[t].output_stride, tiles[t].query_count,
+                     tiles[t].head_dim, tiles[t].dtype);
+    visited[t] = walks[t]->finish();
+  }
 }
 
 template <class Words>
 void attend(const AttentionTile* tiles, int count, void* memory, std::int64_t* visited) {
   const int head_dim = tiles[0].head_dim;
   Pieces pieces(memory);
-  const RowScratch row_memory = pieces.rows(head_dim);
+  const RowScratch row_memory = pieces.rows(head_dim, slots_for(tiles[0]));
   BlockRows<Words> rows(tiles[0], row_memory);
   Scratch s[tiles_per_group] = {};
+  for (int t = 0; t < count; ++t)
+    prefetch_rows<0>(tiles[t].query, tiles[t].query_stride, tiles[t].query_count, head_dim,
+                     tiles[t].dtype);
   for (int t = 0; t < count; ++t) {
     s[t] = pieces.tile(head_dim);
     Rows queries;
@@ -255,19 +262,21 @@ void attend(const AttentionTile* tiles, int count, void* memory, std::int64_t* v
     case BiasKind::none: walk<Words, NoBias>(tiles, s, count, rows, visited); break;
     case BiasKind::one_sided: walk<Words, OneSidedBias>(tiles, s, count, rows, visited); break;
     case BiasKind::two_sided: walk<Words, TwoSidedBias>(tiles, s, count, rows, visited); break;
+    case BiasKind::one_sided_knee: walk<Words, OneSidedKnee>(tiles, s, count, rows, visited); break;
+    case BiasKind::two_sided_knee: walk<Words, TwoSidedKnee>(tiles, s, count, rows, visited); break;
     case BiasKind::table: walk<Words, TableBias>(tiles, s, count, rows, visited); break;
     case BiasKind::sums: walk<Words, SumsBias>(tiles, s, count, rows, visited); break;
     case BiasKind::dense: walk<Words, DenseBias>(tiles, s, count, rows, visited); break;
   }
-  for (int t = 0; t < count; ++t) write_tile(tiles[t], s[t], row_memory.keys);
+  for (int t = 0; t < count; ++t) write_tile(tiles[t], s[t]);
 }
 
 }  // namespace
 
-std::int64_t attention_scratch_bytes(int head_dim) {
+std::int64_t attention_scratch_bytes(const AttentionTile& tile) {
   Pieces pieces;
-  pieces.rows(head_dim);
-  for (int t = 0; t < tiles_per_group; ++t) pieces.tile(head_dim);
+  pieces.rows(tile.head_dim, slots_for(tile));
+  for (int t = 0; t < tiles_per_group; ++t) pieces.tile(tile.head_dim);
   return pieces.bytes();
 }
 

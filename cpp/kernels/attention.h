@@ -19,7 +19,7 @@ constexpr int vectors_per_tile = 3, rows_per_step = 4;
 #endif
 constexpr int queries_per_tile = vectors_per_tile * lanes;
 
-std::int64_t attention_scratch_bytes(int head_dim);
+std::int64_t attention_scratch_bytes(const AttentionTile& tile);
 void attention_tiles(const AttentionTile* tiles, int count, void* scratch, std::int64_t* visited);
 
 }  // namespace NTK_ALIBI_ISA

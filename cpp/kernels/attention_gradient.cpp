@@ -29,7 +29,7 @@ struct GradientScratch {
 GradientScratch divide(Pieces& pieces, int head_dim) {
   GradientScratch s;
   s.tile = pieces.tile(head_dim);
-  s.rows = pieces.rows(head_dim);
+  s.rows = pieces.rows(head_dim, 1);
   s.output_gradient = pieces.take(head_dim * tile_row());
   s.correction = pieces.take(tile_row());
   s.query_rows = pieces.take(queries_per_tile * static_cast<std::int64_t>(padded(head_dim)));
@@ -139,7 +139,10 @@ class GradientWalk {
   }
 
   void run() {
-    for (int v = 0; v < vectors_per_tile; ++v) left_[v] = right_[v] = query_sums_[v] = f32v{};
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      query_sums_[v] = f32v{};
+      for (auto& sums : slopes_) sums[v] = f32v{};
+    }
     const std::int64_t middle = reach_.last_block_behind(tile_);
     for (std::int64_t b = smaller_of(middle, gradient_.end_block - 1); b >= gradient_.first_block;
          --b) {
@@ -222,7 +225,8 @@ class GradientWalk {
   }
 
   void add_bias_gradients(const ScoredBlock& block) {
-    const bool slopes = gradient_.left_slopes != nullptr || gradient_.right_slopes != nullptr;
+    bool slopes = false;
+    for (const float* of_slopes : gradient_.slopes) slopes = slopes || of_slopes != nullptr;
     if (slopes) add_slopes(block);
     if (gradient_.query_sums != nullptr) add_sums(block);
     if (gradient_.table != nullptr) add_table(block);
@@ -234,17 +238,21 @@ class GradientWalk {
   }
 
   void add_slopes(const ScoredBlock& block) {
+    const f32v knee = broadcast(tile_.bias.query_knee);
     for (int v = 0; v < vectors_per_tile; ++v) {
       const i32v position = load<i32v>(s_.tile.ints + v * lanes);
-      f32v left = {}, right = {};
+      f32v sums[slope_kinds] = {};
       for (int c = 0; c < block.count; ++c) {
         const i32v distance = position - broadcast(position_of(tile_.keys, key_of(block, c)));
-        const f32v weighted = vector_of(s_.tile.scores[1], c, v) * to_float(distance);
-        left -= distance > 0 ? weighted : f32v{};
-        right += distance < 0 ? weighted : f32v{};
+        const f32v whole = magnitude(to_float(distance)), near = min(whole, knee);
+        const f32v gradient = vector_of(s_.tile.scores[1], c, v);
+        const f32v of_near = gradient * near, of_far = gradient * (whole - near);
+        sums[0] -= distance > 0 ? of_near : f32v{};
+        sums[1] -= distance < 0 ? of_near : f32v{};
+        sums[2] -= distance > 0 ? of_far : f32v{};
+        sums[3] -= distance < 0 ? of_far : f32v{};
       }
-      left_[v] += left;
-      right_[v] += right;
+      for (int kind = 0; kind < slope_kinds; ++kind) slopes_[kind][v] += sums[kind];
     }
   }
 
@@ -282,13 +290,13 @@ class GradientWalk {
 
   void write() {
     for (int r = 0; r < queries_per_tile; ++r) s_.tile.rescale[r] = tile_.scale;
-    write_lanes(s_.tile.output, s_.tile.rescale, tile_, s_.rows.keys,
+    write_lanes(s_.tile.output, s_.tile.rescale, tile_,
                 {gradient_.query_gradient, gradient_.query_gradient_stride,
                  gradient_.query_gradient_dtype});
     for (int r = 0; r < tile_.query_count; ++r) {
       const int v = r / lanes, lane = r % lanes;
-      if (gradient_.left_slopes != nullptr) gradient_.left_slopes[r] = left_[v][lane];
-      if (gradient_.right_slopes != nullptr) gradient_.right_slopes[r] = right_[v][lane];
+      for (int kind = 0; kind < slope_kinds; ++kind)
+        if (gradient_.slopes[kind] != nullptr) gradient_.slopes[kind][r] = slopes_[kind][v][lane];
       if (gradient_.query_sums != nullptr) gradient_.query_sums[r] = query_sums_[v][lane];
     }
   }
@@ -299,7 +307,7 @@ class GradientWalk {
   BlockRows<Float32Words> rows_;
   const TileReach reach_;
   Certificate certificate_;
-  f32v left_[vectors_per_tile], right_[vectors_per_tile], query_sums_[vectors_per_tile];
+  f32v slopes_[slope_kinds][vectors_per_tile], query_sums_[vectors_per_tile];
 };
 
 }  // namespace
@@ -313,11 +321,14 @@ std::int64_t gradient_scratch_bytes(int head_dim) {
 void gradient_tile(const GradientTile& gradient, void* scratch) {
   Pieces pieces(scratch);
   const GradientScratch s = divide(pieces, gradient.tile->head_dim);
+  s.rows.stored->key = nullptr;  // nothing is stored yet
   load_gradient(gradient, s);
   switch (gradient.tile->bias.kind) {
     case BiasKind::none: return GradientWalk<NoBias>(gradient, s).run();
     case BiasKind::one_sided: return GradientWalk<OneSidedBias>(gradient, s).run();
     case BiasKind::two_sided: return GradientWalk<TwoSidedBias>(gradient, s).run();
+    case BiasKind::one_sided_knee: return GradientWalk<OneSidedKnee>(gradient, s).run();
+    case BiasKind::two_sided_knee: return GradientWalk<TwoSidedKnee>(gradient, s).run();
     case BiasKind::table: return GradientWalk<TableBias>(gradient, s).run();
     case BiasKind::sums: return GradientWalk<SumsBias>(gradient, s).run();
     case BiasKind::dense: return GradientWalk<DenseBias>(gradient, s).run();

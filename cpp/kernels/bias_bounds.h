@@ -12,10 +12,14 @@ namespace NTK_ALIBI_ISA {
 inline double smaller(double a, double b) { return b < a ? b : a; }
 inline double larger(double a, double b) { return a < b ? b : a; }
 
-// The least slopes of a tile, log2 domain.
+// The least slopes of a tile, log2 domain, up to the knees and beyond, and the least knee. Without
+// a knee both slopes of a side are the same.
 struct LeastSlopes {
   double left = __builtin_inf();
   double right = __builtin_inf();
+  double far_left = __builtin_inf();
+  double far_right = __builtin_inf();
+  double knee = __builtin_inf();
 };
 
 // Bounds that hold for every query of a tile; infinity where there is no proof.
@@ -26,7 +30,9 @@ struct LeastSlopes {
 class BiasBounds {
  public:
   BiasBounds(const AttentionTile& tile, const LeastSlopes& slopes)
-      : tile_(tile), left_(slopes.left), right_(slopes.right) {
+      : tile_(tile),
+        left_(slopes.left, slopes.far_left, slopes.knee, tile.bias.query_knee),
+        right_(slopes.right, slopes.far_right, slopes.knee, tile.bias.query_knee) {
     least_origin_ = greatest_origin_ = tile.bias.origins[0];
     for (int i = 1; i < tile.query_count; ++i) {
       least_origin_ = smaller(least_origin_, tile.bias.origins[i]);
@@ -38,8 +44,10 @@ class BiasBounds {
 
   bool exist() const {
     switch (tile_.bias.kind) {
-      case BiasKind::one_sided: return left_.slope >= 0.0;
-      case BiasKind::two_sided: return left_.slope >= 0.0 && right_.slope >= 0.0;
+      case BiasKind::one_sided:
+      case BiasKind::one_sided_knee: return left_.falls();
+      case BiasKind::two_sided:
+      case BiasKind::two_sided_knee: return left_.falls() && right_.falls();
       case BiasKind::table:
       case BiasKind::sums: return tile_.skipping.behind != nullptr;
       default: return false;
@@ -53,7 +61,7 @@ class BiasBounds {
     if (tile_.bias.kind == BiasKind::table)
       return smaller(at_distance(tile_.skipping.behind, behind, farthest_behind(b)).each,
                      at_distance(tile_.skipping.ahead, -ahead, -farthest_ahead(b)).each);
-    return behind > 0.0 ? -left_.slope * behind : ahead > 0.0 ? -right_.slope * ahead : 0.0;
+    return behind > 0.0 ? left_.from(behind) : ahead > 0.0 ? right_.from(ahead) : 0.0;
   }
 
   double back_from(std::int64_t b) const {
@@ -84,16 +92,44 @@ class BiasBounds {
 
  private:
   // A lower bound of a slope, and the geometric series sum_t 2^(-slope t) = 1 / ratio.
-  struct Side {
-    explicit Side(double rounded) : slope(rounded / rounding_slack) {
+  struct Piece {
+    explicit Piece(double rounded) : slope(rounded / rounding_slack) {
       ratio = 1.0 - __builtin_exp2(-slope);
       log_sum = -__builtin_log2(ratio);
     }
-    // Bounds the sum over at most `keys` keys at different distances, all >= nearest.
-    double sum_from(double nearest, double keys) const {
-      return -slope * nearest + (ratio * keys > 1.0 ? log_sum : __builtin_log2(keys));
+    // Bounds log2 of the sum of the first `terms` terms.
+    double sum_of(double terms) const {
+      return ratio * terms > 1.0 ? log_sum : __builtin_log2(terms);
     }
     double slope, ratio, log_sum;
+  };
+
+  // The keys behind or ahead: one piece up to the knee, another beyond.
+  struct Side {
+    Side(double slope, double far_slope, double least_knee, double greatest_knee)
+        : near(slope), far(far_slope), knee(near.slope >= far.slope ? least_knee : greatest_knee) {}
+    bool falls() const { return near.slope >= 0.0 && far.slope >= 0.0; }
+    // Bounds the bias at all distances >= nearest.
+    double from(double nearest) const {
+      const double before = smaller(nearest, knee);
+      return -near.slope * before - far.slope * (nearest - before);
+    }
+    // Bounds the sum over at most `keys` keys at different distances, all >= nearest.
+    double sum_from(double nearest, double keys) const {
+      const double before = larger(knee - nearest, 0.0);
+      if (before >= keys) return from(nearest) + near.sum_of(keys);
+      const double beyond = from(nearest + before) + far.sum_of(keys - before);
+      if (before == 0.0) return beyond;
+      const double up_to = from(nearest) + near.sum_of(before);
+      return up_to > beyond ? up_to + added(up_to - beyond) : beyond + added(beyond - up_to);
+    }
+    // Bounds log2(1 + 2^-x) for x >= 0 without the exponential, which every block would need.
+    static double added(double x) {
+      const double nats = x / log2_e_double;
+      return smaller(1.0, log2_e_double / (1.0 + nats + 0.5 * nats * nats));
+    }
+    const Piece near, far;
+    const double knee;
   };
 
   double nearest_behind(std::int64_t b) const {

@@ -1,9 +1,10 @@
 // Biases as functors, log2 domain. at() adds the bias to the products of one key with a vector of
-// queries; it is given the distances from the origins of their biases. A linear bias depends on the
-// distance alone and is never -infinity.
+// queries; it is given the distances from the origins of their biases. A linear bias, with a knee
+// or without, depends on the distance alone and is never -infinity.
 #pragma once
 
 #include "kernels/key_list.h"
+#include "kernels/knee.h"
 #include "kernels/scratch.h"
 
 namespace ntk_alibi {
@@ -30,6 +31,28 @@ struct TwoSidedBias {
   f32v at(f32v product, std::int64_t, int v, i32v distance) const {
     const f32v slope = distance > 0 ? -vector_of(slopes, 0, v) : vector_of(slopes, 1, v);
     return product + slope * to_float(distance);
+  }
+  const float* slopes;
+};
+
+struct OneSidedKnee {
+  static constexpr bool is_linear = true;
+  OneSidedKnee(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
+  f32v at(f32v product, std::int64_t, int v, i32v distance) const {
+    return below_knee(product, to_float(distance), vector_of(slopes, 4, v), vector_of(slopes, 0, v),
+                      vector_of(slopes, 2, v));
+  }
+  const float* slopes;
+};
+
+struct TwoSidedKnee {
+  static constexpr bool is_linear = true;
+  TwoSidedKnee(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
+  f32v at(f32v product, std::int64_t, int v, i32v distance) const {
+    const f32v slope = distance > 0 ? vector_of(slopes, 0, v) : vector_of(slopes, 1, v);
+    const f32v far_slope = distance > 0 ? vector_of(slopes, 2, v) : vector_of(slopes, 3, v);
+    return below_knee(product, magnitude(to_float(distance)), vector_of(slopes, 4, v), slope,
+                      far_slope);
   }
   const float* slopes;
 };

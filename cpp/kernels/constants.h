@@ -27,7 +27,7 @@ constexpr double rounding_slack = 1.0 + 1e-5;
 // relative to scale |q| |k|. We count the 12 twice.
 constexpr double extra_score_roundings = 24.0;
 
-// A score also has 4 roundings relative to itself. We count them twice.
+// A score also has 4 roundings relative to itself, or 7 with a knee. We count 8.
 constexpr double log_sum_roundings = 8.0;
 
 // Bounds the errors of exp2 and of the sum of weights in the logarithm of that sum.

@@ -11,6 +11,7 @@
 #include "kernels/elements.h"
 #include "kernels/exp2.h"
 #include "kernels/key_list.h"
+#include "kernels/knee.h"
 #include "kernels/logsumexp.h"
 #include "kernels/transpose.h"
 #include "kernels/words.h"
@@ -72,28 +73,35 @@ class Decoder {
                            : -__builtin_inf();
   }
 
+  // A bound of the query's norm; 0 without skipping, which does not use it.
   double query_norm() const {
     double square = 0.0;
+    if (tile_.skipping.norms == nullptr) return square;
     for (int d = 0; d < tile_.head_dim; ++d) square += static_cast<double>(query_[d]) * query_[d];
     return __builtin_sqrt(square) + underflowed_norm;
   }
 
   LeastSlopes slopes() const {
-    if (tile_.bias.kind == BiasKind::none) return {};
-    return {tile_.bias.left_slopes[0] * static_cast<double>(log2_e),
-            tile_.bias.right_slopes[0] * static_cast<double>(log2_e)};
+    const TileBias& bias = tile_.bias;
+    if (bias.kind == BiasKind::none) return {};
+    const bool bent = bias.knees != nullptr;
+    const double unit = log2_e;
+    return {bias.left_slopes[0] * unit, bias.right_slopes[0] * unit,
+            (bent ? bias.far_left_slopes : bias.left_slopes)[0] * unit,
+            (bent ? bias.far_right_slopes : bias.right_slopes)[0] * unit,
+            bent ? bias.knees[0] : __builtin_inf()};
   }
 
   const char* row(const HeadRows& rows, std::int64_t key) const {
     return row_at(rows.data, rows.stride, index_of(tile_.keys, key), dtype);
   }
 
-  // The scales of `lanes` rows from key c on. Only `left` keys are left; the last one is repeated.
+  // The scales of `lanes` rows from key c on; 0 behind the last of the `left` keys.
   f32v scales(const HeadRows& rows, std::int64_t c, int left) const {
     if (tile_.keys.indices == nullptr && left >= lanes) return load<f32v>(rows.scales + c);
-    f32v scales;
-    for (int lane = 0; lane < lanes; ++lane)
-      scales[lane] = rows.scales[index_of(tile_.keys, key_at(c, lane, left))];
+    f32v scales = {};
+    for (int lane = 0; lane < lanes && lane < left; ++lane)
+      scales[lane] = rows.scales[index_of(tile_.keys, c + lane)];
     return scales;
   }
 
@@ -149,8 +157,7 @@ class Decoder {
     return weight == 0.0f ? weight : weight * scales(tile_.value, c, left);
   }
 
-  // Dot products of `lanes` keys from key c on. Only `left` keys are left; the last one is
-  // repeated.
+  // Dot products of `lanes` keys from key c on; 0 behind the last of the `left` keys.
   f32v products(std::int64_t c, int left) const {
     const int vectors = tile_.head_dim / lanes;
     f32v dots = vectors == 4   ? whole_vectors<4>(c, left, 4)
@@ -158,9 +165,9 @@ class Decoder {
                                : whole_vectors<0>(c, left, vectors);
     if (vectors * lanes < tile_.head_dim) {
       f32v rest = {};
-      for (int u = 0; u < lanes; ++u)
+      for (int u = 0; u < lanes && u < left; ++u)
         for (int d = tile_.head_dim - 1; d >= vectors * lanes; --d)
-          rest[u] += query_[d] * element(row(tile_.key, key_at(c, u, left)), d, dtype);
+          rest[u] += query_[d] * element(row(tile_.key, c + u), d, dtype);
       dots += rest;
     }
     return dtype == DType::int8 ? dots * scales(tile_.key, c, left) : dots;
@@ -173,18 +180,15 @@ class Decoder {
     f32v sums[lanes];
     NTK_ALIBI_UNROLL
     for (int u = lanes - 1; u >= 0; --u) {
-      const char* key = row(tile_.key, key_at(c, u, left));
+      sums[u] = f32v{};
+      if (u >= left) continue;
+      const char* key = row(tile_.key, c + u);
       f32v sum = {};
       for (int v = (Vectors ? Vectors : vectors) - 1; v >= 0; --v)
-        sum += load<f32v>(query_ + v * lanes) * elements(key, v * lanes, dtype);
+        sum += load<f32v>(query_ + v * lanes) * load_as_float(key, v * lanes, dtype);
       sums[u] = sum;
     }
     return sums_of_lanes(sums);
-  }
-
-  // Key c + u, or the last of the `left` keys.
-  static std::int64_t key_at(std::int64_t c, int u, int left) {
-    return c + (u < left ? u : left - 1);
   }
 
   // Scores of `lanes` keys from key c on; -infinity where masked, or beyond the `left` keys.
@@ -200,10 +204,17 @@ class Decoder {
                          (iota() < broadcast(static_cast<std::int32_t>(left)));
     f32v score = products;
     if (tile_.bias.kind != BiasKind::none) {
-      const f32v left_slope = broadcast(-tile_.bias.left_slopes[0] * log2_e);
-      const f32v right_slope = broadcast(tile_.bias.right_slopes[0] * log2_e);
-      const i32v from_origin = broadcast(tile_.bias.origins[0]) - position;
-      score += to_float(from_origin) * (from_origin > 0 ? left_slope : right_slope);
+      const TileBias& bias = tile_.bias;
+      const i32v from_origin = broadcast(bias.origins[0]) - position;
+      const auto slope = [&](const float* left, const float* right) {
+        return from_origin > 0 ? broadcast(left[0] * log2_e) : broadcast(right[0] * log2_e);
+      };
+      const f32v distance = magnitude(to_float(from_origin));
+      const f32v near = slope(bias.left_slopes, bias.right_slopes);
+      score = bias.knees == nullptr
+                  ? score - near * distance
+                  : below_knee(score, distance, broadcast(bias.knees[0]), near,
+                               slope(bias.far_left_slopes, bias.far_right_slopes));
     }
     return visible ? score : broadcast(-infinity);
   }
@@ -228,7 +239,7 @@ class Decoder {
       const f32v weight = broadcast(weights_[c]);
       const char* value = row(tile_.value, begin + c);
       for (int v = Vectors - 1; v >= 0; --v)
-        sum[v] += weight * elements(value, d + v * lanes, dtype);
+        sum[v] += weight * load_as_float(value, d + v * lanes, dtype);
     }
     for (int v = 0; v < Vectors; ++v) {
       float* at = output + d + v * lanes;

@@ -15,7 +15,7 @@ inline float element(const void* row, std::int64_t d, DType dtype) {
 }
 
 // `lanes` elements from element d on.
-inline f32v elements(const char* row, int d, DType dtype) {
+inline f32v load_as_float(const char* row, int d, DType dtype) {
   if (dtype == DType::float32) return load<f32v>(reinterpret_cast<const float*>(row) + d);
   if (dtype == DType::int8) return from_int8(load<i8v>(row + d));
   const u16v bits = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
@@ -38,7 +38,7 @@ inline const char* row_at(const HeadRows& rows, std::int64_t row) {
 inline const float* as_float32(const char* row, int head_dim, DType dtype, float* converted) {
   if (dtype == DType::float32) return reinterpret_cast<const float*>(row);
   int d = 0;
-  for (; d + lanes <= head_dim; d += lanes) store(converted + d, elements(row, d, dtype));
+  for (; d + lanes <= head_dim; d += lanes) store(converted + d, load_as_float(row, d, dtype));
   for (; d < head_dim; ++d) converted[d] = element(row, d, dtype);
   return converted;
 }
@@ -51,45 +51,42 @@ inline const float* as_float32(const HeadRows& rows, std::int64_t row, int head_
   return converted;
 }
 
-inline bool all_finite(const char* row, int head_dim, DType dtype) {
-  bool special = false;
-  if (dtype == DType::float32) {
-    u32v exponents = {};
-    int d = 0;
-    for (; d + lanes <= head_dim; d += lanes)
-      exponents |= (u32v)((load<u32v>(row + sizeof(float) * d) & 0x7f800000u) == 0x7f800000u);
-    for (int lane = 0; lane < lanes; ++lane) special |= exponents[lane] != 0;
-    for (; d < head_dim; ++d) special |= !__builtin_isfinite(element(row, d, dtype));
-    return !special;
-  }
-  const std::uint16_t exponent = dtype == DType::bfloat16 ? 0x7f80 : 0x7c00;
-  const std::uint16_t* bits = reinterpret_cast<const std::uint16_t*>(row);
-  for (int d = 0; d < head_dim; ++d) special |= (bits[d] & exponent) == exponent;
-  return !special;
+// Adds 0 x for each number x of the row. The sum turns NaN at the first infinity or NaN.
+inline f32v add_zeros(f32v sum, const char* row, int head_dim, DType dtype) {
+  int d = 0;
+  for (; d + lanes <= head_dim; d += lanes) sum += load_as_float(row, d, dtype) * 0.0f;
+  for (; d < head_dim; ++d) sum[0] += element(row, d, dtype) * 0.0f;
+  return sum;
 }
 
-inline bool all_finite(const HeadRows& rows, std::int64_t row, int head_dim) {
+inline f32v add_zeros(f32v sum, const HeadRows& rows, std::int64_t row, int head_dim) {
+  if (rows.scales == nullptr) return add_zeros(sum, row_at(rows, row), head_dim, rows.dtype);
   constexpr float greatest_int8 = 128.0f;
-  if (rows.scales != nullptr) return __builtin_isfinite(rows.scales[row] * greatest_int8);
-  return all_finite(row_at(rows, row), head_dim, rows.dtype);
+  return sum + rows.scales[row] * greatest_int8 * 0.0f;
 }
 
-// Rounds a row to nearest even. NaN stays NaN.
+inline bool is_finite(f32v zeros) { return horizontal_sum(zeros) == 0.0f; }
+
+// Stores `lanes` numbers from channel d on, rounded to nearest even. NaN stays NaN.
+inline void store_rounded(f32v wide, DType dtype, char* row, int d) {
+  if (dtype == DType::float32) return store(reinterpret_cast<float*>(row) + d, wide);
+  const u16v nan = u16v{} + static_cast<std::uint16_t>(0x7fff);
+  const u16v narrow = dtype == DType::bfloat16 ? to_bfloat16(wide) : to_float16(wide);
+  const u16v is_nan = __builtin_convertvector((u32v)(wide != wide), u16v);
+  store(reinterpret_cast<std::uint16_t*>(row) + d, (narrow & ~is_nan) | (nan & is_nan));
+}
+
+// Stores a row, rounded to nearest even. NaN stays NaN.
 inline void write_row(const float* row, int head_dim, DType dtype, char* out) {
-  if (dtype == DType::float32) {
-    __builtin_memcpy(out, row, head_dim * sizeof(float));
-    return;
-  }
-  std::uint16_t* bits = reinterpret_cast<std::uint16_t*>(out);
-  for (int d = 0; d < head_dim; d += lanes) {
-    const int count = head_dim - d < lanes ? head_dim - d : lanes;
-    f32v wide = {};
-    __builtin_memcpy(&wide, row + d, count * sizeof(float));
-    const u16v narrow = dtype == DType::bfloat16 ? to_bfloat16(wide) : to_float16(wide);
-    __builtin_memcpy(bits + d, &narrow, count * sizeof(std::uint16_t));
-    for (int lane = 0; lane < count; ++lane)
-      if (row[d + lane] != row[d + lane]) bits[d + lane] = 0x7fff;
-  }
+  int d = 0;
+  for (; d + lanes <= head_dim; d += lanes) store_rounded(load<f32v>(row + d), dtype, out, d);
+  if (d == head_dim) return;
+  float rest[lanes] = {};
+  alignas(f32v) char rounded[sizeof(f32v)];
+  const int bytes = dtype == DType::float32 ? 4 : 2;
+  __builtin_memcpy(rest, row + d, (head_dim - d) * sizeof(float));
+  store_rounded(load<f32v>(rest), dtype, rounded, 0);
+  __builtin_memcpy(out + d * bytes, rounded, (head_dim - d) * bytes);
 }
 
 }  // namespace NTK_ALIBI_ISA

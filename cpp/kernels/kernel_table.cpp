@@ -5,20 +5,32 @@
 #include "kernels/decode.h"
 #include "kernels/key_norms.h"
 #include "kernels/merge.h"
+#include "kernels/one_block.h"
 #include "kernels/simd.h"
 #include "kernels/visible_blocks.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-extern const KernelTable kernel_table = {scaled_positions,     linear_bias_row,
-                                         queries_per_tile,     attention_scratch_bytes,
-                                         attention_tiles,      gradient_scratch_bytes,
-                                         gradient_tile,        write_scaled_row,
-                                         decode_scratch_bytes, decode_part,
-                                         merge_parts,          merge_row,
-                                         visible_blocks,       rows_are_finite,
-                                         greatest_norm,        stream_fence};
+extern const KernelTable kernel_table = {scaled_positions,
+                                         linear_bias_row,
+                                         queries_per_tile,
+                                         attention_scratch_bytes,
+                                         attention_tiles,
+                                         lanes,
+                                         one_block_scratch_bytes,
+                                         one_block_tile,
+                                         gradient_scratch_bytes,
+                                         gradient_tile,
+                                         write_scaled_row,
+                                         decode_scratch_bytes,
+                                         decode_part,
+                                         merge_parts,
+                                         merge_row,
+                                         visible_blocks,
+                                         rows_are_finite,
+                                         greatest_norm,
+                                         stream_fence};
 
 }  // namespace NTK_ALIBI_ISA
 }  // namespace ntk_alibi

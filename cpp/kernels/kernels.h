@@ -38,14 +38,18 @@ constexpr int most_queries_per_tile = 32;
 // Up to this many tiles of one head read the keys together.
 constexpr int tiles_per_group = 4;
 
+constexpr int scratch_header_bytes = 4160;
+
 // The term added to a score, in nats. d = query_position - key_position, t = origin - key_position.
 enum class BiasKind : int {
   none,
-  one_sided,  // -left_slope t; only distances >= 0 are visible
-  two_sided,  // -left_slope t for t > 0, right_slope t for t < 0
-  table,      // table[d - table_begin], 0 outside
-  sums,       // query_sums[i] - key_sums[j], differences taken in float64
-  dense       // dense[i * dense_query_stride + j * dense_key_stride]
+  one_sided,       // -left_slope t; only distances >= 0 are visible
+  two_sided,       // -left_slope t for t > 0, right_slope t for t < 0
+  one_sided_knee,  // the same with far_left_slope and far_right_slope where |t| > knee:
+  two_sided_knee,  //   -left_slope min(t, knee) - far_left_slope max(t - knee, 0) for t > 0
+  table,           // table[d - table_begin], 0 outside
+  sums,            // query_sums[i] - key_sums[j], differences taken in float64
+  dense            // dense[i * dense_query_stride + j * dense_key_stride]
 };
 
 // The bias of one tile. Slopes are finite: the core turns infinite ones into a mask.
@@ -56,8 +60,14 @@ struct TileBias {
   // one side: the product of slope and distance is rounded.
   const std::int32_t* origins;
   const double* shifts;
-  const float* left_slopes;  // one for each query
+  // One for each query; null for biases without slopes.
+  const float* left_slopes;
   const float* right_slopes;
+  // One for each query; null for biases without a knee.
+  const float* far_left_slopes;
+  const float* far_right_slopes;
+  const float* knees;  // distances from the origins
+  float query_knee;    // distance from the queries; infinity without a knee
   const float* table;
   std::int64_t table_begin;
   std::int64_t table_size;
@@ -146,11 +156,15 @@ struct AttentionTile {
   TileMask mask;
   TileBias bias;
   Skipping skipping;
+  std::int64_t tiles_of_keys;  // the number of tiles that read these keys
   StopCheck stop;
 };
 
 // Rows of gradients are padded to a multiple of this many channels, which suits every ISA.
 constexpr int gradient_padding = 16;
+
+// Left and right slopes, up to the knee and beyond it.
+constexpr int slope_kinds = 4;
 
 // Gradients of a tile over the blocks of keys [first_block, end_block):
 //   ds_ij = p_ij (do_i.v_j - do_i.o_i + dlse_i), float32.
@@ -168,11 +182,11 @@ struct GradientTile {
   // Added to, in padded rows from first_block on: sum_i ds_ij q_i and sum_i p_ij do_i.
   float* key_gradient;
   float* value_gradient;
-  // Gradients of the bias; null pointers are skipped. The first three are overwritten with one
-  // value for each query: the sum of -d ds_ij over d > 0, the sum of d ds_ij over d < 0, and the
-  // sum of ds_ij.
-  float* left_slopes;
-  float* right_slopes;
+  // Gradients of the bias; null pointers are skipped. Slopes (left, right, far left, far right) and
+  // query_sums are overwritten with one value for each query. With n = min(|d|, query_knee), these
+  // are the sum of -n ds_ij over d > 0, the same over d < 0, the sums of (n - |d|) ds_ij over d > 0
+  // and over d < 0, and the sum of ds_ij.
+  float* slopes[slope_kinds];
   double* query_sums;
   // Added to: -ds_ij for each row of keys, and ds_ij for each distance.
   double* key_sums;
@@ -223,12 +237,20 @@ struct KernelTable {
   void (*linear_bias_row)(const LinearBiasRow& row, DType dtype, bool stream, void* out);
   // The number of queries in a tile of attention_tiles. Scratch memory is aligned to 64 bytes.
   int queries_per_tile;
-  std::int64_t (*attention_scratch_bytes)(int head_dim);
+  // The scratch memory for attention_tiles depends on the dtype, the keys, the strides and the
+  // number of tiles of them. Its first scratch_header_bytes are 0 before the first call; while the
+  // inputs do not change, later calls find there what they can reuse.
+  std::int64_t (*attention_scratch_bytes)(const AttentionTile& tile);
   // softmax(scale q.k + bias) v over the visible keys, and its logsumexp; 0 and -inf where no key
   // is visible. Up to tiles_per_group tiles may share a call if they differ only in their queries,
   // outputs and positions. visited: the number of blocks of keys that each tile read.
   void (*attention_tiles)(const AttentionTile* tiles, int count, void* scratch,
                           std::int64_t* visited);
+  // As attention_tiles, for one tile of at most queries_per_vector queries and at most one block of
+  // keys, which it reads if it is visible.
+  int queries_per_vector;
+  std::int64_t (*one_block_scratch_bytes)(int head_dim);
+  void (*one_block_tile)(const AttentionTile& tile, void* scratch);
   std::int64_t (*gradient_scratch_bytes)(int head_dim);
   void (*gradient_tile)(const GradientTile& gradient, void* scratch);
   // out = row times factor, rounded to nearest even.

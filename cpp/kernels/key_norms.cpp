@@ -9,9 +9,9 @@ namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
 bool rows_are_finite(const HeadRows& rows, std::int64_t first, std::int64_t count, int head_dim) {
-  for (std::int64_t r = first; r < first + count; ++r)
-    if (!all_finite(rows, r, head_dim)) return false;
-  return true;
+  f32v zeros = {};
+  for (std::int64_t r = first; r < first + count; ++r) zeros = add_zeros(zeros, rows, r, head_dim);
+  return is_finite(zeros);
 }
 
 float greatest_norm(const KeyList& keys, std::int64_t b, const HeadRows& key, int head_dim) {
@@ -22,7 +22,7 @@ float greatest_norm(const KeyList& keys, std::int64_t b, const HeadRows& key, in
     f32v squares = {};
     int d = 0;
     for (; d + lanes <= head_dim; d += lanes) {
-      const f32v x = elements(row, d, key.dtype);
+      const f32v x = load_as_float(row, d, key.dtype);
       squares += x * x;
     }
     float sum = horizontal_sum(squares);

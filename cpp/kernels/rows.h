@@ -11,11 +11,24 @@ namespace NTK_ALIBI_ISA {
 
 using Rows = const char* [keys_per_block];
 
-// packed[d][r] = word d of rows[r], times the scale if Words wants scaled queries.
+// Asks for rows that will be read, or written, soon. Rows that follow a pattern which the hardware
+// does not see would each cost a wait for the memory.
+template <int Write>
+void prefetch_rows(const void* rows, std::int64_t stride, int count, int head_dim, DType dtype) {
+  constexpr std::int64_t line = 64;
+  const std::int64_t bytes = row_bytes(1, head_dim, dtype);
+  for (int r = 0; r < count; ++r)
+    for (std::int64_t at = 0; at < bytes; at += line)
+      __builtin_prefetch(row_at(rows, stride, r, dtype) + at, Write);
+}
+
+// packed[d][r] = word d of rows[r] for `queries` rows, times the scale if Words wants scaled
+// queries.
 template <class Words>
-void pack_rows(const char* const* rows, int words, float scale, float* packed) {
+void pack_rows(const char* const* rows, int words, float scale, float* packed,
+               int queries = queries_per_tile) {
   const auto scaled = [&](f32v v) { return Words::queries_have_scale ? v * scale : v; };
-  for (int r = 0; r < queries_per_tile; r += lanes) {
+  for (int r = 0; r < queries; r += lanes) {
     int d = 0;
     for (; d + lanes <= words; d += lanes) {
       f32v square[lanes];
@@ -40,11 +53,15 @@ struct RowsOut {
   DType dtype;
 };
 
-// out[r][d] = packed[d][r] times factors[r]. `rows` is memory for `lanes` rows of head_dim floats.
+// out[r][d] = packed[d][r] times factors[r].
 inline void write_lanes(const float* packed, const float* factors, const AttentionTile& tile,
-                        float* rows, const RowsOut& out) {
-  const std::int64_t head_dim = tile.head_dim;
-  for (int r = 0; r < queries_per_tile; r += lanes) {
+                        const RowsOut& out) {
+  const int head_dim = tile.head_dim;
+  const auto row = [&](int r) {
+    return static_cast<char*>(out.data) + row_bytes(out.stride, r, out.dtype);
+  };
+  for (int r = 0; r < tile.query_count; r += lanes) {
+    const int count = tile.query_count - r < lanes ? tile.query_count - r : lanes;
     const f32v factor = load<f32v>(factors + r);
     int d = 0;
     for (; d + lanes <= head_dim; d += lanes) {
@@ -52,14 +69,13 @@ inline void write_lanes(const float* packed, const float* factors, const Attenti
       for (int i = 0; i < lanes; ++i)
         square[i] = load<f32v>(packed + (d + i) * tile_row() + r) * factor;
       transpose(square);
-      for (int i = 0; i < lanes; ++i) store(rows + i * head_dim + d, square[i]);
+      for (int i = 0; i < count; ++i) store_rounded(square[i], out.dtype, row(r + i), d);
     }
-    for (; d < head_dim; ++d)
-      for (int i = 0; i < lanes; ++i)
-        rows[i * head_dim + d] = packed[d * tile_row() + r + i] * factor[i];
-    for (int i = 0; i < lanes && r + i < tile.query_count; ++i)
-      write_row(rows + i * head_dim, tile.head_dim, out.dtype,
-                static_cast<char*>(out.data) + row_bytes(out.stride, r + i, out.dtype));
+    for (int i = 0; i < count && d < head_dim; ++i) {
+      float rest[lanes];
+      for (int c = d; c < head_dim; ++c) rest[c - d] = packed[c * tile_row() + r + i] * factor[i];
+      write_row(rest, head_dim - d, out.dtype, row(r + i) + row_bytes(1, d, out.dtype));
+    }
   }
 }
 
@@ -79,19 +95,33 @@ inline void pair_rows(const char* even, const char* odd, int head_dim, float* pa
   }
 }
 
-// Finds the rows of a block of keys or values as words, in place or converted. It remembers the
-// last block, since all tiles of a group ask for the same one.
+// Finds the rows of a block of keys or values as words: in place, or stored. Stored rows are
+// converted, or copied from rows that lie apart, which fall into few sets of the caches. All tiles
+// of a group ask for the same block.
 template <class Words>
 class BlockRows {
  public:
-  BlockRows(const AttentionTile& tile, const RowScratch& memory) : tile_(tile), memory_(memory) {}
+  BlockRows(const AttentionTile& tile, const RowScratch& memory) : tile_(tile), memory_(memory) {
+    StoredBlocks& stored = *memory.stored;
+    if (stored.key == tile.key.data && stored.value == tile.value.data &&
+        stored.key_scales == tile.key.scales && stored.value_scales == tile.value.scales &&
+        stored.indices == tile.keys.indices && stored.count == tile.keys.count)
+      return;
+    stored.key = tile.key.data;
+    stored.value = tile.value.data;
+    stored.key_scales = tile.key.scales;
+    stored.value_scales = tile.value.scales;
+    stored.indices = tile.keys.indices;
+    stored.count = tile.keys.count;
+    for (int slot = 0; slot < memory.slots; ++slot)
+      stored.key_blocks[slot] = stored.value_blocks[slot] = 0;
+  }
 
-  const Rows& queries(const AttentionTile& tile, Rows& rows) const {
-    for (int r = 0; r < queries_per_tile; ++r) {
+  const Rows& queries(const AttentionTile& tile, Rows& rows, int count = queries_per_tile) const {
+    for (int r = 0; r < count; ++r) {
       // Lanes without a query repeat the last query; write_lanes does not write them.
       const int i = r < tile.query_count ? r : tile.query_count - 1;
-      rows[r] = words({tile.query, tile.query_stride, tile.dtype, nullptr}, i,
-                      memory_.keys + static_cast<std::int64_t>(r) * tile.head_dim);
+      rows[r] = words({tile.query, tile.query_stride, tile.dtype, nullptr}, i, memory_.floats, r);
     }
     return rows;
   }
@@ -100,7 +130,7 @@ class BlockRows {
   const Rows& keys(std::int64_t b) {
     if (b == keys_block_) return keys_;
     keys_block_ = b;
-    find(tile_.key, b, memory_.keys, keys_);
+    find(tile_.key, b, memory_.keys, memory_.stored->key_blocks, keys_);
     return keys_;
   }
 
@@ -109,60 +139,103 @@ class BlockRows {
     if (b == values_block_) return values_;
     values_block_ = b;
     finite_is_known_ = false;
-    if (Words::keys_per_weight == 1) {
-      find(tile_.value, b, memory_.values, values_);
-      return values_;
-    }
-    const int count = keys_in_block(tile_.keys, b);
-    for (int c = 0; c < count; c += 2) {
-      float* pairs = memory_.values + static_cast<std::int64_t>(c / 2) * tile_.head_dim;
-      pair_rows(value_row(b, c), c + 1 < count ? value_row(b, c + 1) : nullptr, tile_.head_dim,
-                pairs);
-      values_[c / 2] = reinterpret_cast<const char*>(pairs);
-    }
+    if (Words::keys_per_weight == 1)
+      find(tile_.value, b, memory_.values, memory_.stored->value_blocks, values_);
+    else
+      find_pairs(b);
     return values_;
   }
 
-  // Finds values as float32. This overwrites the memory of the keys.
-  void find_float_values(std::int64_t b, Rows& rows) {
-    keys_block_ = -1;
+  // Finds values as float32, for a moment.
+  void find_float_values(std::int64_t b, Rows& rows) const {
     for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
       rows[c] = reinterpret_cast<const char*>(
           as_float32(tile_.value, index(b, c), tile_.head_dim,
-                     memory_.keys + static_cast<std::int64_t>(c) * tile_.head_dim));
+                     memory_.floats + static_cast<std::int64_t>(c) * tile_.head_dim));
   }
 
   bool values_are_finite(std::int64_t b) {
     if (b == values_block_ && finite_is_known_) return finite_;
-    finite_ = rows_are_finite(tile_.value, b);
+    finite_ = are_finite(tile_.value, b);
     finite_is_known_ = b == values_block_;
     return finite_;
   }
-  bool keys_are_finite(std::int64_t b) const { return rows_are_finite(tile_.key, b); }
+  bool keys_are_finite(std::int64_t b) const { return are_finite(tile_.key, b); }
 
  private:
-  bool rows_are_finite(const HeadRows& from, std::int64_t b) const {
-    for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
-      if (!all_finite(from, index(b, c), tile_.head_dim)) return false;
-    return true;
-  }
-
   std::int64_t index(std::int64_t b, int c) const {
     return index_of(tile_.keys, b * keys_per_block + c);
   }
-
-  const char* value_row(std::int64_t b, int c) const { return row_at(tile_.value, index(b, c)); }
-
-  const char* words(const HeadRows& from, std::int64_t row, float* converted) const {
-    if (Words::in_place(from.dtype)) return row_at(from, row);
-    return reinterpret_cast<const char*>(as_float32(from, row, tile_.head_dim, converted));
+  const char* row(const HeadRows& from, std::int64_t b, int c) const {
+    return row_at(from, index(b, c));
   }
 
-  void find(const HeadRows& from, std::int64_t b, float* converted, Rows& rows) {
+  bool are_finite(const HeadRows& from, std::int64_t b) const {
+    f32v zeros = {};
+    for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
+      zeros = add_zeros(zeros, from, index(b, c), tile_.head_dim);
+    return is_finite(zeros);
+  }
+
+  // A row as words, in place or as row c of `converted`.
+  const char* words(const HeadRows& from, std::int64_t row, float* converted, int c) const {
+    if (Words::in_place(from.dtype)) return row_at(from, row);
+    return reinterpret_cast<const char*>(as_float32(
+        from, row, tile_.head_dim, converted + static_cast<std::int64_t>(c) * tile_.head_dim));
+  }
+
+  // The memory of block b, which `fill` fills unless it is there from an earlier tile.
+  template <class Fill>
+  float* stored(std::int64_t b, float* blocks, std::int32_t* numbers, const Fill& fill) const {
+    const int slot = static_cast<int>(b % memory_.slots);
+    float* block = blocks + static_cast<std::int64_t>(slot) * keys_per_block * tile_.head_dim;
+    if (numbers[slot] != b + 1) fill(block);
+    numbers[slot] = static_cast<std::int32_t>(b + 1);
+    return block;
+  }
+
+  void find(const HeadRows& from, std::int64_t b, float* blocks, std::int32_t* numbers,
+            Rows& rows) const {
     const int count = keys_in_block(tile_.keys, b);
-    for (int c = 0; c < count; ++c)
-      rows[c] = words(from, index(b, c), converted + static_cast<std::int64_t>(c) * tile_.head_dim);
+    const bool in_place =
+        Words::in_place(from.dtype) && (from.stride == tile_.head_dim || memory_.slots == 1);
+    if (in_place) {
+      for (int c = 0; c < count; ++c) rows[c] = row(from, b, c);
+    } else {
+      const std::int64_t bytes = Words::in_place(from.dtype)
+                                     ? row_bytes(1, tile_.head_dim, from.dtype)
+                                     : static_cast<std::int64_t>(sizeof(float)) * tile_.head_dim;
+      const char* block = reinterpret_cast<const char*>(stored(b, blocks, numbers, [&](float* to) {
+        if (b > 0) prefetch_block(from, b - 1);
+        for (int c = 0; c < count; ++c) {
+          if (Words::in_place(from.dtype))
+            __builtin_memcpy(reinterpret_cast<char*>(to) + c * bytes, row(from, b, c), bytes);
+          else
+            words(from, index(b, c), to, c);
+        }
+      }));
+      for (int c = 0; c < count; ++c) rows[c] = block + c * bytes;
+    }
     for (int c = count; c < keys_per_block; ++c) rows[c] = rows[count - 1];
+  }
+
+  // The walk goes from the last block back. Rows that lie apart are not foreseen by the hardware.
+  void prefetch_block(const HeadRows& from, std::int64_t b) const {
+    for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
+      prefetch_rows<0>(row(from, b, c), 0, 1, tile_.head_dim, from.dtype);
+  }
+
+  void find_pairs(std::int64_t b) {
+    const HeadRows& from = tile_.value;
+    const int count = keys_in_block(tile_.keys, b);
+    const float* block = stored(b, memory_.values, memory_.stored->value_blocks, [&](float* to) {
+      for (int c = 0; c < count; c += 2)
+        pair_rows(row(from, b, c), c + 1 < count ? row(from, b, c + 1) : nullptr, tile_.head_dim,
+                  to + static_cast<std::int64_t>(c / 2) * tile_.head_dim);
+    });
+    for (int c = 0; c < count; c += 2)
+      values_[c / 2] =
+          reinterpret_cast<const char*>(block + static_cast<std::int64_t>(c / 2) * tile_.head_dim);
   }
 
   const AttentionTile& tile_;

@@ -3,6 +3,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/constants.h"
+#include "kernels/key_list.h"
 #include "kernels/simd.h"
 
 namespace ntk_alibi {
@@ -18,16 +19,48 @@ struct Scratch {
   float* log_sum;        // [1], a lower bound of log2 of the whole sum so far
   float* block_maximum;  // [1], of the current block
   float* rescale;        // [1]: the factor for earlier sums after the maximum rose
-  float* slopes;         // [2]: left and right slopes times log2 e
+  float* slopes;         // [5]: left, right, far left and far right slopes times log2 e; knees
   std::int32_t* ints;  // [5]: query positions, least and greatest distances, ends of sinks, origins
 };
 
-// Memory for the converted rows of a block, which all tiles of a group share. It also holds the
-// rows of queries_per_tile queries or results.
-struct RowScratch {
-  float* keys;
-  float* values;
+// Blocks of one head's keys and values in the form that the products read them, kept for all tiles
+// of the head. Block b is in slot b % slots.
+struct StoredBlocks {
+  static constexpr int most_slots = 512;
+  // The head
+  const void* key;
+  const void* value;
+  const float* key_scales;
+  const float* value_scales;
+  const std::int32_t* indices;
+  std::int64_t count;
+  std::int32_t key_blocks[most_slots];  // b + 1 for each slot, or 0
+  std::int32_t value_blocks[most_slots];
 };
+static_assert(sizeof(StoredBlocks) <= scratch_header_bytes, "StoredBlocks is the scratch header");
+
+struct RowScratch {
+  StoredBlocks* stored;
+  int slots;
+  float* keys;    // [slots][keys_per_block][head_dim]
+  float* values;  // [slots][keys_per_block][head_dim]
+  float* floats;  // [keys_per_block][head_dim]: rows that are needed for a moment
+};
+
+// The blocks of a head are stored if several groups of tiles read them and they cannot be read in
+// place. A head of more blocks than this many bytes hold stores the last ones that it read.
+inline int slots_for(const AttentionTile& tile) {
+  constexpr std::int64_t most_bytes = 16 << 20;
+  const bool in_place = tile.key.dtype == DType::float32 && tile.key.stride == tile.head_dim &&
+                        tile.value.stride == tile.head_dim;
+  if (in_place || tile.head_dim == 0 || tile.tiles_of_keys <= tiles_per_group) return 1;
+  const std::int64_t block_bytes = 2 * sizeof(float) * keys_per_block * tile.head_dim;
+  const std::int64_t most = most_bytes / block_bytes;
+  const std::int64_t blocks = block_count(tile.keys);
+  const std::int64_t slots = blocks < most ? blocks : most;
+  if (slots > StoredBlocks::most_slots) return StoredBlocks::most_slots;
+  return slots > 1 ? static_cast<int>(slots) : 1;
+}
 
 inline std::int64_t tile_row() { return queries_per_tile; }
 
@@ -46,15 +79,20 @@ class Pieces {
     s.log_sum = take(tile_row());
     s.block_maximum = take(tile_row());
     s.rescale = take(tile_row());
-    s.slopes = take(2 * tile_row());
+    s.slopes = take(5 * tile_row());
     s.ints = reinterpret_cast<std::int32_t*>(take(5 * tile_row()));
     return s;
   }
 
-  RowScratch rows(int head_dim) {
+  // The first piece of the scratch memory.
+  RowScratch rows(int head_dim, int slots) {
+    const std::int64_t block = static_cast<std::int64_t>(keys_per_block) * head_dim;
     RowScratch s;
-    s.keys = take(static_cast<std::int64_t>(keys_per_block) * head_dim);
-    s.values = take(static_cast<std::int64_t>(keys_per_block) * head_dim);
+    s.stored = reinterpret_cast<StoredBlocks*>(take(scratch_header_bytes / sizeof(float)));
+    s.slots = slots;
+    s.keys = take(slots * block);
+    s.values = take(slots * block);
+    s.floats = take(block);
     return s;
   }
 

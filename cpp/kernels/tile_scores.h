@@ -9,20 +9,33 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-// Loads the rows that hold one number for each query: positions, masks, slopes.
-inline void load_tile_rows(const AttentionTile& tile, const Scratch& s) {
-  for (int r = 0; r < queries_per_tile; ++r) {
-    const int i = r < tile.query_count ? r : tile.query_count - 1;
-    s.ints[r] = tile.query_positions[i];
-    s.ints[queries_per_tile + r] = tile.mask.least_distances[i];
-    s.ints[2 * queries_per_tile + r] = tile.mask.greatest_distances[i];
-    s.ints[3 * queries_per_tile + r] = tile.mask.sink_ends[i];
-    s.ints[4 * queries_per_tile + r] = tile.bias.origins[i];
-    if (tile.bias.kind == BiasKind::one_sided || tile.bias.kind == BiasKind::two_sided) {
-      lane_row(s.slopes, 0)[r] = tile.bias.left_slopes[i] * log2_e;
-      lane_row(s.slopes, 1)[r] = tile.bias.right_slopes[i] * log2_e;
-    }
-  }
+// to[r] = from[r] for the tile's queries; the other lanes, up to `queries`, repeat the last query.
+template <class T>
+void load_row(const AttentionTile& tile, const T* from, int queries, T* to) {
+  std::memcpy(to, from, sizeof(T) * tile.query_count);
+  for (int r = tile.query_count; r < queries; ++r) to[r] = from[tile.query_count - 1];
+}
+
+// As load_row, times log2 e.
+inline void load_slopes(const AttentionTile& tile, const float* from, int queries, float* to) {
+  load_row(tile, from, queries, to);
+  for (int r = 0; r < queries; r += lanes) store(to + r, load<f32v>(to + r) * log2_e);
+}
+
+// Loads the rows that hold one number for each of `queries` queries: positions, masks, slopes.
+inline void load_tile_rows(const AttentionTile& tile, const Scratch& s,
+                           int queries = queries_per_tile) {
+  const std::int32_t* rows[] = {tile.query_positions, tile.mask.least_distances,
+                                tile.mask.greatest_distances, tile.mask.sink_ends,
+                                tile.bias.origins};
+  for (int i = 0; i < 5; ++i) load_row(tile, rows[i], queries, s.ints + i * queries_per_tile);
+  if (tile.bias.left_slopes == nullptr) return;
+  load_slopes(tile, tile.bias.left_slopes, queries, lane_row(s.slopes, 0));
+  load_slopes(tile, tile.bias.right_slopes, queries, lane_row(s.slopes, 1));
+  if (tile.bias.knees == nullptr) return;
+  load_slopes(tile, tile.bias.far_left_slopes, queries, lane_row(s.slopes, 2));
+  load_slopes(tile, tile.bias.far_right_slopes, queries, lane_row(s.slopes, 3));
+  load_row(tile, tile.bias.knees, queries, lane_row(s.slopes, 4));
 }
 
 // True if the walk over blocks of keys that is at block b must end. Not every block asks.
@@ -44,6 +57,20 @@ NTK_ALIBI_INLINE i32v from_origin(const Scratch& s, int v, std::int32_t key_posi
   return load<i32v>(s.ints + 4 * queries_per_tile + v * lanes) - broadcast(key_position);
 }
 
+// The score of a key with one vector of queries, from their products; -infinity where it is masked.
+template <class Bias>
+NTK_ALIBI_INLINE f32v masked_score(const AttentionTile& tile, const Scratch& s, const Bias& bias,
+                                   f32v product, std::int64_t key, int v) {
+  const std::int32_t key_position = position_of(tile.keys, key);
+  const i32v distance = load<i32v>(s.ints + v * lanes) - broadcast(key_position);
+  const i32v least = load<i32v>(s.ints + queries_per_tile + v * lanes);
+  const i32v most = load<i32v>(s.ints + 2 * queries_per_tile + v * lanes);
+  const i32v sunk = load<i32v>(s.ints + 3 * queries_per_tile + v * lanes) > key_position;
+  const i32v visible = (distance >= least) & ((distance <= most) | sunk);
+  const f32v score = bias.at(product, key, v, from_origin(s, v, key_position));
+  return visible ? score : broadcast(-infinity);
+}
+
 // Turns the stored products of rows_per_step keys into biased and masked scores, and raises
 // `greatest` to them.
 template <class Bias>
@@ -52,19 +79,12 @@ void mask_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
   for (int u = c; u < c + rows_per_step; ++u) {
     // Rows that fill up the last step are masked.
     const bool real = u < block.count;
-    const std::int64_t key = block.number * keys_per_block + (real ? u : block.count - 1);
-    const std::int32_t key_position = position_of(tile.keys, key);
     for (int v = 0; v < vectors_per_tile; ++v) {
-      const i32v distance = load<i32v>(s.ints + v * lanes) - broadcast(key_position);
-      const i32v least = load<i32v>(s.ints + queries_per_tile + v * lanes);
-      const i32v most = load<i32v>(s.ints + 2 * queries_per_tile + v * lanes);
-      const i32v sunk = load<i32v>(s.ints + 3 * queries_per_tile + v * lanes) > key_position;
-      const i32v visible =
-          (distance >= least) & ((distance <= most) | sunk) & broadcast(real ? -1 : 0);
-      const f32v score =
-          bias.at(vector_of(block.scores, u, v), key, v, from_origin(s, v, key_position));
-      store_vector(block.scores, u, v, visible ? score : broadcast(-infinity));
-      greatest[v] = max(greatest[v], vector_of(block.scores, u, v));
+      const f32v score = real ? masked_score(tile, s, bias, vector_of(block.scores, u, v),
+                                             block.number * keys_per_block + u, v)
+                              : broadcast(-infinity);
+      store_vector(block.scores, u, v, score);
+      greatest[v] = max(greatest[v], score);
     }
   }
 }
@@ -118,9 +138,13 @@ double greatest_query_norm(const AttentionTile& tile, const Scratch& s) {
 
 inline LeastSlopes least_slopes(const AttentionTile& tile, const Scratch& s) {
   LeastSlopes least;
+  const int far = tile.bias.knees == nullptr ? 0 : 2;
   for (int r = 0; r < tile.query_count; ++r) {
     least.left = smaller(least.left, lane_row(s.slopes, 0)[r]);
     least.right = smaller(least.right, lane_row(s.slopes, 1)[r]);
+    least.far_left = smaller(least.far_left, lane_row(s.slopes, far)[r]);
+    least.far_right = smaller(least.far_right, lane_row(s.slopes, far + 1)[r]);
+    if (far > 0) least.knee = smaller(least.knee, lane_row(s.slopes, 4)[r]);
   }
   return least;
 }

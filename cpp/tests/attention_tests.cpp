@@ -1,4 +1,5 @@
 // Attention against float64 sums, and from several threads at once.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -13,9 +14,10 @@
 
 using namespace ntk_alibi;
 
-// Causal attention of one head with slope 1/16 against float64 sums. Python tests the other cases.
+// Causal attention of one head with slope 1/16, and 1/64 beyond a knee, against float64 sums.
+// Python tests the other cases.
 void test_attention() {
-  constexpr std::int64_t length = 150, dim = 21;
+  constexpr std::int64_t length = 150, dim = 21, knee = 40;
   constexpr double scale = 0.25, slope = 0.0625;
   for (DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
     const int exponent_bits = dtype == DType::bfloat16 ? 8 : 5, mantissa_bits = 15 - exponent_bits;
@@ -35,7 +37,7 @@ void test_attention() {
                                            : narrow.data() + part * length * dim;
       return TensorView{data, 0, 0, dim};
     };
-    const float slopes[] = {static_cast<float>(slope)};
+    const float slopes[] = {static_cast<float>(slope)}, far_slopes[] = {slopes[0] / 4};
     AttentionProblem problem{};
     problem.dtype = dtype;
     problem.query = view(0), problem.key = view(1), problem.value = view(2);
@@ -47,8 +49,10 @@ void test_attention() {
     problem.head_dim = dim;
     problem.scale = static_cast<float>(scale);
     problem.mask = {true, std::numeric_limits<std::int32_t>::max(), 0, 0};
-    problem.bias.kind = BiasKind::two_sided;
+    problem.bias.kind = BiasKind::two_sided_knee;
     problem.bias.left = problem.bias.right = {slopes, 0, 0, 0};
+    problem.bias.far_left = problem.bias.far_right = {far_slopes, 0, 0, 0};
+    problem.bias.knee = knee;
     problem.max_dropped_share = std::ldexp(1.0, -24);
     attention(problem);
     // Values are below 1: we allow the rounding of the result and some units of float32.
@@ -62,7 +66,9 @@ void test_attention() {
         double dot = 0.0;
         for (std::int64_t d = 0; d < dim; ++d)
           dot += exact[i * dim + d] * exact[(length + j) * dim + d];
-        const double weight = std::exp(scale * dot - slope * static_cast<double>(i - j));
+        const double far = static_cast<double>(std::max<std::int64_t>(i - j - knee, 0));
+        const double bent = static_cast<double>(i - j) - 0.75 * far;
+        const double weight = std::exp(scale * dot - slope * bent);
         total += weight;
         for (std::int64_t d = 0; d < dim; ++d) sum[d] += weight * exact[(2 * length + j) * dim + d];
       }
@@ -80,7 +86,8 @@ void test_attention() {
 // Several threads call, and each call has threads of its own: ThreadSanitizer runs this test, too.
 void test_callers_at_once() {
   for (const bool masked : {false, true}) {
-    for (const auto& [queries, keys] : {std::pair{130, 300}, std::pair{2, 9000}}) {
+    for (const auto& [queries, keys] :
+         {std::pair{130, 300}, std::pair{2, 9000}, std::pair{21, 60}, std::pair{1, 3}}) {
       set_num_threads(1);
       Call serial(queries, keys, masked);
       attention(serial.problem);

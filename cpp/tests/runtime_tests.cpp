@@ -39,10 +39,11 @@ void test_exceptions_leave_parallel_regions() {
       std::atomic<int> begun{0};
       bool caught = false;
       try {
-        for_each_task(100, 64, [&](std::int64_t task, void*, StopCheck) {
-          ++begun;
-          if (task >= failing) throw std::bad_alloc();
-        });
+        for_each_task({100, 1, TaskOrder::neighbours_together}, {64, 64},
+                      [&](std::int64_t task, void*, StopCheck) {
+                        ++begun;
+                        if (task >= failing) throw std::bad_alloc();
+                      });
       } catch (const std::bad_alloc&) {
         caught = true;
       }

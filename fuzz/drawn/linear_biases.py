@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -81,8 +82,11 @@ def _hide(sides: str, left: Floats, right: Floats) -> tuple[Floats, Floats]:
     return left, right
 
 
-def _finished(scene: Scene, left: Floats, right: Floats, exempt: int) -> tuple[Floats, Any]:
-    values, partials = biases.linear(scene.distance, left[..., None], right[..., None])
+def _finished(
+    scene: Scene, left: Floats, right: Floats, exempt: int, knee: na.Knee | None = None
+) -> tuple[Floats, Any]:
+    bend = () if knee is None else ((knee.start, knee.factor),)
+    values, partials = biases.linear(scene.distance, left[..., None], right[..., None], *bend)
     if exempt:
         values, partials = biases.with_exempt(values, partials, _exempt(scene, exempt), 0.0)
     return values, partials
@@ -100,15 +104,28 @@ def _drawn_exempt(scene: Scene) -> int:
     return scene.draw.integer(1, 4) if scene.draw.chance(0.15) else 0
 
 
-def standard(scene: Scene) -> DrawnBias:
+def with_knee(scene: Scene) -> DrawnBias:
+    """ALiBi in any form, with a knee."""
+    draw = scene.draw
+    start = draw.one_of((0, 1, draw.integer(2, 80), draw.integer(2, 500), 2**31 - 1))
+    knee = na.Knee(start, draw.one_of((draw.power(-2, 3), 28.0, math.inf)))
+    make = draw.one_of((standard, own_slopes, two_slopes))
+    return make(scene, knee)
+
+
+def standard(scene: Scene, knee: na.Knee | None = None) -> DrawnBias:
     """ALiBi with its own slopes and a scaling."""
-    scaling, of_heads = scaling_and_slopes(scene)
+    scaling, of_heads = scaling_and_slopes(scene) if knee is None else (knee, _plain)
     heads, sides, exempt = scene.sizes.heads, _sides(scene), _drawn_exempt(scene)
     counts = (heads - heads // 2, heads // 2) if sides == "halves" else (heads,)
     one = np.concatenate([of_heads(n) for n in counts if n], axis=1)
-    values, _ = _finished(scene, *_hide(sides, one, one), exempt)
+    values, _ = _finished(scene, *_hide(sides, one, one), exempt, knee)
     passed = na.ALiBi(heads, scaling, sides=sides, exempt=exempt)  # type: ignore[arg-type]
     return DrawnBias(passed, values)
+
+
+def _plain(heads: int) -> Floats:
+    return slopes.scaled(slopes.exponents(heads), "linear", 1.0).reshape(1, heads, 1)
 
 
 def _slopes(scene: Scene) -> tuple[Any, Floats]:
@@ -137,22 +154,23 @@ def _axes(numbers: Floats) -> Floats:
     return numbers[..., None] if numbers.ndim == 2 else numbers
 
 
-def own_slopes(scene: Scene) -> DrawnBias:
+def own_slopes(scene: Scene, knee: na.Knee | None = None) -> DrawnBias:
     """ALiBi with the caller's slopes."""
     passed, numbers = _slopes(scene)
     sides, exempt = _sides(scene), _drawn_exempt(scene)
-    values, partials = _finished(scene, *_hide(sides, _axes(numbers), _axes(numbers)), exempt)
-    bias = na.ALiBi(scene.sizes.heads, slopes=passed, sides=sides, exempt=exempt)  # type: ignore[arg-type]
+    values, partials = _finished(scene, *_hide(sides, _axes(numbers), _axes(numbers)), exempt, knee)
+    bias = na.ALiBi(scene.sizes.heads, knee, slopes=passed, sides=sides, exempt=exempt)  # type: ignore[arg-type]
     gather = to_shape(partials["left"] + partials["right"], numbers.shape)
     return DrawnBias(bias, values, scene.learn("slopes", passed, gather))
 
 
-def two_slopes(scene: Scene) -> DrawnBias:
+def two_slopes(scene: Scene, knee: na.Knee | None = None) -> DrawnBias:
     """ALiBi with left and right slopes."""
     (left, exact_left), (right, exact_right) = _slopes(scene), _slopes(scene)
     exempt = _drawn_exempt(scene)
-    values, partials = _finished(scene, _axes(exact_left), _axes(exact_right), exempt)
-    bias = na.ALiBi(scene.sizes.heads, slopes=(left, right), sides="two_slopes", exempt=exempt)
+    values, partials = _finished(scene, _axes(exact_left), _axes(exact_right), exempt, knee)
+    pair = (left, right)
+    bias = na.ALiBi(scene.sizes.heads, knee, slopes=pair, sides="two_slopes", exempt=exempt)
     parameters = [
         *scene.learn("left", left, to_shape(partials["left"], exact_left.shape)),
         *scene.learn("right", right, to_shape(partials["right"], exact_right.shape)),

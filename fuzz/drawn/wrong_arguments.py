@@ -177,6 +177,9 @@ def _scalings() -> list[Function]:
     return [
         Function("NTK", na.NTK, {"factor": 2.0}, {"factor": factors}),
         Function("Interpolation", na.Interpolation, {"factor": 2.0}, {"factor": factors}),
+        Function("Knee", na.Knee, {"start": 8, "factor": 2.0}, {
+            "start": (*NO_INTEGER, None), "factor": ("x", None, object(), 0, -2.0, -np.inf, np.nan),
+        }),
         Function("DynamicNTK", na.DynamicNTK, {}, dynamic),
         Function("DynamicInterpolation", na.DynamicInterpolation, {}, dynamic),
         Function("scaling_from_config", na.scaling_from_config, {"config": config}, {
@@ -229,7 +232,8 @@ def _results() -> list[Function]:
             "key": NO_ARRAY,
         }),
         Function("alibi_slopes", na.alibi_slopes, scaled, {
-            "num_heads": NO_COUNT, "scaling": NO_SCALING, "lengths": (*lengths, None),
+            "num_heads": NO_COUNT, "scaling": (*NO_SCALING, na.Knee(4, 2.0)),
+            "lengths": (*lengths, None),
             "rule": NO_CHOICE,
         }),
         Function("build_alibi_tensor", na.build_alibi_tensor, {
@@ -237,7 +241,7 @@ def _results() -> list[Function]:
         }, {
             "attention_mask": (*NO_MASK[:3], *NO_MASK[5:], None, [[1, 1]]), "num_heads": NO_COUNT,
             "dtype": (np.int32, "x", None, 3, object(), torch.int32, complex),
-            "scaling": NO_SCALING,
+            "scaling": (*NO_SCALING, na.Knee(4, 2.0)),
             "anchor": NO_CHOICE, "out": ("x", 3, ones(3), np.ones((8, 1, 3)), torch.ones(8, 1, 3)),
         }),
         Function("ALiBi.tensor", na.ALiBi(4).tensor, {"query_length": 2, "key_length": 3}, {

@@ -13,11 +13,21 @@ Floats = NDArray[np.float64]
 Partials = dict[str, Floats]
 
 
-def linear(d: Floats, left: Floats, right: Floats) -> tuple[Floats, Partials]:
-    """Return -left d behind and right d ahead; slopes (..., heads, 1 or Q, 1), inf hides."""
-    with np.errstate(invalid="ignore"):  # infinity times 0 is not chosen
-        bias = np.where(d > 0, -left * d, np.where(d < 0, right * d, 0.0))
-    return bias, {"left": -np.maximum(d, 0.0), "right": np.minimum(d, 0.0)}
+def linear(
+    d: Floats, left: Floats, right: Floats, knee: tuple[float, float] = (np.inf, 1.0)
+) -> tuple[Floats, Partials]:
+    """Return -left r behind and -right r ahead; slopes (..., heads, 1 or Q, 1), inf hides.
+
+    r is the distance, of which what is beyond a knee's start is divided by its factor.
+    """
+    start, factor = knee
+    r = np.minimum(np.abs(d), start) + np.maximum(np.abs(d) - start, 0.0) / factor
+
+    def side(slopes: Floats) -> Floats:
+        return np.where(np.isinf(slopes), -slopes, -np.where(np.isinf(slopes), 0.0, slopes) * r)
+
+    bias = np.where(d > 0, side(left), np.where(d < 0, side(right), 0.0))
+    return bias, {"left": np.where(d > 0, -r, 0.0), "right": np.where(d < 0, -r, 0.0)}
 
 
 def with_exempt(

@@ -53,6 +53,8 @@ ANY_DTYPES = (*FUSED_DTYPES, "float64")
 
 def is_tensor(value: object) -> bool:
     """Return whether value is a torch tensor."""
+    if value is None or isinstance(value, np.ndarray):  # torch takes longer to say no
+        return False
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -79,9 +81,7 @@ def needs_torch(query: Any, key: Any, value: Any, bias: Any) -> bool:
         return True
     if not torch.is_grad_enabled():
         return False
-    if query.requires_grad or require_grad(key, value):
-        return True
-    return bias is not None and require_grad(*getattr(bias, "parameters", (bias,)))
+    return require_grad(query, key, value, *getattr(bias, "parameters", (bias,)))
 
 
 def require_grad(*values: Any) -> bool:
@@ -92,25 +92,27 @@ def require_grad(*values: Any) -> bool:
     return False
 
 
-def alike(query: Any, key: Any, value: Any) -> bool:
-    """Return whether these are plain arrays, or dense tensors, of one dtype and device."""
+def memories(query: Any, key: Any, value: Any) -> tuple[NDArray[Any], ...] | None:
+    """Return the storage of plain arrays, or dense tensors in main memory, of one dtype; else None.
+
+    It costs less than asking for layout and device.
+    """
+    torch: Any = sys.modules.get("torch")
     kind = type(query)
-    if not kind is type(key) is type(value):
-        return False
+    known = kind is np.ndarray or (torch is not None and kind is torch.Tensor)
+    if not (known and kind is type(key) is type(value)):
+        return None
     dtype = query.dtype
     if not (dtype == key.dtype and dtype == value.dtype):
-        return False
+        return None
     if kind is np.ndarray:
-        return True
-    torch = sys.modules.get("torch")
-    if torch is None or kind is not torch.Tensor:
-        return False
-    dense, device = torch.strided, query.device
-    return (
-        query.layout is dense and key.layout is dense and value.layout is dense
-        and not (query.is_nested or key.is_nested or value.is_nested)
-        and key.device == device and value.device == device
-    )  # fmt: skip
+        return query, key, value
+    try:
+        if dtype is torch.bfloat16:
+            return storage(query), storage(key), storage(value)
+        return query.numpy(), key.numpy(), value.numpy()
+    except (RuntimeError, TypeError):  # it is not dense, or elsewhere, or requires grad
+        return None
 
 
 def has_values(*arrays: Any) -> bool:
@@ -249,36 +251,31 @@ def empty_like(example: Any) -> Array:
     return tensor
 
 
-def empty_pair(example: Any) -> tuple[Array, NDArray[Any]]:
-    """Return an uninitialised array like the example, and its memory as NumPy sees it."""
+def empty_pair(example: Any, memory: Any = None) -> tuple[Array, NDArray[Any]]:
+    """Return an uninitialised array like the example, and its memory as NumPy sees it.
+
+    `memory` is the example's storage, if it is known.
+    """
+    like = storage(example) if memory is None else memory
+    written = np.empty(like.shape, like.dtype)
     if isinstance(example, np.ndarray):
-        array = np.empty(example.shape, example.dtype)
-        return array, array
+        return written, written
     torch = sys.modules["torch"]
-    if example.dtype is torch.bfloat16:
-        memory = np.empty(example.shape, np.int16)
-        return torch.from_numpy(memory).view(torch.bfloat16), memory
-    memory = np.empty(example.shape, _numpy_dtype_of(example.dtype))
-    return torch.from_numpy(memory), memory
-
-
-@functools.lru_cache(maxsize=8)
-def _numpy_dtype_of(dtype: Hashable) -> np.dtype[Any]:
-    return np.dtype(dtype_name(dtype))
+    made = torch.from_numpy(written)
+    return made.view(torch.bfloat16) if example.dtype is torch.bfloat16 else made, written
 
 
 def storage(array: Any) -> NDArray[Any]:
     """Return a floating array's memory as NumPy sees it; bfloat16 tensors as 16-bit integers."""
     if isinstance(array, np.ndarray):
         return array
+    torch = sys.modules["torch"]
+    bits = array.detach().view(torch.int16) if array.dtype is torch.bfloat16 else array
     memory: NDArray[Any]
     try:
-        memory = array.numpy()
-    except (RuntimeError, TypeError):  # it requires grad, or NumPy does not know its dtype
-        bits = array.detach().resolve_conj().resolve_neg()
-        if array.dtype is sys.modules["torch"].bfloat16:
-            bits = bits.view(sys.modules["torch"].int16)
         memory = bits.numpy()
+    except RuntimeError:  # it requires grad, or its numbers are to be conjugated or negated
+        memory = bits.detach().resolve_conj().resolve_neg().numpy()
     return memory
 
 

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _repr_html, inspection
+from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.slopes import alibi_slopes, scaling_per
 from ntk_alibi.masks import Mask, Problem
-from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling import Knee, Scaling
 
 #: Colours that are readable on white and on black.
 HUES = ("#888888", "#1c86c7", "#d9700f")
@@ -39,6 +40,7 @@ def start() -> None:
     """Register the renderers with `_repr_html.html`."""
     _repr_html.html.register(BiasObject, bias_html)
     _repr_html.html.register(Scaling, scaling_html)
+    _repr_html.html.register(Knee, knee_html)
 
 
 def bias_html(bias: Any) -> str | None:
@@ -102,6 +104,11 @@ def scaling_html(scaling: Scaling) -> str:
     table = table_html("", ["head", *rows], zip(numbers, *cells, strict=True))
     caption = f"slopes of {EXAMPLE_HEADS} heads: {_keys(rows, HUES)}"
     return _page(repr(scaling), _lines_svg(list(rows.values()), caption), table)
+
+
+def knee_html(knee: Knee) -> str | None:
+    """Render how far each head of a model of 16 heads reaches: picture and table."""
+    return bias_html(ALiBi(EXAMPLE_HEADS, knee))
 
 
 def table_html(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -24,6 +24,16 @@ def is_recording() -> bool:
     return bool(sys.modules["torch"].is_grad_enabled())
 
 
+def is_watched() -> bool:
+    """Return whether a mode of torch sees each operation, or forward-mode differentiation does."""
+    torch = sys.modules["torch"]
+    return bool(
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
 def is_wrapper(value: Any) -> bool:
     """Return whether a value is a tensor whose class has its own operations, as DTensor has.
 
@@ -36,15 +46,19 @@ def is_wrapper(value: Any) -> bool:
     return type(value).__torch_dispatch__ is not plain.__torch_dispatch__
 
 
+#: The package of torch's `context_parallel`, which it has to load.
+_EXPERIMENTAL = "torch.distributed.tensor.experimental"
+
+
 def cuts_sequences() -> bool:
     """Return whether torch's `context_parallel` is in force.
 
     It has no public sign, but replaces torch's attention by a function of its own module.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
+    if _EXPERIMENTAL not in sys.modules:
         return False
+    torch = sys.modules["torch"]
     attend = torch.nn.functional.scaled_dot_product_attention
     if attend is torch._C._nn.scaled_dot_product_attention:
         return False
-    return str(attend.__module__).startswith("torch.distributed.tensor.experimental")
+    return str(attend.__module__).startswith(_EXPERIMENTAL)

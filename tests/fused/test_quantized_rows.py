@@ -63,17 +63,24 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+SIZES = [
+    (1, 300, 64), (2, 300, 20), (1, 300, 128), (5, 300, 64), (70, 300, 33), (200, 300, 64),
+    (1, 40, 64), (9, 40, 20),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("queries", "dim"), [(1, 64), (2, 20), (1, 128), (5, 64), (70, 33)])
-def test_against_the_reference(isa: str, queries: int, dim: int, way: str) -> None:
-    options = dict(WAYS[way])
-    q_positions, k_positions = np.arange(300 - queries, 300), np.arange(300)
-    seen = visible(q_positions, k_positions, **options)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_against_the_reference(isa: str, size: tuple[int, int, int], way: str) -> None:
+    (queries, keys, dim), options = size, dict(WAYS[way])
+    q_positions, k_positions = np.arange(keys - queries, keys), np.arange(keys)
     mask = options.pop("mask", None)
+    mask = None if mask is None else mask[:, :keys]
+    seen = visible(q_positions, k_positions, **options, mask=mask)
     bias = na.ALiBi(4, na.NTK(4.0), sides="symmetric" if way == "both sides" else "causal")
     with_mask = np.where(seen, dense(bias, q_positions, k_positions), -np.inf)
     for dtype in NUMPY:
-        query, *rows = inputs(2, 4, 2, queries, 300, dim)
+        query, *rows = inputs(2, 4, 2, queries, keys, dim)
         query = query.astype(NUMPY[dtype])
         key, value = quantized(*rows)
         numbers = exact(key), exact(value)
@@ -84,6 +91,21 @@ def test_against_the_reference(isa: str, queries: int, dim: int, way: str) -> No
             query, key, value, bias, **options, key_padding_mask=mask, return_logsumexp=True
         )
         check(query, *numbers, with_mask, result)
+
+
+def test_rows_of_a_batch_may_share_numbers_but_not_scales(isa: str) -> None:
+    query, *rows = inputs(2, 2, 2, 200, 300, 16)
+    key, value = (na.QuantizedRows.of(x[:1]) for x in rows)
+    factors = np.float32([[[1.0]], [[0.5]]])
+    shared = [
+        na.QuantizedRows(np.broadcast_to(x.numbers, (2, 2, 300, 16)), x.scales * factors)
+        for x in (key, value)
+    ]
+    output = na.attention(query, *shared, na.ALiBi(2))
+    for b in range(2):
+        pair = [x[b : b + 1] for x in shared]
+        expected = na.attention(query[b : b + 1], *pair, na.ALiBi(2))
+        np.testing.assert_array_equal(output[b : b + 1], expected)
 
 
 def test_other_biases_and_keywords(isa: str) -> None:

@@ -70,6 +70,16 @@ def ways(queries: int, keys: int) -> dict[str, tuple[na.ALiBi, dict[str, Any]]]:
             ),
             {"causal": False},
         ),
+        "knee": (na.ALiBi(4, na.Knee(keys // 9, 28.0)), {}),
+        "steeper from a knee on": (na.ALiBi(4, na.Knee(keys // 9, 0.1)), {}),
+        "clamped on both sides": (
+            na.ALiBi(4, na.Knee(keys // 3, math.inf), sides="symmetric"),
+            {"causal": False},
+        ),
+        "far before a knee": (
+            na.ALiBi(4, na.Knee(200, 9.0), sides="symmetric"),
+            {"query_positions": np.arange(keys - queries, keys) + 120, "causal": False},
+        ),
         "window and sink": (symmetric, {"window": keys // 2, "sink": 4}),
         "holes": (symmetric, {"key_padding_mask": holes(keys)}),
         "real tokens": (
@@ -254,8 +264,26 @@ def test_a_heavy_block_far_away_does_not_make_the_light_ones_read() -> None:
     assert (stats.share[0, :2] < 0.2).all()
 
 
-def test_negative_slopes_skip_nothing() -> None:
+@pytest.mark.parametrize("knee", [(256, 28.0), (256, math.inf), (1024, 7.0), (100, 0.5)], ids=str)
+def test_with_a_knee_no_more_is_read_than_with_a_table(isa: str, knee: Any) -> None:
+    """A table's bounds are sums over its own numbers; those of a knee are closed forms."""
+    query, key, value = inputs(1, 8, 8, 1024, 2048, 32)
+    slopes = na.alibi_slopes(8)[None, :, None]
+    far, none = slopes / np.float32(knee[1]), np.full_like(slopes, np.inf)
+    bent = _core.knee_bias(slopes, none, far, far, knee[0])
+    row = na.ALiBi(8, na.Knee(*knee)).tensor(1, 2048)[0, :, 0, ::-1]
+    for tolerance in (UNIT, 2.0**-9):
+        counts = [
+            attend_with(bias, query, key, value, tolerance)[2][0, :, 0]
+            for bias in (bent, _core.table_bias(np.ascontiguousarray(row), 0))
+        ]
+        assert (counts[0] <= 1.02 * counts[1]).all()
+
+
+@pytest.mark.parametrize("start", [None, 0, 100, 10**6])
+def test_negative_slopes_skip_nothing(start: int | None) -> None:
     query, key, value = inputs(1, 1, 1, 500, 500, 16)
-    bias = na.ALiBi(1, slopes=np.float32([-0.01]))
+    knee = None if start is None else na.Knee(start, 4.0)
+    bias = na.ALiBi(1, knee, slopes=np.float32([-0.01]))
     _, stats = na.attention(query, key, value, bias, skip_tolerance=0.5, return_stats=True)
     assert (stats.share == 1.0).all()

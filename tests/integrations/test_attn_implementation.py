@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -84,8 +85,9 @@ def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str) ->
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "falcon, new decoder"])
+@pytest.mark.parametrize("scaling", [na.NTK(4.0), na.Knee(6, math.inf)], ids=repr)
 def test_by_name_and_configuration(
-    models: dict, ids: torch.Tensor, name: str, tmp_path: Any
+    models: dict, ids: torch.Tensor, name: str, scaling: Any, tmp_path: Any
 ) -> None:
     models[name].save_pretrained(tmp_path / "stock")
 
@@ -98,8 +100,8 @@ def test_by_name_and_configuration(
     stock = run(models[name], ids, MASKS["left"])
     kept = real(MASKS["left"])
     torch.testing.assert_close(run(model, ids, MASKS["left"])[kept], stock[kept], **LOGITS)
-    model.config.alibi_scaling = {"alibi_type": "ntk", "factor": 4.0}
-    with na.patch(models[name], na.NTK(4.0)):
+    model.config.alibi_scaling = scaling.to_config()
+    with na.patch(models[name], scaling):
         expected = run(models[name], ids)
         tokens = generate(models[name], ids, MASKS["left"])
     assert torch.equal(run(model, ids), expected)

@@ -65,8 +65,36 @@ def test_scaled_logits_equal_an_independent_computation(
     assert (logits - run(model, ids, mask))[kept].abs().max() > 1e-3
 
 
+@pytest.mark.parametrize(("name", "attention"), [case for case in CASES if "," not in case[0]])
+@pytest.mark.parametrize("mask", ["none", "left", "holes"])
+@pytest.mark.parametrize("knee", [(6, 5.0), (0, 3.0), (11, float("inf")), (9, 0.5)], ids=str)
+def test_logits_with_a_knee_equal_an_independent_computation(
+    models: dict, ids: torch.Tensor, name: str, attention: Any, mask: Any, knee: Any
+) -> None:
+    model, mask = models[name], MASKS[mask]
+    kept = real(mask)
+    slopes = na.reference.alibi_slopes(HEADS)
+    expected = independent_logits(model, ids, mask, slopes, knee)
+    with na.patch(model, na.Knee(*knee), attention=attention):
+        logits = run(model, ids, mask)
+    torch.testing.assert_close(logits[kept].double(), expected[kept], **LOGITS)
+    assert (logits - run(model, ids, mask))[kept].abs().max() > 1e-3
+
+
+def test_texts_up_to_the_knee_do_not_change(models: dict, ids: torch.Tensor) -> None:
+    for model in models.values():
+        with na.patch(model):
+            plain = run(model, ids)
+        with na.patch(model, na.Knee(LENGTH - 1, 28.0)):
+            torch.testing.assert_close(run(model, ids), plain, **LOGITS)
+
+
 @others
-@pytest.mark.parametrize("scaling", [na.DynamicNTK(2.0, 16), na.DynamicNTK(2.0, 16, per="query")])
+@pytest.mark.parametrize(
+    "scaling",
+    [na.DynamicNTK(2.0, 16), na.DynamicNTK(2.0, 16, per="query"), na.Knee(6, 5.0)],
+    ids=repr,
+)
 def test_a_padded_row_equals_the_row_alone(
     models: dict, ids: torch.Tensor, name: str, scaling: Any
 ) -> None:
@@ -100,14 +128,17 @@ def test_generate(models: dict, ids: torch.Tensor, name: str, mask: Any, options
     stock = generate(model, ids, mask, num_beams=beams)
     with na.patch(model):
         assert torch.equal(generate(model, ids, mask, **options), stock)
-    with na.patch(model, na.DynamicNTK(4.0, 8, per="query")):
-        tokens = generate(model, ids, mask, **options)
-        full = generate(model, ids, mask, use_cache=False, num_beams=beams)
-    assert torch.equal(tokens, full)
+    for scaling in (na.DynamicNTK(4.0, 8, per="query"), na.Knee(6, 8.0)):
+        with na.patch(model, scaling):
+            tokens = generate(model, ids, mask, **options)
+            full = generate(model, ids, mask, use_cache=False, num_beams=beams)
+        assert torch.equal(tokens, full)
 
 
 @pytest.mark.parametrize("name", ["mpt", "falcon"])
-@pytest.mark.parametrize("scaling", [na.NTK(4.0), na.DynamicNTK(2.0, 16, per="query")], ids=repr)
+@pytest.mark.parametrize(
+    "scaling", [na.NTK(4.0), na.DynamicNTK(2.0, 16, per="query"), na.Knee(6, 5.0)], ids=repr
+)
 def test_gradients_and_gradient_checkpointing(ids: torch.Tensor, name: str, scaling: Any) -> None:
     def gradients(attention: Any, checkpointing: bool) -> list[torch.Tensor]:
         model = make_model(name).train()
@@ -169,7 +200,11 @@ class Largest(TorchDispatchMode):
 
 @families
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("options", [{"scaling": na.NTK(2.0)}, {"window": 64, "sink": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"scaling": na.NTK(2.0)}, {"scaling": na.Knee(64, 8.0)}, {"window": 64, "sink": 4}],
+    ids=str,
+)
 def test_no_matrix_of_all_queries_and_keys_is_built(
     models: dict, name: str, padded: bool, options: dict[str, Any]
 ) -> None:
@@ -244,6 +279,14 @@ def test_compiled(models: dict, ids: torch.Tensor, name: str) -> None:
     torch.compiler.reset()
 
 
+def check_traces(model: Any, logits: Any, ids: torch.Tensor) -> None:
+    graph = make_fx(logits)(ids)
+    torch.testing.assert_close(graph(ids.flip(1)), logits(ids.flip(1)), **LOGITS)
+    program = torch.export.export(model, (ids,), {"use_cache": False}).module()
+    traced = program(ids.flip(1), use_cache=False).logits
+    torch.testing.assert_close(traced, logits(ids.flip(1)), **LOGITS)
+
+
 @families
 def test_traced_otherwise(models: dict, ids: torch.Tensor, name: str) -> None:
     """The eager form reads no number of the mask; the others refuse to be traced."""
@@ -251,12 +294,9 @@ def test_traced_otherwise(models: dict, ids: torch.Tensor, name: str) -> None:
     def logits(ids: torch.Tensor) -> torch.Tensor:
         return models[name](ids, use_cache=False).logits
 
-    with torch.no_grad(), na.patch(models[name], na.NTK(4.0), attention="eager"):
-        graph = make_fx(logits)(ids)
-        torch.testing.assert_close(graph(ids.flip(1)), logits(ids.flip(1)), **LOGITS)
-        program = torch.export.export(models[name], (ids,), {"use_cache": False}).module()
-        traced = program(ids.flip(1), use_cache=False).logits
-        torch.testing.assert_close(traced, logits(ids.flip(1)), **LOGITS)
+    for scaling in (na.NTK(4.0), na.Knee(6, 5.0)):
+        with torch.no_grad(), na.patch(models[name], scaling, attention="eager"):
+            check_traces(models[name], logits, ids)
     dynamic = na.DynamicNTK(2.0, 16)
     read = "attention_mask must not be a tensor where torch traces"
     with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,12 @@ def _tokens(scaling: Any, place: Place) -> Any:
     if place.given:
         return place.queries.numpy() + 1
     return real.cumsum(1)[:, KEYS - place.queries.shape[1] :].numpy()
+
+
+def bent(place: Place, slopes: torch.Tensor, start: int, factor: Any) -> torch.Tensor:
+    """Return -m (min(|d|, w) + max(|d| - w, 0) / G) on both sides."""
+    near = place.distance.abs().clamp(max=start)
+    return -heads(slopes) * (near + (place.distance.abs() - near) / factor)
 
 
 def own(place: Place, slopes: torch.Tensor) -> torch.Tensor:
@@ -154,6 +161,23 @@ CASES = {
         alibi(sides="symmetric", exempt=5),
         lambda place, x: exempted(place, own(place, x), 5),
         (("B", "H"),),
+    ),
+    "ALiBi, knee": Case(
+        alibi(na.Knee(6, 8.0)),
+        lambda place: bent(place, constant(na.alibi_slopes(HEADS)), 6, 8.0),
+        causal=True,
+    ),
+    "ALiBi, own slopes, clamped, exempt": Case(
+        alibi(na.Knee(9, math.inf), sides="symmetric", exempt=5),
+        lambda place, x: exempted(place, bent(place, x, 9, math.inf), 5),
+        (("B", "H"),),
+    ),
+    "ALiBi, two sides steeper from a knee on": Case(
+        alibi(na.Knee(11, 0.25), sides="two_slopes"),
+        lambda place, x, y: torch.where(
+            place.distance > 0, bent(place, x, 11, 0.25), bent(place, y, 11, 0.25)
+        ),
+        (("B", "H", "Q"), ("H",)),
     ),
     "BiALiBi": Case(na.BiALiBi, little, (("H",),) * 3),
     "KerplePower": Case(

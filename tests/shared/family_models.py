@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+import ntk_alibi as na
 from padded_batches import VOCABULARY, batch, real
 
 HEADS = 8
@@ -73,9 +74,12 @@ def ids() -> torch.Tensor:
 
 
 def independent_logits(
-    model: Any, ids: torch.Tensor, mask: torch.Tensor | None, slopes: np.ndarray
+    model: Any, ids: torch.Tensor, mask: torch.Tensor | None, slopes: np.ndarray, knee: Any = None
 ) -> torch.Tensor:
-    """Compute a transformers model in float64 row by row, with attention written out."""
+    """Compute a transformers model in float64 row by row, with attention written out.
+
+    A knee is a pair of its start and its factor.
+    """
     model = copy.deepcopy(model).double()
     falcon = hasattr(model.config, "alibi")
     logits = torch.zeros(*ids.shape, VOCABULARY, dtype=torch.float64)
@@ -84,6 +88,10 @@ def independent_logits(
         positions = torch.arange(len(columns)) if falcon else columns
         distance = (positions[:, None] - positions).double()
         bias = -torch.from_numpy(slopes)[:, None, None] * distance
+        if knee is not None:
+            last = int(positions[-1])
+            full = torch.from_numpy(na.reference.knee_bias(slopes, *knee, last + 1, last + 1)[0])
+            bias = full[:, positions][:, :, positions]
         bias = torch.where(distance < 0, -torch.inf, bias)
         with torch.no_grad():
             x = (model.transformer.word_embeddings if falcon else model.transformer.wte)(

@@ -107,11 +107,12 @@ def test_operator_registrations() -> None:
     query, key, value = tensors(1, 2, 9, 8)
     left = torch.rand(1, 2, 1).requires_grad_()
     right = torch.full((1, 2, 1), torch.inf)
-    others = [None] * (len(operator.OPTIONAL_TENSORS) - 2)
-    inputs = (query, key, value, left, right, *others)
-    torch.library.opcheck(
-        operator._attention, (*inputs, 0, 0, EVERYTHING.numbers(), True, 0.3, 0.0)
-    )
+    far = torch.rand(1, 2, 1).requires_grad_()
+    for slopes in ((left, right), (left, right, far, torch.zeros(1, 2, 1))):
+        others = [None] * (len(operator.OPTIONAL_TENSORS) - len(slopes))
+        inputs = (query, key, value, *slopes, *others)
+        numbers = (0, 4, 0, EVERYTHING.numbers(), True, 0.3, 0.0)
+        torch.library.opcheck(operator._attention, (*inputs, *numbers))
 
 
 def test_compiled_in_one_graph() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks, _core, _torch_state
+from ntk_alibi import _arrays, _checks, _torch_state
 from ntk_alibi.biases import checks
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias, parameter
@@ -23,7 +23,7 @@ from ntk_alibi.biases.slopes import (
     with_axes,
 )
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling import Knee, Scaling, without_knee
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,9 +41,12 @@ class ALiBi(BiasObject):
         its number of heads.
     sides="two_slopes": separate left and right slopes, given as a pair.
 
+    With a `Knee`, |i - j| counts less, or more, beyond its start.
+
     Args:
         num_heads: H >= 1.
-        scaling: a scaling of the standard slopes, or None. Not together with slopes.
+        scaling: a scaling of the standard slopes, or None. Not together with slopes, except a
+            `Knee`, which leaves slopes as they are.
         slopes: slopes in place of the standard ones: an array or a tensor of shape (heads,),
             (batch, heads) or (batch, heads, queries), or for "two_slopes" a pair (left, right) of
             them. Learned slopes are usually stored as x with slope sigmoid(x), x ~ N(-2, 1). +inf
@@ -76,7 +79,8 @@ class ALiBi(BiasObject):
         heads = _checks.num_heads(self.num_heads)
         checks.scaling(self.scaling)
         _checks.choice("sides", self.sides, SIDES)
-        checks.slopes_for_sides(self.slopes, self.sides, heads, scaled=self.scaling is not None)
+        scaled = without_knee(self.scaling)[0] is not None
+        checks.slopes_for_sides(self.slopes, self.sides, heads, scaled=scaled)
         self._set(num_heads=heads, exempt=_checks.integer("exempt", self.exempt, minimum=0))
 
     def __repr__(self) -> str:
@@ -108,8 +112,9 @@ class ALiBi(BiasObject):
         if like is not None and _torch_state.is_tracing():
             from ntk_alibi.biases.traced_slopes import traced_slopes
 
-            traced = traced_slopes(like, self.num_heads, self.scaling, self.sides)
-            return KernelBias(*traced, exempt=self.exempt)
+            scaling, knee = without_knee(self.scaling)
+            traced = traced_slopes(like, self.num_heads, scaling, self.sides)
+            return _bent(KernelBias(*traced, exempt=self.exempt), knee)
         if scaling_per(self.scaling) is None:
             try:
                 known: Any = self.scaling
@@ -128,7 +133,21 @@ class ALiBi(BiasObject):
         hidden = _arrays.to_framework_of(hidden_sides(self.sides, self.num_heads), left)
         where = _arrays.namespace(left).where
         left, right = (where(h, np.inf, x) for h, x in zip(hidden, (left, right), strict=True))
-        return KernelBias(left, right, exempt=self.exempt)
+        return _bent(KernelBias(left, right, exempt=self.exempt), without_knee(self.scaling)[1])
+
+
+def _bent(bias: KernelBias, knee: Knee | None) -> KernelBias:
+    """Return a linear bias with a knee."""
+    if knee is None:
+        return bias
+    xp = _arrays.namespace(bias.left)
+
+    with _arrays.quiet(bias.left):  # the checks refuse what is beyond float32's range
+        left, right = (  # those of a hidden side have no effect
+            xp.where(xp.isinf(side), xp.zeros_like(side), side) / knee.factor
+            for side in (bias.left, bias.right)
+        )
+    return bias._replace(far_left=left, far_right=right, knee=knee.start)
 
 
 def _token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64] | None:
@@ -158,6 +177,9 @@ def _static_bias(num_heads: int, scaling: Scaling | None, sides: Sides, exempt: 
 
     It is cached, since for few tokens its construction would cost more than the attention.
     """
-    left, right = left_right_slopes(num_heads, scaling, sides, None)
-    left.flags.writeable = right.flags.writeable = False
-    return KernelBias(left, right, exempt=exempt, core=_core.linear_bias(left, right))
+    scaling, knee = without_knee(scaling)
+    bias = _bent(KernelBias(*left_right_slopes(num_heads, scaling, sides, None)), knee)
+    bias.check_far_slopes()
+    for side in bias.slopes.values():
+        side.flags.writeable = False
+    return bias._replace(exempt=exempt, core=bias.in_core(()))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _torch_state
+from ntk_alibi.scaling import without_knee
 
 
 def scaling(value: Any) -> Any:
@@ -360,7 +361,13 @@ def row_lengths(value: Any, key_length: int) -> NDArray[np.int64]:
 
 
 def key_only(scaling: Any, per: str | None) -> None:
-    """Check that a scaling gives all queries of a row the same slopes."""
+    """Check that the bias under a scaling is a number per query plus a number per key."""
+    if without_knee(scaling)[1] is not None:
+        raise ValueError(
+            "scaling must not be a knee here, where all queries share one bias: beyond the knee it "
+            f"is no longer a number per query plus one per key; got {scaling!r}. "
+            "ALiBi(num_heads, scaling) and patch(...) with compat='exact' take it"
+        )
     if per == "query":
         raise ValueError(
             "scaling must not have per='query' here, where all queries share one bias; got "

@@ -51,7 +51,7 @@ def build_alibi_tensor(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the scaling has per="query", which needs a bias
-            per query.
+            per query, or is a `Knee`, whose bias is no sum of a number per query and one per key.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -85,7 +85,7 @@ def dense_bias(
 
     Under a causal mask keys ahead of the query get -inf.
     """
-    if bias.left is not None and not bias.exempt:
+    if bias.left is not None and bias.far_left is None and not bias.exempt:
         return _relative(bias, problem, dtype, out, torch=torch)
     positions = problem.positions()
     numbers, hidden = bias.values(*positions)

@@ -15,6 +15,9 @@ from ntk_alibi import _arrays, _checks, _core, _torch_state
 from ntk_alibi.biases import checks
 from ntk_alibi.masks import Problem
 
+#: The names of slopes, up to a knee and beyond.
+SLOPES = ("left", "right", "far_left", "far_right")
+
 
 class KernelBias(NamedTuple):
     """A bias in kernel form: one of slopes, table, sums and dense, or none of them for no bias.
@@ -22,6 +25,8 @@ class KernelBias(NamedTuple):
     Numbers are arrays, or tensors that autograd can follow. With d = position(i) - position(j):
 
     bias(i, j) = -left_i d for d > 0, right_i d for d < 0, 0 for d = 0
+    bias(i, j) = -left_i min(d, knee) - far_left_i max(d - knee, 0) for d > 0, if there are far
+        slopes, and likewise for d < 0
     bias(i, j) = table[d - table_begin]
     bias(i, j) = sums[K - Q + i] - sums[j]
     bias(i, j) = dense[i, j]
@@ -34,6 +39,9 @@ class KernelBias(NamedTuple):
         exempt: tokens at positions below this have no slope, as queries and as keys.
         first: (heads,), subtracted from the scores of exempt tokens with other tokens, or None.
         core: the same bias in the core's form if it was built before, or None.
+        far_left, far_right: slopes beyond the distance `knee`, in the shapes of left and right;
+            finite, and without effect on a hidden side. None for a bias without a knee.
+        knee: an integer >= 0.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -57,6 +65,15 @@ class KernelBias(NamedTuple):
     exempt: int = 0
     first: Any = None
     core: _core.AttentionBias | None = None
+    far_left: Any = None
+    far_right: Any = None
+    knee: int = 0
+
+    @property
+    def slopes(self) -> dict[str, Any]:
+        """The slopes that a bias has, by their names."""
+        named = {name: getattr(self, name) for name in SLOPES}
+        return {name: side for name, side in named.items() if side is not None}
 
     def on(self, like: Any) -> KernelBias:
         """Return the bias in like's framework and on its device; NumPy numbers if like is None.
@@ -77,7 +94,7 @@ class KernelBias(NamedTuple):
         return self._map(tensor, _arrays.wide_dtype(like))._replace(core=None)
 
     def _map(self, convert: Callable[[Any, str | None], Any], wide: str) -> KernelBias:
-        dtypes = {"left": wide, "right": wide, "table": wide, "first": wide, "sums": "float64"}
+        dtypes = dict.fromkeys((*SLOPES, "table", "first"), wide) | {"sums": "float64"}
         numbers = {name: getattr(self, name) for name in (*dtypes, "dense")}
         return self._replace(
             **{n: convert(x, dtypes.get(n)) for n, x in numbers.items() if x is not None}
@@ -93,10 +110,11 @@ class KernelBias(NamedTuple):
             return self
         names = ("left", "table", "sums", "dense")
         kinds = [name for name in names if getattr(self, name) is not None]
-        if len(kinds) > 1 or (self.left is None) != (self.right is None):
-            raise ValueError(f"kernel_bias must give one kind of bias, got {' and '.join(kinds)}")
+        if len(kinds) > 1 or tuple(self.slopes) not in ((), SLOPES[:2], SLOPES):
+            given = [*self.slopes, *(kind for kind in kinds if kind not in SLOPES)]
+            raise ValueError(f"kernel_bias must give one kind of bias, got {' and '.join(given)}")
         if self.left is not None:
-            checks.kernel_slopes(self.left, self.right, problem.shape)
+            self._check_slopes(problem.shape)
         if self.table is not None:
             checks.heads_of("table", int(self.table.shape[0]), problem.shape[1])
             if not problem.traced:
@@ -106,6 +124,18 @@ class KernelBias(NamedTuple):
         if self.dense is not None:
             checks.broadcastable("bias", tuple(self.dense.shape), problem.shape)
         return self
+
+    def _check_slopes(self, shape: tuple[int, ...]) -> None:
+        checks.kernel_slopes(self.left, self.right, shape)
+        if self.far_left is not None:
+            checks.kernel_slopes(self.far_left, self.far_right, shape)
+            _checks.integer("knee", self.knee, minimum=0)
+        self.check_far_slopes()
+
+    def check_far_slopes(self) -> None:
+        """Check that slopes beyond a knee, if there are any, are finite."""
+        for side in filter(_arrays.is_array, (self.far_left, self.far_right)):
+            checks.without_nan("slopes beyond the knee (slope / factor)", abs(side))
 
     def part(self, queries: slice, keys: slice, problem: Problem) -> KernelBias:
         """Return the bias of some queries and keys of a problem, with unchanged numbers.
@@ -126,12 +156,9 @@ class KernelBias(NamedTuple):
                 dense = dense[..., queries, :]
             if dense.ndim and dense.shape[-1] > 1:
                 dense = dense[..., keys]
-        left, right = (
-            side if side is None or side.shape[2] == 1 else side[:, :, queries]
-            for side in (self.left, self.right)
-        )
-        core = self.core if left is self.left else None
-        return self._replace(left=left, right=right, sums=sums, dense=dense, core=core)
+        cut = {n: s[:, :, queries] for n, s in self.slopes.items() if s.shape[2] > 1}
+        core = None if cut else self.core
+        return self._replace(**cut, sums=sums, dense=dense, core=core)
 
     def values(self, queries: Any, keys: Any) -> tuple[Any, Any]:
         """Return the bias of all pairs, 0 for hidden keys, and a mask of the keys that it hides.
@@ -168,7 +195,12 @@ class KernelBias(NamedTuple):
         none_left, none_right = (xp.isinf(side)[..., None] for side in (self.left, self.right))
         left = xp.where(none_left, 0.0, self.left[..., None])
         right = xp.where(none_right, 0.0, self.right[..., None])
-        numbers = xp.where(behind, -left, right) * distance
+        if self.far_left is None:
+            numbers = xp.where(behind, -left, right) * distance
+        else:
+            far = xp.where(behind, self.far_left[..., None], self.far_right[..., None])
+            near = xp.clip(abs(distance), None, self.knee)
+            numbers = 0.0 - xp.where(behind, left, right) * near - far * (abs(distance) - near)
         if self.exempt:
             exempt = queries[..., :, None] < self.exempt
             exempt = (exempt | (keys[..., None, :] < self.exempt))[:, None]
@@ -185,6 +217,8 @@ class KernelBias(NamedTuple):
         """
         if self.core is not None:
             return self.core
+        if self.far_left is not None:
+            return _core.knee_bias(**self.slopes, knee=self.knee)
         if self.left is not None:
             return _core.linear_bias(self.left, self.right)
         if self.table is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +78,8 @@ def alibi_slopes(
             (batch, heads, queries) for a scaling with per="query".
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or lengths are missing.
+        TypeError, ValueError: an argument is wrong, lengths are missing, or the scaling is a
+            `Knee`, with which heads have two slopes.
 
     Example:
         >>> import ntk_alibi as na
@@ -102,7 +103,8 @@ def alibi_slopes(
 
 def scaling_per(scaling: Scaling | None) -> Literal["sequence", "query"] | None:
     """Return the kind of lengths that a scaling depends on: "sequence", "query" or None."""
-    return cast("Literal['sequence', 'query'] | None", getattr(scaling, "per", None))
+    per: Literal["sequence", "query"] | None = getattr(scaling, "per", None)
+    return per
 
 
 def prefix_lengths(lengths: NDArray[np.int64], query_length: int) -> NDArray[np.int64]:

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _checks, _files
-from ntk_alibi.evaluation.comparing.methods import DYNAMIC, ORIGINAL, STATIC, parse_method
+from ntk_alibi.evaluation.comparing.methods import (
+    DYNAMIC,
+    ORIGINAL,
+    STATIC,
+    number_names,
+    parse_method,
+)
 
 
 def add(
@@ -34,7 +40,7 @@ def add(
     return parser
 
 
-_FORMS = (*(f"{kind}:A" for kind in STATIC), *(f"{kind}:RATE" for kind in DYNAMIC))
+_FORMS = [":".join([kind, *map(str.upper, number_names(kind))]) for kind in (*STATIC, *DYNAMIC)]
 
 #: Values of --method and --methods.
 METHODS = ", ".join([ORIGINAL, *_FORMS])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ntk_alibi import _checks
@@ -52,15 +52,26 @@ def unchanged_prompt(prompt: Any, text: str) -> None:
         )
 
 
-def method_number(name: str, kind: str, number: str, kinds: Collection[str]) -> float:
-    """Return the number in a method's name, such as 4 in "ntk:4"."""
+def method_numbers(
+    name: str, kind: str, words: Sequence[str], forms: Mapping[str, str]
+) -> list[float]:
+    """Return the numbers in a method's name, such as 4 in "ntk:4".
+
+    forms are what must follow each kind, such as ":NUMBER".
+    """
+    count = forms.get(kind, "").count(":")
     try:
-        if kind in kinds:
-            return float(number)
+        if 0 < count <= len(words):
+            return [_number(word) for word in words[:count]]
     except ValueError:
         pass
-    known = ", ".join(f"{kind}:NUMBER" for kind in kinds)
+    known = ", ".join(kind + form for kind, form in forms.items())
     raise ValueError(f"method must be original or one of {known}, got {name!r}")
+
+
+def _number(word: str) -> float:
+    number = float(word)
+    return int(number) if number.is_integer() else number
 
 
 def method_share(name: str, text: str) -> float:

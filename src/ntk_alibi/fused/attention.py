@@ -156,21 +156,20 @@ def attention(
         output, logsumexp = attend(*tensors, bias, options, scale, skip_tolerance, *mask)
         stats = None
     else:
-        if not _arrays.alike(query, key, value):
+        memory: Any = _arrays.memories(query, key, value)
+        if memory is None:
             checks.inputs(query, key, value)
+        shaped = memory or (query, key, value)
         numbers = scale, skip_tolerance, causal, window, causal_block, sink
-        form = call_form(query, key, value, *numbers)
+        form = call_form(query.dtype, *shaped, *numbers)
         call = AttentionCall.checked(query, key, value, bias, form, options)
         log = return_logsumexp or initial is not None
-        output, logsumexp, stats = forward(call, key_norms=key_norms, log=log, stats=return_stats)
+        output, logsumexp, stats = forward(
+            call, memory, key_norms=key_norms, log=log, stats=return_stats
+        )
     if initial is not None:
         logs = _arrays.float64(initial[1], query), logsumexp
         output, logsumexp = merge((initial[0], output), logs)
-    if return_logsumexp:
-        logsumexp = rounded_logsumexp(logsumexp, query)
-    results = (
-        output,
-        *([logsumexp] if return_logsumexp else []),
-        *([stats] if return_stats else []),
-    )
-    return results if len(results) > 1 else output
+    rounded = [rounded_logsumexp(logsumexp, query)] if return_logsumexp else []
+    results = [output, *rounded, *([stats] if return_stats else [])]
+    return tuple(results) if len(results) > 1 else output

@@ -73,17 +73,21 @@ class CallForm(NamedTuple):
         return CallForm(problem, scale, tolerance, rule)
 
 
+_new_form = functools.partial(CallForm.checked, _arrays.FUSED_DTYPES)
+
 #: Forms are cached, since most calls have the form of an earlier call, of another layer.
-_known_form = functools.lru_cache(maxsize=256, typed=True)(CallForm.checked)
+_known_form = functools.lru_cache(maxsize=256, typed=True)(_new_form)
 
 
-def call_form(query: Any, key: Any, value: Any, *numbers: Any) -> CallForm:
-    """Return the form, cached or new; numbers are scale, skip_tolerance and mask options."""
-    kind = _arrays.FUSED_DTYPES, query.dtype, query.shape, key.shape, value.shape
+def call_form(dtype: Any, query: Any, key: Any, value: Any, *numbers: Any) -> CallForm:
+    """Return the form, cached or new, of inputs of a dtype, or of their memory.
+
+    numbers are scale, skip_tolerance and mask options.
+    """
     try:
-        return _known_form(*kind, *numbers)
+        return _known_form(dtype, query.shape, key.shape, value.shape, *numbers)
     except TypeError:  # a wrong type, or a type without a hash
-        return CallForm.checked(*kind, *numbers)
+        return _new_form(dtype, query.shape, key.shape, value.shape, *numbers)
 
 
 @functools.lru_cache(maxsize=256)

@@ -41,16 +41,18 @@ def key_subsets(call: AttentionCall) -> list[KeySubset]:
     exempt = problem.positions()[1] < bias.exempt
     real = np.ones((batch, keys), np.bool_) if mask is None else mask.astype(np.bool_)
     rows, zero = exempt_queries(call), np.float32(0)
-    slopes = bias.left, bias.right
-    flat = (np.where(np.isinf(side), side, zero) for side in slopes)
-    sloped = (np.where(rows & ~np.isinf(side), zero, side) for side in slopes)
+    flat = {n: np.where(np.isinf(side), side, zero) for n, side in bias.slopes.items()}
+    sloped = {n: np.where(rows & ~np.isinf(side), zero, side) for n, side in bias.slopes.items()}
+    flat_bias, sloped_bias = (
+        bias._replace(**slopes, core=None).in_core(problem.shape) for slopes in (flat, sloped)
+    )
     shifts: list[Any] = [None, None]
     if bias.first is not None:
         first = np.broadcast_to(bias.first[None, :, None], (batch, heads, 1))
         shifts = [np.where(shifted, -first, zero) for shifted in _shifted_queries(call)]
     return [
-        KeySubset(_core.linear_bias(*flat), (real & exempt).view(np.uint8), shifts[0], True),
-        KeySubset(_core.linear_bias(*sloped), (real & ~exempt).view(np.uint8), shifts[1]),
+        KeySubset(flat_bias, (real & exempt).view(np.uint8), shifts[0], True),
+        KeySubset(sloped_bias, (real & ~exempt).view(np.uint8), shifts[1]),
     ]
 
 

@@ -40,9 +40,17 @@ class Stats:
 
 
 def forward(
-    call: AttentionCall, *, key_norms: KeyNorms | None = None, log: bool = True, stats: bool = False
+    call: AttentionCall,
+    memory: Any = None,
+    *,
+    key_norms: KeyNorms | None = None,
+    log: bool = True,
+    stats: bool = False,
 ) -> tuple[Any, Any, Stats | None]:
-    """Return output, logsumexp (float64; None without log) and stats (or None) of a call."""
+    """Return output, logsumexp (float64; None without log) and stats (or None) of a call.
+
+    `memory` is the storage of its query, key and value, if it is known.
+    """
     if call.rotates:
         return _rotated(call, key_norms, log, stats)
     subsets = key_subsets(call)
@@ -57,11 +65,11 @@ def forward(
     if len(subsets) == 1:
         known = None if call.known is None else _arrays.as_floats(call.known, np.float64)
         output, logsumexp = attend(
-            call, subsets[0], counts=counts, norms=norms, log=log, known=known
+            call, subsets[0], memory, counts=counts, norms=norms, log=log, known=known
         )
     else:  # the subsets would both count what is known
         outputs, logs = zip(
-            *(attend(call, subset, counts=counts) for subset in subsets), strict=True
+            *(attend(call, subset, memory, counts=counts) for subset in subsets), strict=True
         )
         tensors = [_arrays.to_framework_of(x, call.query) for x in logs]
         output, logsumexp = merged(outputs, tensors)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.biases.kernel_bias import SLOPES, KernelBias
 from ntk_alibi.fused import checks
 from ntk_alibi.fused.call import AttentionCall, Options, call_form
 from ntk_alibi.fused.exempt import exempt_queries, first_gradient, key_subsets
@@ -27,6 +27,7 @@ class AttentionGradients:
     Attributes:
         query, key, value: gradients of the inputs, in their shapes and dtypes.
         left, right: gradients of a linear bias's slopes, (batch, heads, queries), or None.
+        far_left, far_right: gradients of its slopes beyond a knee, or None.
         dense: gradient of dense numbers, (batch, heads, queries, keys), or None.
         table: gradient of a bias over distance, (heads, distances), float64, or None. The first
             distance is `table_begin`; the chain rule gives the gradients of its parameters.
@@ -44,6 +45,8 @@ class AttentionGradients:
     table_begin: int = 0
     sums: NDArray[np.float64] | None = None
     first: NDArray[np.float32] | None = None
+    far_left: NDArray[np.float32] | None = None
+    far_right: NDArray[np.float32] | None = None
 
 
 def attention_gradients(
@@ -104,7 +107,7 @@ def attention_gradients(
     checks.forward_results(query, output, logsumexp, output_gradient, logsumexp_gradient)
     limits = [options.pop(name, default) for name, default in Mask._field_defaults.items()]
     numbers = options.pop("scale", None), options.pop("skip_tolerance", 0.0)
-    form = call_form(query, key, value, *numbers, *limits)
+    form = call_form(query.dtype, query, key, value, *numbers, *limits)
     call = AttentionCall.checked(query, key, value, bias, form, Options(**options))
     results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
     return gradients_of(call, results, bias_gradient=bias_gradient)
@@ -131,7 +134,7 @@ def gradients_of(
     of_bias = _zeros(call) if bias_gradient else {}
     of_query = [query_gradient(call, x, results, key_and_value, of_bias) for x in subsets]
     if bias_gradient and call.bias.exempt:
-        for name in ("left", "right"):  # slopes do not act on exempt queries
+        for name in call.bias.slopes:  # slopes do not act on exempt queries
             of_bias[name][np.broadcast_to(exempt_queries(call), of_bias[name].shape)] = 0
         if call.bias.first is not None:
             output, log = attend(call, subsets[0])
@@ -146,18 +149,15 @@ def gradients_of(
 def _gradients(
     call: AttentionCall, query: Any, key: Any, value: Any, of_bias: dict[str, Any]
 ) -> AttentionGradients:
-    known = {
-        name: of_bias.get(name) for name in ("left", "right", "dense", "table", "sums", "first")
-    }
+    names = (*SLOPES, "dense", "table", "sums", "first")
+    known = {name: of_bias.get(name) for name in names}
     return AttentionGradients(query, key, value, table_begin=call.bias.table_begin, **known)
 
 
 def _zeros(call: AttentionCall) -> dict[str, NDArray[Any]]:
     """Return zeros for the gradients of the bias."""
     bias, shape = call.bias, call.problem.shape
-    zeros: dict[str, NDArray[Any]] = {}
-    if bias.left is not None:
-        zeros |= {name: np.zeros(shape[:3], np.float32) for name in ("left", "right")}
+    zeros: dict[str, NDArray[Any]] = {n: np.zeros(shape[:3], np.float32) for n in bias.slopes}
     if bias.dense is not None:
         zeros["dense"] = np.zeros(shape, np.float32)
     if bias.table is not None:
@@ -198,7 +198,7 @@ def _joined_bias_gradients(
     """Join the bias gradients of the runs into those of the whole bias."""
     joined: dict[str, Any] = {}
     first = pairs[0][1]
-    for name in ("left", "right", "first"):
+    for name in (*SLOPES, "first"):
         if getattr(first, name) is not None:
             rows = [getattr(gradients, name) for _, gradients in pairs]
             joined[name] = np.concatenate(rows, axis=2)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _core
 from ntk_alibi._arrays import Array
+from ntk_alibi.biases.kernel_bias import SLOPES
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.exempt import KeySubset
 from ntk_alibi.fused.quantized_rows import stored
@@ -27,6 +28,7 @@ class ForwardResults(NamedTuple):
 def attend(
     call: AttentionCall,
     subset: KeySubset,
+    memory: tuple[NDArray[Any], ...] | None = None,
     *,
     counts: NDArray[np.int64] | None = None,
     norms: NDArray[np.float32] | None = None,
@@ -37,15 +39,17 @@ def attend(
 
     The logsumexp is float64: the backward pass computes weights from it, which float32 would round.
     """
-    output, written = _arrays.empty_pair(call.query)
-    key, key_scales = stored(call.key)
-    value, value_scales = stored(call.value)
     scales = None
-    if key_scales is not None and value_scales is not None:
-        scales = _core.KeyScales(key_scales, value_scales)
+    if memory is None:
+        (key, key_scales), (value, value_scales) = stored(call.key), stored(call.value)
+        memory = _arrays.storage(call.query), key, value
+        if key_scales is not None and value_scales is not None:
+            scales = _core.KeyScales(key_scales, value_scales)
+    query, key, value = memory
+    output, written = _arrays.empty_pair(call.query, query)
     logsumexp = np.empty(call.query.shape[:3], np.float64) if log else None
     _core.attention(
-        _arrays.storage(call.query),
+        query,
         key,
         value,
         subset.bias,
@@ -77,7 +81,7 @@ def query_gradient(
     """
     log = results.logsumexp if subset.shift is None else results.logsumexp - subset.shift
     gradient, written = _arrays.empty_pair(call.query)
-    names = ("left", "right", "table", "sums", "dense")
+    names = (*SLOPES, "table", "sums", "dense")
     of_bias: dict[str, Any] = {} if subset.exempt else {n: bias_gradients.get(n) for n in names}
     storage = _arrays.storage
     _core.attention_gradients(

@@ -30,6 +30,7 @@ def patch(
     window: int | None = None,
     sink: int = 0,
     causal_block: int | None = None,
+    linear: Literal["auto", "torch", "onednn"] = "auto",
 ) -> PatchHandle:
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
@@ -41,7 +42,7 @@ def patch(
     Args:
         model: a transformers BLOOM, MPT or Falcon (with alibi=True) model with any head, or a
             module that holds one.
-        scaling: a scaling, or None for plain ALiBi.
+        scaling: a scaling of slopes, a `Knee`, or None for plain ALiBi.
         attention: "fused" calls `ntk_alibi.attention`, which never forms a matrix of queries x
             keys. "sdpa" (BLOOM and Falcon) runs torch's fused kernel on exact float32 distances,
             without such a matrix either. "eager" forms it: for BLOOM by transformers' own
@@ -59,6 +60,12 @@ def patch(
             `ntk_alibi.attention` keeps true distances.) A `WindowCache` holds no more than the
             sinks and the window.
         causal_block: length of blocks; a token sees its own block up to itself, and the one before.
+        linear: the products of linear layers in float32, x W^T + b: "torch" keeps torch's own, to
+            the bit. "onednn" takes those of oneDNN in the same torch wherever no gradient is
+            recorded, which are as near to the exact ones as float32 sums are; weights are not
+            copied. "auto" takes them for large weights where torch's own go through MKL on another
+            maker's processor than Intel's, and not with attention="eager". Layers of other classes
+            than transformers', autocast, torch.compile, devices and dtypes keep torch's.
 
     Returns:
         The handle, a context manager with `.undo()`.
@@ -100,9 +107,10 @@ def patch(
         window=window,
         sink=sink,
         causal_block=causal_block,
+        linear=linear,
     )
     if found := _found(model):
-        return apply(*found, settings)
+        return apply(model, *found, settings)
     known = ", ".join(family.name for family in FAMILIES)
     raise ValueError(
         f"model must hold ALiBi attention of a known family ({known}), got {type(model).__name__}, "

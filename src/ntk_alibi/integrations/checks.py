@@ -59,6 +59,15 @@ def left_padding(others: Collection[int]) -> None:
         )
 
 
+def onednn(linear: str, *, there: bool) -> None:
+    """Check that torch has oneDNN's product where a patch asks for it by name."""
+    if linear == "onednn" and not there:
+        raise ValueError(
+            "linear must be 'auto' or 'torch' where torch has no product of oneDNN for plain "
+            f"weights, got {linear!r}"
+        )
+
+
 def all_heads(layer: str, every: int, computed: int, sloped: int) -> None:
     """Check that a layer computes all heads, and that the slopes are theirs."""
     if not every == computed == sloped:

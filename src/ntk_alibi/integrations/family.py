@@ -41,6 +41,7 @@ class Family:
         attentions: forms of attention that the family supports.
         rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
         others: classes besides the attention layers' whose forward is replaced.
+        linear: classes whose forward is x @ weight.T + bias.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Family:
     attentions: tuple[str, ...] = ATTENTIONS
     rounds: bool = False
     others: tuple[type[nn.Module], ...] = ()
+    linear: tuple[type[nn.Module], ...] = (nn.Linear,)
 
     def find(self, module: nn.Module) -> list[nn.Module]:
         """Return the models of this family inside a module."""

@@ -116,7 +116,7 @@ def _bias_and_ranges(
     if forward_pass.settings.compat == "transformers":
         return forward_pass.rounded_bias(real, dtype), [_all_keys(forward_pass, real)]
     slopes = forward_pass.slopes(real, forward_pass.queries)
-    bias = ALiBi(forward_pass.rule.heads, slopes=slopes)
+    bias = ALiBi(forward_pass.rule.heads, forward_pass.knee, slopes=slopes)
     if forward_pass.streaming is None:
         return bias, [_all_keys(forward_pass, real)]
     return bias, _window_and_sinks(forward_pass, forward_pass.streaming, real)
@@ -232,6 +232,7 @@ def _sdpa(
             dropout=dropout,
             streaming=forward_pass.streaming,
             positions=r.positions.to(query.device),
+            knee=forward_pass.knee,
         )
 
     if len(rows) == 1 and rows[0].queries == slice(0, forward_pass.queries):

@@ -18,7 +18,7 @@ from ntk_alibi.integrations.passed_through import PassedThrough
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.slope_rule import SlopeRule
 from ntk_alibi.masks import Mask
-from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling import Knee, Scaling, without_knee
 from ntk_alibi.torch.streaming_mask import StreamingMask
 
 Made = TypeVar("Made")
@@ -80,6 +80,11 @@ class ForwardPass(PassedThrough):
         return self.settings.scaling
 
     @property
+    def knee(self) -> Knee | None:
+        """The patch's scaling if it acts on distances."""
+        return without_knee(self.scaling)[1]
+
+    @property
     def eager(self) -> bool:
         """True if the layers attend as transformers does, with all weights."""
         return self.settings.attention == "eager"
@@ -121,9 +126,14 @@ class ForwardPass(PassedThrough):
         return positions.clamp(min=0)
 
     def relative_bias(self, real: torch.Tensor) -> torch.Tensor:
-        """Return -m_h (i - j) for the keys of a mask, (batch, heads, queries, keys), float32."""
+        """Return -m_h (i - j) for the keys of a mask, (batch, heads, queries, keys), float32.
+
+        With a knee, i - j is bent.
+        """
         slopes = self.slopes(self.real, self.queries).to(real.device)
-        return -slopes[..., None] * self._distances(real)[0][:, None]
+        distance, _ = self._distances(real)
+        distance = distance if self.knee is None else self.knee.bent(distance)
+        return -slopes[..., None] * distance[:, None]
 
     def rounded_bias(self, real: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the bias of the keys with transformers' rounding, see `SlopeRule.rounded_bias`."""

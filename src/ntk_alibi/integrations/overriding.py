@@ -36,6 +36,11 @@ def restore(module: nn.Module, name: str) -> None:
         setattr(module, slot, getattr(type(module), name).__get__(module))
 
 
+def overridden(module: nn.Module, name: str, function: Any) -> bool:
+    """Return whether a method of this instance is a function that `override` gave it."""
+    return getattr(vars(module).get(_slot(module, name)), "func", None) is function
+
+
 def _slot(module: nn.Module, name: str) -> str:
     """Return the attribute of a method; accelerate's hooks move a module's forward."""
     return "_old_forward" if name == "forward" and hasattr(module, "_old_forward") else name

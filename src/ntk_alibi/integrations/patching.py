@@ -6,6 +6,7 @@ import threading
 
 from torch import nn
 
+from ntk_alibi.integrations import linear
 from ntk_alibi.integrations.family import Family, check, check_version
 from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import STACK, Settings, stack_of
@@ -48,10 +49,10 @@ class PatchHandle:
                 kept = tuple(settings for settings in stack if settings is not self._settings)
                 if len(kept) == len(stack):
                     continue
-                setattr(target, STACK, kept)
-                if not kept:
+                if kept:
+                    _stack(self._family, target, kept)
+                else:
                     _uninstall(self._family, target)
-                    delattr(target, STACK)
             self._targets = []
 
     def __enter__(self) -> PatchHandle:
@@ -65,16 +66,20 @@ class PatchHandle:
         return f"<patch of {self._family.name}, {self._settings!r}, {state}>"
 
 
-def apply(family: Family, targets: list[nn.Module], settings: Settings) -> PatchHandle:
-    """Check all targets, then patch them."""
+def apply(
+    model: nn.Module, family: Family, targets: list[nn.Module], settings: Settings
+) -> PatchHandle:
+    """Check all targets in a model, then patch them."""
     check_version()
+    linear.check(settings)
     for target in targets:
         check(family, target, settings)
     with _lock:
         for target in targets:
             if not stack_of(target):
                 _install(family, target)
-            setattr(target, STACK, (*stack_of(target), settings))
+            linear.keep_heads(model, target)
+            _stack(family, target, (*stack_of(target), settings))
     return PatchHandle(family, targets, settings)
 
 
@@ -96,7 +101,15 @@ def _install(family: Family, target: nn.Module) -> None:
         override(*replacement)
 
 
+def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
+    """Let these settings be in force, the last one foremost."""
+    setattr(target, STACK, stack)
+    linear.choose(target, family.linear, stack[-1] or Settings(None))
+
+
 def _uninstall(family: Family, target: nn.Module) -> None:
+    linear.give_back(target)
+    delattr(target, STACK)
     getattr(target, _HOOK).remove()
     delattr(target, _HOOK)
     for owner, name, _ in family.replacements(target):
@@ -108,4 +121,4 @@ def follow_config(family: Family, target: nn.Module) -> None:
     check_version()
     check(family, target, Settings(None))
     _install(family, target)
-    setattr(target, STACK, (None,))
+    _stack(family, target, (None,))

@@ -22,6 +22,9 @@ ATTENTIONS = ("fused", "sdpa", "eager")
 #: Roundings of the bias: exact distances in float32, or the rounding of transformers.
 COMPATS = ("exact", "transformers")
 
+#: Products of linear layers: the faster ones, torch's own, or those of oneDNN.
+LINEARS = ("auto", "torch", "onednn")
+
 
 @dataclass(frozen=True, repr=False)
 class Settings:
@@ -31,6 +34,7 @@ class Settings:
     attention: Literal["fused", "sdpa", "eager"] = "fused"
     compat: Literal["exact", "transformers"] = "exact"
     mask: Mask = EVERYTHING
+    linear: Literal["auto", "torch", "onednn"] = "auto"
 
     def __repr__(self) -> str:
         """Return the choices that are not the default, as `patch` takes them."""
@@ -40,6 +44,8 @@ class Settings:
         limits = self.mask._asdict()
         del limits["causal"]
         choices += [f"{name}={value}" for name, value in limits.items() if value]
+        if self.linear != "auto":
+            choices.append(f"linear={self.linear!r}")
         return ", ".join(choices)
 
 
@@ -66,6 +72,7 @@ def settings_of(
     *,
     attention: Any = "fused",
     compat: Any = "exact",
+    linear: Any = "auto",
     **limits: Any,
 ) -> Settings:
     """Return the settings of `patch`'s arguments, checked as far as possible without a model.
@@ -74,15 +81,17 @@ def settings_of(
         scaling: the scaling.
         attention: the form of the attention.
         compat: the rounding of the bias.
+        linear: the products of linear layers.
         limits: window, sink and causal_block of `patch`.
     """
     bias_checks.scaling(scaling)
     _checks.choice("attention", attention, ATTENTIONS)
     _checks.choice("compat", compat, COMPATS)
+    _checks.choice("linear", linear, LINEARS)
     mask = Mask.checked(**limits)
     if mask.sink and not mask.limited:
         raise ValueError(f"sink must be 0 without window or causal_block, got {mask.sink}")
-    return Settings(scaling, attention, compat, mask)
+    return Settings(scaling, attention, compat, mask, linear)
 
 
 def stack_of(target: nn.Module) -> tuple[Settings | None, ...]:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ntk_alibi.biases.slopes import scaled_slopes, with_axes
-from ntk_alibi.scaling import Floats, Scaling
+from ntk_alibi.scaling import Floats, Scaling, without_knee
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,11 @@ class SlopeRule:
     counts_holes: bool = False
 
     def slopes(self, scaling: Scaling | None, lengths: NDArray[np.int64] | None) -> torch.Tensor:
-        """Return float32 slopes, (1 or batch, heads, 1 or queries), for lengths of the scaling."""
+        """Return float32 slopes, (1 or batch, heads, 1 or queries), for lengths of the scaling.
+
+        They are those up to a knee.
+        """
+        scaling, _ = without_knee(scaling)
         if self.exponent_factor != 1.0:
             scaling = ScaledExponents(scaling, self.exponent_factor)
         slopes = torch.from_numpy(scaled_slopes(self.heads, scaling, lengths)) / self.slope_divisor

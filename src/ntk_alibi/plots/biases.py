@@ -37,6 +37,7 @@ KIND_OF_TYPE = {
     "dynamic_linear": "dynamic-interpolation",
     "flat_heads": "flat",
     "dynamic_flat_heads": "dynamic-flat",
+    "knee": "knee",
 }
 
 #: Cells of all maps of a picture of biases, unless there are very many heads.

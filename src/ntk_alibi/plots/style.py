@@ -40,8 +40,9 @@ THEMES = {
     "dark": Theme("#16181c", "#eceef1", "#9298a1", "#3c4048"),
 }
 
-#: Okabe and Ito 2008 (jfly.uni-koeln.de/color): hues that differ for any colour vision.
-HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C7A00")
+#: Okabe and Ito 2008 (jfly.uni-koeln.de/color): hues that differ for any colour vision. The last
+#: two are not theirs.
+HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C7A00", "#7F63B8")
 MARKERS = "osvD^Pd"
 
 #: Colour map that is readable for any colour vision and in greyscale.
@@ -56,6 +57,7 @@ KINDS = {
     "dynamic-interpolation": (HUES[3], "D", "--"),
     "flat": (HUES[4], "^", "-"),
     "dynamic-flat": (HUES[5], "P", "--"),
+    "knee": (HUES[7], ">", "-."),
 }
 
 

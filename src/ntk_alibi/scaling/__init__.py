@@ -10,12 +10,13 @@ counts that are powers of two, NTK-ALiBi's weights are the published (h - 1)/(H 
 counts they continue that rule: the steepest slope is unchanged, the flattest is divided by a, and
 the order of the heads is kept. Dynamic scalings compute a from the number of tokens.
 
-Any object with the method of `Scaling` is a scaling.
+Any object with the method of `Scaling` is a scaling. `Knee` scales distances instead of slopes.
 """
 
 from ntk_alibi.scaling.base import Floats, Per, Scaling
 from ntk_alibi.scaling.config import STATIC_TYPES, scaling_from_config
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
+from ntk_alibi.scaling.knee import Knee, without_knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
 __all__ = [
@@ -27,8 +28,10 @@ __all__ = [
     "FlatHeads",
     "Floats",
     "Interpolation",
+    "Knee",
     "MaxBias",
     "Per",
     "Scaling",
     "scaling_from_config",
+    "without_knee",
 ]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from ntk_alibi import _checks
 from ntk_alibi.scaling.base import LENGTH_KEY, Scaling
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
+from ntk_alibi.scaling.knee import Knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
-#: Scalings by one factor, by their `alibi_type`; their slopes depend on no lengths.
+#: Scalings that depend on no lengths, by their `alibi_type`.
 STATIC_TYPES: dict[str, Any] = {
-    scaling.alibi_type: scaling for scaling in (Interpolation, NTK, FlatHeads, MaxBias)
+    scaling.alibi_type: scaling for scaling in (Interpolation, NTK, FlatHeads, MaxBias, Knee)
 }
 _DYNAMIC_TYPES: dict[str, Any] = {
     scaling.alibi_type: scaling for scaling in (DynamicNTK, DynamicInterpolation, DynamicFlatHeads)
@@ -28,10 +29,11 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
 
     Args:
         config: the key `alibi_type` and the keys of its type. "default" has none and means no
-            scaling; "linear", "ntk", "flat_heads" and "max_bias" need `factor`; "dynamic",
-            "dynamic_linear" and "dynamic_flat_heads" need `factor` (the rate a0) and
-            `original_max_position_embeddings` (the training length), and take `per`; those of flat
-            heads take `share`. What is left out has the default of the scaling.
+            scaling; "linear", "ntk", "flat_heads" and "max_bias" need `factor`; "knee" needs
+            `start` and `factor`; "dynamic", "dynamic_linear" and "dynamic_flat_heads" need `factor`
+            (the rate a0) and `original_max_position_embeddings` (the training length), and take
+            `per`; those of flat heads take `share`. What is left out has the default of the
+            scaling.
 
     Returns:
         A scaling, or None for "default". `to_config` of a scaling is the inverse.
@@ -51,7 +53,10 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     required, optional = ["alibi_type"], []
     if alibi_type != "default":
         kind = STATIC_TYPES.get(alibi_type) or _DYNAMIC_TYPES[alibi_type]
-        required += ["factor"] + [LENGTH_KEY] * (alibi_type in _DYNAMIC_TYPES)
+        if alibi_type in _DYNAMIC_TYPES:
+            required += ["factor", LENGTH_KEY]
+        else:
+            required += [field.name for field in fields(kind) if field.default is MISSING]
         optional = [field.name for field in fields(kind) if field.name in _NAMED_KEYS]
     _checks.keys("config", config, required=required, optional=optional)
     if alibi_type == "default":

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ntk_alibi import _arrays
-from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.biases.kernel_bias import SLOPES, KernelBias
 from ntk_alibi.fused.call import AttentionCall, CallForm, Options, core_rule
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import gradients_of
@@ -29,7 +29,7 @@ Tensors: TypeAlias = tuple[torch.Tensor, ...]
 CORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 #: The tensors of a bias, in the operator's order.
-BIAS_TENSORS = ("left", "right", "first", "table", "sums", "dense")
+BIAS_TENSORS = (*SLOPES, "first", "table", "sums", "dense")
 
 #: The masks and positions of a problem, in the operator's order.
 PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")
@@ -40,7 +40,8 @@ OPTIONAL_TENSORS = (*BIAS_TENSORS, *PROBLEM_TENSORS, "known")
 _INPUTS = (
     "Tensor query, Tensor key, Tensor value, "
     + "".join(f"Tensor? {name}, " for name in OPTIONAL_TENSORS)
-    + "int table_begin, int exempt, int[] mask, bool checked, float scale, float? skip_tolerance"
+    + "int table_begin, int knee, int exempt, int[] mask, bool checked, float scale, "
+    + "float? skip_tolerance"
 )
 
 
@@ -124,9 +125,9 @@ def _call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
     """Return the call of the operator's inputs; check it unless that was done before."""
     count = len(OPTIONAL_TENSORS)
     arrays = [None if x is None else _arrays.to_numpy(x) for x in rest[:count]]
-    table_begin, exempt, mask_numbers, checked, scale, skip_tolerance = rest[count:]
+    table_begin, knee, exempt, mask_numbers, checked, scale, skip_tolerance = rest[count:]
     numbers: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
-    bias = KernelBias(**numbers, table_begin=table_begin, exempt=exempt)
+    bias = KernelBias(**numbers, table_begin=table_begin, knee=knee, exempt=exempt)
     shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_numbers(*mask_numbers)
     placed: Any = arrays[len(BIAS_TENSORS) : -1]
     rule = core_rule(mask, scale, skip_tolerance)
@@ -220,6 +221,7 @@ def _attend(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         *(None if x is None else _arrays.as_tensor(x, query, None) for x in placed),
         None if call.known is None else call.known.detach(),
         bias.table_begin,
+        bias.knee,
         bias.exempt,
         problem.mask.numbers(),
         _arrays.has_values(*placed),

@@ -14,9 +14,13 @@ Distances are exact and the bias is float32 whatever the dtype of the inputs.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import cast
+
 import torch
 from torch.nn import functional as F
 
+from ntk_alibi.scaling import Knee
 from ntk_alibi.torch.streaming_mask import StreamingMask
 
 #: Queries per call of torch's kernel: large enough for its blocks of 256 x 512, small enough that a
@@ -38,8 +42,9 @@ def causal_linear_attention(
     dropout: float = 0.0,
     streaming: StreamingMask | None = None,
     positions: torch.Tensor | None = None,
+    knee: Knee | None = None,
 ) -> torch.Tensor:
-    """Return softmax(scale q.k - m_h (i - j)) v over the keys j <= i.
+    """Return softmax(scale q.k - m_h (i - j)) v over the keys j <= i; a knee bends i - j.
 
     The last query is aligned with the last key. A `StreamingMask` limits the keys and shrinks
     distances to sinks; each chunk of queries then has a dense mask of the keys that it sees.
@@ -53,6 +58,7 @@ def causal_linear_attention(
         dropout: probability of dropping a weight.
         streaming: the mask of the queries, or None for all keys behind them.
         positions: integers (keys,), ascending, needed with streaming.
+        knee: a knee, for slopes that are the same for all queries, or None.
 
     Returns:
         The output in query's shape and dtype, differentiable in query, key and value.
@@ -61,8 +67,11 @@ def causal_linear_attention(
     if query.numel() == 0:
         return query
     if streaming is not None and positions is not None:
-        return _attend_streaming(query, key, value, slopes, scale, dropout, streaming, positions)
-    attend = _attend_per_query if slopes.shape[2] > 1 else _attend_per_head
+        return _attend_streaming(
+            query, key, value, slopes, scale, dropout, streaming, positions, knee
+        )
+    per_query = slopes.shape[2] > 1
+    attend = _attend_per_query if per_query else partial(_attend_per_head, knee=knee)
     chunks = []
     for begin in range(0, query_length, QUERY_CHUNK):
         end = min(begin + QUERY_CHUNK, query_length)
@@ -72,7 +81,7 @@ def causal_linear_attention(
                 query[:, :, begin:end],
                 key[:, :, :visible],
                 value[:, :, :visible],
-                slopes[:, :, begin:end] if slopes.shape[2] > 1 else slopes,
+                slopes[:, :, begin:end] if per_query else slopes,
                 scale,
                 dropout,
             )
@@ -89,6 +98,7 @@ def _attend_streaming(
     dropout: float,
     streaming: StreamingMask,
     positions: torch.Tensor,
+    knee: Knee | None,
 ) -> torch.Tensor:
     """Attend from chunks of queries to the sinks and to the keys that the chunk sees."""
     past = key.shape[2] - query.shape[2]
@@ -102,7 +112,7 @@ def _attend_streaming(
         columns = columns[(columns < sinks) | (columns >= first)]
         distance, seen = streaming.distances(rows, positions[columns])
         part = slopes[:, :, begin:end] if slopes.shape[2] > 1 else slopes
-        bias = torch.where(seen, -part[..., None] * distance, -torch.inf)
+        bias = torch.where(seen, -part[..., None] * _bent(distance, knee), -torch.inf)
         if bias.device.type != "cpu":
             bias = bias.to(query.dtype)  # kernels of other devices need one dtype
         chunks.append(
@@ -125,9 +135,10 @@ def _attend_per_head(
     slopes: torch.Tensor,
     scale: float,
     dropout: float,
+    knee: Knee | None,
 ) -> torch.Tensor:
     distance = _anti_diagonal_distances(query, key)
-    bias = torch.where(distance >= 0, -slopes * distance, -torch.inf)
+    bias = torch.where(distance >= 0, -slopes * _bent(distance, knee), -torch.inf)
     return _reversed_sdpa(query, key, value, bias, scale, dropout)
 
 
@@ -160,6 +171,10 @@ def _attend_per_query(
         dropout,
     )
     return output[..., :-1].to(query.dtype)
+
+
+def _bent(distance: torch.Tensor, knee: Knee | None) -> torch.Tensor:
+    return distance if knee is None else cast(torch.Tensor, knee.bent(distance))
 
 
 def _anti_diagonal_distances(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -254,9 +254,28 @@ def test_model_arguments() -> None:
         ("dynamic-flat:2", na.DynamicFlatHeads(2.0, 9)),
         ("dynamic-flat:2:0.5:sequence", na.DynamicFlatHeads(2.0, 9, 0.5, per="sequence")),
         ("max-bias:4", na.MaxBias(4.0)),
+        ("knee:1024:28", na.Knee(1024, 28.0)),
+        ("knee:1024:inf", na.Knee(1024, float("inf"))),
     ):
         assert parse_method(name, 9).scaling == scaling
     assert named_method("flat", 8, None, 9, 0.5) == parse_method("flat:8:0.5", 9)
-    for name in ("flat:8:a", "flat:8:0.5:query", "flat:8:2", "max-bias:4:1", "dynamic-flat:2:x"):
+    assert parse_method("knee:1024:28", 9).label == "knee w=1024, G=28"
+    assert model_arguments("knee:1024:28") == "scaling=knee,start=1024,factor=28"
+    for factor in (28, 0.1, float("inf")):
+        named = named_method("knee", factor, None, 9, start=1024)
+        assert named.scaling == na.Knee(1024, factor)
+        assert parse_method(named.name, 9) == named
+    with pytest.raises(TypeError, match="start must be an integer, got"):
+        parse_method("knee:1.5:2", 9)
+    for name in (
+        "knee:1024",
+        "knee:1024:28:0.5",
+        "knee:a:2",
+        "flat:8:a",
+        "flat:8:0.5:query",
+        "flat:8:2",
+        "max-bias:4:1",
+        "dynamic-flat:2:x",
+    ):
         with pytest.raises(ValueError, match=r"must be"):
             parse_method(name, 9)

@@ -34,6 +34,8 @@ LIMITS: list[dict[str, Any]] = [
     {"window": 8, "causal_block": 5, "sink": 1},
 ]
 limits = pytest.mark.parametrize("limit", LIMITS, ids=str)
+#: Scalings whose factor, or slope, differs between the queries and keys of one text.
+SCALINGS = (na.DynamicNTK(2.0, 16, per="query"), na.Knee(4, 5.0))
 sinks = pytest.mark.parametrize("sink", [0, SINK])
 
 
@@ -97,10 +99,11 @@ def test_one_pass_equals_transformers_on_a_cut_cache(
 
 @forms
 @limits
+@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
 def test_all_forms_agree_and_padding_changes_nothing(
-    models: dict, ids: torch.Tensor, name: str, attention: Any, limit: Any
+    models: dict, ids: torch.Tensor, name: str, attention: Any, limit: Any, scaling: Any
 ) -> None:
-    model, scaling = models[name], na.DynamicNTK(2.0, 16, per="query")
+    model = models[name]
     with na.patch(model, scaling, **limit):
         alone = run(model, ids)
     with na.patch(model, scaling, attention=attention, **limit):
@@ -143,11 +146,12 @@ def test_generate_in_bounded_memory(
 
 @forms
 @sinks
+@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
 @pytest.mark.parametrize("pieces", [[1] * 60, [5, 1, 3, 2, 20, 1, 7, 12, 9], [59, 1]], ids=str)
 def test_pieces_equal_one_pass(
-    models: dict, name: str, attention: Any, sink: int, pieces: list[int]
+    models: dict, name: str, attention: Any, sink: int, scaling: Any, pieces: list[int]
 ) -> None:
-    model, scaling = models[name], na.DynamicNTK(2.0, 16, per="query")
+    model = models[name]
     ids = torch.randint(0, VOCABULARY, (3, 60), generator=torch.Generator().manual_seed(2))
     mask = (torch.arange(60) >= torch.tensor([[0], [11], [27]])).long()
     with torch.no_grad(), na.patch(model, scaling, attention=attention, window=7, sink=sink):

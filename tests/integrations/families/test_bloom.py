@@ -24,6 +24,7 @@ SCALINGS = {
     "ntk": na.NTK(4.0),
     "dynamic": na.DynamicNTK(2.0, 16),
     "dynamic per query": na.DynamicNTK(2.0, 16, per="query"),
+    "knee": na.Knee(6, 5.0),
 }
 scalings = pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
 
@@ -53,6 +54,9 @@ def independent_logits(
 
 def _independent_bias(heads: int, n: int, scaling: Any) -> np.ndarray:
     plain = na.reference.alibi_slopes(heads)
+    if isinstance(scaling, na.Knee):
+        bias = na.reference.knee_bias(plain, scaling.start, scaling.factor, n, n)[0]
+        return np.where(na.reference.distances(n, n) < 0, -np.inf, bias)
     if scaling is None:
         slopes = plain
     elif isinstance(scaling, na.Interpolation):

@@ -86,3 +86,5 @@ def test_the_rounding_of_transformers_is_refused_where_there_is_none(models: dic
         na.patch(falcon, compat="transformers", attention="sdpa")
     with pytest.raises(ValueError, match="scaling must not have per='query' here"):
         na.patch(falcon, na.DynamicNTK(per="query"), compat="transformers")
+    with pytest.raises(ValueError, match="scaling must not be a knee here"):
+        na.patch(falcon, na.Knee(8, 2.0), compat="transformers")

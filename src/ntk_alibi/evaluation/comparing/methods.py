@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from ntk_alibi import _checks
@@ -14,6 +15,7 @@ from ntk_alibi.scaling import (
     DynamicNTK,
     FlatHeads,
     Interpolation,
+    Knee,
     MaxBias,
     Scaling,
 )
@@ -21,20 +23,22 @@ from ntk_alibi.scaling import (
 #: Name of the unchanged model.
 ORIGINAL = "original"
 
-#: For each kind: the label before the number in tables, and the scaling. Static scalings take a
-#: factor; dynamic scalings take a rate, the training length and `per`; those of flat heads a share.
+#: For each kind: the label in tables, and the scaling. Static scalings take a factor, a knee its
+#: start before that; dynamic scalings take a rate, the training length and `per`; those of flat
+#: heads a share.
 STATIC: dict[str, tuple[str, Any]] = {
-    "interpolation": ("interpolation a", Interpolation),
-    "ntk": ("NTK a", NTK),
-    "flat": ("flat heads a", FlatHeads),
-    "max-bias": ("max bias a", MaxBias),
+    "interpolation": ("interpolation a={factor:g}", Interpolation),
+    "ntk": ("NTK a={factor:g}", NTK),
+    "flat": ("flat heads a={factor:g}", FlatHeads),
+    "max-bias": ("max bias a={factor:g}", MaxBias),
+    "knee": ("knee w={start:g}, G={factor:g}", Knee),
 }
 DYNAMIC: dict[str, tuple[str, Any]] = {
-    "dynamic-interpolation": ("dynamic interpolation a0", DynamicInterpolation),
-    "dynamic-ntk": ("dynamic NTK a0", DynamicNTK),
-    "dynamic-flat": ("dynamic flat heads a0", DynamicFlatHeads),
+    "dynamic-interpolation": ("dynamic interpolation a0={rate:g}", DynamicInterpolation),
+    "dynamic-ntk": ("dynamic NTK a0={rate:g}", DynamicNTK),
+    "dynamic-flat": ("dynamic flat heads a0={rate:g}", DynamicFlatHeads),
 }
-KINDS = (*STATIC, *DYNAMIC)
+_KINDS = {**STATIC, **DYNAMIC}
 
 DEFAULT_METHODS = (
     "original",
@@ -63,33 +67,41 @@ class Method:
 
 
 def parse_method(name: str, train_length: int) -> Method:
-    """Parse a method's name: "original", "ntk:4", "flat:8:0.5" or "dynamic-ntk:1:query".
+    """Parse a method's name, such as "original", "ntk:4", "flat:8:0.5" or "dynamic-ntk:1:query".
 
-    The first number is the factor a, or the rate a0 of a dynamic method. The share of flat heads
-    may follow. The name of a dynamic method may end in "sequence" (as published) or "query": the
-    unit whose length selects the factor.
+    The first number is the factor a, or the rate a0 of a dynamic method; a knee has its start and
+    its factor, "knee:1024:28". The share of flat heads may follow. The name of a dynamic method may
+    end in "sequence" (as published) or "query": the unit whose length selects the factor.
 
     Raises:
-        ValueError: the kind is unknown, a number is missing or out of range, or the ending is
-            unknown.
+        TypeError, ValueError: the kind is unknown, a number is missing, out of range or of the
+            wrong kind, or the ending is unknown.
     """
     if name == ORIGINAL:
         return Method(name, name, None)
-    kind, _, rest = name.partition(":")
-    number, *words = rest.split(":")
-    value = checks.method_number(name, kind, number, KINDS)
-    label, scaling = {**STATIC, **DYNAMIC}[kind]
-    text, options = f"{label}={value:g}", _options(name, words, scaling)
+    kind, *words = name.split(":")
+    forms = {kind: ":NUMBER" * len(number_names(kind)) for kind in _KINDS}
+    numbers = checks.method_numbers(name, kind, words, forms)
+    label, scaling = _KINDS[kind]
+    options = _options(name, words[len(numbers) :], scaling)
+    text = label.format(**dict(zip(number_names(kind), numbers, strict=True)))
     if "share" in options:
         text += f", {100 * options['share']:g} % of the heads"
     if "per" in options:
         text += f", per {options['per']}"
-    numbers = (value, train_length) if kind in DYNAMIC else (value,)
-    return Method(name, text, scaling(*numbers, **options))
+    lengths = [train_length] if kind in DYNAMIC else []
+    return Method(name, text, scaling(*numbers, *lengths, **options))
+
+
+def number_names(kind: str) -> tuple[str, ...]:
+    """Return the names of the numbers that a kind of method needs, in their order."""
+    if kind in DYNAMIC:
+        return ("rate",)
+    return tuple(field.name for field in fields(STATIC[kind][1]) if field.default is MISSING)
 
 
 def _options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
-    """Return what follows the first number of a method's name, by the scaling's parameters."""
+    """Return what follows the numbers in a method's name, by the scaling's parameters."""
     options: dict[str, Any] = {}
     names = [field.name for field in fields(scaling)]
     for word in words:
@@ -98,7 +110,7 @@ def _options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
         elif "per" in names and "per" not in options:
             options["per"] = word
         else:
-            _checks.choice(f"what follows the number in {name!r}", word, ("",))
+            _checks.choice(f"what follows the numbers in {name!r}", word, ("",))
     return options
 
 
@@ -108,14 +120,16 @@ def named_method(
     per: str | None,
     train_length: int,
     share: float | None = None,
+    start: int | None = None,
 ) -> Method:
     """Return the method of a kind and its numbers; kind may already contain the others."""
-    numbers = {"factor": factor, "share": share}
-    texts = {
-        name: None if number is None else f"{_checks.finite(name, number):g}"
+    numbers = {"start": start, "factor": factor, "share": share}
+    texts = [
+        repr(number if number == math.inf else _checks.finite(name, number)).removesuffix(".0")
         for name, number in numbers.items()
-    }
-    parts = [str(part) for part in (kind, texts["factor"], texts["share"], per) if part is not None]
+        if number is not None
+    ]
+    parts = [kind, *texts, *([] if per is None else [per])]
     return parse_method(":".join(parts), train_length)
 
 
@@ -123,7 +137,7 @@ def model_arguments(name: str) -> str:
     """Format a method's name as `--model_args` of lm-evaluation-harness."""
     kind, *words = name.split(":")
     named = {"scaling": kind}
+    names = iter(("start", "factor") if kind == "knee" else ("factor", "share"))
     for word in words:
-        of_per = word in ("sequence", "query")
-        named["per" if of_per else "share" if "factor" in named else "factor"] = word
+        named["per" if word in ("sequence", "query") else next(names)] = word
     return ",".join(f"{key}={value}" for key, value in named.items())

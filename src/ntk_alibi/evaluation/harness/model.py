@@ -54,9 +54,11 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 
     Args:
         pretrained: a folder, a name on the hub, or a model; by default the embedded nano BLOOM.
-        scaling: "original", "interpolation", "ntk", "flat", "max-bias", "dynamic-interpolation",
-            "dynamic-ntk" or "dynamic-flat", or a full method name such as "ntk:4".
+        scaling: "original", "interpolation", "ntk", "flat", "max-bias", "knee",
+            "dynamic-interpolation", "dynamic-ntk" or "dynamic-flat", or a full method name such as
+            "ntk:4".
         factor: the factor a, or the rate a0 of a dynamic method.
+        start: the distance at which a knee begins.
         per: "sequence" or "query", for dynamic methods.
         share: the share of the heads that flat methods flatten.
         train_length: training length in tokens; by default the one in the model's config.
@@ -80,6 +82,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         factor: float | None = None,
         per: str | None = None,
         share: float | None = None,
+        start: int | None = None,
         train_length: int | None = None,
         attention: str = "fused",
         max_length: int | None = None,
@@ -112,7 +115,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self.train_length = _checks.integer("train_length", train_length, minimum=1)
         self.attention = attention
         self._patch: PatchHandle | None = None
-        self.stretch(named_method(scaling, factor, per, self.train_length, share))
+        self.stretch(named_method(scaling, factor, per, self.train_length, share, start))
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Any = None) -> Any:

@@ -92,7 +92,7 @@ def _stock_form(
     jumps = streaming is not None and streaming.mask.sink > 0
     jumps = jumps or (per is not None and forward_pass.skipped is not None)
     traced = scaling is not None and _torch_state.is_tracing()  # NumPy could not follow the mask
-    if jumps or traced or per == "query":
+    if jumps or traced or per == "query" or forward_pass.knee is not None:
         tensor = forward_pass.relative_bias(mask).to(dtype).flatten(0, 1)
     elif scaling is None:
         tensor = BloomModel.build_alibi_tensor(cast(BloomModel, None), mask.long(), heads, dtype)

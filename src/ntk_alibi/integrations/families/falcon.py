@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel
+from torch import nn
+from transformers.models.falcon.modeling_falcon import FalconAttention, FalconLinear, FalconModel
 
 from ntk_alibi.integrations.begin_pass import INPUTS, begin_pass
 from ntk_alibi.integrations.family import Family, Replacement
@@ -70,4 +71,5 @@ FAMILY = Family(
     replacements=_replacements,
     check=_check,
     rounds=True,
+    linear=(nn.Linear, FalconLinear),
 )

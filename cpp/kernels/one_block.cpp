@@ -1,0 +1,201 @@
+// Attention of one vector of queries over one block of keys. In a short call most lanes of a whole
+// tile would be padding, and its walk would cost more than its products.
+//
+// Lanes are queries up to the weights, as in attention.cpp. They are channels for the output, so
+// that neither sums nor results have to be transposed, and a query takes no key behind the last one
+// that its neighbours see.
+#include "kernels/one_block.h"
+
+#include "kernels/bias_functors.h"
+#include "kernels/exp2.h"
+#include "kernels/logsumexp.h"
+#include "kernels/tile_scores.h"
+#include "kernels/visible_blocks.h"
+
+namespace ntk_alibi {
+namespace NTK_ALIBI_ISA {
+namespace {
+
+// Queries and vectors of channels whose sums the registers hold beside the operands.
+constexpr int queries_per_step = 4;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int vectors_per_step = 4;
+#else
+constexpr int vectors_per_step = 2;
+#endif
+
+template <class Bias>
+class OneBlock {
+ public:
+  OneBlock(const AttentionTile& tile, const Scratch& s, BlockRows<Float32Words>& rows)
+      : tile_(tile), s_(s), rows_(rows), reach_(tile) {
+    const bool sees = tile.keys.count > 0 && reach_.sees(block_of(tile.keys, 0));
+    count_ = sees ? reach_.keys_to_read(tile, 0) : 0;
+  }
+
+  void run(float* results) {
+    bool guarded = false;
+    if (count_ > 0) {
+      score();
+      weigh();
+      values_ = rows_.values(0);
+      guarded = !rows_.values_are_finite(0);
+    }
+    for (int q = 0; q < tile_.query_count; q += queries_per_step)
+      guarded ? write_queries<true>(q, results) : write_queries<false>(q, results);
+  }
+
+ private:
+  void score() {
+    const Rows& keys = rows_.keys(0);
+    int c = 0;
+    for (; c + 4 < count_; c += 8) maximum_ = max(maximum_, score_keys<8>(keys, c));
+    if (c < count_) maximum_ = max(maximum_, score_keys<4>(keys, c));
+  }
+
+  // Stores the scores of keys from key c on, and returns their maximum. Rows behind the last key
+  // repeat it; their products are not used.
+  template <int Keys>
+  f32v score_keys(const Rows& keys, int c) {
+    f32v dot[Keys] = {};
+    for (int d = 0; d < tile_.head_dim; ++d) {
+      const f32v query = vector_of(s_.query, d, 0);
+      NTK_ALIBI_UNROLL
+      for (int u = 0; u < Keys; ++u) dot[u] += broadcast_word(keys[c + u], d) * query;
+    }
+    const Bias bias(tile_, s_);
+    f32v greatest = broadcast(-infinity);
+    for (int u = 0; u < Keys && c + u < count_; ++u) {
+      const f32v score = masked_score(tile_, s_, bias, dot[u], c + u, 0);
+      store_vector(s_.scores[0], c + u, 0, score);
+      greatest = max(greatest, score);
+    }
+    return greatest;
+  }
+
+  void weigh() {
+    // A query that sees no key has the maximum -infinity: differences would be NaN.
+    const f32v reached = maximum_ == -infinity ? f32v{} : maximum_;
+    f32v sum = {};
+    for (int c = 0; c < count_; ++c) {
+      const f32v weight = exp2(vector_of(s_.scores[0], c, 0) - reached);
+      store_vector(s_.scores[0], c, 0, weight);
+      sum += weight;
+    }
+    sum_ = sum;
+  }
+
+  // Writes the results of queries_per_step queries from query q on. `results` is memory for them.
+  template <bool Guarded>
+  void write_queries(int q, float* results) {
+    const int keys = keys_with_weight(q);
+    const int head_dim = tile_.head_dim;
+    int d = 0;
+    for (; d + vectors_per_step * lanes <= head_dim; d += vectors_per_step * lanes)
+      add_values<vectors_per_step, Guarded>(q, keys, d, results);
+    for (; d + lanes <= head_dim; d += lanes) add_values<1, Guarded>(q, keys, d, results);
+    for (; d < head_dim; ++d) add_channel(q, keys, d, results);
+    for (int i = 0; i < queries_per_step && q + i < tile_.query_count; ++i) {
+      write_row(
+          results + i * head_dim, head_dim, tile_.dtype,
+          static_cast<char*>(tile_.output) + row_bytes(tile_.output_stride, q + i, tile_.dtype));
+      if (tile_.logsumexp != nullptr)
+        tile_.logsumexp[q + i] = logsumexp(maximum_[q + i], sum_[q + i], tile_.bias.shifts[q + i]);
+    }
+  }
+
+  const float* weights_of(int key, int q) const { return lane_row(s_.scores[0], key) + q; }
+
+  // The keys up to the last one that has weight for one of the queries from q on.
+  int keys_with_weight(int q) const {
+    int keys = count_;
+    for (; keys > 0; --keys) {
+      std::uint32_t bits[queries_per_step], any = 0;
+      std::memcpy(bits, weights_of(keys - 1, q), sizeof bits);
+      for (const std::uint32_t weight : bits) any |= weight;
+      if (any != 0) break;
+    }
+    return keys;
+  }
+
+  float inverse_sum(int q) const { return sum_[q] == 0.0f ? 0.0f : 1.0f / sum_[q]; }
+
+  // With Guarded, a weight of 0, as masked keys have, contributes 0 even if the value is not
+  // finite.
+  template <int Vectors, bool Guarded>
+  void add_values(int q, int keys, int d, float* results) {
+    f32v sum[queries_per_step][Vectors] = {};
+    for (int c = 0; c < keys; ++c) {
+      const float* weights = weights_of(c, q);
+      const float* value = reinterpret_cast<const float*>(values_[c]) + d;
+      NTK_ALIBI_UNROLL
+      for (int i = 0; i < queries_per_step; ++i) {
+        if (Guarded && weights[i] == 0.0f) continue;
+        const f32v weight = broadcast(weights[i]);
+        NTK_ALIBI_UNROLL
+        for (int v = 0; v < Vectors; ++v) sum[i][v] += weight * load<f32v>(value + v * lanes);
+      }
+    }
+    NTK_ALIBI_UNROLL
+    for (int i = 0; i < queries_per_step; ++i) {
+      const f32v inverse = broadcast(inverse_sum(q + i));
+      NTK_ALIBI_UNROLL
+      for (int v = 0; v < Vectors; ++v)
+        store(results + i * tile_.head_dim + d + v * lanes, sum[i][v] * inverse);
+    }
+  }
+
+  void add_channel(int q, int keys, int d, float* results) {
+    for (int i = 0; i < queries_per_step; ++i) {
+      float sum = 0.0f;
+      for (int c = 0; c < keys; ++c) {
+        const float weight = weights_of(c, q)[i];
+        if (weight != 0.0f) sum += weight * reinterpret_cast<const float*>(values_[c])[d];
+      }
+      results[i * tile_.head_dim + d] = sum * inverse_sum(q + i);
+    }
+  }
+
+  const AttentionTile& tile_;
+  const Scratch& s_;
+  BlockRows<Float32Words>& rows_;
+  const TileReach reach_;
+  int count_;                            // keys to read
+  const char* const* values_ = nullptr;  // their values
+  f32v maximum_ = broadcast(-infinity);
+  f32v sum_ = {};  // relative to the maximum
+};
+
+}  // namespace
+
+std::int64_t one_block_scratch_bytes(int head_dim) {
+  Pieces pieces;
+  pieces.rows(head_dim, 1);
+  pieces.tile(head_dim);
+  return pieces.bytes();
+}
+
+void one_block_tile(const AttentionTile& tile, void* scratch) {
+  Pieces pieces(scratch);
+  const RowScratch row_memory = pieces.rows(tile.head_dim, 1);
+  row_memory.stored->key = nullptr;  // nothing is stored yet
+  const Scratch s = pieces.tile(tile.head_dim);
+  BlockRows<Float32Words> rows(tile, row_memory);
+  Rows queries;
+  pack_rows<Float32Words>(rows.queries(tile, queries, lanes), tile.head_dim, tile.scale * log2_e,
+                          s.query, lanes);
+  load_tile_rows(tile, s, lanes);
+  switch (tile.bias.kind) {
+    case BiasKind::none: return OneBlock<NoBias>(tile, s, rows).run(s.output);
+    case BiasKind::one_sided: return OneBlock<OneSidedBias>(tile, s, rows).run(s.output);
+    case BiasKind::two_sided: return OneBlock<TwoSidedBias>(tile, s, rows).run(s.output);
+    case BiasKind::one_sided_knee: return OneBlock<OneSidedKnee>(tile, s, rows).run(s.output);
+    case BiasKind::two_sided_knee: return OneBlock<TwoSidedKnee>(tile, s, rows).run(s.output);
+    case BiasKind::table: return OneBlock<TableBias>(tile, s, rows).run(s.output);
+    case BiasKind::sums: return OneBlock<SumsBias>(tile, s, rows).run(s.output);
+    case BiasKind::dense: return OneBlock<DenseBias>(tile, s, rows).run(s.output);
+  }
+}
+
+}  // namespace NTK_ALIBI_ISA
+}  // namespace ntk_alibi

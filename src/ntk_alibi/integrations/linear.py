@@ -1,0 +1,132 @@
+"""Products of a patched model's linear layers, by oneDNN where that is faster than torch's own way.
+
+torch multiplies float32 by MKL, which has no kernels for other makers' processors; oneDNN, which
+the same torch calls for bfloat16, has. torch reaches oneDNN's float32 product by a private operator
+only, so the operator is looked for, and everything but the plain case stays torch's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ntk_alibi import _arrays, _core, _torch_state
+from ntk_alibi.integrations import checks
+from ntk_alibi.integrations.overriding import overridden, override, restore
+from ntk_alibi.integrations.settings import Settings
+
+#: Numbers of a weight from which "auto" takes oneDNN. Its operator costs 15 us more a call than
+#: torch's function, and a row on half a million numbers takes torch 60 us (both on Zen 4).
+LEAST_NUMBERS = 2**19
+
+#: The attribute of a patched model that keeps its heads, in a tuple, so that they are no parts.
+_HEADS = "_ntk_alibi_heads"
+
+_ARGUMENTS = ["X", "W", "B", "attr", "scalars", "algorithm"]
+
+
+def find_product() -> Callable[..., torch.Tensor] | None:
+    """Return oneDNN's linear product in this torch, or None if it is missing or another."""
+    operator: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    operator = getattr(operator, "default", None)
+    if operator is None or [x.name for x in operator._schema.arguments] != _ARGUMENTS:
+        return None
+    runs = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU")
+    return operator if runs else None
+
+
+#: oneDNN's linear product in this torch, or None.
+PRODUCT = find_product()
+
+
+def check(settings: Settings) -> None:
+    """Check that torch has the products that a patch asks for by name."""
+    checks.onednn(settings.linear, there=PRODUCT is not None)
+
+
+def keep_heads(model: nn.Module, target: nn.Module) -> None:
+    """Let a target know the layers of logits above it, which are no parts of it."""
+    above = [
+        part
+        for part in model.modules()
+        if isinstance(part, PreTrainedModel) and any(x is target for x in part.modules())
+    ]
+    heads = [head for part in above if (head := part.get_output_embeddings()) is not None]
+    if heads:
+        setattr(target, _HEADS, tuple(heads))
+
+
+def choose(target: nn.Module, classes: tuple[type[nn.Module], ...], settings: Settings) -> None:
+    """Give a model's linear layers of exactly these classes the products of these settings.
+
+    A layer with a forward of its own, which somebody else gave it, keeps that.
+    """
+    _restore(target)
+    least = _least_numbers(settings)
+    if least is None or PRODUCT is None:
+        return
+    for module in _parts(target):
+        if type(module) in classes and "forward" not in vars(module):
+            override(module, "forward", functools.partial(_forward, least))
+
+
+def give_back(target: nn.Module) -> None:
+    """Undo `choose` and `keep_heads`."""
+    _restore(target)
+    if hasattr(target, _HEADS):
+        delattr(target, _HEADS)
+
+
+def _restore(target: nn.Module) -> None:
+    """Restore the layers, also those that a wrapper has since moved to another place."""
+    for module in _parts(target):
+        if overridden(module, "forward", _forward):
+            restore(module, "forward")
+
+
+def _parts(target: nn.Module) -> list[nn.Module]:
+    return [*target.modules(), *getattr(target, _HEADS, ())]
+
+
+def _least_numbers(settings: Settings) -> int | None:
+    """Return the least size of a weight whose product is oneDNN's, or None for no weight."""
+    if settings.linear == "onednn":
+        return 1
+    if settings.linear == "torch" or settings.attention == "eager":  # which repeats transformers
+        return None
+    slow = torch.backends.mkl.is_available() and _core.cpu_vendor() != "intel"
+    return LEAST_NUMBERS if slow else None
+
+
+def _forward(least: int, linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """Replace the forward of nn.Linear, and of classes that compute the same."""
+    weight, bias = linear.weight, linear.bias
+    if PRODUCT is None or not _is_plain(least, x, weight, bias):
+        result: torch.Tensor = type(linear).forward(linear, x)
+        return result
+    return PRODUCT(x, weight, bias, "none", [], "")
+
+
+def _is_plain(least: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Return whether a product is one of dense float32 numbers of which nothing is recorded."""
+    return (
+        type(x) is torch.Tensor
+        and not _arrays.needs_torch(x, weight, bias, None)
+        and not _torch_state.is_watched()
+        and all(type(y) in (nn.Parameter, torch.Tensor) for y in (weight, bias) if y is not None)
+        and all(_is_dense(y) for y in (x, weight, bias) if y is not None)
+        and weight.numel() >= least
+        and weight.ndim == 2
+        and x.ndim > 0
+        and x.shape[-1] == weight.shape[1]
+        and torch._C._get_mkldnn_enabled()
+    )
+
+
+def _is_dense(x: torch.Tensor) -> bool:
+    return x.dtype is torch.float32 and x.is_cpu and x.layout is torch.strided

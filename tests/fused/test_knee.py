@@ -1,0 +1,170 @@
+"""Linear biases with a knee: values far away, equal bits where they must be, and other calls."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import ntk_alibi as na
+from attention_checks import NUMPY, UNIT, check, distances, inputs, visible
+from ntk_alibi.biases import BiasObject, KernelBias
+from ntk_alibi.fused.gradients import attention_gradients
+
+HEADS = 6
+KNEES = [(40, 28.0), (0, 5.0), (150, 0.2), (64, math.inf)]
+knees = pytest.mark.parametrize("knee", KNEES, ids=str)
+queries = pytest.mark.parametrize("count", [1, 2, 70])
+
+
+def written(
+    knee: tuple[int, float], d: NDArray[np.float64], *, causal: bool
+) -> NDArray[np.float64]:
+    """Return the bias at distances (1 or batch, 1, queries, keys), by its formula."""
+    far = np.maximum(np.abs(d) - knee[0], 0.0)
+    bent = np.minimum(np.abs(d), knee[0]) + far / knee[1]
+    bias = -na.reference.alibi_slopes(HEADS)[:, None, None] * bent
+    return np.where(causal & (d < 0), -np.inf, bias)
+
+
+@knees
+@queries
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_it_is_the_reference(isa: str, dtype: str, count: int, knee: Any) -> None:
+    query, key, value = inputs(2, HEADS, 2, count, 300, 24, dtype)
+    for sides in ("causal", "symmetric"):
+        causal = sides == "causal"
+        bias = na.ALiBi(HEADS, na.Knee(*knee), sides=sides)
+        slopes = na.reference.alibi_slopes(HEADS)
+        meant = na.reference.knee_bias(slopes, *knee, count, 300)
+        meant = np.where(causal & (na.reference.distances(count, 300) < 0), -np.inf, meant)
+        for tolerance in (None, 0.0):
+            options = {"causal": causal, "skip_tolerance": tolerance}
+            result = na.attention(query, key, value, bias, **options, return_logsumexp=True)
+            check(query, key, value, meant, result, tolerance=tolerance)
+
+
+@queries
+@pytest.mark.parametrize("away", [-70, 90, 5000, 10**6, 10**9])
+@pytest.mark.parametrize("before", [-1000, 0, 60])
+def test_keys_that_are_all_far_away(isa: str, count: int, away: int, before: int) -> None:
+    """The knee is among the keys, before or behind them; only differences of the bias are small."""
+    query, key, value = inputs(1, HEADS, 2, count, 200, 16)
+    at_queries, at_keys = np.arange(count) + 200 + away, np.arange(200)
+    if away < 0:
+        at_queries = np.arange(count)
+        at_keys = at_keys - away + count
+    knee = (max(abs(away) + before, 0), 9.0)
+    bias = na.ALiBi(HEADS, na.Knee(*knee), sides="symmetric")
+    places = {"query_positions": at_queries, "key_positions": at_keys}
+    output, log = na.attention(
+        query, key, value, bias, causal=False, **places, return_logsumexp=True
+    )
+    meant = written(knee, distances(at_queries, at_keys), causal=False)
+    top = meant.max(axis=-1, keepdims=True)
+    wide = np.asarray(log, np.float64)
+    # the greatest bias is added to the logsumexp at the end, which float32 then rounds
+    allowed = 2 * UNIT * np.abs(top[..., 0])
+    what = na.reference.attention(
+        query, *(np.repeat(x, 3, axis=1) for x in (key, value)), bias=meant - top
+    )
+    np.testing.assert_allclose(output, what[0], atol=4e-6)
+    assert (np.abs(wide - (what[1] + top[..., 0])) <= allowed + 4e-6).all()
+
+
+@queries
+@pytest.mark.parametrize("causal", [True, False])
+def test_before_the_knee_every_bit_is_that_of_the_linear_bias(
+    isa: str, count: int, causal: bool
+) -> None:
+    arrays = inputs(1, HEADS, 2, count, 500, 24)
+    plain = na.ALiBi(HEADS, sides="causal" if causal else "symmetric")
+    for knee in (na.Knee(500, 28.0), na.Knee(2**31 - 1, math.inf), na.Knee(7, 1.0)):
+        bent = na.ALiBi(HEADS, knee, sides=plain.sides)  # type: ignore[arg-type]
+        results = [
+            na.attention(*arrays, bias, causal=causal, return_logsumexp=True, skip_tolerance=None)
+            for bias in (plain, bent)
+        ]
+        for a, b in zip(*results, strict=True):
+            if knee.factor == 1.0:  # two products in place of one
+                np.testing.assert_allclose(a, b, atol=2e-6)
+            else:
+                np.testing.assert_array_equal(a, b)
+
+
+def test_results_have_the_same_bits_for_any_number_of_threads(isa: str) -> None:
+    query, key, value = inputs(1, 4, 2, 300, 900, 16)
+    bias = na.ALiBi(4, na.Knee(100, 28.0))
+    found = []
+    for threads in (1, 2, 3):
+        na.set_num_threads(threads)
+        output, log = na.attention(query, key, value, bias, return_logsumexp=True)
+        gradients = attention_gradients(
+            query, key, value, output, log, np.ones_like(output), bias=bias, bias_gradient=True
+        )
+        found.append([output, log, *(x for x in vars(gradients).values() if np.ndim(x))])
+    na.set_num_threads(0)
+    assert len(found[0]) == 9
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"window": 90, "sink": 5}, {"causal_block": 64, "sink": 2}, {"window": 30, "causal": False}],
+    ids=str,
+)
+@queries
+def test_windows_blocks_and_sinks(isa: str, count: int, options: dict[str, Any]) -> None:
+    query, key, value = inputs(1, HEADS, 2, count, 400, 16)
+    q, k = np.arange(400 - count, 400), np.arange(400)
+    result = na.attention(
+        query, key, value, na.ALiBi(HEADS, na.Knee(20, 6.0), sides="symmetric"), **options,
+        return_logsumexp=True,
+    )  # fmt: skip
+    meant = np.where(
+        visible(q, k, **options), written((20, 6.0), distances(q, k), causal=False), -np.inf
+    )
+    check(query, key, value, meant, result)
+
+
+class Stranger(BiasObject):
+    """A bias of any slopes."""
+
+    def __init__(self, slopes: dict[str, Any]) -> None:
+        self._set(slopes=slopes, num_heads=HEADS, sides="symmetric")
+
+    def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
+        return KernelBias(**self.slopes)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"far_left": 1.0}, "kernel_bias must give one kind of bias"),
+        ({"far_left": 1.0, "far_right": np.inf}, "slopes beyond the knee"),
+        ({"far_left": 1.0, "far_right": 1.0, "knee": -1}, "knee must be between 0"),
+        ({"far_left": 1.0, "far_right": 1.0, "knee": 1.5}, "knee must be an integer"),
+        ({"left": None, "right": None, "far_left": 1.0, "far_right": 1.0}, "one kind of bias"),
+    ],
+    ids=str,
+)
+def test_a_strangers_knee_is_checked(given: dict[str, Any], message: str) -> None:
+    slopes = {
+        name: np.full((1, HEADS, 1), x, np.float32) if x is not None and name != "knee" else x
+        for name, x in ({"left": 1.0, "right": 1.0} | given).items()
+    }
+    with pytest.raises((TypeError, ValueError), match=message):
+        na.attention(*inputs(1, HEADS, 2, 3, 5, 8), Stranger(slopes))
+
+
+def test_slopes_beyond_float32_are_refused() -> None:
+    arrays = inputs(1, HEADS, 2, 3, 5, 8)
+    for slopes in (None, np.full(HEADS, 0.5, np.float32)):
+        bias = na.ALiBi(HEADS, na.Knee(2, 1e-40), slopes=slopes)
+        with pytest.raises(ValueError, match="slopes beyond the knee"):
+            na.attention(*arrays, bias)

@@ -21,6 +21,7 @@ COMPARED_HEADS = 4  # evenly spaced heads whose error is measured
 STRETCHED = na.NTK(4.0)
 
 PEER = "torch SDPA, bias row of keys"
+INT8 = "ours, int8, every key"
 
 SECONDS_PER_WARM_TURN = 0.05
 FLUSHED_NUMBERS = 2**26  # 256 MiB, more than the processor caches
@@ -59,6 +60,7 @@ def candidates(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> d
     """Return the calls to compare; torch's bias is a float32 row, which is exact enough."""
     keys, scale = key.shape[2], HEAD_DIM**-0.5
     norms = na.KeyNorms().update(key)
+    rows = na.QuantizedRows.of(key), na.QuantizedRows.of(value)
     slopes = torch.from_numpy(np.asarray(na.alibi_slopes(HEADS)))
     row = (slopes[:, None, None] * torch.arange(1 - keys, 1))[None]
     bias, stretched = na.ALiBi(HEADS), na.ALiBi(HEADS, STRETCHED)
@@ -74,6 +76,7 @@ def candidates(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> d
         PEER: lambda: F.scaled_dot_product_attention(query, key, value, attn_mask=row),
         "torch, products and softmax": products,
         "ours, every key": ours(bias, skip_tolerance=None),
+        INT8: lambda: na.attention(query, *rows, bias, skip_tolerance=None),
         "ours, 0.0": ours(bias),
         "ours, 0.0, `KeyNorms`": ours(bias, key_norms=norms),
         f"ours, {STRETCHED}, 0.0, `KeyNorms`": ours(stretched, key_norms=norms),
@@ -94,7 +97,9 @@ def markdown(result: dict[str, Any]) -> str:
 
 def _row(result: dict[str, Any], name: str) -> list[str]:
     cold, warm = result["cold"][name], result["warm"][name]
-    speed = result["bytes"] / cold
+    row_bytes = result["bytes"] / (2 * result["heads"] * result["keys"])
+    share = (result["head_dim"] + 4) / row_bytes if name == INT8 else 1.0
+    speed = share * result["bytes"] / cold
     return [
         name,
         milliseconds(cold),

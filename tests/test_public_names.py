@@ -25,9 +25,9 @@ from ntk_alibi import cli
 NAMES = """
 BAM NTK T5 XPOS ALiBi AlibiAttention BiALiBi DistanceFunction DistanceTable DynamicFlatHeads
 DynamicInterpolation DynamicNTK FlatHeads ForgetGates GrowingCache Interpolation KerpleLog
-KerplePower KeyNorms Knee MaxBias RoPE Sandwich Scaling WindowCache __version__ alibi_slopes
-attention build_alibi_tensor info log_n_scale merge patch patched plots precision reference
-scaling_from_config set_num_threads unpatch
+KerplePower KeyNorms Knee MaxBias QuantizedRows RoPE Sandwich Scaling WindowCache __version__
+alibi_slopes attention build_alibi_tensor info log_n_scale merge patch patched plots precision
+reference scaling_from_config set_num_threads unpatch
 """.split()
 
 #: Names of other modules, by their documented paths.
@@ -85,7 +85,7 @@ DynamicNTK.to_config()
 FlatHeads(factor, share=0.25)
 ForgetGates(log_gates)
 ForgetGates.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
-GrowingCache(capacity=256)
+GrowingCache(capacity=256, *, dtype=None)
 Interpolation(factor)
 Interpolation.scale_exponents(exponents, lengths=None)
 Interpolation.to_config()
@@ -99,6 +99,9 @@ Knee.to_config()
 MaxBias(factor)
 MaxBias.max_alibi_bias(num_heads)
 KeyNorms.update(key)
+QuantizedRows(numbers, scales)
+QuantizedRows.dequantized(dtype=None)
+QuantizedRows.of(x)
 RoPE(head_dim, base=10000.0, factor=1.0, *, layout='pairs', rotary_dim=None)
 RoPE.rotate(x, positions=None)
 RoPE.stretched(scaling)

@@ -30,11 +30,12 @@ struct BiasGradients {
   std::optional<py::array_t<float>> dense;
 };
 
-// float32, float16, and 16 bits of any other kind as bfloat16, which NumPy does not know.
+// float32, float16, int8, and 16 bits of any other kind as bfloat16, which NumPy does not know.
 DType dtype_of(const py::array& array) {
   switch (array.dtype().char_()) {
     case 'f': return DType::float32;
     case 'e': return DType::float16;
+    case 'b': return DType::int8;
     default: return DType::bfloat16;
   }
 }
@@ -51,6 +52,15 @@ TensorView view_tensor(const py::array& array) {
   const py::ssize_t size = array.itemsize();
   return {const_cast<void*>(array.data()), array.strides(0) / size, array.strides(1) / size,
           array.strides(2) / size};
+}
+
+// Scales (batch, key heads, keys) of int8 keys and values, adjacent for the keys of a head.
+struct KeyScales {
+  py::array_t<float> key, value;
+};
+
+ScaleView view_scales(const py::array_t<float>& scales) {
+  return {scales.data(), stride(scales, 0), stride(scales, 1)};
 }
 
 PositionView view_positions(const std::optional<py::array_t<std::int32_t>>& positions) {
@@ -105,13 +115,18 @@ void bind_attention(
     std::optional<py::array_t<double>> logsumexp,
     std::optional<py::array_t<std::int64_t>> block_counts,
     const std::optional<std::pair<py::array_t<float>, py::array_t<float>>>& key_norms,
-    const std::optional<py::array_t<double, py::array::c_style>>& known_logsumexps) {
+    const std::optional<py::array_t<double, py::array::c_style>>& known_logsumexps,
+    const KeyScales* scales) {
   const Inputs inputs{readable(query), readable(key), readable(value)};
   AttentionProblem problem = inputs.problem(bias, rule, tokens);
   problem.output = view_tensor(output);
   problem.logsumexp = data_of(logsumexp);
   problem.block_counts = data_of(block_counts);
   problem.known_logsumexps = known_logsumexps ? known_logsumexps->data() : nullptr;
+  if (scales != nullptr) {
+    problem.key_scales = view_scales(scales->key);
+    problem.value_scales = view_scales(scales->value);
+  }
   if (key_norms) {
     problem.key_norms = reinterpret_cast<const BlockNorms*>(key_norms->first.data());
     problem.key_norms_stride = key_norms->first.shape(2);
@@ -170,17 +185,19 @@ void bind_merge(const std::vector<py::array>& outputs,
 // norms: (batch, key heads, blocks, 3), the fields of BlockNorms. centres: (batch, key heads,
 // head_dim).
 void bind_measure_key_norms(const py::array& key, std::int64_t known, py::array_t<float> norms,
-                            py::array_t<float> centres) {
+                            py::array_t<float> centres,
+                            const std::optional<py::array_t<float>>& scales) {
   static_assert(sizeof(BlockNorms) == 3 * sizeof(float), "seen as three floats from Python");
   const py::array keys = readable(key);
   const KeyNormsShape shape{keys.shape(0), keys.shape(1), keys.shape(2), keys.shape(3)};
   const TensorView view = view_tensor(keys);
+  const ScaleView scale_view = scales ? view_scales(*scales) : ScaleView{};
   BlockNorms* destination = reinterpret_cast<BlockNorms*>(norms.mutable_data());
   const std::int64_t norms_stride = norms.shape(2);
   float* centre_data = centres.mutable_data();
   const DType dtype = dtype_of(keys);
   py::gil_scoped_release release;
-  measure_key_norms(shape, view, dtype, known, destination, norms_stride, centre_data);
+  measure_key_norms(shape, view, scale_view, dtype, known, destination, norms_stride, centre_data);
 }
 
 }  // namespace
@@ -198,6 +215,8 @@ void register_attention(py::module_& module) {
                     std::optional<py::array_t<std::uint8_t>>, std::optional<py::array_t<float>>>(),
            py::arg("query_positions"), py::arg("key_positions"), py::arg("key_mask"),
            py::arg("factors") = py::none());
+  py::class_<KeyScales>(module, "KeyScales")
+      .def(py::init<py::array_t<float>, py::array_t<float>>(), py::arg("key"), py::arg("value"));
   py::class_<BiasGradients>(module, "BiasGradients")
       .def(py::init<std::optional<py::array_t<float>>, std::optional<py::array_t<float>>,
                     std::optional<py::array_t<float>>, std::optional<py::array_t<float>>,
@@ -211,7 +230,7 @@ void register_attention(py::module_& module) {
              py::arg("bias"), py::arg("rule"), py::arg("tokens"), py::arg("output"),
              py::arg("logsumexp").noconvert() = py::none(),
              py::arg("block_counts").noconvert() = py::none(), py::arg("key_norms") = py::none(),
-             py::arg("known_logsumexps") = py::none());
+             py::arg("known_logsumexps") = py::none(), py::arg("scales") = py::none());
   module.def("attention_gradients", &bind_attention_gradients, py::arg("query"), py::arg("key"),
              py::arg("value"), py::arg("bias"), py::arg("rule"), py::arg("tokens"),
              py::arg("output"), py::arg("logsumexp"), py::arg("output_gradient"),
@@ -220,7 +239,7 @@ void register_attention(py::module_& module) {
   module.def("merge", &bind_merge, py::arg("outputs"), py::arg("logsumexps"), py::arg("output"),
              py::arg("logsumexp").noconvert());
   module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("known"),
-             py::arg("norms"), py::arg("centres"));
+             py::arg("norms"), py::arg("centres"), py::arg("scales") = py::none());
 }
 
 }  // namespace ntk_alibi

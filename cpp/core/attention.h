@@ -29,8 +29,9 @@ struct AttentionBias {
 constexpr int kinds_of_counts = 3;
 
 struct AttentionProblem {
-  DType dtype;
+  DType dtype;  // of all tensors but keys and values with scales
   TensorView query, key, value, output;
+  ScaleView key_scales, value_scales;
   double* logsumexp;  // (batch, heads, queries), contiguous, or null
   std::int64_t batch, query_heads, key_heads, query_length, key_length, head_dim;
   float scale;

@@ -24,8 +24,8 @@ class Prefill {
   void run() const {
     AttentionTile any{};
     any.dtype = problem_.dtype;
-    any.key_stride = problem_.key.row_stride;
-    any.value_stride = problem_.value.row_stride;
+    any.key = head_rows(problem_.key, problem_.key_scales, problem_.dtype, 0, 0);
+    any.value = head_rows(problem_.value, problem_.value_scales, problem_.dtype, 0, 0);
     any.head_dim = static_cast<int>(problem_.head_dim);
     any.keys.count = problem_.key_length;
     any.tiles_of_keys = tiles_of_keys();

@@ -28,21 +28,18 @@ BiasBound extended(const BiasBound& bound, double value) {
 // The keys of one head.
 struct HeadOfKeys {
   KeyList keys;
-  const void* data;
-  std::int64_t row_stride, head_dim;
-  DType dtype;
+  HeadRows rows;
+  std::int64_t head_dim;
 };
 
 // Chooses the centre before the first block.
 void measure_blocks(const KernelTable& kernels, const HeadOfKeys& head, std::int64_t first_block,
                     BlockNorms* norms, float* centre) {
   const int head_dim = static_cast<int>(head.head_dim);
-  if (first_block == 0)
-    kernels.centre_of_keys(head.keys, head.data, head.row_stride, head_dim, head.dtype, centre);
+  if (first_block == 0) kernels.centre_of_keys(head.keys, head.rows, head_dim, centre);
   const std::int64_t blocks = block_count(head.keys.count);
   for (std::int64_t k = first_block; k < blocks; ++k) {
-    norms[k].of_block = kernels.greatest_norm(head.keys, k, head.data, head.row_stride, head_dim,
-                                              head.dtype, centre);
+    norms[k].of_block = kernels.greatest_norm(head.keys, k, head.rows, head_dim, centre);
     norms[k].up_to = k ? std::max(norms[k].of_block, norms[k - 1].up_to) : norms[k].of_block;
     norms[k].from = std::numeric_limits<float>::infinity();
   }
@@ -85,8 +82,7 @@ void SkipBounds::measure_norms(const KeyLists& lists) {
     const std::int64_t b = row / p.key_heads, h = row % p.key_heads;
     const KeyList keys = lists.of_row(b).view();
     BlockNorms* norms = norms_.data() + row * blocks_;
-    const HeadOfKeys head{keys, row_of(p.key, p.dtype, b, h, 0), p.key.row_stride, p.head_dim,
-                          p.dtype};
+    const HeadOfKeys head{keys, head_rows(p.key, p.key_scales, p.dtype, b, h), p.head_dim};
     measure_blocks(kernels, head, 0, norms, centres_.data() + row * p.head_dim);
     accumulate_from_the_end(block_count(keys.count), norms);
   });
@@ -150,17 +146,18 @@ Skipping SkipBounds::of_head(std::int64_t b, std::int64_t h) const {
           bounds_of_head(ahead_)};
 }
 
-void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, DType dtype,
-                       std::int64_t known, BlockNorms* norms, std::int64_t norms_stride,
-                       float* centres) {
+void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, const ScaleView& scales,
+                       DType dtype, std::int64_t known, BlockNorms* norms,
+                       std::int64_t norms_stride, float* centres) {
   const bool new_centre = known < keys_in_centre && keys_in_centre <= shape.key_length;
   const std::int64_t first_block = new_centre ? 0 : known / keys_per_block;
   const KeyList keys{shape.key_length, nullptr, nullptr, nullptr, true};
   const KernelTable& kernels = active_kernels();
   parallel_for_each(shape.batch * shape.key_heads, 1, [&](std::int64_t row) {
-    const void* data = row_of(key, dtype, row / shape.key_heads, row % shape.key_heads, 0);
-    measure_blocks(kernels, {keys, data, key.row_stride, shape.head_dim, dtype}, first_block,
-                   norms + row * norms_stride, centres + row * shape.head_dim);
+    const HeadRows rows =
+        head_rows(key, scales, dtype, row / shape.key_heads, row % shape.key_heads);
+    measure_blocks(kernels, {keys, rows, shape.head_dim}, first_block, norms + row * norms_stride,
+                   centres + row * shape.head_dim);
   });
 }
 

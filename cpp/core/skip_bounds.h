@@ -42,8 +42,8 @@ struct KeyNormsShape {
 // (batch, key heads, head_dim) that they are measured from. Those of the first `known` keys are
 // there already, and change only if there were too few for a centre. `from` is infinite: later keys
 // are not known yet.
-void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, DType dtype,
-                       std::int64_t known, BlockNorms* norms, std::int64_t norms_stride,
-                       float* centres);
+void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, const ScaleView& scales,
+                       DType dtype, std::int64_t known, BlockNorms* norms,
+                       std::int64_t norms_stride, float* centres);
 
 }  // namespace ntk_alibi

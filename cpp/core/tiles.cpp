@@ -82,14 +82,12 @@ AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first
   AttentionTile tile;
   tile.dtype = p.dtype;
   tile.query = row_of(p.query, p.dtype, b, h, first);
-  tile.key = row_of(p.key, p.dtype, b, key_head, 0);
-  tile.value = row_of(p.value, p.dtype, b, key_head, 0);
+  tile.key = head_rows(p.key, p.key_scales, p.dtype, b, key_head);
+  tile.value = head_rows(p.value, p.value_scales, p.dtype, b, key_head);
   tile.output = row_of(p.output, p.dtype, b, h, first);
   tile.logsumexp =
       p.logsumexp ? p.logsumexp + (b * p.query_heads + h) * p.query_length + first : nullptr;
   tile.query_stride = p.query.row_stride;
-  tile.key_stride = p.key.row_stride;
-  tile.value_stride = p.value.row_stride;
   tile.output_stride = p.output.row_stride;
   tile.query_count = static_cast<int>(count);
   tile.head_dim = static_cast<int>(p.head_dim);
@@ -181,19 +179,16 @@ const double* Tiles::sums_of(std::int64_t b, std::int64_t h) const {
 }
 
 void Tiles::refuse_overflow(std::int64_t b, const AttentionTile& tile) const {
-  const auto finite = [&](const void* rows, std::int64_t stride, std::int64_t count) {
-    return kernels_.rows_are_finite(rows, stride, count, tile.head_dim, tile.dtype);
+  const auto finite = [&](const HeadRows& rows, std::int64_t first, std::int64_t count) {
+    return kernels_.rows_are_finite(rows, first, count, tile.head_dim);
   };
-  if (finite(tile.output, tile.output_stride, tile.query_count) ||
-      !finite(tile.query, tile.query_stride, tile.query_count))
+  if (finite({tile.output, tile.output_stride, tile.dtype, nullptr}, 0, tile.query_count) ||
+      !finite({tile.query, tile.query_stride, tile.dtype, nullptr}, 0, tile.query_count))
     return;
   const KeyList keys = keys_of(b).view();
   for (std::int64_t c = 0; c < keys.count; ++c) {
     const std::int64_t row = keys.indices ? keys.indices[c] : c;
-    const std::int64_t bytes = row * element_size(tile.dtype);
-    if (!finite(static_cast<const char*>(tile.key) + bytes * tile.key_stride, 0, 1) ||
-        !finite(static_cast<const char*>(tile.value) + bytes * tile.value_stride, 0, 1))
-      return;
+    if (!finite(tile.key, row, 1) || !finite(tile.value, row, 1)) return;
   }
   throw std::domain_error(
       "query, key, value, scale and bias must give scores and sums within float32's range "

@@ -273,7 +273,7 @@ void attention_tiles(const AttentionTile* tiles, int count, void* scratch, Block
 #if defined(__AVX512BF16__)
   // Its products flush numbers below 2^-126 to 0, which a greater scale would make matter.
   constexpr float greatest_scale = 1 << 20;
-  if (tiles[0].dtype == DType::bfloat16 && tiles[0].head_dim % 2 == 0 &&
+  if (tiles[0].key.dtype == DType::bfloat16 && tiles[0].head_dim % 2 == 0 &&
       tiles[0].greatest_scale <= greatest_scale)
     return attend<Bfloat16Pairs>(tiles, count, scratch, read);
 #endif

@@ -14,6 +14,7 @@
 #include "kernels/knee.h"
 #include "kernels/logsumexp.h"
 #include "kernels/transpose.h"
+#include "kernels/words.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
@@ -22,19 +23,7 @@ namespace {
 // One pass over the values of a block sums this many vectors of channels.
 constexpr int vectors_per_pass = 8;
 
-float horizontal_max(f32v v) {
-  float greatest = v[0];
-  for (int lane = 1; lane < lanes; ++lane) greatest = v[lane] < greatest ? greatest : v[lane];
-  return greatest;
-}
-
-template <DType dtype>
-f32v load_lanes(const char* row, int d) {
-  if (dtype == DType::float32) return load<f32v>(reinterpret_cast<const float*>(row) + d);
-  const u16v bits = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
-  return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
-}
-
+// dtype is that of keys and values.
 template <DType dtype>
 class Decoder {
  public:
@@ -44,7 +33,7 @@ class Decoder {
         query_(static_cast<float*>(scratch)),
         weights_(query_ + tile.head_dim) {
     for (int d = 0; d < tile.head_dim; ++d)
-      query_[d] = element(static_cast<const char*>(tile.query), d, dtype) * tile.scales[0] * log2_e;
+      query_[d] = element(tile.query, d, tile.dtype) * tile.scales[0] * log2_e;
     if (tile.skipping.norms != nullptr)
       centre_score_ = dot(query_, tile.skipping.centre, tile.head_dim);
   }
@@ -76,7 +65,7 @@ class Decoder {
         continue;
       ++part->read.weighed;
       add_block(b, reach, maximum, part);
-      certificate.update(larger(known, from_centre(log_sum(*part))));
+      if (certificate.possible()) certificate.update(larger(known, from_centre(log_sum(*part))));
     }
     part->log_sum = certificate.least_log_sum();
   }
@@ -112,8 +101,17 @@ class Decoder {
             bent ? bias.knees[0] : __builtin_inf()};
   }
 
-  const char* row(const void* rows, std::int64_t stride, std::int64_t key) const {
-    return row_at(rows, stride, index_of(tile_.keys, key), dtype);
+  const char* row(const HeadRows& rows, std::int64_t key) const {
+    return row_at(rows.data, rows.stride, index_of(tile_.keys, key), dtype);
+  }
+
+  // The scales of `lanes` rows from key c on; 0 behind the last of the `left` keys.
+  f32v scales(const HeadRows& rows, std::int64_t c, int left) const {
+    if (tile_.keys.indices == nullptr && left >= lanes) return load<f32v>(rows.scales + c);
+    f32v scales = {};
+    for (int lane = 0; lane < lanes && lane < left; ++lane)
+      scales[lane] = rows.scales[index_of(tile_.keys, c + lane)];
+    return scales;
   }
 
   // Writes the scores of a block to weights_, -infinity after its last key, and returns the
@@ -128,7 +126,7 @@ class Decoder {
       store(weights_ + c, score);
       maximum = max(maximum, score);
     }
-    return horizontal_max(maximum);
+    return greatest_lane(maximum);
   }
 
   // Turns scores into weights and adds the values.
@@ -143,10 +141,12 @@ class Decoder {
     f32v sum = {};
     for (int c = 0; c < keys_per_block; c += lanes) {
       const f32v weight = exp2(load<f32v>(weights_ + c) - broadcast(reached));
-      store(weights_ + c, weight);
+      store(weights_ + c, c < count ? of_numbers(weight, begin + c, count - c) : weight);
       sum += weight;
     }
-    part->sum = part->sum * rescale + horizontal_sum(sum);
+    const float block_sum = horizontal_sum(sum);
+    if (block_sum == 0.0f) return;  // all are masked, or too far to matter in float32
+    part->sum = part->sum * rescale + block_sum;
     int d = 0;
     for (; d + lanes <= tile_.head_dim; d += vectors_per_pass * lanes)
       add_values(begin, count, d, rescale, part->output);
@@ -154,32 +154,50 @@ class Decoder {
       float channel = 0.0f;
       for (int c = 0; c < count; ++c)
         if (weights_[c] != 0.0f)
-          channel +=
-              weights_[c] * element(row(tile_.value, tile_.value_stride, begin + c), d, dtype);
+          channel += weights_[c] * element(row(tile_.value, begin + c), d, dtype);
       part->output[d] = part->output[d] * rescale + channel;
     }
   }
 
+  // The factors of the values' stored numbers. A key of weight 0 may be masked: its scale may be
+  // NaN.
+  f32v of_numbers(f32v weight, std::int64_t c, int left) const {
+    if (dtype != DType::int8) return weight;
+    return weight == 0.0f ? weight : weight * scales(tile_.value, c, left);
+  }
+
   // Dot products of `lanes` keys from key c on; 0 behind the last of the `left` keys.
   f32v products(std::int64_t c, int left) const {
-    const int whole = tile_.head_dim / lanes * lanes;
+    const int vectors = tile_.head_dim / lanes;
+    f32v dots = vectors == 4   ? whole_vectors<4>(c, left, 4)
+                : vectors == 8 ? whole_vectors<8>(c, left, 8)
+                               : whole_vectors<0>(c, left, vectors);
+    if (vectors * lanes < tile_.head_dim) {
+      f32v rest = {};
+      for (int u = 0; u < lanes && u < left; ++u)
+        for (int d = tile_.head_dim - 1; d >= vectors * lanes; --d)
+          rest[u] += query_[d] * element(row(tile_.key, c + u), d, dtype);
+      dots += rest;
+    }
+    return dtype == DType::int8 ? dots * scales(tile_.key, c, left) : dots;
+  }
+
+  // The products over the channels that fill whole vectors, a number known at compile time unless
+  // Vectors is 0.
+  template <int Vectors>
+  f32v whole_vectors(std::int64_t c, int left, int vectors) const {
     f32v sums[lanes];
-    float rest[lanes] = {};
+    NTK_ALIBI_UNROLL
     for (int u = lanes - 1; u >= 0; --u) {
       sums[u] = f32v{};
       if (u >= left) continue;
-      const char* key = row(tile_.key, tile_.key_stride, c + u);
-      for (int d = tile_.head_dim - 1; d >= whole; --d)
-        rest[u] += query_[d] * element(key, d, dtype);
+      const char* key = row(tile_.key, c + u);
       f32v sum = {};
-      for (int d = whole - lanes; d >= 0; d -= lanes)
-        sum += load<f32v>(query_ + d) * load_lanes<dtype>(key, d);
+      for (int v = (Vectors ? Vectors : vectors) - 1; v >= 0; --v)
+        sum += load<f32v>(query_ + v * lanes) * elements(key, v * lanes, dtype);
       sums[u] = sum;
     }
-    transpose(sums);
-    for (int distance = lanes / 2; distance > 0; distance /= 2)
-      for (int u = 0; u < distance; ++u) sums[u] += sums[u + distance];
-    return sums[0] + load<f32v>(rest);
+    return sums_of_lanes(sums);
   }
 
   // Scores of `lanes` keys from key c on; -infinity where masked, or beyond the `left` keys.
@@ -228,9 +246,9 @@ class Decoder {
     for (int c = count - 1; c >= 0; --c) {
       if (weights_[c] == 0.0f) continue;
       const f32v weight = broadcast(weights_[c]);
-      const char* value = row(tile_.value, tile_.value_stride, begin + c);
+      const char* value = row(tile_.value, begin + c);
       for (int v = Vectors - 1; v >= 0; --v)
-        sum[v] += weight * load_lanes<dtype>(value, d + v * lanes);
+        sum[v] += weight * elements(value, d + v * lanes, dtype);
     }
     for (int v = 0; v < Vectors; ++v) {
       float* at = output + d + v * lanes;
@@ -251,10 +269,11 @@ std::int64_t decode_scratch_bytes(int head_dim) { return 4 * (head_dim + keys_pe
 
 void decode_part(const AttentionTile& tile, const DecodeTask& task, void* scratch,
                  DecodePart* part) {
-  switch (tile.dtype) {
+  switch (tile.key.dtype) {
     case DType::float32: return Decoder<DType::float32>(tile, task, scratch).run(part);
     case DType::bfloat16: return Decoder<DType::bfloat16>(tile, task, scratch).run(part);
     case DType::float16: return Decoder<DType::float16>(tile, task, scratch).run(part);
+    case DType::int8: return Decoder<DType::int8>(tile, task, scratch).run(part);
   }
 }
 

@@ -9,6 +9,7 @@ namespace NTK_ALIBI_ISA {
 
 inline float element(const void* row, std::int64_t d, DType dtype) {
   if (dtype == DType::float32) return static_cast<const float*>(row)[d];
+  if (dtype == DType::int8) return static_cast<const std::int8_t*>(row)[d];
   const std::uint16_t bits = static_cast<const std::uint16_t*>(row)[d];
   return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
 }
@@ -16,16 +17,21 @@ inline float element(const void* row, std::int64_t d, DType dtype) {
 // `lanes` elements from element d on.
 inline f32v elements(const char* row, int d, DType dtype) {
   if (dtype == DType::float32) return load<f32v>(reinterpret_cast<const float*>(row) + d);
+  if (dtype == DType::int8) return from_int8(load<i8v>(row + d));
   const u16v bits = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
   return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
 }
 
 inline std::int64_t row_bytes(std::int64_t stride, std::int64_t row, DType dtype) {
-  return row * stride * (dtype == DType::float32 ? 4 : 2);
+  return row * stride * (dtype == DType::float32 ? 4 : dtype == DType::int8 ? 1 : 2);
 }
 
 inline const char* row_at(const void* rows, std::int64_t stride, std::int64_t row, DType dtype) {
   return static_cast<const char*>(rows) + row_bytes(stride, row, dtype);
+}
+
+inline const char* row_at(const HeadRows& rows, std::int64_t row) {
+  return row_at(rows.data, rows.stride, row, rows.dtype);
 }
 
 // Returns a float32 row in place and converts others into `converted`.
@@ -37,12 +43,26 @@ inline const float* as_float32(const char* row, int head_dim, DType dtype, float
   return converted;
 }
 
+inline const float* as_float32(const HeadRows& rows, std::int64_t row, int head_dim,
+                               float* converted) {
+  const float* numbers = as_float32(row_at(rows, row), head_dim, rows.dtype, converted);
+  if (rows.scales == nullptr) return numbers;
+  for (int d = 0; d < head_dim; ++d) converted[d] *= rows.scales[row];
+  return converted;
+}
+
 // Adds 0 x for each number x of the row. The sum turns NaN at the first infinity or NaN.
 inline f32v add_zeros(f32v sum, const char* row, int head_dim, DType dtype) {
   int d = 0;
   for (; d + lanes <= head_dim; d += lanes) sum += elements(row, d, dtype) * 0.0f;
   for (; d < head_dim; ++d) sum[0] += element(row, d, dtype) * 0.0f;
   return sum;
+}
+
+inline f32v add_zeros(f32v sum, const HeadRows& rows, std::int64_t row, int head_dim) {
+  if (rows.scales == nullptr) return add_zeros(sum, row_at(rows, row), head_dim, rows.dtype);
+  constexpr float greatest_int8 = 128.0f;
+  return sum + rows.scales[row] * greatest_int8 * 0.0f;
 }
 
 inline bool is_finite(f32v zeros) { return horizontal_sum(zeros) == 0.0f; }

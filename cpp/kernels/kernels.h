@@ -7,7 +7,8 @@
 
 namespace ntk_alibi {
 
-enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };
+// int8 is for keys and values only, whose rows then have a scale each.
+enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2, int8 = 3 };
 
 // Kernels with many blocks of keys call requested(context) now and then. If it returns true they
 // return early, and their results are not used.
@@ -139,17 +140,23 @@ struct TileMask {
   const std::int32_t* sink_ends;
 };
 
-struct AttentionTile {
+// The rows of one head. The elements of a row are adjacent; the stride is between rows.
+struct HeadRows {
+  const void* data;
+  std::int64_t stride;
   DType dtype;
-  // The elements of a row are adjacent in all four tensors; strides are between rows.
+  const float* scales;  // of int8: element d of row r is data[r][d] scales[r]; else null
+};
+
+struct AttentionTile {
+  DType dtype;  // of queries and output
+  // The elements of a row are adjacent; strides are between rows.
   const void* query;
-  const void* key;
-  const void* value;
   void* output;
+  HeadRows key;
+  HeadRows value;
   double* logsumexp;  // one for each query, or null
   std::int64_t query_stride;
-  std::int64_t key_stride;
-  std::int64_t value_stride;
   std::int64_t output_stride;
   int query_count;
   int head_dim;
@@ -269,16 +276,15 @@ struct KernelTable {
   void (*merge_row)(const MergeRow& row);
   // The number of blocks that the tile would read without skipping.
   std::int64_t (*visible_blocks)(const AttentionTile& tile);
-  // True if no number of the rows is infinite or NaN.
-  bool (*rows_are_finite)(const void* rows, std::int64_t stride, std::int64_t count, int head_dim,
-                          DType dtype);
+  // True if no number of `count` rows, from the first one on, is infinite or NaN.
+  bool (*rows_are_finite)(const HeadRows& rows, std::int64_t first, std::int64_t count,
+                          int head_dim);
   // Writes the mean of the first keys of a head. A channel without a finite mean is 0.
-  void (*centre_of_keys)(const KeyList& keys, const void* key, std::int64_t key_stride,
-                         int head_dim, DType dtype, float* centre);
+  void (*centre_of_keys)(const KeyList& keys, const HeadRows& key, int head_dim, float* centre);
   // The greatest norm of the keys of block b less the centre; infinity if a norm overflows or is
   // NaN.
-  float (*greatest_norm)(const KeyList& keys, std::int64_t b, const void* key,
-                         std::int64_t key_stride, int head_dim, DType dtype, const float* centre);
+  float (*greatest_norm)(const KeyList& keys, std::int64_t b, const HeadRows& key, int head_dim,
+                         const float* centre);
   // Makes streamed stores visible to other threads; the thread that streamed calls it.
   void (*stream_fence)();
 };

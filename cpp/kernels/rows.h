@@ -104,11 +104,14 @@ class BlockRows {
  public:
   BlockRows(const AttentionTile& tile, const RowScratch& memory) : tile_(tile), memory_(memory) {
     StoredBlocks& stored = *memory.stored;
-    if (stored.key == tile.key && stored.value == tile.value &&
+    if (stored.key == tile.key.data && stored.value == tile.value.data &&
+        stored.key_scales == tile.key.scales && stored.value_scales == tile.value.scales &&
         stored.indices == tile.keys.indices && stored.count == tile.keys.count)
       return;
-    stored.key = tile.key;
-    stored.value = tile.value;
+    stored.key = tile.key.data;
+    stored.value = tile.value.data;
+    stored.key_scales = tile.key.scales;
+    stored.value_scales = tile.value.scales;
     stored.indices = tile.keys.indices;
     stored.count = tile.keys.count;
     for (int slot = 0; slot < memory.slots; ++slot)
@@ -119,7 +122,7 @@ class BlockRows {
     for (int r = 0; r < count; ++r) {
       // Lanes without a query repeat the last query; write_lanes does not write them.
       const int i = r < tile.query_count ? r : tile.query_count - 1;
-      rows[r] = words(row_at(tile.query, tile.query_stride, i, tile.dtype), memory_.floats, r);
+      rows[r] = words({tile.query, tile.query_stride, tile.dtype, nullptr}, i, memory_.floats, r);
     }
     return rows;
   }
@@ -128,7 +131,7 @@ class BlockRows {
   const Rows& keys(std::int64_t b) {
     if (b == keys_block_) return keys_;
     keys_block_ = b;
-    find({tile_.key, tile_.key_stride}, b, memory_.keys, memory_.stored->key_blocks, keys_);
+    find(tile_.key, b, memory_.keys, memory_.stored->key_blocks, keys_);
     return keys_;
   }
 
@@ -138,8 +141,7 @@ class BlockRows {
     values_block_ = b;
     finite_is_known_ = false;
     if (Words::keys_per_weight == 1)
-      find({tile_.value, tile_.value_stride}, b, memory_.values, memory_.stored->value_blocks,
-           values_);
+      find(tile_.value, b, memory_.values, memory_.stored->value_blocks, values_);
     else
       find_pairs(b);
     return values_;
@@ -149,44 +151,38 @@ class BlockRows {
   void find_float_values(std::int64_t b, Rows& rows) const {
     for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
       rows[c] = reinterpret_cast<const char*>(
-          as_float32(row({tile_.value, tile_.value_stride}, b, c), tile_.head_dim, tile_.dtype,
+          as_float32(tile_.value, index(b, c), tile_.head_dim,
                      memory_.floats + static_cast<std::int64_t>(c) * tile_.head_dim));
   }
 
   bool values_are_finite(std::int64_t b) {
     if (b == values_block_ && finite_is_known_) return finite_;
-    finite_ = are_finite({tile_.value, tile_.value_stride}, b);
+    finite_ = are_finite(tile_.value, b);
     finite_is_known_ = b == values_block_;
     return finite_;
   }
-  bool keys_are_finite(std::int64_t b) const {
-    return are_finite({tile_.key, tile_.key_stride}, b);
-  }
+  bool keys_are_finite(std::int64_t b) const { return are_finite(tile_.key, b); }
 
  private:
-  struct Source {
-    const void* rows;
-    std::int64_t stride;
-  };
-
-  const char* row(Source from, std::int64_t b, int c) const {
-    return row_at(from.rows, from.stride, index_of(tile_.keys, b * keys_per_block + c),
-                  tile_.dtype);
+  std::int64_t index(std::int64_t b, int c) const {
+    return index_of(tile_.keys, b * keys_per_block + c);
+  }
+  const char* row(const HeadRows& from, std::int64_t b, int c) const {
+    return row_at(from, index(b, c));
   }
 
-  bool are_finite(Source from, std::int64_t b) const {
+  bool are_finite(const HeadRows& from, std::int64_t b) const {
     f32v zeros = {};
     for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
-      zeros = add_zeros(zeros, row(from, b, c), tile_.head_dim, tile_.dtype);
+      zeros = add_zeros(zeros, from, index(b, c), tile_.head_dim);
     return is_finite(zeros);
   }
 
-  // The row as words, in place or as row c of `converted`.
-  const char* words(const char* row, float* converted, int c) const {
-    if (Words::in_place(tile_.dtype)) return row;
-    return reinterpret_cast<const char*>(
-        as_float32(row, tile_.head_dim, tile_.dtype,
-                   converted + static_cast<std::int64_t>(c) * tile_.head_dim));
+  // A row as words, in place or as row c of `converted`.
+  const char* words(const HeadRows& from, std::int64_t row, float* converted, int c) const {
+    if (Words::in_place(from.dtype)) return row_at(from, row);
+    return reinterpret_cast<const char*>(as_float32(
+        from, row, tile_.head_dim, converted + static_cast<std::int64_t>(c) * tile_.head_dim));
   }
 
   // The memory of block b, which `fill` fills unless it is there from an earlier tile.
@@ -199,23 +195,24 @@ class BlockRows {
     return block;
   }
 
-  void find(Source from, std::int64_t b, float* blocks, std::int32_t* numbers, Rows& rows) const {
+  void find(const HeadRows& from, std::int64_t b, float* blocks, std::int32_t* numbers,
+            Rows& rows) const {
     const int count = keys_in_block(tile_.keys, b);
     const bool in_place =
-        Words::in_place(tile_.dtype) && (from.stride == tile_.head_dim || memory_.slots == 1);
+        Words::in_place(from.dtype) && (from.stride == tile_.head_dim || memory_.slots == 1);
     if (in_place) {
       for (int c = 0; c < count; ++c) rows[c] = row(from, b, c);
     } else {
-      const std::int64_t bytes = Words::in_place(tile_.dtype)
-                                     ? row_bytes(1, tile_.head_dim, tile_.dtype)
+      const std::int64_t bytes = Words::in_place(from.dtype)
+                                     ? row_bytes(1, tile_.head_dim, from.dtype)
                                      : static_cast<std::int64_t>(sizeof(float)) * tile_.head_dim;
       const char* block = reinterpret_cast<const char*>(stored(b, blocks, numbers, [&](float* to) {
         if (b > 0) prefetch_block(from, b - 1);
         for (int c = 0; c < count; ++c) {
-          if (Words::in_place(tile_.dtype))
+          if (Words::in_place(from.dtype))
             __builtin_memcpy(reinterpret_cast<char*>(to) + c * bytes, row(from, b, c), bytes);
           else
-            words(row(from, b, c), to, c);
+            words(from, index(b, c), to, c);
         }
       }));
       for (int c = 0; c < count; ++c) rows[c] = block + c * bytes;
@@ -224,13 +221,13 @@ class BlockRows {
   }
 
   // The walk goes from the last block back. Rows that lie apart are not foreseen by the hardware.
-  void prefetch_block(Source from, std::int64_t b) const {
+  void prefetch_block(const HeadRows& from, std::int64_t b) const {
     for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
-      prefetch_rows<0>(row(from, b, c), 0, 1, tile_.head_dim, tile_.dtype);
+      prefetch_rows<0>(row(from, b, c), 0, 1, tile_.head_dim, from.dtype);
   }
 
   void find_pairs(std::int64_t b) {
-    const Source from{tile_.value, tile_.value_stride};
+    const HeadRows& from = tile_.value;
     const int count = keys_in_block(tile_.keys, b);
     const float* block = stored(b, memory_.values, memory_.stored->value_blocks, [&](float* to) {
       for (int c = 0; c < count; c += 2)

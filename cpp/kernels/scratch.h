@@ -32,6 +32,8 @@ struct StoredBlocks {
   // The head
   const void* key;
   const void* value;
+  const float* key_scales;
+  const float* value_scales;
   const std::int32_t* indices;
   std::int64_t count;
   std::int32_t key_blocks[most_slots];  // b + 1 for each slot, or 0
@@ -51,8 +53,8 @@ struct RowScratch {
 // place. A head of more blocks than this many bytes hold stores the last ones that it read.
 inline int slots_for(const AttentionTile& tile) {
   constexpr std::int64_t most_bytes = 16 << 20;
-  const bool in_place = tile.dtype == DType::float32 && tile.key_stride == tile.head_dim &&
-                        tile.value_stride == tile.head_dim;
+  const bool in_place = tile.key.dtype == DType::float32 && tile.key.stride == tile.head_dim &&
+                        tile.value.stride == tile.head_dim;
   if (in_place || tile.head_dim == 0 || tile.tiles_of_keys <= tiles_per_group) return 1;
   const std::int64_t block_bytes = 2 * sizeof(float) * keys_per_block * tile.head_dim;
   const std::int64_t most = most_bytes / block_bytes;

@@ -20,6 +20,7 @@ typedef float f32v __attribute__((vector_size(vector_bytes)));
 typedef std::int32_t i32v __attribute__((vector_size(vector_bytes)));
 typedef std::uint32_t u32v __attribute__((vector_size(vector_bytes)));
 typedef std::uint16_t u16v __attribute__((vector_size(vector_bytes / 2)));
+typedef std::int8_t i8v __attribute__((vector_size(vector_bytes / 4)));
 
 // Storage types of 16-bit floats, as bit patterns.
 struct bfloat16 {
@@ -109,6 +110,20 @@ inline u32v widen(u16v v) { return (u32v)_mm512_maskz_cvtepu16_epi32(0xffff, (__
 inline u32v widen(u16v v) { return (u32v)_mm256_cvtepu16_epi32((__m128i)v); }
 #else
 inline u32v widen(u16v v) { return __builtin_convertvector(v, u32v); }
+#endif
+
+#if defined(__AVX512F__)
+inline f32v from_int8(i8v v) {
+  return to_float((i32v)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)v));
+}
+#elif defined(__AVX2__)
+inline f32v from_int8(i8v v) {
+  std::int64_t bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  return to_float((i32v)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bits)));
+}
+#else
+inline f32v from_int8(i8v v) { return to_float(__builtin_convertvector(v, i32v)); }
 #endif
 
 inline f32v from_bfloat16(u16v bits) { return float_of(widen(bits) << 16); }

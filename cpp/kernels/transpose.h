@@ -1,4 +1,4 @@
-// Transposition of a square of lanes x lanes floats.
+// Transposition of a square of lanes x lanes floats, and sums and maxima over lanes.
 #pragma once
 
 #include "kernels/simd.h"
@@ -38,6 +38,25 @@ inline void transpose(f32v (&rows)[lanes]) {
     }
     for (int i = 0; i < lanes; ++i) rows[i] = mixed[i];
   }
+}
+
+// Returns in lane i the sum of the lanes of rows[i], and overwrites rows.
+inline f32v sums_of_lanes(f32v (&rows)[lanes]) {
+  using All = IndicesUpTo<lanes>::type;
+  // Each stage adds the upper halves to the lower ones and puts two rows into one.
+  for (int count = lanes / 2; count > 0; count /= 2)
+    for (int i = 0; i < count; ++i)
+      rows[i] = interleave<0>(rows[i], rows[i + count], All()) +
+                interleave<lanes / 2>(rows[i], rows[i + count], All());
+  return rows[0];
+}
+
+// The greatest lane. NaN may be lost.
+inline float greatest_lane(f32v v) {
+  using All = IndicesUpTo<lanes>::type;
+  for (int count = lanes / 2; count > 0; count /= 2)
+    v = max(interleave<0>(v, v, All()), interleave<lanes / 2>(v, v, All()));
+  return v[0];
 }
 
 }  // namespace NTK_ALIBI_ISA

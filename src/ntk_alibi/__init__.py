@@ -21,6 +21,7 @@ from ntk_alibi.biases.t5 import T5
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
+from ntk_alibi.fused.quantized_rows import QuantizedRows
 from ntk_alibi.positions.log_n import log_n_scale
 from ntk_alibi.positions.rotary import XPOS, RoPE
 from ntk_alibi.scaling import (
@@ -65,6 +66,7 @@ __all__ = [
     "KeyNorms",
     "Knee",
     "MaxBias",
+    "QuantizedRows",
     "RoPE",
     "Sandwich",
     "Scaling",

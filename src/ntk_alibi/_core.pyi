@@ -65,6 +65,9 @@ class Tokens:
         factors: NDArray[np.float32] | None = None,
     ) -> None: ...
 
+class KeyScales:
+    def __init__(self, key: NDArray[np.float32], value: NDArray[np.float32]) -> None: ...
+
 class BiasGradients:
     def __init__(
         self,
@@ -89,6 +92,7 @@ def attention(
     block_counts: NDArray[np.int64] | None = None,
     key_norms: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     known_logsumexps: NDArray[np.float64] | None = None,
+    scales: KeyScales | None = None,
 ) -> None: ...
 def attention_gradients(
     query: NDArray[Any],
@@ -113,7 +117,11 @@ def merge(
     logsumexp: NDArray[np.float64],
 ) -> None: ...
 def measure_key_norms(
-    key: NDArray[Any], known: int, norms: NDArray[np.float32], centres: NDArray[np.float32]
+    key: NDArray[Any],
+    known: int,
+    norms: NDArray[np.float32],
+    centres: NDArray[np.float32],
+    scales: NDArray[np.float32] | None = None,
 ) -> None: ...
 def relative_bias(
     left: NDArray[np.float32], right: NDArray[np.float32], dtype: DType, out: NDArray[Any]

@@ -21,7 +21,7 @@ SHAPES = {"decode": (1, 300, 64), "prefill": (130, 300, 64), "odd": (70, 90, 21)
 def call_of(
     arrays: list[Any], factors: Any = None, tolerance: float | None = 0.0, bias: Any = BIAS
 ) -> AttentionCall:
-    form = call_form(*arrays, None, tolerance, True, None, None, 0)
+    form = call_form(arrays[0].dtype, *arrays, None, tolerance, True, None, None, 0)
     return AttentionCall.checked(*arrays, bias, form)._replace(factors=factors)
 
 

@@ -189,6 +189,24 @@ def test_with_kept_norms(isa: str, kind: str, queries: int) -> None:
         check_certificate(arrays, bias, {**options, "key_norms": norms}, "float32")
 
 
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 17000), (60, 700)])
+@pytest.mark.parametrize("kind", adversaries(8, 8, 4))
+def test_with_quantized_keys(isa: str, kind: str, queries: int, keys: int, kept: bool) -> None:
+    query, *rows = adversaries(queries, keys, 16, kv_heads=2)[kind]
+    key, value = (na.QuantizedRows.of(x.astype(np.float32)) for x in rows)
+    norms = na.KeyNorms().update(key) if kept else None
+    bias, options = ways(queries, keys)["causal"]
+
+    def attend(query: Any, _: Any, value: Any, *, skip_tolerance: float | None) -> Any:
+        return na.attention(
+            query, key, na.QuantizedRows.of(value), bias, **options, key_norms=norms,
+            skip_tolerance=skip_tolerance, return_logsumexp=True,
+        )  # fmt: skip
+
+    check_change(attend, query.astype(np.float32), rows[0], value.dequantized())
+
+
 def core_biases(queries: int, keys: int) -> dict[str, tuple[_core.AttentionBias, bool]]:
     """Return tables and prefix sums of the core, and whether keys ahead are seen, too."""
     distance = np.arange(1 - queries, keys)

@@ -12,6 +12,7 @@ from ntk_alibi.fused.call import DEFAULTS, AttentionCall, Options, call_form
 from ntk_alibi.fused.forward import forward, rounded_logsumexp
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
+from ntk_alibi.fused.quantized_rows import QuantizedRows
 from ntk_alibi.masks import AT_END
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
@@ -21,8 +22,8 @@ NO_DROPOUT = 0.0
 
 def attention(
     query: Array,
-    key: Array,
-    value: Array,
+    key: Array | QuantizedRows,
+    value: Array | QuantizedRows,
     bias: BiasObject | Array | None = None,
     *,
     causal: bool = True,
@@ -67,7 +68,7 @@ def attention(
 
     Args:
         query: (B, H, Q, D), float32, bfloat16 or float16, D from 1 to 256.
-        key: (B, H', K, D); H is a multiple of H' (GQA, MQA).
+        key: (B, H', K, D); H is a multiple of H' (GQA, MQA). Key and value may be `QuantizedRows`.
         value: (B, H', K, D).
         bias: an `ALiBi`, `BiALiBi`, `KerplePower`, `KerpleLog`, `Sandwich`, `BAM`, `T5`,
             `DistanceTable`, `DistanceFunction`, `ForgetGates` or any other `BiasObject`, or numbers
@@ -114,10 +115,10 @@ def attention(
     torch's own operations, some queries at a time.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or two of them contradict each other; key_norms
-            or return_stats with tensors that require grad; dropout is not 0 (use
-            `ntk_alibi.patch(model, attention="eager")`, or bias.tensor(...) in torch's SDPA); NumPy
-            arrays are float64 (use `ntk_alibi.reference.attention`).
+        TypeError, ValueError: an argument is wrong, or two of them contradict each other;
+            `QuantizedRows`, key_norms or return_stats with tensors that require grad; dropout is
+            not 0 (use `ntk_alibi.patch(model, attention="eager")`, or bias.tensor(...) in torch's
+            SDPA); NumPy arrays are float64 (use `ntk_alibi.reference.attention`).
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -143,6 +144,9 @@ def attention(
     if _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias):
         checks.without_torch("key_norms", key_norms is not None)
         checks.without_torch("return_stats", return_stats)
+        checks.without_torch(
+            "a quantized key or value", any(map(checks.is_quantized, (key, value)))
+        )
         # Imported here, since torch is optional; it is loaded if there is a tensor.
         from ntk_alibi.torch.operator import attention_of_tensors as attend
 
@@ -154,7 +158,7 @@ def attention(
     else:
         memory: Any = _arrays.memories(query, key, value)
         if memory is None:
-            _checks.attention_inputs(query, key, value)
+            checks.inputs(query, key, value)
         shaped = memory or (query, key, value)
         numbers = scale, skip_tolerance, causal, window, causal_block, sink
         form = call_form(query.dtype, *shaped, *numbers)

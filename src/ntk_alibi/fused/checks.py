@@ -23,6 +23,67 @@ def other_arguments(names: Collection[str]) -> NoReturn:
     raise TypeError(f"attention() got an unexpected keyword argument {name!r}{instead}")
 
 
+def is_quantized(value: Any) -> bool:
+    """Return whether keys or values are quantized."""
+    return hasattr(value, "scales")
+
+
+def quantized_rows(numbers: Any, scales: Any) -> None:
+    """Check the numbers and the scales of quantized rows."""
+    _checks.attention_input("numbers", numbers)
+    if not _arrays.is_array(scales) or _arrays.is_tensor(scales) != _arrays.is_tensor(numbers):
+        raise TypeError(f"scales must be of numbers' framework, got {type(scales).__name__}")
+    _checks.plain("scales", scales)
+    for name, array, dtype in (("numbers", numbers, "int8"), ("scales", scales, "float32")):
+        if _arrays.dtype_name(array.dtype) != dtype or not getattr(array.dtype, "isnative", True):
+            raise TypeError(f"{name} must be of native {dtype}, got {array.dtype}")
+    shape = tuple(numbers.shape[:3])
+    if tuple(scales.shape) != shape:
+        raise ValueError(f"scales must have shape {shape}, got {tuple(scales.shape)}")
+    if _arrays.is_tensor(numbers) and numbers.device != scales.device:
+        raise ValueError(f"scales must be on numbers' {numbers.device}, got {scales.device}")
+
+
+def floating_rows(x: Any) -> None:
+    """Check rows that are to be quantized."""
+    _checks.attention_input("x", x)
+    _checks.floating_dtype(x.dtype, _arrays.CORE_DTYPES, "x")
+    _checks.head_dim(x.shape[3])
+
+
+def index_of_rows(index: Any) -> None:
+    """Refuse an index that selects channels, or that may mean another axis of the scales."""
+    axes = index if isinstance(index, tuple) else (index,)
+    if len(axes) > 3 or any(axis is None or axis is Ellipsis for axis in axes):
+        raise IndexError(f"an index of QuantizedRows must be of batch, heads, tokens, got {index}")
+
+
+def not_an_array(value: Any) -> NoReturn:
+    """Refuse array functions on quantized rows."""
+    raise TypeError(
+        f"the argument must be an array or a tensor, got {value!r}: pass its dequantized(), or use "
+        "ntk_alibi.attention"
+    )
+
+
+def inputs(query: Any, key: Any, value: Any) -> None:
+    """Check query, key and value: three arrays alike, or an array and two quantized ones."""
+    if not is_quantized(key) and not is_quantized(value):
+        return _checks.attention_inputs(query, key, value)
+    _checks.attention_input("query", query)
+    for name, rows in (("key", key), ("value", value)):
+        if not is_quantized(rows):
+            raise TypeError(
+                "key and value must both be QuantizedRows or both be arrays, got a "
+                f"{name} of type {type(rows).__name__}"
+            )
+        if _arrays.is_tensor(rows.numbers) != _arrays.is_tensor(query):
+            raise TypeError(f"{name} must be of query's framework, got {type(rows.numbers)}")
+        if _arrays.is_tensor(query) and rows.numbers.device != query.device:
+            raise ValueError(f"{name} must be on query's {query.device}, got {rows.numbers.device}")
+    return None
+
+
 def input_dtype(dtype: Any, dtypes: tuple[str, ...]) -> None:
     """Check the dtype of query, key and value."""
     if "float64" not in dtypes and _arrays.dtype_name(dtype) == "float64":
@@ -96,17 +157,18 @@ def forward_results(
             raise TypeError(f"{name} must be of query's dtype {query.dtype}, got {array.dtype}")
 
 
-def key_cache(key: Any, known: tuple[int, ...], length: int) -> str:
-    """Check a key cache that continues `length` keys of (batch, key heads); return its dtype."""
-    _checks.attention_input("key", key)
+def key_cache(key: Any, known: tuple[int, ...], length: int) -> None:
+    """Check a key cache that continues `length` keys of (batch, key heads, head_dim)."""
+    if not is_quantized(key):
+        _checks.attention_input("key", key)
+        _checks.floating_dtype(key.dtype, _arrays.CORE_DTYPES, "key")
     if length and tuple(key.shape[:2]) != known[:2]:
         raise ValueError(f"key must have (batch, heads) {known[:2]} as before, got {key.shape[:2]}")
     if length and key.shape[3] != known[2]:
         raise ValueError(f"key must have head_dim {known[2]} as before, got {key.shape[3]}")
     if key.shape[2] < length:
         raise ValueError(f"key must have at least {length} keys as before, got {key.shape[2]}")
-    _checks.integer("head_dim", key.shape[3], minimum=1, maximum=_checks.MAX_HEAD_DIM)
-    return _checks.floating_dtype(key.dtype, _arrays.CORE_DTYPES, "key")
+    _checks.head_dim(key.shape[3])
 
 
 def key_norms(value: Any, key_shape: tuple[int, ...], *, consecutive: bool) -> None:

@@ -12,6 +12,7 @@ from ntk_alibi._arrays import Array
 from ntk_alibi.biases.kernel_bias import SLOPES
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.exempt import KeySubset
+from ntk_alibi.fused.quantized_rows import stored
 
 
 class ForwardResults(NamedTuple):
@@ -37,7 +38,13 @@ def attend(
 
     The logsumexp is float64: the backward pass computes weights from it, which float32 would round.
     """
-    query, key, value = memory or map(_arrays.storage, (call.query, call.key, call.value))
+    scales = None
+    if memory is None:
+        (key, key_scales), (value, value_scales) = stored(call.key), stored(call.value)
+        memory = _arrays.storage(call.query), key, value
+        if key_scales is not None and value_scales is not None:
+            scales = _core.KeyScales(key_scales, value_scales)
+    query, key, value = memory
     output, written = _arrays.empty_pair(call.query, query)
     logsumexp = np.empty(call.query.shape[:3], np.float64) if log else None
     _core.attention(
@@ -52,6 +59,7 @@ def attend(
         counts,
         norms,
         known,
+        scales,
     )
     if subset.shift is not None and logsumexp is not None:
         logsumexp += subset.shift

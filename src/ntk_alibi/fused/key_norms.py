@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ntk_alibi import _arrays, _core
+from ntk_alibi import _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.fused import checks
+from ntk_alibi.fused.quantized_rows import QuantizedRows, stored
 
 #: Number of keys that are skipped, or read, together.
 BLOCK = 64
@@ -47,7 +48,7 @@ class KeyNorms:
         self.centres = np.empty((0, 0, 0), np.float32)  # (batch, key heads, head_dim)
         self.norms = np.empty((0, 0, 0, 3), np.float32)  # (batch, key heads, blocks, kinds)
 
-    def update(self, key: Array) -> KeyNorms:
+    def update(self, key: Array | QuantizedRows) -> KeyNorms:
         """Measure the keys from `length` on, and return this object.
 
         Args:
@@ -67,6 +68,7 @@ class KeyNorms:
             self.norms = grown
         if self.centres.shape != (batch, heads, head_dim):
             self.centres = np.empty((batch, heads, head_dim), np.float32)
-        _core.measure_key_norms(_arrays.storage(key), self.length, self.norms, self.centres)
+        numbers, scales = stored(key)
+        _core.measure_key_norms(numbers, self.length, self.norms, self.centres, scales)
         self.length = length
         return self

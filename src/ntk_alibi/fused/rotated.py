@@ -15,6 +15,7 @@ import numpy as np
 from ntk_alibi import _arrays
 from ntk_alibi.fused import checks
 from ntk_alibi.fused.call import AttentionCall
+from ntk_alibi.fused.quantized_rows import at_least_float32
 
 #: The logarithm of XPOS's fastest factor differs by at most this much between queries that share a
 #: centre. A smaller value means more calls; a larger value loosens the bounds that skipping needs.
@@ -75,7 +76,7 @@ class RotatedCall:
         rotated = call._replace(
             query=self.rotate_query(call.query),
             key=self.rotate_key(call.key),
-            value=_arrays.promote_to_float32(call.value),
+            value=at_least_float32(call.value),
             rotary=None,
         )
         return [self._part_call(rotated, run) for run in self.runs]
@@ -96,7 +97,7 @@ class RotatedCall:
 
     def rotate_key(self, key: Any, *, back: bool = False) -> Any:
         """Rotate keys; back=True applies the transpose, for gradients."""
-        return self._rotary.rotated(key, self._positions[1], back=back)
+        return self._rotary.rotated(at_least_float32(key), self._positions[1], back=back)
 
     def _query_runs(self) -> Iterator[QueryRun]:
         queries, keys = self._call.problem.shape[2:]

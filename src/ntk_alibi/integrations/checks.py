@@ -23,6 +23,24 @@ def window_cache(held: tuple[int, int], seen: tuple[int | None, int], block: int
         )
 
 
+def not_recorded(recorded: bool) -> None:
+    """Check that no gradients are lost in a quantized cache."""
+    if recorded:
+        raise ValueError(
+            "dtype must be None in a GrowingCache where torch records gradients of the keys, got "
+            "'int8', which holds numbers only: use torch.no_grad()"
+        )
+
+
+def not_assigned(name: str, value: object) -> None:
+    """Refuse keys or values in the place of those that a quantized layer holds."""
+    if value is not None:
+        raise TypeError(
+            f"{name} of a quantized layer must come by update, got {type(value).__name__}: only "
+            "None may be assigned"
+        )
+
+
 def padding_again(given: bool) -> None:
     """Check that a bounded cache whose rows began with padding gets a padding mask again."""
     if not given:

@@ -13,7 +13,7 @@ from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
-from ntk_alibi.integrations.caches.growing import GrowingLayer
+from ntk_alibi.integrations.caches.growing import GrowingCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.torch.sdpa import causal_linear_attention
 from ntk_alibi.torch.streaming_mask import StreamingMask
@@ -38,15 +38,17 @@ def attend(
     dropout: with dropout the fused form becomes sdpa or eager.
     """
     _checks.plain("query", query)
-    held, layer = cache
-    if held is not None:
-        key, value = held.update(key, value, layer)
-    length, capacity = forward_pass.past + forward_pass.queries, key.shape[2]
-    key, value = key[:, :, :length], value[:, :, :length]
     form = forward_pass.settings.attention
     if form == "fused" and dropout:
         rounded = forward_pass.settings.compat == "transformers"
         form = "eager" if forward_pass.rule.counts_holes or rounded else "sdpa"
+    held, layer = cache
+    if held is not None:
+        in_core = form == "fused" and not _arrays.needs_torch(query, key, value, None)
+        append: Any = held.append if in_core and isinstance(held, GrowingCache) else held.update
+        key, value = append(key, value, layer)
+    length, capacity = forward_pass.past + forward_pass.queries, key.shape[2]
+    key, value = key[:, :, :length], value[:, :, :length]
     if form == "eager":
         output, weights = _eager(forward_pass, query, key, value, scale, dropout)
         return output, weights if capacity == length else F.pad(weights, (0, capacity - length))
@@ -158,8 +160,7 @@ def _window_and_sinks(
 
 def _cached_norms(cache: Any, layer: int | None) -> KeyNorms | None:
     """Return the key norms that a layer of a GrowingCache keeps, else None."""
-    held = [] if layer is None else getattr(cache, "layers", [])[layer : layer + 1]
-    return held[0].norms() if held and isinstance(held[0], GrowingLayer) else None
+    return cache.norms(layer) if isinstance(cache, GrowingCache) and layer is not None else None
 
 
 def _eager(

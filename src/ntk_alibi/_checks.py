@@ -251,6 +251,16 @@ def plain(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {value.layout}")
 
 
+def no_tangents(**values: Any) -> None:
+    """Refuse tensors with tangents, except float64, which torch's own operations compute with."""
+    for name, value in values.items():
+        if _torch_state.has_tangent(value) and str(value.dtype) != "torch.float64":
+            raise ValueError(
+                f"{name} must be float64 to carry a tangent of forward-mode differentiation, "
+                f"got {value.dtype}"
+            )
+
+
 def whole_sequences() -> None:
     """Refuse attention where torch's `context_parallel` leaves each process a part of the keys."""
     if _torch_state.cuts_sequences():

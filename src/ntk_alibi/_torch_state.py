@@ -34,6 +34,16 @@ def is_watched() -> bool:
     )
 
 
+def has_tangent(value: Any) -> bool:
+    """Return whether a value is a tensor with a tangent of forward-mode differentiation."""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.autograd.forward_ad._current_level < 0:
+        return False
+    if not isinstance(value, torch.Tensor):
+        return False
+    return torch.autograd.forward_ad.unpack_dual(value).tangent is not None
+
+
 def is_wrapper(value: Any) -> bool:
     """Return whether a value is a tensor whose class has its own operations, as DTensor has.
 

@@ -131,6 +131,7 @@ def attention(
     if others:
         checks.other_arguments(others)
     _checks.whole_sequences()
+    _checks.no_tangents(query=query, key=key, value=value)
     if dropout is not NO_DROPOUT:
         checks.no_dropout(dropout)
     arrays = key_padding_mask, query_positions, key_positions

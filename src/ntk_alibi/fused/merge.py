@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ntk_alibi import _arrays, _torch_state
+from ntk_alibi import _arrays, _checks, _torch_state
 from ntk_alibi._arrays import Array
 from ntk_alibi.fused import checks, merged_parts
 
@@ -51,6 +51,8 @@ def merge(
     Source: Milakov and Gimelshein 2018 (arXiv 1805.02867).
     """
     checks.parts(outputs, logsumexps)
+    for part in zip(outputs, logsumexps, strict=True):
+        _checks.no_tangents(outputs=part[0], logsumexps=part[1])
     recorded = _arrays.require_grad(*outputs, *logsumexps) and _torch_state.is_recording()
     if out is not None:
         checks.merge_buffers(out, outputs[0], logsumexps[0], recorded=recorded)

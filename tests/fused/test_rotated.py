@@ -129,12 +129,13 @@ def test_any_bias_goes_with_it(kind: str, name: str, options: dict[str, Any]) ->
         np.testing.assert_allclose(found.first, -pairs[..., 0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [*BIASES, "numbers", "numbers of heads", "two-sided"])
+@pytest.mark.parametrize("kind", [*BIASES, "numbers", "numbers of heads", "two-sided", "knee"])
 def test_heads_may_be_rotated_one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     more = {
         "numbers": random(7, 90, 130),
         "numbers of heads": random(7, 2, 4, 1, 130),
         "two-sided": na.ALiBi(4, na.DynamicNTK(train_length=64, per="query"), sides="symmetric"),
+        "knee": na.ALiBi(4, na.Knee(20, 3.0), sides="symmetric"),
     }
     arrays, bias = inputs(2, 4, 2, 90, 130, 16, dtype="bfloat16"), {**BIASES, **more}[kind]
     whole, alone = [], []

@@ -162,8 +162,8 @@ class KernelBias(NamedTuple):
 
     def of_heads(self, heads: slice) -> KernelBias:
         """Return the bias of some heads."""
-        numbers: dict[str, Any] = {"left": self.left, "right": self.right, "sums": self.sums}
-        numbers = {name: x[:, heads] for name, x in numbers.items() if x is not None}
+        by_head = self.slopes if self.sums is None else {"sums": self.sums}
+        numbers: dict[str, Any] = {name: x[:, heads] for name, x in by_head.items()}
         one_axis = {"table": self.table, "first": self.first}
         numbers |= {name: x[heads] for name, x in one_axis.items() if x is not None}
         dense = self.dense

@@ -115,7 +115,7 @@ int num_threads() {
 #ifdef _OPENMP
   return chosen > 0 ? chosen : omp_get_max_threads();
 #else
-  return chosen > 0 ? 1 : 1;
+  return 1;
 #endif
 }
 

@@ -23,7 +23,6 @@ class Prefill {
 
   void run() const {
     AttentionTile any{};
-    any.dtype = problem_.dtype;
     any.key = head_rows(problem_.key, problem_.key_scales, problem_.dtype, 0, 0);
     any.value = head_rows(problem_.value, problem_.value_scales, problem_.dtype, 0, 0);
     any.head_dim = static_cast<int>(problem_.head_dim);
@@ -33,13 +32,22 @@ class Prefill {
     const std::int64_t tasks = problem_.batch * problem_.query_heads * groups_per_head_;
     const std::int64_t grain =
         tasks_per_thread(2 * group_ * size_ * problem_.key_length * problem_.head_dim);
-    for_each_task({tasks, grain, TaskOrder::neighbours_together}, {bytes, scratch_header_bytes},
+    for_each_task({tasks, grain, order(any)}, {bytes, scratch_header_bytes},
                   [&](std::int64_t number, void* scratch, StopCheck stop) {
                     run_group(number, scratch, stop);
                   });
   }
 
  private:
+  // Threads work on heads of their own, whose keys and values stay in their caches. Heads that are
+  // too long for those caches pass through the shared one, once if all threads work on one head.
+  TaskOrder order(const AttentionTile& tile) const {
+    constexpr std::int64_t most_bytes = 4 << 20;
+    const std::int64_t bytes = 2 * sizeof(float) * problem_.key_length * problem_.head_dim;
+    return read_in_place(tile) && bytes > most_bytes ? TaskOrder::as_listed
+                                                     : TaskOrder::neighbours_together;
+  }
+
   std::int64_t tiles_of_keys() const {
     return per_head_ * problem_.query_heads / std::max<std::int64_t>(1, problem_.key_heads);
   }

@@ -199,16 +199,22 @@ void Tiles::refuse_overflow(std::int64_t b, const AttentionTile& tile) const {
 void Tiles::count_blocks(std::int64_t head, const AttentionTile& tile,
                          const BlocksRead& read) const {
   if (problem_.block_counts == nullptr) return;
-  const std::int64_t counted[] = {read.scored, kernels_.visible_blocks(tile), read.weighed};
-  for (int kind = 0; kind < kinds_of_counts; ++kind)
-    __atomic_fetch_add(problem_.block_counts + kinds_of_counts * head + kind, counted[kind],
-                       __ATOMIC_RELAXED);
+  add_counts(head, read.scored, kernels_.visible_blocks(tile), read.weighed);
 }
 
 void Tiles::count_visible_blocks(std::int64_t head, const AttentionTile& tile) const {
   if (problem_.block_counts == nullptr) return;
   const std::int64_t visible = kernels_.visible_blocks(tile);
-  count_blocks(head, tile, {visible, visible});
+  add_counts(head, visible, visible, visible);
+}
+
+void Tiles::add_counts(std::int64_t head, std::int64_t scored, std::int64_t visible,
+                       std::int64_t weighed) const {
+  const std::int64_t counted[] = {scored, visible, weighed};
+  static_assert(sizeof(counted) / sizeof(*counted) == kinds_of_counts, "one number of each kind");
+  for (int kind = 0; kind < kinds_of_counts; ++kind)
+    __atomic_fetch_add(problem_.block_counts + kinds_of_counts * head + kind, counted[kind],
+                       __ATOMIC_RELAXED);
 }
 
 }  // namespace ntk_alibi

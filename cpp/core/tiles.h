@@ -54,6 +54,8 @@ class Tiles {
   TileBias describe_bias(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                          const TileRows& rows) const;
   const double* sums_of(std::int64_t b, std::int64_t h) const;
+  void add_counts(std::int64_t head, std::int64_t scored, std::int64_t visible,
+                  std::int64_t weighed) const;
 
   const AttentionProblem& problem_;
   const KernelTable& kernels_;

@@ -247,16 +247,9 @@ void attend(const AttentionTile* tiles, int count, void* memory, BlocksRead* rea
     pack_rows<Words>(rows.queries(tiles[t], queries), head_dim / Words::channels_per_word,
                      s[t].scales, s[t].query);
   }
-  switch (tiles[0].bias.kind) {
-    case BiasKind::none: walk<Words, NoBias>(tiles, s, count, rows, read); break;
-    case BiasKind::one_sided: walk<Words, OneSidedBias>(tiles, s, count, rows, read); break;
-    case BiasKind::two_sided: walk<Words, TwoSidedBias>(tiles, s, count, rows, read); break;
-    case BiasKind::one_sided_knee: walk<Words, OneSidedKnee>(tiles, s, count, rows, read); break;
-    case BiasKind::two_sided_knee: walk<Words, TwoSidedKnee>(tiles, s, count, rows, read); break;
-    case BiasKind::table: walk<Words, TableBias>(tiles, s, count, rows, read); break;
-    case BiasKind::sums: walk<Words, SumsBias>(tiles, s, count, rows, read); break;
-    case BiasKind::dense: walk<Words, DenseBias>(tiles, s, count, rows, read); break;
-  }
+  with_functor(tiles[0].bias.kind, [&](auto functor) {
+    walk<Words, typename decltype(functor)::type>(tiles, s, count, rows, read);
+  });
   for (int t = 0; t < count; ++t) write_tile(tiles[t], s[t]);
 }
 

@@ -332,16 +332,9 @@ void gradient_tile(const GradientTile& gradient, void* scratch) {
   const GradientScratch s = divide(pieces, gradient.tile->head_dim);
   s.rows.stored->key = nullptr;  // nothing is stored yet
   load_gradient(gradient, s);
-  switch (gradient.tile->bias.kind) {
-    case BiasKind::none: return GradientWalk<NoBias>(gradient, s).run();
-    case BiasKind::one_sided: return GradientWalk<OneSidedBias>(gradient, s).run();
-    case BiasKind::two_sided: return GradientWalk<TwoSidedBias>(gradient, s).run();
-    case BiasKind::one_sided_knee: return GradientWalk<OneSidedKnee>(gradient, s).run();
-    case BiasKind::two_sided_knee: return GradientWalk<TwoSidedKnee>(gradient, s).run();
-    case BiasKind::table: return GradientWalk<TableBias>(gradient, s).run();
-    case BiasKind::sums: return GradientWalk<SumsBias>(gradient, s).run();
-    case BiasKind::dense: return GradientWalk<DenseBias>(gradient, s).run();
-  }
+  with_functor(gradient.tile->bias.kind, [&](auto functor) {
+    GradientWalk<typename decltype(functor)::type>(gradient, s).run();
+  });
 }
 
 }  // namespace NTK_ALIBI_ISA

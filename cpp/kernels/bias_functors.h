@@ -109,5 +109,25 @@ struct DenseBias {
   const AttentionTile& tile;
 };
 
+template <class Functor>
+struct FunctorType {
+  using type = Functor;
+};
+
+// Calls visit(FunctorType<F>) with the functor F of a kind of bias.
+template <class Visit>
+void with_functor(BiasKind kind, Visit&& visit) {
+  switch (kind) {
+    case BiasKind::none: return visit(FunctorType<NoBias>{});
+    case BiasKind::one_sided: return visit(FunctorType<OneSidedBias>{});
+    case BiasKind::two_sided: return visit(FunctorType<TwoSidedBias>{});
+    case BiasKind::one_sided_knee: return visit(FunctorType<OneSidedKnee>{});
+    case BiasKind::two_sided_knee: return visit(FunctorType<TwoSidedKnee>{});
+    case BiasKind::table: return visit(FunctorType<TableBias>{});
+    case BiasKind::sums: return visit(FunctorType<SumsBias>{});
+    case BiasKind::dense: return visit(FunctorType<DenseBias>{});
+  }
+}
+
 }  // namespace NTK_ALIBI_ISA
 }  // namespace ntk_alibi

@@ -41,6 +41,8 @@ constexpr int most_queries_per_tile = 32;
 // Up to this many tiles of one head read the keys together.
 constexpr int tiles_per_group = 4;
 
+// The start of a thread's memory for tiles: a record of the blocks that it has stored. Kernels check
+// that the record fits.
 constexpr int scratch_header_bytes = 4160;
 
 // The term added to a score, in nats. d = query_position - key_position, t = origin - key_position.
@@ -170,6 +172,13 @@ struct AttentionTile {
   std::int64_t tiles_of_keys;  // the number of tiles that read these keys
   StopCheck stop;
 };
+
+// Whether tiles read the rows of keys and values where they are, which takes float32 rows without
+// gaps, and need no copy of them for a head.
+inline bool read_in_place(const AttentionTile& tile) {
+  return tile.key.dtype == DType::float32 && tile.key.stride == tile.head_dim &&
+         tile.value.stride == tile.head_dim;
+}
 
 // Rows of gradients are padded to a multiple of this many channels, which suits every ISA.
 constexpr int gradient_padding = 16;

@@ -185,16 +185,9 @@ void one_block_tile(const AttentionTile& tile, void* scratch) {
   load_tile_rows(tile, s, lanes);
   pack_rows<Float32Words>(rows.queries(tile, queries, lanes), tile.head_dim, s.scales, s.query,
                           lanes);
-  switch (tile.bias.kind) {
-    case BiasKind::none: return OneBlock<NoBias>(tile, s, rows).run(s.output);
-    case BiasKind::one_sided: return OneBlock<OneSidedBias>(tile, s, rows).run(s.output);
-    case BiasKind::two_sided: return OneBlock<TwoSidedBias>(tile, s, rows).run(s.output);
-    case BiasKind::one_sided_knee: return OneBlock<OneSidedKnee>(tile, s, rows).run(s.output);
-    case BiasKind::two_sided_knee: return OneBlock<TwoSidedKnee>(tile, s, rows).run(s.output);
-    case BiasKind::table: return OneBlock<TableBias>(tile, s, rows).run(s.output);
-    case BiasKind::sums: return OneBlock<SumsBias>(tile, s, rows).run(s.output);
-    case BiasKind::dense: return OneBlock<DenseBias>(tile, s, rows).run(s.output);
-  }
+  with_functor(tile.bias.kind, [&](auto functor) {
+    OneBlock<typename decltype(functor)::type>(tile, s, rows).run(s.output);
+  });
 }
 
 }  // namespace NTK_ALIBI_ISA

@@ -53,9 +53,7 @@ struct RowScratch {
 // place. A head of more blocks than this many bytes hold stores the last ones that it read.
 inline int slots_for(const AttentionTile& tile) {
   constexpr std::int64_t most_bytes = 16 << 20;
-  const bool in_place = tile.key.dtype == DType::float32 && tile.key.stride == tile.head_dim &&
-                        tile.value.stride == tile.head_dim;
-  if (in_place || tile.head_dim == 0 || tile.tiles_of_keys <= tiles_per_group) return 1;
+  if (read_in_place(tile) || tile.head_dim == 0 || tile.tiles_of_keys <= tiles_per_group) return 1;
   const std::int64_t block_bytes = 2 * sizeof(float) * keys_per_block * tile.head_dim;
   const std::int64_t most = most_bytes / block_bytes;
   const std::int64_t blocks = block_count(tile.keys);

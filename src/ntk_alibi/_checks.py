@@ -261,6 +261,15 @@ def no_tangents(**values: Any) -> None:
             )
 
 
+def no_tangent(name: str, value: Any) -> None:
+    """Refuse a tensor with a tangent where only its numbers would be read."""
+    if _torch_state.has_tangent(value):
+        raise ValueError(
+            f"{name} must not carry a tangent of forward-mode differentiation here: only attention "
+            "on float64 tensors propagates it"
+        )
+
+
 def whole_sequences() -> None:
     """Refuse attention where torch's `context_parallel` leaves each process a part of the keys."""
     if _torch_state.cuts_sequences():
@@ -305,6 +314,7 @@ def constant(name: str, value: Any) -> NDArray[Any]:
             f"{name} must not require grad here, where the result is a constant: pass "
             f"{name}.detach()"
         )
+    no_tangent(name, value)
     plain(name, value)
     with_numbers(name, value)
     return _arrays.to_numpy(value)

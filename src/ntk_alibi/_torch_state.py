@@ -30,14 +30,18 @@ def is_watched() -> bool:
     return bool(
         torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
-        or torch.autograd.forward_ad._current_level >= 0
+        or _differentiates_forward(torch)
     )
+
+
+def _differentiates_forward(torch: Any) -> bool:
+    return bool(torch.autograd.forward_ad._current_level >= 0)
 
 
 def has_tangent(value: Any) -> bool:
     """Return whether a value is a tensor with a tangent of forward-mode differentiation."""
     torch = sys.modules.get("torch")
-    if torch is None or torch.autograd.forward_ad._current_level < 0:
+    if torch is None or not _differentiates_forward(torch):
         return False
     if not isinstance(value, torch.Tensor):
         return False

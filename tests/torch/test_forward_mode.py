@@ -48,3 +48,39 @@ def test_merging_refuses_tangents() -> None:
         dual = forward_ad.make_dual(outputs[0], torch.ones_like(outputs[0]))
         with pytest.raises(ValueError, match="outputs must be float64 to carry a tangent"):
             na.merge([dual, outputs[1]], [log, log])
+
+
+def biases(dtype: torch.dtype) -> dict[str, object]:
+    """Biases of 4 heads with a tangent, made inside of a dual level."""
+
+    def dual(*shape: int) -> torch.Tensor:
+        return forward_ad.make_dual(torch.rand(shape, dtype=dtype), torch.ones(shape, dtype=dtype))
+
+    return {
+        "slopes": na.ALiBi(4, slopes=dual(4)),
+        "table": na.DistanceTable(dual(4, 20), 0),
+        "dense": dual(1, 4, 20, 20),
+    }
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+@pytest.mark.parametrize("form", ["slopes", "table", "dense"])
+def test_tangents_of_biases_are_kept_or_refused(
+    form: str, wide: torch.dtype, recorded: bool
+) -> None:
+    with forward_ad.dual_level():
+        bias = biases(wide)[form]
+        kept = na.attention(*tensors(torch.float64), bias)
+        assert forward_ad.unpack_dual(kept).tangent is not None
+        query, key, value = tensors(torch.float32)
+        with pytest.raises(ValueError, match="(bias|slopes|table) must not carry a tangent"):
+            na.attention(query.requires_grad_(recorded), key, value, bias)
+
+
+@pytest.mark.parametrize("form", ["slopes", "table"])
+def test_a_dense_bias_refuses_tangents(form: str) -> None:
+    with forward_ad.dual_level():
+        bias = biases(torch.float32)[form]
+        with pytest.raises(ValueError, match="must not carry a tangent"):
+            bias.tensor(20, 20)  # type: ignore[attr-defined]

@@ -65,7 +65,7 @@ def forward(
         checks.key_norms(key_norms, call.key.shape, consecutive=plain and len(subsets) == 1)
     output: Any
     logsumexp: Any
-    counts = np.zeros((*call.query.shape[:2], 3), np.int64) if stats else None
+    counts = np.zeros((*call.query.shape[:2], len(fields(Stats))), np.int64) if stats else None
     norms = None if key_norms is None else (key_norms.norms, key_norms.centres)
     if len(subsets) == 1:
         known = None if call.known is None else _arrays.as_floats(call.known, np.float64)

@@ -58,7 +58,7 @@ class QuantizedRows:
 
         up to float32 rounding, for rows whose greatest magnitude is at least 1.5e-36; in smaller
         rows the error is at most 2^-142. A row with infinity or NaN becomes NaN, a row of zeros has
-        the scale 0.
+        the scale 0. Autograd sees a constant.
 
         Args:
             x: (batch, heads, tokens, head_dim), float32, bfloat16 or float16.
@@ -111,7 +111,7 @@ class QuantizedRows:
 
 def stored(rows: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Return the memory of keys or values, and that of their scales if they are quantized."""
-    if isinstance(rows, QuantizedRows):
+    if checks.is_quantized(rows):
         return _arrays.storage(rows.numbers), _arrays.readable(rows.scales)
     return _arrays.storage(rows), None
 
@@ -119,6 +119,6 @@ def stored(rows: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
 def at_least_float32(rows: Any) -> Array:
     """Return keys or values as float32 or wider; differentiable unless they are quantized."""
     promoted: Array = (
-        rows.dequantized() if isinstance(rows, QuantizedRows) else _arrays.promote_to_float32(rows)
+        rows.dequantized() if checks.is_quantized(rows) else _arrays.promote_to_float32(rows)
     )
     return promoted

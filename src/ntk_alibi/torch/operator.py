@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.kernel_bias import SLOPES, KernelBias
 from ntk_alibi.fused.call import AttentionCall, CallForm, Options, core_rule
 from ntk_alibi.fused.forward import forward
@@ -210,6 +210,8 @@ def _attend(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     query, bias, problem = call.query, call.bias, call.problem
     if query.device.type != "cpu" or query.dtype not in CORE_DTYPES:
         return attention_by_chunks(call)
+    for name in BIAS_TENSORS:
+        _checks.no_tangent("bias", getattr(bias, name))
     placed = [getattr(problem, name) for name in PROBLEM_TENSORS]
     dense = bias.dense
     if dense is not None and dense.requires_grad:  # so that torch sums over broadcast axes

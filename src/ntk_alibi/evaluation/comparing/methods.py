@@ -137,7 +137,7 @@ def model_arguments(name: str) -> str:
     """Format a method's name as `--model_args` of lm-evaluation-harness."""
     kind, *words = name.split(":")
     named = {"scaling": kind}
-    names = iter(("start", "factor") if kind == "knee" else ("factor", "share"))
+    names = iter((*(number_names(kind) if kind in STATIC else ("factor",)), "share"))
     for word in words:
         named["per" if word in ("sequence", "query") else next(names)] = word
     return ",".join(f"{key}={value}" for key, value in named.items())

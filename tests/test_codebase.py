@@ -26,7 +26,7 @@ PYTHON_LAYERS = [
     ["_arrays", "_checks", "_command_line", "_files", "_runtime", "_repr_html"],
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision"],
-    ["fused"],
+    ["fused", "methods"],
     ["torch.operator", "torch.chunks", "torch.merging"],
     ["fused.attention", "fused.merge"],  # these hand tensors that require grad to torch
     ["fused.__init__", "attention_gradients", "inspection", "_notebook"],
@@ -59,7 +59,7 @@ MASK_OPTIONS = {
 
 #: Primitives of `_checks` that one module calls at present. Any other check that serves one module
 #: stands in that module, or in the `checks` of its folder.
-PRIMITIVES = {"constant", "keys", "out", "share", "with_numbers"}
+PRIMITIVES = {"constant", "keys", "no_tangent", "out", "share", "with_numbers"}
 
 #: Public names that stand for no formula.
 WITHOUT_FORMULA = {

@@ -25,7 +25,7 @@ from ntk_alibi import cli
 NAMES = """
 BAM NTK T5 XPOS ALiBi AlibiAttention BiALiBi DistanceFunction DistanceTable DynamicFlatHeads
 DynamicInterpolation DynamicNTK FlatHeads ForgetGates GrowingCache Interpolation KerpleLog
-KerplePower KeyNorms Knee MaxBias QuantizedRows RoPE Sandwich Scaling WindowCache __version__
+KerplePower KeyNorms Knee LogN MaxBias QuantizedRows RoPE Sandwich Scaling WindowCache __version__
 alibi_slopes attention build_alibi_tensor info log_n_scale merge patch patched plots precision
 reference scaling_from_config set_num_threads unpatch
 """.split()
@@ -79,6 +79,7 @@ DynamicFlatHeads(rate=2.0, train_length=2048, share=0.25, *, per='query')
 DynamicInterpolation(rate=1.0, train_length=2048, *, per='sequence')
 DynamicInterpolation.scale_exponents(exponents, lengths=None)
 DynamicInterpolation.to_config()
+DynamicKnee(start, rate=7.0, train_length=2048, *, layers=None, per='query')
 DynamicNTK(rate=1.0, train_length=2048, *, per='sequence')
 DynamicNTK.scale_exponents(exponents, lengths=None)
 DynamicNTK.to_config()
@@ -96,6 +97,7 @@ KerplePower.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
 KeyNorms()
 Knee(start, factor)
 Knee.to_config()
+LogN(train_length, strength=1.0, biased=False)
 MaxBias(factor)
 MaxBias.max_alibi_bias(num_heads)
 KeyNorms.update(key)

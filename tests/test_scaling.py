@@ -26,6 +26,11 @@ SCALINGS = [
     na.DynamicFlatHeads(1.5, 1024, 0.5, per="sequence"),
     na.MaxBias(4.0),
     na.Knee(1024, 28.0),
+    na.DynamicKnee(1024),
+    na.DynamicKnee(64, 3.5, 1024, per="sequence"),
+    na.NTK(4.0, layers=[1]),
+    na.DynamicFlatHeads(1.5, 1024, layers=range(3)),
+    na.Knee(64, 5.0, layers={4, 2}),
 ]
 
 
@@ -70,6 +75,11 @@ def test_configs_in_the_manner_of_transformers() -> None:
         ({"alibi_type": "max_bias", "factor": 2}, na.MaxBias(2.0)),
         ({"alibi_type": "knee", "start": 1024, "factor": 28}, na.Knee(1024, 28.0)),
         ({"alibi_type": "knee", "start": 0, "factor": math.inf}, na.Knee(0, math.inf)),
+        (
+            {"alibi_type": "dynamic_knee", "start": 64, "factor": 7, **length},
+            na.DynamicKnee(64, 7.0, 1024),
+        ),
+        ({"alibi_type": "ntk", "factor": 4, "layers": [2, 0]}, na.NTK(4.0, layers=(0, 2))),
     ]:
         assert na.scaling_from_config(config) == scaling
 
@@ -89,6 +99,42 @@ def test_configs_in_the_manner_of_transformers() -> None:
 def test_wrong_configs_say_what_is_wrong(config: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         na.scaling_from_config(config)
+
+
+def test_layers_are_numbers() -> None:
+    scaling = na.NTK(4.0, layers=np.array([3, 1, 3]))
+    assert scaling.layers == (1, 3)
+    assert scaling.at_layer(3) == na.NTK(4.0)
+    assert scaling.at_layer(2) is None
+    assert na.NTK(4.0).at_layer(2) == na.NTK(4.0)
+    assert repr(scaling) == "NTK(factor=4.0, layers=(1, 3))"
+    assert json.loads(json.dumps(scaling.to_config()))["layers"] == [1, 3]
+    for wrong, error in (
+        ([], ValueError),
+        ([-1], ValueError),
+        ([1.5], TypeError),
+        ([True], TypeError),
+        ("12", TypeError),
+        (3, TypeError),
+    ):
+        with pytest.raises(error, match="layers"):
+            na.NTK(4.0, layers=wrong)
+
+
+def test_what_knows_no_layers_refuses_them() -> None:
+    scaling, mask = na.NTK(4.0, layers=[1]), np.ones((1, 9), np.int64)
+    for call in (
+        lambda: na.ALiBi(4, scaling),
+        lambda: na.ALiBi(4, na.Knee(4, 2.0, layers=[1])),
+        lambda: na.alibi_slopes(4, scaling),
+        lambda: na.build_alibi_tensor(mask, 4, np.float32, scaling),
+        lambda: na.AlibiAttention(4, 16, scaling=scaling),
+        lambda: na.RoPE(8).stretched(scaling),
+    ):
+        with pytest.raises(ValueError, match=r"scaling must be that of one layer here, got .*lay"):
+            call()
+    assert "layers=(1,)" in scaling._repr_html_()
+    assert na.Knee(4, 2.0, layers=[1])._repr_html_()
 
 
 def test_a_config_must_be_a_mapping() -> None:

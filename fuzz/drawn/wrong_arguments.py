@@ -70,7 +70,7 @@ def _attention() -> Function:
         "scale": NO_NUMBER,
         "skip_tolerance": (*NO_NUMBER, -0.1, 1.0, 3),
         "rotary": ("x", na.RoPE, na.RoPE(6), na.XPOS(4), 3, np.ones(8)),
-        "log_n": (*NO_INTEGER, 0, 1),
+        "log_n": (*NO_INTEGER, 0, 1, na.LogN, {}, {"train_length": 1}, na.LogN(8, (1.0, 2.0))),
         "key_norms": ("x", 3, na.KeyNorms, na.KeyNorms()),
         "dropout": (*NO_NUMBER, 0.5, -0.5, None),
     }  # fmt: skip
@@ -173,12 +173,20 @@ def _nan(distance: Any) -> Any:
 def _scalings() -> list[Function]:
     factors = (*NO_NUMBER, None, 0.5, 0, -2.0)
     dynamic = {"rate": (*NO_NUMBER, None, 0, -1), "train_length": NO_COUNT, "per": NO_CHOICE}
+    layers: tuple[Any, ...] = (3, "1", [], [-1], [0.5], [None], object())
     config = {"alibi_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 20}
     return [
-        Function("NTK", na.NTK, {"factor": 2.0}, {"factor": factors}),
+        Function("NTK", na.NTK, {"factor": 2.0}, {"factor": factors, "layers": layers}),
         Function("Interpolation", na.Interpolation, {"factor": 2.0}, {"factor": factors}),
         Function("Knee", na.Knee, {"start": 8, "factor": 2.0}, {
             "start": (*NO_INTEGER, None), "factor": ("x", None, object(), 0, -2.0, -np.inf, np.nan),
+        }),
+        Function("DynamicKnee", na.DynamicKnee, {"start": 8}, {
+            "start": (*NO_INTEGER, None), **dynamic,
+        }),
+        Function("LogN", na.LogN, {"train_length": 8}, {
+            "train_length": (*NO_INTEGER, None, 1),
+            "strength": (*NO_NUMBER, None, -1, [], [[1.0]]), "biased": NO_BOOLEAN,
         }),
         Function("DynamicNTK", na.DynamicNTK, {}, dynamic),
         Function("DynamicInterpolation", na.DynamicInterpolation, {}, dynamic),

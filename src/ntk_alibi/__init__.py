@@ -22,12 +22,13 @@ from ntk_alibi.fused.attention import attention
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.quantized_rows import QuantizedRows
-from ntk_alibi.positions.log_n import log_n_scale
+from ntk_alibi.positions.log_n import LogN, log_n_scale
 from ntk_alibi.positions.rotary import XPOS, RoPE
 from ntk_alibi.scaling import (
     NTK,
     DynamicFlatHeads,
     DynamicInterpolation,
+    DynamicKnee,
     DynamicNTK,
     FlatHeads,
     Interpolation,
@@ -56,6 +57,7 @@ __all__ = [
     "DistanceTable",
     "DynamicFlatHeads",
     "DynamicInterpolation",
+    "DynamicKnee",
     "DynamicNTK",
     "FlatHeads",
     "ForgetGates",
@@ -65,6 +67,7 @@ __all__ = [
     "KerplePower",
     "KeyNorms",
     "Knee",
+    "LogN",
     "MaxBias",
     "QuantizedRows",
     "RoPE",

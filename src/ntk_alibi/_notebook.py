@@ -18,7 +18,8 @@ from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.slopes import alibi_slopes, scaling_per
 from ntk_alibi.masks import Mask, Problem
-from ntk_alibi.scaling import Knee, Scaling
+from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling.knee import ScalingOfDistances
 
 #: Colours that are readable on white and on black.
 HUES = ("#888888", "#1c86c7", "#d9700f")
@@ -40,7 +41,7 @@ def start() -> None:
     """Register the renderers with `_repr_html.html`."""
     _repr_html.html.register(BiasObject, bias_html)
     _repr_html.html.register(Scaling, scaling_html)
-    _repr_html.html.register(Knee, knee_html)
+    _repr_html.html.register(ScalingOfDistances, knee_html)
 
 
 def bias_html(bias: Any) -> str | None:
@@ -89,6 +90,7 @@ def _bias_page(bias: Any) -> str | None:
 def scaling_html(scaling: Scaling) -> str:
     """Render slopes of a model of 16 heads, unscaled and scaled: picture and table."""
     train_length = getattr(scaling, "train_length", None)
+    name, scaling = repr(scaling), _at_its_layers(scaling)
     if scaling_per(scaling) is None:
         scaled = {"scaled": alibi_slopes(EXAMPLE_HEADS, scaling)}
     else:
@@ -103,12 +105,18 @@ def scaling_html(scaling: Scaling) -> str:
     cells = ([f"{slope:.4g}" for slope in slopes] for slopes in rows.values())
     table = table_html("", ["head", *rows], zip(numbers, *cells, strict=True))
     caption = f"slopes of {EXAMPLE_HEADS} heads: {_keys(rows, HUES)}"
-    return _page(repr(scaling), _lines_svg(list(rows.values()), caption), table)
+    return _page(name, _lines_svg(list(rows.values()), caption), table)
 
 
-def knee_html(knee: Knee) -> str | None:
+def knee_html(knee: ScalingOfDistances) -> str | None:
     """Render how far each head of a model of 16 heads reaches: picture and table."""
-    return bias_html(ALiBi(EXAMPLE_HEADS, knee))
+    return bias_html(ALiBi(EXAMPLE_HEADS, _at_its_layers(knee)))
+
+
+def _at_its_layers(scaling: Any) -> Any:
+    """Return the scaling of a layer that it applies to."""
+    layers = getattr(scaling, "layers", None)
+    return scaling.at_layer(layers[0]) if layers else scaling
 
 
 def table_html(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -62,6 +62,21 @@ def bent(place: Place, slopes: torch.Tensor, start: int, factor: Any) -> torch.T
     return -heads(slopes) * (near + (place.distance.abs() - near) / factor)
 
 
+def bent_by_length(knee: na.DynamicKnee) -> Any:
+    """Return a function for the dense form of a knee whose factor is that of `DynamicKnee`."""
+
+    def written(place: Place) -> torch.Tensor:
+        factor = constant(_tokens(knee, place)) * knee.rate / knee.train_length
+        factor = factor.clamp(min=1.0)[:, None]
+        factor = factor[..., None] if knee.per == "query" else factor[..., None, None]
+        slopes = heads(constant(na.alibi_slopes(HEADS)))
+        far_slopes = (slopes / factor).float().double()  # standard slopes are float32
+        near = place.distance.abs().clamp(max=knee.start)
+        return -slopes * near - far_slopes * (place.distance.abs() - near)
+
+    return written
+
+
 def own(place: Place, slopes: torch.Tensor) -> torch.Tensor:
     return linear(place, slopes, slopes)
 
@@ -134,6 +149,9 @@ def _dynamic(per: Any) -> na.DynamicNTK:
     return na.DynamicNTK(2.0, 32, per=per)
 
 
+_KNEE = na.DynamicKnee(6, rate=4.0, train_length=16)
+_KNEE_OF_ROWS = na.DynamicKnee(6, rate=4.0, train_length=16, per="sequence")
+
 CASES = {
     "ALiBi": Case(alibi(), standard(), causal=True),
     "ALiBi, NTK": Case(alibi(na.NTK(4.0)), standard(na.NTK(4.0)), causal=True),
@@ -166,6 +184,10 @@ CASES = {
         alibi(na.Knee(6, 8.0)),
         lambda place: bent(place, constant(na.alibi_slopes(HEADS)), 6, 8.0),
         causal=True,
+    ),
+    "ALiBi, dynamic knee": Case(alibi(_KNEE), bent_by_length(_KNEE), causal=True, traced=False),
+    "ALiBi, dynamic knee per sequence": Case(
+        alibi(_KNEE_OF_ROWS, sides="symmetric"), bent_by_length(_KNEE_OF_ROWS), traced=False
     ),
     "ALiBi, own slopes, clamped, exempt": Case(
         alibi(na.Knee(9, math.inf), sides="symmetric", exempt=5),

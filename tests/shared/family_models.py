@@ -74,11 +74,24 @@ def ids() -> torch.Tensor:
 
 
 def independent_logits(
-    model: Any, ids: torch.Tensor, mask: torch.Tensor | None, slopes: np.ndarray, knee: Any = None
+    model: Any,
+    ids: torch.Tensor,
+    mask: torch.Tensor | None,
+    slopes: np.ndarray,
+    knee: Any = None,
+    log_n: Any = None,
+    layers: Any = None,
 ) -> torch.Tensor:
     """Compute a transformers model in float64 row by row, with attention written out.
 
-    A knee is a pair of its start and its factor.
+    Args:
+        model: an MPT or a Falcon.
+        ids: the tokens.
+        mask: the padding mask.
+        slopes: the slopes of the heads.
+        knee: a pair of its start and its factor: a number, or a function of prefix lengths.
+        log_n: training length, strengths of the heads, and whether the bias is multiplied, too.
+        layers: the layers with these slopes and this knee; all others have plain slopes.
     """
     model = copy.deepcopy(model).double()
     falcon = hasattr(model.config, "alibi")
@@ -87,39 +100,53 @@ def independent_logits(
         columns = torch.arange(len(kept))[kept]
         positions = torch.arange(len(columns)) if falcon else columns
         distance = (positions[:, None] - positions).double()
-        bias = -torch.from_numpy(slopes)[:, None, None] * distance
+        counts = torch.arange(1, len(columns) + 1).double()
+        plain = -torch.from_numpy(na.reference.alibi_slopes(len(slopes)))[:, None, None] * distance
+        bent = distance
         if knee is not None:
-            last = int(positions[-1])
-            full = torch.from_numpy(na.reference.knee_bias(slopes, *knee, last + 1, last + 1)[0])
-            bias = full[:, positions][:, :, positions]
-        bias = torch.where(distance < 0, -torch.inf, bias)
+            start, factor = knee
+            factor = factor(counts)[:, None] if callable(factor) else factor
+            bent = torch.where(distance <= start, distance, start + (distance - start) / factor)
+        scaled = -torch.from_numpy(slopes)[:, None, None] * bent
+        factors = torch.ones(len(slopes), len(columns), 1).double()
+        if log_n is not None:
+            length, strengths, biased = log_n
+            excess = torch.log(counts / length) / np.log(length)
+            factors = (1 + torch.tensor(strengths)[:, None] * excess).clamp(min=1)[..., None]
+            plain, scaled = (x * factors if biased else x for x in (plain, scaled))
         with torch.no_grad():
             x = (model.transformer.word_embeddings if falcon else model.transformer.wte)(
                 ids[b][kept]
             )
-            for block in model.transformer.h if falcon else model.transformer.blocks:
-                x = (_falcon_block if falcon else _mpt_block)(block, x, bias)
+            for i, block in enumerate(model.transformer.h if falcon else model.transformer.blocks):
+                bias = scaled if layers is None or i in layers else plain
+                bias = torch.where(distance < 0, -torch.inf, bias)
+                x = (_falcon_block if falcon else _mpt_block)(block, x, bias, factors)
             last = model.transformer.ln_f if falcon else model.transformer.norm_f
             logits[b, kept] = model.lm_head(last(x))
     return logits
 
 
-def _mpt_block(block: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def _mpt_block(
+    block: Any, x: torch.Tensor, bias: torch.Tensor, factors: torch.Tensor
+) -> torch.Tensor:
     q, k, v = (
         block.attn.Wqkv(block.norm_1(x)).view(len(x), 3, block.num_heads, -1).permute(1, 2, 0, 3)
     )
-    weights = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5 + bias, dim=-1)
+    weights = torch.softmax(factors * (q @ k.mT) / q.shape[-1] ** 0.5 + bias, dim=-1)
     x = x + block.attn.out_proj((weights @ v).transpose(0, 1).flatten(1))
     hidden = torch.nn.functional.gelu(block.ffn.up_proj(block.norm_2(x)))
     return x + block.ffn.down_proj(hidden)
 
 
-def _falcon_block(block: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def _falcon_block(
+    block: Any, x: torch.Tensor, bias: torch.Tensor, factors: torch.Tensor
+) -> torch.Tensor:
     """Compute a Falcon block: one head of keys, parallel to the feed-forward part."""
     normed, attention = block.input_layernorm(x), block.self_attention
     fused = attention.query_key_value(normed).view(len(x), block.num_heads + 2, -1).transpose(0, 1)
     q, k, v = fused[:-2], fused[-2], fused[-1]
-    weights = torch.softmax((q @ k.mT + bias) / q.shape[-1] ** 0.5, dim=-1)
+    weights = torch.softmax((factors * (q @ k.mT) + bias) / q.shape[-1] ** 0.5, dim=-1)
     attended = attention.dense((weights @ v).transpose(0, 1).flatten(1))
     hidden = torch.nn.functional.gelu(block.mlp.dense_h_to_4h(normed))
     return x + attended + block.mlp.dense_4h_to_h(hidden)

@@ -74,7 +74,7 @@ def test_tangents_of_biases_are_kept_or_refused(
         kept = na.attention(*tensors(torch.float64), bias)
         assert forward_ad.unpack_dual(kept).tangent is not None
         query, key, value = tensors(torch.float32)
-        with pytest.raises(ValueError, match="(bias|slopes|table) must not carry a tangent"):
+        with pytest.raises(ValueError, match=r"(bias|slopes|table) must not carry a tangent"):
             na.attention(query.requires_grad_(recorded), key, value, bias)
 
 

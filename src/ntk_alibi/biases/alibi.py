@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _torch_state
-from ntk_alibi.biases import checks
+from ntk_alibi.biases import checks, scaling_checks
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias, parameter
 from ntk_alibi.biases.slopes import (
@@ -23,7 +24,7 @@ from ntk_alibi.biases.slopes import (
     with_axes,
 )
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import Knee, Scaling, without_knee
+from ntk_alibi.scaling import Bend, Scaling, without_knee
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,7 +78,7 @@ class ALiBi(BiasObject):
 
     def __post_init__(self) -> None:
         heads = _checks.num_heads(self.num_heads)
-        checks.scaling(self.scaling)
+        scaling_checks.scaling(self.scaling)
         _checks.choice("sides", self.sides, SIDES)
         scaled = without_knee(self.scaling)[0] is not None
         checks.slopes_for_sides(self.slopes, self.sides, heads, scaled=scaled)
@@ -107,47 +108,45 @@ class ALiBi(BiasObject):
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the slopes for a problem; a dynamic scaling depends on its real tokens."""
+        scaling, knee = without_knee(self.scaling)
         if self.slopes is not None:
-            return self._own_slopes(problem, like)
-        if like is not None and _torch_state.is_tracing():
+            left, right = self._own_slopes(problem, like)
+        elif like is not None and _torch_state.is_tracing():
             from ntk_alibi.biases.traced_slopes import traced_slopes
 
-            scaling, knee = without_knee(self.scaling)
-            traced = traced_slopes(like, self.num_heads, scaling, self.sides)
-            return _bent(KernelBias(*traced, exempt=self.exempt), knee)
-        if scaling_per(self.scaling) is None:
-            try:
-                known: Any = self.scaling
-                return _static_bias(self.num_heads, known, self.sides, self.exempt)
-            except TypeError:  # the scaling has no hash
-                pass
-        left, right = left_right_slopes(
-            self.num_heads, self.scaling, self.sides, _token_counts(self.scaling, problem)
-        )
-        return KernelBias(left, right, exempt=self.exempt)
+            left, right = traced_slopes(like, self.num_heads, self.scaling, self.sides)
+        else:
+            if scaling_per(self.scaling) is None:
+                with contextlib.suppress(TypeError):  # the scaling has no hash
+                    known: Any = self.scaling
+                    return _static_bias(self.num_heads, known, self.sides, self.exempt)
+            counts = None if scaling is None else _token_counts(scaling, problem)
+            left, right = left_right_slopes(self.num_heads, scaling, self.sides, counts)
+        bias = KernelBias(left, right, exempt=self.exempt)
+        return bias if knee is None else bent(bias, knee.bend(_token_counts(knee, problem)))
 
-    def _own_slopes(self, problem: Problem, like: Any) -> KernelBias:
+    def _own_slopes(self, problem: Problem, like: Any) -> tuple[Any, Any]:
         sides = (parameter(side, like, name="slopes") for side in both_sides(self.slopes))
         left, right = map(with_axes, sides)
         checks.slope_shapes(tuple(left.shape), tuple(right.shape), problem.shape[2])
         hidden = _arrays.to_framework_of(hidden_sides(self.sides, self.num_heads), left)
         where = _arrays.namespace(left).where
         left, right = (where(h, np.inf, x) for h, x in zip(hidden, (left, right), strict=True))
-        return _bent(KernelBias(left, right, exempt=self.exempt), without_knee(self.scaling)[1])
+        return left, right
 
 
-def _bent(bias: KernelBias, knee: Knee | None) -> KernelBias:
+def bent(bias: KernelBias, bend: Bend) -> KernelBias:
     """Return a linear bias with a knee."""
-    if knee is None:
-        return bias
     xp = _arrays.namespace(bias.left)
 
+    def far(side: Any) -> Any:
+        """Return the slopes beyond the knee; those of a hidden side have no effect."""
+        slopes = bend.far_slopes(xp.where(xp.isinf(side), xp.zeros_like(side), side))
+        return _arrays.to_dtype_of(slopes, side)
+
     with _arrays.quiet(bias.left):  # the checks refuse what is beyond float32's range
-        left, right = (  # those of a hidden side have no effect
-            xp.where(xp.isinf(side), xp.zeros_like(side), side) / knee.factor
-            for side in (bias.left, bias.right)
-        )
-    return bias._replace(far_left=left, far_right=right, knee=knee.start)
+        left, right = far(bias.left), far(bias.right)
+    return bias._replace(far_left=left, far_right=right, knee=bend.start)
 
 
 def _token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64] | None:
@@ -178,7 +177,9 @@ def _static_bias(num_heads: int, scaling: Scaling | None, sides: Sides, exempt: 
     It is cached, since for few tokens its construction would cost more than the attention.
     """
     scaling, knee = without_knee(scaling)
-    bias = _bent(KernelBias(*left_right_slopes(num_heads, scaling, sides, None)), knee)
+    bias = KernelBias(*left_right_slopes(num_heads, scaling, sides, None))
+    if knee is not None:
+        bias = bent(bias, knee.bend(None))
     bias.check_far_slopes()
     for side in bias.slopes.values():
         side.flags.writeable = False

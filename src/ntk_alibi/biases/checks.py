@@ -9,19 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _torch_state
-from ntk_alibi.scaling import without_knee
-
-
-def scaling(value: Any) -> Any:
-    """Return the checked scaling: None or an object with the method `scale_exponents`."""
-    if value is not None and (
-        isinstance(value, type) or not callable(getattr(value, "scale_exponents", None))
-    ):
-        raise TypeError(
-            "scaling must be None or an object with a method scale_exponents(exponents, lengths) "
-            f"such as NTK(factor=4.0), got {value!r}"
-        )
-    return value
 
 
 def lengths(value: Any, *, ndim: tuple[int, ...] = (1,)) -> NDArray[np.int64]:
@@ -177,6 +164,15 @@ def broadcastable(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) ->
     axes = zip(reversed(shape), reversed(wanted), strict=False)
     if len(shape) > len(wanted) or any(size not in (1, whole) for size, whole in axes):
         raise ValueError(f"{name} must be broadcastable to {wanted}, got {shape}")
+
+
+def linear_or_dense(**others: Any) -> None:
+    """Refuse to multiply a bias of another kind by factors of the queries."""
+    if kinds := [name for name, numbers in others.items() if numbers is not None]:
+        raise ValueError(
+            "bias must be linear or dense where log_n is biased, got one in the form of "
+            f"{kinds[0]}: pass bias.tensor(query_length, key_length)"
+        )
 
 
 def result_dtype(dtype: Any, out: Any) -> str:
@@ -358,33 +354,3 @@ def row_lengths(value: Any, key_length: int) -> NDArray[np.int64]:
     if checked.max(initial=0) > key_length:
         raise ValueError(f"lengths must be at most key_length {key_length}, got {checked.max()}")
     return checked
-
-
-def key_only(scaling: Any, per: str | None) -> None:
-    """Check that the bias under a scaling is a number per query plus a number per key."""
-    if without_knee(scaling)[1] is not None:
-        raise ValueError(
-            "scaling must not be a knee here, where all queries share one bias: beyond the knee it "
-            f"is no longer a number per query plus one per key; got {scaling!r}. "
-            "ALiBi(num_heads, scaling) and patch(...) with compat='exact' take it"
-        )
-    if per == "query":
-        raise ValueError(
-            "scaling must not have per='query' here, where all queries share one bias; got "
-            f"{scaling!r}. "
-            "ALiBi(...).tensor(...) and patch(...) with compat='exact' take it"
-        )
-
-
-def scaled_exponents(scaling: Any, exponents: NDArray[np.float64], heads: int) -> None:
-    """Check the exponents that a scaling returned."""
-    if exponents.ndim not in (1, 2, 3) or exponents.shape[0 if exponents.ndim == 1 else 1] != heads:
-        raise ValueError(
-            f"scale_exponents must return ({heads},), (batch, {heads}) or (batch, {heads}, "
-            "queries), "
-            f"got {exponents.shape} from {scaling!r}"
-        )
-    if not np.isfinite(exponents).all():
-        raise ValueError(
-            f"scale_exponents must return finite numbers, got {exponents} from {scaling!r}"
-        )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core, masks
 from ntk_alibi._arrays import Array, DTypeLike
-from ntk_alibi.biases import checks
+from ntk_alibi.biases import scaling_checks
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import float_with_axes, scaled_slopes, scaling_per
 from ntk_alibi.masks import Problem
@@ -63,9 +63,9 @@ def build_alibi_tensor(
     mask = masks.checked_attention_mask(attention_mask)
     heads = _checks.num_heads(num_heads)
     name = _checks.floating_dtype(dtype, (*_arrays.CORE_DTYPES, "float64"))
-    checks.scaling(scaling)
+    scaling_checks.scaling(scaling)
     _checks.choice("anchor", anchor, ("first", "last"))
-    checks.key_only(scaling, scaling_per(scaling))
+    scaling_checks.key_only(scaling, scaling_per(scaling))
     batch, key_length = mask.shape
     lengths = mask.sum(axis=1, dtype=np.int64) if scaling_per(scaling) else None
     slopes = float_with_axes(scaled_slopes(heads, scaling, lengths))

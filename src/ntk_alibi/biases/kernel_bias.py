@@ -171,6 +171,26 @@ class KernelBias(NamedTuple):
             numbers["dense"] = dense[..., heads, :, :]
         return self._replace(**numbers, core=None)
 
+    def times(self, factors: Any) -> KernelBias:
+        """Return the bias times a factor for each query, (1 or batch, 1 or heads, queries).
+
+        Finite numbers stay finite, since infinite ones hide keys.
+
+        Raises:
+            ValueError: the bias is a table or prefix sums, which have no numbers of queries, or has
+                a constant for its first token.
+        """
+        checks.linear_or_dense(table=self.table, sums=self.sums, first=self.first)
+
+        def times(numbers: Any, factors: Any) -> Any:
+            xp, most = _arrays.namespace(numbers), _checks.FLOAT32_MAX
+            with _arrays.quiet(numbers):
+                return xp.where(xp.isinf(numbers), numbers, xp.clip(numbers * factors, -most, most))
+
+        slopes = {name: times(side, factors) for name, side in self.slopes.items()}
+        dense = None if self.dense is None else times(self.dense, factors[..., None])
+        return self._replace(**slopes, dense=dense, core=None)
+
     def values(self, queries: Any, keys: Any) -> tuple[Any, Any]:
         """Return the bias of all pairs, 0 for hidden keys, and a mask of the keys that it hides.
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
-from ntk_alibi.biases import checks
+from ntk_alibi.biases import checks, scaling_checks
 from ntk_alibi.scaling import Scaling
 
 Sides: TypeAlias = Literal["causal", "symmetric", "halves", "two_slopes"]
@@ -91,7 +91,7 @@ def alibi_slopes(
         two.
     """
     heads = _checks.num_heads(num_heads)
-    checks.scaling(scaling)
+    scaling_checks.scaling(scaling)
     _checks.choice("rule", rule, SLOPE_RULES)
     checked = None
     if scaling_per(scaling) is not None and lengths is not None:
@@ -128,7 +128,7 @@ def scaled_slopes(
     exponents = _core.alibi_exponents(num_heads, getattr(_core.SlopeRule, rule))
     if scaling is not None:
         scaled = np.asarray(scaling.scale_exponents(exponents, lengths), np.float64)
-        checks.scaled_exponents(scaling, scaled, num_heads)
+        scaling_checks.scaled_exponents(scaling, scaled, num_heads)
         exponents = scaled
     return np.exp2(-exponents).astype(np.float32)
 

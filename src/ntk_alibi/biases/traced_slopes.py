@@ -6,25 +6,28 @@ The module is imported only while torch traces a call: tracing cannot look into 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ntk_alibi.biases.slopes import left_right_slopes
-from ntk_alibi.scaling import STATIC_TYPES, Scaling, scaling_from_config
+from ntk_alibi.scaling import STATIC_TYPES, Scaling, scaling_from_config, without_knee
 
 
 def traced_slopes(
     like: torch.Tensor, num_heads: int, scaling: Scaling | None, sides: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return left and right slopes (1, heads, 1) on like's device.
+    """Return left and right slopes (1, heads, 1) on like's device; those up to a knee.
 
     Raises:
         ValueError: the scaling is none of `STATIC_TYPES`.
     """
     config: dict[str, Any] = {"alibi_type": "default"}
     if scaling is not None:
-        config = _config(scaling)
+        _check_static(scaling)
+        scaling, _ = without_knee(scaling)
+    if scaling is not None:
+        config = cast(Any, scaling).to_config()
     names = [name for name in config if name != "alibi_type"]
     numbers = [float(config[name]) for name in names]
     pair: tuple[torch.Tensor, torch.Tensor] = _slopes(
@@ -33,7 +36,7 @@ def traced_slopes(
     return pair
 
 
-def _config(scaling: Any) -> dict[str, Any]:
+def _check_static(scaling: Any) -> None:
     known = STATIC_TYPES.values()
     if type(scaling) not in known:  # subclasses may have other slopes
         names = ", ".join(kind.__name__ for kind in known)
@@ -41,8 +44,6 @@ def _config(scaling: Any) -> dict[str, Any]:
             f"scaling must be None or one of {names} where torch traces attention, got "
             f"{type(scaling).__name__}: pass ALiBi(num_heads, slopes=na.alibi_slopes(...))"
         )
-    config: dict[str, Any] = scaling.to_config()
-    return config
 
 
 @torch.library.custom_op(

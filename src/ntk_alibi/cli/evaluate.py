@@ -185,9 +185,10 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
 
 def _comparison(options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.comparing import task_comparison
-    from ntk_alibi.evaluation.comparing.methods import DEFAULT_METHODS, parse_method
+    from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
     from ntk_alibi.evaluation.harness import run as harness
     from ntk_alibi.evaluation.harness.model import StretchedLM
+    from ntk_alibi.methods import parse_method
     from ntk_alibi.models import load
     from ntk_alibi.models.loading import NANO_BLOOM
 

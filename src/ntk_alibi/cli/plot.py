@@ -17,8 +17,8 @@ from ntk_alibi import _checks, plots, precision
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.slopes import SIDES
 from ntk_alibi.cli import subcommand
-from ntk_alibi.evaluation.comparing.methods import Method, parse_method
 from ntk_alibi.fused.attention import attention
+from ntk_alibi.methods import Method
 from ntk_alibi.plots import checks
 
 if TYPE_CHECKING:
@@ -243,11 +243,11 @@ def _method_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _methods(options: argparse.Namespace) -> list[Method]:
-    return [parse_method(name, options.train_length) for name in options.methods]
+    return [subcommand.bias_method(name, options.train_length) for name in options.methods]
 
 
 def _method(options: argparse.Namespace) -> Method:
-    return parse_method(options.method, options.train_length)
+    return subcommand.bias_method(options.method, options.train_length)
 
 
 def _lengths_options(parser: argparse.ArgumentParser, default: int) -> None:

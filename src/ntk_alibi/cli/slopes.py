@@ -9,7 +9,6 @@ from typing import Any
 
 import ntk_alibi
 from ntk_alibi.cli import subcommand
-from ntk_alibi.evaluation.comparing.methods import parse_method
 
 
 def register(commands: Any) -> None:
@@ -26,7 +25,7 @@ def register(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     subcommand.check_lengths(options)
-    scaling = parse_method(options.method, options.train_length).scaling
+    scaling = subcommand.bias_method(options.method, options.train_length).scaling
     lengths = None if options.length is None else [options.length]
     values = ntk_alibi.alibi_slopes(options.num_heads, scaling, lengths, rule=options.rule)
     slopes = values.reshape(-1).tolist()

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _checks, _files
-from ntk_alibi.evaluation.comparing.methods import (
+from ntk_alibi.methods import (
     DYNAMIC,
     ORIGINAL,
     STATIC,
+    Method,
     number_names,
     parse_method,
 )
@@ -71,7 +72,17 @@ def check_lengths(options: argparse.Namespace) -> None:
 def check_methods(names: Iterable[str]) -> None:
     """Check the names of methods before a model is loaded, whose training length is unknown."""
     for name in names:
-        parse_method(name, 1)
+        parse_method(name, 2)
+
+
+def bias_method(name: str, train_length: int) -> Method:
+    """Return the method of a name for what shows biases, which log-n factors are no part of."""
+    method = parse_method(name, train_length)
+    if method.log_n is not None:
+        raise ValueError(
+            f"a method must be a scaling here, without a factor of scores, got {name!r}"
+        )
+    return method
 
 
 def check_output(folder: str | None) -> None:

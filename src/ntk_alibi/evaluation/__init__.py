@@ -9,8 +9,8 @@ from ntk_alibi.evaluation.scoring import score_lines, score_topics
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.comparing.length_study import evaluate
-    from ntk_alibi.evaluation.comparing.methods import parse_method
     from ntk_alibi.evaluation.comparing.plan import Plan
+    from ntk_alibi.methods import parse_method
 
 __all__ = ["Plan", "evaluate", "parse_method", "score_lines", "score_topics"]
 
@@ -18,7 +18,7 @@ __all__ = ["Plan", "evaluate", "parse_method", "score_lines", "score_topics"]
 _LAZY = {
     "Plan": "ntk_alibi.evaluation.comparing.plan",
     "evaluate": "ntk_alibi.evaluation.comparing.length_study",
-    "parse_method": "ntk_alibi.evaluation.comparing.methods",
+    "parse_method": "ntk_alibi.methods",
 }
 
 

@@ -1,9 +1,9 @@
-"""Checks of case files, names of tasks and methods, process counts, batch sizes and prompts."""
+"""Checks of case files, names of tasks, process counts, batch sizes and prompts."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from ntk_alibi import _checks
@@ -50,35 +50,3 @@ def unchanged_prompt(prompt: Any, text: str) -> None:
             "with questions at positions of a text, got a prompt of "
             f"{len(prompt)} characters for a text of {len(text)}"
         )
-
-
-def method_numbers(
-    name: str, kind: str, words: Sequence[str], forms: Mapping[str, str]
-) -> list[float]:
-    """Return the numbers in a method's name, such as 4 in "ntk:4".
-
-    forms are what must follow each kind, such as ":NUMBER".
-    """
-    count = forms.get(kind, "").count(":")
-    try:
-        if 0 < count <= len(words):
-            return [_number(word) for word in words[:count]]
-    except ValueError:
-        pass
-    known = ", ".join(kind + form for kind, form in forms.items())
-    raise ValueError(f"method must be original or one of {known}, got {name!r}")
-
-
-def _number(word: str) -> float:
-    number = float(word)
-    return int(number) if number.is_integer() else number
-
-
-def method_share(name: str, text: str) -> float:
-    """Return the share of the heads in a method's name, such as 0.5 in "flat:8:0.5"."""
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(
-            f"the share of the heads in {name!r} must be a number, got {text!r}"
-        ) from None

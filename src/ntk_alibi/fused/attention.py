@@ -14,6 +14,7 @@ from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.quantized_rows import QuantizedRows
 from ntk_alibi.masks import AT_END
+from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
 #: The default, which needs no check.
@@ -37,7 +38,7 @@ def attention(
     scale: float | None = None,
     skip_tolerance: float | None = 0.0,
     rotary: RoPE | XPOS | None = None,
-    log_n: int | None = None,
+    log_n: int | LogN | None = None,
     initial: tuple[Array, Array] | None = None,
     key_norms: KeyNorms | None = None,
     dropout: float = NO_DROPOUT,
@@ -93,7 +94,8 @@ def attention(
             sums have a proof (docs/certified-skipping.md); other biases read all keys.
         rotary: a `RoPE` or `XPOS` that rotates queries and keys by their positions first. bfloat16
             and float16 are then computed in float32 and rounded once.
-        log_n: a training length: scores before the bias are multiplied by `log_n_scale`.
+        log_n: a training length, or a `LogN`: scores before the bias, or with it, are multiplied by
+            a factor that grows with the logarithm of the number of keys that a query sees.
         initial: an output and a logsumexp of the same queries over other keys, as this function
             returns them. The result is that over both sets of keys, as by `merge`, and keys are
             skipped if they do not matter for it.

@@ -9,8 +9,7 @@ from ntk_alibi import _arrays, _checks, _core, _torch_state
 from ntk_alibi.biases.kernel_bias import KernelBias, kernel_bias_of
 from ntk_alibi.fused import checks
 from ntk_alibi.masks import AT_END, Mask, Problem
-from ntk_alibi.positions import checks as position_checks
-from ntk_alibi.positions.log_n import log_n_factors
+from ntk_alibi.positions.log_n import log_n_of
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
 #: The share of a float32 sum that is lost in rounding to nearest: half an ulp.
@@ -25,7 +24,7 @@ class Options(NamedTuple):
     key_positions: Any = None
     align: str = AT_END
     rotary: RoPE | XPOS | None = None
-    log_n: int | None = None
+    log_n: Any = None
     initial: Any = None
 
 
@@ -159,7 +158,10 @@ class AttentionCall(NamedTuple):
             problem = _placed(problem, query.shape[3], options, like)
         bias = kernel_bias_of(bias, problem, like)
         known = None if options.initial is None else _arrays.float64(options.initial[1], query)
-        factors = None if options.log_n is None else _factors(problem, options.log_n, like)
+        factors, log_n = None, log_n_of(options.log_n)
+        if log_n is not None:
+            factors = _factors(problem, log_n, like)
+            bias = bias.times(factors) if log_n.biased else bias
         return AttentionCall(
             query, key, value, bias, problem, rule, scale, tolerance, options.rotary, factors, known
         )
@@ -200,20 +202,18 @@ class AttentionCall(NamedTuple):
 
 def _placed(problem: Problem, head_dim: int, options: Options, like: Any) -> Problem:
     """Return the problem with its padding and positions; check the options."""
-    padding, query_positions, key_positions, align, rotary, log_n, _ = options
+    padding, query_positions, key_positions, align, rotary, *_ = options
     if rotary is not None:
         checks.rotary(rotary, head_dim, causal=not problem.mask.sees_ahead)
-    if log_n is not None:
-        position_checks.train_length("log_n", log_n)
     if align is AT_END and padding is query_positions is key_positions is None:
         return problem
     shape, mask = problem[:2]
     return Problem.checked(shape, mask, padding, query_positions, key_positions, align, like)
 
 
-def _factors(problem: Problem, train_length: int, like: Any) -> Any:
-    """Return the factors of log-n scaling, (1 or batch, 1, queries), float32 or like's float64."""
-    factors = log_n_factors(problem, train_length, like)[:, None]
+def _factors(problem: Problem, log_n: Any, like: Any) -> Any:
+    """Return factors (1 or batch, 1 or heads, queries) of scores, float32 or like's float64."""
+    factors = log_n.factors(problem, like)
     if like is None:
         return _arrays.to_float32(factors)
     return _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))

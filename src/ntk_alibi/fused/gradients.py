@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ntk_alibi.fused.exempt import exempt_queries, first_gradient, key_subsets
 from ntk_alibi.fused.kernel_call import ForwardResults, attend, query_gradient
 from ntk_alibi.fused.rotated import QueryRun, RotatedCall
 from ntk_alibi.masks import Mask
+from ntk_alibi.positions.log_n import log_n_of
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,20 @@ def attention_gradients(
     form = call_form(query.dtype, query, key, value, *numbers, *limits)
     call = AttentionCall.checked(query, key, value, bias, form, Options(**options))
     results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
-    return gradients_of(call, results, bias_gradient=bias_gradient)
+    gradients = gradients_of(call, results, bias_gradient=bias_gradient)
+    log_n = log_n_of(options.get("log_n"))
+    if bias_gradient and log_n is not None and log_n.biased:
+        return _times(gradients, call.factors)
+    return gradients
+
+
+def _times(gradients: AttentionGradients, factors: NDArray[Any]) -> AttentionGradients:
+    """Return the gradients of a bias from those of the bias times factors of the queries."""
+    numbers = {name: getattr(gradients, name) for name in SLOPES}
+    of_bias = {name: x * factors for name, x in numbers.items() if x is not None}
+    if gradients.dense is not None:
+        of_bias["dense"] = gradients.dense * factors[..., None]
+    return replace(gradients, **of_bias)
 
 
 def gradients_of(

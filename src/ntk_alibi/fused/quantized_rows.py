@@ -24,7 +24,7 @@ class QuantizedRows:
 
     `attention` takes a pair of them as key and value, of a query in float32, bfloat16 or float16,
     and computes with exactly these products. They need (D + 4) / 4 D of the memory of float32 rows
-    of D numbers: 0.27 for D = 64. With rotary or log_n, `attention` makes float32 copies of them.
+    of D numbers: 0.27 for D = 64. With rotary, `attention` makes float32 copies of them.
 
     Attributes:
         numbers: int8 (batch, heads, tokens, head_dim), array or tensor.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from ntk_alibi import _extras
-from ntk_alibi.scaling import Scaling
+from ntk_alibi import _checks, _extras
+from ntk_alibi.methods import parse_method, train_length_of
+from ntk_alibi.positions.log_n import LogN
+from ntk_alibi.scaling import Scaling, scaling_from_config
 
 with _extras.needed_by("ntk_alibi.integrations"):
     from torch import nn
@@ -23,7 +26,7 @@ attn_implementation.register(FAMILIES)
 
 def patch(
     model: nn.Module,
-    scaling: Scaling | None = None,
+    scaling: Scaling | Mapping[str, Any] | str | None = None,
     *,
     attention: Literal["fused", "sdpa", "eager"] = "fused",
     compat: Literal["exact", "transformers"] = "exact",
@@ -31,6 +34,7 @@ def patch(
     sink: int = 0,
     causal_block: int | None = None,
     linear: Literal["auto", "torch", "onednn"] = "auto",
+    log_n: int | LogN | None = None,
 ) -> PatchHandle:
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
@@ -42,7 +46,10 @@ def patch(
     Args:
         model: a transformers BLOOM, MPT or Falcon (with alibi=True) model with any head, or a
             module that holds one.
-        scaling: a scaling of slopes, a `Knee`, or None for plain ALiBi.
+        scaling: a scaling of slopes, a `Knee`, or None for plain ALiBi; with `layers` it applies to
+            these layers, and the others keep plain ALiBi. It may also be a dict for
+            `scaling_from_config`, or a method's name on the command line, such as "ntk:4" or
+            "flat:8:logn=0.5", whose training length is that of the model's config.
         attention: "fused" calls `ntk_alibi.attention`, which never forms a matrix of queries x
             keys. "sdpa" (BLOOM and Falcon) runs torch's fused kernel on exact float32 distances,
             without such a matrix either. "eager" forms it: for BLOOM by transformers' own
@@ -66,6 +73,9 @@ def patch(
             copied. "auto" takes them for large weights where torch's own go through MKL on another
             maker's processor than Intel's, and not with attention="eager". Layers of other classes
             than transformers', autocast, torch.compile, devices and dtypes keep torch's.
+        log_n: a training length, or a `LogN`: scores grow with the logarithm of the number of keys
+            that a query sees, in a cache or not. With attention="eager" the scores are then those
+            of this package, not of transformers.
 
     Returns:
         The handle, a context manager with `.undo()`.
@@ -73,9 +83,10 @@ def patch(
     Raises:
         TypeError: model is no torch module, or scaling is no scaling.
         ValueError: the model has no ALiBi attention of a known family, has a forward method of its
-            own, or its family does not have that attention or rounding; window or causal_block is
-            below 1; sink is below 0, or given without window and causal_block; at a call, a
-            `WindowCache` holds other tokens than the patch shows.
+            own, or has no layer of a number that the scaling names; its family does not have that
+            attention or rounding; window or causal_block is below 1; sink is below 0, or given
+            without window and causal_block; at a call, a `WindowCache` holds other tokens than the
+            patch shows.
         RuntimeError: the transformers version is unknown, or its code is not what the patch
             expects.
 
@@ -85,7 +96,8 @@ def patch(
     A model can also be patched from the start: after `import ntk_alibi.integrations`,
     `from_pretrained(..., attn_implementation="ntk_alibi")` makes a model that attends with "fused".
     It takes the scaling of its `config.alibi_scaling`, a dict for `scaling_from_config`, and
-    `config.alibi_window`, `alibi_sink` and `alibi_causal_block`; save_pretrained keeps all of them.
+    `config.alibi_window`, `alibi_sink`, `alibi_causal_block` and `alibi_log_n` (a training length,
+    or a dict of `LogN`'s arguments); save_pretrained keeps all of them.
     Its generate() with a static cache needs no mask of queries x keys; for MPT and Falcon models
     that are patched later transformers builds one.
 
@@ -100,6 +112,19 @@ def patch(
         >>> bool((stretched != before).any()), bool((model(ids).logits == before).all())
         (True, True)
     """
+    found = _found(model)
+    if found is None:
+        known = ", ".join(family.name for family in FAMILIES)
+        raise ValueError(
+            f"model must hold ALiBi attention of a known family ({known}), got "
+            f"{type(model).__name__}, which a patch would leave as it is"
+        )
+    if isinstance(scaling, str):
+        method = parse_method(scaling, train_length_of(found[1][0].config))
+        _checks.at_most_one(**{"log_n": log_n, "a factor in scaling": method.log_n})
+        scaling, log_n = method.scaling, log_n if method.log_n is None else method.log_n
+    elif isinstance(scaling, Mapping):
+        scaling = scaling_from_config(scaling)
     settings = settings_of(
         scaling,
         attention=attention,
@@ -108,14 +133,9 @@ def patch(
         sink=sink,
         causal_block=causal_block,
         linear=linear,
+        log_n=log_n,
     )
-    if found := _found(model):
-        return apply(model, *found, settings)
-    known = ", ".join(family.name for family in FAMILIES)
-    raise ValueError(
-        f"model must hold ALiBi attention of a known family ({known}), got {type(model).__name__}, "
-        "which a patch would leave as it is"
-    )
+    return apply(model, *found, settings)
 
 
 __all__ = ["PatchHandle", "patch"]

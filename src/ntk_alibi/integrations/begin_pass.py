@@ -50,6 +50,7 @@ def begin_pass(
     past = 0 if cache is None else int(cache.get_seq_length())
     capacity = past + queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
     settings = current(model)
+    checks.known_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
     padding, sizes = kwargs.get("attention_mask"), (batch, past, queries)
     bounded = isinstance(cache, WindowCache)
     if bounded:

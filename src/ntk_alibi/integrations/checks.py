@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 
 def still_held(call: str, seen: int, held: int) -> None:
@@ -75,6 +76,15 @@ def all_heads(layer: str, every: int, computed: int, sloped: int) -> None:
             f"{layer} must compute all {every} heads with their slopes, got {computed} heads and "
             f"slopes of {sloped}: patched models cannot be split over processes (tensor "
             "parallelism), since the slopes of some heads are not those of a model with so few"
+        )
+
+
+def known_layers(scaling: Any, count: int) -> None:
+    """Check that a scaling applies to layers that a model has."""
+    layers = getattr(scaling, "layers", None) or ()
+    if layers and max(layers) >= count:
+        raise ValueError(
+            f"layers must be below {count}, the number of the model's layers, got {scaling!r}"
         )
 
 

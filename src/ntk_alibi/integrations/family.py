@@ -12,10 +12,12 @@ from packaging.version import Version
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.biases import checks as bias_checks
+from ntk_alibi.biases import scaling_checks
 from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.settings import ATTENTIONS, COMPATS, Settings
 from ntk_alibi.masks import EVERYTHING
+from ntk_alibi.positions import checks as position_checks
 
 #: Versions of transformers whose modeling code the patches were read against;
 #: tests/integrations/test_versions.py lists the ones tested. The upper bound is exclusive.
@@ -83,6 +85,10 @@ def check(family: Family, target: nn.Module, settings: Settings) -> None:
                 f"model must have the forward method of transformers' {known.__name__}, got a "
                 f"{type(part).__name__} with another forward"
             )
+    checks.known_layers(settings.scaling, len(layers))
+    if settings.log_n is not None and isinstance(settings.log_n.strength, tuple):
+        heads: Any = target.config
+        position_checks.strength_per_head(len(settings.log_n.strength), heads.num_attention_heads)
     family.check(target, settings)
 
 
@@ -96,7 +102,7 @@ def check_compat(family: Family, settings: Settings) -> None:
         f"compat for {family.name}", settings.compat, COMPATS if family.rounds else COMPATS[:1]
     )
     if settings.compat == "transformers":
-        bias_checks.key_only(settings.scaling, scaling_per(settings.scaling))
+        scaling_checks.key_only(settings.scaling, scaling_per(settings.scaling))
         _checks.choice(
             "attention with compat='transformers'", settings.attention, ("fused", "eager")
         )

@@ -9,12 +9,14 @@ import torch
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.integrations.caches.growing import GrowingCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
+from ntk_alibi.integrations.pass_bias import PassBias
+from ntk_alibi.positions.log_n import KnownFactors
+from ntk_alibi.scaling import Bend
 from ntk_alibi.torch.sdpa import causal_linear_attention
 from ntk_alibi.torch.streaming_mask import StreamingMask
 
@@ -90,6 +92,8 @@ def _fused(
     shifted query positions expresses the jump, so no bias of all pairs is needed.
     """
     bias, ranges = forward_pass.memo(_bias_and_ranges, query.dtype)
+    factors = forward_pass.factors
+    known: Any = None if factors is None else KnownFactors(factors)
     keeps_norms = forward_pass.settings.compat == "exact"
     keeps_norms = keeps_norms and not _arrays.needs_torch(query, key, value, bias)
     results = [
@@ -100,6 +104,7 @@ def _fused(
             bias,
             **part.options,
             scale=scale,
+            log_n=known,
             key_norms=_cached_norms(*cache) if part.whole and keeps_norms else None,
             return_logsumexp=len(ranges) > 1,
         )
@@ -111,12 +116,13 @@ def _fused(
 
 def _bias_and_ranges(
     forward_pass: ForwardPass, dtype: torch.dtype
-) -> tuple[ALiBi | torch.Tensor, list[KeyRange]]:
+) -> tuple[PassBias | torch.Tensor, list[KeyRange]]:
     real = forward_pass.real
     if forward_pass.settings.compat == "transformers":
         return forward_pass.rounded_bias(real, dtype), [_all_keys(forward_pass, real)]
     slopes = forward_pass.slopes(real, forward_pass.queries)
-    bias = ALiBi(forward_pass.rule.heads, forward_pass.knee, slopes=slopes)
+    slopes = forward_pass.biased(slopes, forward_pass.factors)
+    bias = PassBias(slopes, forward_pass.bend(real, forward_pass.queries))
     if forward_pass.streaming is None:
         return bias, [_all_keys(forward_pass, real)]
     return bias, _window_and_sinks(forward_pass, forward_pass.streaming, real)
@@ -172,9 +178,11 @@ def _eager(
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     bias = forward_pass.memo(_eager_bias, query.dtype).to(query.device)
+    factors = forward_pass.factors
     key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
     precise = torch.promote_types(query.dtype, bias.dtype)
-    scores = (query @ key.mT).to(precise) * scale + bias
+    scores = (query @ key.mT).to(precise) * scale
+    scores = (scores if factors is None else scores * factors[..., None].to(query.device)) + bias
     weights = torch.softmax(scores, dim=-1).to(query.dtype)
     weights = F.dropout(weights, dropout)
     return weights @ value, weights
@@ -202,6 +210,8 @@ class UnpaddedRows:
         keys: columns of the keys.
         slopes: float32 (1 or batch, heads, 1 or queries).
         positions: integers (keys,).
+        bend: a knee, or None.
+        factors: float32 (1 or batch, 1 or heads, queries), or None.
     """
 
     batch: slice
@@ -209,6 +219,8 @@ class UnpaddedRows:
     keys: Index
     slopes: torch.Tensor
     positions: torch.Tensor
+    bend: Bend | None
+    factors: torch.Tensor | None
 
 
 def _sdpa(
@@ -232,7 +244,8 @@ def _sdpa(
             dropout=dropout,
             streaming=forward_pass.streaming,
             positions=r.positions.to(query.device),
-            knee=forward_pass.knee,
+            bend=r.bend,
+            factors=None if r.factors is None else r.factors.to(query.device),
         )
 
     if len(rows) == 1 and rows[0].queries == slice(0, forward_pass.queries):
@@ -247,19 +260,26 @@ def _unpadded_rows(forward_pass: ForwardPass) -> list[UnpaddedRows]:
     """Split the batch into problems without padding."""
     real, past, queries = forward_pass.real.cpu(), forward_pass.past, forward_pass.queries
     positions, skipped = forward_pass.positions(real), forward_pass.skipped
+    factors = forward_pass.factors
+    factors = None if factors is None else factors.expand(len(real), -1, -1)
     alike = len(positions) == 1 or bool((positions == positions[:1]).all())
     if bool(real.all()) and alike:
-        slopes = forward_pass.slopes(real, queries)
+        slopes = forward_pass.biased(forward_pass.slopes(real, queries), factors)
         columns = slice(0, queries), slice(0, real.shape[1])
-        return [UnpaddedRows(slice(0, len(real)), *columns, slopes, positions[0])]
+        bend = forward_pass.bend(real, queries)
+        return [UnpaddedRows(slice(0, len(real)), *columns, slopes, positions[0], bend, factors)]
     rows = []
     for b, row in enumerate(real):
         count = int(row[past:].sum())
         if count:
-            of_row = None if skipped is None else skipped[b : b + 1]
-            slopes = forward_pass.slopes(row[row][None], count, of_row)
-            columns_of_row = _columns(row[past:]), _columns(row)
-            rows.append(UnpaddedRows(slice(b, b + 1), *columns_of_row, slopes, positions[b][row]))
+            of_row = row[row][None], count, None if skipped is None else skipped[b : b + 1]
+            places = _columns(row[past:]), _columns(row)
+            own = None if factors is None else factors[b : b + 1, :, places[0]]
+            slopes = forward_pass.biased(forward_pass.slopes(*of_row), own)
+            bend = forward_pass.bend(*of_row)
+            rows.append(
+                UnpaddedRows(slice(b, b + 1), *places, slopes, positions[b][row], bend, own)
+            )
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -17,8 +18,9 @@ from ntk_alibi.integrations.family import transformers_version
 from ntk_alibi.integrations.passed_through import PassedThrough
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.slope_rule import SlopeRule
-from ntk_alibi.masks import Mask
-from ntk_alibi.scaling import Knee, Scaling, without_knee
+from ntk_alibi.masks import EVERYTHING, Mask
+from ntk_alibi.positions import checks as position_checks
+from ntk_alibi.scaling import Bend, Scaling, without_knee
 from ntk_alibi.torch.streaming_mask import StreamingMask
 
 Made = TypeVar("Made")
@@ -79,10 +81,16 @@ class ForwardPass(PassedThrough):
         """The patch's scaling."""
         return self.settings.scaling
 
+    def at_layer(self, layer: int) -> ForwardPass:
+        """Return the pass of one layer, whose scaling may be that of some layers only."""
+        at_layer = getattr(self.scaling, "at_layer", None)
+        scaling = self.scaling if at_layer is None else at_layer(layer)
+        return self if scaling is self.scaling else self.memo(_with_scaling, scaling)
+
     @property
-    def knee(self) -> Knee | None:
-        """The patch's scaling if it acts on distances."""
-        return without_knee(self.scaling)[1]
+    def bends(self) -> bool:
+        """Whether the patch's scaling acts on distances."""
+        return without_knee(self.scaling)[1] is not None
 
     @property
     def eager(self) -> bool:
@@ -99,6 +107,23 @@ class ForwardPass(PassedThrough):
     ) -> torch.Tensor:
         """Return the slopes of the last queries of a mask, (1 or batch, heads, 1 or queries)."""
         return self.rule.slopes(self.scaling, self._lengths(real, queries, skipped))
+
+    def bend(
+        self, real: torch.Tensor, queries: int, skipped: torch.Tensor | None = None
+    ) -> Bend | None:
+        """Return the knee of the last queries of a mask, or None."""
+        knee = without_knee(self.scaling)[1]
+        return None if knee is None else knee.bend(self._lengths(real, queries, skipped))
+
+    @property
+    def factors(self) -> torch.Tensor | None:
+        """Factors of the queries' scores, float32 (1 or batch, 1 or heads, queries), or None."""
+        return self.memo(_factors)
+
+    def biased(self, slopes: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+        """Return slopes times the factors of their queries if the bias is multiplied, too."""
+        log_n = self.settings.log_n
+        return slopes if factors is None or log_n is None or not log_n.biased else slopes * factors
 
     def _lengths(
         self, real: torch.Tensor, queries: int, skipped: torch.Tensor | None = None
@@ -128,11 +153,12 @@ class ForwardPass(PassedThrough):
     def relative_bias(self, real: torch.Tensor) -> torch.Tensor:
         """Return -m_h (i - j) for the keys of a mask, (batch, heads, queries, keys), float32.
 
-        With a knee, i - j is bent.
+        With a knee, i - j is bent. Factors of biased scores are those of the bias, too.
         """
-        slopes = self.slopes(self.real, self.queries).to(real.device)
+        slopes = self.biased(self.slopes(self.real, self.queries), self.factors).to(real.device)
         distance, _ = self._distances(real)
-        distance = distance if self.knee is None else self.knee.bent(distance)
+        bend = self.bend(self.real, self.queries)
+        distance = distance if bend is None else bend.bent(distance)
         return -slopes[..., None] * distance[:, None]
 
     def rounded_bias(self, real: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -158,6 +184,24 @@ class ForwardPass(PassedThrough):
         if key not in self._memo:
             self._memo[key] = make(self, *arguments)
         return cast(Made, self._memo[key])
+
+
+def _with_scaling(forward_pass: ForwardPass, scaling: Scaling | None) -> ForwardPass:
+    """Return the same pass with another scaling."""
+    x, settings = forward_pass, replace(forward_pass.settings, scaling=scaling)
+    return ForwardPass(x.rule, settings, x.mask, x.past, x.queries, x.streaming, x.skipped)
+
+
+def _factors(forward_pass: ForwardPass) -> torch.Tensor | None:
+    log_n, real = forward_pass.settings.log_n, forward_pass.real
+    if log_n is None:
+        return None
+    keys = forward_pass.positions(real)
+    mask = EVERYTHING if forward_pass.streaming is None else forward_pass.streaming.mask
+    counts = mask.visible_count(keys[:, forward_pass.past :], keys, real).clamp(min=1)
+    if isinstance(log_n.strength, tuple):
+        position_checks.strength_per_head(len(log_n.strength), forward_pass.rule.heads)
+    return cast(torch.Tensor, log_n.factors_of(counts.double()).float())
 
 
 def visible(real: torch.Tensor, past: int, queries: int) -> torch.Tensor:
@@ -186,4 +230,4 @@ def require_pass(
     _checks.plain("hidden_states", hidden_states)
     every = hidden_states.shape[-1] // cast(int, layer.head_dim)
     checks.all_heads(type(layer).__name__, every, heads, passed.rule.heads)
-    return passed
+    return passed.at_layer(cast(int, layer.layer_idx))

@@ -10,6 +10,7 @@ from ntk_alibi.integrations import linear
 from ntk_alibi.integrations.family import Family, check, check_version
 from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import STACK, Settings, stack_of
+from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import Scaling
 
 #: The attribute of a patched model that keeps the handle of its forward pre-hook.
@@ -24,6 +25,7 @@ class PatchHandle:
     Attributes:
         scaling: the patch's scaling.
         attention: the patch's attention.
+        log_n: the patch's factor of scores, or None.
     """
 
     def __init__(self, family: Family, targets: list[nn.Module], settings: Settings) -> None:
@@ -40,6 +42,11 @@ class PatchHandle:
     def attention(self) -> str:
         """The patch's attention."""
         return self._settings.attention
+
+    @property
+    def log_n(self) -> LogN | None:
+        """The patch's factor of scores."""
+        return self._settings.log_n
 
     def undo(self) -> None:
         """Undo this patch; patches around and inside it stay. A second call does nothing."""

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.biases import checks as bias_checks
+from ntk_alibi.biases import scaling_checks
 from ntk_alibi.masks import EVERYTHING, Mask
+from ntk_alibi.positions.log_n import LogN, log_n_of
 from ntk_alibi.scaling import Scaling, scaling_from_config
 
 #: The attribute that holds a patched model's settings, innermost last, None for those of its
@@ -35,6 +36,7 @@ class Settings:
     compat: Literal["exact", "transformers"] = "exact"
     mask: Mask = EVERYTHING
     linear: Literal["auto", "torch", "onednn"] = "auto"
+    log_n: LogN | None = None
 
     def __repr__(self) -> str:
         """Return the choices that are not the default, as `patch` takes them."""
@@ -46,6 +48,8 @@ class Settings:
         choices += [f"{name}={value}" for name, value in limits.items() if value]
         if self.linear != "auto":
             choices.append(f"linear={self.linear!r}")
+        if self.log_n is not None:
+            choices.append(f"log_n={self.log_n!r}")
         return ", ".join(choices)
 
 
@@ -59,7 +63,7 @@ def of_config(config: Any) -> Settings:
     """Return the settings of a model's configuration."""
     options = {
         name: getattr(config, f"alibi_{name}")
-        for name in ("scaling", "window", "sink", "causal_block")
+        for name in ("scaling", "window", "sink", "causal_block", "log_n")
         if getattr(config, f"alibi_{name}", None) is not None
     }
     if "scaling" in options:
@@ -73,6 +77,7 @@ def settings_of(
     attention: Any = "fused",
     compat: Any = "exact",
     linear: Any = "auto",
+    log_n: Any = None,
     **limits: Any,
 ) -> Settings:
     """Return the settings of `patch`'s arguments, checked as far as possible without a model.
@@ -82,16 +87,22 @@ def settings_of(
         attention: the form of the attention.
         compat: the rounding of the bias.
         linear: the products of linear layers.
+        log_n: log-n scaling.
         limits: window, sink and causal_block of `patch`.
     """
-    bias_checks.scaling(scaling)
+    scaling_checks.model_scaling(scaling)
     _checks.choice("attention", attention, ATTENTIONS)
     _checks.choice("compat", compat, COMPATS)
     _checks.choice("linear", linear, LINEARS)
     mask = Mask.checked(**limits)
     if mask.sink and not mask.limited:
         raise ValueError(f"sink must be 0 without window or causal_block, got {mask.sink}")
-    return Settings(scaling, attention, compat, mask, linear)
+    log_n = log_n_of(log_n)
+    if log_n is not None and compat == "transformers":
+        raise ValueError(
+            f"compat must be 'exact' with log_n, which transformers does not have, got {compat!r}"
+        )
+    return Settings(scaling, attention, compat, mask, linear, log_n)
 
 
 def stack_of(target: nn.Module) -> tuple[Settings | None, ...]:

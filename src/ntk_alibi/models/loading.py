@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntk_alibi import _checks, _files
+from ntk_alibi.methods import train_length_of
 from ntk_alibi.models import checks
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 #: Name of the embedded model in commands.
 NANO_BLOOM = "nano-bloom"
-
-#: Training length of BLOOM, which its config does not always contain.
-BLOOM_TRAIN_LENGTH = 2048
 
 
 def nano_bloom_path() -> Path:
@@ -47,14 +45,6 @@ def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
 def reading(name: str) -> AbstractContextManager[None]:
     """Turn what transformers raises for a damaged checkpoint into a ValueError that names it."""
     return _files.readable("a whole checkpoint that transformers can load", name)
-
-
-def train_length_of(config: PreTrainedConfig) -> int:
-    """Return the training length in a config, or BLOOM's if the config does not contain one."""
-    for name in ("seq_length", "max_seq_len", "max_position_embeddings"):
-        if length := getattr(config, name, None):
-            return _checks.integer(f"{name} of the model's config", length, minimum=1)
-    return BLOOM_TRAIN_LENGTH
 
 
 def load(

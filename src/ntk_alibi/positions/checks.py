@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from ntk_alibi import _arrays, _checks
 
@@ -21,6 +24,10 @@ def rotary_dim(value: Any, head_dim: int) -> int:
 def constant_stretch(value: Any, pairs: int) -> None:
     """Check that a scaling can stretch rotary positions with this number of channel pairs."""
     kind = getattr(value, "alibi_type", None)
+    if getattr(value, "layers", None) is not None:
+        raise ValueError(
+            f"scaling must be that of one layer here, got {value!r}: pass its at_layer(number)"
+        )
     if isinstance(value, type) or kind not in ("linear", "ntk"):
         raise TypeError(f"scaling must be an Interpolation or an NTK, got {value!r}")
     if kind == "ntk" and pairs < 2:
@@ -38,3 +45,28 @@ def rotary_input(x: Any, head_dim: int) -> None:
 def train_length(name: str, value: Any) -> int:
     """Return the checked training length, at least 2, since its logarithm is a divisor."""
     return _checks.integer(name, value, minimum=2)
+
+
+def log_n_length(value: Any) -> int:
+    """Return the training length that `log_n` is, if it is no `LogN`."""
+    if not isinstance(value, int | float | np.number):
+        raise TypeError(f"log_n must be None, a training length or a LogN, got {value!r}")
+    return train_length("log_n", value)
+
+
+def strength(value: Any) -> float | tuple[float, ...]:
+    """Return the checked strength of log-n scaling: a number, or a tuple of one for each head."""
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes):
+        numbers = np.asarray(value)
+        if numbers.ndim != 1 or not len(numbers):
+            raise ValueError(f"strength must be a number, or one for each head, got {value!r}")
+        return tuple(_checks.finite("strength", x, minimum=0.0) for x in numbers.tolist())
+    return _checks.finite("strength", value, minimum=0.0)
+
+
+def strength_per_head(given: int, heads: int) -> None:
+    """Check that strengths are those of query's heads."""
+    if given != heads:
+        raise ValueError(
+            f"strength of log_n must be one number, or one for each of {heads} heads, got {given}"
+        )

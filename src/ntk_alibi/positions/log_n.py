@@ -6,7 +6,9 @@ The kernels take a factor for each query, besides the scale.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +16,102 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
 from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.positions import checks
+
+
+@dataclass(frozen=True)
+class LogN:
+    """Log-n scaling of scores: `log_n=` of `attention` and `patch` takes it.
+
+    f_i = max(1, 1 + strength_h log(n_i / L) / log L),  n_i the number of keys that query i sees
+
+    score_ij = f_i scale q_i.k_j + bias_ij,  or f_i (scale q_i.k_j + bias_ij) if biased
+
+    Strength 1 gives max(1, log n_i / log L). Factors are 1 up to the training length L, so models
+    that were trained without them can use them.
+
+    Args:
+        train_length: L, the training length in tokens, at least 2.
+        strength: a finite number >= 0, or one for each head.
+        biased: whether the bias is multiplied, too, as Scalable-Softmax (SSMax) does with learned
+            strengths. The bias must then be linear, with a knee or without, or dense.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong type, or out of range.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> query, key, value = np.ones((3, 1, 8, 5, 16), np.float32)
+        >>> half = na.LogN(train_length=2, strength=0.5)
+        >>> na.attention(query, key, value, na.ALiBi(8), log_n=half).shape
+        (1, 8, 5, 16)
+
+    Source: Su 2021 (spaces.ac.cn/archives/8823) for strength 1; Nakanishi 2025 (arXiv 2501.19399)
+        for SSMax; other strengths are this package's (docs/formulas.md).
+    """
+
+    train_length: int
+    strength: float | tuple[float, ...] = 1.0
+    biased: bool = False
+
+    def __post_init__(self) -> None:
+        length = checks.train_length("train_length", self.train_length)
+        object.__setattr__(self, "train_length", length)
+        object.__setattr__(self, "strength", checks.strength(self.strength))
+        _checks.boolean("biased", self.biased)
+
+    def factors(self, problem: Problem, like: Any = None) -> Any:
+        """Return the factors, (1 or batch, 1 or heads, queries) float64 in like's framework."""
+        if isinstance(self.strength, tuple):
+            checks.strength_per_head(len(self.strength), problem.shape[1])
+        seen = problem.visible_count(like)
+        xp = _arrays.namespace(seen)
+        counts = _arrays.to_float64(xp.clip(seen, 1, None), None)
+        return self.factors_of(counts)
+
+    def factors_of(self, counts: Any) -> Any:
+        """Return the factors of numbers of keys >= 1, (1 or batch, queries) float64."""
+        xp = _arrays.namespace(counts)
+        excess = xp.log(counts / self.train_length) / math.log(self.train_length)
+        strength = self.strength
+        if isinstance(strength, tuple):
+            per_head = np.asarray(strength, np.float64)[:, None]
+            strength = _arrays.float64(per_head, counts)
+        return xp.clip(1.0 + strength * excess[:, None], 1.0, None)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return a plain dict of the arguments."""
+        strength = list(self.strength) if isinstance(self.strength, tuple) else self.strength
+        return {"train_length": self.train_length, "strength": strength, "biased": self.biased}
+
+
+@dataclass(frozen=True, eq=False)
+class KnownFactors:
+    """Factors of scores that were computed before: what `LogN` stands for in one forward pass.
+
+    Attributes:
+        values: (1 or batch, 1 or heads, queries), an array or a tensor.
+    """
+
+    values: Any
+    biased: ClassVar[bool] = False
+
+    def factors(self, _: Problem, like: Any = None) -> Any:
+        """Return the factors in like's framework."""
+        return self.values if _arrays.is_tensor(like) else _arrays.to_numpy(self.values)
+
+
+def log_n_of(value: Any) -> Any:
+    """Return what `log_n=` stands for: None, an object with `factors`, or a `LogN`.
+
+    A number is a training length, and a mapping has the arguments of `LogN`.
+    """
+    if value is None or (hasattr(value, "factors") and not isinstance(value, type)):
+        return value
+    if isinstance(value, Mapping):
+        optional = ("strength", "biased")
+        _checks.keys("log_n", value, required=["train_length"], optional=optional)
+        return LogN(**value)
+    return LogN(checks.log_n_length(value))
 
 
 def log_n_scale(
@@ -65,13 +163,5 @@ def log_n_scale(
     problem = Problem.checked(shape, rule, arrays[0], arrays[1], arrays[2])
     length = checks.train_length("train_length", train_length)
     example = next((x for x in arrays if _arrays.is_tensor(x)), None)
-    result: Array = _arrays.to_float32(log_n_factors(problem, length, example))
+    result: Array = _arrays.to_float32(LogN(length).factors(problem, example)[:, 0])
     return result
-
-
-def log_n_factors(problem: Problem, train_length: int, like: Any = None) -> Any:
-    """Return the factors, (1 or batch, Q) float64, of checked arguments in like's framework."""
-    seen = problem.visible_count(like)
-    xp = _arrays.namespace(seen)
-    counts = _arrays.to_float64(xp.clip(seen, 1, None), None)
-    return xp.clip(xp.log(counts) / math.log(train_length), 1.0, None)

@@ -60,13 +60,14 @@ def xpos_scores(
     return scores
 
 
-def log_n_factors(visible: ArrayLike, train_length: int) -> Floats:
-    """Return max(1, log n / log L) of each query, which sees n keys in a mask (..., Q, K).
+def log_n_factors(visible: ArrayLike, train_length: int, *, strength: float = 1.0) -> Floats:
+    """Return max(1, 1 + b log(n / L) / log L) of each query, which sees n keys of (..., Q, K).
 
-    The factor of a query without visible keys is 1.
+    For b = 1 this is max(1, log n / log L). The factor of a query without visible keys is 1.
     """
     counts = np.asarray(visible).sum(axis=-1)
+    log = math.log(train_length)
     factors: Floats = np.array(
-        [max(1.0, math.log(n) / math.log(train_length)) if n else 1.0 for n in counts.flat]
+        [max(1.0, 1.0 + strength * (math.log(n) - log) / log) if n else 1.0 for n in counts.flat]
     ).reshape(counts.shape)
     return factors

@@ -10,20 +10,23 @@ counts that are powers of two, NTK-ALiBi's weights are the published (h - 1)/(H 
 counts they continue that rule: the steepest slope is unchanged, the flattest is divided by a, and
 the order of the heads is kept. Dynamic scalings compute a from the number of tokens.
 
-Any object with the method of `Scaling` is a scaling. `Knee` scales distances instead of slopes.
+Any object with the method of `Scaling` is a scaling. `Knee` and `DynamicKnee` scale distances
+instead of slopes.
 """
 
 from ntk_alibi.scaling.base import Floats, Per, Scaling
 from ntk_alibi.scaling.config import STATIC_TYPES, scaling_from_config
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
-from ntk_alibi.scaling.knee import Knee, without_knee
+from ntk_alibi.scaling.knee import Bend, DynamicKnee, Knee, without_knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
 __all__ = [
     "NTK",
     "STATIC_TYPES",
+    "Bend",
     "DynamicFlatHeads",
     "DynamicInterpolation",
+    "DynamicKnee",
     "DynamicNTK",
     "FlatHeads",
     "Floats",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -22,7 +23,8 @@ class Scaling(Protocol):
 
     The class attribute `per` declares which `lengths` the method needs: "sequence" for one length
     per row, "query" for one per query, None (or no such attribute) for a scaling that does not
-    depend on lengths.
+    depend on lengths. A scaling of some layers of a model only has a method `at_layer(number)`,
+    which returns the scaling of one layer, or None.
 
     Example:
         >>> import ntk_alibi as na
@@ -49,8 +51,8 @@ class Scaling(Protocol):
         ...
 
 
-#: The key of a config dict that holds the training length.
-LENGTH_KEY = "original_max_position_embeddings"
+#: The keys of a config dict that are not named as the fields of scalings are.
+CONFIG_KEYS = {"rate": "factor", "train_length": "original_max_position_embeddings"}
 
 
 def uniform(exponents: Floats) -> Floats:
@@ -83,23 +85,64 @@ def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
     return exponents[heads] + weights[heads] * log_factor[:, None]
 
 
-class WeightedScaling(ReprHtml):
-    """A scaling with weights of the heads, which subclasses define."""
+@dataclass(frozen=True, repr=False)
+class OfLayers(ReprHtml):
+    """The base of this package's scalings: the layers that a scaling applies to, and its dict.
 
+    Attributes:
+        layers: numbers of layers, ascending, the first layer being 0; None for all layers.
+    """
+
+    layers: tuple[int, ...] | None = field(default=None, kw_only=True)
     alibi_type: ClassVar[str]
 
     def __post_init__(self) -> None:
         """Check the fields."""
+        if self.layers is not None:
+            object.__setattr__(self, "layers", _layers(self.layers))
+
+    def __repr__(self) -> str:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        layers = values.pop("layers")  # the first field, shown last
+        values |= {} if layers is None else {"layers": layers}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in values.items())})"
+
+    def at_layer(self, layer: int) -> OfLayers | None:
+        """Return the scaling of one layer: this one for all layers, or None."""
+        if self.layers is None:
+            return self
+        return replace(self, layers=None) if layer in self.layers else None
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the plain dict that `scaling_from_config` reads."""
+        config: dict[str, Any] = {"alibi_type": self.alibi_type}
+        for name, value in vars(self).items():
+            if name != "layers":
+                config[CONFIG_KEYS.get(name, name)] = value
+            elif value is not None:
+                config[name] = list(value)
+        return config
+
+
+def _layers(value: Any) -> tuple[int, ...]:
+    scalar = not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0
+    if scalar or isinstance(value, str | bytes):
+        raise TypeError(f"layers must be None or an iterable of layer numbers, got {value!r}")
+    numbers = {_checks.integer("a number in layers", number, minimum=0) for number in value}
+    if not numbers:
+        raise ValueError(f"layers must hold at least one layer number, got {value!r}")
+    return tuple(sorted(numbers))
+
+
+@dataclass(frozen=True, repr=False)
+class WeightedScaling(OfLayers):
+    """A scaling with weights of the heads, which subclasses define."""
 
     def _weights(self, exponents: Floats) -> Floats:
         raise NotImplementedError
 
-    def to_config(self) -> dict[str, Any]:
-        """Return the plain dict that `scaling_from_config` reads."""
-        return {"alibi_type": self.alibi_type}
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StaticScaling(WeightedScaling):
     """A scaling by a constant factor."""
 
@@ -116,14 +159,10 @@ class StaticScaling(WeightedScaling):
         """Return the scaled exponents, as `Scaling` defines; lengths are ignored."""
         return _stretch(exponents, self._weights(exponents), self.factor)
 
-    def to_config(self) -> dict[str, Any]:
-        """Return the plain dict that `scaling_from_config` reads."""
-        return {**super().to_config(), "factor": self.factor}
 
-
-@dataclass(frozen=True)
-class DynamicScaling(WeightedScaling):
-    """A scaling whose factor grows with the text."""
+@dataclass(frozen=True, repr=False)
+class GrowingFactor(OfLayers):
+    """A scaling whose factor grows with the text: max(rate n / train_length, 1)."""
 
     rate: float = 1.0
     train_length: int = 2048
@@ -137,24 +176,24 @@ class DynamicScaling(WeightedScaling):
         object.__setattr__(self, "train_length", train_length)
         _checks.choice("per", self.per, ("sequence", "query"))
 
+    def _factor(self, lengths: NDArray[np.int64] | None) -> Floats:
+        """Return the factor for each length."""
+        if lengths is None:
+            raise ValueError(f"lengths must be given for {self!r}, got None")
+        with np.errstate(over="ignore"):  # infinite exponents are refused with their reason
+            factor: Floats = np.maximum(self.rate * lengths / self.train_length, 1.0)
+        return factor
+
+
+@dataclass(frozen=True, repr=False)
+class DynamicScaling(GrowingFactor, WeightedScaling):
+    """A scaling of slopes whose factor grows with the text."""
+
     def scale_exponents(
         self, exponents: Floats, lengths: NDArray[np.int64] | None = None
     ) -> Floats:
         """Return the scaled exponents, as `Scaling` defines."""
-        if lengths is None:
-            raise ValueError(f"lengths must be given for {self!r}, got None")
-        with np.errstate(over="ignore"):  # infinite exponents are refused with their reason
-            factor = np.maximum(self.rate * lengths / self.train_length, 1.0)
-        return _stretch(exponents, self._weights(exponents), factor)
-
-    def to_config(self) -> dict[str, Any]:
-        """Return the plain dict that `scaling_from_config` reads."""
-        return {
-            **super().to_config(),
-            "factor": self.rate,
-            LENGTH_KEY: self.train_length,
-            "per": self.per,
-        }
+        return _stretch(exponents, self._weights(exponents), self._factor(lengths))
 
 
 class FlattestHeads(WeightedScaling):
@@ -174,7 +213,3 @@ class FlattestHeads(WeightedScaling):
         weights = np.zeros_like(exponents)
         weights[np.argsort(-exponents, kind="stable")[:count]] = 1.0
         return weights
-
-    def to_config(self) -> dict[str, Any]:
-        """Return the plain dict that `scaling_from_config` reads."""
-        return {**super().to_config(), "share": self.share}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 from ntk_alibi import _checks
-from ntk_alibi.scaling.base import LENGTH_KEY, Scaling
+from ntk_alibi.scaling.base import CONFIG_KEYS, Scaling
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
-from ntk_alibi.scaling.knee import Knee
+from ntk_alibi.scaling.knee import DynamicKnee, Knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
 #: Scalings that depend on no lengths, by their `alibi_type`.
@@ -17,11 +17,12 @@ STATIC_TYPES: dict[str, Any] = {
     scaling.alibi_type: scaling for scaling in (Interpolation, NTK, FlatHeads, MaxBias, Knee)
 }
 _DYNAMIC_TYPES: dict[str, Any] = {
-    scaling.alibi_type: scaling for scaling in (DynamicNTK, DynamicInterpolation, DynamicFlatHeads)
+    scaling.alibi_type: scaling
+    for scaling in (DynamicNTK, DynamicInterpolation, DynamicFlatHeads, DynamicKnee)
 }
 
-#: The keys of a config dict that are parameters of a scaling by the same name.
-_NAMED_KEYS = ("share", "per")
+#: The fields of scalings that a config dict may leave out.
+_OPTIONAL = ("share", "per", "layers")
 
 
 def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
@@ -29,11 +30,12 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
 
     Args:
         config: the key `alibi_type` and the keys of its type. "default" has none and means no
-            scaling; "linear", "ntk", "flat_heads" and "max_bias" need `factor`; "knee" needs
-            `start` and `factor`; "dynamic", "dynamic_linear" and "dynamic_flat_heads" need `factor`
-            (the rate a0) and `original_max_position_embeddings` (the training length), and take
-            `per`; those of flat heads take `share`. What is left out has the default of the
-            scaling.
+            scaling; "linear", "ntk", "flat_heads" and "max_bias" need `factor`; "dynamic",
+            "dynamic_linear" and "dynamic_flat_heads" need `factor` (the rate a0) and
+            `original_max_position_embeddings` (the training length), and take `per`; those of flat
+            heads take `share`. "knee" and "dynamic_knee" need `start` besides the keys of the
+            others. All but "default" take `layers`, a list of layer numbers. A key that is left out
+            has the default of the scaling.
 
     Returns:
         A scaling, or None for "default". `to_config` of a scaling is the inverse.
@@ -50,18 +52,13 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     types = ("default", *STATIC_TYPES, *_DYNAMIC_TYPES)
     _checks.keys("config", config, required=["alibi_type"], optional=config)
     alibi_type = _checks.choice("alibi_type", config["alibi_type"], types)
-    required, optional = ["alibi_type"], []
-    if alibi_type != "default":
-        kind = STATIC_TYPES.get(alibi_type) or _DYNAMIC_TYPES[alibi_type]
-        if alibi_type in _DYNAMIC_TYPES:
-            required += ["factor", LENGTH_KEY]
-        else:
-            required += [field.name for field in fields(kind) if field.default is MISSING]
-        optional = [field.name for field in fields(kind) if field.name in _NAMED_KEYS]
-    _checks.keys("config", config, required=required, optional=optional)
     if alibi_type == "default":
+        _checks.keys("config", config, required=["alibi_type"])
         return None
-    scaling: Scaling = kind(
-        *(config[key] for key in required[1:]), **{k: config[k] for k in optional if k in config}
-    )
+    kind = STATIC_TYPES.get(alibi_type) or _DYNAMIC_TYPES[alibi_type]
+    keys = {CONFIG_KEYS.get(field.name, field.name): field.name for field in fields(kind)}
+    optional = [key for key in keys if key in _OPTIONAL]
+    required = ["alibi_type", *(key for key in keys if key not in _OPTIONAL)]
+    _checks.keys("config", config, required=required, optional=optional)
+    scaling: Scaling = kind(**{name: config[key] for key, name in keys.items() if key in config})
     return scaling

@@ -15,7 +15,7 @@ from ntk_alibi.scaling.base import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DynamicInterpolation(DynamicScaling):
     """Position interpolation with a factor that grows with the text.
 
@@ -37,7 +37,7 @@ class DynamicInterpolation(DynamicScaling):
         return uniform(exponents)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DynamicNTK(DynamicScaling):
     """NTK-ALiBi with a factor that grows with the text.
 
@@ -51,6 +51,7 @@ class DynamicNTK(DynamicScaling):
         rate: a0, a finite number > 0, usually 1 to 2.
         train_length: training length of the model in tokens, >= 1.
         per: "sequence" or "query", as above.
+        layers: numbers of the layers that it applies to, as for `NTK`.
 
     Raises:
         TypeError: rate or train_length is not a number.
@@ -71,7 +72,7 @@ class DynamicNTK(DynamicScaling):
         return by_steepness(exponents)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DynamicFlatHeads(FlattestHeads, DynamicScaling):
     """Flattens the flattest heads by a factor that grows with the text.
 
@@ -85,6 +86,7 @@ class DynamicFlatHeads(FlattestHeads, DynamicScaling):
         train_length: training length of the model in tokens, >= 1.
         share: the share of the heads that are flattened, above 0 and at most 1.
         per: "query" or "sequence", as for `DynamicNTK`.
+        layers: numbers of the layers that it applies to, as for `NTK`.
 
     Raises:
         TypeError, ValueError: an argument is no number, or out of range.

@@ -1,21 +1,96 @@
-"""A scaling of distances: slopes stay as they are, and distances beyond a knee count less."""
+"""Scalings of distances: slopes stay as they are, and distances beyond a knee count less."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi._repr_html import ReprHtml
-from ntk_alibi.scaling.base import Floats, Scaling
+from ntk_alibi.scaling.base import Floats, GrowingFactor, OfLayers, Per, Scaling
 
 
 @dataclass(frozen=True)
-class Knee(ReprHtml):
+class Bend:
+    """A knee whose factor is known.
+
+    Attributes:
+        start: the distance of the knee.
+        factor: a number, or float64 (batch, 1 or queries).
+    """
+
+    start: int
+    factor: Any
+
+    def of_queries(self, queries: slice) -> Bend:
+        """Return the knee for some of the queries."""
+        alike = np.ndim(self.factor) == 0 or self.factor.shape[1] == 1
+        return self if alike else Bend(self.start, self.factor[:, queries])
+
+    def far_slopes(self, slopes: Any) -> Any:
+        """Return slopes beyond the knee for slopes (1 or batch, heads, 1 or queries)."""
+        factor = self.factor
+        if np.ndim(factor):
+            factor = _as_number_of(slopes, factor[:, None])
+        return slopes / factor
+
+    def bent(self, distance: Any) -> Any:
+        """Return the distances, >= 0, that have the same bias without a knee.
+
+        bent(d) = min(d, start) + max(d - start, 0) / factor
+
+        Args:
+            distance: an array or a tensor; (1 or batch, queries, keys) for factors of rows or
+                queries.
+        """
+        near = _arrays.namespace(distance).clip(distance, None, self.start)
+        factor = self.factor
+        if np.ndim(factor):
+            factor = _as_number_of(distance, factor[..., None])
+        return near + (distance - near) / factor
+
+
+def _as_number_of(example: Any, numbers: NDArray[Any]) -> Any:
+    """Return numbers as an array, or as a tensor with the precision of an example's quotients."""
+    if not _arrays.is_tensor(example):
+        return numbers
+    wide = _arrays.dtype_name(example.dtype) == "float64"
+    return _arrays.as_tensor(numbers, example, "float64" if wide else "float32")
+
+
+@dataclass(frozen=True, repr=False)
+class ScalingOfDistances(OfLayers):
+    """The base of knees, which have no slopes of their own."""
+
+    start: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        start = _checks.integer("start", self.start, minimum=0)
+        object.__setattr__(self, "start", start)
+
+    def scale_exponents(self, exponents: Floats, lengths: NDArray[Any] | None = None) -> Floats:
+        """Refuse to scale slopes.
+
+        Raises:
+            ValueError: always; a knee acts on distances.
+        """
+        raise ValueError(
+            f"scaling must act on slopes here, got {self!r}: a knee gives each head two slopes, "
+            "one up to its start and one beyond, so it has no key-only form either; "
+            "ALiBi(num_heads, scaling) and patch(model, scaling) take it"
+        )
+
+    def bend(self, lengths: NDArray[Any] | None) -> Bend:
+        """Return the knee for numbers of tokens, as `scale_exponents` takes them."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class Knee(ScalingOfDistances):
     """Bends the bias: up to a distance it falls as trained, beyond it by a fraction of that.
 
     bias(d) = -m_h min(d, start) - (m_h / factor) max(d - start, 0)
@@ -31,6 +106,7 @@ class Knee(ReprHtml):
     Args:
         start: w, the distance of the knee in tokens, an integer >= 0.
         factor: G > 0; infinity for a constant bias beyond the knee.
+        layers: numbers of the layers that the knee applies to, as for `NTK`.
 
     Raises:
         TypeError: an argument is no number.
@@ -45,44 +121,64 @@ class Knee(ReprHtml):
         an infinite factor is the distance limit of LM-Infinite (Han et al. 2023, arXiv 2308.16137).
     """
 
-    start: int
     factor: float
     alibi_type: ClassVar[str] = "knee"
     per: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        start = _checks.integer("start", self.start, minimum=0)
-        object.__setattr__(self, "start", start)
+        super().__post_init__()
         factor = math.inf
         if not (isinstance(self.factor, float | np.floating) and self.factor == factor):
             factor = _checks.finite("factor", self.factor, minimum=0.0, inclusive=False)
         object.__setattr__(self, "factor", factor)
 
-    def scale_exponents(self, exponents: Floats, lengths: NDArray[Any] | None = None) -> Floats:
-        """Refuse to scale slopes.
-
-        Raises:
-            ValueError: always; a knee acts on distances.
-        """
-        raise ValueError(
-            f"scaling must act on slopes here, got {self!r}: a knee gives each head two slopes, "
-            "one up to its start and one beyond, so it has no key-only form either; "
-            "ALiBi(num_heads, scaling) and patch(model, scaling) take it"
-        )
-
-    def bent(self, distance: Any) -> Any:
-        """Return the distances, >= 0, that have the same bias without a knee.
-
-        bent(d) = min(d, start) + max(d - start, 0) / factor
-        """
-        near = _arrays.namespace(distance).clip(distance, None, self.start)
-        return near + (distance - near) / self.factor
-
-    def to_config(self) -> dict[str, Any]:
-        """Return the plain dict that `scaling_from_config` reads."""
-        return {"alibi_type": self.alibi_type, "start": self.start, "factor": self.factor}
+    def bend(self, lengths: NDArray[Any] | None) -> Bend:
+        """Return the knee; lengths are ignored."""
+        return Bend(self.start, self.factor)
 
 
-def without_knee(scaling: Scaling | None) -> tuple[Scaling | None, Knee | None]:
+@dataclass(frozen=True, repr=False)
+class DynamicKnee(GrowingFactor, ScalingOfDistances):
+    """A knee whose factor grows with the text.
+
+    bias(d) = -m_h min(d, start) - (m_h / G) max(d - start, 0),  G = max(rate n / train_length, 1)
+
+    n is that of `DynamicNTK`. With per="query", the default, each token's bias depends on its
+    prefix alone, so that cached, chunked and batched runs agree with one full pass.
+
+    Args:
+        start: w, the distance of the knee in tokens, an integer >= 0.
+        rate: a0, a finite number > 0.
+        train_length: training length of the model in tokens, >= 1.
+        per: "query" or "sequence", as for `DynamicNTK`.
+        layers: numbers of the layers that the knee applies to, as for `NTK`.
+
+    Raises:
+        TypeError, ValueError: an argument is no number, or out of range.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> knee = na.DynamicKnee(2, rate=4.0, train_length=4)
+        >>> na.ALiBi(1, knee).tensor(1, 6)[0, 0, 0] * 256
+        array([-2.5      , -2.3333333, -2.1666667, -2.       , -1.       ,
+                0.       ], dtype=float32)
+
+    Source: this package (docs/formulas.md); the factor grows as those of NTK-ALiBi's dynamic form.
+    """
+
+    rate: float = 7.0
+    train_length: int = 2048
+    per: Per = field(default="query", kw_only=True)
+    alibi_type: ClassVar[str] = "dynamic_knee"
+
+    def bend(self, lengths: NDArray[Any] | None) -> Bend:
+        """Return the knee for numbers of tokens."""
+        factor = self._factor(lengths)
+        if factor.size == 1:
+            return Bend(self.start, float(factor.reshape(())))
+        return Bend(self.start, factor if factor.ndim == 2 else factor[:, None])
+
+
+def without_knee(scaling: Any) -> tuple[Scaling | None, Any]:
     """Return the scaling of slopes and the knee that a scaling stands for; one of them is None."""
-    return (None, scaling) if isinstance(scaling, Knee) else (scaling, None)
+    return (None, scaling) if hasattr(scaling, "bend") else (scaling, None)

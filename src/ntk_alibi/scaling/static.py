@@ -20,7 +20,7 @@ from ntk_alibi.scaling.base import (
 USUAL_MAX_BIAS = 8.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Interpolation(StaticScaling):
     """Position interpolation: divides every slope by the factor.
 
@@ -31,10 +31,12 @@ class Interpolation(StaticScaling):
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
+        layers: numbers of the layers that it applies to, the first being 0; None for all. Only
+            `patch`, the config of a model and `at_layer` know layers.
 
     Raises:
-        TypeError: factor is not a number.
-        ValueError: factor is below 1, infinite or NaN.
+        TypeError: factor is not a number, or layers not an iterable of integers.
+        ValueError: factor is below 1, infinite or NaN; layers is empty.
 
     Example:
         >>> import ntk_alibi as na
@@ -50,7 +52,7 @@ class Interpolation(StaticScaling):
         return uniform(exponents)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NTK(StaticScaling):
     """NTK-ALiBi: divides the flattest slope by the factor and keeps the steepest one.
 
@@ -60,10 +62,12 @@ class NTK(StaticScaling):
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
+        layers: numbers of the layers that it applies to, the first being 0; None for all. Only
+            `patch`, the config of a model and `at_layer` know layers.
 
     Raises:
-        TypeError: factor is not a number.
-        ValueError: factor is below 1, infinite or NaN.
+        TypeError: factor is not a number, or layers not an iterable of integers.
+        ValueError: factor is below 1, infinite or NaN; layers is empty.
 
     Example:
         >>> import ntk_alibi as na
@@ -80,7 +84,7 @@ class NTK(StaticScaling):
         return by_steepness(exponents)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FlatHeads(FlattestHeads, StaticScaling):
     """Divides the slopes of the flattest heads by the factor, and keeps all others.
 
@@ -89,6 +93,7 @@ class FlatHeads(FlattestHeads, StaticScaling):
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
         share: the share of the heads that are flattened, above 0 and at most 1.
+        layers: numbers of the layers that it applies to, as for `NTK`.
 
     Raises:
         TypeError: an argument is not a number.
@@ -106,7 +111,7 @@ class FlatHeads(FlattestHeads, StaticScaling):
     alibi_type: ClassVar[str] = "flat_heads"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MaxBias(StaticScaling):
     """Stretches all exponents by one factor, as a larger `max_alibi_bias` of MPT and GGUF does.
 
@@ -117,10 +122,12 @@ class MaxBias(StaticScaling):
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
+        layers: numbers of the layers that it applies to, the first being 0; None for all. Only
+            `patch`, the config of a model and `at_layer` know layers.
 
     Raises:
-        TypeError: factor is not a number.
-        ValueError: factor is below 1, infinite or NaN.
+        TypeError: factor is not a number, or layers not an iterable of integers.
+        ValueError: factor is below 1, infinite or NaN; layers is empty.
 
     Example:
         >>> import ntk_alibi as na

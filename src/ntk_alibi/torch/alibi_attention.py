@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ntk_alibi import _checks, masks
-from ntk_alibi.biases import checks as bias_checks
+from ntk_alibi.biases import scaling_checks
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.slopes import alibi_slopes
 from ntk_alibi.fused import checks as fused_checks
@@ -97,7 +97,7 @@ class AlibiAttention(nn.Module):
         _checks.multiple("num_heads", heads, "num_kv_heads", groups)
         checks.embedding_per_head(size, heads)
         fused_checks.no_dropout(dropout)
-        bias_checks.scaling(scaling)
+        scaling_checks.scaling(scaling)
         _checks.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
         self.causal = _checks.boolean("causal", causal)

@@ -15,12 +15,12 @@ Distances are exact and the bias is float32 whatever the dtype of the inputs.
 from __future__ import annotations
 
 from functools import partial
-from typing import cast
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ntk_alibi.scaling import Knee
+from ntk_alibi.scaling import Bend
 from ntk_alibi.torch.streaming_mask import StreamingMask
 
 #: Queries per call of torch's kernel: large enough for its blocks of 256 x 512, small enough that a
@@ -28,8 +28,8 @@ from ntk_alibi.torch.streaming_mask import StreamingMask
 #: other.
 QUERY_CHUNK = 1024
 
-#: Queries per call where a dense mask is built: few, since it has a row for each query and head.
-STREAMING_CHUNK = 256
+#: Queries per call where a mask of all pairs is built: few, since it has a row for each of them.
+PAIRS_CHUNK = 256
 
 
 def causal_linear_attention(
@@ -42,9 +42,10 @@ def causal_linear_attention(
     dropout: float = 0.0,
     streaming: StreamingMask | None = None,
     positions: torch.Tensor | None = None,
-    knee: Knee | None = None,
+    bend: Bend | None = None,
+    factors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return softmax(scale q.k - m_h (i - j)) v over the keys j <= i; a knee bends i - j.
+    """Return softmax(f_i scale q.k - m_h (i - j)) v over the keys j <= i; a knee bends i - j.
 
     The last query is aligned with the last key. A `StreamingMask` limits the keys and shrinks
     distances to sinks; each chunk of queries then has a dense mask of the keys that it sees.
@@ -58,7 +59,8 @@ def causal_linear_attention(
         dropout: probability of dropping a weight.
         streaming: the mask of the queries, or None for all keys behind them.
         positions: integers (keys,), ascending, needed with streaming.
-        knee: a knee, for slopes that are the same for all queries, or None.
+        bend: a knee, or None.
+        factors: float32 (1 or batch, 1 or heads, queries) factors f of the scores, or None for 1.
 
     Returns:
         The output in query's shape and dtype, differentiable in query, key and value.
@@ -66,12 +68,20 @@ def causal_linear_attention(
     query_length, key_length = query.shape[2], key.shape[2]
     if query.numel() == 0:
         return query
-    if streaming is not None and positions is not None:
-        return _attend_streaming(
-            query, key, value, slopes, scale, dropout, streaming, positions, knee
-        )
+    if factors is not None:
+        dtype, wide = query.dtype, torch.promote_types(query.dtype, torch.float32)
+        query, key, value = (x.to(wide) for x in (query, key, value))
+        return causal_linear_attention(
+            query * factors[..., None], key, value, slopes, scale=scale, dropout=dropout,
+            streaming=streaming, positions=positions, bend=bend,
+        ).to(dtype)  # fmt: skip
     per_query = slopes.shape[2] > 1
-    attend = _attend_per_query if per_query else partial(_attend_per_head, knee=knee)
+    if streaming is not None and positions is not None:
+        return _attend_dense(query, key, value, slopes, scale, dropout, streaming, positions, bend)
+    if bend is not None and (per_query or np.ndim(bend.factor)):
+        everything, positions = StreamingMask(), torch.arange(key_length, device=query.device)
+        return _attend_dense(query, key, value, slopes, scale, dropout, everything, positions, bend)
+    attend = _attend_per_query if per_query else partial(_attend_per_head, bend=bend)
     chunks = []
     for begin in range(0, query_length, QUERY_CHUNK):
         end = min(begin + QUERY_CHUNK, query_length)
@@ -89,7 +99,7 @@ def causal_linear_attention(
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=2)
 
 
-def _attend_streaming(
+def _attend_dense(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -98,21 +108,24 @@ def _attend_streaming(
     dropout: float,
     streaming: StreamingMask,
     positions: torch.Tensor,
-    knee: Knee | None,
+    bend: Bend | None,
 ) -> torch.Tensor:
-    """Attend from chunks of queries to the sinks and to the keys that the chunk sees."""
+    """Attend from chunks of queries to the keys that the chunk sees, with a mask of all pairs."""
     past = key.shape[2] - query.shape[2]
     sinks = int((positions < streaming.mask.sink).sum())
     chunks = []
-    for begin in range(0, query.shape[2], STREAMING_CHUNK):
-        end = min(begin + STREAMING_CHUNK, query.shape[2])
+    for begin in range(0, query.shape[2], PAIRS_CHUNK):
+        end = min(begin + PAIRS_CHUNK, query.shape[2])
         rows = positions[past + begin : past + end]
         first = max(sinks, int((positions < streaming.start(rows[0])).sum()))
         columns = torch.arange(past + end, device=query.device)
         columns = columns[(columns < sinks) | (columns >= first)]
         distance, seen = streaming.distances(rows, positions[columns])
         part = slopes[:, :, begin:end] if slopes.shape[2] > 1 else slopes
-        bias = torch.where(seen, -part[..., None] * _bent(distance, knee), -torch.inf)
+        if bend is not None:
+            distance = bend.of_queries(slice(begin, end)).bent(distance)
+        distance = distance[:, None] if distance.ndim == 3 else distance
+        bias = torch.where(seen, -part[..., None] * distance, -torch.inf)
         if bias.device.type != "cpu":
             bias = bias.to(query.dtype)  # kernels of other devices need one dtype
         chunks.append(
@@ -135,10 +148,11 @@ def _attend_per_head(
     slopes: torch.Tensor,
     scale: float,
     dropout: float,
-    knee: Knee | None,
+    bend: Bend | None,
 ) -> torch.Tensor:
     distance = _anti_diagonal_distances(query, key)
-    bias = torch.where(distance >= 0, -slopes * _bent(distance, knee), -torch.inf)
+    weighed = distance if bend is None else bend.bent(distance)
+    bias = torch.where(distance >= 0, -slopes * weighed, -torch.inf)
     return _reversed_sdpa(query, key, value, bias, scale, dropout)
 
 
@@ -171,10 +185,6 @@ def _attend_per_query(
         dropout,
     )
     return output[..., :-1].to(query.dtype)
-
-
-def _bent(distance: torch.Tensor, knee: Knee | None) -> torch.Tensor:
-    return distance if knee is None else cast(torch.Tensor, knee.bent(distance))
 
 
 def _anti_diagonal_distances(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

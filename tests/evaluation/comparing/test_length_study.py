@@ -21,19 +21,18 @@ from torch.nn import functional as F
 
 import ntk_alibi as na
 from ntk_alibi.evaluation.comparing import length_study
-from ntk_alibi.evaluation.comparing.methods import (
-    DEFAULT_METHODS,
-    model_arguments,
-    named_method,
-    parse_method,
-)
-from ntk_alibi.evaluation.comparing.plan import Plan
+from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS, Plan
 from ntk_alibi.evaluation.comparing.summary import DEPTH_BINS
 from ntk_alibi.evaluation.harness import datasets
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.evaluation.records import prose
 from ntk_alibi.evaluation.report.tables import study_tables
+from ntk_alibi.methods import (
+    model_arguments,
+    named_method,
+    parse_method,
+)
 from ntk_alibi.models import load
 from ntk_alibi.plots import depth_figure, study_figure
 

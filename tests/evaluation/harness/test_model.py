@@ -13,11 +13,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 import ntk_alibi as na
-from ntk_alibi.evaluation.comparing.methods import parse_method
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.evaluation.records.lines import Lines
 from ntk_alibi.evaluation.records.record import encoder
+from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load, nano_bloom_path
 
 #: For sums of up to some hundred float32 log-probabilities from passes of different lengths.

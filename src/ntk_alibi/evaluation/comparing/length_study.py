@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi.evaluation.comparing.methods import Method, model_arguments, parse_method
 from ntk_alibi.evaluation.comparing.plan import Plan, Samples
 from ntk_alibi.evaluation.comparing.summary import Summary, summarise
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.run import cache_file, metadata_argument
+from ntk_alibi.methods import model_arguments, parse_method
 from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import Scaling
 
@@ -57,7 +58,7 @@ def evaluate(
     samples: Samples = {}
     settings = {}
     for method in methods:
-        lm.stretch(Method(method.name, method.label, wrap(method.scaling)))
+        lm.stretch(replace(method, scaling=wrap(method.scaling)))
         settings[method.name] = lm.get_model_info()
         results = harness.answer(lm, {"tasks": tasks}, cache_file(lm, path))
         samples[method.name] = results["samples"]

@@ -6,7 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ntk_alibi.evaluation.comparing.methods import DEFAULT_METHODS
+#: Methods that are compared by default.
+DEFAULT_METHODS = (
+    "original",
+    "interpolation:2",
+    "interpolation:4",
+    "ntk:2",
+    "ntk:4",
+    "dynamic-ntk:1",
+    "dynamic-ntk:2",
+)
 
 #: The harness's samples of each method and task.
 Samples = dict[str, dict[str, list[dict[str, Any]]]]

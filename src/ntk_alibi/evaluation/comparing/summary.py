@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
-from ntk_alibi.evaluation.comparing.methods import parse_method
 from ntk_alibi.evaluation.comparing.plan import Plan, Samples
+from ntk_alibi.methods import parse_method
 
 #: Width of the distance ranges, in training lengths.
 DISTANCE_BIN = 0.5

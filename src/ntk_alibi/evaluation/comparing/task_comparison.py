@@ -10,9 +10,9 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
-from ntk_alibi.evaluation.comparing.methods import Method, model_arguments
 from ntk_alibi.evaluation.comparing.published import published_percent
 from ntk_alibi.evaluation.harness import run as harness
+from ntk_alibi.methods import Method, model_arguments
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.harness.model import StretchedLM

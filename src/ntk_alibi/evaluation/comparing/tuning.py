@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _checks
 from ntk_alibi.evaluation.comparing import length_study, plan
 from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
-from ntk_alibi.evaluation.comparing.methods import ORIGINAL, parse_method
+from ntk_alibi.methods import ORIGINAL, parse_method
 from ntk_alibi.models.loading import NANO_BLOOM
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from tqdm import tqdm
 
 from ntk_alibi import _checks
 from ntk_alibi.evaluation import checks
-from ntk_alibi.evaluation.comparing.methods import ORIGINAL, Method, named_method
 from ntk_alibi.evaluation.harness.passes import Pass, nested, place
 from ntk_alibi.integrations import PatchHandle, patch
+from ntk_alibi.methods import ORIGINAL, Method, named_method, train_length_of
 from ntk_alibi.models import checks as model_checks
-from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name, reading, train_length_of
+from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name, reading
 from ntk_alibi.models.whole import WholeCausalLM
 
 if TYPE_CHECKING:
@@ -55,10 +55,13 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     Args:
         pretrained: a folder, a name on the hub, or a model; by default the embedded nano BLOOM.
         scaling: "original", "interpolation", "ntk", "flat", "max-bias", "knee",
-            "dynamic-interpolation", "dynamic-ntk" or "dynamic-flat", or a full method name such as
-            "ntk:4".
+            "dynamic-interpolation", "dynamic-ntk", "dynamic-flat" or "dynamic-knee", or a full
+            method name such as "ntk:4".
         factor: the factor a, or the rate a0 of a dynamic method.
         start: the distance at which a knee begins.
+        layers: the numbers of the layers that are scaled, such as "0+2"; by default all.
+        logn: strength of log-n scaling of the scores.
+        ssmax: the same with the bias multiplied, too.
         per: "sequence" or "query", for dynamic methods.
         share: the share of the heads that flat methods flatten.
         train_length: training length in tokens; by default the one in the model's config.
@@ -83,6 +86,9 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         per: str | None = None,
         share: float | None = None,
         start: int | None = None,
+        layers: str | int | None = None,
+        logn: float | None = None,
+        ssmax: float | None = None,
         train_length: int | None = None,
         attention: str = "fused",
         max_length: int | None = None,
@@ -115,7 +121,9 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self.train_length = _checks.integer("train_length", train_length, minimum=1)
         self.attention = attention
         self._patch: PatchHandle | None = None
-        self.stretch(named_method(scaling, factor, per, self.train_length, share, start))
+        extra = {"layers": layers, "logn": logn, "ssmax": ssmax}
+        method = named_method(scaling, factor, per, self.train_length, share, start, **extra)
+        self.stretch(method)
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Any = None) -> Any:
@@ -139,7 +147,12 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 
     def stretch(self, method: Method) -> None:
         """Patch the model with another method."""
-        handle = patch(self.model, method.scaling, attention=self.attention)  # type: ignore[arg-type]
+        handle = patch(
+            self.model,
+            method.scaling,
+            attention=self.attention,  # type: ignore[arg-type]
+            log_n=method.log_n,
+        )
         self.release()
         self._patch, self.method = handle, method
 
@@ -169,6 +182,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             "model_dtype": str(self.model.dtype),
             "method": self.method.name,
             "scaling": to_config() if to_config else scaling or repr(self.method.scaling),
+            "log_n": None if self.method.log_n is None else self.method.log_n.to_config(),
             "attention": self.attention,
             "train_length": self.train_length,
             "max_length": self.limit,

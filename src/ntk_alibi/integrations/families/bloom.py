@@ -68,7 +68,7 @@ def _attention_forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace BloomAttention.forward."""
     forward_pass = require_pass(alibi, attention, attention.num_heads, hidden_states)
-    if forward_pass.eager:
+    if forward_pass.eager and forward_pass.factors is None:
         tensor, mask = forward_pass.memo(_stock_form, attention.num_heads, hidden_states.dtype)
         outputs: tuple[torch.Tensor, torch.Tensor] = type(attention).forward(
             attention, hidden_states, residual, tensor, mask, layer_past, **kwargs
@@ -77,9 +77,12 @@ def _attention_forward(
     query, key, value = attention._reshape(attention.query_key_value(hidden_states))
     dropout = attention.attention_dropout.p if attention.training else 0.0
     cache = layer_past, attention.layer_idx
-    context, _ = attend(forward_pass, query, key, value, cache, attention.inv_norm_factor, dropout)
+    context, weights = attend(
+        forward_pass, query, key, value, cache, attention.inv_norm_factor, dropout
+    )
     output = attention.dense(context.transpose(1, 2).flatten(2))
-    return F.dropout(output, attention.hidden_dropout, attention.training) + residual, None
+    output = F.dropout(output, attention.hidden_dropout, attention.training) + residual
+    return output, weights
 
 
 def _stock_form(
@@ -92,7 +95,7 @@ def _stock_form(
     jumps = streaming is not None and streaming.mask.sink > 0
     jumps = jumps or (per is not None and forward_pass.skipped is not None)
     traced = scaling is not None and _torch_state.is_tracing()  # NumPy could not follow the mask
-    if jumps or traced or per == "query" or forward_pass.knee is not None:
+    if jumps or traced or per == "query" or forward_pass.bends:
         tensor = forward_pass.relative_bias(mask).to(dtype).flatten(0, 1)
     elif scaling is None:
         tensor = BloomModel.build_alibi_tensor(cast(BloomModel, None), mask.long(), heads, dtype)
@@ -105,11 +108,17 @@ def _stock_form(
 
 def _check(model: Any, settings: Settings) -> None:
     config = model.config
-    if settings.attention != "eager" and config.pretraining_tp > 1 and config.slow_but_exact:
-        raise ValueError(
-            "attention must be 'eager' for a BLOOM with slow_but_exact and pretraining_tp > 1, "
-            f"got {settings.attention!r}"
-        )
+    if config.pretraining_tp == 1 or not config.slow_but_exact:
+        return
+    for name, given, only in (
+        ("attention", settings.attention, "eager"),
+        ("log_n", settings.log_n, None),
+    ):
+        if given != only:
+            raise ValueError(
+                f"{name} must be {only!r} for a BLOOM with slow_but_exact and pretraining_tp > 1, "
+                f"got {given!r}"
+            )
 
 
 FAMILY = Family(

@@ -1,0 +1,235 @@
+"""Methods by name: the scaling and the log-n factor that a word such as "ntk:4" stands for.
+
+The command line, `patch`, the harness and the tables of evaluations share these names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ntk_alibi import _checks
+from ntk_alibi.positions.log_n import LogN
+from ntk_alibi.scaling import (
+    NTK,
+    DynamicFlatHeads,
+    DynamicInterpolation,
+    DynamicKnee,
+    DynamicNTK,
+    FlatHeads,
+    Interpolation,
+    Knee,
+    MaxBias,
+    Scaling,
+)
+
+#: Name of the unchanged model.
+ORIGINAL = "original"
+
+#: For each kind: the label in tables, and the scaling. Static scalings take a factor, a knee its
+#: start before that; dynamic scalings take a rate, the training length and `per`; those of flat
+#: heads a share.
+STATIC: dict[str, tuple[str, Any]] = {
+    "interpolation": ("interpolation a={factor:g}", Interpolation),
+    "ntk": ("NTK a={factor:g}", NTK),
+    "flat": ("flat heads a={factor:g}", FlatHeads),
+    "max-bias": ("max bias a={factor:g}", MaxBias),
+    "knee": ("knee w={start:g}, G={factor:g}", Knee),
+}
+DYNAMIC: dict[str, tuple[str, Any]] = {
+    "dynamic-interpolation": ("dynamic interpolation a0={rate:g}", DynamicInterpolation),
+    "dynamic-ntk": ("dynamic NTK a0={rate:g}", DynamicNTK),
+    "dynamic-flat": ("dynamic flat heads a0={rate:g}", DynamicFlatHeads),
+    "dynamic-knee": ("dynamic knee w={start:g}, a0={rate:g}", DynamicKnee),
+}
+_KINDS = {**STATIC, **DYNAMIC}
+
+#: Fields of scalings that are no numbers of a method's name.
+_NOT_NUMBERS = ("train_length", "share", "per", "layers")
+
+#: Training length of BLOOM, which its config does not always contain.
+BLOOM_TRAIN_LENGTH = 2048
+
+
+@dataclass(frozen=True)
+class Method:
+    """A scaling and a log-n factor, with their name and label.
+
+    Attributes:
+        name: name on the command line, such as "ntk:4".
+        label: label in tables, such as "NTK a=4".
+        scaling: the scaling to patch with; None for plain ALiBi.
+        log_n: the factor of the scores, or None.
+    """
+
+    name: str
+    label: str
+    scaling: Scaling | None
+    log_n: LogN | None = None
+
+
+def parse_method(name: str, train_length: int) -> Method:
+    """Parse a method's name, such as "original", "ntk:4", "flat:8:0.5" or "dynamic-ntk:1:query".
+
+    The first number is the factor a, or the rate a0 of a dynamic method; a knee has its start
+    before that, "knee:1024:28". Options may follow, in any order:
+
+    a number: the share of flat heads;
+    "sequence" (as published) or "query": the unit whose length selects a dynamic factor;
+    "layers=0+2": the numbers of the layers that are scaled;
+    "logn=0.5", or "ssmax=0.5": `LogN` of this strength, for scores before the bias or with it. It
+        may follow "original", too.
+
+    Raises:
+        TypeError, ValueError: the kind is unknown, a number is missing, out of range or of the
+            wrong kind, or an option is unknown.
+
+    Example:
+        >>> from ntk_alibi.methods import parse_method
+        >>> parse_method("flat:8:layers=1", train_length=2048).scaling
+        FlatHeads(factor=8.0, share=0.25, layers=(1,))
+    """
+    kind, *words = name.split(":")
+    words, log_n = _log_n(name, words, train_length)
+    if kind == ORIGINAL:
+        if words:
+            _numbers(name, kind, words)
+        return Method(name, ", ".join([ORIGINAL, *_label_of(log_n)]), None, log_n)
+    numbers = _numbers(name, kind, words)
+    label, scaling = _KINDS[kind]
+    options = _options(name, words[len(numbers) :], scaling)
+    parts = [label.format(**dict(zip(number_names(kind), numbers, strict=True)))]
+    if "share" in options:
+        parts.append(f"{100 * options['share']:g} % of the heads")
+    if "per" in options:
+        parts.append(f"per {options['per']}")
+    if "layers" in options:
+        parts.append(f"layers {'+'.join(map(str, options['layers']))}")
+    lengths = [train_length] if kind in DYNAMIC else []
+    made = scaling(*numbers, *lengths, **options)
+    return Method(name, ", ".join([*parts, *_label_of(log_n)]), made, log_n)
+
+
+def number_names(kind: str) -> tuple[str, ...]:
+    """Return the names of the numbers that a kind of method needs, in their order."""
+    return tuple(f.name for f in fields(_KINDS[kind][1]) if f.name not in _NOT_NUMBERS)
+
+
+def named_method(
+    kind: str,
+    factor: float | None,
+    per: str | None,
+    train_length: int,
+    share: float | None = None,
+    start: int | None = None,
+    **options: Any,
+) -> Method:
+    """Return the method of a kind and its numbers; kind may already contain the others.
+
+    options are those of a method's name: layers, logn and ssmax.
+    """
+    numbers = {"start": start, "factor": factor, "share": share}
+    texts = [
+        repr(number if number == math.inf else _checks.finite(name, number)).removesuffix(".0")
+        for name, number in numbers.items()
+        if number is not None
+    ]
+    named = [f"{name}={value}" for name, value in options.items() if value is not None]
+    parts = [str(kind), *texts, *([] if per is None else [per]), *named]
+    return parse_method(":".join(parts), train_length)
+
+
+def model_arguments(name: str) -> str:
+    """Format a method's name as `--model_args` of lm-evaluation-harness."""
+    kind, *words = name.split(":")
+    named = {"scaling": kind}
+    numbers = () if kind == ORIGINAL else number_names(kind)
+    names = iter((*("factor" if n == "rate" else n for n in numbers), "share"))
+    for word in words:
+        if "=" in word:
+            option, _, value = word.partition("=")
+            named[option] = value
+        else:
+            named["per" if word in ("sequence", "query") else next(names)] = word
+    return ",".join(f"{key}={value}" for key, value in named.items())
+
+
+def train_length_of(config: Any) -> int:
+    """Return the training length in a model's config, or BLOOM's if it does not contain one."""
+    for name in ("seq_length", "max_seq_len", "max_position_embeddings"):
+        if length := getattr(config, name, None):
+            return _checks.integer(f"{name} of the model's config", length, minimum=1)
+    return BLOOM_TRAIN_LENGTH
+
+
+def _numbers(name: str, kind: str, words: Sequence[str]) -> list[float]:
+    """Return the numbers in a method's name, such as 4 in "ntk:4"."""
+    count = len(number_names(kind)) if kind in _KINDS else 0
+    try:
+        if 0 < count <= len(words):
+            return [_number(word) for word in words[:count]]
+    except ValueError:
+        pass
+    known = ", ".join(kind + ":NUMBER" * len(number_names(kind)) for kind in _KINDS)
+    raise ValueError(f"method must be original or one of {known}, got {name!r}")
+
+
+def _number(word: str) -> float:
+    number = float(word)
+    return int(number) if number.is_integer() else number
+
+
+def _log_n(name: str, words: list[str], train_length: int) -> tuple[list[str], LogN | None]:
+    """Return the other words of a method's name, and its log-n factor."""
+    found = [word for word in words if word.partition("=")[0] in ("logn", "ssmax")]
+    if not found:
+        return words, None
+    if len(found) > 1:
+        raise ValueError(f"{name!r} must name one of logn and ssmax once, got {len(found)}")
+    option, _, text = found[0].partition("=")
+    strength = _of_text(f"{option} in {name!r}", "a number", float, text)
+    return [w for w in words if w != found[0]], LogN(train_length, strength, option == "ssmax")
+
+
+def _label_of(log_n: LogN | None) -> list[str]:
+    if log_n is None:
+        return []
+    return [f"{'SSMax' if log_n.biased else 'log-n'} b={log_n.strength:g}"]
+
+
+def _options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
+    """Return what follows the numbers in a method's name, by the scaling's parameters."""
+    options: dict[str, Any] = {}
+    names = {field.name for field in fields(scaling)}
+    for word in words:
+        if word in ("sequence", "query"):
+            option, value = "per", word
+        elif word.startswith("layers="):
+            text = word.removeprefix("layers=")
+            option, value = "layers", _of_text(f"layers in {name!r}", "0+2", _layers, text)
+        elif "share" in names:
+            what = f"the share of the heads in {name!r}"
+            option, value = "share", _of_text(what, "a number", float, word)
+        else:
+            _unknown(name, word)
+        if option not in names or option in options:
+            _unknown(name, word)
+        options[option] = value
+    return options
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split("+")))
+
+
+def _of_text(what: str, form: str, kind: Any, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{what} must be {form}, got {text!r}") from None
+
+
+def _unknown(name: str, word: str) -> None:
+    raise ValueError(f"what follows the numbers in {name!r} must be an option of it, got {word!r}")

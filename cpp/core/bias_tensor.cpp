@@ -69,8 +69,8 @@ void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const QueryNu
                });
 }
 
-void relative_bias(const RelativeBiasShape& shape, const QueryNumbers& left, const QueryNumbers& right,
-                   DType dtype, void* out) {
+void relative_bias(const RelativeBiasShape& shape, const QueryNumbers& left,
+                   const QueryNumbers& right, DType dtype, void* out) {
   for_each_row(shape.batch * shape.heads * shape.query_length, shape.key_length, dtype, out,
                [&](const KernelTable& kernels, std::int64_t row, void* destination, bool stream) {
                  const std::int64_t q = row % shape.query_length;

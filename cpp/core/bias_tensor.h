@@ -31,7 +31,7 @@ struct RelativeBiasShape {
 
 // out (batch, heads, queries, keys), contiguous: the linear bias over distance of kernels.h. The
 // last query is at the last key.
-void relative_bias(const RelativeBiasShape& shape, const QueryNumbers& left, const QueryNumbers& right,
-                   DType dtype, void* out);
+void relative_bias(const RelativeBiasShape& shape, const QueryNumbers& left,
+                   const QueryNumbers& right, DType dtype, void* out);
 
 }  // namespace ntk_alibi

@@ -41,8 +41,8 @@ constexpr int most_queries_per_tile = 32;
 // Up to this many tiles of one head read the keys together.
 constexpr int tiles_per_group = 4;
 
-// The start of a thread's memory for tiles: a record of the blocks that it has stored. Kernels check
-// that the record fits.
+// The start of a thread's memory for tiles: a record of the blocks that it has stored. Kernels
+// check that the record fits.
 constexpr int scratch_header_bytes = 4160;
 
 // The term added to a score, in nats. d = query_position - key_position, t = origin - key_position.

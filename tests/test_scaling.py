@@ -84,9 +84,25 @@ def test_configs_in_the_manner_of_transformers() -> None:
         assert na.scaling_from_config(config) == scaling
 
 
+def test_configs_of_btlm_and_jais() -> None:
+    """Their code divides the slopes by the factor, or by max(1, keys / train_seq_len)."""
+    assert na.scaling_from_config({"type": "linear", "factor": 2.0}) == na.Interpolation(2.0)
+    scaling = na.scaling_from_config({"type": "linear", "train_seq_len": 2048, "factor": None})
+    assert scaling == na.DynamicInterpolation(1.0, 2048)
+    for length, factor in ((1000, 1.0), (2048, 1.0), (3072, 1.5), (8192, 4.0)):
+        slopes = na.alibi_slopes(8, scaling, [length])[0]
+        np.testing.assert_allclose(slopes, na.alibi_slopes(8) / factor, rtol=2.0**-23)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        ({"type": "linear"}, "one of factor and train_seq_len besides type, as BTLM and JAIS"),
+        ({"type": "linear", "factor": 2, "train_seq_len": 9}, "one of factor and train_seq_len"),
+        ({"type": "linear", "scale": 2}, "'scale' is unknown"),
+        ({"type": "ntk", "factor": 2}, "type must be one of 'linear', got 'ntk'"),
+        ({"type": "linear", "alibi_type": "ntk", "factor": 2}, "alibi_type, as ntk_alibi .* type"),
+        ({"type": "linear", "factor": 0.5}, "factor must be a finite number >= 1, got 0.5"),
         ({}, "'alibi_type' is missing"),
         ({"alibi_type": "yarn"}, "alibi_type must be one of 'default', 'linear'.*got 'yarn'"),
         ({"alibi_type": "ntk"}, "'factor' is missing"),

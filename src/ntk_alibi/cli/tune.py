@@ -17,7 +17,7 @@ def register(commands: Any) -> None:
         commands,
         "tune",
         _run,
-        "choose the scaling and factor of a model for a text length, and estimate the uncertainty",
+        "search for the method that suits a model and a text length, and estimate the uncertainty",
         "ntk-alibi tune --length 8192\n"
         "  ntk-alibi tune --model bigscience/bloom-560m --length 4096 --methods ntk:2 ntk:4",
     )
@@ -34,7 +34,14 @@ def register(commands: Any) -> None:
         nargs="+",
         default=(),
         metavar="METHOD",
-        help="candidate methods, such as ntk:4",
+        help="candidate methods, such as ntk:4 (default: a search over families, factors, shares, "
+        "knees, layers and log-n)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=int,
+        default=32,
+        help="number of methods that the search tries (default: %(default)s)",
     )
     parser.add_argument(
         "--records", type=int, default=8, help="number of records of lines (default: %(default)s)"
@@ -65,6 +72,7 @@ def _run(options: argparse.Namespace) -> None:
 
     for name in ("records", "windows"):
         _checks.integer(f"--{name}", getattr(options, name), minimum=1)
+    _checks.integer("--budget", options.budget, minimum=2)
     _checks.integer("--seed", options.seed, minimum=0)
     subcommand.check_lengths(options)
     subcommand.check_methods(options.methods)
@@ -77,6 +85,7 @@ def _run(options: argparse.Namespace) -> None:
         options.records,
         options.windows,
         options.seed,
+        options.budget,
     )
     name = options.model or NANO_BLOOM
     with unfinished(options.output) as folder:
@@ -97,9 +106,17 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
         return
     console = Console()
     console.print(tables.tuning_table(result))
-    console.print(f"chosen: {result['chosen']}, in {100 * result['sure']:.0f} % of resamplings")
+    tried = len({entry["method"] for entry in result["trace"]})
+    sure = f"in {100 * result['sure']:.0f} % of resamplings"
+    console.print(f"chosen: {result['chosen']}, of {tried} methods, {sure}")
+    console.print(f"in a model's config: {json.dumps(result['config'])}", soft_wrap=True)
     for method, entry in result["fresh"].items():
         accuracy, low, high = (100 * entry[key] for key in ("accuracy", "low", "high"))
-        console.print(f"on newly drawn records, {method}: {accuracy:.0f} % ({low:.0f}-{high:.0f})")
+        console.print(f"on held-out records, {method}: {accuracy:.0f} % ({low:.0f}-{high:.0f})")
+    for entry in result["paired"]:
+        gain, width = (100 * entry[key] for key in ("gain", "gain_half_width"))
+        pair = f"{entry['method']} minus {entry['against']}"
+        nats = f"{entry['nats']:+.3f} ± {entry['nats_half_width']:.3f} nats"
+        console.print(f"{pair}, paired: {gain:+.1f} ± {width:.1f} points, {nats}", soft_wrap=True)
     if math.isnan(result["candidates"][0]["half_width"]):
         console.print("the interval of the nats needs at least two windows of prose (--windows)")

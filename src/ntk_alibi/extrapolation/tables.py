@@ -252,8 +252,11 @@ def figure(summary: dict[str, Any]) -> Figure:
     train_length, multiples = summary["recipe"]["train_length"], summary["plan"]["multiples"]
     made = Figure(figsize=(13, 8), layout="constrained")
     axes = made.subplots(2, len(PANELS), sharey="row")
-    rows = (("pairs", "numbers found, %", 100.0), ("change", "nats, change from 1x", 1.0))
-    for row, (quantity, words, unit) in enumerate(rows):
+    rows: tuple[tuple[str, str, float, Any], ...] = (
+        ("pairs", "numbers found, %", 100.0, (0.0, 100.0)),
+        ("change", "nats, change from 1x", 1.0, None),
+    )
+    for row, (quantity, words, unit, limits) in enumerate(rows):
         for column, (title, panel) in enumerate(PANELS.items()):
             axes[row, column].set_title(title)
             names = [name for name in panel if name in summary["measured"]]
@@ -264,6 +267,7 @@ def figure(summary: dict[str, Any]) -> Figure:
                 half_widths=spreads,
                 train_length=train_length,
                 quantity=words,
+                limits=limits,
                 ax=axes[row, column],
             )
     return made

@@ -74,6 +74,7 @@ def extrapolation_curves(
     half_widths: Mapping[str, Sequence[float]] | None = None,
     train_length: float | None = None,
     quantity: str = "nats per token",
+    limits: tuple[float, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Draw a measured quantity over text length, beyond the length that models were trained at.
@@ -84,6 +85,8 @@ def extrapolation_curves(
         half_widths: for some of the labels, half the width of the band around each number.
         train_length: training length in tokens, which a vertical line marks.
         quantity: label of the y axis.
+        limits: numbers between which the quantity always is, such as (0, 100) for shares in %;
+            bands end there.
         ax: axes to draw into; a new figure's by default.
 
     Returns:
@@ -109,7 +112,7 @@ def extrapolation_curves(
             if half_widths and label in half_widths:
                 name = f"half_widths[{label!r}]"
                 width = checks.as_many(name, half_widths[label], len(lengths))
-                band(axes, lengths, curve, width, look["color"])
+                band(axes, lengths, curve, width, look["color"], limits)
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{length:g}" for length in lengths])
         axes.minorticks_off()

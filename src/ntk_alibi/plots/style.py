@@ -244,9 +244,18 @@ def color_bar(image: AxesImage, beside: Sequence[Axes], label: str) -> None:
     bar.ax.tick_params(color=colors.quiet, labelcolor=colors.text)
 
 
-def band(ax: Axes, x: Any, middle: Any, half_width: Any, color: Any) -> None:
-    """Draw a pale band of the given half-width around a curve."""
+def band(
+    ax: Axes,
+    x: Any,
+    middle: Any,
+    half_width: Any,
+    color: Any,
+    limits: tuple[float, float] | None = None,
+) -> None:
+    """Draw a pale band of the given half-width around a curve, within limits."""
     low, high = middle - half_width, middle + half_width
+    if limits is not None:
+        low, high = (edge.clip(*limits) for edge in (low, high))
     ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 

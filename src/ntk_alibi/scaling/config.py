@@ -29,8 +29,10 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     """Return the scaling that a plain dict describes, similar to transformers' rope parameters.
 
     Args:
-        config: the key `alibi_type` and the keys of its type. "default" has none and means no
-            scaling; "linear", "ntk", "flat_heads" and "max_bias" need `factor`; "dynamic",
+        config: a dict of this package or of BTLM and JAIS. The latter have `type` "linear", and
+            either `factor` (`Interpolation`) or `train_seq_len` (the `DynamicInterpolation` of rate
+            1 by the length of the sequence). The former has the key `alibi_type` and the keys of
+            its type. "default" has none and means no scaling; "linear", "ntk", "flat_heads" and "max_bias" need `factor`; "dynamic",
             "dynamic_linear" and "dynamic_flat_heads" need `factor` (the rate a0) and
             `original_max_position_embeddings` (the training length), and take `per`; those of flat
             heads take `share`. "knee" and "dynamic_knee" need `start` besides the keys of the
@@ -50,6 +52,8 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
         NTK(factor=4.0)
     """
     types = ("default", *STATIC_TYPES, *_DYNAMIC_TYPES)
+    if isinstance(config, Mapping) and "type" in config:
+        return _of_btlm(config)
     _checks.keys("config", config, required=["alibi_type"], optional=config)
     alibi_type = _checks.choice("alibi_type", config["alibi_type"], types)
     if alibi_type == "default":
@@ -62,3 +66,26 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     _checks.keys("config", config, required=required, optional=optional)
     scaling: Scaling = kind(**{name: config[key] for key, name in keys.items() if key in config})
     return scaling
+
+
+def _of_btlm(config: Mapping[str, Any]) -> Scaling:
+    """Return the scaling of `alibi_scaling` in a config of BTLM or JAIS.
+
+    Their models divide all slopes by the factor, or by keys / train_seq_len beyond train_seq_len.
+    """
+    given = {key: value for key, value in config.items() if value is not None}
+    if "alibi_type" in given:
+        raise ValueError(
+            "config must have alibi_type, as ntk_alibi has it, or type, as BTLM and JAIS have it, "
+            f"got both: {config!r}"
+        )
+    if len(given) != 2:
+        raise ValueError(
+            "config must have one of factor and train_seq_len besides type, as BTLM and JAIS have "
+            f"it, got {config!r}"
+        )
+    _checks.keys("config", given, required=["type"], optional=["factor", "train_seq_len"])
+    _checks.choice("type", given["type"], ("linear",))
+    if "factor" in given:
+        return Interpolation(given["factor"])
+    return DynamicInterpolation(1.0, given["train_seq_len"])

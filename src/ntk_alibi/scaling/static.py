@@ -43,7 +43,8 @@ class Interpolation(StaticScaling):
         >>> na.alibi_slopes(4, na.Interpolation(2.0))
         array([0.125     , 0.03125   , 0.0078125 , 0.00195312], dtype=float32)
 
-    Source: S. Chen et al. 2023 (arXiv 2306.15595) for RoPE; keezen/ntk_alibi 2023 for ALiBi.
+    Source: S. Chen et al. 2023 (arXiv 2306.15595) for RoPE; Al-Khateeb et al. 2023 (arXiv
+        2310.13017) and keezen/ntk_alibi 2023 for ALiBi.
     """
 
     alibi_type: ClassVar[str] = "linear"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ntk_alibi.evaluation.comparing import tuning
+import ntk_alibi as na
+from ntk_alibi.evaluation.comparing import candidates, tuning
+from ntk_alibi.evaluation.comparing.intervals import half_width, paired_difference
+from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load
 
 ALL = np.arange(8)
@@ -43,9 +47,36 @@ def test_how_sure_it_is() -> None:
 def test_candidates_follow_the_length() -> None:
     search = tuning.Search(8192, 2048)
     assert search.candidates[0] == "original"
-    assert {"ntk:2", "ntk:4", "ntk:8", "ntk:16", "interpolation:4"} <= set(search.candidates)
-    assert not any(name.endswith(":1") for name in tuning.Search(512, 2048).candidates[:-2])
+    assert {"ntk:4", "ntk:8", "flat:8", "knee:1024:28", "interpolation:4"} <= set(search.candidates)
+    assert not any(name.endswith(":1") for name in tuning.Search(512, 2048).candidates)
+    for length in (512, 8192, 100_000):
+        names = tuning.Search(length, 2048).candidates
+        assert len(set(names)) == len(names)
+        assert [parse_method(name, 2048).name for name in names] == list(names)
     assert tuning.Search(8192, 2048, ("ntk:3", "original")).candidates == ("original", "ntk:3")
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 24])
+def test_refinements_are_methods_near_the_method(layers: int) -> None:
+    for name in (*tuning.Search(8192, 2048).candidates, "flat:8:0.5:layers=0"):
+        near = candidates.refinements(name, layers)
+        assert name not in near
+        assert len(set(near)) == len(near)
+        if "layers" in name:
+            continue
+        for other in near:
+            scaling: Any = parse_method(other, 2048).scaling
+            assert scaling is None or max(scaling.layers or (0,)) < layers
+
+
+def test_searches_with_other_seeds_share_no_records() -> None:
+    plans = [
+        tuning.Search(4096, 2048, seed=seed).plan((), held_out=held_out)
+        for seed in range(9)
+        for held_out in (False, True)
+    ]
+    assert len({plan.seed for plan in plans}) == len(plans)
+    assert {plan.split for plan in plans if plan.seed % 2} == {"held-out"}
 
 
 def test_wrong_candidates_are_named_before_any_work(tmp_path: Path) -> None:
@@ -66,3 +97,30 @@ def test_nano_bloom_is_stretched_where_it_forgets(tmp_path: Path) -> None:
     shares = [entry["best_share"] for entry in found["candidates"]]
     assert sum(shares) == pytest.approx(1)
     assert found["candidates"][0]["difference"] == 0
+
+
+@pytest.mark.slow
+def test_the_search_beats_ntk_on_nano_bloom(tmp_path: Path) -> None:
+    model, tokenizer, length = load()
+    wanted = tuning.Search(4 * length, length, records=4, windows=2, budget=20)
+    found = tuning.search(model, tokenizer, wanted, tmp_path, quiet=True)
+    tried = [entry["method"] for entry in found["trace"]]
+    assert tried[0] == "original"
+    assert len(set(tried)) <= wanted.budget
+    assert any(entry["stage"] == "refinements" for entry in found["trace"])
+    method = parse_method(found["chosen"], length)
+    assert na.scaling_from_config(found["config"]["alibi_scaling"]) == method.scaling
+    assert found["paired"][0]["against"] == "original"
+    assert found["paired"][0]["gain"] > 0.3
+    again = tuning.search(model, tokenizer, wanted, tmp_path, quiet=True)
+    assert again == found
+
+
+def test_intervals_of_means_are_students() -> None:
+    # t(0.975) is 12.7062 for 1 degree of freedom and 2.7764 for 4
+    assert half_width([0.0, 2.0]) == pytest.approx(12.7062, rel=1e-5)
+    assert half_width(np.arange(5.0)) == pytest.approx(2.7764 * np.sqrt(2.5 / 5), rel=1e-4)
+    assert np.isnan(half_width([1.0]))
+    difference, width = paired_difference([8, 9, 7], [6, 7, 5], [10, 10, 10])
+    assert (difference, width) == (pytest.approx(0.2), pytest.approx(0.0, abs=1e-12))
+    assert paired_difference([5, 0], [0, 5], [10, 10])[0] == 0.0

@@ -1,10 +1,13 @@
-"""Confidence intervals of accuracies."""
+"""Confidence intervals of accuracies and of means."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
+from typing import Any
+
+import numpy as np
 
 
 def accuracy_interval(
@@ -42,3 +45,38 @@ def _design_effect(correct: Sequence[int], cases: Sequence[int]) -> float:
     residuals = sum((c - accuracy * n) ** 2 for c, n in zip(correct, cases, strict=True))
     between = residuals / total**2 * clusters / (clusters - 1)
     return max(1.0, between / binomial)
+
+
+def half_width(values: Any, confidence: float = 0.95) -> Any:
+    """Return half the width of Student's interval for the mean of n values, along the first axis.
+
+    t sd / sqrt(n), with n - 1 degrees of freedom; NaN for fewer than two values.
+    """
+    from scipy.stats import t
+
+    array = np.asarray(values, np.float64)
+    count = len(array)
+    if count < 2:
+        return np.full(array.shape[1:], math.nan)[()]
+    quantile = t.ppf((1 + confidence) / 2, count - 1)
+    return quantile * array.std(axis=0, ddof=1) / math.sqrt(count)
+
+
+def paired_difference(
+    first: Sequence[int], second: Sequence[int], cases: Sequence[int]
+) -> tuple[float, float]:
+    """Return the difference of two accuracies on the same questions, and its 95 % half-width.
+
+    Differences within a cluster of questions depend on each other, so the interval is Student's
+    over the clusters, with their number - 1 degrees of freedom.
+
+    Args:
+        first: number of right answers of the first method in each cluster.
+        second: the same of the second method.
+        cases: number of questions in each cluster, each > 0.
+    """
+    gains = np.subtract(first, second, dtype=np.float64)
+    sizes = np.asarray(cases, np.float64)
+    difference = float(gains.sum() / sizes.sum())
+    shares = difference + (gains - difference * sizes) / sizes.mean()
+    return difference, float(half_width(shares))

@@ -36,6 +36,8 @@ class Plan:
         topic_questions: number of questions about each of them.
         prose_windows: number of windows for the perplexity, of the greatest length; 0 for none.
         seed: seed of the records; all methods read the same records.
+        split: chapters of the prose: "held-out", or "training" for those that the nano BLOOM was
+            trained on.
     """
 
     train_length: int
@@ -47,6 +49,7 @@ class Plan:
     topic_questions: int = 5
     prose_windows: int = 8
     seed: int = 2026
+    split: str = "held-out"
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:
@@ -60,6 +63,8 @@ class Plan:
             "topics": {"records": self.topic_records, "questions": self.topic_questions, **drawn},
             "prose": {"lengths": [max(lengths)], "windows": self.prose_windows, "bins": longest},
         }
+        if self.split != "held-out":
+            tasks["prose"]["split"] = self.split
         counts = {
             "lines": self.line_records,
             "topics": self.topic_records,

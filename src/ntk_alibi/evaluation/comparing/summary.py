@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
+from ntk_alibi.evaluation.comparing.intervals import accuracy_interval, half_width
 from ntk_alibi.evaluation.comparing.plan import Plan, Samples
 from ntk_alibi.methods import parse_method
 
@@ -170,10 +169,7 @@ def _perplexity(plan: Plan, samples: Samples) -> list[dict[str, Any]]:
     entries = []
     for name, windows in nats.items():
         paired = windows - nats[plan.methods[0]]
-        spread = (
-            paired.std(axis=0, ddof=1) if len(windows) > 1 else np.full(paired.shape[1], np.nan)
-        )
-        half_width = 1.96 * spread / math.sqrt(len(windows))
+        widths = half_width(paired)
         width = max(plan.multiples) / windows.shape[1]
         for i, mean in enumerate(windows.mean(axis=0)):
             entries.append(
@@ -183,7 +179,7 @@ def _perplexity(plan: Plan, samples: Samples) -> list[dict[str, Any]]:
                     "end": (i + 1) * width,
                     "nats": float(mean),
                     "difference": float(paired.mean(axis=0)[i]),
-                    "half_width": float(half_width[i]),
+                    "half_width": float(widths[i]),
                 }
             )
     return entries

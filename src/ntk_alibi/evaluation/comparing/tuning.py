@@ -1,16 +1,18 @@
-"""Search for the scaling and factor that suit a length, with an estimate of its certainty.
+"""Search for the method that suits a length, with an estimate of its certainty.
 
-The method with the highest retrieval accuracy wins, because retrieval is the purpose of stretching.
-Among methods within a standard error of the highest accuracy, the lowest perplexity wins. The
-chosen method is then tested on new records that the search did not use.
+The search reads calibration texts only: first many methods on few records, then the best ones and
+what is near them, at last the finalists on all records. The method with the highest retrieval
+accuracy wins, because retrieval is the purpose of stretching; among methods within a standard error
+of the highest accuracy, the lowest perplexity wins. The chosen method is then compared with NTK and
+with the original on held-out records and prose, which no search with any seed reads.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation.comparing import length_study, plan
-from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
+from ntk_alibi.evaluation.comparing import candidates, length_study, plan
+from ntk_alibi.evaluation.comparing.intervals import (
+    accuracy_interval,
+    half_width,
+    paired_difference,
+)
 from ntk_alibi.methods import ORIGINAL, parse_method
 from ntk_alibi.models.loading import NANO_BLOOM
 
@@ -31,8 +37,8 @@ Floats = NDArray[np.float64]
 #: Number of resamplings of the records.
 RESAMPLINGS = 2000
 
-#: Offset of the seed that draws the new records for the test of the chosen method.
-FRESH = 1
+#: Number of finalists besides the original and the best NTK, and of methods that are refined.
+FINALISTS, REFINED = 3, 2
 
 
 @dataclass(frozen=True)
@@ -42,10 +48,12 @@ class Search:
     Attributes:
         length: target context length in tokens.
         train_length: training length in tokens.
-        methods: names of the candidates; the original is always one of them.
+        methods: names of the candidates, which are all read in full; the original is always one of
+            them. By default the search makes its own candidates.
         records: number of records of lines; half as many records of topics are used.
         windows: number of windows of prose.
-        seed: seed of the records.
+        seed: seed of the records. Searches with different seeds share no records.
+        budget: number of methods that are read on a quarter of the records to find the finalists.
     """
 
     length: int
@@ -54,31 +62,27 @@ class Search:
     records: int = 8
     windows: int = 4
     seed: int = 7
+    budget: int = 32
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """`methods` with the original first; by default factors around length / train_length."""
+        """`methods` with the original first; by default those that the search begins with."""
         if self.methods:
             return tuple(dict.fromkeys((ORIGINAL, *self.methods)))
-        stretch = max(1.0, self.length / self.train_length)
-        factors = sorted({float(f"{stretch * step:.3g}") for step in (0.5, 1, 2, 4)})
-        static = [
-            f"{kind}:{factor:g}"
-            for kind, factor in itertools.product(("interpolation", "ntk"), factors)
-            if factor > 1
-        ]
-        return (ORIGINAL, *static, "dynamic-ntk:1", "dynamic-ntk:2")
+        return candidates.families(self.length, self.train_length)[: self.budget]
 
-    def plan(self, methods: Sequence[str], seed: int, windows: int) -> plan.Plan:
-        """Return the plan of a length study for some of the methods."""
+    def plan(self, methods: Sequence[str], *, held_out: bool, share: float = 1.0) -> plan.Plan:
+        """Return the plan of a length study for some of the methods and a share of the records."""
+        lines = max(2, round(share * self.records)) if share < 1.0 else self.records
         return plan.Plan(
             self.train_length,
             methods=tuple(methods),
             multiples=(self.length / self.train_length,),
-            line_records=self.records,
-            topic_records=max(1, self.records // 2),
-            prose_windows=windows,
-            seed=seed,
+            line_records=min(lines, self.records),
+            topic_records=max(1, lines // 2),
+            prose_windows=max(1, round(share * self.windows)),
+            seed=2 * self.seed + held_out,
+            split="held-out" if held_out else "training",
         )
 
 
@@ -104,65 +108,137 @@ def search(
     Returns:
         A dictionary with these keys:
         model, length and train_length;
-        candidates: for each method, the accuracy over all questions with its 95 % interval (low,
+        trace: what was tried, in order: the stage, the method, its accuracy and its nats;
+        candidates: for each finalist, the accuracy over all questions with its 95 % interval (low,
             high), the difference from the original in nats per token with its half-width, and the
             share of resamplings of the records in which the method is chosen (best_share);
         chosen: name of the chosen method; sure: its best_share;
-        fresh: accuracy and interval of the chosen method and of the original on new records;
-        settings: for each method, the model's settings as the harness records them.
+        config: the entries of a model's config that stand for it;
+        fresh: accuracy and interval of the chosen method, of NTK and of the original on held-out
+            records;
+        paired: for the original and for NTK, the chosen method's gain in accuracy on the same
+            held-out questions, and its difference in nats on the same held-out prose, with their
+            95 % half-widths over records and windows;
+        settings: for each finalist, the model's settings as the harness records them.
     """
     _checks.integer("length", wanted.length, minimum=1)
+    _checks.integer("budget", wanted.budget, minimum=2)
     for method in wanted.candidates:
         parse_method(method, wanted.train_length)
-    plan = wanted.plan(wanted.candidates, wanted.seed, wanted.windows)
-    summary = length_study.evaluate(model, tokenizer, plan, path, quiet=quiet, name=name)
+    read = partial(length_study.evaluate, model, tokenizer, path=path, quiet=quiet, name=name)
+    trace: list[dict[str, Any]] = []
+    finalists = wanted.candidates
+    if not wanted.methods:
+        layers = int(model.config.num_hidden_layers)
+        finalists = _finalists(read, wanted, layers, trace)
+    summary = read(wanted.plan(finalists, held_out=False))
     clusters, nats = _clusters(summary), _nats(summary)
+    trace += _entries("finalists", finalists, clusters, nats)
     chosen = _choose(clusters, nats, np.arange(clusters.shape[1]))
     shares = _best_shares(clusters, nats, wanted.seed)
-    candidates = []
-    for i, method in enumerate(wanted.candidates):
+    entries = []
+    for i, method in enumerate(finalists):
         right, questions = clusters[i, :, 0], clusters[i, :, 1]
         low, high = accuracy_interval(right.astype(int).tolist(), questions.astype(int).tolist())
         difference = nats[i] - nats[0]
-        half_width = _half_width(difference)
-        candidates.append(
+        entries.append(
             {
                 **{"method": method, "label": summary["methods"][method]},
                 **{"accuracy": right.sum() / questions.sum(), "low": low, "high": high},
-                **{"difference": float(difference.mean()), "half_width": half_width},
+                "difference": float(difference.mean()),
+                "half_width": float(half_width(difference)),
                 "best_share": shares[i],
             }
         )
-    name_of_chosen = wanted.candidates[chosen]
+    best = finalists[chosen]
     return {
         **{"model": name, "length": wanted.length, "train_length": wanted.train_length},
-        "candidates": candidates,
-        "chosen": name_of_chosen,
+        "trace": trace,
+        "candidates": entries,
+        "chosen": best,
         "sure": shares[chosen],
-        "fresh": _try(model, tokenizer, wanted, name_of_chosen, path, quiet, name),
+        "config": _config(best, wanted.train_length),
+        **_held_out(read, wanted, best, _best_ntk(finalists, clusters, nats, wanted)),
         "settings": summary["settings"],
     }
 
 
-def _try(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    wanted: Search,
-    chosen: str,
-    path: Path,
-    quiet: bool,
-    name: str,
+def _finalists(
+    read: Callable[[plan.Plan], Any], wanted: Search, layers: int, trace: list[dict[str, Any]]
+) -> tuple[str, ...]:
+    """Return the original, the best NTK, and the best methods on a quarter of the records."""
+    tried: dict[str, tuple[float, float]] = {}
+
+    def screen(stage: str, names: Sequence[str]) -> None:
+        names = [name for name in names if name not in tried][: wanted.budget - len(tried)]
+        if not names:
+            return
+        summary = read(wanted.plan(names, held_out=False, share=0.25))
+        entries = _entries(stage, names, _clusters(summary), _nats(summary))
+        tried.update({x["method"]: (-x["accuracy"], x["nats"]) for x in entries})
+        trace.extend(entries)
+
+    screen("families", wanted.candidates)
+    ranked = sorted(tried, key=lambda name: tried[name])
+    near = [candidates.refinements(name, layers) for name in ranked[:REFINED]]
+    screen("refinements", [name for names in near for name in names])
+    ranked = sorted(tried, key=lambda name: tried[name])
+    ntk = [name for name in ranked if name.startswith("ntk:")][:1]
+    return tuple(dict.fromkeys((ORIGINAL, *ntk, *ranked[:FINALISTS])))
+
+
+def _entries(
+    stage: str, methods: Sequence[str], clusters: Floats, nats: Floats
+) -> list[dict[str, Any]]:
+    """Return entries of the trace."""
+    accuracies = clusters[..., 0].sum(1) / clusters[..., 1].sum(1)
+    return [
+        {"stage": stage, "method": method, "accuracy": float(a), "nats": float(n)}
+        for method, a, n in zip(methods, accuracies, nats.mean(axis=1), strict=True)
+    ]
+
+
+def _config(name: str, train_length: int) -> dict[str, Any]:
+    """Return a method as entries of a model's config."""
+    method = parse_method(name, train_length)
+    scaling: Any = method.scaling
+    config = {"alibi_scaling": scaling.to_config() if scaling else {"alibi_type": "default"}}
+    return config if method.log_n is None else config | {"alibi_log_n": method.log_n.to_config()}
+
+
+def _best_ntk(methods: Sequence[str], clusters: Floats, nats: Floats, wanted: Search) -> str:
+    """Return the NTK that the search prefers, or the one by the ratio of the lengths."""
+    entries = _entries("", methods, clusters, nats)
+    known = [x for x in entries if x["method"].startswith("ntk:")]
+    if known:
+        return str(min(known, key=lambda x: (-x["accuracy"], x["nats"]))["method"])
+    return f"ntk:{max(1.0, wanted.length / wanted.train_length):g}"
+
+
+def _held_out(
+    read: Callable[[plan.Plan], Any], wanted: Search, chosen: str, ntk: str
 ) -> dict[str, Any]:
-    methods = dict.fromkeys((ORIGINAL, chosen))
-    plan = replace(wanted.plan(list(methods), wanted.seed + FRESH, 0), prose_windows=0)
-    summary = length_study.evaluate(model, tokenizer, plan, path, quiet=quiet, name=name)
-    clusters = _clusters(summary).astype(int)
-    results = {}
-    for i, method in enumerate(methods):
-        right, questions = clusters[i, :, 0].tolist(), clusters[i, :, 1].tolist()
+    """Compare the chosen method with the original and NTK on texts that nothing was chosen on."""
+    methods = tuple(dict.fromkeys((ORIGINAL, ntk, chosen)))
+    summary = read(wanted.plan(methods, held_out=True))
+    clusters, nats = dict(zip(methods, _clusters(summary).astype(int), strict=True)), _nats(summary)
+    of_prose = dict(zip(methods, nats, strict=True))
+    fresh, paired = {}, []
+    for method in methods:
+        right, questions = clusters[method].T.tolist()
         low, high = accuracy_interval(right, questions)
-        results[method] = {"accuracy": sum(right) / sum(questions), "low": low, "high": high}
-    return results
+        fresh[method] = {"accuracy": sum(right) / sum(questions), "low": low, "high": high}
+        if method == chosen:
+            continue
+        gain, width = paired_difference(clusters[chosen][:, 0], right, questions)
+        change = of_prose[chosen] - of_prose[method]
+        paired.append(
+            {
+                **{"method": chosen, "against": method, "gain": gain, "gain_half_width": width},
+                **{"nats": float(change.mean()), "nats_half_width": float(half_width(change))},
+            }
+        )
+    return {"fresh": fresh, "paired": paired}
 
 
 def _clusters(summary: dict[str, Any]) -> Floats:
@@ -197,9 +273,3 @@ def _best_shares(clusters: Floats, nats: Floats, seed: int) -> list[float]:
         windows = rng.integers(nats.shape[1], size=(nats.shape[1],))
         counts[_choose(clusters, nats[:, windows], records)] += 1
     return [float(count) / RESAMPLINGS for count in counts]
-
-
-def _half_width(values: Floats) -> float:
-    if len(values) < 2:
-        return math.nan
-    return float(1.96 * values.std(ddof=1) / math.sqrt(len(values)))

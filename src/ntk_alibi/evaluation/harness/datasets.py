@@ -95,6 +95,7 @@ def prose(
     text: str | None = None,
     context: int | None = None,
     stride: int = POSITIONS,
+    split: str = "held-out",
     **model: Any,
 ) -> dict[str, Dataset]:
     """Cut running prose into windows, each predicted in ranges of positions.
@@ -103,10 +104,11 @@ def prose(
         lengths: lengths of the windows in tokens of the model.
         windows: number of windows of each length.
         bins: number of equal ranges of positions in a window; by default ranges of stride tokens.
-        text: path of a text file with a paragraph on each line; by default the held-out chapters of
-            the King James Bible.
+        text: path of a text file with a paragraph on each line; by default chapters of the King
+            James Bible.
         context: number of tokens read before each range; by default all of the window before it.
         stride: number of tokens in a range.
+        split: "held-out" for the chapters that the nano BLOOM was not trained on, or "training".
         **model: the harness's metadata of the model, as for `retrieval`.
     """
     _checks.integer("windows", windows, minimum=1)
@@ -114,7 +116,8 @@ def prose(
     if context is not None:
         _checks.integer("context", context, minimum=0)
     tokenizer = _tokenizer(**model)
-    chapters = corpus.held_out_text() if text is None else _lines(text)
+    _checks.choice("split", split, corpus.SPLITS)
+    chapters = corpus.SPLITS[split]() if text is None else _lines(text)
     documents = []
     for length in _lengths(lengths, minimum=2):
         ranges = max(1, length // stride) if bins is None else bins

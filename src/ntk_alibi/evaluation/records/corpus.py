@@ -24,6 +24,10 @@ def held_out_text() -> list[str]:
     return [c for number, c in enumerate(_chapters(), 1) if number % HELD_OUT_STEP == 0]
 
 
+#: The chapters by the name of their split.
+SPLITS = {"held-out": held_out_text, "training": training_text}
+
+
 def sentences(chapters: list[str]) -> tuple[str, ...]:
     """Split chapters into sentences."""
     return tuple(s for chapter in chapters for s in re.split(r"(?<=[.?!]) ", chapter))

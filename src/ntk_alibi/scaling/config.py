@@ -32,7 +32,8 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
         config: a dict of this package or of BTLM and JAIS. The latter have `type` "linear", and
             either `factor` (`Interpolation`) or `train_seq_len` (the `DynamicInterpolation` of rate
             1 by the length of the sequence). The former has the key `alibi_type` and the keys of
-            its type. "default" has none and means no scaling; "linear", "ntk", "flat_heads" and "max_bias" need `factor`; "dynamic",
+            its type. "default" has none and means no scaling; "linear", "ntk", "flat_heads" and
+            "max_bias" need `factor`; "dynamic",
             "dynamic_linear" and "dynamic_flat_heads" need `factor` (the rate a0) and
             `original_max_position_embeddings` (the training length), and take `per`; those of flat
             heads take `share`. "knee" and "dynamic_knee" need `start` besides the keys of the

@@ -189,6 +189,32 @@ def test_eval(
     assert (in_tmp / "again.svg").exists()
 
 
+def test_eval_of_a_plan_writes_a_document(
+    tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = in_tmp / "page.md"
+    arguments = ["eval", "--model", str(tiny_checkpoint), "--train-length", "256"]
+    arguments += ["--methods", "ntk:2", "original:logn=1", "--multiples", "1", "2"]
+    arguments += ["--line-records", "2", "--topic-records", "0", "--prose-windows", "0"]
+    arguments += ["--seed", "5", "--document", "page.md", "--section", "far"]
+    page.write_text("text\n")
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "page.md must hold the markers <!-- far: begin -->" in capsys.readouterr().err
+    page.write_text("before\n<!-- far: begin -->\nold\n<!-- far: end -->\nafter\n")
+    main(arguments)
+    text = page.read_text()
+    assert text.startswith("before\n<!-- far: begin -->\n")
+    assert text.endswith("\n<!-- far: end -->\nafter\n")
+    assert "old" not in text
+    assert "    ntk-alibi eval --model " in text
+    assert "| original, log-n b=1 |" in text
+    assert "topics" not in text
+    with pytest.raises(SystemExit):
+        main([*arguments, "--line-records", "0"])
+    assert "must be at least 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("task", ["lines_200", "topics_5"])
 def test_eval_of_longevals_files(
     task: str, tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]

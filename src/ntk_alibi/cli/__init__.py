@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 import ntk_alibi
@@ -18,5 +19,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for subcommand in (info, slopes, plot, evaluate, tune, lm_eval):
         subcommand.register(commands)
     options = parser.parse_args(arguments)
+    options.words = list(sys.argv[1:] if arguments is None else arguments)
     with _command_line.sentences("ntk-alibi", options.extra):
         options.run(options)

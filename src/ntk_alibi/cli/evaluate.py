@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -58,6 +59,28 @@ def register(commands: Any) -> None:
         metavar="FILE",
         help="show tables and picture of an earlier --json output; runs no model",
     )
+    parser.add_argument(
+        "--multiples",
+        nargs="+",
+        type=float,
+        metavar="X",
+        help="lengths of the records in training lengths (default: 1 1.5 2 3 4)",
+    )
+    for name, what in (
+        ("line-records", "records of lines for each length"),
+        ("topic-records", "conversations for each length"),
+        ("prose-windows", "windows of prose of the greatest length; 0 for none"),
+        ("seed", "seed of the records"),
+    ):
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=what)
+    parser.add_argument(
+        "--document",
+        metavar="FILE",
+        help="Markdown file that gets the tables, between <!-- SECTION: begin --> and end",
+    )
+    parser.add_argument(
+        "--section", default="study", help="section of the document (default: %(default)s)"
+    )
     others = parser.add_argument_group("other tasks of lm-evaluation-harness, one row per method")
     others.add_argument(
         "--tasks", nargs="+", metavar="TASK", help="harness tasks, such as longeval_lines_200"
@@ -93,6 +116,7 @@ def _run(options: argparse.Namespace) -> None:
     subcommand.check_methods(options.methods or ())
     subcommand.check_output(options.output)
     if options.tasks is None:
+        _check_plan(options)
         _study(options)
     else:
         _comparison(options)
@@ -139,8 +163,7 @@ def _measure(options: argparse.Namespace) -> None:
     plan = Plan(subcommand.train_length(options, train_length))
     if options.quick:
         plan = replace(plan, **QUICK)
-    if options.methods:
-        plan = replace(plan, methods=tuple(options.methods))
+    plan = replace(plan, **_of_plan(options))
     name = options.model or NANO_BLOOM
     with unfinished(options.output) as folder:
         summary = length_study.evaluate(
@@ -148,6 +171,31 @@ def _measure(options: argparse.Namespace) -> None:
         )
         if harness.is_first_process():
             _show(summary, options)
+
+
+def _of_plan(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the plan that the options give."""
+    names = ("methods", "multiples", "line_records", "topic_records", "prose_windows", "seed")
+    given = {name: getattr(options, name) for name in names}
+    given = {name: value for name, value in given.items() if value is not None}
+    lists = ("methods", "multiples")
+    return {name: tuple(value) if name in lists else value for name, value in given.items()}
+
+
+def _check_plan(options: argparse.Namespace) -> None:
+    """Check the options of the plan before any work."""
+    from ntk_alibi.evaluation.report import markdown
+
+    for multiple in options.multiples or ():
+        _checks.finite("--multiples", multiple, minimum=0.0, inclusive=False)
+    for name in ("line-records", "topic-records", "prose-windows", "seed"):
+        value = getattr(options, name.replace("-", "_"))
+        if value is not None:
+            _checks.integer(f"--{name}", value, minimum=0)
+    if options.line_records == options.topic_records == options.prose_windows == 0:
+        raise ValueError("--line-records, --topic-records or --prose-windows must be at least 1")
+    if options.document is not None:
+        markdown.check_section(Path(options.document), options.section)
 
 
 def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
@@ -159,7 +207,7 @@ def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
 def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from ntk_alibi.evaluation.report import tables
+    from ntk_alibi.evaluation.report import markdown, tables
     from ntk_alibi.plots import depth_figure, study_figure
 
     drawn = {study_figure: True, depth_figure: bool(summary["by_depth"])}
@@ -170,6 +218,10 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     ]
     for draw, path in pictures:
         draw(summary).savefig(path, dpi=120)
+    if options.document is not None:
+        parts = [markdown.describe_machine(), f"    {shlex.join(['ntk-alibi', *options.words])}"]
+        parts += map(tables.markdown, tables.study_tables(summary))
+        markdown.replace_section(Path(options.document), options.section, "\n\n".join(parts))
     if options.json:
         print(json.dumps(summary))
         return

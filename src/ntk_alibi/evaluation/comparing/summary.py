@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi.evaluation.comparing.intervals import accuracy_interval, half_width
+from ntk_alibi.evaluation.comparing.intervals import (
+    accuracy_interval,
+    half_width,
+    paired_difference,
+)
 from ntk_alibi.evaluation.comparing.plan import Plan, Samples
 from ntk_alibi.methods import parse_method
 
@@ -40,7 +44,8 @@ def summarise(plan: Plan, samples: Samples) -> Summary:
         A dictionary with these keys:
         train_length and methods (name to label);
         retrieval: for each task, method and multiple of the training length, the number of cases,
-            the accuracy and its 95 % interval (low, high);
+            the accuracy and its 95 % interval (low, high), and the gain over the first method on
+            the same questions with its 95 % half-width, paired by record;
         by_distance: the same figures over the records of all lengths, by the distance of the answer
             (begin, end, in training lengths);
         by_depth: the same figures for each multiple, by the depth of the answer in the record
@@ -53,6 +58,7 @@ def summarise(plan: Plan, samples: Samples) -> Summary:
     """
     methods = {name: parse_method(name, plan.train_length).label for name in plan.methods}
     retrieval, by_distance, by_depth = [], [], []
+    of_first: dict[tuple[str, float], list[list[bool]]] = {}
     for task in plan.tasks:
         for name in methods:
             answers = _answers(samples[name].get(f"ntk_alibi_{task}", []))
@@ -62,8 +68,9 @@ def summarise(plan: Plan, samples: Samples) -> Summary:
             for multiple in plan.multiples:
                 length = round(multiple * plan.train_length)
                 of_length = [a for a in answers if a["length"] == length]
-                cell = _accuracy([a["right"] for a in of_length])
-                retrieval.append({**of, "multiple": multiple, **cell})
+                right = [a["right"] for a in of_length]
+                gain = _gain(right, of_first.setdefault((task, multiple), right))
+                retrieval.append({**of, "multiple": multiple, **_accuracy(right), **gain})
                 by_depth += [{**of, "multiple": multiple, **cell} for cell in _by_depth(of_length)]
             longest = max(plan.multiples)
             by_distance += [
@@ -118,6 +125,15 @@ def _accuracy(right: list[list[bool]]) -> dict[str, Any]:
         return {"cases": 0, "accuracy": None, "low": None, "high": None}
     low, high = accuracy_interval(correct, cases)
     return {"cases": sum(cases), "accuracy": sum(correct) / sum(cases), "low": low, "high": high}
+
+
+def _gain(right: list[list[bool]], first: list[list[bool]]) -> dict[str, Any]:
+    """Compute the gain in accuracy over the first method, paired by record."""
+    pairs = [(sum(x), sum(y), len(x)) for x, y in zip(right, first, strict=True) if x]
+    if not pairs:
+        return {"gain": None, "gain_half_width": None}
+    gain, width = paired_difference(*zip(*pairs, strict=True))
+    return {"gain": gain, "gain_half_width": width}
 
 
 def _by_distance(

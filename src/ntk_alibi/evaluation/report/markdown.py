@@ -46,15 +46,26 @@ def _version(package: str) -> str | None:
         return None
 
 
+def check_section(path: Path, name: str) -> None:
+    """Check that a document has the markers of section `name`."""
+    _around(path, name)
+
+
 def replace_section(path: Path, name: str, text: str) -> None:
     """Replace the text between the markers of section `name`.
 
     Raises:
         ValueError: the document lacks the markers.
     """
+    before, after = _around(path, name)
+    path.write_text(f"{before}\n{text}\n{after}")
+
+
+def _around(path: Path, name: str) -> tuple[str, str]:
+    """Return the texts up to a section's first marker, and from its second one on."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, begin_marker, rest = path.read_text().partition(begin)
     _, end_marker, after = rest.partition(end)
     if not (begin_marker and end_marker):
         raise ValueError(f"{path} must hold the markers {begin} and {end}")
-    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+    return before + begin, end + after

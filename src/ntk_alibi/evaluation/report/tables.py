@@ -1,8 +1,9 @@
-"""Rich tables of studies, comparisons and searches, and their HTML form for notebooks."""
+"""Rich tables of studies, comparisons and searches, and their forms in HTML and Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich import box
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntk_alibi import _notebook
+from ntk_alibi.evaluation.report import markdown as report
 
 Entry = dict[str, Any]
 
@@ -23,6 +25,10 @@ def study_tables(summary: dict[str, Any]) -> list[Table]:
         cases = f"{entries[0]['cases']} cases"
         title = f"{task}: accuracy in %, 95 % interval, by length (1x = {unit}; {cases})"
         tables.append(_table(summary, entries, title, _multiple, _accuracy_interval))
+        if any(entry.get("gain") for entry in entries):
+            first = next(iter(summary["methods"].values()))
+            title = f"{task}: points gained over {first}, paired by record, 95 % interval"
+            tables.append(_table(summary, entries, title, _multiple, _gain))
         entries = [e for e in summary["by_distance"] if e["task"] == task and e["cases"]]
         title = f"{task}: accuracy in % by distance of the answer / {unit}"
         tables.append(_table(summary, entries, title, _range, _accuracy))
@@ -76,9 +82,18 @@ def tuning_table(tuning: dict[str, Any]) -> Table:
 
 def html(table: Table) -> str:
     """Format a table as HTML for notebooks."""
+    return _notebook.table_html(str(table.title), *_plain(table))
+
+
+def markdown(table: Table) -> str:
+    """Format a table as Markdown, below its title."""
+    return f"*{table.title}*\n\n{report.table(*_plain(table))}"
+
+
+def _plain(table: Table) -> tuple[list[str], list[Sequence[str]]]:
+    """Return the header and the rows of a table without marks."""
     columns = [[Text.from_markup(str(cell)).plain for cell in c.cells] for c in table.columns]
-    header = [str(column.header) for column in table.columns]
-    return _notebook.table_html(str(table.title), header, zip(*columns, strict=True))
+    return [str(column.header) for column in table.columns], list(zip(*columns, strict=True))
 
 
 def _empty(title: str) -> Table:
@@ -122,6 +137,14 @@ def _accuracy_interval(entry: Entry) -> str:
     if entry["accuracy"] is None:
         return ""
     return f"{_accuracy(entry)} [dim]{100 * entry['low']:.0f}-{100 * entry['high']:.0f}[/]"
+
+
+def _gain(entry: Entry) -> str:
+    if not entry.get("gain"):
+        return ""
+    width = entry["gain_half_width"]
+    interval = "" if math.isnan(width) else f" [dim]±{100 * width:.0f}[/]"
+    return f"{100 * entry['gain']:+.0f}{interval}"
 
 
 def _nats(entry: Entry) -> str:

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ntk_alibi import _checks
+from ntk_alibi import _arrays, _checks
+from ntk_alibi.biases import checks as bias_checks
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.bam import BAM
 from ntk_alibi.biases.bialibi import BiALiBi
@@ -253,8 +254,9 @@ class LearnedForgetGates(nn.Module):
     Args:
         embed_dim: channels of the hidden states.
         num_heads: H >= 1.
-        bias: initial value of b. 0 starts with gates near 1/2, as in the authors' code; larger
-            values forget less.
+        bias: initial value of b, a number or one for each head. 0 starts with gates near 1/2, as in
+            the authors' code; larger values forget less. -log(exp(m_h) - 1) starts near ALiBi with
+            slopes m_h.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -269,11 +271,14 @@ class LearnedForgetGates(nn.Module):
     Source: Lin et al. 2025 (arXiv 2503.02130).
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, *, bias: float = 0.0) -> None:
+    def __init__(self, embed_dim: int, num_heads: int, *, bias: Any = 0.0) -> None:
         super().__init__()
         size = _checks.integer("embed_dim", embed_dim, minimum=1)
-        self.linear = nn.Linear(size, _checks.num_heads(num_heads))
-        nn.init.constant_(self.linear.bias, _checks.finite("bias", bias))
+        heads = _checks.num_heads(num_heads)
+        first = _arrays.to_numpy(bias_checks.per_head("bias", bias, heads))
+        self.linear = nn.Linear(size, heads)
+        with torch.no_grad():
+            self.linear.bias.copy_(torch.tensor(first))
 
     def forward(self, hidden: torch.Tensor) -> ForgetGates:
         """Return the bias of hidden states (batch, keys, embed_dim)."""

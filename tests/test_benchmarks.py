@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -80,7 +81,10 @@ def test_jax_computes_the_same() -> None:
         "from tests.test_benchmarks import DTYPES, PEERS, error, small;"
         "print(*(error(PEERS['jax'], small(dtype)) for dtype in DTYPES))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr
     for dtype, number in zip(DTYPES, done.stdout.split(), strict=True):
         assert float(number) < TOLERANCES[dtype]

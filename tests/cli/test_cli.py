@@ -14,6 +14,7 @@ from ntk_alibi import plots
 from ntk_alibi.cli import main
 from ntk_alibi.cli.plot import PICTURES
 from ntk_alibi.evaluation.comparing import plan
+from ntk_alibi.methods import parse_method
 from ntk_alibi.plots.style import THEMES
 
 PLOTS = [["plot", name] for name in PICTURES]
@@ -247,8 +248,18 @@ def test_tune(tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture
     main(arguments)
     out = capsys.readouterr().out
     assert "chosen: " in out
-    assert "on newly drawn records, original" in out
+    assert "on held-out records, original" in out
     main([*arguments, "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [entry["method"] for entry in found["candidates"]] == ["original", "ntk:2"]
     assert not list(in_tmp.iterdir())
+    main([*arguments[:7], "--records", "2", "--windows", "1", "--budget", "19", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    stages = [entry["stage"] for entry in found["trace"]]
+    assert set(stages) == {"families", "refinements", "finalists"}
+    assert stages.count("families") + stages.count("refinements") == 19
+    scaling = na.scaling_from_config(found["config"]["alibi_scaling"])
+    assert scaling == parse_method(found["chosen"], 256).scaling
+    assert [entry["against"] for entry in found["paired"]][:1] == ["original"] * (
+        found["chosen"] != "original"
+    )

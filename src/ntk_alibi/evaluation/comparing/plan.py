@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 #: Methods that are compared by default.
@@ -49,7 +49,7 @@ class Plan:
     topic_questions: int = 5
     prose_windows: int = 8
     seed: int = 2026
-    split: str = "held-out"
+    split: str = field(default="held-out", kw_only=True)
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:

@@ -25,15 +25,21 @@ class Bend:
     start: int
     factor: Any
 
+    @property
+    def varies(self) -> bool:
+        """Whether rows or queries have factors of their own."""
+        return isinstance(self.factor, np.ndarray)
+
     def of_queries(self, queries: slice) -> Bend:
         """Return the knee for some of the queries."""
-        alike = np.ndim(self.factor) == 0 or self.factor.shape[1] == 1
-        return self if alike else Bend(self.start, self.factor[:, queries])
+        if not self.varies or self.factor.shape[1] == 1:
+            return self
+        return Bend(self.start, self.factor[:, queries])
 
     def far_slopes(self, slopes: Any) -> Any:
         """Return slopes beyond the knee for slopes (1 or batch, heads, 1 or queries)."""
         factor = self.factor
-        if np.ndim(factor):
+        if self.varies:
             factor = _as_number_of(slopes, factor[:, None])
         return slopes / factor
 
@@ -48,7 +54,7 @@ class Bend:
         """
         near = _arrays.namespace(distance).clip(distance, None, self.start)
         factor = self.factor
-        if np.ndim(factor):
+        if self.varies:
             factor = _as_number_of(distance, factor[..., None])
         return near + (distance - near) / factor
 

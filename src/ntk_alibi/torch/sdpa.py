@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -78,7 +77,7 @@ def causal_linear_attention(
     per_query = slopes.shape[2] > 1
     if streaming is not None and positions is not None:
         return _attend_dense(query, key, value, slopes, scale, dropout, streaming, positions, bend)
-    if bend is not None and (per_query or np.ndim(bend.factor)):
+    if bend is not None and (per_query or bend.varies):
         everything, positions = StreamingMask(), torch.arange(key_length, device=query.device)
         return _attend_dense(query, key, value, slopes, scale, dropout, everything, positions, bend)
     attend = _attend_per_query if per_query else partial(_attend_per_head, bend=bend)

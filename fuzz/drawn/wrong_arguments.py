@@ -74,7 +74,10 @@ def _attention() -> Function:
         "key_norms": ("x", 3, na.KeyNorms, na.KeyNorms()),
         "dropout": (*NO_NUMBER, 0.5, -0.5, None),
     }  # fmt: skip
-    also: dict[str, tuple[str, ...]] = {"bias": ("table", "log_gates", "slopes")}
+    also: dict[str, tuple[str, ...]] = {
+        "bias": ("table", "log_gates", "slopes"),
+        "log_n": ("train_length", "strength"),
+    }
     return Function("attention", na.attention, right, wrong, also)
 
 
@@ -186,7 +189,7 @@ def _scalings() -> list[Function]:
         }),
         Function("LogN", na.LogN, {"train_length": 8}, {
             "train_length": (*NO_INTEGER, None, 1),
-            "strength": (*NO_NUMBER, None, -1, [], [[1.0]]), "biased": NO_BOOLEAN,
+            "strength": ("x", None, object(), -1, np.nan, [], [[1.0]], ["x"]), "biased": NO_BOOLEAN,
         }),
         Function("DynamicNTK", na.DynamicNTK, {}, dynamic),
         Function("DynamicInterpolation", na.DynamicInterpolation, {}, dynamic),

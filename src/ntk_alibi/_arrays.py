@@ -81,7 +81,9 @@ def needs_torch(query: Any, key: Any, value: Any, bias: Any) -> bool:
         return True
     if not torch.is_grad_enabled():
         return False
-    return require_grad(query, key, value, *getattr(bias, "parameters", (bias,)))
+    parameters = getattr(bias, "parameters", None)  # of a class, which is refused later, a property
+    of_bias = parameters if isinstance(parameters, tuple) else (bias,)
+    return require_grad(query, key, value, *of_bias)
 
 
 def require_grad(*values: Any) -> bool:

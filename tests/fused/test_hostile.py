@@ -198,3 +198,16 @@ def test_no_rows_queries_keys_or_heads(shape: tuple[int, ...], dtype: torch.dtyp
             output = output.detach().numpy()
         assert output.shape == query.shape
         assert keys or not output.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_bias_that_cannot_be_read_is_named(dtype: torch.dtype, recorded: bool) -> None:
+    query, key, value = (torch.ones(1, 2, 5, 8, dtype=dtype) for _ in range(3))
+    query.requires_grad_(recorded)
+    for bias, message in (
+        (torch.ones(5, device="meta"), "bias must be a tensor with numbers"),
+        (na.ALiBi, "bias must be None, a bias object, an array or a tensor"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            na.attention(query, key, value, bias)  # type: ignore[arg-type]

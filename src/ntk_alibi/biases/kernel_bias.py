@@ -89,6 +89,8 @@ class KernelBias(NamedTuple):
             return self._map(_constant, "float32")
 
         def tensor(x: Any, dtype: str | None) -> Any:
+            if not like.is_meta and not _torch_state.is_tracing():
+                _checks.with_numbers("bias", x)
             return _arrays.as_tensor(x, like, dtype)
 
         return self._map(tensor, _arrays.wide_dtype(like))._replace(core=None)

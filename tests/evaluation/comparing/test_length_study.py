@@ -197,10 +197,11 @@ def test_tables(summary: dict[str, Any]) -> None:
     for table in tables:
         console.print(table)
     text = console.export_text()
-    assert len(tables) == 5
+    assert len(tables) == 7
     for expected in (
         "NTK a=2",
         "lines: accuracy",
+        "lines: points gained over original",
         "topics: accuracy",
         "nats per token by position",
     ):
@@ -211,7 +212,7 @@ def test_notebooks_show_a_summary_as_tables(summary: dict[str, Any]) -> None:
     shown = summary._repr_html_()  # type: ignore[attr-defined]
     page = ElementTree.fromstring(f"<div>{shown}</div>")
     tables = page.findall("table")
-    assert len(tables) == len(study_tables(summary)) == 5
+    assert len(tables) == len(study_tables(summary)) == 7
     assert [row.findtext("td") for row in tables[0].findall("tbody/tr")] == [
         *("original", "NTK a=2", "interpolation a=2", "interpolation a=4")
     ]

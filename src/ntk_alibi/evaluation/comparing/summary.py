@@ -17,8 +17,8 @@ from ntk_alibi.evaluation.comparing.intervals import (
 from ntk_alibi.evaluation.comparing.plan import Plan, Samples
 from ntk_alibi.methods import parse_method
 
-#: Width of the distance ranges, in training lengths.
-DISTANCE_BIN = 0.5
+#: Least width of the distance ranges, in training lengths, and their greatest number.
+DISTANCE_BIN, DISTANCE_BINS = 0.5, 8
 
 #: Number of depth ranges between the beginning of a record and its questions.
 DEPTH_BINS = 8
@@ -139,7 +139,8 @@ def _gain(right: list[list[bool]], first: list[list[bool]]) -> dict[str, Any]:
 def _by_distance(
     answers: list[dict[str, Any]], train_length: int, longest: float
 ) -> list[dict[str, Any]]:
-    edges = np.arange(0.0, longest + DISTANCE_BIN, DISTANCE_BIN)
+    width = max(DISTANCE_BIN, longest / DISTANCE_BINS)
+    edges = np.arange(0.0, longest + width, width)
     entries = []
     for begin, end in itertools.pairwise(edges.tolist()):
         inside = _inside(answers, "distances", begin, end, train_length)

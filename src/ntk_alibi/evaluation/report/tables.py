@@ -25,10 +25,11 @@ def study_tables(summary: dict[str, Any]) -> list[Table]:
         cases = f"{entries[0]['cases']} cases"
         title = f"{task}: accuracy in %, 95 % interval, by length (1x = {unit}; {cases})"
         tables.append(_table(summary, entries, title, _multiple, _accuracy_interval))
-        if any(entry.get("gain") for entry in entries):
-            first = next(iter(summary["methods"].values()))
+        name, first = next(iter(summary["methods"].items()))
+        others = [e for e in entries if e["method"] != name and e.get("gain") is not None]
+        if others:
             title = f"{task}: points gained over {first}, paired by record, 95 % interval"
-            tables.append(_table(summary, entries, title, _multiple, _gain))
+            tables.append(_table(summary, others, title, _multiple, _gain))
         entries = [e for e in summary["by_distance"] if e["task"] == task and e["cases"]]
         title = f"{task}: accuracy in % by distance of the answer / {unit}"
         tables.append(_table(summary, entries, title, _range, _accuracy))
@@ -140,8 +141,6 @@ def _accuracy_interval(entry: Entry) -> str:
 
 
 def _gain(entry: Entry) -> str:
-    if not entry.get("gain"):
-        return ""
     width = entry["gain_half_width"]
     interval = "" if math.isnan(width) else f" [dim]±{100 * width:.0f}[/]"
     return f"{100 * entry['gain']:+.0f}{interval}"

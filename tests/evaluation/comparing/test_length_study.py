@@ -201,7 +201,7 @@ def test_tables(summary: dict[str, Any]) -> None:
     for expected in (
         "NTK a=2",
         "lines: accuracy",
-        "lines: points gained over original",
+        "lines: points gained over",
         "topics: accuracy",
         "nats per token by position",
     ):

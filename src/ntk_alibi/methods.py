@@ -91,6 +91,8 @@ def parse_method(name: str, train_length: int) -> Method:
         >>> parse_method("flat:8:layers=1", train_length=2048).scaling
         FlatHeads(factor=8.0, share=0.25, layers=(1,))
     """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a method must be a string, got {name!r}")
     kind, *words = name.split(":")
     words, log_n = _log_n(name, words, train_length)
     if kind == ORIGINAL:
@@ -199,24 +201,34 @@ def _label_of(log_n: LogN | None) -> list[str]:
     return [f"{'SSMax' if log_n.biased else 'log-n'} b={log_n.strength:g}"]
 
 
+#: What a scaling's options look like in a method's name.
+_OPTION_FORMS = {
+    "share": "a share of the heads",
+    "per": "sequence or query",
+    "layers": "layers=0+2",
+}
+
+
 def _options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
     """Return what follows the numbers in a method's name, by the scaling's parameters."""
     options: dict[str, Any] = {}
-    names = {field.name for field in fields(scaling)}
+    free = {x.name: _OPTION_FORMS[x.name] for x in fields(scaling) if x.name in _OPTION_FORMS}
     for word in words:
-        if word in ("sequence", "query"):
-            option, value = "per", word
-        elif word.startswith("layers="):
-            text = word.removeprefix("layers=")
-            option, value = "layers", _of_text(f"layers in {name!r}", "0+2", _layers, text)
-        elif "share" in names:
+        option = "per" if word in ("sequence", "query") else "share"
+        option = "layers" if word.startswith("layers=") else option
+        if option not in free:
+            forms = ", ".join([*free.values(), "logn=0.5 or ssmax=0.5"])
+            raise ValueError(f"what follows the numbers in {name!r} must be {forms}, got {word!r}")
+        del free[option]
+        if option == "per":
+            options[option] = word
+        elif option == "share":
             what = f"the share of the heads in {name!r}"
-            option, value = "share", _of_text(what, "a number", float, word)
+            options[option] = _of_text(what, "a number", float, word)
         else:
-            _unknown(name, word)
-        if option not in names or option in options:
-            _unknown(name, word)
-        options[option] = value
+            numbers = word.removeprefix("layers=")
+            what = f"layers in {name!r}"
+            options[option] = _of_text(what, "numbers such as 0+2", _layers, numbers)
     return options
 
 
@@ -229,7 +241,3 @@ def _of_text(what: str, form: str, kind: Any, text: str) -> Any:
         return kind(text)
     except ValueError:
         raise ValueError(f"{what} must be {form}, got {text!r}") from None
-
-
-def _unknown(name: str, word: str) -> None:
-    raise ValueError(f"what follows the numbers in {name!r} must be an option of it, got {word!r}")

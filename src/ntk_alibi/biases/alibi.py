@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _torch_state
-from ntk_alibi.biases import checks, scaling_checks
+from ntk_alibi.biases import checks
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias, parameter
 from ntk_alibi.biases.slopes import (
@@ -25,6 +25,7 @@ from ntk_alibi.biases.slopes import (
 )
 from ntk_alibi.masks import Problem
 from ntk_alibi.scaling import Bend, Scaling, without_knee
+from ntk_alibi.scaling import checks as scaling_checks
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core, masks
 from ntk_alibi._arrays import Array, DTypeLike
-from ntk_alibi.biases import scaling_checks
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import float_with_axes, scaled_slopes, scaling_per
 from ntk_alibi.masks import Problem
 from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling import checks as scaling_checks
 
 
 def build_alibi_tensor(

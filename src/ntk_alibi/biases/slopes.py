@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
-from ntk_alibi.biases import checks, scaling_checks
+from ntk_alibi.biases import checks
 from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling import checks as scaling_checks
 
 Sides: TypeAlias = Literal["causal", "symmetric", "halves", "two_slopes"]
 SIDES = ("causal", "symmetric", "halves", "two_slopes")

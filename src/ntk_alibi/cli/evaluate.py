@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,16 +153,12 @@ def _study(options: argparse.Namespace) -> None:
 def _measure(options: argparse.Namespace) -> None:
     """Run the study, and show its summary in the first process."""
     from ntk_alibi.evaluation.comparing import length_study
-    from ntk_alibi.evaluation.comparing.plan import QUICK, Plan
     from ntk_alibi.evaluation.harness import run as harness
     from ntk_alibi.models import load
     from ntk_alibi.models.loading import NANO_BLOOM
 
     model, tokenizer, train_length = load(options.model, options.dtype)
-    plan = Plan(subcommand.train_length(options, train_length))
-    if options.quick:
-        plan = replace(plan, **QUICK)
-    plan = replace(plan, **_of_plan(options))
+    plan = _plan(options, subcommand.train_length(options, train_length))
     name = options.model or NANO_BLOOM
     with unfinished(options.output) as folder:
         summary = length_study.evaluate(
@@ -173,13 +168,18 @@ def _measure(options: argparse.Namespace) -> None:
             _show(summary, options)
 
 
-def _of_plan(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of the plan that the options give."""
+def _plan(options: argparse.Namespace, train_length: int) -> Any:
+    """Return the plan of the options."""
+    from ntk_alibi.evaluation.comparing import plan
+
     names = ("methods", "multiples", "line_records", "topic_records", "prose_windows", "seed")
     given = {name: getattr(options, name) for name in names}
-    given = {name: value for name, value in given.items() if value is not None}
-    lists = ("methods", "multiples")
-    return {name: tuple(value) if name in lists else value for name, value in given.items()}
+    given = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    return plan.Plan(train_length, **{**(plan.QUICK if options.quick else {}), **given})
 
 
 def _check_plan(options: argparse.Namespace) -> None:
@@ -192,8 +192,7 @@ def _check_plan(options: argparse.Namespace) -> None:
         value = getattr(options, name.replace("-", "_"))
         if value is not None:
             _checks.integer(f"--{name}", value, minimum=0)
-    if options.line_records == options.topic_records == options.prose_windows == 0:
-        raise ValueError("--line-records, --topic-records or --prose-windows must be at least 1")
+    _plan(options, 1)
     if options.document is not None:
         markdown.check_section(Path(options.document), options.section)
 

@@ -12,12 +12,11 @@ from packaging.version import Version
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.biases import scaling_checks
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.settings import ATTENTIONS, COMPATS, Settings
 from ntk_alibi.masks import EVERYTHING
-from ntk_alibi.positions import checks as position_checks
+from ntk_alibi.scaling import checks as scaling_checks
 
 #: Versions of transformers whose modeling code the patches were read against;
 #: tests/integrations/test_versions.py lists the ones tested. The upper bound is exclusive.
@@ -86,9 +85,9 @@ def check(family: Family, target: nn.Module, settings: Settings) -> None:
                 f"{type(part).__name__} with another forward"
             )
     checks.known_layers(settings.scaling, len(layers))
-    if settings.log_n is not None and isinstance(settings.log_n.strength, tuple):
-        heads: Any = target.config
-        position_checks.strength_per_head(len(settings.log_n.strength), heads.num_attention_heads)
+    if settings.log_n is not None:
+        config: Any = target.config
+        settings.log_n.check_heads(config.num_attention_heads)
     family.check(target, settings)
 
 

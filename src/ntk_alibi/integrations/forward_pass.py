@@ -19,7 +19,6 @@ from ntk_alibi.integrations.passed_through import PassedThrough
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.slope_rule import SlopeRule
 from ntk_alibi.masks import EVERYTHING, Mask
-from ntk_alibi.positions import checks as position_checks
 from ntk_alibi.scaling import Bend, Scaling, without_knee
 from ntk_alibi.torch.streaming_mask import StreamingMask
 
@@ -199,8 +198,7 @@ def _factors(forward_pass: ForwardPass) -> torch.Tensor | None:
     keys = forward_pass.positions(real)
     mask = EVERYTHING if forward_pass.streaming is None else forward_pass.streaming.mask
     counts = mask.visible_count(keys[:, forward_pass.past :], keys, real).clamp(min=1)
-    if isinstance(log_n.strength, tuple):
-        position_checks.strength_per_head(len(log_n.strength), forward_pass.rule.heads)
+    log_n.check_heads(forward_pass.rule.heads)
     return cast(torch.Tensor, log_n.factors_of(counts.double()).float())
 
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.biases import scaling_checks
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.positions.log_n import LogN, log_n_of
 from ntk_alibi.scaling import Scaling, scaling_from_config
+from ntk_alibi.scaling import checks as scaling_checks
 
 #: The attribute that holds a patched model's settings, innermost last, None for those of its
 #: configuration. A deep copy of the model has separate settings.

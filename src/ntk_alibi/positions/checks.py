@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi.scaling import checks as scaling_checks
 
 
 def rotary_dim(value: Any, head_dim: int) -> int:
@@ -24,10 +25,7 @@ def rotary_dim(value: Any, head_dim: int) -> int:
 def constant_stretch(value: Any, pairs: int) -> None:
     """Check that a scaling can stretch rotary positions with this number of channel pairs."""
     kind = getattr(value, "alibi_type", None)
-    if getattr(value, "layers", None) is not None:
-        raise ValueError(
-            f"scaling must be that of one layer here, got {value!r}: pass its at_layer(number)"
-        )
+    scaling_checks.one_layer(value)
     if isinstance(value, type) or kind not in ("linear", "ntk"):
         raise TypeError(f"scaling must be an Interpolation or an NTK, got {value!r}")
     if kind == "ntk" and pairs < 2:
@@ -54,14 +52,25 @@ def log_n_length(value: Any) -> int:
     return train_length("log_n", value)
 
 
+#: Greatest strength of log-n scaling: factors of 2^31 keys then stay within float32's range.
+MOST_STRENGTH = 1e36
+
+
 def strength(value: Any) -> float | tuple[float, ...]:
     """Return the checked strength of log-n scaling: a number, or a tuple of one for each head."""
     if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes):
         numbers = np.asarray(value)
         if numbers.ndim != 1 or not len(numbers):
             raise ValueError(f"strength must be a number, or one for each head, got {value!r}")
-        return tuple(_checks.finite("strength", x, minimum=0.0) for x in numbers.tolist())
-    return _checks.finite("strength", value, minimum=0.0)
+        return tuple(map(_one_strength, numbers.tolist()))
+    return _one_strength(value)
+
+
+def _one_strength(value: Any) -> float:
+    number = _checks.finite("strength", value, minimum=0.0)
+    if number > MOST_STRENGTH:
+        raise ValueError(f"strength must be at most {MOST_STRENGTH:g}, got {value!r}")
+    return number
 
 
 def strength_per_head(given: int, heads: int) -> None:

@@ -59,10 +59,14 @@ class LogN:
         object.__setattr__(self, "strength", checks.strength(self.strength))
         _checks.boolean("biased", self.biased)
 
+    def check_heads(self, heads: int) -> None:
+        """Check that strengths for each head are those of so many heads."""
+        if isinstance(self.strength, tuple):
+            checks.strength_per_head(len(self.strength), heads)
+
     def factors(self, problem: Problem, like: Any = None) -> Any:
         """Return the factors, (1 or batch, 1 or heads, queries) float64 in like's framework."""
-        if isinstance(self.strength, tuple):
-            checks.strength_per_head(len(self.strength), problem.shape[1])
+        self.check_heads(problem.shape[1])
         seen = problem.visible_count(like)
         xp = _arrays.namespace(seen)
         counts = _arrays.to_float64(xp.clip(seen, 1, None), None)
@@ -101,11 +105,11 @@ class KnownFactors:
 
 
 def log_n_of(value: Any) -> Any:
-    """Return what `log_n=` stands for: None, an object with `factors`, or a `LogN`.
+    """Return what `log_n=` stands for: None, a `LogN` or `KnownFactors`.
 
     A number is a training length, and a mapping has the arguments of `LogN`.
     """
-    if value is None or (hasattr(value, "factors") and not isinstance(value, type)):
+    if value is None or isinstance(value, LogN | KnownFactors):
         return value
     if isinstance(value, Mapping):
         optional = ("strength", "biased")

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from ntk_alibi import _checks, masks
-from ntk_alibi.biases import scaling_checks
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.slopes import alibi_slopes
 from ntk_alibi.fused import checks as fused_checks
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling import checks as scaling_checks
 from ntk_alibi.torch import checks
 from ntk_alibi.torch.learned_bias import FixedSlopes, LearnedSlopes, TwoSidedSlopes
 

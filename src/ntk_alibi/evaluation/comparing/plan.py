@@ -51,6 +51,12 @@ class Plan:
     seed: int = 2026
     split: str = field(default="held-out", kw_only=True)
 
+    def __post_init__(self) -> None:
+        if not (self.line_records or self.topic_records or self.prose_windows):
+            raise ValueError(
+                "line_records, topic_records or prose_windows must be at least 1, got 0"
+            )
+
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:
         """Metadata of each harness task of the study, by the task's name without "ntk_alibi_"."""

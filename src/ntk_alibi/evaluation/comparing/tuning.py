@@ -10,7 +10,7 @@ with the original on held-out records and prose, which no search with any seed r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -133,7 +133,8 @@ def search(
         finalists = _finalists(read, wanted, layers, trace)
     summary = read(wanted.plan(finalists, held_out=False))
     clusters, nats = _clusters(summary), _nats(summary)
-    trace += _entries("finalists", finalists, clusters, nats)
+    read_in_full = _entries("finalists", finalists, clusters, nats)
+    trace += read_in_full
     chosen = _choose(clusters, nats, np.arange(clusters.shape[1]))
     shares = _best_shares(clusters, nats, wanted.seed)
     entries = []
@@ -158,7 +159,7 @@ def search(
         "chosen": best,
         "sure": shares[chosen],
         "config": _config(best, wanted.train_length),
-        **_held_out(read, wanted, best, _best_ntk(finalists, clusters, nats, wanted)),
+        **_held_out(read, wanted, best, _best_ntk(read_in_full, wanted)),
         "settings": summary["settings"],
     }
 
@@ -167,7 +168,7 @@ def _finalists(
     read: Callable[[plan.Plan], Any], wanted: Search, layers: int, trace: list[dict[str, Any]]
 ) -> tuple[str, ...]:
     """Return the original, the best NTK, and the best methods on a quarter of the records."""
-    tried: dict[str, tuple[float, float]] = {}
+    tried: dict[str, dict[str, Any]] = {}
 
     def screen(stage: str, names: Sequence[str]) -> None:
         names = [name for name in names if name not in tried][: wanted.budget - len(tried)]
@@ -175,14 +176,14 @@ def _finalists(
             return
         summary = read(wanted.plan(names, held_out=False, share=0.25))
         entries = _entries(stage, names, _clusters(summary), _nats(summary))
-        tried.update({x["method"]: (-x["accuracy"], x["nats"]) for x in entries})
+        tried.update({entry["method"]: entry for entry in entries})
         trace.extend(entries)
 
     screen("families", wanted.candidates)
-    ranked = sorted(tried, key=lambda name: tried[name])
+    ranked = _ranked(tried.values())
     near = [candidates.refinements(name, layers) for name in ranked[:REFINED]]
     screen("refinements", [name for names in near for name in names])
-    ranked = sorted(tried, key=lambda name: tried[name])
+    ranked = _ranked(tried.values())
     ntk = [name for name in ranked if name.startswith("ntk:")][:1]
     return tuple(dict.fromkeys((ORIGINAL, *ntk, *ranked[:FINALISTS])))
 
@@ -198,6 +199,12 @@ def _entries(
     ]
 
 
+def _ranked(entries: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the methods of entries, the most accurate first; of equals that with fewer nats."""
+    best_first = sorted(entries, key=lambda entry: (-entry["accuracy"], entry["nats"]))
+    return [entry["method"] for entry in best_first]
+
+
 def _config(name: str, train_length: int) -> dict[str, Any]:
     """Return a method as entries of a model's config."""
     method = parse_method(name, train_length)
@@ -206,12 +213,10 @@ def _config(name: str, train_length: int) -> dict[str, Any]:
     return config if method.log_n is None else config | {"alibi_log_n": method.log_n.to_config()}
 
 
-def _best_ntk(methods: Sequence[str], clusters: Floats, nats: Floats, wanted: Search) -> str:
+def _best_ntk(finalists: Iterable[dict[str, Any]], wanted: Search) -> str:
     """Return the NTK that the search prefers, or the one by the ratio of the lengths."""
-    entries = _entries("", methods, clusters, nats)
-    known = [x for x in entries if x["method"].startswith("ntk:")]
-    if known:
-        return str(min(known, key=lambda x: (-x["accuracy"], x["nats"]))["method"])
+    if known := [name for name in _ranked(finalists) if name.startswith("ntk:")]:
+        return known[0]
     return f"ntk:{max(1.0, wanted.length / wanted.train_length):g}"
 
 

@@ -7,18 +7,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi.scaling import without_knee
+from ntk_alibi.scaling.knee import without_knee
 
 
 def scaling(value: Any) -> Any:
     """Return the checked scaling of one layer: None or an object with `scale_exponents`."""
     model_scaling(value)
-    if getattr(value, "layers", None) is not None:
-        raise ValueError(
-            f"scaling must be that of one layer here, got {value!r}: pass its at_layer(number), or "
-            "use patch(model, scaling), which knows the layers"
-        )
+    one_layer(value)
     return value
+
+
+def one_layer(scaling: Any) -> None:
+    """Refuse a scaling of some layers where no layer is known."""
+    if getattr(scaling, "layers", None) is not None:
+        raise ValueError(
+            f"scaling must be that of one layer here, got {scaling!r}: pass its at_layer(number), "
+            "or use patch(model, scaling), which knows the layers"
+        )
 
 
 def model_scaling(value: Any) -> Any:

@@ -191,6 +191,28 @@ def test_parse_method_says_what_it_knows(name: str) -> None:
         parse_method(name, 100)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("flat:8:layers=a", "layers in 'flat:8:layers=a' must be numbers such as 0.2, got 'a'"),
+        ("ntk:4:layers=1:layers=2", "must be logn=0.5 or ssmax=0.5, got 'layers=2'"),
+        ("ntk:4:query", "must be layers=0.2, logn=0.5 or ssmax=0.5, got 'query'"),
+        ("ntk:4:logn=1:ssmax=1", "must name one of logn and ssmax once, got 2"),
+        ("original:layers=1", "method must be original or one of"),
+    ],
+)
+def test_options_of_methods_say_what_they_know(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_method(name, 2048)
+    with pytest.raises(TypeError, match="the name of a method must be a string, got 5"):
+        parse_method(5, 2048)  # type: ignore[arg-type]
+
+
+def test_a_plan_reads_something() -> None:
+    with pytest.raises(ValueError, match="must be at least 1"):
+        Plan(2048, line_records=0, topic_records=0, prose_windows=0)
+
+
 def test_tables(summary: dict[str, Any]) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     tables = study_tables(summary)

@@ -34,7 +34,7 @@ PYTHON_LAYERS = [
     ["integrations"],
     ["models"],
     ["evaluation", "plots"],
-    ["training", "extrapolation", "cli"],
+    ["training", "extrapolation", "replication", "cli"],
 ]
 
 #: The folders that a C++ folder may include, besides the standard library.

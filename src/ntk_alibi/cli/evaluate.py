@@ -19,6 +19,19 @@ from ntk_alibi.cli import subcommand
 UNFINISHED = ".ntk-alibi-eval.unfinished"
 
 
+#: Numbers in the plan of a study that are options, with their help.
+_COUNTS = {
+    "line_records": "records of lines for each length",
+    "topic_records": "conversations for each length",
+    "passkey_records": "records of prose with one number for each length (default: none)",
+    "multikey_records": "records of prose with several numbers for each length (default: none)",
+    "other_line_records": "records of lines with names that the nano BLOOM was not trained on, "
+    "for each length (default: none)",
+    "prose_windows": "windows of prose of the greatest length; 0 for none",
+    "seed": "seed of the records",
+}
+
+
 def register(commands: Any) -> None:
     """Add the subcommand."""
     parser = subcommand.add(
@@ -65,13 +78,8 @@ def register(commands: Any) -> None:
         metavar="X",
         help="lengths of the records in training lengths (default: 1 1.5 2 3 4)",
     )
-    for name, what in (
-        ("line-records", "records of lines for each length"),
-        ("topic-records", "conversations for each length"),
-        ("prose-windows", "windows of prose of the greatest length; 0 for none"),
-        ("seed", "seed of the records"),
-    ):
-        parser.add_argument(f"--{name}", type=int, metavar="N", help=what)
+    for name, what in _COUNTS.items():
+        parser.add_argument(_flag(name), type=int, metavar="N", help=what)
     parser.add_argument(
         "--document",
         metavar="FILE",
@@ -119,6 +127,10 @@ def _run(options: argparse.Namespace) -> None:
         _study(options)
     else:
         _comparison(options)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @contextlib.contextmanager
@@ -172,8 +184,7 @@ def _plan(options: argparse.Namespace, train_length: int) -> Any:
     """Return the plan of the options."""
     from ntk_alibi.evaluation.comparing import plan
 
-    names = ("methods", "multiples", "line_records", "topic_records", "prose_windows", "seed")
-    given = {name: getattr(options, name) for name in names}
+    given = {name: getattr(options, name) for name in ("methods", "multiples", *_COUNTS)}
     given = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in given.items()
@@ -188,10 +199,9 @@ def _check_plan(options: argparse.Namespace) -> None:
 
     for multiple in options.multiples or ():
         _checks.finite("--multiples", multiple, minimum=0.0, inclusive=False)
-    for name in ("line-records", "topic-records", "prose-windows", "seed"):
-        value = getattr(options, name.replace("-", "_"))
-        if value is not None:
-            _checks.integer(f"--{name}", value, minimum=0)
+    for name in _COUNTS:
+        if (value := getattr(options, name)) is not None:
+            _checks.integer(_flag(name), value, minimum=0)
     _plan(options, 1)
     if options.document is not None:
         markdown.check_section(Path(options.document), options.section)

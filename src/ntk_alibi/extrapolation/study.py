@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import time
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from pathlib import Path
 import torch
 
 from ntk_alibi import _checks, _files
-from ntk_alibi._runtime import set_num_threads
 from ntk_alibi.evaluation.report.markdown import describe_machine, replace_section
 from ntk_alibi.extrapolation import tables
 from ntk_alibi.extrapolation.decoder import Decoder
@@ -29,6 +27,7 @@ from ntk_alibi.extrapolation.measure import Measurement, MeasurePlan
 from ntk_alibi.extrapolation.pairs import Pairs
 from ntk_alibi.extrapolation.schemes import SCHEMES, LayerShape
 from ntk_alibi.training import training
+from ntk_alibi.training.processes import each_in_a_process
 
 #: Number of questions about a record; one of the training length states as many numbers.
 QUESTIONS = 16
@@ -185,8 +184,6 @@ def write_document(output: Path, document: Path) -> None:
 
 
 def _work(recipe: StudyRecipe, output: Path) -> str:
-    torch.set_num_threads(1)
-    set_num_threads(1)
     train_and_evaluate(recipe, MeasurePlan(), output)
     return f"{recipe.scheme}, seed {recipe.seed}: done"
 
@@ -217,10 +214,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _files.writable_folder(options.document.parent / "pictures")
     _files.writable_folder(options.output)
     recipes = [StudyRecipe(scheme=x, seed=seed) for seed in options.seeds for x in options.schemes]
-    if recipes:  # spawn: OpenMP has no threads in a forked child
-        with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-            for line in pool.imap_unordered(partial(_work, output=options.output), recipes):
-                print(line, flush=True)
+    work = partial(_work, output=options.output)
+    for line in each_in_a_process(work, recipes, options.processes):
+        print(line, flush=True)
     for name, text in tables.tables(tables.summarise(options.output)).items():
         print(f"\n{name}\n\n{text}")
     if options.document:

@@ -109,16 +109,17 @@ class NanoBloomTraining(training.Training):
         logits: torch.Tensor = self.model(tokens, use_cache=False).logits
         return logits[wanted]
 
+    def length_setting(self) -> dict[str, int]:
+        """Return the entry of the config that holds the training length."""
+        return {"seq_length": self.recipe.train_length}
+
     def export(self, output: Path) -> None:
         """Write float16 weights, config and tokenizer in the format of plain transformers."""
         half: Any = copy.deepcopy(self.model)
         half.half().save_pretrained(output)
         self.tokenizer.save_pretrained(output)
-        _amend_json(
-            output / "config.json",
-            seq_length=self.recipe.train_length,
-            dtype="float32",  # the dtype for computing; only the weights in the file are float16
-        )
+        # float32 is the dtype for computing; only the weights in the file are float16
+        _amend_json(output / "config.json", dtype="float32", **self.length_setting())
         # transformers 4 knows this name, too.
         _amend_json(output / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
 
@@ -128,17 +129,24 @@ def _amend_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
-def train(recipe: NanoBloomRecipe, output: Path, *, quiet: bool = False) -> NanoBloomTraining:
+def train(
+    recipe: NanoBloomRecipe,
+    output: Path,
+    *,
+    quiet: bool = False,
+    kind: type[NanoBloomTraining] = NanoBloomTraining,
+) -> NanoBloomTraining:
     """Train with a recipe, resuming from a checkpoint in output if there is one, and export.
 
     Args:
         recipe: settings of the training.
         output: folder for the checkpoint (train.ckpt), the log (train.jsonl) and the model.
         quiet: whether to hide the progress bar.
+        kind: class of the training.
     """
     _files.writable_folder(output)
     checkpoint, log = output / "train.ckpt", output / "train.jsonl"
-    training = NanoBloomTraining(recipe)
+    training = kind(recipe)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     slopes = SteepenFlattest(recipe.slope_factor) if recipe.slope_factor != 1.0 else None
     handle = patch(training.model, slopes, attention=recipe.attention)

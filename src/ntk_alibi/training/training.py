@@ -16,13 +16,14 @@ A training can stop after any step. When it resumes from its checkpoint it reach
 from __future__ import annotations
 
 import json
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,9 +34,11 @@ from torch.nn import functional as F
 
 from ntk_alibi import _files
 from ntk_alibi.evaluation.records import corpus
+from ntk_alibi.evaluation.records.haystacks import MultiKey, Passkey
 from ntk_alibi.evaluation.records.lines import Lines
 from ntk_alibi.evaluation.records.record import Case, Encode, RecordKind, cached_encoder, encoder
 from ntk_alibi.evaluation.records.topics import Topics
+from ntk_alibi.evaluation.records.words import LINE_NAMES
 from ntk_alibi.training.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
 
@@ -50,10 +53,12 @@ class Recipe:
         growth: factor by which the length grows.
         tokens: tokens in a step at lengths below 1000; twice as many at greater lengths.
         layers, hidden_size, heads: shape of the model.
-        shares: shares of prose, lines and topics in the rows of a batch.
+        shares: shares of prose and of the kinds of records in `KINDS`, in their order, in the rows
+            of a batch; missing ones are 0.
         muon_rate, adam_rate: learning rates of Muon and AdamW.
         record_weight: weight in the loss of record tokens that are not answers; answers have 1.
         seed: seed of the first weights and of the data.
+        held_out: texts of the corpus that are not trained on; see `corpus.training_text`.
     """
 
     train_length: int = 2048
@@ -64,18 +69,27 @@ class Recipe:
     layers: int = 3
     hidden_size: int = 128
     heads: int = 8
-    shares: tuple[float, float, float] = (0.3, 0.5, 0.2)
+    shares: tuple[float, ...] = (0.3, 0.5, 0.2)
     muon_rate: float = 0.02
     adam_rate: float = 2e-3
     record_weight: float = 0.1
     seed: int = 0
+    held_out: Literal["chapters", "books"] = "chapters"
 
 
 #: Weight of prose in the loss; answers have 1.
 PROSE_WEIGHT = 0.5
 
-#: Values that mark answers in a batch, by the kind of record.
-_LINES, _TOPICS = 1, 2
+#: Kinds of records; their places mark answers in a batch. The last are lines whose names are pairs
+#: of words of the training text.
+KINDS = ("prose", "lines", "topics", "passkey", "multikey", "word-lines")
+_LINES, _TOPICS = KINDS.index("lines"), KINDS.index("topics")
+
+#: Lengths in tokens below which a kind's rows are lines instead.
+SHORTEST = (0, 0, 0, 128, 128, 128)
+
+#: Letters of a word in the names of word-lines.
+WORD_LETTERS = range(4, 9)
 
 #: Number of warm-up steps, and number of steps at a length before it can grow.
 WARM_UP, LEAST_STEPS = 60, 10
@@ -143,7 +157,7 @@ class Training(ABC):
         torch.manual_seed(recipe.seed)
         self.recipe: Any = recipe
         self.curriculum: Any = curriculum
-        text = _text()
+        text = _text(recipe.held_out)
         self.tokenizer, self.encode = text.tokenizer, text.encode
         self._sentences, self._prose = text.sentences, text.prose
         self.model = self.make_model()
@@ -227,7 +241,7 @@ class Training(ABC):
         tokens = np.full(length, self.tokenizer.pad_token_id, np.int64)
         weights = np.zeros(length, np.float32)
         answers = np.zeros(length, np.int8)
-        kind = self.rng.choice(3, p=self.recipe.shares)
+        kind = self.rng.choice(len(self.recipe.shares), p=self.recipe.shares)
         if kind == 0:
             begin = int(self.rng.integers(len(self._prose) - length))
             tokens[:] = self._prose[begin : begin + length]
@@ -242,11 +256,24 @@ class Training(ABC):
         return tokens, weights, answers
 
     def _case(self, kind: int, length: int) -> Case:
-        if kind == _LINES:
-            return self.line_task(length).case(self.encode, length, self.rng)
         questions = max(1, min(8, length // 100))
-        topics = Topics(self._sentences, questions, ask_any=True)
-        return topics.case(self.encode, length, self.rng)
+        kinds: dict[str, Callable[[], RecordKind]] = {
+            "lines": lambda: self.line_task(length),
+            "topics": lambda: Topics(self._sentences, questions, ask_any=True),
+            "passkey": lambda: Passkey(self._sentences),
+            "multikey": lambda: MultiKey(self._sentences, questions, keys=max(1, length // 80)),
+            "word-lines": lambda: Lines(questions, names=self._word_names),
+        }
+        name = KINDS[kind] if length >= SHORTEST[kind] else "lines"
+        return kinds[name]().case(self.encode, length, self.rng)
+
+    @cached_property
+    def _word_names(self) -> tuple[str, ...]:
+        """Pairs of words of the training text, as many as there are names of lines."""
+        found = set(re.findall(r"\b[a-z]+\b", " ".join(self._sentences)))
+        words = sorted(word for word in found if len(word) in WORD_LETTERS)
+        pairs = np.random.default_rng(self.recipe.seed).choice(words, (len(LINE_NAMES), 2))
+        return tuple(dict.fromkeys(map("-".join, pairs)))
 
     def line_task(self, length: int) -> RecordKind:
         """Return the kind of the records of lines with `length` tokens."""
@@ -315,6 +342,10 @@ class Training(ABC):
                 saved = time.monotonic()
 
 
+#: Ends of the names of token embeddings in the models.
+_EMBEDDINGS = ("word_embeddings.weight", "wte.weight")
+
+
 def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return the matrices of the blocks, and all others but those of position schemes."""
     matrices: list[nn.Parameter] = []
@@ -322,7 +353,7 @@ def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     for name, parameter in model.named_parameters():
         if ".positions." in name:
             continue
-        inside = parameter.ndim == 2 and "word_embeddings" not in name
+        inside = parameter.ndim == 2 and not name.endswith(_EMBEDDINGS)
         (matrices if inside else others).append(parameter)
     return matrices, others
 
@@ -338,7 +369,7 @@ class _Text:
 
 
 @cache
-def _text() -> _Text:
+def _text(held_out: str) -> _Text:
     """Prepare tokenizer and text, which takes seconds and is deterministic."""
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=build_tokenizer(),
@@ -347,6 +378,7 @@ def _text() -> _Text:
         clean_up_tokenization_spaces=False,
     )
     encode = cached_encoder(encoder(tokenizer))
-    chapters = encode([chapter + "\n" for chapter in corpus.training_text()])
+    text = corpus.training_text(held_out)
+    chapters = encode([chapter + "\n" for chapter in text])
     prose = np.concatenate([np.array(chapter, np.int64) for chapter in chapters])
-    return _Text(tokenizer, encode, corpus.sentences(corpus.training_text()), prose)
+    return _Text(tokenizer, encode, corpus.sentences(text), prose)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 import ntk_alibi as na
 from ntk_alibi.evaluation.comparing import length_study
+from ntk_alibi.evaluation.comparing.intervals import ratio_standard_error
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS, Plan
 from ntk_alibi.evaluation.comparing.summary import DEPTH_BINS
 from ntk_alibi.evaluation.harness import datasets
@@ -170,8 +171,48 @@ def test_nats_are_those_of_transformers(tiny_checkpoint: Path, tmp_path: Path) -
 
 
 def test_too_little_prose_is_an_error() -> None:
-    with pytest.raises(ValueError, match="prose must hold 3 windows of 5 tokens, has 14"):
-        prose.prose_windows(lambda texts: [[1] * 7 for _ in texts], ["a", "b"], 5, 3)
+    with pytest.raises(ValueError, match="prose must hold 3 windows of 5 tokens, has 2"):
+        prose.prose_windows(lambda texts: [[1] * 7 for _ in texts], [["a", "b"]], 5, 3)
+
+
+def test_a_window_of_prose_is_from_one_text() -> None:
+    texts = [["aaa", "bb"], ["cccc"], ["ddddddd"]]
+    windows = prose.prose_windows(lambda x: [[ord(c) for c in t] for t in x], texts, 3, 4)
+    assert ["".join(map(chr, w)) for w in windows] == ["aaa", "ccc", "ddd", "ddd"]
+
+
+def test_a_ratio_has_the_standard_error_of_its_clusters() -> None:
+    # clusters of equal size: the error of the mean of their shares
+    shares = np.array([0.5, 1.0, 0.75, 0.25])
+    error = shares.std(ddof=1) / 2
+    assert ratio_standard_error(4 * shares, [4] * 4) == pytest.approx(error, rel=1e-12)
+
+
+def test_the_harness_shows_standard_errors(tiny_checkpoint: Path) -> None:
+    from lm_eval.evaluator import evaluate
+    from lm_eval.utils import make_table
+
+    lm = StretchedLM(str(tiny_checkpoint), quiet=True)
+    made_from = {
+        "lengths": [200, 300],
+        "records": 3,
+        "windows": 2,
+        "pretrained": str(tiny_checkpoint),
+    }
+    names = ["ntk_alibi_lines", "ntk_alibi_prose", "ntk_alibi_lines_generated"]
+    with harness.quiet():
+        results = evaluate(lm, harness.load_tasks(names, made_from))
+    prose_row = results["results"]["ntk_alibi_prose"]
+    assert prose_row["perplexity_stderr,none"] == pytest.approx(
+        prose_row["perplexity,none"] * prose_row["nats_stderr,none"], rel=1e-12
+    )
+    assert prose_row["nats_stderr,none"] > 0
+    assert "N/A" not in make_table(results)
+
+
+def test_one_record_has_no_standard_error() -> None:
+    assert datasets.ratio_error([[3, 4], [0, 0]]) == "N/A"
+    assert datasets.perplexity_error([[3.0, 4]]) == "N/A"
 
 
 def test_parse_method() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lm_eval.tasks import TaskManager
 
 from ntk_alibi.evaluation.harness import datasets
 from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.evaluation.records import corpus
+from ntk_alibi.evaluation.records import corpus, words
 from ntk_alibi.evaluation.records.lines import Lines
 from ntk_alibi.evaluation.records.record import encoder
 from ntk_alibi.models import load
@@ -41,6 +42,9 @@ def test_tasks_of_records_load(name: str) -> None:
     assert len(task.eval_docs) == 2
     task.build_all_requests()
     for instance in task.instances:
+        if name.endswith("_generated"):
+            assert instance.args[0] == instance.doc["prompt"]
+            continue
         context, continuation = instance.args
         assert context + continuation in instance.doc["text"]
     assert yaml.safe_dump(task.dump_config()["metadata"])
@@ -73,6 +77,37 @@ def test_lines_are_those_of_the_generator(tokenizer: Any) -> None:
     case = Lines(32).case(encoder(tokenizer), 2048, rng)
     assert tokenizer(document["text"])["input_ids"] == case.tokens[: case.answers[-1][1]].tolist()
     assert document["distances"] == case.distances
+
+
+def test_generated_answers_are_those_of_the_records() -> None:
+    whole = datasets.retrieval("topics", [900], records=3, questions=1)["test"]
+    prompts = datasets.single_questions("topics", [900], records=3)["test"]
+    for document, prompt in zip(whole, prompts, strict=True):
+        assert (prompt["prompt"] + prompt["expected"] + ".").startswith(document["text"])
+        assert prompt["prompt"].endswith("topic?\nASSISTANT:")
+        assert datasets.generated(prompt, [prompt["expected"]]) == {"accuracy": 1.0}
+        assert datasets.generated(prompt, [prompt["expected"] + "s"]) == {"accuracy": 0.0}
+
+
+def test_other_lines_have_names_of_no_training_record(tokenizer: Any) -> None:
+    (document,) = datasets.retrieval("other-lines", [2048], records=1)["test"]
+    names = re.findall(r"^line (\S+):", document["text"], re.M)
+    assert len(names) > 50
+    known = {*words.ADJECTIVES, *words.NOUNS}
+    assert not known & {word for name in names for word in name.split("-")}
+    assert len(set(words.OTHER_LINE_NAMES)) == len(set(words.LINE_NAMES)) == 4096
+
+
+def test_lines_of_any_length_are_as_long_as_asked(tokenizer: Any) -> None:
+    """Records have no more lines than there are names, and prose between them."""
+    (document,) = datasets.retrieval(
+        "lines", [65_536], records=1, questions=4, split="held-out-books"
+    )["test"]
+    tokens = tokenizer(document["text"])["input_ids"]
+    assert 65_536 - 128 <= len(tokens) <= 65_536 + 64  # prose that was cut can merge with the next
+    assert document["text"].count("REGISTER_CONTENT is <") == 4096
+    for begin, end in zip(document["begins"], document["ends"], strict=True):
+        assert document["text"].count(document["text"][begin:end]) >= 2
 
 
 def test_records_differ_and_are_drawn_again_by_their_seed() -> None:

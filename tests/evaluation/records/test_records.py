@@ -106,3 +106,37 @@ def test_the_corpus_is_whole_and_split() -> None:
     assert not set(train) & set(held_out)
     assert sum(map(len, held_out)) > 200_000
     assert all(sentence for sentence in corpus.sentences(held_out))
+
+
+def test_whole_books_can_be_held_out() -> None:
+    train, books = corpus.training_text("books"), corpus.held_out_texts("books")
+    assert len(train) + sum(map(len, books)) == 1189
+    assert [book[0][:25] for book in books] == [
+        "There was a man in the la",
+        "The proverbs of Solomon t",
+        "In the third year of the ",
+        "In the beginning was the ",
+        "The Revelation of Jesus C",
+    ]
+    thirteen = {
+        tuple(words_of[i : i + 13])
+        for chapter in train
+        for words_of in [re.findall(r"[a-z']+", chapter.lower())]
+        for i in range(len(words_of) - 12)
+    }
+    held = [re.findall(r"[a-z']+", chapter.lower()) for book in books for chapter in book]
+    shared = sum(tuple(w[i : i + 13]) in thirteen for w in held for i in range(len(w) - 12))
+    assert shared == 0
+
+
+def test_more_room_than_names_is_an_error_without_prose() -> None:
+    names = ("a-b", "c-d")
+    with pytest.raises(ValueError, match="length must not exceed 2 lines, as many as names, got"):
+        Lines(1, names=names).case(characters, 900, np.random.default_rng(0))
+    case = Lines(1, names=names, prose=("It was so.",)).case(
+        characters, 900, np.random.default_rng(0)
+    )
+    assert 900 - 64 <= len(case.tokens) <= 900
+    ((begin, end),) = case.answers
+    source = begin - case.distances[0]
+    assert text_of(case, begin, end) == text_of(case, source, source + end - begin)

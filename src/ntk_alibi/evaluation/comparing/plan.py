@@ -34,10 +34,13 @@ class Plan:
             the training length is used.
         topic_records: number of conversations for each length.
         topic_questions: number of questions about each of them.
+        passkey_records, multikey_records: number of records of prose with one pass key, and with
+            several numbers, for each length.
+        other_line_records: number of records of lines with names that are in no training record of
+            the nano BLOOM.
         prose_windows: number of windows for the perplexity, of the greatest length; 0 for none.
         seed: seed of the records; all methods read the same records.
-        split: chapters of the prose: "held-out", or "training" for those that the nano BLOOM was
-            trained on.
+        split: chapters of all prose; see `ntk_alibi.evaluation.harness.datasets.prose`.
     """
 
     train_length: int
@@ -49,35 +52,50 @@ class Plan:
     topic_questions: int = 5
     prose_windows: int = 8
     seed: int = 2026
+    passkey_records: int = field(default=0, kw_only=True)
+    multikey_records: int = field(default=0, kw_only=True)
+    other_line_records: int = field(default=0, kw_only=True)
     split: str = field(default="held-out", kw_only=True)
 
     def __post_init__(self) -> None:
-        if not (self.line_records or self.topic_records or self.prose_windows):
+        if not self.tasks:
+            *others, last = (f"{kind}_records" for kind in _KINDS)
             raise ValueError(
-                "line_records, topic_records or prose_windows must be at least 1, got 0"
+                f"{', '.join(others)}, {last} or prose_windows must be at least 1, got 0"
             )
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:
         """Metadata of each harness task of the study, by the task's name without "ntk_alibi_"."""
         lengths = [round(multiple * self.train_length) for multiple in self.multiples]
-        questions = min(self.line_questions, max(1, self.train_length // 64))
-        drawn = {"lengths": lengths, "seed": self.seed}
-        longest = math.ceil(2 * max(self.multiples))
-        tasks = {
-            "lines": {"records": self.line_records, "questions": questions, **drawn},
-            "topics": {"records": self.topic_records, "questions": self.topic_questions, **drawn},
-            "prose": {"lengths": [max(lengths)], "windows": self.prose_windows, "bins": longest},
-        }
-        if self.split != "held-out":
-            tasks["prose"]["split"] = self.split
-        counts = {
-            "lines": self.line_records,
-            "topics": self.topic_records,
-            "prose": self.prose_windows,
-        }
-        return {name: made for name, made in tasks.items() if counts[name]}
+        split = {"split": self.split} if self.split != "held-out" else {}
+        tasks: dict[str, dict[str, Any]] = {}
+        for kind, task in _KINDS.items():
+            if records := getattr(self, f"{kind}_records"):
+                tasks[task] = {"records": records, **self._questions(kind)}
+                tasks[task] |= {"lengths": lengths, "seed": self.seed, **split}
+        if self.prose_windows:
+            longest = math.ceil(2 * max(self.multiples))
+            tasks["prose"] = {"lengths": [max(lengths)], "windows": self.prose_windows}
+            tasks["prose"] |= {"bins": longest, **split}
+        return tasks
 
+    def _questions(self, kind: str) -> dict[str, int]:
+        if kind == "topic":
+            return {"questions": self.topic_questions}
+        if kind.endswith("line"):
+            return {"questions": min(self.line_questions, max(1, self.train_length // 64))}
+        return {}
+
+
+#: Kinds of records, as the plan's fields name them, and their harness tasks.
+_KINDS = {
+    "line": "lines",
+    "topic": "topics",
+    "passkey": "passkey",
+    "multikey": "multikey",
+    "other_line": "other_lines",
+}
 
 #: Changes that --quick makes: fewer and shorter records, no prose.
 QUICK: dict[str, Any] = {

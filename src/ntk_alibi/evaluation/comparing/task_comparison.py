@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
+from ntk_alibi.evaluation.comparing.intervals import accuracy_interval, ratio_standard_error
 from ntk_alibi.evaluation.comparing.published import published_percent
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.methods import Method, model_arguments
@@ -101,8 +101,7 @@ def _mean_interval(tops: Sequence[float], counts: Sequence[float]) -> tuple[floa
     n, value = len(tops), sum(tops) / sum(counts)
     if n < 2:
         return math.nan, math.nan
-    residuals = sum((top - value * count) ** 2 for top, count in zip(tops, counts, strict=True))
-    half = NormalDist().inv_cdf(0.975) * math.sqrt(residuals * n / (n - 1)) / sum(counts)
+    half = NormalDist().inv_cdf(0.975) * ratio_standard_error(tops, counts)
     return value - half, value + half
 
 

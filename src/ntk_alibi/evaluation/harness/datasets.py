@@ -21,6 +21,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from ntk_alibi import _checks
 from ntk_alibi.evaluation import checks
+from ntk_alibi.evaluation.comparing.intervals import ratio_standard_error
 from ntk_alibi.evaluation.records import corpus, haystacks
 from ntk_alibi.evaluation.records.lines import Lines
 from ntk_alibi.evaluation.records.prose import prose_windows
@@ -33,6 +34,7 @@ from ntk_alibi.evaluation.records.record import (
     encoder,
 )
 from ntk_alibi.evaluation.records.topics import Topics
+from ntk_alibi.evaluation.records.words import OTHER_LINE_NAMES
 from ntk_alibi.models.loading import checkpoint_name, reading
 
 if TYPE_CHECKING:
@@ -49,8 +51,18 @@ SEED = 2026
 #: By default a record has at most one question for this many tokens.
 TOKENS_PER_QUESTION = 64
 
+#: Default number of prompts with one question, of each length.
+SINGLE_QUESTIONS = 32
+
 #: Default number of records of each length, by kind.
-RECORDS = {"lines": 8, "topics": 12, "passkey": 32, "multikey": 8, "variables": 8}
+RECORDS = {
+    "lines": 8,
+    "other-lines": 8,
+    "topics": 12,
+    "passkey": 32,
+    "multikey": 8,
+    "variables": 8,
+}
 
 
 def retrieval(
@@ -59,17 +71,20 @@ def retrieval(
     records: int | None = None,
     questions: int | None = None,
     seed: int = SEED,
+    split: str = "held-out",
     **model: Any,
 ) -> dict[str, Dataset]:
     """Draw records of a kind in the form in which the harness takes a data set.
 
     Args:
-        kind: name of the record kind: "lines", "topics", "passkey", "multikey" or "variables".
+        kind: name of the record kind: "lines", "other-lines" (with names that are in no training
+            record of the nano models), "topics", "passkey", "multikey" or "variables".
         lengths: lengths of the records in tokens of the model.
         records: number of records of each length.
         questions: number of questions about each record; by default the kind's number, but at most
             one for every 64 tokens.
         seed: seed of the records.
+        split: chapters of the prose in the records; see `prose`.
         **model: the harness's metadata of the model: the records are made with its tokenizer, or
             with the tokenizer of the checkpoint named by pretrained.
     """
@@ -80,12 +95,43 @@ def retrieval(
     encode = cached_encoder(encoder(tokenizer))
     documents = []
     for length in _lengths(lengths):
-        record_kind = _record_kind(kind, questions, length)
+        record_kind = _record_kind(kind, questions, length, split)
         for record in range(count):
             name = f"{kind}/{length / NAMED_UNIT:g}/{record}"
             case = record_kind.case(encode, length, np.random.default_rng([seed, *name.encode()]))
             documents.append(_question_document(decoder(tokenizer), case, length))
     return {"test": Dataset.from_list(documents)}
+
+
+def single_questions(
+    kind: str,
+    lengths: Sequence[int] = (2048,),
+    records: int = SINGLE_QUESTIONS,
+    **options: Any,
+) -> dict[str, Dataset]:
+    """Draw prompts of one record and one question each, to which the model generates the answer.
+
+    Args:
+        kind: name of the record kind, as for `retrieval`.
+        lengths: lengths of the records in tokens of the model.
+        records: number of prompts of each length.
+        **options: further arguments of `retrieval`, except questions, which is 1.
+    """
+    drawn = retrieval(kind, lengths, records, **{**options, "questions": 1})["test"]
+    prompts = [
+        {
+            "prompt": document["text"][: document["begins"][0]],
+            "expected": document["text"][document["begins"][0] : document["ends"][0]],
+            **{key: document[key] for key in ("length", "distances", "depths")},
+        }
+        for document in drawn
+    ]
+    return {"test": Dataset.from_list(prompts)}
+
+
+def generated(document: dict[str, Any], results: list[str]) -> dict[str, float]:
+    """Return whether the text generated before the end of the answer is the answer."""
+    return {"accuracy": float(results[0].strip() == document["expected"].strip())}
 
 
 def prose(
@@ -108,7 +154,9 @@ def prose(
             James Bible.
         context: number of tokens read before each range; by default all of the window before it.
         stride: number of tokens in a range.
-        split: "held-out" for the chapters that the nano BLOOM was not trained on, or "training".
+        split: "held-out" for the chapters that the nano BLOOM was not trained on, "training" for
+            the others, or "held-out-books" for books that `corpus.training_text` can leave out
+            whole; a window is from one book.
         **model: the harness's metadata of the model, as for `retrieval`.
     """
     _checks.integer("windows", windows, minimum=1)
@@ -116,13 +164,12 @@ def prose(
     if context is not None:
         _checks.integer("context", context, minimum=0)
     tokenizer = _tokenizer(**model)
-    _checks.choice("split", split, corpus.SPLITS)
-    chapters = corpus.SPLITS[split]() if text is None else _lines(text)
+    texts = _split(split) if text is None else [_lines(text)]
     documents = []
     for length in _lengths(lengths, minimum=2):
         ranges = max(1, length // stride) if bins is None else bins
         _checks.integer("bins", ranges, minimum=1, maximum=length - 1)
-        for tokens in prose_windows(encoder(tokenizer), chapters, length, windows):
+        for tokens in prose_windows(encoder(tokenizer), texts, length, windows):
             documents.append(_prose_document(decoder(tokenizer), tokens, ranges, context))
     return {"test": Dataset.from_list(documents)}
 
@@ -160,17 +207,40 @@ def perplexity(pairs: Iterable[Sequence[float]]) -> float:
     return math.exp(ratio(pairs))
 
 
+def ratio_error(pairs: Iterable[Sequence[float]]) -> float | str:
+    """Return the standard error of `ratio`, or "N/A", as the harness writes it, for one pair."""
+    counted = [pair for pair in pairs if pair[1]]
+    if len(counted) < 2:
+        return "N/A"
+    return ratio_standard_error(*zip(*counted, strict=True))
+
+
+def perplexity_error(pairs: Iterable[Sequence[float]]) -> float | str:
+    """Return the standard error of `perplexity`: itself times that of the nats, to first order."""
+    pairs = list(pairs)
+    error = ratio_error(pairs)
+    return error if isinstance(error, str) else perplexity(pairs) * error
+
+
+STANDARD_ERRORS = {ratio: ratio_error, perplexity: perplexity_error}
+
+
 class RecordTask(ConfigurableTask):  # type: ignore[misc]
     """A harness task whose documents have several requests about one text."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config={k: v for k, v in config.items() if k != "class"})
         lengths = sorted(set(self.dataset["test"]["length"]))
-        for name in ("accuracy", "nats"):
-            if name in self._aggregation_list:
-                for length in lengths:
-                    self._aggregation_list[f"{name}_{length}"] = ratio
-                    self._higher_is_better[f"{name}_{length}"] = self._higher_is_better[name]
+        aggregations: dict[str, Any] = {}
+        for name, aggregate in dict(self.aggregation()).items():
+            of_lengths = [f"{name}_{length}" for length in lengths] if aggregate is ratio else []
+            for metric in (name, *of_lengths):
+                # The harness knows no standard error of our ratios and leaves "N/A" at this key,
+                # which a metric with the name of the key replaces.
+                aggregations |= {metric: aggregate, f"{metric}_stderr": STANDARD_ERRORS[aggregate]}
+                self._higher_is_better[metric] = self._higher_is_better[name]
+                self._higher_is_better[f"{metric}_stderr"] = False
+        self._aggregation_list = aggregations
 
     def construct_requests(self, doc: Any, ctx: Any, **options: Any) -> list[Instance]:
         """Make a request for each answer or range of the document."""
@@ -193,25 +263,35 @@ class RecordTask(ConfigurableTask):  # type: ignore[misc]
     def process_results(self, doc: Any, results: Any) -> dict[str, Any]:
         """Compute the metrics; those of other lengths get [0, 0], which adds nothing."""
         metrics: dict[str, Any] = super().process_results(doc, results)
-        return {name: metrics.get(name, [0, 0]) for name in self._aggregation_list}
+        return {
+            name: metrics.get(name.removesuffix("_stderr"), [0, 0])
+            for name in self._aggregation_list
+        }
 
 
 def _with_length(name: str, document: dict[str, Any], pair: list[Any]) -> dict[str, Any]:
     return {name: pair, f"{name}_{document['length']}": pair}
 
 
-def _record_kind(kind: str, questions: int | None, length: int) -> RecordKind:
-    sentences = corpus.sentences(corpus.held_out_text())
+def _split(name: str) -> list[list[str]]:
+    _checks.choice("split", name, corpus.SPLITS)
+    return corpus.SPLITS[name]()
+
+
+def _record_kind(kind: str, questions: int | None, length: int, split: str) -> RecordKind:
+    sentences = corpus.sentences([chapter for text in _split(split) for chapter in text])
+    most = max(1, length // TOKENS_PER_QUESTION)
     make: dict[str, Callable[[], Any]] = {
-        "lines": Lines,
+        "lines": lambda: Lines(prose=sentences),
+        "other-lines": lambda: Lines(names=OTHER_LINE_NAMES, prose=sentences),
         "topics": lambda: Topics(sentences),
         "passkey": lambda: haystacks.Passkey(sentences),
-        "multikey": lambda: haystacks.MultiKey(sentences),
+        "multikey": lambda: haystacks.MultiKey(sentences, keys=min(16, most)),
         "variables": lambda: haystacks.Variables(sentences),
     }
     default = make[kind]()
     if questions is None:
-        questions = min(default.questions, max(1, length // TOKENS_PER_QUESTION))
+        questions = min(default.questions, most)
     questions = _checks.integer("questions", questions, minimum=1)
     record_kind: RecordKind = replace(default, questions=questions)
     return record_kind

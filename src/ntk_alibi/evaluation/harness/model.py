@@ -231,6 +231,12 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         pairs = [request.args for request in requests]
         return self._answer(list(self._passes(pairs)), pairs, disable_tqdm)
 
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Return the text that is generated for each prompt."""
+        quiet = disable_tqdm or self.quiet
+        answers: list[str] = super().generate_until(requests, disable_tqdm=quiet)
+        return answers
+
     def _loglikelihood_tokens(
         self,
         requests: list[tuple[Any, list[int], list[int]]],

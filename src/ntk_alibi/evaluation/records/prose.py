@@ -9,14 +9,24 @@ from ntk_alibi.evaluation.records.record import Encode
 
 
 def prose_windows(
-    encode: Encode, chapters: list[str], length: int, count: int
+    encode: Encode, texts: list[list[str]], length: int, count: int
 ) -> list[NDArray[np.int64]]:
-    """Cut the first `count` windows of `length` tokens from the chapters.
+    """Cut the first `count` windows of `length` tokens from texts, each window from one text.
+
+    Args:
+        encode: function that encodes pieces of text.
+        texts: lists of paragraphs that follow each other.
+        length: number of tokens in a window.
+        count: number of windows.
 
     Raises:
-        ValueError: the chapters hold fewer tokens.
+        ValueError: the texts hold fewer windows.
     """
-    tokens = np.array([t for chapter in encode(chapters) for t in chapter], np.int64)
-    if len(tokens) < count * length:
-        raise ValueError(f"prose must hold {count} windows of {length} tokens, has {len(tokens)}")
-    return [tokens[i * length : (i + 1) * length] for i in range(count)]
+    windows: list[NDArray[np.int64]] = []
+    for paragraphs in texts:
+        tokens = np.array([t for paragraph in encode(paragraphs) for t in paragraph], np.int64)
+        whole = len(tokens) // length
+        windows += [tokens[i * length : (i + 1) * length] for i in range(whole)]
+    if len(windows) < count:
+        raise ValueError(f"prose must hold {count} windows of {length} tokens, has {len(windows)}")
+    return windows[:count]

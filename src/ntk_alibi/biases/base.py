@@ -60,6 +60,11 @@ class BiasObject(ReprHtml):
         return None
 
     @property
+    def of_tokens(self) -> bool:
+        """Whether the bias has numbers for each token; a rank then has those of its own tokens."""
+        return False
+
+    @property
     def covered_distances(self) -> tuple[int, int] | None:
         """The first and the last distance that the bias covers; None for all distances."""
         return None

@@ -44,6 +44,11 @@ class ForgetGates(BiasObject):
         self._set(log_gates=gates, num_heads=int(gates.shape[1]), sides="causal")
 
     @property
+    def of_tokens(self) -> bool:
+        """True: each token has its gates."""
+        return True
+
+    @property
     def rows(self) -> int:
         """The number of batch rows of the gates."""
         return int(self.log_gates.shape[0])

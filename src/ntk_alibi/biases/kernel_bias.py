@@ -162,7 +162,16 @@ class KernelBias(NamedTuple):
         core = None if cut else self.core
         return self._replace(**cut, sums=sums, dense=dense, core=core)
 
-    def of_heads(self, heads: slice) -> KernelBias:
+    def of_rows(self, rows: slice) -> KernelBias:
+        """Return the bias of some rows of the batch."""
+        by_row = {**self.slopes, "sums": self.sums}
+        dense = self.dense
+        if dense is not None and dense.ndim > 3:
+            by_row["dense"] = dense
+        cut = {name: x[rows] for name, x in by_row.items() if x is not None and len(x) > 1}
+        return self._replace(**cut, core=None) if cut else self
+
+    def of_heads(self, heads: slice | list[int]) -> KernelBias:
         """Return the bias of some heads."""
         by_head = self.slopes if self.sums is None else {"sums": self.sums}
         numbers: dict[str, Any] = {name: x[:, heads] for name, x in by_head.items()}

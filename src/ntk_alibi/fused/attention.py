@@ -42,6 +42,8 @@ def attention(
     initial: tuple[Array, Array] | None = None,
     key_norms: KeyNorms | None = None,
     dropout: float = NO_DROPOUT,
+    group: Any = None,
+    mesh: Any = None,
     return_logsumexp: bool = False,
     return_stats: bool = False,
     **others: Any,
@@ -102,6 +104,12 @@ def attention(
         key_norms: norms of these very keys, kept by the caller; without rotary, key_padding_mask,
             key_positions and exempt tokens.
         dropout: must be 0: the fused kernel has no attention dropout (see Raises).
+        group: a torch.distributed.ProcessGroup whose ranks share one sequence: query, key, value and
+            key_padding_mask are this rank's tokens, which follow those of the rank before, unless
+            positions say where they are. Keys travel if they may matter (docs/distributed.md).
+            Gradients of a bias's parameters are summed over the ranks.
+        mesh: a DeviceMesh with one dimension in place of group. DTensors that are sharded along the
+            sequence need neither.
         return_logsumexp: whether to return the logsumexp, too: float32 (B, H, Q), natural, of the
             scores as above. `merge` takes both.
         return_stats: whether to return `Stats`, too.
@@ -137,6 +145,25 @@ def attention(
     if dropout is not NO_DROPOUT:
         checks.no_dropout(dropout)
     arrays = key_padding_mask, query_positions, key_positions
+    if group is not None or mesh is not None or hasattr(query, "device_mesh"):
+        given = {"initial": initial, "key_norms": key_norms}
+        given |= {"return_stats": return_stats or None}
+        from ntk_alibi.distributed.attention import attention_over_ranks
+
+        return attention_over_ranks(
+            query,
+            key,
+            value,
+            bias,
+            Options(*arrays, align, rotary, log_n),
+            scale,
+            skip_tolerance,
+            (causal, window, causal_block, sink),
+            group=group,
+            mesh=mesh,
+            refused=given,
+            return_logsumexp=return_logsumexp,
+        )
     placed = not (key_padding_mask is None and query_positions is None and key_positions is None)
     options = DEFAULTS
     usual = align is AT_END and rotary is None and log_n is None and initial is None

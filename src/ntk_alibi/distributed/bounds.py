@@ -1,0 +1,273 @@
+"""Upper bounds of the softmax mass of blocks of keys that lie on other ranks.
+
+docs/distributed.md has the proof. All numbers are NumPy's, float64 unless stated otherwise, and
+natural logarithms; rows are pairs of batch row and head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.masks import Mask
+
+Floats = NDArray[np.float64]
+
+#: Factor of norms that covers the rounding of float32 sums of at most 256 squares.
+NORM_SLACK = 1.0 + 2.0**-15
+
+#: Position of blocks without real keys, which no query sees.
+NOWHERE = 2**31
+
+#: Numbers of a chunk of tiles by blocks, so that memory stays bounded.
+CHUNK = 2**22
+
+
+class KeyBlocks(NamedTuple):
+    """Blocks of consecutive keys of one rank.
+
+    Attributes:
+        norms: greatest norm of the keys less the centre, (batch, key heads, blocks) float32.
+        centres: the centre that norms are measured from, (batch, key heads, head_dim) float32.
+        first, last: least and greatest position of real keys, (1 or batch, blocks) int64; NOWHERE
+            for blocks without any.
+        count: number of real keys, (1 or batch, blocks).
+        distinct: whether no two real keys of a block share a position, (1 or batch, blocks).
+        sums: least prefix sum of the keys, (1 or batch, heads, blocks), or None.
+    """
+
+    norms: NDArray[np.float32]
+    centres: NDArray[np.float32]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    count: NDArray[np.int64]
+    distinct: NDArray[np.bool_]
+    sums: Floats | None = None
+
+
+class QueryTiles(NamedTuple):
+    """Tiles of consecutive queries of this rank.
+
+    Attributes:
+        norms: greatest norm of the queries times all factors of their dot products, (batch, heads,
+            tiles).
+        room: for each source of blocks, the greatest q.z - l over the tile's queries, with q
+            times those factors and l a
+            lower bound of the query's logsumexp, (sources, batch, heads, tiles).
+        first, last: least and greatest position, (1 or batch, tiles) int64.
+        seen_from, seen_to: bounds of the visible interval of positions, (1 or batch, tiles).
+        sums: greatest prefix sum, (1 or batch, heads, tiles), or None.
+    """
+
+    norms: Floats
+    room: Floats
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    seen_from: NDArray[np.int64]
+    seen_to: NDArray[np.int64]
+    sums: Floats | None = None
+
+
+def by_tile(numbers: NDArray[Any], size: int, reduce: Any, fill: Any) -> NDArray[Any]:
+    """Reduce the last axis in runs of `size`, the last of which may be shorter."""
+    count = -(-numbers.shape[-1] // size)
+    short = count * size - numbers.shape[-1]
+    padded = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, short)], constant_values=fill)
+    result: NDArray[Any] = reduce(padded.reshape(*numbers.shape[:-1], count, size), axis=-1)
+    return result
+
+
+def visible_blocks(tiles: QueryTiles, blocks: KeyBlocks, mask: Mask) -> NDArray[np.bool_]:
+    """Return which blocks some query of a tile can see, (1 or batch, tiles, blocks)."""
+    first, last = blocks.first[:, None], blocks.last[:, None]
+    inside = (first < tiles.seen_to[:, :, None]) & (last >= tiles.seen_from[:, :, None])
+    sinks = (first < mask.sink) & (first < tiles.seen_to[:, :, None])
+    result: NDArray[np.bool_] = (inside | sinks) & (blocks.count[:, None] > 0)
+    return result
+
+
+class BiasBounds:
+    """Upper bounds of a bias between tiles and blocks, by head.
+
+    Args:
+        bias: the kernel form, of NumPy numbers, over all keys of the sequence.
+        tile: number of queries in a tile.
+    """
+
+    def __init__(self, bias: KernelBias, tile: int) -> None:
+        self._bias = bias
+        self._least: dict[str, Floats] = {}
+        for name, slopes in bias.slopes.items():
+            reduced = slopes.astype(np.float64)
+            if reduced.shape[2] > 1:
+                reduced = by_tile(reduced, tile, np.min, np.inf)
+            self._least[name] = reduced
+        if bias.table is not None:
+            table = bias.table.astype(np.float64)
+            self._from = np.maximum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
+            self._up_to = np.maximum.accumulate(table, axis=1)
+
+    @property
+    def proven(self) -> bool:
+        """Whether distant keys are bounded at all."""
+        bias = self._bias
+        if bias.exempt or bias.dense is not None:
+            return False
+        slopes = self._least.values()
+        return bias.table is not None or bias.sums is not None or (
+            bool(self._least) and all(bool((side >= 0).all()) for side in slopes)
+        )
+
+    def of(
+        self, head: int, batch: int, tiles: slice, query: QueryTiles, blocks: KeyBlocks
+    ) -> tuple[Floats, Floats]:
+        """Return the bound of the bias and the logarithm of the number of keys that can have it.
+
+        Args:
+            head: number of the head.
+            batch: number of the batch row.
+            tiles: the tiles.
+            query: the tiles of this rank.
+            blocks: the blocks of one source.
+
+        Returns:
+            Two arrays that broadcast to (tiles, blocks).
+        """
+        row = batch if query.first.shape[0] > 1 else 0
+        at = batch if blocks.first.shape[0] > 1 else 0
+        count = np.log(np.maximum(blocks.count[at], 1).astype(np.float64))[None]
+        if self._bias.sums is not None:
+            assert query.sums is not None and blocks.sums is not None
+            c = query.sums[batch if len(query.sums) > 1 else 0, head, tiles, None]
+            k = blocks.sums[batch if len(blocks.sums) > 1 else 0, head][None]
+            return c - k, count
+        behind = query.first[row, tiles, None] - blocks.last[at][None]
+        ahead = blocks.first[at][None] - query.last[row, tiles, None]
+        if self._bias.table is not None:
+            return self._of_table(head, behind, ahead), count
+        bound, rate = self._of_slopes(head, batch, tiles, behind, ahead)
+        rate = np.where(blocks.distinct[at][None], rate, 0.0)
+        return bound, np.log(_weights(rate, np.exp(count)))
+
+    def _of_table(self, head: int, behind: NDArray[Any], ahead: NDArray[Any]) -> Floats:
+        size, begin = self._from.shape[1], self._bias.table_begin
+        whole = float(self._from[head, 0]) if size else -np.inf
+        bound = np.full(np.broadcast_shapes(behind.shape, ahead.shape), whole)
+        if size:
+            at_least = self._from[head, np.clip(behind - begin, 0, size - 1)]
+            at_most = self._up_to[head, np.clip(-ahead - begin, 0, size - 1)]
+            bound = np.where(behind > 0, at_least, np.where(ahead > 0, at_most, bound))
+        # a distance outside of the table has the bias 0
+        outside = (behind >= begin + size) | (-ahead < begin)
+        return np.where(outside, np.maximum(bound, 0.0), bound)
+
+    def _of_slopes(
+        self, head: int, batch: int, tiles: slice, behind: Any, ahead: Any
+    ) -> tuple[Floats, Floats]:
+        """Return the bound, and the rate at which it falls from a block's nearest key on."""
+
+        def least(name: str) -> Floats:
+            side = self._least[name]
+            row = side[batch if len(side) > 1 else 0, head]
+            return (row[tiles] if len(row) > 1 else row)[:, None]
+
+        near = np.maximum(np.maximum(behind, ahead), 0).astype(np.float64)
+        left = behind > 0
+        slope = np.where(left, least("left"), least("right"))
+        hidden = np.isinf(slope) & (near > 0)
+        slope = np.where(np.isinf(slope), 0.0, slope)
+        if self._bias.far_left is None:
+            bound, rate = -slope * near, slope
+        else:
+            far = np.where(left, least("far_left"), least("far_right"))
+            bent = np.minimum(near, self._bias.knee)
+            bound, rate = -slope * bent - far * (near - bent), np.minimum(slope, far)
+        return np.where(hidden, -np.inf, bound), np.where(near > 0, rate, 0.0)
+
+
+def _weights(rate: Floats, count: Floats) -> Floats:
+    """Return the greatest sum of weights e^(-rate t) of `count` keys at different t = 0, 1, ..."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        series = np.expm1(-rate * count) / np.expm1(-rate)
+    return np.minimum(np.where(rate > 1e-12, series, count), count)
+
+
+def needed_blocks(
+    query: QueryTiles,
+    sources: list[KeyBlocks],
+    bias: BiasBounds,
+    mask: Mask,
+    share: float,
+) -> list[NDArray[np.bool_]]:
+    """Return the blocks of each source that must be read, (batch, key heads, blocks).
+
+    All other blocks together hold at most `share` of the sum of each query.
+
+    Args:
+        query: the tiles of this rank.
+        sources: the blocks of the other ranks; empty ones for this rank.
+        bias: bounds of the bias.
+        mask: the mask.
+        share: greatest share of a query's softmax mass that may be left out; 0 for none.
+    """
+    seen = [visible_blocks(query, blocks, mask) for blocks in sources]
+    batch, heads, _ = query.norms.shape
+    key_heads = sources[0].norms.shape[1]
+    wanted = [np.zeros((batch, key_heads, x.norms.shape[2]), np.bool_) for x in sources]
+    for b in range(batch):
+        any_tile = [x[b if len(x) > 1 else 0].any(axis=0) for x in seen]
+        for head in range(heads):
+            needed = any_tile
+            if share > 0.0 and bias.proven:
+                worst = [
+                    _worst(query, blocks, bias, visible, (b, head, source))
+                    for source, (blocks, visible) in enumerate(zip(sources, seen, strict=True))
+                ]
+                needed = _heaviest(worst, share)
+            for want, need in zip(wanted, needed, strict=True):
+                want[b, head * key_heads // heads] |= need
+    return wanted
+
+
+def _worst(
+    query: QueryTiles,
+    blocks: KeyBlocks,
+    bias: BiasBounds,
+    visible: NDArray[np.bool_],
+    row: tuple[int, int, int],
+) -> Floats:
+    """Return for each block the greatest logarithm, over the tiles, of its share of a sum."""
+    batch, head, source = row
+    heads, key_heads = query.norms.shape[1], blocks.norms.shape[1]
+    norms = blocks.norms[batch, head * key_heads // heads].astype(np.float64)
+    worst = np.full(norms.shape, -np.inf)
+    for tiles in _chunks(query.norms.shape[2], max(1, CHUNK // max(len(norms), 1))):
+        bound, count = bias.of(head, batch, tiles, query, blocks)
+        scores = query.norms[batch, head, tiles, None] * norms[None]
+        with np.errstate(invalid="ignore", over="ignore"):
+            share = scores + bound + count + query.room[source, batch, head, tiles, None]
+        # infinite scores and sums that are not known prove nothing
+        share = np.where(np.isnan(share), np.inf, share)
+        share = np.where(visible[batch if len(visible) > 1 else 0, tiles], share, -np.inf)
+        worst = np.maximum(worst, share.max(axis=0, initial=-np.inf))
+    return worst
+
+
+def _heaviest(worst: list[Floats], share: float) -> list[NDArray[np.bool_]]:
+    """Return all blocks except the lightest ones, which hold at most `share` together."""
+    every = np.concatenate(worst)
+    order = np.argsort(every, kind="stable")
+    with np.errstate(over="ignore"):
+        total = np.cumsum(np.exp(np.minimum(every[order], 700.0)))
+    keep = np.zeros(len(every), np.bool_)
+    keep[order] = total > share * (1.0 - 2.0**-20)
+    return np.split(keep, np.cumsum([len(x) for x in worst])[:-1])
+
+
+def _chunks(count: int, size: int) -> Iterator[slice]:
+    for begin in range(0, count, size):
+        yield slice(begin, min(begin + size, count))

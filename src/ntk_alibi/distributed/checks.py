@@ -1,0 +1,88 @@
+"""Checks of the arguments of attention over several ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ntk_alibi import _arrays, _torch_state
+
+
+def tensors(**values: Any) -> None:
+    """Refuse what cannot travel: arrays, quantized rows and traced tensors."""
+    for name, value in values.items():
+        if not _arrays.is_tensor(value):
+            raise TypeError(f"{name} must be a torch tensor with group, got {type(value).__name__}")
+    if _torch_state.is_tracing():
+        raise ValueError("group must be None where torch traces, got a group")
+
+
+def without_group(given: dict[str, Any]) -> None:
+    """Refuse arguments that attention over several ranks does not have; others are None."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} must not be given together with group or mesh, got {value!r}")
+
+
+def own_tokens(queries: int, keys: int, at_queries: Any, at_keys: Any, align: Any) -> None:
+    """Check that the queries of a rank are its tokens, or have positions."""
+    if keys < 1:
+        raise ValueError(f"key must have at least one token on each rank, got {keys}")
+    if align != "end":
+        raise ValueError(f"align must be 'end' with group, got {align!r}")
+    if at_queries is not None and at_keys is None:
+        raise ValueError("key_positions must be given with query_positions and group, got None")
+    if queries != keys and at_queries is None:
+        raise ValueError(
+            "query must have as many tokens as key on each rank, unless query_positions and "
+            f"key_positions are given, got {queries} and {keys}"
+        )
+
+
+def bias_of_rank(bias: Any, heads: int, of_tokens: bool, placed: bool) -> None:
+    """Check a bias's heads; prefix sums follow the order of ranks."""
+    count = getattr(bias, "num_heads", heads)
+    if count != heads:
+        raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
+    if of_tokens and placed:
+        raise ValueError(
+            f"key_positions must be None with a bias of tokens in order, got them with {bias!r}"
+        )
+
+
+def at_the_door(
+    query: Any, key: Any, value: Any, group: Any, mesh: Any
+) -> tuple[tuple[Any, Any, Any], Any, Any]:
+    """Return this rank's tensors, the mesh, and a function that wraps results as the query was.
+
+    Raises:
+        TypeError, ValueError: some are DTensors and some are not, or they are not sharded along the
+            sequence of a one-dimensional mesh, the same for all.
+    """
+    every = {"query": query, "key": key, "value": value}
+    sharded = [name for name, x in every.items() if hasattr(x, "device_mesh")]
+    if not sharded:
+        return (query, key, value), mesh, lambda result, ranks: result
+    from torch.distributed.tensor import Shard
+
+    if len(sharded) < 3:
+        raise TypeError(
+            f"query, key and value must all be DTensors or none, got a DTensor for {sharded}"
+        )
+    for name, x in every.items():
+        if x.device_mesh != query.device_mesh or x.placements != (Shard(2),):
+            raise ValueError(
+                f"{name} must be sharded along the sequence, Shard(2), on query's mesh, got "
+                f"{x.placements} on {x.device_mesh}"
+            )
+    local = query.to_local(), key.to_local(), value.to_local()
+
+    def wrap(result: Any, ranks: Any) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        shape = (*result.shape[:2], query.shape[2], *result.shape[3:])
+        strides = result.new_empty(shape, device="meta").stride()
+        return DTensor.from_local(
+            result, query.device_mesh, [Shard(2)], run_check=False, shape=shape, stride=strides
+        )
+
+    return local, query.device_mesh if mesh is None and group is None else mesh, wrap

@@ -1,0 +1,118 @@
+"""The ranks that share a sequence: a process group, or a one-dimensional device mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that each hold a part of one sequence.
+
+    Attributes:
+        group: the process group.
+        size: number of processes in it.
+        rank: the number of this process in it.
+    """
+
+    group: distributed.ProcessGroup
+    size: int
+    rank: int
+
+    @staticmethod
+    def of(group: Any = None, mesh: Any = None) -> Ranks:
+        """Return the ranks of a process group or of a device mesh with one dimension.
+
+        Raises:
+            TypeError, ValueError: both are given, or one of the wrong kind; this process is not
+                among them.
+        """
+        if group is not None and mesh is not None:
+            raise ValueError("group and mesh must not both be given, got both")
+        if mesh is not None:
+            group = _group_of(mesh)
+        if not isinstance(group, distributed.ProcessGroup):
+            raise TypeError(
+                f"group must be a torch.distributed.ProcessGroup, got {type(group).__name__}"
+            )
+        rank = distributed.get_rank(group)
+        if rank < 0:
+            raise ValueError(
+                "group must contain this process, got one that rank "
+                f"{distributed.get_rank()} is not in"
+            )
+        return Ranks(group, distributed.get_world_size(group), rank)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the objects of all ranks, in the order of ranks."""
+        every: list[Any] = [None] * self.size
+        distributed.all_gather_object(every, value, group=self.group)
+        return every
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all ranks, which have one shape and dtype."""
+        every = [torch.empty_like(tensor) for _ in range(self.size)]
+        distributed.all_gather(every, tensor.contiguous(), group=self.group)
+        return every
+
+    def gather_rows(self, tensor: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
+        """Return the tensors of all ranks, which differ in the length of the last axis.
+
+        Args:
+            tensor: (..., lengths[rank]).
+            lengths: the length of each rank's last axis.
+        """
+        longest = max(lengths)
+        padded = tensor.new_zeros((*tensor.shape[:-1], longest))
+        padded[..., : tensor.shape[-1]] = tensor
+        return [x[..., :n] for x, n in zip(self.gather(padded), lengths, strict=True)]
+
+    def agree(self, describe: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the descriptions of all ranks, or raise the same error on all of them.
+
+        Every rank calls this before the first exchange, so that no rank waits for one that failed.
+
+        Args:
+            describe: function that checks this rank's arguments and describes them. Values of keys
+                that start with "own " may differ between ranks.
+
+        Raises:
+            TypeError, ValueError: an error of some rank, which it names, or arguments that differ.
+        """
+        try:
+            own: Any = describe()
+        except (TypeError, ValueError) as error:
+            own = error
+        every = self.gather_objects(own if isinstance(own, dict) else (type(own), str(own)))
+        for rank, found in enumerate(every):
+            if not isinstance(found, dict):
+                kind, message = found
+                cause = own if rank == self.rank and isinstance(own, Exception) else None
+                raise kind(f"on rank {rank}: {message}") from cause
+        for rank, found in enumerate(every):
+            for name, value in every[0].items():
+                if not name.startswith("own ") and found[name] != value:
+                    raise ValueError(
+                        f"{name} must be the same on all ranks, got {value} on rank 0 and "
+                        f"{found[name]} on rank {rank}"
+                    )
+        return every
+
+
+def _group_of(mesh: Any) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh must be a DeviceMesh, got {type(mesh).__name__}")
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"mesh must have one dimension, such as mesh['cp'], got {mesh.ndim} dimensions"
+        )
+    return mesh.get_group()

@@ -1,0 +1,255 @@
+"""One sequence on several ranks: the positions, the padding and the bias of all of its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ntk_alibi import _arrays
+from ntk_alibi.biases.kernel_bias import SLOPES, KernelBias, kernel_bias_of
+from ntk_alibi.distributed import bounds
+from ntk_alibi.distributed.exchange import before, sum_over_ranks
+from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.masks import Mask, Problem
+
+#: Number of keys in a block of short sequences, and greatest number of blocks of long ones.
+LEAST_BLOCK, MOST_BLOCKS = 64, 2048
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """The tokens of all ranks, as this rank's queries see them.
+
+    Attributes:
+        ranks: the processes.
+        lengths: number of keys of each rank.
+        problem: this rank's queries with the keys of all ranks, in the order of ranks.
+        placed: whether the caller gave positions.
+    """
+
+    ranks: Ranks
+    lengths: list[int]
+    problem: Problem
+    placed: bool
+
+    @staticmethod
+    def gathered(
+        ranks: Ranks,
+        every: list[dict[str, Any]],
+        shape: tuple[int, int, int],
+        mask: Mask,
+        padding: NDArray[np.uint8] | None,
+        positions: tuple[Any, Any],
+        device: torch.device,
+    ) -> Sequence:
+        """Return the sequence of agreed descriptions.
+
+        Args:
+            ranks: the processes.
+            every: the descriptions of all ranks.
+            shape: batch, heads and queries of this rank.
+            mask: the mask.
+            padding: this rank's key_padding_mask, or None.
+            positions: this rank's positions of queries and keys, (1 or batch, length), or None.
+            device: where tensors travel from.
+        """
+        lengths = [x["own keys"] for x in every]
+        own = lengths[ranks.rank]
+        real = None
+        if any(x["own padding"] for x in every):
+            numbers = np.ones((shape[0], own), np.uint8) if padding is None else padding
+            real = _gathered(ranks, numbers, lengths, device)
+        queries, keys = positions
+        if keys is None:
+            keys = np.arange(sum(lengths), dtype=np.int32)[None]
+            begin = sum(lengths[: ranks.rank])
+            queries = keys[:, begin : begin + own]
+        else:
+            queries = keys if queries is None else queries
+            rows = max(x["own rows of positions"] for x in every)
+            keys = _gathered(ranks, np.broadcast_to(keys, (rows, own)), lengths, device)
+        problem = Problem((*shape, sum(lengths)), mask, real, queries, keys, placed=True)
+        return Sequence(ranks, lengths, problem, positions[1] is not None)
+
+    @property
+    def begin(self) -> int:
+        """The column of this rank's first key."""
+        return sum(self.lengths[: self.ranks.rank])
+
+    @property
+    def own(self) -> slice:
+        """The columns of this rank's keys."""
+        return slice(self.begin, self.begin + self.lengths[self.ranks.rank])
+
+    @property
+    def block(self) -> int:
+        """Number of keys in a block: a power of two that grows with long sequences."""
+        count = -(-sum(self.lengths) // MOST_BLOCKS)
+        return max(LEAST_BLOCK, 1 << (count - 1).bit_length())
+
+    def part(self, columns: NDArray[np.int64], row: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return positions and padding of columns in one row of the batch, (columns,) each."""
+        positions, real = self.problem.key_positions, self.problem.key_padding_mask
+        placed = positions[row if len(positions) > 1 else 0, columns]
+        return placed, np.ones(len(columns), np.uint8) if real is None else real[row, columns]
+
+    def bias(self, bias: Any, like: torch.Tensor) -> KernelBias:
+        """Return the bias of this rank's queries and all keys in kernel form.
+
+        Prefix sums have this rank's keys only. Gradients of numbers that all ranks share are summed
+        over the ranks.
+        """
+        if getattr(bias, "of_tokens", False):
+            real = self.problem.key_padding_mask
+            own = self.lengths[self.ranks.rank]
+            shape = (*self.problem.shape[:3], own)
+            part = None if real is None else np.ascontiguousarray(real[:, self.own])
+            kernel = kernel_bias_of(bias, Problem(shape, self.problem.mask, part), like)
+            sums = kernel.sums.expand(shape[0], -1, -1)
+            return kernel._replace(sums=sums + before(self.ranks, sums[..., -1:].contiguous()))
+        kernel = kernel_bias_of(bias, self.problem, like)
+        shared = {
+            name: sum_over_ranks(self.ranks, x)
+            for name in (*SLOPES, "table", "first")
+            if _arrays.is_tensor(x := getattr(kernel, name))
+            and x.requires_grad
+            and (x.ndim < 3 or x.shape[2] == 1)
+        }
+        return kernel._replace(**shared, core=None) if shared else kernel
+
+    def key_blocks(self, key: torch.Tensor, sums: Any) -> list[bounds.KeyBlocks]:
+        """Return the blocks of all ranks; those of this rank are empty."""
+        norms, centres = _norms(key, self._real_keys(), self.block)
+        counts = [-(-length // self.block) for length in self.lengths]
+        every = self.ranks.gather_rows(norms, counts)
+        middles = self.ranks.gather(centres)
+        least: list[Any] = [None] * self.ranks.size
+        if sums is not None:
+            low = bounds.by_tile(_arrays.to_numpy(sums), self.block, np.min, np.inf)
+            gathered = self.ranks.gather_rows(torch.from_numpy(low).to(key.device), counts)
+            least = [_arrays.to_numpy(x) for x in gathered]
+        ends = np.cumsum(self.lengths)
+        found = []
+        for rank, (end, length) in enumerate(zip(ends, self.lengths, strict=True)):
+            if rank == self.ranks.rank:
+                length = 0
+            shown = -(-length // self.block)
+            placed = self._block_positions(slice(int(end) - length, int(end)))
+            low = None if least[rank] is None else least[rank][..., :shown]
+            near = _arrays.to_numpy(every[rank])[..., :shown]
+            found.append(bounds.KeyBlocks(near, _arrays.to_numpy(middles[rank]), *placed, low))
+        return found
+
+    def _real_keys(self) -> NDArray[np.uint8] | None:
+        real = self.problem.key_padding_mask
+        return None if real is None else real[:, self.own]
+
+    def _block_positions(self, columns: slice) -> tuple[Any, ...]:
+        """Return first, last and count of the real keys of blocks, and whether they differ."""
+        size = self.block
+        positions = self.problem.key_positions[:, columns].astype(np.int64)
+        real = self.problem.key_padding_mask
+        shown = np.ones(positions.shape, np.bool_) if real is None else real[:, columns] > 0
+        positions = np.broadcast_to(positions, shown.shape)
+        first = bounds.by_tile(np.where(shown, positions, bounds.NOWHERE), size, np.min, bounds.NOWHERE)
+        last = bounds.by_tile(np.where(shown, positions, -1), size, np.max, -1)
+        count = bounds.by_tile(shown.astype(np.int64), size, np.sum, 0)
+        unique = np.where(shown, positions, -2 - np.arange(positions.shape[1]))
+        distinct = bounds.by_tile(unique, size, _differ, -1)
+        return first, last, count, distinct
+
+    def query_tiles(
+        self,
+        query: torch.Tensor,
+        factors: Any,
+        lower: torch.Tensor,
+        sources: list[bounds.KeyBlocks],
+        scale: float,
+        sums: Any,
+    ) -> bounds.QueryTiles:
+        """Return the tiles of this rank's queries.
+
+        Args:
+            query: (batch, heads, queries, head_dim).
+            factors: factors of the dot products, (1 or batch, 1 or heads, queries), or None.
+            lower: logsumexps over some of the keys that each query sees, (batch, heads, queries).
+            sources: from `key_blocks`.
+            scale: factor of the dot products.
+            sums: prefix sums of this rank's keys, or None.
+        """
+        size, ulp = self.block, 2.0**-24
+        wide = query.double() * scale
+        if factors is not None:
+            wide = wide * factors.double()[..., None]
+        norms = _arrays.to_numpy(wide.norm(dim=-1)) * bounds.NORM_SLACK
+        low = _arrays.to_numpy(lower.double())
+        key_heads = sources[0].norms.shape[1]
+        group = query.shape[1] // max(key_heads, 1)
+        longest = max(
+            float(x.norms.max(initial=0.0) + np.linalg.norm(x.centres, axis=-1).max(initial=0.0))
+            for x in sources
+        )
+        slack = 1e-5 + (query.shape[3] + 24) * ulp * norms * longest
+        room = []
+        for blocks in sources:
+            centre = torch.from_numpy(blocks.centres).double().repeat_interleave(group, 1)
+            shift = _arrays.to_numpy((wide.cpu() * centre[:, :, None]).sum(-1))
+            with np.errstate(invalid="ignore"):
+                left = shift - low + slack + 16 * ulp * (np.abs(shift) + np.abs(low))
+            left = np.where(np.isfinite(low) & np.isfinite(left), left, np.inf)
+            room.append(bounds.by_tile(left, size, np.max, -np.inf))
+        at = self.problem.query_positions.astype(np.int64)
+        seen_from, seen_to = self.problem.mask.interval(at)
+        most = None
+        if sums is not None:
+            most = bounds.by_tile(_arrays.to_numpy(sums), size, np.max, -np.inf)
+        return bounds.QueryTiles(
+            bounds.by_tile(norms, size, np.max, 0.0),
+            np.stack(room),
+            bounds.by_tile(at, size, np.min, bounds.NOWHERE),
+            bounds.by_tile(at, size, np.max, -1),
+            bounds.by_tile(seen_from, size, np.min, bounds.NOWHERE),
+            bounds.by_tile(seen_to, size, np.max, -bounds.NOWHERE),
+            most,
+        )
+
+
+def _norms(
+    key: torch.Tensor, real: NDArray[np.uint8] | None, block: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the greatest norm of each block less the centre, and the centre, both float32.
+
+    Keys of padding do not count.
+    """
+    wide = key.detach().double()
+    count = float(max(key.shape[2], 1))
+    if real is not None:
+        shown = torch.from_numpy(np.ascontiguousarray(real)).to(key.device).bool()[:, None, :, None]
+        wide = torch.where(shown, wide, 0.0)
+    centre = (wide.sum(2) / count).nan_to_num(0.0, 0.0, 0.0).float()
+    apart = wide - centre.double()[:, :, None]
+    if real is not None:
+        apart = torch.where(shown, apart, 0.0)
+    norms = _arrays.to_numpy(apart.norm(dim=-1).nan_to_num(np.inf, np.inf))
+    greatest = bounds.by_tile(norms * bounds.NORM_SLACK, block, np.max, 0.0)
+    return torch.from_numpy(greatest.astype(np.float32)).to(key.device), centre
+
+
+def _differ(numbers: NDArray[Any], axis: int) -> NDArray[np.bool_]:
+    """Return whether all numbers >= 0 along the last axis differ."""
+    ordered = np.sort(numbers, axis=axis)
+    same = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    return ~same.any(axis=axis)
+
+
+def _gathered(
+    ranks: Ranks, numbers: NDArray[Any], lengths: list[int], device: torch.device
+) -> NDArray[Any]:
+    """Return the numbers of all ranks, joined along the last axis."""
+    own = torch.from_numpy(np.array(numbers)).to(device)
+    joined = torch.cat(ranks.gather_rows(own, lengths), dim=-1)
+    return np.ascontiguousarray(_arrays.to_numpy(joined))

@@ -28,7 +28,11 @@ PYTHON_LAYERS = [
     ["biases", "positions", "precision"],
     ["fused", "methods"],
     ["torch.operator", "torch.chunks", "torch.merging"],
-    ["fused.attention", "fused.merge"],  # these hand tensors that require grad to torch
+    [
+        "fused.attention",
+        "fused.merge",
+        "distributed",
+    ],  # these hand tensors that require grad to torch
     ["fused.__init__", "attention_gradients", "inspection", "_notebook"],
     ["torch"],
     ["integrations"],
@@ -63,7 +67,8 @@ PRIMITIVES = {"constant", "keys", "no_tangent", "out", "share", "with_numbers"}
 
 #: Public names that stand for no formula.
 WITHOUT_FORMULA = {
-    "Scaling", "__version__", "info", "patched", "reference", "set_num_threads", "unpatch",
+    "Scaling", "ShardedCache", "__version__", "info", "patched", "reference", "set_num_threads",
+    "unpatch",
 }  # fmt: skip
 
 #: Lines of a file at most, and lines that most files stay below.

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ntk_alibi import plots, precision, reference
     from ntk_alibi.integrations import patch
     from ntk_alibi.integrations.caches.growing import GrowingCache
+    from ntk_alibi.integrations.caches.sharded import ShardedCache
     from ntk_alibi.integrations.caches.window import WindowCache
     from ntk_alibi.torch.alibi_attention import AlibiAttention
 
@@ -73,6 +74,7 @@ __all__ = [
     "RoPE",
     "Sandwich",
     "Scaling",
+    "ShardedCache",
     "WindowCache",
     "__version__",
     "alibi_slopes",
@@ -96,6 +98,7 @@ __all__ = [
 _LAZY = {
     "AlibiAttention": "ntk_alibi.torch.alibi_attention",
     "GrowingCache": "ntk_alibi.integrations.caches.growing",
+    "ShardedCache": "ntk_alibi.integrations.caches.sharded",
     "WindowCache": "ntk_alibi.integrations.caches.window",
     "patch": "ntk_alibi.integrations",
     "patched": "ntk_alibi.integrations",

@@ -89,7 +89,9 @@ class ALiBi(BiasObject):
         slopes = "" if self.slopes is None else f", slopes={self.slopes!r}"
         exempt = f", exempt={self.exempt}" if self.exempt else ""
         scaling = f"scaling={self.scaling!r}"
-        return f"ALiBi(num_heads={self.num_heads}, {scaling}{slopes}, sides={self.sides!r}{exempt})"
+        heads = "" if self.heads is None else f", heads={self.heads}"
+        parts = f"{scaling}{slopes}, sides={self.sides!r}{exempt}{heads}"
+        return f"ALiBi(num_heads={self.num_heads}, {parts})"
 
     @property
     def parameters(self) -> tuple[Any, ...]:

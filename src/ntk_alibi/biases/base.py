@@ -27,16 +27,36 @@ class BiasObject(ReprHtml):
     Attributes:
         num_heads: the number of heads.
         sides: "causal" if the bias is for causal attention only.
+        heads: a slice, for a bias of heads heads.start to heads.stop - 1 only of a model with
+            num_heads heads, as a rank of tensor parallelism computes them; None for all heads.
+            Every bias takes it as a keyword, and parameters are still those of all heads.
 
     Example: see `KernelBias`.
     """
 
     num_heads: int = field(init=False, repr=False)
     sides: str = field(init=False, repr=False)
+    heads: slice | None = field(default=None, kw_only=True, repr=False)
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
+        if self.heads is not None and "num_heads" in values:
+            heads = checks.slice_of_heads(self.heads, values["num_heads"])
+            object.__setattr__(self, "heads", heads)
+
+    @property
+    def head_count(self) -> int:
+        """The number of heads that the bias has: those of `heads`, or all."""
+        return self.num_heads if self.heads is None else self.heads.stop - self.heads.start
+
+    def of_own_heads(self, problem: Problem, like: Any = None) -> KernelBias:
+        """Return `kernel_bias` of the heads that the bias has."""
+        if self.heads is None:
+            return self.kernel_bias(problem, like)
+        batch, _, *lengths = problem.shape
+        every = problem._replace(shape=(batch, self.num_heads, *lengths))
+        return self.kernel_bias(every, like).of_heads(self.heads)
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the bias in the form that the kernels take.
@@ -115,9 +135,9 @@ class BiasObject(ReprHtml):
         real = None
         if lengths is not None:
             real = (np.arange(keys) >= keys - rows[:, None]).view(np.uint8)
-        shape = (self.rows if lengths is None else len(rows), self.num_heads, queries, keys)
+        shape = (self.rows if lengths is None else len(rows), self.head_count, queries, keys)
         problem = Problem(shape, Mask(causal=self.sides == "causal"), real)
-        bias = self.kernel_bias(problem).on(None).checked(problem)
+        bias = self.of_own_heads(problem).on(None).checked(problem)
         return dense_bias(bias, problem, name, out, torch=torch)
 
     def _values(self) -> tuple[Any, ...]:
@@ -136,6 +156,8 @@ def _comparable(value: Any) -> Any:
     """Return a hashable object, equal for equal numbers."""
     if isinstance(value, tuple):
         return tuple(map(_comparable, value))
+    if isinstance(value, slice):
+        return "slice", value.start, value.stop
     if not _arrays.is_array(value):
         return value
     array = _arrays.to_numpy(value)

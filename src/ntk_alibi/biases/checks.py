@@ -144,10 +144,23 @@ def prefix_sums(shape: tuple[int, ...], problem: tuple[int, ...], *, placed: boo
 
 def fitting_bias(bias: Any, heads: int, *, causal: bool) -> None:
     """Check that a bias object has query's number of heads and fits causal or other attention."""
-    if bias.num_heads != heads:
+    if getattr(bias, "head_count", bias.num_heads) != heads:
         raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
     if bias.sides == "causal" and not causal:
         raise ValueError(f"causal must be True for a bias of causal sides, got {bias!r}")
+
+
+def slice_of_heads(value: Any, num_heads: int) -> slice:
+    """Return a slice of heads with its start and stop."""
+    if not isinstance(value, slice):
+        raise TypeError(f"heads must be a slice such as slice(0, 4), got {value!r}")
+    begin, end, step = value.indices(num_heads)
+    beyond = value.stop is not None and value.stop > num_heads
+    if step != 1 or begin >= end or beyond:
+        raise ValueError(
+            f"heads must be a slice of some of {num_heads} heads in a row, got {value!r}"
+        )
+    return slice(begin, end)
 
 
 def dense_numbers(name: str, value: Any) -> None:

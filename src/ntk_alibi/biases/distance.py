@@ -166,8 +166,15 @@ class DistanceFunction(DistanceBias):
     num_heads: int
     _kept: ClassVar[bool] = False
 
-    def __init__(self, function: Callable[[NDArray[np.float64]], Any], num_heads: int) -> None:
+    def __init__(
+        self,
+        function: Callable[[NDArray[np.float64]], Any],
+        num_heads: int,
+        *,
+        heads: slice | None = None,
+    ) -> None:
         checks.function(function)
+        self._set(heads=heads)
         self._set(function=function, num_heads=_checks.num_heads(num_heads), sides="symmetric")
         self._evaluated(0, 1)
 

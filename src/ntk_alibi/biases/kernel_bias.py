@@ -286,9 +286,10 @@ def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
         return NO_BIAS
     make = getattr(bias, "kernel_bias", None)
     if make is not None and not isinstance(bias, type):
-        if bias.num_heads != problem.shape[1] or problem.mask.sees_ahead:
+        some_heads = getattr(bias, "heads", None) is not None
+        if some_heads or bias.num_heads != problem.shape[1] or problem.mask.sees_ahead:
             checks.fitting_bias(bias, problem.shape[1], causal=not problem.mask.sees_ahead)
-        kernel = make(problem, like)
+        kernel = bias.of_own_heads(problem, like) if some_heads else make(problem, like)
         if not isinstance(kernel, KernelBias):
             raise TypeError(f"kernel_bias must return a KernelBias, got {kernel!r} from {bias!r}")
         if kernel.core is not None and not _arrays.is_tensor(like):

@@ -6,7 +6,6 @@ exchange and what it guarantees.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -14,39 +13,21 @@ import torch
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _torch_state
-from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.distributed import bounds, checks
+from ntk_alibi.distributed.bias_forms import KernelFormBias, description, detached, numbers_of
 from ntk_alibi.distributed.exchange import Plan, arrive, send, tie
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sequence import Sequence
 from ntk_alibi.fused.call import ROUNDING, CallForm, Options
 from ntk_alibi.fused.forward import rounded_logsumexp
 from ntk_alibi.fused.merge import merge
-from ntk_alibi.masks import Mask, checked_key_padding_mask, checked_positions
+from ntk_alibi.masks import checked_key_padding_mask, checked_positions
 from ntk_alibi.positions.log_n import KnownFactors, log_n_of
 from ntk_alibi.torch.operator import attention_of_tensors
 
 #: Positions back of each query whose own keys give the lower bound of its sum.
 NEAR = 128
-
-
-class KernelFormBias(BiasObject):
-    """A bias that is in kernel form already.
-
-    Args:
-        form: the kernel form.
-        num_heads: the number of heads.
-    """
-
-    form: KernelBias
-
-    def __init__(self, form: KernelBias, num_heads: int) -> None:
-        self._set(form=form, num_heads=num_heads, sides="symmetric")
-
-    def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
-        """Return the form."""
-        return self.form
 
 
 def attention_over_ranks(
@@ -69,7 +50,8 @@ def attention_over_ranks(
     `refused` holds arguments that must be None here, by name.
     """
     tensors, mesh, wrap = checks.at_the_door(query, key, value, group, mesh)
-    ranks = Ranks.of(group, mesh)
+    _checks.at_most_one(group=group, mesh=mesh)
+    ranks = Ranks.of(mesh if group is None else group)
     call = _RankCall(tensors, bias, options, scale, skip_tolerance, mask, refused)
     every = ranks.agree(call.describe)
     if ranks.size == 1:
@@ -131,7 +113,7 @@ class _RankCall:
             "mask": str(self.mask),
             "scale": self.scale,
             "skip_tolerance": self.tolerance,
-            "bias": _description(self.bias, of_tokens=of_tokens),
+            "bias": description(self.bias, of_tokens=of_tokens),
             "rotary": repr(options.rotary),
             "log_n": repr(getattr(self.log_n, "to_config", lambda: "known")()),
             "whether there are positions": at_keys is not None,
@@ -213,20 +195,16 @@ class _RankCall:
     def _plan(self, share: float) -> Plan:
         """Agree on the blocks that travel; others hold at most `share` of each query's sum."""
         sequence, query, key = self.sequence, self.query, self.key
-        numbers = _numbers(self.kernel)
+        numbers = numbers_of(self.kernel)
         bound = bounds.BiasBounds(numbers, sequence.block)
         proven = share > 0.0 and bound.proven and self.options.rotary is None
         sources = sequence.key_blocks(key, numbers.sums)
         if proven:
-            lower = self._local(_detached(self.kernel), 0.0, NEAR)[1]
+            lower = self._local(detached(self.kernel), 0.0, NEAR)[1]
         else:
             lower = query.new_full(query.shape[:3], -np.inf, dtype=torch.float64)
-        tiles = sequence.query_tiles(
-            query, self.factors, lower, sources, self.scale, numbers.sums
-        )
-        wanted = bounds.needed_blocks(
-            tiles, sources, bound, self.mask, share if proven else 0.0
-        )
+        tiles = sequence.query_tiles(query, self.factors, lower, sources, self.scale, numbers.sums)
+        wanted = bounds.needed_blocks(tiles, sources, bound, self.mask, share if proven else 0.0)
         own = -(-key.shape[2] // sequence.block)
         return Plan.agreed(sequence.ranks, sequence.block, wanted, own)
 
@@ -236,8 +214,9 @@ class _RankCall:
         """Return the results of this rank's keys, continued over the blocks that arrived."""
         batch, key_heads = self.key.shape[:2]
         heads = self.query.shape[1] // max(key_heads, 1)
-        parts: list[list[tuple[Any, Any]]] = [
-            [(output[b : b + 1, h : h + 1], logsumexp[b : b + 1, h : h + 1]) for h in range(self.query.shape[1])]
+        every = range(self.query.shape[1])
+        parts: list[list[Any]] = [
+            [tuple(x[b : b + 1, h : h + 1] for x in (output, logsumexp)) for h in every]
             for b in range(batch)
         ]
         groups = _rows_by_blocks(plan.received)
@@ -246,7 +225,7 @@ class _RankCall:
         for (b, blocks), members in _by_batch(groups, key_heads).items():
             rows = [row for row, _ in members]
             own = [row * heads + i for row in rows for i in range(heads)]
-            before = tuple(torch.cat([parts[b][h][i] for h in own], 1) for i in (0, 1))
+            before: Any = tuple(torch.cat([parts[b][h][i] for h in own], 1) for i in (0, 1))
             found = self._remote(plan, arrived, b, blocks, members, own, before)
             for place, h in enumerate(own):
                 parts[b][h] = tuple(x[:, place : place + 1] for x in found)
@@ -352,21 +331,6 @@ class _RankCall:
         return kernel, key, value, np.concatenate([shown, hidden]), None, None
 
 
-def _numbers(kernel: KernelBias) -> KernelBias:
-    """Return the bias as NumPy numbers, without gradients."""
-    return _mapped(kernel, lambda x: _arrays.to_numpy(_arrays.detached(x)))
-
-
-def _detached(kernel: KernelBias) -> KernelBias:
-    return _mapped(kernel, _arrays.detached)
-
-
-def _mapped(kernel: KernelBias, convert: Any) -> KernelBias:
-    names = ("left", "right", "far_left", "far_right", "table", "sums", "first", "dense")
-    held = {name: getattr(kernel, name) for name in names}
-    return kernel._replace(**{n: convert(x) for n, x in held.items() if x is not None}, core=None)
-
-
 def _rows_by_blocks(received: torch.Tensor) -> dict[int, tuple[tuple[Any, ...], torch.Tensor]]:
     """Return for each row that gets blocks their ranks and numbers, and their places."""
     found = {}
@@ -386,17 +350,3 @@ def _by_batch(
         b, head = divmod(row, key_heads)
         joined.setdefault((b, blocks), []).append((head, places))
     return joined
-
-
-def _description(bias: Any, *, of_tokens: bool) -> str:
-    """Describe a bias so that two ranks with other numbers have other descriptions.
-
-    Numbers of single queries and of tokens belong to one rank.
-    """
-    if not isinstance(bias, BiasObject):
-        return "None" if bias is None else "dense numbers"
-    digest = hashlib.sha256(repr(getattr(bias, "scaling", None)).encode())
-    shared = [] if of_tokens else bias.parameters
-    for numbers in (x for x in shared if x.ndim < 3 or x.shape[2] == 1):
-        digest.update(_arrays.to_numpy(_arrays.detached(numbers)).tobytes())
-    return f"{type(bias).__name__} of {bias.num_heads} heads, digest {digest.hexdigest()[:12]}"

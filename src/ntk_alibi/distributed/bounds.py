@@ -35,7 +35,7 @@ class KeyBlocks(NamedTuple):
         centres: the centre that norms are measured from, (batch, key heads, head_dim) float32.
         first, last: least and greatest position of real keys, (1 or batch, blocks) int64; NOWHERE
             for blocks without any.
-        count: number of real keys, (1 or batch, blocks).
+        real: number of real keys, (1 or batch, blocks).
         distinct: whether no two real keys of a block share a position, (1 or batch, blocks).
         sums: least prefix sum of the keys, (1 or batch, heads, blocks), or None.
     """
@@ -44,7 +44,7 @@ class KeyBlocks(NamedTuple):
     centres: NDArray[np.float32]
     first: NDArray[np.int64]
     last: NDArray[np.int64]
-    count: NDArray[np.int64]
+    real: NDArray[np.int64]
     distinct: NDArray[np.bool_]
     sums: Floats | None = None
 
@@ -86,7 +86,7 @@ def visible_blocks(tiles: QueryTiles, blocks: KeyBlocks, mask: Mask) -> NDArray[
     first, last = blocks.first[:, None], blocks.last[:, None]
     inside = (first < tiles.seen_to[:, :, None]) & (last >= tiles.seen_from[:, :, None])
     sinks = (first < mask.sink) & (first < tiles.seen_to[:, :, None])
-    result: NDArray[np.bool_] = (inside | sinks) & (blocks.count[:, None] > 0)
+    result: NDArray[np.bool_] = (inside | sinks) & (blocks.real[:, None] > 0)
     return result
 
 
@@ -118,8 +118,10 @@ class BiasBounds:
         if bias.exempt or bias.dense is not None:
             return False
         slopes = self._least.values()
-        return bias.table is not None or bias.sums is not None or (
-            bool(self._least) and all(bool((side >= 0).all()) for side in slopes)
+        return (
+            bias.table is not None
+            or bias.sums is not None
+            or (bool(self._least) and all(bool((side >= 0).all()) for side in slopes))
         )
 
     def of(
@@ -139,9 +141,10 @@ class BiasBounds:
         """
         row = batch if query.first.shape[0] > 1 else 0
         at = batch if blocks.first.shape[0] > 1 else 0
-        count = np.log(np.maximum(blocks.count[at], 1).astype(np.float64))[None]
+        count = np.log(np.maximum(blocks.real[at], 1).astype(np.float64))[None]
         if self._bias.sums is not None:
-            assert query.sums is not None and blocks.sums is not None
+            assert query.sums is not None
+            assert blocks.sums is not None
             c = query.sums[batch if len(query.sums) > 1 else 0, head, tiles, None]
             k = blocks.sums[batch if len(blocks.sums) > 1 else 0, head][None]
             return c - k, count
@@ -163,7 +166,8 @@ class BiasBounds:
             bound = np.where(behind > 0, at_least, np.where(ahead > 0, at_most, bound))
         # a distance outside of the table has the bias 0
         outside = (behind >= begin + size) | (-ahead < begin)
-        return np.where(outside, np.maximum(bound, 0.0), bound)
+        result: Floats = np.where(outside, np.maximum(bound, 0.0), bound)
+        return result
 
     def _of_slopes(
         self, head: int, batch: int, tiles: slice, behind: Any, ahead: Any
@@ -173,7 +177,8 @@ class BiasBounds:
         def least(name: str) -> Floats:
             side = self._least[name]
             row = side[batch if len(side) > 1 else 0, head]
-            return (row[tiles] if len(row) > 1 else row)[:, None]
+            column: Floats = (row[tiles] if len(row) > 1 else row)[:, None]
+            return column
 
         near = np.maximum(np.maximum(behind, ahead), 0).astype(np.float64)
         left = behind > 0

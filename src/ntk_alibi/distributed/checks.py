@@ -40,7 +40,7 @@ def own_tokens(queries: int, keys: int, at_queries: Any, at_keys: Any, align: An
 
 def bias_of_rank(bias: Any, heads: int, of_tokens: bool, placed: bool) -> None:
     """Check a bias's heads; prefix sums follow the order of ranks."""
-    count = getattr(bias, "num_heads", heads)
+    count = getattr(bias, "head_count", heads)
     if count != heads:
         raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
     if of_tokens and placed:
@@ -80,9 +80,14 @@ def at_the_door(
         from torch.distributed.tensor import DTensor
 
         shape = (*result.shape[:2], query.shape[2], *result.shape[3:])
-        strides = result.new_empty(shape, device="meta").stride()
+        whole = result.new_empty(shape, device="meta")
         return DTensor.from_local(
-            result, query.device_mesh, [Shard(2)], run_check=False, shape=shape, stride=strides
+            result,
+            query.device_mesh,
+            [Shard(2)],
+            run_check=False,
+            shape=whole.shape,
+            stride=whole.stride(),
         )
 
     return local, query.device_mesh if mesh is None and group is None else mesh, wrap

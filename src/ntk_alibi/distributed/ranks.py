@@ -27,20 +27,23 @@ class Ranks:
     rank: int
 
     @staticmethod
-    def of(group: Any = None, mesh: Any = None) -> Ranks:
-        """Return the ranks of a process group or of a device mesh with one dimension.
+    def of(group: Any) -> Ranks:
+        """Return the ranks of a process group, or of a device mesh with one dimension.
 
         Raises:
-            TypeError, ValueError: both are given, or one of the wrong kind; this process is not
-                among them.
+            TypeError, ValueError: group is neither; the mesh has several dimensions; this process
+                is not among the ranks.
         """
-        if group is not None and mesh is not None:
-            raise ValueError("group and mesh must not both be given, got both")
-        if mesh is not None:
-            group = _group_of(mesh)
+        if hasattr(group, "get_group"):
+            if group.ndim != 1:
+                raise ValueError(
+                    f"mesh must have one dimension, such as mesh['cp'], got {group.ndim} dimensions"
+                )
+            group = group.get_group()
         if not isinstance(group, distributed.ProcessGroup):
             raise TypeError(
-                f"group must be a torch.distributed.ProcessGroup, got {type(group).__name__}"
+                "group must be a torch.distributed.ProcessGroup or a DeviceMesh, got "
+                f"{type(group).__name__}"
             )
         rank = distributed.get_rank(group)
         if rank < 0:
@@ -49,6 +52,10 @@ class Ranks:
                 f"{distributed.get_rank()} is not in"
             )
         return Ranks(group, distributed.get_world_size(group), rank)
+
+    def __deepcopy__(self, _: Any) -> Ranks:
+        """Return this object, since a process group cannot be copied."""
+        return self
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return the objects of all ranks, in the order of ranks."""
@@ -104,15 +111,3 @@ class Ranks:
                         f"{found[name]} on rank {rank}"
                     )
         return every
-
-
-def _group_of(mesh: Any) -> Any:
-    from torch.distributed.device_mesh import DeviceMesh
-
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"mesh must be a DeviceMesh, got {type(mesh).__name__}")
-    if mesh.ndim != 1:
-        raise ValueError(
-            f"mesh must have one dimension, such as mesh['cp'], got {mesh.ndim} dimensions"
-        )
-    return mesh.get_group()

@@ -139,23 +139,25 @@ class Sequence:
                 length = 0
             shown = -(-length // self.block)
             placed = self._block_positions(slice(int(end) - length, int(end)))
-            low = None if least[rank] is None else least[rank][..., :shown]
-            near = _arrays.to_numpy(every[rank])[..., :shown]
-            found.append(bounds.KeyBlocks(near, _arrays.to_numpy(middles[rank]), *placed, low))
+            norms_of, centre = (_arrays.to_numpy(x[rank]) for x in (every, middles))
+            sums_of = None if least[rank] is None else least[rank][..., :shown]
+            found.append(bounds.KeyBlocks(norms_of[..., :shown], centre, *placed, sums_of))
         return found
 
     def _real_keys(self) -> NDArray[np.uint8] | None:
         real = self.problem.key_padding_mask
         return None if real is None else real[:, self.own]
 
-    def _block_positions(self, columns: slice) -> tuple[Any, ...]:
+    def _block_positions(self, columns: slice) -> tuple[Any, Any, Any, Any]:
         """Return first, last and count of the real keys of blocks, and whether they differ."""
         size = self.block
         positions = self.problem.key_positions[:, columns].astype(np.int64)
         real = self.problem.key_padding_mask
         shown = np.ones(positions.shape, np.bool_) if real is None else real[:, columns] > 0
         positions = np.broadcast_to(positions, shown.shape)
-        first = bounds.by_tile(np.where(shown, positions, bounds.NOWHERE), size, np.min, bounds.NOWHERE)
+        first = bounds.by_tile(
+            np.where(shown, positions, bounds.NOWHERE), size, np.min, bounds.NOWHERE
+        )
         last = bounds.by_tile(np.where(shown, positions, -1), size, np.max, -1)
         count = bounds.by_tile(shown.astype(np.int64), size, np.sum, 0)
         unique = np.where(shown, positions, -2 - np.arange(positions.shape[1]))
@@ -243,7 +245,8 @@ def _differ(numbers: NDArray[Any], axis: int) -> NDArray[np.bool_]:
     """Return whether all numbers >= 0 along the last axis differ."""
     ordered = np.sort(numbers, axis=axis)
     same = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
-    return ~same.any(axis=axis)
+    differ: NDArray[np.bool_] = ~same.any(axis=axis)
+    return differ
 
 
 def _gathered(

@@ -104,10 +104,10 @@ def attention(
         key_norms: norms of these very keys, kept by the caller; without rotary, key_padding_mask,
             key_positions and exempt tokens.
         dropout: must be 0: the fused kernel has no attention dropout (see Raises).
-        group: a torch.distributed.ProcessGroup whose ranks share one sequence: query, key, value and
-            key_padding_mask are this rank's tokens, which follow those of the rank before, unless
-            positions say where they are. Keys travel if they may matter (docs/distributed.md).
-            Gradients of a bias's parameters are summed over the ranks.
+        group: a torch.distributed.ProcessGroup whose ranks share one sequence. query, key, value
+            and key_padding_mask are this rank's tokens, which follow those of the rank before,
+            unless positions say where they are. Keys travel if they may matter
+            (docs/distributed.md). Gradients of a bias's parameters are summed over the ranks.
         mesh: a DeviceMesh with one dimension in place of group. DTensors that are sharded along the
             sequence need neither.
         return_logsumexp: whether to return the logsumexp, too: float32 (B, H, Q), natural, of the
@@ -146,8 +146,8 @@ def attention(
         checks.no_dropout(dropout)
     arrays = key_padding_mask, query_positions, key_positions
     if group is not None or mesh is not None or hasattr(query, "device_mesh"):
-        given = {"initial": initial, "key_norms": key_norms}
-        given |= {"return_stats": return_stats or None}
+        given: dict[str, Any] = {"initial": initial, "key_norms": key_norms}
+        given["return_stats"] = return_stats or None
         from ntk_alibi.distributed.attention import attention_over_ranks
 
         return attention_over_ranks(

@@ -35,6 +35,7 @@ def patch(
     causal_block: int | None = None,
     linear: Literal["auto", "torch", "onednn"] = "auto",
     log_n: int | LogN | None = None,
+    group: Any = None,
 ) -> PatchHandle:
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
@@ -76,6 +77,12 @@ def patch(
         log_n: a training length, or a `LogN`: scores grow with the logarithm of the number of keys
             that a query sees, in a cache or not. With attention="eager" the scores are then those
             of this package, not of transformers.
+        group: a torch.distributed.ProcessGroup, or a DeviceMesh with one dimension, whose ranks
+            share one text: each passes its part of input_ids and attention_mask, as
+            `ntk_alibi.torch.shard` cuts them, and gets the logits of its tokens. A loss is computed
+            from labels that were shifted before they were cut; its mean over the ranks is that of
+            the whole text, as DDP and FSDP average gradients. With a `ShardedCache`, generate()
+            takes the whole prompt on every rank. Needs "fused", and has no sinks.
 
     Returns:
         The handle, a context manager with `.undo()`.
@@ -134,6 +141,7 @@ def patch(
         causal_block=causal_block,
         linear=linear,
         log_n=log_n,
+        group=group,
     )
     return apply(model, *found, settings)
 

@@ -15,11 +15,14 @@ from torch.nn import functional as F
 
 from ntk_alibi import _checks, _torch_state
 from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations import checks
+from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced, visible
 from ntk_alibi.integrations.passed_through import Padding
-from ntk_alibi.integrations.settings import current
+from ntk_alibi.integrations.settings import Settings, current
+from ntk_alibi.integrations.shared_pass import LEAST_PART, OwnTokens, SpreadKeys, own_tokens
 from ntk_alibi.integrations.slope_rule import SlopeRule
 from ntk_alibi.masks import Mask
 from ntk_alibi.scaling import Scaling
@@ -50,6 +53,12 @@ def begin_pass(
     past = 0 if cache is None else int(cache.get_seq_length())
     capacity = past + queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
     settings = current(model)
+    sharded = isinstance(cache, ShardedCache)
+    if settings.ranks is not None:
+        checks.no_weights_in_group(_wants_weights(model, kwargs))
+        checks.cache_of_group(cache, sharded=sharded)
+        return (), _shared(rule_of(model), settings, settings.ranks, model, kwargs)
+    checks.patched_with_group(sharded)
     checks.known_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
     padding, sizes = kwargs.get("attention_mask"), (batch, past, queries)
     bounded = isinstance(cache, WindowCache)
@@ -70,6 +79,51 @@ def begin_pass(
         rule_of(model), settings, mask, past, queries, streaming if limited else None, skipped
     )
     return (), kwargs
+
+
+def _shared(
+    rule: SlopeRule, settings: Settings, ranks: Ranks, model: nn.Module, kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a pass on several ranks, with a `ForwardPass` as attention_mask."""
+    name = "input_ids" if kwargs.get("input_ids") is not None else "inputs_embeds"
+    inputs, mask = kwargs[name], kwargs.get("attention_mask")
+    mask = mask.mask if isinstance(mask, Padding) else mask
+    cache: Any = kwargs.get("past_key_values")
+    batch, tokens = inputs.shape[:2]
+    if cache is None:
+        shared: Any
+        shared, whole = own_tokens(ranks, mask, (batch, tokens), inputs.device)
+        past = shared.columns.start
+    else:
+        past = cache.get_seq_length()
+        whole = _padding(model, mask, (batch, past, tokens), inputs.device)[:, : past + tokens]
+        if past == 0 and tokens >= LEAST_PART * ranks.size:
+            lengths = [len(x) for x in torch.arange(tokens).tensor_split(ranks.size)]
+            cache.hold(lengths)
+            past, tokens = sum(lengths[: ranks.rank]), lengths[ranks.rank]
+            shared = OwnTokens(ranks, slice(past, past + tokens), bool(whole.all()))
+            kwargs[name] = inputs[:, shared.columns]
+            _share_last_token(model, ranks)
+        else:
+            shared = SpreadKeys(ranks, cache, cache.hold_together(tokens))
+    streaming = StreamingMask(settings.mask)
+    limited = streaming if streaming.evicts(whole.shape[1] - 1) else None
+    kwargs["attention_mask"] = ForwardPass(
+        rule, settings, whole, past, tokens, limited, shared=shared
+    )
+    return kwargs
+
+
+def _share_last_token(model: nn.Module, ranks: Ranks) -> None:
+    """Give all ranks the last rank's hidden state of the last token, once."""
+
+    def share(_: nn.Module, __: Any, output: Any) -> None:
+        hook.remove()
+        if output is not None:
+            last = output[0][:, -1:].contiguous()
+            output.last_hidden_state = ranks.gather(last)[-1]
+
+    hook = model.register_forward_hook(share, always_call=True)
 
 
 @functools.cache

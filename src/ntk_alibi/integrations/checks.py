@@ -96,3 +96,54 @@ def traceable(attention: str, *, tracing: bool) -> None:
             f"patched model, got {attention!r}, which reads numbers of the mask; torch.compile "
             "runs every form"
         )
+
+
+def no_dropout_in_group(dropout: float) -> None:
+    """Refuse dropout of attention weights, which attention over several ranks does not have."""
+    if dropout:
+        raise ValueError(
+            f"attention dropout must be 0 in a model patched with group, got {dropout}"
+        )
+
+
+def mask_of_part(shape: tuple[int, ...] | None, part: tuple[int, int]) -> None:
+    """Check that the attention_mask of a part of a text is of that part."""
+    if shape is not None and shape != part:
+        raise ValueError(
+            "attention_mask must be of this rank's part of input_ids, (batch, tokens) = "
+            f"{part}, in a model patched with group, got {shape}"
+        )
+
+
+def cache_of_group(cache: Any, *, sharded: bool) -> None:
+    """Check that the cache of a model patched with group is spread over the group, too."""
+    if cache is not None and not sharded:
+        raise ValueError(
+            "past_key_values must be a ShardedCache, or None, in a model patched with group, got "
+            f"{type(cache).__name__}: generate(..., past_key_values=ntk_alibi.ShardedCache(group))"
+        )
+
+
+def held_by_group(keys: int, columns: int) -> None:
+    """Check that a spread cache gets the keys of a model that is patched with its group."""
+    if keys > columns:
+        raise ValueError(
+            "past_key_values must not be a ShardedCache in a model that is not patched with its "
+            f"group, got one with {keys} keys for {columns} columns: patch(model, scaling, "
+            "group=group)"
+        )
+
+
+def patched_with_group(sharded: bool) -> None:
+    """Refuse a spread cache in a model that is patched without a group."""
+    if sharded:
+        raise ValueError(
+            "past_key_values must not be a ShardedCache in a model that is patched without group: "
+            "patch(model, scaling, group=group)"
+        )
+
+
+def no_weights_in_group(wanted: bool) -> None:
+    """Refuse attention weights, of which a rank has only some columns."""
+    if wanted:
+        raise ValueError("output_attentions must be False in a model patched with group, got True")

@@ -12,6 +12,7 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
+from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.growing import GrowingCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.pass_bias import PassBias
@@ -40,6 +41,9 @@ def attend(
     dropout: with dropout the fused form becomes sdpa or eager.
     """
     _checks.plain("query", query)
+    if forward_pass.shared is not None:
+        checks.no_dropout_in_group(dropout)
+        return forward_pass.shared.attend(forward_pass, query, key, value, cache, scale), None
     form = forward_pass.settings.attention
     if form == "fused" and dropout:
         rounded = forward_pass.settings.compat == "transformers"

@@ -42,6 +42,7 @@ class ForwardPass(PassedThrough):
         streaming: the mask of the queries if it hides any key behind them, or None.
         skipped: (batch,), real tokens that are neither among the keys nor queries, or None: a
             `WindowCache` evicted them between the sinks and the window.
+        shared: how several ranks share the tokens, an object of shared_pass.py, or None.
         settings: the choices of the patch.
     """
 
@@ -60,12 +61,14 @@ class ForwardPass(PassedThrough):
         queries: int,
         streaming: StreamingMask | None = None,
         skipped: torch.Tensor | None = None,
+        shared: Any = None,
     ) -> None:
         super().__init__(mask)
         self.past = past
         self.queries = queries
         self.streaming = streaming
         self.skipped = skipped
+        self.shared = shared
         self.settings = settings
         self.rule = rule
         self._memo: dict[Any, Any] = {}
@@ -132,7 +135,8 @@ class ForwardPass(PassedThrough):
         if per is None:
             return None
         seen = real.cumsum(dim=1)[:, real.shape[1] - queries :].clamp(min=1)
-        seen = seen if per == "query" else real.sum(dim=1)[:, None]
+        every = real if self.shared is None else self.mask
+        seen = seen if per == "query" else every.sum(dim=1)[:, None]
         skipped = self.skipped if skipped is None else skipped
         seen = seen if skipped is None else seen + skipped.to(seen.device)[:, None]
         return _checks.constant("attention_mask", seen if per == "query" else seen[:, 0])
@@ -188,7 +192,8 @@ class ForwardPass(PassedThrough):
 def _with_scaling(forward_pass: ForwardPass, scaling: Scaling | None) -> ForwardPass:
     """Return the same pass with another scaling."""
     x, settings = forward_pass, replace(forward_pass.settings, scaling=scaling)
-    return ForwardPass(x.rule, settings, x.mask, x.past, x.queries, x.streaming, x.skipped)
+    rest = x.streaming, x.skipped, x.shared
+    return ForwardPass(x.rule, settings, x.mask, x.past, x.queries, *rest)
 
 
 def _factors(forward_pass: ForwardPass) -> torch.Tensor | None:

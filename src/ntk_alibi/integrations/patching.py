@@ -6,7 +6,7 @@ import threading
 
 from torch import nn
 
-from ntk_alibi.integrations import linear
+from ntk_alibi.integrations import linear, shared_loss
 from ntk_alibi.integrations.family import Family, check, check_version
 from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import STACK, Settings, stack_of
@@ -86,6 +86,7 @@ def apply(
             if not stack_of(target):
                 _install(family, target)
             linear.keep_heads(model, target)
+            shared_loss.keep_models(model, target)
             _stack(family, target, (*stack_of(target), settings))
     return PatchHandle(family, targets, settings)
 
@@ -111,11 +112,14 @@ def _install(family: Family, target: nn.Module) -> None:
 def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
     """Let these settings be in force, the last one foremost."""
     setattr(target, STACK, stack)
-    linear.choose(target, family.linear, stack[-1] or Settings(None))
+    foremost = stack[-1] or Settings(None)
+    linear.choose(target, family.linear, foremost)
+    shared_loss.choose(target, foremost.ranks)
 
 
 def _uninstall(family: Family, target: nn.Module) -> None:
     linear.give_back(target)
+    shared_loss.give_back(target)
     delattr(target, STACK)
     getattr(target, _HOOK).remove()
     delattr(target, _HOOK)

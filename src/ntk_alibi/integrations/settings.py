@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from ntk_alibi import _checks
+from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.positions.log_n import LogN, log_n_of
 from ntk_alibi.scaling import Scaling, scaling_from_config
@@ -37,6 +38,7 @@ class Settings:
     mask: Mask = EVERYTHING
     linear: Literal["auto", "torch", "onednn"] = "auto"
     log_n: LogN | None = None
+    ranks: Ranks | None = None
 
     def __repr__(self) -> str:
         """Return the choices that are not the default, as `patch` takes them."""
@@ -50,6 +52,8 @@ class Settings:
             choices.append(f"linear={self.linear!r}")
         if self.log_n is not None:
             choices.append(f"log_n={self.log_n!r}")
+        if self.ranks is not None:
+            choices.append(f"group of {self.ranks.size} ranks")
         return ", ".join(choices)
 
 
@@ -78,6 +82,7 @@ def settings_of(
     compat: Any = "exact",
     linear: Any = "auto",
     log_n: Any = None,
+    group: Any = None,
     **limits: Any,
 ) -> Settings:
     """Return the settings of `patch`'s arguments, checked as far as possible without a model.
@@ -88,6 +93,7 @@ def settings_of(
         compat: the rounding of the bias.
         linear: the products of linear layers.
         log_n: log-n scaling.
+        group: the process group that shares a text.
         limits: window, sink and causal_block of `patch`.
     """
     scaling_checks.model_scaling(scaling)
@@ -102,7 +108,16 @@ def settings_of(
         raise ValueError(
             f"compat must be 'exact' with log_n, which transformers does not have, got {compat!r}"
         )
-    return Settings(scaling, attention, compat, mask, linear, log_n)
+    if group is None:
+        return Settings(scaling, attention, compat, mask, linear, log_n)
+    for name, given, only in (
+        ("attention", attention, "fused"),
+        ("compat", compat, "exact"),
+        ("sink", mask.sink, 0),
+    ):
+        if given != only:
+            raise ValueError(f"{name} must be {only!r} with group, got {given!r}")
+    return Settings(scaling, attention, compat, mask, linear, log_n, Ranks.of(group))
 
 
 def stack_of(target: nn.Module) -> tuple[Settings | None, ...]:

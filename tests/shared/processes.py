@@ -41,9 +41,7 @@ class _Failure:
         self.text = text
 
 
-def _process(
-    rank: int, size: int, folder: str, seconds: float, work: Any, arguments: Any
-) -> None:
+def _process(rank: int, size: int, folder: str, seconds: float, work: Any, arguments: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     distributed.init_process_group(

@@ -1,0 +1,112 @@
+"""A key-value cache whose tokens are spread over the ranks of a process group."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.integrations import checks
+from ntk_alibi.integrations.caches.growing_layer import GrowingLayer
+
+#: Room for new tokens in the first buffers.
+CAPACITY = 64
+
+
+class ShardedCache(Cache):
+    """A transformers cache for generation over a context that no single memory holds.
+
+    The model must be patched with the same group. All ranks call `generate()` with the same whole
+    prompt. The first pass cuts the prompt: each rank computes its part, and keeps the keys and
+    values of it. Every later token is computed by all ranks. Each attends to the keys that it
+    holds; outputs and logsumexps, 4 (head_dim + 1) bytes a head, are gathered and merged. The keys
+    of a new token go to the rank that holds the fewest.
+
+    All ranks get the same logits to the bit, and so the same tokens: greedy, by beam search, or
+    sampled from generators of one seed. The logits of the first pass are those of its last token
+    only.
+
+    Args:
+        group: a torch.distributed.ProcessGroup, or a DeviceMesh with one dimension.
+
+    Attributes:
+        columns: the columns of the text whose keys this rank holds, ascending int64.
+
+    Raises:
+        TypeError, ValueError: group is no such group, or this process is not in it.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.ShardedCache(group="gloo")
+        Traceback (most recent call last):
+            ...
+        TypeError: group must be a torch.distributed.ProcessGroup or a DeviceMesh, got str
+
+    See docs/distributed.md for a whole program.
+    """
+
+    def __init__(self, group: Any) -> None:
+        new_layer: Any = partial(GrowingLayer, CAPACITY)
+        super().__init__(layer_class_to_replicate=new_layer)
+        self.ranks = Ranks.of(group)
+        self._lengths = [0] * self.ranks.size
+        self.columns = torch.zeros(0, dtype=torch.int64)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of tokens on all ranks together."""
+        return sum(self._lengths)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Return the number of keys of the whole text, and 0, its first column."""
+        return self.get_seq_length() + query_length, 0
+
+    def update(
+        self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """Append this rank's keys and values of a layer, and return all that it holds."""
+        keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        checks.held_by_group(keys.shape[2], len(self.columns))
+        return keys, values
+
+    def hold(self, lengths: list[int]) -> None:
+        """Note that the next tokens go to the ranks, `lengths[rank]` to each in their order."""
+        begin = self.get_seq_length() + sum(lengths[: self.ranks.rank])
+        own = torch.arange(begin, begin + lengths[self.ranks.rank])
+        self.columns = torch.cat([self.columns, own])
+        self._lengths = [x + y for x, y in zip(self._lengths, lengths, strict=True)]
+
+    def hold_together(self, tokens: int) -> bool:
+        """Note that the next tokens go to the rank with the fewest; return whether it is this."""
+        rank = self._lengths.index(min(self._lengths))
+        self.hold([tokens if x == rank else 0 for x in range(self.ranks.size)])
+        return rank == self.ranks.rank
+
+    def held(self, layer_idx: int) -> tuple[Any, Any]:
+        """Return the keys and values that this rank holds, or None and None."""
+        layer: Any = self.layers[layer_idx] if layer_idx < len(self.layers) else None
+        if layer is None or layer.get_seq_length() == 0:
+            return None, None
+        keys, values = layer.held()
+        return keys, values
+
+    def crop(self, max_length: int) -> None:
+        """Keep the first max_length tokens of the text, or remove -max_length tokens."""
+        length = self.get_seq_length()
+        kept = max(length + max_length, 0) if max_length < 0 else min(max_length, length)
+        every = self.ranks.gather_objects(self.columns)
+        self._lengths = [int((x < kept).sum()) for x in every]
+        self.columns = self.columns[self.columns < kept]
+        layers: list[Any] = self.layers
+        for layer in layers:
+            surplus = layer.get_seq_length() - len(self.columns)
+            if surplus > 0:
+                layer.crop(-surplus)
+
+    def reset(self) -> None:
+        """Remove all tokens."""
+        super().reset()  # type: ignore[no-untyped-call]
+        self._lengths = [0] * self.ranks.size
+        self.columns = self.columns[:0]

@@ -1,0 +1,68 @@
+"""The loss of models that are patched with a group: each rank has a part of the text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.torch.sharding import IGNORED
+
+#: The attribute of a patched model that keeps the models above it, in a tuple, so that they are no
+#: parts.
+_ABOVE = "_ntk_alibi_above"
+
+def keep_models(model: nn.Module, target: nn.Module) -> None:
+    """Let a target know the models with a loss above it."""
+    above = [
+        part
+        for part in model.modules()
+        if isinstance(part, PreTrainedModel)
+        and part is not target
+        and any(x is target for x in part.modules())
+    ]
+    if above:
+        setattr(target, _ABOVE, tuple(above))
+
+
+def choose(target: nn.Module, ranks: Ranks | None) -> None:
+    """Give the models above a target the loss of parts of a text, or their own for no ranks."""
+    for model in getattr(target, _ABOVE, ()):
+        vars(model).pop("_loss_function", None)
+        if ranks is not None:
+            model._loss_function = _LossOfParts(ranks)
+
+
+def give_back(target: nn.Module) -> None:
+    """Undo `choose` and `keep_models`."""
+    choose(target, None)
+    if hasattr(target, _ABOVE):
+        delattr(target, _ABOVE)
+
+
+class _LossOfParts:
+    """Cross-entropy of this rank's tokens, with labels that were shifted before they were cut.
+
+    The mean over the ranks is the mean over the tokens of all ranks.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def __call__(
+        self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_: Any
+    ) -> torch.Tensor:
+        labels = labels.to(logits.device)
+        own = (labels != IGNORED).sum()[None]
+        total = torch.stack(self._ranks.gather(own)).sum()
+        nats = F.cross_entropy(
+            logits.float().view(-1, vocab_size),
+            labels.reshape(-1),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+        return nats * self._ranks.size / total

@@ -1,0 +1,185 @@
+"""Patched models on several ranks: logits, losses, gradients and generated tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from processes import run
+from torch import distributed
+
+import ntk_alibi as na
+from ntk_alibi.models.loading import nano_bloom_path
+from ntk_alibi.torch import shard
+
+SCALINGS: dict[str, Any] = {
+    "plain": None,
+    "dynamic": na.DynamicNTK(2.0, per="query"),
+    "of the text": na.DynamicNTK(2.0),
+    "knee": na.Knee(100, 8.0),
+}
+
+
+def nano_bloom() -> Any:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers.AutoModelForCausalLM.from_pretrained(nano_bloom_path()).eval()
+
+
+def batch() -> dict[str, torch.Tensor]:
+    """Return a text and a shorter one with padding before it."""
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(4, 1300, (2, 601), generator=rng)
+    mask = torch.ones_like(ids)
+    mask[1, :77] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(mask > 0, -100)}
+
+
+def passes(rank: int, size: int) -> dict[str, list[float]]:
+    """Return errors of logits, of the mean loss, and of averaged gradients, by scaling."""
+    group, whole, found = distributed.group.WORLD, batch(), {}
+    real = whole["attention_mask"].tensor_split(size, dim=1)[rank] > 0
+    for name, scaling in SCALINGS.items():
+        model = nano_bloom()
+        with na.patch(model, scaling):
+            expected = model(**whole)
+            expected.loss.backward()
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        model.zero_grad(set_to_none=True)
+        with na.patch(model, scaling, group=group):
+            result = model(**shard(whole, group))
+            result.loss.backward()
+        logits = expected.logits.tensor_split(size, dim=1)[rank]
+        loss = result.loss.detach().clone()
+        distributed.all_reduce(loss)
+        worst = 0.0
+        for name_of, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            distributed.all_reduce(parameter.grad)
+            difference = parameter.grad / size - gradients[name_of]
+            worst = max(worst, float(difference.norm() / gradients[name_of].norm()))
+        found[name] = [
+            float((result.logits - logits)[real].abs().max().detach()),
+            float((loss / size - expected.loss).abs().detach()),
+            worst,
+        ]
+    return found
+
+
+def generation(rank: int, size: int) -> dict[str, bool]:
+    """Return whether generated tokens are those of one process, by the kind of generation."""
+    group, model, ids = distributed.group.WORLD, nano_bloom(), batch()["input_ids"]
+    mask, scaling, found = batch()["attention_mask"], SCALINGS["dynamic"], {}
+    kinds: dict[str, dict[str, Any]] = {
+        "greedy": {"inputs": ids[:1, :500], "max_new_tokens": 8},
+        "padded beams": {
+            "inputs": ids[:, :400], "attention_mask": mask[:, :400], "max_new_tokens": 5,
+            "num_beams": 3,
+        },
+        "sampled, short prompt": {"inputs": ids[:1, :9], "max_new_tokens": 6, "do_sample": True},
+    }  # fmt: skip
+    for name, options in kinds.items():
+        options = {"do_sample": False, **options}
+        torch.manual_seed(3)
+        with na.patch(model, scaling):
+            expected = model.generate(**options)
+        torch.manual_seed(3)
+        with na.patch(model, scaling, group=group):
+            cache = na.ShardedCache(group)
+            result = model.generate(**options, past_key_values=cache)
+        found[name] = torch.equal(result, expected)
+        assert cache.get_seq_length() == result.shape[1] - 1
+    return found
+
+
+def spread(rank: int, size: int) -> list[Any]:
+    """Return how many keys this rank holds, before and after a crop, and what follows the crop."""
+    group, model, ids = distributed.group.WORLD, nano_bloom(), batch()["input_ids"][:1]
+    with na.patch(model, na.Knee(100, 8.0), group=group), torch.inference_mode():
+        cache = na.ShardedCache(group)
+        model(ids[:, :300], past_key_values=cache)
+        held = len(cache.columns)
+        again = model(ids[:, 300:301], past_key_values=cache).logits
+        cache.crop(300)
+        cropped = len(cache.columns)
+        twice = model(ids[:, 300:301], past_key_values=cache).logits
+    with na.patch(model, na.Knee(100, 8.0)), torch.inference_mode():
+        expected = model(ids[:, :301]).logits[:, -1:]
+    error = float((again - expected).abs().max())
+    return [held, cropped, bool((again == twice).all()), error]
+
+
+def refusals(rank: int, size: int) -> list[str]:
+    group, model, ids = distributed.group.WORLD, nano_bloom(), batch()["input_ids"][:1, :128]
+    said = []
+
+    def fails(call: Any) -> None:
+        with pytest.raises((TypeError, ValueError)) as error:
+            call()
+        said.append(str(error.value))
+
+    with na.patch(model, group=group):
+        fails(lambda: model.generate(ids, max_new_tokens=2))
+        fails(lambda: model(ids, output_attentions=True))
+        fails(lambda: model(ids, attention_mask=torch.ones(1, 9)))
+    with na.patch(model):
+        fails(lambda: model(ids, past_key_values=na.ShardedCache(group)))
+    fails(lambda: model(ids, past_key_values=na.ShardedCache(group)))
+    fails(lambda: na.patch(model, group=group, attention="sdpa"))
+    fails(lambda: na.patch(model, group=group, window=4, sink=2))
+    fails(lambda: shard({"input_ids": ids[:, :1]}, group))
+    fails(lambda: shard({"labels": ids}, group))
+    # the patch is gone: labels are shifted by transformers again
+    expected = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])
+    torch.testing.assert_close(model(ids, labels=ids).loss, expected)
+    return said
+
+
+def everything(rank: int, size: int) -> dict[str, Any]:
+    work = passes, generation, spread, refusals
+    return {function.__name__: function(rank, size) for function in work}
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    return run(2, everything, 2)
+
+
+def test_logits_loss_and_gradients_are_those_of_one_process(results: list[dict[str, Any]]) -> None:
+    for found in results:
+        for name, (logits, loss, gradients) in found["passes"].items():
+            # logits reach 20, and three layers add the rounding of float32
+            assert logits < 1e-4, name
+            assert loss < 1e-5, name
+            assert gradients < 1e-5, name
+
+
+def test_generated_tokens_are_those_of_one_process(results: list[dict[str, Any]]) -> None:
+    for found in results:
+        assert all(found["generation"].values()), found["generation"]
+
+
+def test_keys_are_spread_and_can_be_taken_back(results: list[dict[str, Any]]) -> None:
+    held, cropped, same, error = zip(*(found["spread"] for found in results), strict=True)
+    assert held == cropped == (150, 150)
+    assert all(same)
+    assert max(error) < 1e-4
+
+
+def test_what_would_be_wrong_is_refused(results: list[dict[str, Any]]) -> None:
+    expected = [
+        "past_key_values must be a ShardedCache, or None, in a model patched with group, got Dyn",
+        "output_attentions must be False in a model patched with group, got True",
+        "on rank 0: attention_mask must be of this rank's part of input_ids, (batch, tokens) = (1,",
+        "past_key_values must not be a ShardedCache in a model that is patched without group",
+        "past_key_values must not be a ShardedCache in a model that is not patched with its group",
+        "attention must be 'fused' with group, got 'sdpa'",
+        "sink must be 0 with group, got 2",
+        "batch must have at least 2 tokens, one a rank, got 1",
+        "batch must have a tensor input_ids or inputs_embeds",
+    ]
+    for found in results:
+        for sentence, beginning in zip(found["refusals"], expected, strict=True):
+            assert sentence.startswith(beginning)

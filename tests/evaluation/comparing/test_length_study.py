@@ -254,6 +254,15 @@ def test_a_plan_reads_something() -> None:
         Plan(2048, line_records=0, topic_records=0, prose_windows=0)
 
 
+def test_short_records_have_fewer_questions() -> None:
+    """A record has at most one question for 64 tokens, and as many at each length."""
+    for multiples, questions in (((0.25, 1), 8), ((1, 4), 32), ((4,), 32), ((0.001,), 1)):
+        assert Plan(2048, multiples=multiples).tasks["lines"]["questions"] == questions
+    tasks = Plan(2048, multiples=(0.25,), line_records=1).tasks
+    (document,) = datasets.retrieval("lines", **tasks["lines"])["test"]
+    assert len(document["begins"]) == 8
+
+
 def test_tables(summary: dict[str, Any]) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     tables = study_tables(summary)

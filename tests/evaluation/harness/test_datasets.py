@@ -14,6 +14,7 @@ from lm_eval.tasks import TaskManager
 
 from ntk_alibi.evaluation.harness import datasets
 from ntk_alibi.evaluation.harness import run as harness
+from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.evaluation.records import corpus, words
 from ntk_alibi.evaluation.records.lines import Lines
 from ntk_alibi.evaluation.records.record import encoder
@@ -85,8 +86,25 @@ def test_generated_answers_are_those_of_the_records() -> None:
     for document, prompt in zip(whole, prompts, strict=True):
         assert (prompt["prompt"] + prompt["expected"] + ".").startswith(document["text"])
         assert prompt["prompt"].endswith("topic?\nASSISTANT:")
-        assert datasets.generated(prompt, [prompt["expected"]]) == {"accuracy": 1.0}
-        assert datasets.generated(prompt, [prompt["expected"] + "s"]) == {"accuracy": 0.0}
+        right = datasets.generated(prompt, [prompt["expected"]])
+        assert right == {"accuracy": 1.0, "accuracy_900": 1.0}
+        wrong = datasets.generated(prompt, [prompt["expected"] + "s"])
+        assert wrong == {"accuracy": 0.0, "accuracy_900": 0.0}
+
+
+def test_generated_answers_have_a_share_for_each_length(tiny_checkpoint: Path) -> None:
+    metadata = {"lengths": [200, 300], "records": 3, "pretrained": str(tiny_checkpoint)}
+    with harness.quiet():
+        tasks = harness.load_tasks(["ntk_alibi_lines_generated"], metadata)
+    lm = StretchedLM(str(tiny_checkpoint), quiet=True)
+    lm.generate_until = lambda requests, **_: [
+        request.doc["expected"] if request.doc["length"] == 200 else "" for request in requests
+    ]
+    found = harness.answer(lm, tasks)["results"]["ntk_alibi_lines_generated"]
+    shares = {name: found[f"{name},none"] for name in ("accuracy", "accuracy_200", "accuracy_300")}
+    assert shares == {"accuracy": 0.5, "accuracy_200": 1.0, "accuracy_300": 0.0}
+    task = tasks["tasks"]["ntk_alibi_lines_generated"]
+    assert task.aggregation().keys() == task.higher_is_better().keys() == shares.keys()
 
 
 def test_other_lines_have_names_of_no_training_record(tokenizer: Any) -> None:

@@ -84,7 +84,8 @@ class Plan:
         if kind == "topic":
             return {"questions": self.topic_questions}
         if kind.endswith("line"):
-            return {"questions": min(self.line_questions, max(1, self.train_length // 64))}
+            shortest = round(min(1, *self.multiples) * self.train_length)
+            return {"questions": min(self.line_questions, max(1, shortest // 64))}
         return {}
 
 

@@ -43,9 +43,9 @@ def compare(
     Returns:
         A dictionary with these keys:
         model: the name of the model;
-        rows: for each task and method: task, method, label, metric, cases, value, its 95 % interval
-            (low, high), the published percentage for the same model, task and method (or None), and
-            the command that reproduces the row;
+        rows: for each task (see `by_length`) and method: task, method, label, metric, cases, value,
+            its 95 % interval (low, high), the published percentage for the same model, task and
+            method (or None), and the command that reproduces the row;
         settings: for each method, the model's settings as the harness records them.
     """
     rows, settings = [], {}
@@ -54,14 +54,15 @@ def compare(
         settings[method.name] = lm.get_model_info()
         results = harness.answer(lm, tasks, harness.cache_file(lm, cache))
         for task, samples in results["samples"].items():
-            rows.append(
+            rows += [
                 {
-                    **{"task": task, "method": method.name, "label": method.label},
-                    **summary_of(samples),
+                    **{"task": name, "method": method.name, "label": method.label},
+                    **summary_of(part),
                     "published": published_percent(model, task, method.name),
                     "command": command(lm, model, method.name, task, metadata),
                 }
-            )
+                for name, part in by_length(task, samples).items()
+            ]
     lm.release()
     return {"model": model, "rows": rows, "settings": settings}
 
@@ -73,10 +74,25 @@ def load_known(tasks: Sequence[str], metadata: dict[str, Any], model: str) -> An
     ours.
     """
     ours = {path.stem for path in harness.tasks_path().glob("*.yaml")}
+    metadata = harness.with_tokenizer_of(model, {"pretrained": model, **metadata})
     with harness.quiet():
-        return harness.load_tasks(
-            tasks, {"pretrained": model, **metadata}, all_known=not ours.issuperset(tasks)
-        )
+        return harness.load_tasks(tasks, metadata, all_known=not ours.issuperset(tasks))
+
+
+def by_length(task: str, samples: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Divide the samples of a task of RULER by length; return those of another task as they are.
+
+    RULER's metrics are called by lengths. A sample has its score at its own length; at another one
+    it has -1, which is no score.
+    """
+    if not all(metric.isdecimal() for metric in samples[0]["metrics"]):
+        return {task: list(samples)}
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for sample in samples:
+        (length,) = [metric for metric in sample["metrics"] if sample[metric] != -1]
+        part = parts.setdefault(f"{task}, {length} tokens", [])
+        part.append({"score": sample[length], "metrics": ["score"]})
+    return parts
 
 
 def summary_of(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -129,9 +129,10 @@ def single_questions(
     return {"test": Dataset.from_list(prompts)}
 
 
-def generated(document: dict[str, Any], results: list[str]) -> dict[str, float]:
+def generated(document: dict[str, Any], results: list[str]) -> dict[str, Any]:
     """Return whether the text generated before the end of the answer is the answer."""
-    return {"accuracy": float(results[0].strip() == document["expected"].strip())}
+    right = float(results[0].strip() == document["expected"].strip())
+    return _with_length("accuracy", document, right)
 
 
 def prose(
@@ -269,8 +270,20 @@ class RecordTask(ConfigurableTask):  # type: ignore[misc]
         }
 
 
-def _with_length(name: str, document: dict[str, Any], pair: list[Any]) -> dict[str, Any]:
-    return {name: pair, f"{name}_{document['length']}": pair}
+class SingleQuestionTask(ConfigurableTask):  # type: ignore[misc]
+    """A harness task of prompts with one question each, with a metric for each length."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config={k: v for k, v in config.items() if k != "class"})
+        aggregations = dict(self.aggregation())
+        for length in sorted(set(self.dataset["test"]["length"])):
+            aggregations[f"accuracy_{length}"] = aggregations["accuracy"]
+            self._higher_is_better[f"accuracy_{length}"] = True
+        self._aggregation_list = aggregations
+
+
+def _with_length(name: str, document: dict[str, Any], value: Any) -> dict[str, Any]:
+    return {name: value, f"{name}_{document['length']}": value}
 
 
 def _split(name: str) -> list[list[str]]:

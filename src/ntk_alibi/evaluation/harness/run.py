@@ -13,6 +13,7 @@ import glob
 import hashlib
 import json
 import logging
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -20,8 +21,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _files
+import numpy as np
+
+from ntk_alibi import _extras, _files
 from ntk_alibi.evaluation import checks
+from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.harness.model import StretchedLM
@@ -53,19 +57,23 @@ def main(arguments: Sequence[str]) -> None:
 
     check_files(arguments)
     before = sys.argv
-    sys.argv = ["lm-eval", *with_our_tasks(arguments)]
+    sys.argv = ["lm-eval", *with_our_tasks(with_tokenizer(arguments))]
     try:
-        with _assertions():
+        with _harness_errors():
             cli_evaluate()
     finally:
         sys.argv = before
 
 
 @contextlib.contextmanager
-def _assertions() -> Iterator[None]:
-    """Turn the harness's assertions, by which it checks settings, into ValueErrors."""
+def _harness_errors() -> Iterator[None]:
+    """Turn the harness's assertions, by which it checks settings, into ValueErrors.
+
+    Where a task lacks a package, name the extra that brings it.
+    """
     try:
-        yield
+        with _extras.needed_by("a task of lm-evaluation-harness"):
+            yield
     except AssertionError as error:
         raise ValueError(str(error)) from error
 
@@ -100,6 +108,33 @@ def with_our_tasks(arguments: Sequence[str]) -> list[str]:
     return [*arguments, "--include_path", str(tasks_path())]
 
 
+def with_tokenizer(arguments: Sequence[str]) -> list[str]:
+    """Add the tokenizer of the embedded model to the metadata, if this is the model to evaluate.
+
+    Tasks that load a tokenizer by themselves, such as RULER's, would look on the hub for a model
+    called nano-bloom. A configuration file is left as it is, since `--metadata` would replace its
+    metadata.
+    """
+    from lm_eval._cli.utils import MergeDictAction
+
+    parser = argparse.ArgumentParser("lm-eval", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", "-C")
+    parser.add_argument("--model", "-M")
+    parser.add_argument("--model_args", "-a", nargs="+", action=MergeDictAction, default={})
+    parser.add_argument("--metadata", nargs="+", action=MergeDictAction, default={})
+    known, _ = parser.parse_known_args(arguments)
+    settings = {**known.model_args, **known.metadata}
+    embedded = known.model == "ntk_alibi" and settings.get("pretrained") in (None, NANO_BLOOM)
+    if known.config is not None or not embedded or "tokenizer" in settings:
+        return list(arguments)
+    return [*arguments, *metadata_argument(with_tokenizer_of(settings.get("pretrained"), {}))]
+
+
+def with_tokenizer_of(model: str | None, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata of tasks with the tokenizer of a model, unless they name one."""
+    return {"tokenizer": checkpoint_name(model), **metadata}
+
+
 def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: bool = False) -> Any:
     """Load tasks in the form in which the harness's evaluate() takes them.
 
@@ -114,7 +149,29 @@ def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: boo
         include_path=str(tasks_path()), include_defaults=all_known, metadata=metadata
     )
     checks.known_tasks(names, manager.task_index)
-    return manager.load(list(names))
+    loaded: dict[str, dict[str, Any]] = {}
+    for name in names:
+        with _harness_errors(), _seeds():
+            for kind, things in manager.load([name]).items():
+                loaded.setdefault(kind, {}).update(things)
+    return loaded
+
+
+@contextlib.contextmanager
+def _seeds() -> Iterator[None]:
+    """Seed the generators of Python and NumPy as the harness's command line does by default.
+
+    RULER draws its prompts from them. A task that is loaded alone has the prompts of a command with
+    this task alone.
+    """
+    before = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(1234)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, Any]:
@@ -142,7 +199,7 @@ def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, 
     if lm.world_size > 1:
         for name, task in tasks["tasks"].items():
             checks.enough_documents(name, len(task.eval_docs), lm.world_size)
-    with quiet(), _assertions(), _cached(lm, cache) as model:
+    with quiet(), _harness_errors(), _cached(lm, cache) as model:
         output = evaluate(model, tasks, bootstrap_iters=0)  # None in all processes but the first
     selected = [output and {key: output[key] for key in ("results", "samples")}]
     results: dict[str, Any] = broadcast_object_list(selected)[0]

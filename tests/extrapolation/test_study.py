@@ -124,7 +124,7 @@ def test_the_command_tries_chooses_trains_and_writes_the_document(
     assert "alibi, seed 3: done" in shown
     assert "4 of 60 trainings of this protocol are finished" in shown
     page = document.read_text()
-    assert "| ALiBi | 0 of 2: not learned |" in page
+    assert "| ALiBi | 0 of 2: none at 95 % |" in page
     assert "CPU hours: grid" in page
     stored = json.loads((tmp_path / "pictures/extrapolation.json").read_text())
     assert stored["training"]["none"]["seeds"] == [3, 4]

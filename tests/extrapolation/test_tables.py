@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from ntk_alibi.evaluation.report.markdown import check_section
 from ntk_alibi.extrapolation import grid, tables
 from ntk_alibi.extrapolation.readings import views
 from ntk_alibi.extrapolation.schemes import SCHEMES
 from ntk_alibi.extrapolation.summary import by_seed, cpu_hours, differences, summarise
+from repository import ROOT
 
 SETTING = {"muon_rate": 0.02, "first_weights_std": 0.06}
 PLAN = {"multiples": [1, 4], "records": 2, "windows": 2, "seed": 0}
@@ -78,7 +80,7 @@ def test_only_runs_that_reach_95_percent_count_beyond_the_training_length(study:
     assert row(shown["pairs"], "RoPE")[-1] == "75 / 85"
     for name in ("beyond", "readings", "endpoint"):
         own = "none + window" if name == "readings" else "none"
-        assert row(shown[name], own)[0] == "0 of 1: not learned"
+        assert row(shown[name], own)[0] == "0 of 1: none at 95 %"
     assert row(shown["beyond"], "none")[1:] == [""]
     assert row(shown["pairs"], "none")[1:] == ["7", "", ""]
     assert row(shown["prose"], "none")[1:] == ["3.00", ""]
@@ -108,7 +110,7 @@ def test_the_endpoint_is_compared_with_alibi_seed_by_seed(study: Path) -> None:
     assert row(text, "ALiBi + NTK") == [
         "3 of 3", "3", "50 (0-100)", "40 (0-90)", "+10 ± 0", "+10 / +10 / +10",
     ]  # fmt: skip
-    assert row(text, "none") == ["0 of 1: not learned", "0", "", "", "", ""]
+    assert row(text, "none") == ["0 of 1: none at 95 %", "0", "", "", "", ""]
     assert not [line for line in text.splitlines() if line.startswith("| ALiBi |")]
 
 
@@ -176,6 +178,11 @@ def test_every_scheme_has_a_label_and_every_section_its_text(study: Path) -> Non
     drawn = {name.partition("/")[0] for panel in tables.PANELS.values() for name in panel}
     assert drawn == set(SCHEMES)
     assert {"machine", *tables.tables(summarise(study))} == set(tables.SECTIONS)
+
+
+def test_the_page_has_a_place_for_every_section() -> None:
+    for name in tables.SECTIONS:
+        check_section(ROOT / "docs/extrapolation.md", name)
 
 
 def test_the_picture_has_a_curve_for_what_qualifies(study: Path) -> None:

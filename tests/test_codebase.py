@@ -53,7 +53,7 @@ CPP_ARROWS = {
 #: `Mask` or `**options`, so that a new option touches few files.
 MASK_OPTIONS = {
     "extrapolation.decoder",
-    "extrapolation.measure",
+    "extrapolation.readings",
     "extrapolation.schemes",
     "fused.attention",
     "integrations",

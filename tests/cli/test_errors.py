@@ -267,6 +267,7 @@ def test_a_run_on_a_full_disk_continues_later(tiny_checkpoint: Path) -> None:
         ("training", ["--output", "file"]),
         ("training", ["--seed", "-1"]),
         ("extrapolation", ["--seeds", "-1"]),
+        ("extrapolation", ["--seeds", "0", "100"]),
         ("extrapolation", ["--schemes", "--output", "none"]),
         ("extrapolation", ["--document", "none.md"]),
         ("extrapolation", ["--output", "file"]),

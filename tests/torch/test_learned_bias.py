@@ -72,6 +72,39 @@ def test_first_draws_are_those_of_the_authors() -> None:
     np.testing.assert_allclose(first, alike, rtol=1e-6, atol=2e-5)  # epsilon is 1e-5
 
 
+def test_biases_start_with_the_values_that_are_given() -> None:
+    slopes = na.alibi_slopes(8)
+    power = learned_bias.LearnedKerplePower(8, r1=torch.tensor(slopes), r2=1.0)()
+    log = learned_bias.LearnedKerpleLog(8, r1=slopes * 1024, r2=2.0**-10)()
+    bam = learned_bias.LearnedBAM(8, alpha=slopes / 2, beta=[0.0, -1.0] * 4)()
+    # a parameter x of at most 512 in size is rounded to float32, and so is the function of it
+    for value, expected in (
+        (power.r1, slopes), (power.r2, np.ones(8)), (log.r1, slopes * 1024),
+        (log.r2, np.full(8, 2.0**-10)), (bam.alpha, slopes / 2), (bam.beta, [0.0, -1.0] * 4),
+    ):  # fmt: skip
+        np.testing.assert_allclose(value.detach(), expected, rtol=1e-6, atol=0)
+    drawn = [learned_bias.LearnedKerplePower(8, r1=0.5).r2 for _ in range(2)]
+    assert not torch.equal(*drawn)
+    with torch.no_grad():
+        flat = learned_bias.LearnedBAM(8, alpha=1.0, beta=0.0)().over(0, 100)
+    assert (flat == -1.0).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: learned_bias.LearnedKerplePower(4, r1=0.0), "r1 .* 0"),
+        (lambda: learned_bias.LearnedKerplePower(4, r2=2.0), "r2 .* 1.98"),
+        (lambda: learned_bias.LearnedKerpleLog(4, r2=[1.0, 2.0]), "r2 must have 4 heads, got 2"),
+        (lambda: learned_bias.LearnedBAM(4, alpha=-1.0), "alpha .* 0"),
+        (lambda: learned_bias.LearnedBAM(4, beta=[float("nan")] * 4), "beta"),
+    ],
+)
+def test_wrong_first_values_are_named(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
 def test_forget_gates_can_start_as_alibi() -> None:
     slopes = na.alibi_slopes(4).astype(np.float64)
     gates = learned_bias.LearnedForgetGates(16, 4, bias=-np.log(np.expm1(slopes)))

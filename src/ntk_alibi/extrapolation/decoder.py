@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ntk_alibi.extrapolation.schemes import AttentionView, Positions
 from ntk_alibi.fused.attention import attention
 
-#: Standard deviation of the random first weights, equal to BLOOM's initializer_range.
+#: Usual standard deviation of the random first weights, equal to BLOOM's initializer_range.
 FIRST_WEIGHTS_STD = 0.02
 
 
@@ -48,13 +48,13 @@ class Layer(nn.Module):
         """Compute the layer's output, (rows, length, hidden_size) like its input."""
         normed = self.attention_norm(hidden)
         with torch.autocast("cpu", enabled=False):  # bfloat16 would round positions
-            positions: dict[str, Any] = self.positions(normed.float(), view.scaling)
+            positions: dict[str, Any] = self.positions(normed.float(), view)
         query, key, value = (
             x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for x in (self.query(normed), self.key(normed), self.value(normed))
         )
         attended = attention(
-            query,
+            self.positions.queries(query, view),
             key,
             value,
             window=view.window,
@@ -79,6 +79,8 @@ class Decoder(nn.Module):
             other weights are drawn, so that those depend on torch's seed alone and not on the
             scheme.
         autocast: whether matrices are multiplied in bfloat16.
+        first_weights_std: standard deviation of the random first weights of embeddings and
+            matrices.
 
     Attributes:
         view: attention options and scaling of the forward pass; training uses the defaults.
@@ -93,6 +95,7 @@ class Decoder(nn.Module):
         make_positions: Callable[[], Positions],
         *,
         autocast: bool = False,
+        first_weights_std: float = FIRST_WEIGHTS_STD,
     ) -> None:
         super().__init__()
         self.view = AttentionView()
@@ -103,7 +106,7 @@ class Decoder(nn.Module):
         self.final_norm = nn.LayerNorm(hidden_size)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=FIRST_WEIGHTS_STD)
+                nn.init.normal_(module.weight, std=first_weights_std)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
         for layer in self.layers:

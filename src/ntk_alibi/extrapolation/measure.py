@@ -1,8 +1,12 @@
-"""Measurements of the study's models: retrieval and prose loss in several reading modes."""
+"""Measurements of the study's models: retrieval and prose loss in several reading modes.
+
+Records and windows of prose belong to the seed of the training: models of one seed read the same
+texts, whatever their scheme is, and models of different seeds read different ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +17,8 @@ from torch.nn import functional as F
 from ntk_alibi.evaluation.records import corpus
 from ntk_alibi.evaluation.records.record import Case
 from ntk_alibi.extrapolation.decoder import Decoder
-from ntk_alibi.extrapolation.schemes import AttentionView, Positions, XposPositions
-from ntk_alibi.scaling import NTK, Interpolation
+from ntk_alibi.extrapolation.readings import views
+from ntk_alibi.extrapolation.schemes import AttentionView
 from ntk_alibi.training.training import Training
 
 #: Number of tokens in one forward pass.
@@ -30,7 +34,7 @@ class MeasurePlan:
         records: number of records of pairs at each length.
         windows: number of windows of prose; at every multiple their last tokens are the same, and
             only the context before them grows.
-        seed: seed of the records, which are the same for all models.
+        seed: seed of the texts, together with the seed of the training that is measured.
     """
 
     multiples: tuple[int, ...] = (1, 2, 4, 8)
@@ -39,65 +43,8 @@ class MeasurePlan:
     seed: int = 2026
 
 
-@dataclass(frozen=True)
-class ReadingMode:
-    """A way to read texts that are longer than in training.
-
-    Attributes:
-        name: name in results.
-        label: label in tables.
-        view: function of the multiple of the training length and the training length; it returns
-            None where the mode would change nothing.
-        applies: function that returns whether the mode is available for a scheme.
-    """
-
-    name: str
-    label: str
-    view: Callable[[int, int], AttentionView | None]
-    applies: Callable[[type[Positions]], bool] = lambda scheme: True
-
-
-def _stretched(name: str, label: str, kind: Callable[[float], Any]) -> ReadingMode:
-    """Make the mode that stretches a scheme by the multiple of the training length."""
-
-    def view(multiple: int, length: int) -> AttentionView | None:
-        return AttentionView(scaling=kind(float(multiple))) if multiple > 1 else None
-
-    return ReadingMode(name, label, view, lambda scheme: kind in scheme.scalings)
-
-
-#: The first mode reads as in training. XPOS's blocks have half the training length.
-READING_MODES = (
-    ReadingMode("plain", "as trained", lambda multiple, length: AttentionView()),
-    ReadingMode(
-        "window", "window", lambda m, length: AttentionView(window=length) if m > 1 else None
-    ),
-    ReadingMode("log-n", "log-n", lambda m, length: AttentionView(log_n=length) if m > 1 else None),
-    _stretched("pi", "interpolation", Interpolation),
-    _stretched("ntk", "NTK", NTK),
-    ReadingMode(
-        "blocks",
-        "blocks",
-        lambda multiple, length: AttentionView(causal_block=length // 2),
-        lambda scheme: scheme is XposPositions,
-    ),
-)
-
-
-def views(
-    scheme: type[Positions], plan: MeasurePlan, train_length: int
-) -> dict[str, AttentionView]:
-    """Return all views with which a scheme reads, by "<reading>/<multiple>"."""
-    return {
-        f"{mode.name}/{multiple}": view
-        for multiple in plan.multiples
-        for mode in READING_MODES
-        if mode.applies(scheme) and (view := mode.view(multiple, train_length)) is not None
-    }
-
-
 class Measurement:
-    """The measurements of a trained model; records and windows are the same for all models.
+    """The measurements of a trained model.
 
     Args:
         trained: a training whose model is a `Decoder`.
@@ -108,6 +55,8 @@ class Measurement:
         self._model: Decoder = trained.model.eval()
         self._scheme = type(self._model.layers[0].positions)
         self._train_length: int = trained.recipe.train_length
+        self._held_out: str = trained.recipe.held_out
+        self._seeds = [plan.seed, trained.recipe.seed]
         self._record_kind = trained.line_task(self._train_length)
         self._padding = int(trained.tokenizer.pad_token_id)
         self._encode = trained.encode
@@ -118,10 +67,10 @@ class Measurement:
 
         Yields:
             The key "<reading>/<multiple>" and the results: for each question whether the answer is
-            right (right) and its distance (distances), and for each window of prose the nats per
-            token (nats).
+            right (right) and its distance (distances), the mean nats of an answer (loss), and for
+            each window of prose the nats per token (nats).
         """
-        every = views(self._scheme, self._plan, self._train_length)
+        every = views(self._scheme, self._plan.multiples, self._train_length)
         for multiple in self._plan.multiples:
             todo = {
                 key: view
@@ -136,25 +85,49 @@ class Measurement:
                 yield key, {**self._answers(cases), "nats": self._nats(windows)}
         self._model.view = AttentionView()
 
+    def loss(self) -> float:
+        """Return the mean nats of an answer at the training length, read as trained."""
+        self._model.view = AttentionView()
+        loss: float = self._answers(self._cases(1))["loss"]
+        return loss
+
     def _cases(self, multiple: int) -> list[Case]:
-        rng = np.random.default_rng([self._plan.seed, multiple])
+        rng = np.random.default_rng([*self._seeds, multiple])
         length = multiple * self._train_length
         records = range(self._plan.records)
         return [self._record_kind.case(self._encode, length, rng) for _ in records]
 
     def _windows(self, multiple: int) -> torch.Tensor:
-        """Cut windows of prose, (windows, length), that end in the same tokens at all multiples."""
-        chapters = self._encode([chapter + "\n" for chapter in corpus.held_out_text()])
-        prose = np.array([token for chapter in chapters for token in chapter], np.int64)
+        """Cut windows of prose, (windows, length), that end in the same tokens at all multiples.
+
+        A window lies within one held-out text. The tokens that are predicted do not overlap.
+        """
+        texts = [
+            np.concatenate([np.array(part, np.int64) for part in self._encode(chapters)])
+            for text in corpus.held_out_texts(self._held_out)
+            if (chapters := [chapter + "\n" for chapter in text])
+        ]
         longest = max(self._plan.multiples) * self._train_length
-        ends = np.linspace(longest, len(prose), self._plan.windows).astype(int)
+        ends = [
+            (number, end)
+            for number, text in enumerate(texts)
+            for end in range(longest, len(text) + 1, self._scored)
+        ]
+        rng = np.random.default_rng(self._seeds)
+        drawn = [ends[i] for i in rng.choice(len(ends), self._plan.windows, replace=False)]
         length = multiple * self._train_length
-        return torch.from_numpy(np.stack([prose[end - length : end] for end in ends]))
+        return torch.from_numpy(np.stack([texts[i][end - length : end] for i, end in drawn]))
+
+    @property
+    def _scored(self) -> int:
+        """Number of tokens at the end of a window that are predicted."""
+        return self._train_length // 2
 
     @torch.inference_mode()
     def _answers(self, cases: list[Case]) -> dict[str, Any]:
-        """Return for each question whether the likeliest tokens are right, and the distance."""
+        """Return for each question whether the likeliest tokens are right, and what `run` says."""
         right: list[bool] = []
+        nats: list[float] = []
         length = max(len(case.tokens) for case in cases)
         for batch in _batches(cases, length):
             tokens = torch.full((len(batch), length), self._padding)
@@ -164,16 +137,19 @@ class Measurement:
                 for begin, end in case.answers:
                     before[row, begin - 1 : end - 1] = True
             expected = tokens.roll(-1, dims=1)[before]
-            hits = (self._model(tokens, before).argmax(-1) == expected).tolist()
+            logits = self._model(tokens, before)
+            nats += F.cross_entropy(logits, expected, reduction="none").tolist()
+            hits = (logits.argmax(-1) == expected).tolist()
             for begin, end in (answer for case in batch for answer in case.answers):
                 right.append(all(hits[: end - begin]))
                 hits = hits[end - begin :]
-        return {"right": right, "distances": [d for case in cases for d in case.distances]}
+        distances = [d for case in cases for d in case.distances]
+        return {"right": right, "distances": distances, "loss": float(np.mean(nats))}
 
     @torch.inference_mode()
     def _nats(self, windows: torch.Tensor) -> list[float]:
         """Return the mean nats per token over the last half training length of each window."""
-        scored = self._train_length // 2
+        scored = self._scored
         nats: list[float] = []
         for batch in _batches(windows, windows.shape[1]):
             before = torch.zeros(batch.shape, dtype=torch.bool)

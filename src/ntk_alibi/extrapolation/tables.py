@@ -1,17 +1,34 @@
-"""Results of the study over all models: plain numbers, Markdown tables and a figure."""
+"""Results of the study as Markdown tables and a figure.
+
+Intervals are Student's over the seeds, each of which has its own training and its own texts.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntk_alibi import _files, plots
+from ntk_alibi import plots
+from ntk_alibi.evaluation.comparing.intervals import half_width
 from ntk_alibi.evaluation.report.markdown import table
-from ntk_alibi.extrapolation.measure import READING_MODES, MeasurePlan, views
-from ntk_alibi.extrapolation.schemes import SCHEMES
+from ntk_alibi.extrapolation import grid
+from ntk_alibi.extrapolation.readings import READING_MODES
+from ntk_alibi.extrapolation.summary import (
+    BASELINE,
+    ENDPOINT,
+    ENDPOINT_AT,
+    PLAIN,
+    SEEDS,
+    Summary,
+    by_seed,
+    cpu_hours,
+    differences,
+    qualifying,
+    share_interval,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +44,8 @@ LABELS = {
     "xpos": "XPOS",
     "rope": "RoPE",
     "bam": "BAM",
+    "bam-flat": "BAM, flat",
+    "bam-flat-ssmax": "BAM, flat, SSMax",
     "fox": "FoX",
 }
 
@@ -35,222 +54,253 @@ PARTS_OF_METHODS = ("rope/window", "xpos/blocks")
 
 #: Curves of each panel of the figure, by the panel's title.
 PANELS = {
-    "none, ALiBi and BAM": (
-        "none/plain",
+    "ALiBi, read in several ways": (
         "alibi/plain",
         "alibi/ntk",
-        "learned-slopes/plain",
-        "bam/plain",
+        "alibi/flat",
+        "alibi/flat-log-n",
+        "alibi/knee",
+        "alibi/window",
     ),
-    "other biases": ("kerple-power/plain", "kerple-log/plain", "sandwich/plain", "fox/plain"),
-    "rotations": ("rope/plain", "rope/window", "rope/ntk", "xpos/plain", "xpos/blocks"),
+    "learned biases": (
+        "learned-slopes/plain",
+        "kerple-power/plain",
+        "kerple-log/plain",
+        "bam/plain",
+        "bam-flat/plain",
+        "bam-flat-ssmax/plain",
+        "fox/plain",
+    ),
+    "none, Sandwich and rotations": (
+        "none/plain",
+        "sandwich/plain",
+        "rope/plain",
+        "rope/window",
+        "rope/ntk",
+        "xpos/plain",
+        "xpos/blocks",
+    ),
 }
 
-
-def summarise(output: Path) -> dict[str, Any]:
-    """Collect the results of all finished models.
-
-    Args:
-        output: folder of the study.
-
-    Returns:
-        A dictionary with these keys:
-        recipe and plan: the settings of all models;
-        training: for each scheme, lists over the seeds: seeds, cpu_seconds and wall_seconds;
-        measured: for each "scheme/reading" and multiple of the training length, lists over the
-            seeds: pairs, the share of questions with a right answer; beyond, the same share over
-            the questions whose answer is farther back than the training length (None if there are
-            none); nats, the nats per token of prose; change, the difference of nats from the same
-            model's, read as trained with a context of one training length.
-
-    Raises:
-        ValueError: no model is finished, or the models have different recipes or plans.
-    """
-    made_by: dict[str, Any] = {}
-    training: dict[str, dict[str, list[float]]] = {}
-    measured: dict[str, dict[str, dict[str, list[Any]]]] = {}
-    for scheme in LABELS:
-        for path in sorted(output.glob(f"{scheme}-[0-9]*/results.json")):
-            results = _files.read_json(path)
-            with _files.readable("results of the study", path):
-                seed = results["recipe"].pop("seed")
-                del results["recipe"]["scheme"]
-                settings = {name: results[name] for name in ("recipe", "plan")}
-            if made_by and settings != made_by:
-                raise ValueError(f"{path} was made by another recipe or plan than the others")
-            made_by = settings
-            length = settings["recipe"]["train_length"]
-            expected = views(SCHEMES[scheme], MeasurePlan(**settings["plan"]), length)
-            if expected.keys() - results["measured"]:
-                continue  # not finished
-            _append(training.setdefault(scheme, {}), {"seeds": seed, **_taken(results["training"])})
-            for key, result in results["measured"].items():
-                reading, multiple = key.split("/")
-                cells = measured.setdefault(f"{scheme}/{reading}", {})
-                first = results["measured"]["plain/1"]
-                numbers = _numbers(result, first, length)
-                _append(cells.setdefault(multiple, {}), numbers)
-    if not measured:
-        raise ValueError(f"{output} must hold models that are finished, has none")
-    return {**made_by, "training": training, "measured": measured}
+#: Sections of the document.
+SECTIONS = (
+    "status",
+    "machine",
+    "endpoint",
+    "learning",
+    "grid",
+    "pairs",
+    "beyond",
+    "prose",
+    "readings",
+    "training",
+)
 
 
-def _append(lists: dict[str, list[Any]], values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        lists.setdefault(name, []).append(value)
-
-
-def _taken(training: dict[str, Any]) -> dict[str, float]:
-    return {name: round(training[name], 1) for name in ("cpu_seconds", "wall_seconds")}
-
-
-def _numbers(
-    result: dict[str, Any], first: dict[str, Any], train_length: int
-) -> dict[str, float | None]:
-    right = np.array(result["right"])
-    far = right[np.array(result["distances"]) > train_length]
-    nats, before = (float(np.mean(x["nats"])) for x in (result, first))
-    return {
-        "pairs": round(float(right.mean()), 4),
-        "beyond": round(float(far.mean()), 4) if far.size else None,
-        "nats": round(nats, 4),
-        "change": round(nats - before, 4),
-    }
-
-
-def tables(summary: dict[str, Any]) -> dict[str, str]:
-    """Format the Markdown table of each section of the document, by the section's name.
+def tables(summary: Summary) -> dict[str, str]:
+    """Format each section of the document but "machine", by the section's name.
 
     Args:
-        summary: the dictionary that `summarise` returns.
+        summary: from `summarise`.
     """
-    methods = [name for name in _names(summary) if _is_method(name)]
-    others = [name for name in _names(summary) if not _is_method(name)]
+    names = [f"{scheme}/{mode.name}" for scheme in LABELS for mode in READING_MODES]
+    names = [name for name in names if name in summary["measured"]]
+    methods = [name for name in names if _is_method(name)]
+    others = [name for name in names if not _is_method(name)]
     multiples = summary["plan"]["multiples"]
     longer = multiples[1:]
     return {
+        "status": _status(summary),
+        "endpoint": _endpoint(summary, [name for name in names if name != BASELINE]),
+        "learning": _learning(summary),
+        "grid": _grid(summary),
         "pairs": _table(
-            summary, methods, [("pairs", m, _percent) for m in multiples], seeds_at=multiples[-1]
+            summary, methods, [("pairs", m, _share) for m in multiples], seeds_at=multiples[-1]
         ),
-        "beyond": _table(summary, methods, [("beyond", m, _percent) for m in longer]),
+        "beyond": _table(summary, methods, [("beyond", m, _share) for m in longer]),
         "prose": _table(
-            summary, methods, [("nats", 1, _plain), *(("change", m, _signed) for m in longer)]
+            summary, methods, [("nats", 1, _nats), *(("change", m, _change) for m in longer)]
         ),
         "readings": _table(
             summary,
             others,
-            [*(("pairs", m, _percent) for m in longer), *(("change", m, _signed) for m in longer)],
+            [*(("pairs", m, _share) for m in longer), *(("change", m, _change) for m in longer)],
         ),
         "training": _training(summary),
     }
 
 
-def _names(summary: dict[str, Any]) -> list[str]:
-    """Return the measured pairs "scheme/reading" in the order of the tables."""
-    names = (f"{scheme}/{reading.name}" for scheme in LABELS for reading in READING_MODES)
-    return [name for name in names if name in summary["measured"]]
-
-
 def _is_method(name: str) -> bool:
-    return name.endswith("/plain") or name in PARTS_OF_METHODS
+    return name.endswith(f"/{PLAIN}") or name in PARTS_OF_METHODS
 
 
 def label(name: str) -> str:
     """Return the label of a "scheme/reading" in tables and figures."""
     scheme, _, reading = name.partition("/")
-    if reading == READING_MODES[0].name:
+    if reading == PLAIN:
         return LABELS[scheme]
     return f"{LABELS[scheme]} + {next(x.label for x in READING_MODES if x.name == reading)}"
 
 
-def over_seeds(summary: dict[str, Any], name: str, quantity: str, multiple: int) -> list[float]:
-    """Return the numbers of one cell, without None; an empty list if it was not measured.
-
-    Args:
-        summary: the dictionary that `summarise` returns.
-        name: the pair "scheme/reading".
-        quantity: "pairs", "beyond", "nats" or "change".
-        multiple: multiple of the training length.
-    """
-    values = summary["measured"][name].get(str(multiple), {}).get(quantity, [])
-    return [value for value in values if value is not None]
+def _status(summary: Summary) -> str:
+    done = sum(len(set(SEEDS) & set(taken["seeds"])) for taken in summary["training"].values())
+    planned = len(LABELS) * len(SEEDS)
+    if done >= planned:
+        return f"All tables and the figure are from this protocol: {done} trainings."
+    return (
+        f"{done} of {planned} trainings of this protocol are finished; the tables and the figure "
+        "show these."
+    )
 
 
-def _table(
-    summary: dict[str, Any],
-    names: Sequence[str],
-    columns: Sequence[tuple[str, int, Callable[[float], str]]],
-    seeds_at: int | None = None,
-) -> str:
-    """Format a row for each name; seeds_at adds a column of each seed's pairs at a multiple."""
-    words = {"pairs": "pairs, %", "beyond": "beyond, %", "nats": "nats", "change": "nats"}
-    header = [f"{words[quantity]}, {multiple}x" for quantity, multiple, _ in columns]
-    rows = [
-        [
-            label(name),
-            str(len(summary["training"][name.partition("/")[0]]["seeds"])),
-            *(
-                _cell(over_seeds(summary, name, quantity, multiple), written)
-                for quantity, multiple, written in columns
-            ),
-            *([] if seeds_at is None else [_each(over_seeds(summary, name, "pairs", seeds_at))]),
-        ]
-        for name in names
-    ]
-    header += [] if seeds_at is None else [f"each seed, {seeds_at}x"]
-    return table(["", "seeds", *header], rows)
+def _runs(summary: Summary, name: str) -> str:
+    """Say how many of the runs of a scheme are compared beyond the training length."""
+    scheme = name.partition("/")[0]
+    count, every = len(qualifying(summary, scheme)), len(summary["training"][scheme]["seeds"])
+    return f"{count} of {every}" if count else f"0 of {every}: none at 95 %"
 
 
-def _cell(values: Sequence[float], written: Callable[[float], str]) -> str:
-    """Format the mean and, for several seeds, the standard deviation."""
-    if not values:
-        return ""
-    if len(values) == 1:
-        return written(values[0])
-    spread = written(float(np.std(values, ddof=1))).lstrip("+")
-    return f"{written(float(np.mean(values)))} ± {spread}"
+def _endpoint(summary: Summary, names: Sequence[str]) -> str:
+    rows = []
+    for name in names:
+        gains = differences(summary, name)
+        own, base = (
+            [by_seed(summary, x, ENDPOINT, ENDPOINT_AT)[seed] for seed in gains]
+            for x in (name, BASELINE)
+        )
+        each = " / ".join(f"{100 * gain:+.0f}" for gain in gains.values())
+        cells = [_share(own), _share(base), _points(list(gains.values())), each]
+        rows.append([label(name), _runs(summary, name), str(len(gains)), *cells])
+    at = f"{ENDPOINT_AT}x"
+    header = ["", "runs", "pairs of runs", f"beyond, %, {at}", f"ALiBi, %, {at}"]
+    return table([*header, "difference, points", "each seed"], rows)
 
 
-def _each(shares: Sequence[float]) -> str:
-    return " / ".join(map(_percent, shares))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}"
-
-
-def _plain(nats: float) -> str:
-    return f"{nats:.2f}"
-
-
-def _signed(nats: float) -> str:
-    return f"{nats:+.3f}".replace("-0.000", "+0.000")
-
-
-def _training(summary: dict[str, Any]) -> str:
+def _learning(summary: Summary) -> str:
     rows = []
     for scheme, taken in summary["training"].items():
-        seconds = ("cpu_seconds", "wall_seconds")
+        setting = summary["setting"][scheme]
+        steps = [x for x in taken["learned_at"] if x is not None]
+        each = " / ".join("-" if x is None else str(x) for x in taken["learned_at"])
+        at_first = list(by_seed(summary, f"{scheme}/{PLAIN}", "pairs", 1, every=True).values())
         rows.append(
             [
                 LABELS[scheme],
-                str(len(taken["seeds"])),
-                *(f"{np.mean(taken[x]):.0f}" for x in seconds),
+                f"{setting['muon_rate']:g}",
+                f"{setting['first_weights_std']:g}",
+                f"{len(steps)} of {len(taken['seeds'])}",
+                _plus_minus(steps, "{:.0f}".format),
+                each,
+                _share(at_first),
+                _runs(summary, scheme),
             ]
         )
-    return table(["", "seeds", "CPU seconds a training", "wall seconds"], rows)
+    chosen = ["rate of the matrices", "first weights"]
+    learned = ["learned", "steps to learn", "each seed"]
+    return table(["", *chosen, *learned, "pairs, %, 1x", "at least 95 %"], rows)
 
 
-def figure(summary: dict[str, Any]) -> Figure:
-    """Plot accuracy and change of nats over length, with standard deviations over the seeds.
+def _grid(summary: Summary) -> str:
+    rows = []
+    for scheme, runs in summary["grid"].items():
+        cells = []
+        for setting in grid.SETTINGS:
+            own = [run for run in runs if vars(setting).items() <= run.items()]
+            steps = [run["learned_at"] for run in own if run["learned_at"] is not None]
+            loss = f"loss {np.mean([run['loss'] for run in own]):.2f}"
+            told = f"{np.mean(steps):.0f} steps" if steps else loss
+            cell = f"{len(steps)} of {len(own)}, {told}"
+            cells.append(f"**{cell}**" if vars(setting) == summary["setting"][scheme] else cell)
+        rows.append([LABELS[scheme], *cells])
+    settings = [f"rate {x.muon_rate:g}, weights {x.first_weights_std:g}" for x in grid.SETTINGS]
+    return table(["", *settings], rows)
+
+
+def _table(
+    summary: Summary,
+    names: Sequence[str],
+    columns: Sequence[tuple[str, int, Callable[[Sequence[float]], str]]],
+    seeds_at: int | None = None,
+) -> str:
+    """Format a row for each name; seeds_at adds a column of each seed's pairs at a multiple.
+
+    Columns at the training length take all runs, those beyond it only runs that qualify.
+    """
+    words = {"pairs": "pairs, %", "beyond": "beyond, %", "nats": "nats", "change": "nats"}
+    header = [f"{words[quantity]}, {multiple}x" for quantity, multiple, _ in columns]
+    rows = []
+    for name in names:
+        cells = [
+            written(list(by_seed(summary, name, quantity, m, every=m == 1).values()))
+            for quantity, m, written in columns
+        ]
+        if seeds_at is not None:
+            each = by_seed(summary, name, "pairs", seeds_at).values()
+            cells.append(" / ".join(f"{100 * share:.0f}" for share in each))
+        rows.append([label(name), _runs(summary, name), *cells])
+    header += [] if seeds_at is None else [f"each seed, {seeds_at}x"]
+    return table(["", "runs", *header], rows)
+
+
+def _share(shares: Sequence[float]) -> str:
+    """Format the mean of shares in % and, for several, its interval."""
+    if not shares:
+        return ""
+    mean, low, high = share_interval(list(shares))
+    return f"{mean:.0f}" if math.isnan(low) else f"{mean:.0f} ({low:.0f}-{high:.0f})"
+
+
+def _plus_minus(
+    values: Sequence[float],
+    mean: Callable[[float], str],
+    width: Callable[[float], str] | None = None,
+) -> str:
+    """Format the mean and, for several values, half the width of its interval."""
+    if not values:
+        return ""
+    half = float(half_width(values))
+    shown = "" if math.isnan(half) else f" ± {(width or mean)(half)}"
+    return f"{mean(float(np.mean(values)))}{shown}"
+
+
+def _points(gains: Sequence[float]) -> str:
+    return _plus_minus([100 * gain for gain in gains], "{:+.0f}".format, "{:.0f}".format)
+
+
+def _nats(values: Sequence[float]) -> str:
+    return _plus_minus(values, "{:.2f}".format)
+
+
+def _change(values: Sequence[float]) -> str:
+    return _plus_minus(values, "{:+.3f}".format, "{:.3f}".format)
+
+
+def _training(summary: Summary) -> str:
+    seconds = ("cpu_seconds", "wall_seconds", "reading_cpu_seconds")
+    rows = [
+        [
+            LABELS[scheme],
+            str(len(taken["seeds"])),
+            *(f"{np.mean(taken[x]):.0f}" for x in seconds),
+        ]
+        for scheme, taken in summary["training"].items()
+    ]
+    header = ["", "runs", "CPU seconds a training", "wall seconds", "CPU seconds of its readings"]
+    hours = cpu_hours(summary)
+    parts = ", ".join(f"{name} {spent:.2f}" for name, spent in hours.items())
+    return f"{table(header, rows)}\n\nCPU hours: {parts}; {sum(hours.values()):.2f} together."
+
+
+def figure(summary: Summary) -> Figure:
+    """Plot accuracy and change of nats over length, with 95 % bands, for the runs that qualify.
 
     Args:
-        summary: the dictionary that `summarise` returns.
+        summary: from `summarise`.
     """
     from matplotlib.figure import Figure
 
     train_length, multiples = summary["recipe"]["train_length"], summary["plan"]["multiples"]
-    made = Figure(figsize=(13, 8), layout="constrained")
+    made = Figure(figsize=(14, 8), layout="constrained")
     axes = made.subplots(2, len(PANELS), sharey="row")
     rows: tuple[tuple[str, str, float, Any], ...] = (
         ("pairs", "numbers found, %", 100.0, (0.0, 100.0)),
@@ -258,41 +308,44 @@ def figure(summary: dict[str, Any]) -> Figure:
     )
     for row, (quantity, words, unit, limits) in enumerate(rows):
         for column, (title, panel) in enumerate(PANELS.items()):
-            axes[row, column].set_title(title)
-            names = [name for name in panel if name in summary["measured"]]
-            means, spreads = _curves(summary, names, quantity, multiples, unit)
+            names = [x for x in panel if qualifying(summary, x.partition("/")[0])]
+            means, widths = _curves(summary, names, quantity, multiples, unit)
             plots.extrapolation_curves(
                 [multiple * train_length for multiple in multiples],
                 means,
-                half_widths=spreads,
+                half_widths=widths,
                 train_length=train_length,
                 quantity=words,
                 limits=limits,
                 ax=axes[row, column],
             )
+            axes[row, column].set_title(title)
     return made
 
 
 def _curves(
-    summary: dict[str, Any],
+    summary: Summary,
     names: Iterable[str],
     quantity: str,
     multiples: Sequence[int],
     unit: float,
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return means and standard deviations of each method at all multiples; NaN if unmeasured.
+    """Return means and half-widths of each method at all multiples.
 
     At multiples where a reading mode changes nothing, the figures of the plain mode are used.
     """
     means: dict[str, list[float]] = {}
-    spreads: dict[str, list[float]] = {}
+    widths: dict[str, list[float]] = {}
     for name in names:
-        plain = f"{name.partition('/')[0]}/plain"
+        plain = f"{name.partition('/')[0]}/{PLAIN}"
         cells = [
-            over_seeds(summary, name, quantity, multiple)
-            or over_seeds(summary, plain, quantity, multiple)
-            for multiple in multiples
+            list(
+                (
+                    by_seed(summary, name, quantity, x) or by_seed(summary, plain, quantity, x)
+                ).values()
+            )
+            for x in multiples
         ]
-        means[label(name)] = [unit * float(np.mean(x)) if x else np.nan for x in cells]
-        spreads[label(name)] = [unit * float(np.std(x, ddof=1)) if x[1:] else 0.0 for x in cells]
-    return means, spreads
+        means[label(name)] = [unit * float(np.mean(x)) for x in cells]
+        widths[label(name)] = [unit * float(np.nan_to_num(half_width(x))) for x in cells]
+    return means, widths

@@ -6,6 +6,7 @@ gates need them. Parameters stay float32 when a model is cast.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -106,9 +107,11 @@ class LearnedKerplePower(Float32Parameters):
     Args:
         num_heads: H >= 1.
         generator: random generator of the initial values.
+        r1: initial values > 0 instead of drawn ones, a number or one for each head.
+        r2: the same, above 0 and at most 1.98; with r2 = 1 it starts as ALiBi with slopes r1.
 
     Raises:
-        TypeError, ValueError: num_heads is wrong.
+        TypeError, ValueError: an argument is wrong.
 
     Example:
         >>> import torch, ntk_alibi as na
@@ -122,11 +125,20 @@ class LearnedKerplePower(Float32Parameters):
     Source: Chi et al. 2022 (arXiv 2205.09921).
     """
 
-    def __init__(self, num_heads: int, *, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        generator: torch.Generator | None = None,
+        r1: Any = None,
+        r2: Any = None,
+    ) -> None:
         super().__init__()
         heads = _checks.num_heads(num_heads)
-        self.r1 = nn.Parameter(_inverse_softplus(_drawn(heads, generator)))
-        self.r2 = nn.Parameter(_drawn(heads, generator).logit())
+        first = _drawn(heads, generator) if r1 is None else _given("r1", r1, heads)
+        self.r1 = nn.Parameter(_inverse_softplus(first))
+        half = _drawn(heads, generator) if r2 is None else _given("r2", r2, heads, 1.98) / 2.0
+        self.r2 = nn.Parameter(half.logit().float())
 
     def forward(self, hidden: torch.Tensor | None = None) -> KerplePower:
         """Return the bias."""
@@ -142,18 +154,29 @@ class LearnedKerpleLog(Float32Parameters):
     Args:
         num_heads: H >= 1.
         generator: random generator of the initial values.
+        r1, r2: initial values > 0 instead of drawn ones, each a number or one for each head. The
+            slope at distance 0 is r1 r2.
 
     Raises:
-        TypeError, ValueError: num_heads is wrong.
+        TypeError, ValueError: an argument is wrong.
 
     Source: Chi et al. 2022 (arXiv 2205.09921).
     """
 
-    def __init__(self, num_heads: int, *, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        generator: torch.Generator | None = None,
+        r1: Any = None,
+        r2: Any = None,
+    ) -> None:
         super().__init__()
         heads = _checks.num_heads(num_heads)
-        self.r1 = nn.Parameter(_inverse_softplus(2.0 * _drawn(heads, generator)))
-        self.r2 = nn.Parameter(_inverse_softplus(_drawn(heads, generator)))
+        first = 2.0 * _drawn(heads, generator) if r1 is None else _given("r1", r1, heads)
+        self.r1 = nn.Parameter(_inverse_softplus(first))
+        second = _drawn(heads, generator) if r2 is None else _given("r2", r2, heads)
+        self.r2 = nn.Parameter(_inverse_softplus(second))
 
     def forward(self, hidden: torch.Tensor | None = None) -> KerpleLog:
         """Return the bias."""
@@ -163,12 +186,15 @@ class LearnedKerpleLog(Float32Parameters):
 class LearnedBAM(Float32Parameters):
     """BAM with alpha = exp(a), beta = b and, if it is learned, mu = exp(c) - exp(-c).
 
-    It starts as ALiBi: alpha holds the standard slopes, beta is 1 and mu is 0. As in the authors'
+    It starts as ALiBi unless alpha and beta say otherwise, and with mu = 0. As in the authors'
     code, beta has no bounds and may become negative.
 
     Args:
         num_heads: H >= 1.
         learn_mu: whether mu is trained; the authors leave it 0.
+        alpha: initial values > 0, a number or one for each head; the standard slopes by default.
+        beta: initial values, a number or one for each head. alpha = 1 and beta = 0 is the flat
+            prior with which the authors' code starts: the bias is -1 at every distance.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -176,12 +202,15 @@ class LearnedBAM(Float32Parameters):
     Source: Bianchessi et al. 2025 (arXiv 2505.22842).
     """
 
-    def __init__(self, num_heads: int, *, learn_mu: bool = False) -> None:
+    def __init__(
+        self, num_heads: int, *, learn_mu: bool = False, alpha: Any = None, beta: Any = 1.0
+    ) -> None:
         super().__init__()
         heads = _checks.num_heads(num_heads)
         learned = _checks.boolean("learn_mu", learn_mu)
-        self.log_alpha = nn.Parameter(torch.tensor(alibi_slopes(heads)).log())
-        self.beta = nn.Parameter(torch.ones(heads, dtype=torch.float32))
+        first = _given("alpha", alibi_slopes(heads) if alpha is None else alpha, heads)
+        self.log_alpha = nn.Parameter(first.log().float())
+        self.beta = nn.Parameter(_given("beta", beta, heads, above=-math.inf).float())
         self.mu = nn.Parameter(torch.zeros(heads, dtype=torch.float32), requires_grad=learned)
 
     def forward(self, hidden: torch.Tensor | None = None) -> BAM:
@@ -292,8 +321,17 @@ def _drawn(heads: int, generator: torch.Generator | None) -> torch.Tensor:
     return draw.clamp(0.01, 0.99)
 
 
+def _given(
+    name: str, value: Any, heads: int, at_most: float = math.inf, *, above: float = 0.0
+) -> torch.Tensor:
+    """Return a caller's initial values of a parameter, (heads,) float64."""
+    numbers = bias_checks.per_head(name, value, heads, above=above, at_most=at_most)
+    return torch.tensor(_arrays.to_numpy(numbers), dtype=torch.float64)
+
+
 def _inverse_softplus(x: torch.Tensor) -> torch.Tensor:
-    return x.expm1().log()
+    """Return log(exp(x) - 1) as float32, in a form that does not overflow."""
+    return (x + (-(-x).expm1()).log()).float()
 
 
 def _softplus(x: torch.Tensor) -> torch.Tensor:

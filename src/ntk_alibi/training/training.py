@@ -1,7 +1,7 @@
 """Training of small language models from scratch on retrieval records and prose.
 
 The base classes here are independent of the model. nano_bloom.py trains the embedded BLOOM with
-them, and extrapolation/study.py trains decoders with different position schemes. Three choices let
+them, and extrapolation/recipe.py trains decoders with different position schemes. Three choices let
 small models learn within minutes on two cores:
 
 - a curriculum of lengths: records start with a line or two and grow by half whenever the running
@@ -120,13 +120,9 @@ class Curriculum(ABC):
         self.step += 1
         self.steps_at_length += 1
         mastered = self.lines_accuracy > recipe.threshold and self.steps_at_length > LEAST_STEPS
-        if self.length < recipe.train_length and (mastered or self.overdue(recipe)):
+        if self.length < recipe.train_length and mastered:
             self.length = min(recipe.train_length, int(self.length * recipe.growth))
             self.steps_at_length = 0
-
-    def overdue(self, recipe: Any) -> bool:
-        """Return whether the length grows regardless of the accuracy."""
-        return False
 
     def warm_up(self) -> float:
         """Return the warm-up factor of the learning rates."""

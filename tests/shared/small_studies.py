@@ -1,0 +1,27 @@
+"""Recipes of the study of position schemes that take seconds, and small decoders."""
+
+from __future__ import annotations
+
+import torch
+
+from ntk_alibi.extrapolation.decoder import Decoder
+from ntk_alibi.extrapolation.measure import MeasurePlan
+from ntk_alibi.extrapolation.recipe import StudyRecipe
+from ntk_alibi.extrapolation.schemes import SCHEMES, LayerShape
+
+#: A recipe of a few steps with a few tokens each.
+TINY = StudyRecipe(
+    train_length=64, start_length=32, steps=4, tokens=128, layers=1, hidden_size=32, heads=2,
+    autocast=False,
+)  # fmt: skip
+TINY_PLAN = MeasurePlan(multiples=(1, 2), records=2, windows=2)
+
+
+def decoder(scheme: str, layers: int = 2, length: int = 32) -> Decoder:
+    torch.manual_seed(0)
+    place = LayerShape(heads=4, hidden_size=32, train_length=length)
+    return Decoder(50, layers, 32, 4, lambda: SCHEMES[scheme](place)).eval()
+
+
+def some_tokens(rows: int = 2, length: int = 40) -> torch.Tensor:
+    return torch.randint(50, (rows, length), generator=torch.Generator().manual_seed(1))

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from processes import run
 from torch import distributed
 
 import ntk_alibi as na
+from processes import run
 
 #: float32 sums of a few hundred terms of size 1 differ by some ulps of the result.
 OUTPUT, GRADIENT = 5e-6, 2e-5
@@ -70,9 +70,7 @@ def equal_to_one_process(rank: int, size: int) -> dict[str, list[float]]:
         at = own_columns(600, rank, size)
         part = [x.detach()[:, :, at].clone().requires_grad_() for x in whole]
         exact = {**options, "skip_tolerance": None}
-        expected = na.attention(
-            *whole, bias(torch.arange(600)), **exact, return_logsumexp=True
-        )
+        expected = na.attention(*whole, bias(torch.arange(600)), **exact, return_logsumexp=True)
         group = distributed.group.WORLD
         result = na.attention(*part, bias(at), **options, group=group, return_logsumexp=True)
         rng = torch.Generator().manual_seed(9)
@@ -278,7 +276,9 @@ def refusals(rank: int, size: int) -> list[str]:
     other = rank == 1
     calls: list[Callable[[], Any]] = [
         lambda: na.attention(query, key[..., :16] if other else key, value, group=group),
-        lambda: na.attention(*(x.double() if other else x for x in (query, key, value)), group=group),
+        lambda: na.attention(
+            *(x.double() if other else x for x in (query, key, value)), group=group
+        ),
         lambda: na.attention(query, key, value, na.ALiBi(4, na.NTK(2.0 + rank)), group=group),
         lambda: na.attention(query, key, value, na.ALiBi(8), group=group),
         lambda: na.attention(query.numpy(), key, value, group=group),

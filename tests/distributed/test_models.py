@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from processes import run
 from torch import distributed
 
 import ntk_alibi as na
 from ntk_alibi.models.loading import nano_bloom_path
 from ntk_alibi.torch import shard
+from processes import run
 
 SCALINGS: dict[str, Any] = {
     "plain": None,

@@ -16,6 +16,7 @@ from ntk_alibi.torch.sharding import IGNORED
 #: parts.
 _ABOVE = "_ntk_alibi_above"
 
+
 def keep_models(model: nn.Module, target: nn.Module) -> None:
     """Let a target know the models with a loss above it."""
     above = [

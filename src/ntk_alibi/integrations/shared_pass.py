@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
 
-from ntk_alibi import _arrays
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.fused.merge import merge
@@ -41,7 +39,13 @@ class OwnTokens:
     plain: bool
 
     def attend(
-        self, forward_pass: Any, query: Any, key: Any, value: Any, cache: tuple[Any, Any], scale: float
+        self,
+        forward_pass: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        cache: tuple[Any, Any],
+        scale: float,
     ) -> torch.Tensor:
         """Return the output of this rank's queries, (batch, heads, queries, head_dim)."""
         held, layer = cache
@@ -83,7 +87,13 @@ class SpreadKeys:
     owner: bool
 
     def attend(
-        self, forward_pass: Any, query: Any, key: Any, value: Any, cache: tuple[Any, Any], scale: float
+        self,
+        forward_pass: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        cache: tuple[Any, Any],
+        scale: float,
     ) -> torch.Tensor:
         """Return the output of the queries, (batch, heads, queries, head_dim), on every rank."""
         layer = cache[1]
@@ -154,7 +164,9 @@ def _limits(forward_pass: Any) -> dict[str, Any]:
 
 def _bias(forward_pass: Any) -> PassBias:
     real = forward_pass.real
-    slopes = forward_pass.biased(forward_pass.slopes(real, forward_pass.queries), forward_pass.factors)
+    slopes = forward_pass.biased(
+        forward_pass.slopes(real, forward_pass.queries), forward_pass.factors
+    )
     return PassBias(slopes, forward_pass.bend(real, forward_pass.queries))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 #: The extra that brings a package.
-EXTRAS = {"torch": "torch", "transformers": "transformers", "matplotlib": "plot"}
+EXTRAS = {"torch": "torch", "transformers": "transformers", "matplotlib": "plot", "vllm": "vllm"}
 
 
 @contextmanager

@@ -127,7 +127,12 @@ def _norm(config: Any) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon, bias=False)
 
 
-@support_torch_compile
+#: The inputs of `MptModel` by the axis that holds tokens. vLLM would find them by annotations, which
+#: are strings in this module.
+_TOKENS = dict.fromkeys(("input_ids", "position_ids", "intermediate_tensors", "inputs_embeds"), 0)
+
+
+@support_torch_compile(dynamic_arg_dims=_TOKENS)
 class MptModel(nn.Module):
     """Embedding, layers and last norm."""
 
@@ -215,8 +220,7 @@ class MptForCausalLM(nn.Module, SupportsPP):  # type: ignore[misc]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load weights by the names of checkpoints, with or without "transformer."."""
-        tied = ["lm_head."] if self.config.tie_word_embeddings else None
-        loader = AutoWeightsLoader(self, skip_prefixes=tied)
+        loader = AutoWeightsLoader(self)  # it leaves the copy of tied weights out
         return loader.load_weights(  # type: ignore[no-any-return]
             (name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}", x)
             for name, x in weights

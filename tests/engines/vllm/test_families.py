@@ -1,0 +1,102 @@
+"""Slopes of layers and of the processes of tensor parallelism."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+import ntk_alibi as na
+from ntk_alibi.engines.vllm.families import BLOOM, FALCON, MPT, family_of, slopes_of_process
+
+HEADS = [1, 6, 8, 12, 71]
+
+SCALINGS = [None, na.Interpolation(4.0), na.NTK(4.0), na.FlatHeads(8.0), na.MaxBias(2.0)]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
+@pytest.mark.parametrize("heads", HEADS)
+def test_slopes_are_those_of_alibi_slopes(heads: int, scaling: Any) -> None:
+    config = transformers.BloomConfig(n_head=heads, hidden_size=8 * heads)
+    expected = na.alibi_slopes(heads, scaling)
+    assert (BLOOM.rule(config).slopes(scaling, layer=0) == expected).all()
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_plain_and_ntk_slopes_are_those_of_the_reference(heads: int) -> None:
+    config = transformers.BloomConfig(n_head=heads, hidden_size=8 * heads)
+    plain = na.reference.alibi_slopes(heads)
+    rule = BLOOM.rule(config)
+    rounding = {"rtol": 2.0**-23, "atol": 0.0}
+    np.testing.assert_allclose(rule.slopes(None, 0), plain, **rounding)
+    expected = na.reference.ntk_slopes(plain, 4.0)
+    np.testing.assert_allclose(rule.slopes(na.NTK(4.0), 0), expected, **rounding)
+
+
+def test_falcon_divides_slopes_by_the_root_of_its_head_size() -> None:
+    config = transformers.FalconConfig(num_attention_heads=6, hidden_size=6 * 40, alibi=True)
+    expected = na.alibi_slopes(6, na.NTK(4.0)) / np.float32(math.sqrt(40))
+    assert (FALCON.rule(config).slopes(na.NTK(4.0), 0) == expected).all()
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_mpt_has_the_slopes_of_its_alibi_bias_max(as_dict: bool) -> None:
+    options = {"alibi_bias_max": 16}
+    config: Any = transformers.MptConfig(n_heads=8, d_model=64, attn_config=options)
+    if as_dict:  # as the configurations of MPT's own code
+        config = SimpleNamespace(num_attention_heads=8, attn_config=options)
+    plain = 2.0 ** -(2.0 * np.arange(1, 9))
+    assert (MPT.rule(config).slopes(None, 0) == plain).all()
+    expected = na.reference.ntk_slopes(plain, 4.0)
+    stretched = MPT.rule(config).slopes(na.NTK(4.0), 0)
+    np.testing.assert_allclose(stretched, expected, rtol=2.0**-23, atol=0.0)
+
+
+def test_a_scaling_of_some_layers_leaves_the_others_alone() -> None:
+    config = transformers.BloomConfig(n_head=8, hidden_size=64, n_layer=3)
+    scaling, rule = na.NTK(4.0, layers=[0, 2]), BLOOM.rule(config)
+    for layer in range(3):
+        expected = na.alibi_slopes(8, None if layer == 1 else na.NTK(4.0))
+        assert (rule.slopes(scaling, layer) == expected).all()
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 6])
+def test_processes_share_the_heads_of_the_whole_model(processes: int) -> None:
+    slopes = na.alibi_slopes(6, na.NTK(4.0))
+    parts = [slopes_of_process(slopes, process, processes) for process in range(processes)]
+    assert {len(part) for part in parts} == {6 // processes}
+    assert (np.concatenate(parts) == slopes).all()
+
+
+def test_heads_that_processes_cannot_share_are_refused() -> None:
+    with pytest.raises(ValueError, match="the number of heads must be a multiple of tensor_par"):
+        slopes_of_process(na.alibi_slopes(6), 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "family"),
+    [
+        ("BloomForCausalLM", BLOOM),
+        ("BloomForSequenceClassification", BLOOM),
+        ("BloomModel", BLOOM),
+        ("FalconForCausalLM", FALCON),
+        ("FalconModel", FALCON),
+        ("MPTForCausalLM", MPT),
+        ("MptForCausalLM", MPT),
+        ("FalconMambaForCausalLM", None),
+        ("FalconH1ForCausalLM", None),
+        ("LlamaForCausalLM", None),
+        ("TransformersForCausalLM", None),
+    ],
+)
+def test_architectures_have_their_family(architecture: str, family: Any) -> None:
+    assert family_of(architecture) is family
+
+
+def test_falcon_with_rotary_positions_has_no_alibi() -> None:
+    assert FALCON.uses_alibi(transformers.FalconConfig(alibi=True))
+    assert not FALCON.uses_alibi(transformers.FalconConfig(alibi=False))

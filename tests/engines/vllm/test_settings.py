@@ -1,0 +1,142 @@
+"""What the plugin reads from a model's configuration, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+
+import ntk_alibi as na
+from ntk_alibi.engines.vllm.families import BLOOM, FALCON, MPT, Family
+from ntk_alibi.engines.vllm.settings import refuse_unapplied, settings_of
+
+STATIC = [na.Interpolation(4.0), na.NTK(4.0), na.FlatHeads(8.0, share=0.5), na.MaxBias(4.0)]
+DYNAMIC = [
+    na.DynamicNTK(1.0, 2048),
+    na.DynamicNTK(2.0, 2048, per="query"),
+    na.DynamicInterpolation(1.0, 2048),
+    na.DynamicFlatHeads(2.0, 2048),
+]
+KNEES = [na.Knee(1024, 28.0), na.DynamicKnee(1024, 7.0, 2048)]
+
+
+def bloom(**settings: Any) -> Any:
+    config = transformers.BloomConfig(n_layer=3, n_head=4, hidden_size=64)
+    config.update(settings)
+    return config
+
+
+def mpt(**attention: Any) -> Any:
+    return transformers.MptConfig(n_layers=2, n_heads=4, d_model=64, attn_config=attention)
+
+
+@pytest.mark.parametrize("scaling", STATIC, ids=repr)
+@pytest.mark.parametrize("layers", [None, (0, 2)])
+def test_static_scalings_are_read(scaling: Any, layers: Any) -> None:
+    config = scaling.to_config() | ({} if layers is None else {"layers": list(layers)})
+    found = settings_of(bloom(alibi_scaling=config), BLOOM).scaling
+    assert found == na.scaling_from_config(config)
+    assert getattr(found, "layers", None) == layers
+
+
+@pytest.mark.parametrize("config", [None, {"alibi_type": "default"}])
+def test_no_scaling_is_none(config: Any) -> None:
+    assert settings_of(bloom(alibi_scaling=config), BLOOM).scaling is None
+    assert settings_of(bloom(), BLOOM).scaling is None
+
+
+def test_the_scaling_of_btlm_is_read() -> None:
+    found = settings_of(bloom(alibi_scaling={"type": "linear", "factor": 2.0}), BLOOM)
+    assert found.scaling == na.Interpolation(2.0)
+
+
+@pytest.mark.parametrize("scaling", DYNAMIC, ids=repr)
+def test_dynamic_scalings_are_refused(scaling: Any) -> None:
+    with pytest.raises(ValueError, match=r"alibi_scaling must not depend on lengths in vLLM, got"):
+        settings_of(bloom(alibi_scaling=scaling.to_config()), BLOOM)
+
+
+@pytest.mark.parametrize("scaling", KNEES, ids=repr)
+def test_knees_are_refused(scaling: Any) -> None:
+    with pytest.raises(ValueError, match=r"alibi_scaling must act on slopes in vLLM, got"):
+        settings_of(bloom(alibi_scaling=scaling.to_config()), BLOOM)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alibi_log_n", 2048),
+        ("alibi_log_n", {"train_length": 2048}),
+        ("alibi_window", 2048),
+        ("alibi_sink", 4),
+        ("alibi_causal_block", 128),
+    ],
+)
+def test_settings_without_a_kernel_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be left out in vLLM"):
+        settings_of(bloom(**{name: value}), BLOOM)
+    with pytest.raises(ValueError, match=f"{name} must be left out in vLLM"):
+        refuse_unapplied(transformers.LlamaConfig(**{name: value}), "LlamaForCausalLM")
+
+
+def test_settings_that_say_nothing_are_accepted() -> None:
+    settings_of(bloom(alibi_log_n=None, alibi_window=None, alibi_sink=0), BLOOM)
+
+
+def test_layers_must_be_there() -> None:
+    config = {"alibi_type": "ntk", "factor": 4.0, "layers": [1, 3]}
+    with pytest.raises(ValueError, match=r"layers of alibi_scaling must be below 3"):
+        settings_of(bloom(alibi_scaling=config), BLOOM)
+
+
+def test_a_wrong_dict_is_refused_with_its_keys() -> None:
+    with pytest.raises(ValueError, match="alibi_type must be one of"):
+        settings_of(bloom(alibi_scaling={"alibi_type": "yarn", "factor": 4.0}), BLOOM)
+    with pytest.raises(TypeError, match="must be a mapping"):
+        settings_of(bloom(alibi_scaling="ntk:4"), BLOOM)
+
+
+def test_the_gelu_of_bloom_is_chosen() -> None:
+    assert settings_of(bloom(), BLOOM).gelu == "tanh"
+    assert settings_of(bloom(bloom_gelu="erf"), BLOOM).gelu == "erf"
+    with pytest.raises(ValueError, match="bloom_gelu must be one of 'tanh', 'erf', got 'none'"):
+        settings_of(bloom(bloom_gelu="none"), BLOOM)
+
+
+@pytest.mark.parametrize("family", [FALCON, MPT], ids=lambda family: family.name)
+def test_other_families_have_no_choice_of_gelu(family: Family) -> None:
+    config = mpt() if family is MPT else transformers.FalconConfig(alibi=True)
+    config.bloom_gelu = "erf"
+    with pytest.raises(ValueError, match=f"bloom_gelu must be left out for {family.name}"):
+        settings_of(config, family)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alibi", False),
+        ("qk_ln", True),
+        ("prefix_lm", True),
+        ("attn_type", "multiquery_attention"),
+    ],
+)
+def test_mpts_that_the_model_class_does_not_compute_are_refused(name: str, value: Any) -> None:
+    settings_of(mpt(), MPT)
+    with pytest.raises(ValueError, match=rf"attn_config.{name} must be"):
+        settings_of(mpt(**{name: value}), MPT)
+
+
+@pytest.mark.parametrize(("name", "value"), [("no_bias", False), ("logit_scale", 0.5)])
+def test_mpts_with_biases_or_scaled_logits_are_refused(name: str, value: Any) -> None:
+    config = mpt()
+    setattr(config, name, value)
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        settings_of(config, MPT)
+
+
+def test_a_scaling_that_nothing_would_apply_is_refused() -> None:
+    config = transformers.LlamaConfig(alibi_scaling={"alibi_type": "ntk", "factor": 4.0})
+    with pytest.raises(ValueError, match=r"alibi_scaling must be left out for LlamaForCausalLM"):
+        refuse_unapplied(config, "LlamaForCausalLM")
+    refuse_unapplied(transformers.LlamaConfig(), "LlamaForCausalLM")

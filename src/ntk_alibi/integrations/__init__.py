@@ -28,7 +28,7 @@ def patch(
     model: nn.Module,
     scaling: Scaling | Mapping[str, Any] | str | None = None,
     *,
-    attention: Literal["fused", "sdpa", "eager"] = "fused",
+    attention: Literal["fused", "sdpa", "eager", "traceable"] = "fused",
     compat: Literal["exact", "transformers"] = "exact",
     window: int | None = None,
     sink: int = 0,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -119,7 +121,7 @@ def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]
 
 def _replace(family: Family, target: nn.Module, settings: Settings) -> None:
     """Replace the methods of a stock model, and let a hook begin its passes."""
-    hook = partial(begin_pass, family.rule)
+    hook: Callable[..., Any] = partial(begin_pass, family.rule)
     if settings.traceable:
         hook = traceable.hook(target)
         setattr(target, _TRACEABLE, True)

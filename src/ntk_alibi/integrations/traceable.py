@@ -57,7 +57,7 @@ class LayerBias(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LayerBias:
         """Move the slopes with the model, but keep their dtype."""
         slopes = self.slopes
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.slopes = slopes.to(self.slopes.device)
         return self
 
@@ -71,7 +71,7 @@ class LayerBias(nn.Module):
             (batch, heads, queries, keys), 0 at each query's last key, and (batch, 1 or heads,
             queries, 1) or None; both float32.
         """
-        numbers = seen.cumsum(dim=-1)
+        numbers = seen.long().cumsum(dim=-1)
         count = numbers[..., -1:]
         if self.counts_holes:
             columns = torch.arange(seen.shape[-1], device=seen.device)

@@ -34,17 +34,19 @@ def _rule(model: Any) -> SlopeRule:
 
 def _replacements(model: Any) -> list[Replacement]:
     layers = [(block.self_attention, "forward", _attention_forward) for block in model.h]
-    activations = [
-        (block.mlp.gelu_impl, "forward", partial(_gelu, model))
-        for block in model.h
-        if type(block.mlp.gelu_impl) is BloomGelu
-    ]
+    activations = [(gelu, "forward", partial(_gelu, model)) for gelu in _activations(model)]
     return [(model, "build_alibi_tensor", _hand_on), *layers, *activations]
 
 
 def _traceable(model: Any) -> list[Replacement]:
     layers = [(block.self_attention, "forward", _traceable_forward) for block in model.h]
-    return [(model, "build_alibi_tensor", _hand_on), *layers]
+    activations = [(gelu, "forward", _fused_gelu) for gelu in _activations(model)]
+    return [(model, "build_alibi_tensor", _hand_on), *layers, *activations]
+
+
+def _activations(model: Any) -> list[BloomGelu]:
+    found = (block.mlp.gelu_impl for block in model.h)
+    return [gelu for gelu in found if type(gelu) is BloomGelu]
 
 
 def _gelu(model: BloomModel, gelu: BloomGelu, x: torch.Tensor) -> torch.Tensor:
@@ -56,6 +58,10 @@ def _gelu(model: BloomModel, gelu: BloomGelu, x: torch.Tensor) -> torch.Tensor:
     if current(model).attention == "eager":
         stock: torch.Tensor = type(gelu).forward(gelu, x)
         return stock
+    return _fused_gelu(gelu, x)
+
+
+def _fused_gelu(_: BloomGelu, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 

@@ -126,7 +126,9 @@ def test_the_examples_of_the_page_on_export_run(
 ) -> None:
     packages = {name: find_spec(name) is not None for name in ("onnxruntime", "openvino")}
     packages["torch.onnx"] = find_spec("onnx") is not None and find_spec("onnxscript") is not None
-    names = run_page(tmp_path, monkeypatch, {"torch.compile": False, "_inductor": False, **packages})
+    names = run_page(
+        tmp_path, monkeypatch, {"torch.compile": False, "_inductor": False, **packages}
+    )
     tokens, mask, expected = (names[name] for name in ("tokens", "mask", "expected"))
     torch.testing.assert_close(names["program"].module()(tokens, mask), expected, **NEAR)
     for name in ("from_onnx_runtime", "from_openvino"):

@@ -35,12 +35,14 @@ class LayerBias(nn.Module):
 
     Attributes:
         slopes: (heads, 1, 1), float32 in models of any dtype.
+        strengths: those of a `LogN`, (heads, 1), float64, or None.
         bend: a knee whose factor is a number, or None.
         log_n: a `LogN`, or None.
         counts_holes: whether distances count padding between real tokens.
     """
 
     slopes: torch.Tensor
+    strengths: torch.Tensor | None
 
     def __init__(self, rule: SlopeRule, settings: Settings, layer: nn.Module) -> None:
         super().__init__()
@@ -49,16 +51,23 @@ class LayerBias(nn.Module):
         knee = without_knee(scaling)[1]
         slopes = rule.slopes(scaling, None).reshape(rule.heads, 1, 1)
         device = next(layer.parameters()).device
+        strengths = settings.log_n and settings.log_n.per_head
         self.register_buffer("slopes", slopes.to(device), persistent=False)
+        self.register_buffer(
+            "strengths",
+            None if strengths is None else torch.from_numpy(strengths).to(device),
+            persistent=False,
+        )
         self.bend: Bend | None = None if knee is None else knee.bend(None)
         self.log_n = settings.log_n
         self.counts_holes = rule.counts_holes
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LayerBias:
         """Move the slopes with the model, but keep their dtype."""
-        slopes = self.slopes
+        kept = dict(self.named_buffers())
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.slopes = slopes.to(self.slopes.device)
+        for name, moved in list(self.named_buffers()):
+            setattr(self, name, kept[name].to(moved.device))
         return self
 
     def forward(self, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -83,7 +92,8 @@ class LayerBias(nn.Module):
         bias = -self.slopes * bent
         if self.log_n is None:
             return bias, None
-        factors = self.log_n.factors_of(count[:, 0, :, 0].clamp(min=1).double())
+        counts = count[:, 0, :, 0].clamp(min=1).double()
+        factors = self.log_n.factors_of(counts, self.strengths)
         factors = factors.float()[..., None]
         return bias * factors if self.log_n.biased else bias, factors
 

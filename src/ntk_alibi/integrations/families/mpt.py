@@ -64,7 +64,7 @@ def _traceable_forward(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace MptAttention.forward for attention="traceable"; its mask is True for hidden keys."""
-    seen = attention_mask.logical_not()
+    seen = None if attention_mask is None else ~attention_mask
     traced = traceable.of_layer(attention, seen, attention.n_heads, hidden_states)
     return _attend(attention, hidden_states, past_key_values, traced)
 

@@ -49,6 +49,7 @@ def onnx_file(program: Any, folder: Path) -> Path:
 
 
 @quiet
+@pytest.mark.slow
 @families
 @all_options
 def test_onnx_runtime(
@@ -64,6 +65,7 @@ def test_onnx_runtime(
 
 
 @quiet
+@pytest.mark.slow
 @families
 @all_options
 @pytest.mark.parametrize("by", ["onnx", "torch.export"])

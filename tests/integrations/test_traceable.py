@@ -192,8 +192,14 @@ def test_output_attentions(models: dict, ids: torch.Tensor, name: str) -> None:
 
 
 @families
-@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
-@pytest.mark.parametrize("options", [OPTIONS[1], OPTIONS[6], OPTIONS[9]], ids=str)
+@pytest.mark.parametrize(
+    "strict", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["non-strict", "strict"]
+)
+@pytest.mark.parametrize(
+    "options",
+    [OPTIONS[1], *(pytest.param(OPTIONS[i], marks=pytest.mark.slow) for i in (6, 9))],
+    ids=["slopes", "knee", "log_n"],
+)
 def test_exported_for_any_batch_and_length(
     models: dict, ids: torch.Tensor, name: str, strict: bool, options: Any
 ) -> None:
@@ -215,7 +221,7 @@ def test_traced_by_make_fx(models: dict, ids: torch.Tensor, name: str) -> None:
 
 
 @families
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_compiled_in_one_graph(models: dict, ids: torch.Tensor, name: str, backend: str) -> None:
     model = models[name]
     torch.compiler.reset()
@@ -255,6 +261,7 @@ def test_a_static_cache_in_one_graph(models: dict, ids: torch.Tensor, name: str)
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @families
 def test_compiled_gradients(ids: torch.Tensor, name: str) -> None:
     def gradients(compiled: bool) -> list[torch.Tensor]:

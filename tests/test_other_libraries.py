@@ -13,14 +13,35 @@ from torch import nn
 import ntk_alibi as na
 
 
-@pytest.mark.parametrize("heads", [1, 8, 12, 16, 40, 71, 112])
-def test_ggml_slopes_for_a_max_bias_of_8_are_ours(heads: int) -> None:
+def ggml_slopes(heads: int, max_bias: float) -> list[float]:
     power = 2 ** math.floor(math.log2(heads))
-    base, between = 2.0 ** (-8.0 / power), 2.0 ** (-4.0 / power)
-    slopes = [
+    base, between = 2.0 ** (-max_bias / power), 2.0 ** (-max_bias / 2.0 / power)
+    return [
         base ** (h + 1) if h < power else between ** (2 * (h - power) + 1) for h in range(heads)
     ]
-    np.testing.assert_allclose(na.alibi_slopes(heads), slopes, rtol=1e-6)
+
+
+@pytest.mark.parametrize("heads", [1, 8, 12, 16, 40, 71, 112])
+@pytest.mark.parametrize("factor", [1.0, 2.0, 4.0, 16.0])
+def test_ggml_slopes_for_a_max_bias_are_ours(heads: int, factor: float) -> None:
+    scaling = na.MaxBias(factor)
+    slopes = ggml_slopes(heads, scaling.max_alibi_bias(heads))
+    np.testing.assert_allclose(na.alibi_slopes(heads, scaling), slopes, rtol=1e-6)
+    if factor == 1.0:
+        np.testing.assert_allclose(na.alibi_slopes(heads), ggml_slopes(heads, 8.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("heads", [2, 8, 16, 64])
+def test_a_max_bias_gives_ntk_slopes_up_to_a_common_factor(heads: int) -> None:
+    slopes = ggml_slopes(heads, 8.0 + 2.0 * heads / (heads - 1))
+    divided = na.alibi_slopes(heads, na.NTK(4.0)) / 4.0 ** (1.0 / (heads - 1))
+    np.testing.assert_allclose(divided, slopes, rtol=1e-6)
+
+
+@pytest.mark.parametrize("heads", [0, -1, 1.5, "8"])
+def test_a_max_bias_asks_for_a_number_of_heads(heads: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="num_heads must be"):
+        na.MaxBias(4.0).max_alibi_bias(heads)
 
 
 @pytest.mark.parametrize("scaling", [na.Interpolation(2.0), na.NTK(4.0)], ids=str)

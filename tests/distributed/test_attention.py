@@ -304,7 +304,7 @@ def test_every_rank_hears_the_same_sentence(two: Results) -> None:
     assert first == second
     expected = [
         "on rank 1: value must have key's shape",
-        "dtype must be the same on all ranks, got torch.float32 on rank 0 and torch.float64 on rank",
+        "dtype must be the same on all ranks, got torch.float32 on rank 0 and torch.float64",
         "bias must be the same on all ranks, got ALiBi of 4 heads, scaling NTK(factor=2.0)",
         "on rank 0: bias must have query's 4 heads, got ALiBi(num_heads=8",
         "on rank 0: query must be a torch tensor with group, got ndarray",

@@ -30,7 +30,9 @@ def test_models_without_alibi_are_refused(name: str, config: Any, message: str) 
 
 
 def test_forms_that_a_family_does_not_have(models: dict) -> None:
-    with pytest.raises(ValueError, match="attention for MPT must be one of 'fused', 'eager', got"):
+    with pytest.raises(
+        ValueError, match="attention for MPT must be one of 'fused', 'eager', 'traceable'"
+    ):
         na.patch(models["mpt"], attention="sdpa")
 
 

@@ -305,7 +305,7 @@ def test_traced_otherwise(models: dict, ids: torch.Tensor, name: str) -> None:
         pytest.raises(ValueError, match=read),
     ):
         make_fx(logits)(ids)
-    message = "attention must be 'eager' where torch.export, make_fx or FakeTensorMode trace"
+    message = "attention must be 'traceable' where torch.export, make_fx or FakeTensorMode trace"
     with torch.no_grad(), na.patch(models[name], na.NTK(4.0)):
         with pytest.raises(ValueError, match=message):
             make_fx(logits)(ids)

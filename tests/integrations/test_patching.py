@@ -191,7 +191,7 @@ def test_models_without_alibi_are_refused() -> None:
             (make_model(),),
             {"attention": "flash"},
             ValueError,
-            "attention must be one of 'fused', 'sdpa', 'eager', got 'flash'",
+            "attention must be one of 'fused', 'sdpa', 'eager', 'traceable', got 'flash'",
         ),
     ],
 )

@@ -28,7 +28,7 @@ def patch(
     model: nn.Module,
     scaling: Scaling | Mapping[str, Any] | str | None = None,
     *,
-    attention: Literal["fused", "sdpa", "eager"] = "fused",
+    attention: Literal["fused", "sdpa", "eager", "traceable"] = "fused",
     compat: Literal["exact", "transformers"] = "exact",
     window: int | None = None,
     sink: int = 0,
@@ -57,6 +57,9 @@ def patch(
             arithmetic (with scaling=None to the bit), for the others in float32. Calls with
             output_attentions are always "eager". In training with dropout of attention weights,
             which the compiled core does not have, "fused" becomes "sdpa", and for MPT "eager".
+            "traceable" forms it, too, in plain torch on the masks that transformers makes, for
+            torch.export, ONNX, AOTInductor and torch.compile(fullgraph=True). It takes scalings
+            without lengths, knees and log_n.
         compat: "transformers" rounds Falcon's bias as transformers' SDPA form does: slopes,
             positions and their products to bfloat16, whatever the model's dtype. It needs "fused"
             or "eager", and a scaling that is the same for all queries. Other families have no such
@@ -92,8 +95,9 @@ def patch(
         ValueError: the model has no ALiBi attention of a known family, has a forward method of its
             own, or has no layer of a number that the scaling names; its family does not have that
             attention or rounding; window or causal_block is below 1; sink is below 0, or given
-            without window and causal_block; at a call, a `WindowCache` holds other tokens than the
-            patch shows.
+            without window and causal_block; attention="traceable" comes with a scaling of lengths,
+            a mask option, linear="onednn", or a model made with attn_implementation="ntk_alibi"; at
+            a call, a `WindowCache` holds other tokens than the patch shows.
         RuntimeError: the transformers version is unknown, or its code is not what the patch
             expects.
 

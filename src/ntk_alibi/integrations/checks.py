@@ -88,13 +88,21 @@ def known_layers(scaling: Any, count: int) -> None:
         )
 
 
+#: What torch says where it cannot trace a patched model in one graph.
+WAY_TO_TRACE = (
+    "ntk_alibi: attention must be 'traceable' for torch.export and for torch.compile with "
+    "fullgraph=True, since the other forms read numbers of the mask: use patch(model, scaling, "
+    "attention='traceable')"
+)
+
+
 def traceable(attention: str, *, tracing: bool) -> None:
     """Check that torch does not trace a form of attention that reads the numbers of the mask."""
     if tracing and attention != "eager":
         raise ValueError(
-            "attention must be 'eager' where torch.export, make_fx or FakeTensorMode trace a "
-            f"patched model, got {attention!r}, which reads numbers of the mask; torch.compile "
-            "runs every form"
+            "attention must be 'traceable' where torch.export, make_fx or FakeTensorMode trace a "
+            f"patched model, got {attention!r}, which reads numbers of the mask: use patch(model, "
+            "scaling, attention='traceable')"
         )
 
 
@@ -147,3 +155,54 @@ def no_weights_in_group(wanted: bool) -> None:
     """Refuse attention weights, of which a rank has only some columns."""
     if wanted:
         raise ValueError("output_attentions must be False in a model patched with group, got True")
+
+
+def traceable_choices(settings: Any, per: str | None, *, unlimited: bool) -> None:
+    """Check that the choices of a patch leave nothing to read from the numbers of a mask."""
+    form = "with attention='traceable'"
+    if per is not None:
+        raise ValueError(
+            f"scaling must be static {form}, got {settings.scaling!r}, whose slopes depend on the "
+            "numbers of a mask: use a scaling without lengths such as NTK(factor), or "
+            "attention='fused'"
+        )
+    if not unlimited:
+        raise ValueError(
+            f"window, sink and causal_block must not be given {form}, which takes the masks that "
+            f"transformers makes, got {settings!r}: use attention='fused'"
+        )
+    if settings.linear == "onednn":
+        raise ValueError(
+            f"linear must be 'auto' or 'torch' {form}, got {settings.linear!r}, whose products "
+            "torch does not trace: use attention='fused'"
+        )
+
+
+def own_masks(configured: bool) -> None:
+    """Check that a model to trace makes masks of queries and keys."""
+    if configured:
+        raise ValueError(
+            "attention must not be 'traceable' for a model made with "
+            "attn_implementation='ntk_alibi', which makes no masks of queries and keys: make it "
+            "with attn_implementation='eager'"
+        )
+
+
+def unbounded_cache(bounded: bool) -> None:
+    """Check that a model to trace gets no cache that forgets tokens."""
+    if bounded:
+        raise ValueError(
+            "past_key_values must not be a WindowCache with attention='traceable', which has no "
+            "window: use attention='fused', or another cache"
+        )
+
+
+def mask_of_pairs(mask: Any, layer: str) -> Any:
+    """Return a layer's mask of queries and keys, which transformers must have made."""
+    if getattr(mask, "ndim", None) != 4:
+        raise RuntimeError(
+            f"transformers made no mask of queries and keys for {layer}, from which a patch with "
+            f"attention='traceable' reads distances, got {type(mask).__name__}: use "
+            "attention='eager'"
+        )
+    return mask

@@ -14,7 +14,8 @@ from torch import nn
 from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.integrations import checks
-from ntk_alibi.integrations.settings import ATTENTIONS, COMPATS, Settings
+from ntk_alibi.integrations.settings import ATTENTIONS, COMPATS, Settings, stack_of
+from ntk_alibi.integrations.slope_rule import SlopeRule
 from ntk_alibi.masks import EVERYTHING
 from ntk_alibi.scaling import checks as scaling_checks
 
@@ -35,9 +36,10 @@ class Family:
         model: the class whose forward begins a pass.
         attention: the class of its attention layers.
         expected: the parameters that methods of transformers must have.
-        begin: runs before the model's forward, with keyword arguments.
+        rule: returns the rule of a model's slopes.
         replacements: returns the replacements in a model: owner, attribute, and a function of the
             owner or a plain value. The functions read their settings from `current` at every call.
+        traceable: returns those for attention="traceable"; each attention layer has a `LayerBias`.
         check: raises if a model cannot be patched with these settings.
         attentions: forms of attention that the family supports.
         rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
@@ -49,8 +51,9 @@ class Family:
     model: type[nn.Module]
     attention: type[nn.Module]
     expected: dict[tuple[type[nn.Module], str], tuple[str, ...]]
-    begin: Callable[..., Any]
+    rule: Callable[[Any], SlopeRule]
     replacements: Callable[[Any], list[Replacement]]
+    traceable: Callable[[Any], list[Replacement]]
     check: Callable[[Any, Settings], None]
     attentions: tuple[str, ...] = ATTENTIONS
     rounds: bool = False
@@ -85,6 +88,8 @@ def check(family: Family, target: nn.Module, settings: Settings) -> None:
                 f"{type(part).__name__} with another forward"
             )
     checks.known_layers(settings.scaling, len(layers))
+    if settings.traceable:
+        checks.own_masks(None in stack_of(target))
     if settings.log_n is not None:
         config: Any = target.config
         settings.log_n.check_heads(config.num_attention_heads)

@@ -28,7 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def untraced(function: Function) -> Function:
     """Exclude a function from torch.compile, since it depends on the numbers of the mask."""
-    return cast(Function, torch.compiler.disable(function))
+    return cast(Function, torch.compiler.disable(function, reason=checks.WAY_TO_TRACE))
 
 
 class ForwardPass(PassedThrough):

@@ -97,7 +97,7 @@ def _least_numbers(settings: Settings) -> int | None:
     """Return the least size of a weight whose product is oneDNN's, or None for no weight."""
     if settings.linear == "onednn":
         return 1
-    if settings.linear == "torch" or settings.attention == "eager":  # which repeats transformers
+    if settings.linear == "torch" or settings.attention in ("eager", "traceable"):  # torch's
         return None
     slow = torch.backends.mkl.is_available() and _core.cpu_vendor() != "intel"
     return LEAST_NUMBERS if slow else None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from torch import nn
 
-from ntk_alibi.integrations import linear, shared_loss
-from ntk_alibi.integrations.family import Family, check, check_version
+from ntk_alibi.integrations import linear, shared_loss, traceable
+from ntk_alibi.integrations.begin_pass import begin_pass
+from ntk_alibi.integrations.family import Family, Replacement, check, check_version
 from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import STACK, Settings, stack_of
 from ntk_alibi.positions.log_n import LogN
@@ -15,6 +19,9 @@ from ntk_alibi.scaling import Scaling
 
 #: The attribute of a patched model that keeps the handle of its forward pre-hook.
 _HOOK = "_ntk_alibi_hook"
+
+#: The attribute of a model whose patch in force is traceable, that is True.
+_TRACEABLE = "_ntk_alibi_traceable"
 
 _lock = threading.RLock()
 
@@ -83,8 +90,6 @@ def apply(
         check(family, target, settings)
     with _lock:
         for target in targets:
-            if not stack_of(target):
-                _install(family, target)
             linear.keep_heads(model, target)
             shared_loss.keep_models(model, target)
             _stack(family, target, (*stack_of(target), settings))
@@ -102,34 +107,64 @@ def in_force(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
     ]
 
 
-def _install(family: Family, target: nn.Module) -> None:
-    handle = target.register_forward_pre_hook(family.begin, with_kwargs=True)
-    setattr(target, _HOOK, handle)
-    for replacement in family.replacements(target):
+def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
+    """Let these settings be in force, the last one foremost."""
+    settings = stack[-1] or Settings(None)
+    installed, traced = hasattr(target, _HOOK), hasattr(target, _TRACEABLE)
+    setattr(target, STACK, stack)
+    if installed and (traced or settings.traceable):
+        _restore(family, target)
+        installed = False
+    if not installed:
+        _replace(family, target, settings)
+    linear.choose(target, family.linear, settings)
+    shared_loss.choose(target, settings.ranks)
+
+
+def _replace(family: Family, target: nn.Module, settings: Settings) -> None:
+    """Replace the methods of a stock model, and let a hook begin its passes."""
+    hook: Callable[..., Any] = partial(begin_pass, family.rule)
+    if settings.traceable:
+        hook = traceable.hook(target)
+        setattr(target, _TRACEABLE, True)
+        for layer in _layers(family, target):
+            traceable.add_bias(layer, family.rule(target), settings)
+    setattr(target, _HOOK, target.register_forward_pre_hook(hook, with_kwargs=True))
+    for replacement in _replacements(family, target):
         override(*replacement)
 
 
-def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
-    """Let these settings be in force, the last one foremost."""
-    setattr(target, STACK, stack)
-    foremost = stack[-1] or Settings(None)
-    linear.choose(target, family.linear, foremost)
-    shared_loss.choose(target, foremost.ranks)
+def _restore(family: Family, target: nn.Module) -> None:
+    """Undo `_replace`."""
+    for owner, name, _ in _replacements(family, target):
+        restore(owner, name)
+    getattr(target, _HOOK).remove()
+    delattr(target, _HOOK)
+    if hasattr(target, _TRACEABLE):
+        delattr(target, _TRACEABLE)
+        for layer in _layers(family, target):
+            traceable.remove_bias(layer)
+
+
+def _replacements(family: Family, target: nn.Module) -> list[Replacement]:
+    """Return the replacements that are in force."""
+    traced = hasattr(target, _TRACEABLE)
+    return family.traceable(target) if traced else family.replacements(target)
+
+
+def _layers(family: Family, target: nn.Module) -> list[nn.Module]:
+    return [layer for layer in target.modules() if isinstance(layer, family.attention)]
 
 
 def _uninstall(family: Family, target: nn.Module) -> None:
     linear.give_back(target)
     shared_loss.give_back(target)
     delattr(target, STACK)
-    getattr(target, _HOOK).remove()
-    delattr(target, _HOOK)
-    for owner, name, _ in family.replacements(target):
-        restore(owner, name)
+    _restore(family, target)
 
 
 def follow_config(family: Family, target: nn.Module) -> None:
     """Patch a new model permanently; its configuration is read at each call."""
     check_version()
     check(family, target, Settings(None))
-    _install(family, target)
     _stack(family, target, (None,))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
 
 from ntk_alibi import _checks
+from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.integrations import checks
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.positions.log_n import LogN, log_n_of
 from ntk_alibi.scaling import Scaling, scaling_from_config
@@ -19,7 +21,7 @@ from ntk_alibi.scaling import checks as scaling_checks
 STACK = "_ntk_alibi_settings"
 
 #: Forms of attention of a patched model.
-ATTENTIONS = ("fused", "sdpa", "eager")
+ATTENTIONS = ("fused", "sdpa", "eager", "traceable")
 
 #: Roundings of the bias: exact distances in float32, or the rounding of transformers.
 COMPATS = ("exact", "transformers")
@@ -33,12 +35,17 @@ class Settings:
     """The choices of one patch."""
 
     scaling: Scaling | None
-    attention: Literal["fused", "sdpa", "eager"] = "fused"
+    attention: Literal["fused", "sdpa", "eager", "traceable"] = "fused"
     compat: Literal["exact", "transformers"] = "exact"
     mask: Mask = EVERYTHING
     linear: Literal["auto", "torch", "onednn"] = "auto"
     log_n: LogN | None = None
     ranks: Ranks | None = None
+
+    @property
+    def traceable(self) -> bool:
+        """Whether layers attend by transformers' own masks, in plain torch."""
+        return self.attention == "traceable"
 
     def __repr__(self) -> str:
         """Return the choices that are not the default, as `patch` takes them."""
@@ -108,8 +115,12 @@ def settings_of(
         raise ValueError(
             f"compat must be 'exact' with log_n, which transformers does not have, got {compat!r}"
         )
+    settings = Settings(scaling, attention, compat, mask, linear, log_n)
+    if settings.traceable:
+        per = scaling_per(scaling)
+        checks.traceable_choices(settings, per, unlimited=mask == EVERYTHING)
     if group is None:
-        return Settings(scaling, attention, compat, mask, linear, log_n)
+        return settings
     for name, given, only in (
         ("attention", attention, "fused"),
         ("compat", compat, "exact"),
@@ -117,7 +128,7 @@ def settings_of(
     ):
         if given != only:
             raise ValueError(f"{name} must be {only!r} with group, got {given!r}")
-    return Settings(scaling, attention, compat, mask, linear, log_n, Ranks.of(group))
+    return replace(settings, ranks=Ranks.of(group))
 
 
 def stack_of(target: nn.Module) -> tuple[Settings | None, ...]:

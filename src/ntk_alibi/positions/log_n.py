@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
@@ -59,6 +60,13 @@ class LogN:
         object.__setattr__(self, "strength", checks.strength(self.strength))
         _checks.boolean("biased", self.biased)
 
+    @property
+    def per_head(self) -> NDArray[np.float64] | None:
+        """The strengths of the heads, (heads, 1), or None for one strength."""
+        if not isinstance(self.strength, tuple):
+            return None
+        return np.asarray(self.strength, np.float64)[:, None]
+
     def check_heads(self, heads: int) -> None:
         """Check that strengths for each head are those of so many heads."""
         if isinstance(self.strength, tuple):
@@ -72,14 +80,18 @@ class LogN:
         counts = _arrays.to_float64(xp.clip(seen, 1, None), None)
         return self.factors_of(counts)
 
-    def factors_of(self, counts: Any) -> Any:
-        """Return the factors of numbers of keys >= 1, (1 or batch, queries) float64."""
+    def factors_of(self, counts: Any, strengths: Any = None) -> Any:
+        """Return the factors of numbers of keys >= 1, (1 or batch, queries) float64.
+
+        strengths are `per_head` in counts' framework, where they were made before.
+        """
         xp = _arrays.namespace(counts)
         excess = xp.log(counts / self.train_length) / math.log(self.train_length)
-        strength = self.strength
-        if isinstance(strength, tuple):
-            per_head = np.asarray(strength, np.float64)[:, None]
-            strength = _arrays.float64(per_head, counts)
+        strength: Any = self.strength
+        if strengths is not None:
+            strength = strengths
+        elif self.per_head is not None:
+            strength = _arrays.float64(self.per_head, counts)
         return xp.clip(1.0 + strength * excess[:, None], 1.0, None)
 
     def to_config(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ has a mask, the `ForwardPass`, which `build_alibi_tensor` returns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +19,8 @@ from transformers.models.bloom.modeling_bloom import BloomAttention, BloomGelu, 
 from ntk_alibi import _torch_state
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import scaling_per
-from ntk_alibi.integrations.begin_pass import INPUTS, begin_pass
+from ntk_alibi.integrations import traceable
+from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.forms import attend
 from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass
@@ -32,12 +34,19 @@ def _rule(model: Any) -> SlopeRule:
 
 def _replacements(model: Any) -> list[Replacement]:
     layers = [(block.self_attention, "forward", _attention_forward) for block in model.h]
-    activations = [
-        (block.mlp.gelu_impl, "forward", partial(_gelu, model))
-        for block in model.h
-        if type(block.mlp.gelu_impl) is BloomGelu
-    ]
+    activations = [(gelu, "forward", partial(_gelu, model)) for gelu in _activations(model)]
     return [(model, "build_alibi_tensor", _hand_on), *layers, *activations]
+
+
+def _traceable(model: Any) -> list[Replacement]:
+    layers = [(block.self_attention, "forward", _traceable_forward) for block in model.h]
+    activations = [(gelu, "forward", _fused_gelu) for gelu in _activations(model)]
+    return [(model, "build_alibi_tensor", _hand_on), *layers, *activations]
+
+
+def _activations(model: Any) -> list[BloomGelu]:
+    found = (block.mlp.gelu_impl for block in model.h)
+    return [gelu for gelu in found if type(gelu) is BloomGelu]
 
 
 def _gelu(model: BloomModel, gelu: BloomGelu, x: torch.Tensor) -> torch.Tensor:
@@ -49,6 +58,10 @@ def _gelu(model: BloomModel, gelu: BloomGelu, x: torch.Tensor) -> torch.Tensor:
     if current(model).attention == "eager":
         stock: torch.Tensor = type(gelu).forward(gelu, x)
         return stock
+    return _fused_gelu(gelu, x)
+
+
+def _fused_gelu(_: BloomGelu, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
@@ -74,12 +87,35 @@ def _attention_forward(
             attention, hidden_states, residual, tensor, mask, layer_past, **kwargs
         )
         return outputs
+    return _attend(attention, hidden_states, residual, layer_past, partial(attend, forward_pass))
+
+
+def _traceable_forward(
+    attention: BloomAttention,
+    hidden_states: torch.Tensor,
+    residual: torch.Tensor,
+    alibi: None,
+    attention_mask: Any,
+    layer_past: Any = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Replace BloomAttention.forward for attention="traceable"."""
+    traced = traceable.of_layer(attention, attention_mask, attention.num_heads, hidden_states)
+    return _attend(attention, hidden_states, residual, layer_past, traced)
+
+
+def _attend(
+    attention: BloomAttention,
+    hidden_states: torch.Tensor,
+    residual: torch.Tensor,
+    layer_past: Any,
+    attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute BloomAttention.forward with attention of its queries, keys and values."""
     query, key, value = attention._reshape(attention.query_key_value(hidden_states))
     dropout = attention.attention_dropout.p if attention.training else 0.0
     cache = layer_past, attention.layer_idx
-    context, weights = attend(
-        forward_pass, query, key, value, cache, attention.inv_norm_factor, dropout
-    )
+    context, weights = attend(query, key, value, cache, attention.inv_norm_factor, dropout)
     output = attention.dense(context.transpose(1, 2).flatten(2))
     output = F.dropout(output, attention.hidden_dropout, attention.training) + residual
     return output, weights
@@ -137,8 +173,9 @@ FAMILY = Family(
         (BloomModel, "build_alibi_tensor"): ("attention_mask", "num_heads", "dtype"),
         (BloomModel, "forward"): INPUTS,
     },
-    begin=partial(begin_pass, _rule),
+    rule=_rule,
     replacements=_replacements,
+    traceable=_traceable,
     check=_check,
     others=(BloomGelu,),
 )

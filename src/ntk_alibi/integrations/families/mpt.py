@@ -8,13 +8,15 @@ between real tokens counts, as in transformers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 import torch
 from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
-from ntk_alibi.integrations.begin_pass import INPUTS, begin_pass
+from ntk_alibi.integrations import traceable
+from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.forms import attend
 from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass
@@ -31,6 +33,15 @@ def _replacements(model: Any) -> list[Replacement]:
     return [(block.attn, "forward", _attention_forward) for block in model.blocks]
 
 
+def _traceable(model: Any) -> list[Replacement]:
+    layers = [(block.attn, "forward", _traceable_forward) for block in model.blocks]
+    return [(model, "build_mpt_alibi_tensor", _no_tensor), *layers]
+
+
+def _no_tensor(*_: Any, **__: Any) -> None:
+    """Replace MptModel.build_mpt_alibi_tensor."""
+
+
 def _attention_forward(
     attention: MptAttention,
     hidden_states: torch.Tensor,
@@ -41,6 +52,30 @@ def _attention_forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace MptAttention.forward."""
     forward_pass = require_pass(attention_mask, attention, attention.n_heads, hidden_states)
+    return _attend(attention, hidden_states, past_key_values, partial(attend, forward_pass))
+
+
+def _traceable_forward(
+    attention: MptAttention,
+    hidden_states: torch.Tensor,
+    position_bias: None,
+    past_key_values: Any = None,
+    attention_mask: Any = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Replace MptAttention.forward for attention="traceable"; its mask is True for hidden keys."""
+    seen = None if attention_mask is None else ~attention_mask
+    traced = traceable.of_layer(attention, seen, attention.n_heads, hidden_states)
+    return _attend(attention, hidden_states, past_key_values, traced)
+
+
+def _attend(
+    attention: MptAttention,
+    hidden_states: torch.Tensor,
+    past_key_values: Any,
+    attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute MptAttention.forward with attention of its queries, keys and values."""
     fused = attention.Wqkv(hidden_states)
     if attention.clip_qkv:
         fused = fused.clamp(min=-attention.clip_qkv, max=attention.clip_qkv)
@@ -49,7 +84,7 @@ def _attention_forward(
     dropout = attention.attn_dropout_p if attention.training else 0.0
     scale = cast(float, attention.softmax_scale)
     cache = past_key_values, attention.layer_idx
-    context, weights = attend(forward_pass, query, key, value, cache, scale, dropout)
+    context, weights = attend(query, key, value, cache, scale, dropout)
     return attention.out_proj(context.transpose(1, 2).flatten(2)), weights
 
 
@@ -70,8 +105,9 @@ FAMILY = Family(
         ),
         (MptModel, "forward"): INPUTS,
     },
-    begin=partial(begin_pass, _rule),
+    rule=_rule,
     replacements=_replacements,
+    traceable=_traceable,
     check=_check,
-    attentions=("fused", "eager"),
+    attentions=("fused", "eager", "traceable"),
 )  # fmt: skip

@@ -1,0 +1,184 @@
+"""The form of attention that torch can trace: plain torch, on the masks that transformers makes.
+
+A layer reads all distances from its mask of queries and keys, so that every cache, export and
+compilation that works with transformers' own layers works with these. Nothing depends on a number
+of a tensor but numbers of other tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ntk_alibi import _checks
+from ntk_alibi.integrations import checks
+from ntk_alibi.integrations.caches.window import WindowCache
+from ntk_alibi.integrations.forms import attend_densely
+from ntk_alibi.integrations.settings import Settings
+from ntk_alibi.integrations.slope_rule import SlopeRule
+from ntk_alibi.scaling import Bend, without_knee
+
+#: The submodule of a patched attention layer.
+_BIAS = "ntk_alibi_bias"
+
+#: Numbers of a mask up to this one hide a key: float32 weights of such scores are 0.
+_HIDES = -1e4
+
+
+class LayerBias(nn.Module):
+    """The bias of one layer, as a module: its slopes are in exported graphs, and move with it.
+
+    Attributes:
+        slopes: (heads, 1, 1), float32 in models of any dtype.
+        strengths: those of a `LogN`, (heads, 1), float64, or None.
+        bend: a knee whose factor is a number, or None.
+        log_n: a `LogN`, or None.
+        counts_holes: whether distances count padding between real tokens.
+    """
+
+    slopes: torch.Tensor
+    strengths: torch.Tensor | None
+
+    def __init__(self, rule: SlopeRule, settings: Settings, layer: nn.Module) -> None:
+        super().__init__()
+        at_layer = getattr(settings.scaling, "at_layer", None)
+        scaling = settings.scaling if at_layer is None else at_layer(layer.layer_idx)
+        knee = without_knee(scaling)[1]
+        slopes = rule.slopes(scaling, None).reshape(rule.heads, 1, 1)
+        device = next(layer.parameters()).device
+        strengths = settings.log_n and settings.log_n.per_head
+        self.register_buffer("slopes", slopes.to(device), persistent=False)
+        self.register_buffer(
+            "strengths",
+            None if strengths is None else torch.from_numpy(strengths).to(device),
+            persistent=False,
+        )
+        self.bend: Bend | None = None if knee is None else knee.bend(None)
+        self.log_n = settings.log_n
+        self.counts_holes = rule.counts_holes
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LayerBias:
+        """Move the slopes with the model, but keep their dtype."""
+        kept = dict(self.named_buffers())
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, moved in list(self.named_buffers()):
+            setattr(self, name, kept[name].to(moved.device))
+        return self
+
+    def forward(self, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the bias of keys, and factors of scores.
+
+        Args:
+            seen: (batch, 1, queries, keys), True where a query sees a key.
+
+        Returns:
+            (batch, heads, queries, keys), 0 at each query's last key, and (batch, 1 or heads,
+            queries, 1) or None; both float32.
+        """
+        numbers = seen.long().cumsum(dim=-1)
+        count = numbers[..., -1:]
+        if self.counts_holes:
+            columns = torch.arange(seen.shape[-1], device=seen.device)
+            last = torch.where(seen, columns, 0).amax(dim=-1, keepdim=True)
+            distance = (last - columns).clamp(min=0)
+        else:
+            distance = count - numbers
+        bent = distance if self.bend is None else self.bend.bent(distance)
+        bias = -self.slopes * bent
+        if self.log_n is None:
+            return bias, None
+        counts = count[:, 0, :, 0].clamp(min=1).double()
+        factors = self.log_n.factors_of(counts, self.strengths)
+        factors = factors.float()[..., None]
+        return bias * factors if self.log_n.biased else bias, factors
+
+
+def of_layer(
+    layer: nn.Module, mask: Any, heads: int, hidden_states: torch.Tensor
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Return the attention of a layer, a function of all arguments of `attend` but the first two.
+
+    Args:
+        layer: the layer.
+        mask: transformers' mask of queries and keys, boolean or of numbers to add to the scores.
+        heads: the number of heads that the layer computes.
+        hidden_states: the input of the layer, (batch, queries, channels of all heads).
+    """
+    name, bias = type(layer).__name__, cast(LayerBias, getattr(layer, _BIAS))
+    _checks.plain("hidden_states", hidden_states)
+    every = hidden_states.shape[-1] // cast(int, layer.head_dim)
+    checks.all_heads(name, every, heads, len(bias.slopes))
+    return partial(attend, bias, checks.mask_of_pairs(mask, name))
+
+
+def attend(
+    layer_bias: LayerBias,
+    mask: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: tuple[Any, int | None],
+    scale: float,
+    dropout: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention output (batch, heads, queries, head_dim), and all weights.
+
+    Args:
+        layer_bias: the bias of the layer.
+        mask: (batch, 1, queries, keys), True for seen keys, or numbers to add to the scores.
+        query: (batch, heads, queries, head_dim).
+        key: (batch, 1 or heads, queries, head_dim).
+        value: (batch, 1 or heads, queries, head_dim).
+        cache: a cache, or None, and the number of the layer in it.
+        scale: the factor of the products.
+        dropout: the probability of dropping a weight.
+    """
+    held, number = cache
+    if held is not None:
+        key, value = held.update(key, value, number)
+    seen = mask if mask.dtype == torch.bool else mask > _HIDES
+    bias, factors = layer_bias(seen)
+    bias = bias if mask.dtype == torch.bool else bias + mask
+    bias = bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
+    return attend_densely(query, key, value, bias, factors, scale, dropout)
+
+
+def begin(
+    names: tuple[str, ...], model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[()], dict[str, Any]]:
+    """Check a model's arguments, whose names are given; called before a patched model's forward.
+
+    A boolean mask of four dimensions, True for seen keys, becomes one of numbers to add:
+    transformers' MPT would take it for one of hidden keys.
+    """
+    _checks.whole_sequences()
+    kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
+    for name in ("input_ids", "inputs_embeds", "attention_mask"):
+        _checks.plain(name, kwargs.get(name))
+    checks.unbounded_cache(isinstance(kwargs.get("past_key_values"), WindowCache))
+    mask = kwargs.get("attention_mask")
+    if mask is not None and mask.ndim == 4 and mask.dtype == torch.bool:
+        least = torch.finfo(torch.float32).min
+        zeros = torch.zeros(mask.shape, device=mask.device)
+        kwargs["attention_mask"] = zeros.masked_fill(~mask, least)
+    return (), kwargs
+
+
+def hook(target: nn.Module) -> Callable[..., Any]:
+    """Return the forward pre-hook of a model."""
+    return partial(begin, tuple(inspect.signature(type(target).forward).parameters)[1:])
+
+
+def add_bias(layer: nn.Module, rule: SlopeRule, settings: Settings) -> None:
+    """Give an attention layer the bias of these settings."""
+    setattr(layer, _BIAS, LayerBias(rule, settings, layer))
+
+
+def remove_bias(layer: nn.Module) -> None:
+    """Undo `add_bias`."""
+    delattr(layer, _BIAS)

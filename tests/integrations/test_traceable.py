@@ -1,0 +1,399 @@
+"""attention="traceable": plain torch, equal to the fused form, in one graph, and its refusals."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import ntk_alibi as na
+from exported_models import LONG, LONG_MASK, SHAPES, Logits
+from family_models import LOGITS, MAKERS, families, generate, make_model
+from padded_batches import LENGTH, MASKS, masks, real, run
+
+
+class Steeper:
+    """A user's scaling without lengths."""
+
+    def scale_exponents(self, exponents: Any, lengths: Any = None) -> Any:
+        assert lengths is None
+        return exponents * 1.25 - 0.5
+
+
+OPTIONS = [
+    {"scaling": None},
+    {"scaling": na.NTK(4.0)},
+    {"scaling": na.Interpolation(4.0)},
+    {"scaling": na.FlatHeads(8.0, layers=[1])},
+    {"scaling": na.MaxBias(4.0)},
+    {"scaling": Steeper()},
+    {"scaling": na.Knee(6, 5.0)},
+    {"scaling": na.Knee(9, float("inf"), layers=[0, 2])},
+    {"scaling": na.NTK(4.0), "log_n": 8},
+    {"scaling": na.NTK(4.0), "log_n": na.LogN(8, tuple(np.linspace(0, 2, 8)), biased=True)},
+]
+options = pytest.mark.parametrize("options", OPTIONS, ids=str)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@options
+@masks
+def test_logits_equal_those_of_the_fused_form(
+    models: dict, ids: torch.Tensor, name: str, options: Any, mask: Any
+) -> None:
+    model, kept = models[name], real(mask)
+    stock = run(model, ids, mask)
+    with na.patch(model, **options):
+        expected = run(model, ids, mask)
+    with na.patch(model, **options, attention="traceable") as handle:
+        logits = run(model, ids, mask)
+        assert handle.attention == "traceable"
+    torch.testing.assert_close(logits[kept], expected[kept], **LOGITS)
+    assert torch.equal(run(model, ids, mask), stock)
+
+
+def test_texts_longer_than_an_mpt_was_made_for(models: dict) -> None:
+    long = torch.arange(200)[None] % 64
+    with na.patch(models["mpt"], na.NTK(4.0)):
+        expected = run(models["mpt"], long)
+    with na.patch(models["mpt"], na.NTK(4.0), attention="traceable"):
+        torch.testing.assert_close(run(models["mpt"], long), expected, **LOGITS)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("mask", [None, MASKS["left"]], ids=["unpadded", "left"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cache_implementation": "static"},
+        {"use_cache": False},
+        {"num_beams": 3},
+        {"prefill_chunk_size": 16},
+        {"prompt_lookup_num_tokens": 3},
+        {"past_key_values": None},
+    ],
+    ids=str,
+)
+def test_generate(models: dict, ids: torch.Tensor, name: str, mask: Any, options: Any) -> None:
+    model = models[name]
+    if "prompt_lookup_num_tokens" in options:  # transformers allows one row only
+        ids, mask = ids[:1], None if mask is None else mask[:1]
+    for scaling in (na.NTK(4.0), na.Knee(6, 8.0)):
+        with na.patch(model, scaling):
+            expected = generate(model, ids, mask, num_beams=options.get("num_beams", 1))
+        if "past_key_values" in options:
+            options = {"past_key_values": na.GrowingCache(8)}
+        with na.patch(model, scaling, attention="traceable"):
+            assert torch.equal(generate(model, ids, mask, **options), expected)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_logits_with_caches(models: dict, ids: torch.Tensor, name: str) -> None:
+    model, places = models[name], LENGTH + 3
+    with na.patch(model, na.NTK(4.0)):
+        expected = run(model, ids)
+    for cache in (
+        transformers.DynamicCache(config=model.config),
+        transformers.StaticCache(model.config, max_cache_len=places),
+    ):
+        with na.patch(model, na.NTK(4.0), attention="traceable"):
+            pieces = [
+                run(model, piece, past_key_values=cache, use_cache=True)
+                for piece in ids.split([25, 1, 14], dim=1)
+            ]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), expected, **LOGITS)
+
+
+@families
+@pytest.mark.parametrize("kind", ["boolean", "numbers", "-10000"])
+def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str, kind: str) -> None:
+    """Distances count the keys that a query sees, so packed texts equal each text alone."""
+    model, cut = models[name], 17
+    text = torch.arange(LENGTH) >= cut
+    seen = (text[:, None] == text) & torch.ones(LENGTH, LENGTH).tril().bool()
+    seen = seen[None, None].expand(len(ids), -1, -1, -1)
+    least = -1e4 if kind == "-10000" else torch.finfo(torch.float32).min
+    mask = seen if kind == "boolean" else torch.zeros(seen.shape).masked_fill(~seen, least)
+    with na.patch(model, na.NTK(4.0)):
+        expected = [run(model, ids[:, :cut]), run(model, ids[:, cut:])]
+    with na.patch(model, na.NTK(4.0), attention="traceable"):
+        torch.testing.assert_close(run(model, ids, mask), torch.cat(expected, dim=1), **LOGITS)
+
+
+@families
+@pytest.mark.parametrize("scaling", [na.NTK(4.0), na.Knee(6, 5.0)], ids=repr)
+@pytest.mark.parametrize("mask", ["none", "right"])
+def test_gradients_and_gradient_checkpointing(
+    ids: torch.Tensor, name: str, scaling: Any, mask: str
+) -> None:
+    def gradients(attention: Any, checkpointing: bool) -> list[torch.Tensor]:
+        model = make_model(name).train()
+        if checkpointing:
+            use_checkpoints(model)
+        labels = ids.masked_fill(~real(MASKS[mask]), -100)  # the output of padding is undefined
+        with na.patch(model, scaling, attention=attention):
+            model(ids, attention_mask=MASKS[mask], labels=labels, use_cache=False).loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    expected = gradients("fused", False)
+    for checkpointing in (False, True):
+        for a, b in zip(gradients("traceable", checkpointing), expected, strict=True):
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+def use_checkpoints(model: Any) -> None:
+    new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+    getattr(model, new if hasattr(model, new) else old)()
+
+
+@families
+def test_undoing_before_a_checkpointed_backward_is_an_error(ids: torch.Tensor, name: str) -> None:
+    model = make_model(name).train()
+    use_checkpoints(model)
+    with na.patch(model, na.NTK(2.0), attention="traceable"):
+        loss = model(ids, labels=ids, use_cache=False).loss
+    with pytest.raises((RuntimeError, torch.utils.checkpoint.CheckpointError)):
+        loss.backward()
+
+
+@families
+def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
+    model = make_model(name).train()
+    for layer in model.modules():
+        if hasattr(layer, "attn_dropout_p"):
+            layer.attn_dropout_p = 0.5
+        elif hasattr(layer, "attention_dropout"):
+            layer.attention_dropout.p = 0.5
+    with na.patch(model, na.NTK(2.0), attention="traceable"):
+        a, b = (model(ids, use_cache=False).logits for _ in range(2))
+        assert (a - b).abs().max() > 1e-3
+        model.eval()
+        assert torch.equal(run(model, ids), run(model, ids))
+
+
+@families
+def test_output_attentions(models: dict, ids: torch.Tensor, name: str) -> None:
+    mask = MASKS["left"]
+    both = []
+    for attention in ("fused", "traceable"):
+        with torch.no_grad(), na.patch(models[name], na.NTK(4.0), attention=attention):
+            both.append(models[name](ids, attention_mask=mask, output_attentions=True).attentions)
+    kept = real(mask)[:, None, :, None]
+    for expected, weights in zip(*both, strict=True):
+        torch.testing.assert_close(weights * kept, expected * kept, atol=2e-6, rtol=0)
+
+
+@families
+@pytest.mark.parametrize(
+    "strict", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["non-strict", "strict"]
+)
+@pytest.mark.parametrize(
+    "options",
+    [OPTIONS[1], *(pytest.param(OPTIONS[i], marks=pytest.mark.slow) for i in (6, 9))],
+    ids=["slopes", "knee", "log_n"],
+)
+def test_exported_for_any_batch_and_length(
+    models: dict, ids: torch.Tensor, name: str, strict: bool, options: Any
+) -> None:
+    model, arguments = Logits(models[name]), (ids, MASKS["left"])
+    with na.patch(model, **options), torch.no_grad():
+        expected = model(LONG, LONG_MASK)
+    with na.patch(model, **options, attention="traceable"), torch.no_grad():
+        program = torch.export.export(model, arguments, dynamic_shapes=SHAPES, strict=strict)
+    exported, kept = program.module()(LONG, LONG_MASK), LONG_MASK.bool()
+    torch.testing.assert_close(exported[kept], expected[kept], **LOGITS)
+
+
+@families
+def test_traced_by_make_fx(models: dict, ids: torch.Tensor, name: str) -> None:
+    logits = Logits(models[name])
+    with torch.no_grad(), na.patch(models[name], na.NTK(4.0), attention="traceable"):
+        graph = make_fx(logits)(ids)
+        torch.testing.assert_close(graph(ids.flip(1)), logits(ids.flip(1)), **LOGITS)
+
+
+@families
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+def test_compiled_in_one_graph(models: dict, ids: torch.Tensor, name: str, backend: str) -> None:
+    model = models[name]
+    torch.compiler.reset()
+    with na.patch(model, na.NTK(4.0)):
+        expected, unpadded = run(model, LONG, LONG_MASK), run(model, ids)
+    with na.patch(model, na.NTK(4.0), attention="traceable"):
+        compiled = torch.compile(model, fullgraph=True, backend=backend)
+        kept = LONG_MASK.bool()
+        torch.testing.assert_close(run(compiled, LONG, LONG_MASK)[kept], expected[kept], **LOGITS)
+        torch.testing.assert_close(run(compiled, ids), unpadded, **LOGITS)
+    torch.compiler.reset()
+
+
+@families
+def test_a_static_cache_in_one_graph(models: dict, ids: torch.Tensor, name: str) -> None:
+    """The number of tokens in the cache is a tensor, so that one graph serves all steps."""
+    model = models[name]
+    torch.compiler.reset()
+    with na.patch(model, na.NTK(4.0)):
+        expected = run(model, ids)[:, 30:]
+    with na.patch(model, na.NTK(4.0), attention="traceable"):
+        cache = transformers.StaticCache(model.config, max_cache_len=LENGTH)
+        run(model, ids[:, :30], past_key_values=cache, use_cache=True)
+        graphs: list[Any] = []
+
+        def count(graph: Any, _: Any) -> Any:
+            graphs.append(graph)
+            return graph
+
+        step = torch.compile(model, fullgraph=True, dynamic=False, backend=count)
+        steps = [
+            run(step, ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+            for i in range(30, LENGTH)
+        ]
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected, **LOGITS)
+    assert len(graphs) <= 2
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@families
+def test_compiled_gradients(ids: torch.Tensor, name: str) -> None:
+    def gradients(compiled: bool) -> list[torch.Tensor]:
+        model = make_model(name).train()
+        with na.patch(model, na.NTK(4.0), attention="traceable"):
+            step = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+            step(ids, labels=ids, use_cache=False).loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    torch.compiler.reset()
+    for a, b in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+    torch.compiler.reset()
+
+
+@families
+def test_other_forms_say_which_way_to_take(models: dict, ids: torch.Tensor, name: str) -> None:
+    model = Logits(models[name])
+    torch.compiler.reset()
+    message = r"use patch\(model, scaling, attention='traceable'\)"
+    for attention in ("fused", "eager"):
+        with torch.no_grad(), na.patch(model, na.NTK(4.0), attention=attention):
+            with pytest.raises(torch._dynamo.exc.Unsupported, match=message):
+                torch.compile(model, fullgraph=True, backend="eager")(ids)
+            with pytest.raises(torch._dynamo.exc.Unsupported, match=message):
+                torch.export.export(model, (ids,), strict=True)
+    with (
+        na.patch(model, na.NTK(4.0)),
+        pytest.raises(ValueError, match=message),
+        torch.no_grad(),
+    ):
+        torch.export.export(model, (ids,), strict=False)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scaling": na.DynamicNTK(2.0, 16)}, r"scaling must be static .* got DynamicNTK\(.*NTK"),
+        ({"scaling": na.DynamicNTK(2.0, 16, per="query")}, "scaling must be static"),
+        ({"scaling": na.DynamicKnee(6, 2.0, 16)}, "scaling must be static"),
+        ({"window": 8}, r"window, sink and causal_block must not be given .*window=8.*'fused'"),
+        ({"window": 8, "sink": 2}, "window, sink and causal_block must not be given"),
+        ({"causal_block": 8}, "window, sink and causal_block must not be given"),
+        ({"linear": "onednn"}, "linear must be 'auto' or 'torch' with attention='traceable'"),
+        ({"compat": "transformers"}, "with compat='transformers' must be one of 'fused', 'eager'"),
+        ({"scaling": na.NTK(2.0, layers=[3])}, "layers must be below 3"),
+        (
+            {"log_n": na.LogN(8, (1.0, 2.0))},
+            "strength of log_n must be one number, or one for each of 8 heads",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_traced_is_refused(models: dict, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        na.patch(models["falcon"], **options, attention="traceable")
+    assert na.patched(models["falcon"]) == []
+
+
+@families
+def test_models_that_make_no_masks_are_refused(name: str) -> None:
+    model = make_model(name, attn_implementation="ntk_alibi")
+    with pytest.raises(ValueError, match="attention must not be 'traceable' for a model made with"):
+        na.patch(model, attention="traceable")
+
+
+@families
+def test_caches_and_masks_that_cannot_be_used(models: dict, ids: torch.Tensor, name: str) -> None:
+    model = models[name]
+    with na.patch(model, attention="traceable"):
+        with pytest.raises(ValueError, match="past_key_values must not be a WindowCache"):
+            run(model, ids, past_key_values=na.WindowCache(8), use_cache=True)
+        layer: Any = next(x for x in model.modules() if hasattr(x, "ntk_alibi_bias"))
+        needed = {"residual", "alibi", "position_bias"} & {
+            *inspect.signature(type(layer).forward).parameters
+        }
+        with pytest.raises(RuntimeError, match="transformers made no mask of queries and keys"):
+            layer(torch.zeros(1, 2, 128), attention_mask=None, **dict.fromkeys(needed))
+
+
+def state_of(model: Any) -> list[Any]:
+    return [
+        (part, sorted(vars(module)), sorted(module._modules), dict(module._forward_pre_hooks))
+        for part, module in model.named_modules()
+    ]
+
+
+@families
+def test_patches_nest_and_leave_nothing_behind(ids: torch.Tensor, name: str) -> None:
+    model = make_model(name)
+    before, stock, kept = state_of(model), run(model, ids), sorted(model.state_dict())
+    outer = na.patch(model, na.NTK(2.0), attention="traceable")
+    two = run(model, ids)
+    with na.patch(model, na.NTK(8.0)):
+        eight = run(model, ids)
+        with na.patch(model, na.NTK(4.0), attention="traceable") as inner:
+            four = run(model, ids)
+            assert sorted(model.state_dict()) == kept
+            clone = copy.deepcopy(model)
+            assert [x.attention for x in na.patched(clone)] == ["traceable", "fused", "traceable"]
+            for other in (clone, pickle.loads(pickle.dumps(model))):
+                assert torch.equal(run(other, ids), four)
+        assert torch.equal(run(model, ids), eight)
+        inner.undo()
+    assert torch.equal(run(model, ids), two)
+    assert not torch.equal(two, four)
+    outer.undo()
+    assert state_of(model) == before
+    assert torch.equal(run(model, ids), stock)
+    assert torch.equal(run(clone, ids), four)
+    na.unpatch(clone)
+    assert torch.equal(run(clone, ids), stock)
+
+
+@families
+def test_slopes_keep_their_dtype_in_a_converted_model(ids: torch.Tensor, name: str) -> None:
+    model, other = make_model(name), make_model(name)
+    with na.patch(model, na.NTK(4.0), attention="traceable"):
+        model.bfloat16()
+        half = run(model, ids).float()
+        other.bfloat16()
+        with na.patch(other, na.NTK(4.0), attention="traceable"):
+            assert torch.equal(half, run(other, ids).float())
+        dtypes = {x.dtype for part, x in model.named_buffers() if part.endswith("bias.slopes")}
+    assert dtypes == {torch.float32}
+
+
+def test_saving_a_patched_model(ids: torch.Tensor, tmp_path: Any) -> None:
+    model = make_model("bloom")
+    stock = run(model, ids)
+    with na.patch(model, na.NTK(4.0), attention="traceable"):
+        model.save_pretrained(tmp_path)
+    again = transformers.BloomForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(run(again, ids), stock)

@@ -69,7 +69,16 @@ def test_attention_in_context_parallel(mesh: DeviceMesh) -> None:
     assert torch.equal(compiled(*x, bias), expected)
 
 
-@pytest.mark.parametrize("placement", [Replicate(), Shard(1), Shard(2)], ids=str)
+@pytest.mark.parametrize("grad", [False, True])
+def test_dtensors_along_the_sequence_are_taken(mesh: DeviceMesh, grad: bool) -> None:
+    plain = three()
+    tensors = [distribute_tensor(x, mesh, [Shard(2)]).requires_grad_(grad) for x in plain]
+    output: Any = na.attention(*tensors, na.ALiBi(4))
+    assert output.placements == (Shard(2),)
+    assert torch.equal(output.full_tensor(), na.attention(*plain, na.ALiBi(4)))
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(1)], ids=str)
 @pytest.mark.parametrize("grad", [False, True])
 def test_dtensors(mesh: DeviceMesh, placement: Any, grad: bool) -> None:
     plain = three()

@@ -26,6 +26,9 @@ class Steeper:
         assert lengths is None
         return exponents * 1.25 - 0.5
 
+    def __repr__(self) -> str:
+        return "Steeper()"
+
 
 OPTIONS = [
     {"scaling": None},

@@ -142,9 +142,14 @@ def prefix_sums(shape: tuple[int, ...], problem: tuple[int, ...], *, placed: boo
         raise ValueError(f"sums must have shape ({batch}, {heads}, {keys}), got {shape}")
 
 
+def head_count(bias: Any) -> int:
+    """Return the number of heads of a bias object, which may know no `heads`."""
+    return int(getattr(bias, "head_count", None) or bias.num_heads)
+
+
 def fitting_bias(bias: Any, heads: int, *, causal: bool) -> None:
     """Check that a bias object has query's number of heads and fits causal or other attention."""
-    if getattr(bias, "head_count", bias.num_heads) != heads:
+    if head_count(bias) != heads:
         raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
     if bias.sides == "causal" and not causal:
         raise ValueError(f"causal must be True for a bias of causal sides, got {bias!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ntk_alibi import _arrays, _torch_state
+from ntk_alibi import _arrays, _checks, _torch_state
 
 
 def tensors(**values: Any) -> None:
@@ -56,7 +56,7 @@ def at_the_door(
 
     Raises:
         TypeError, ValueError: some are DTensors and some are not, or they are not sharded along the
-            sequence of a one-dimensional mesh, the same for all.
+            sequence on the same one-dimensional mesh.
     """
     every = {"query": query, "key": key, "value": value}
     sharded = [name for name, x in every.items() if hasattr(x, "device_mesh")]
@@ -65,15 +65,12 @@ def at_the_door(
     from torch.distributed.tensor import Shard
 
     if len(sharded) < 3:
-        raise TypeError(
-            f"query, key and value must all be DTensors or none, got a DTensor for {sharded}"
-        )
+        _checks.plain(sharded[0], every[sharded[0]])
     for name, x in every.items():
-        if x.device_mesh != query.device_mesh or x.placements != (Shard(2),):
-            raise ValueError(
-                f"{name} must be sharded along the sequence, Shard(2), on query's mesh, got "
-                f"{x.placements} on {x.device_mesh}"
-            )
+        if x.placements != (Shard(2),):
+            _checks.plain(name, x)
+        if x.device_mesh != query.device_mesh:
+            raise ValueError(f"{name} must be on query's mesh, got one on {x.device_mesh}")
     local = query.to_local(), key.to_local(), value.to_local()
 
     def wrap(result: Any, ranks: Any) -> Any:

@@ -285,7 +285,7 @@ def _check_distances(biases: Collection[Any], longest: int) -> None:
     distances = _checks.integer("longest", longest, minimum=1)
     for bias in biases:
         bias_checks.bias_object(bias)
-        checks.most("heads x longest", bias.head_count * distances, checks.MOST_NUMBERS)
+        checks.most("heads x longest", bias_checks.head_count(bias) * distances, checks.MOST_NUMBERS)
 
 
 def _sampled_maps(
@@ -296,9 +296,9 @@ def _sampled_maps(
     keys = queries
     if key_length is not None:
         keys = _checks.integer("key_length", key_length, minimum=1)
-    of_all = bias.head_count * queries * keys
+    of_all = bias_checks.head_count(bias) * queries * keys
     checks.most("heads x query_length x key_length", of_all, checks.MOST_NUMBERS)
-    chosen = _checks.heads(heads, bias.head_count)
+    chosen = _checks.heads(heads, bias_checks.head_count(bias))
     longest = max(32, math.isqrt(MAP_CELLS // len(chosen)))
     rows, columns = (np.arange(n - 1, -1, -math.ceil(n / longest))[::-1] for n in (queries, keys))
     checks.most("cells of all heads", len(chosen) * rows.size * columns.size, checks.MOST_CELLS)

@@ -90,7 +90,9 @@ def test_aot_inductor(models: dict, ids: torch.Tensor, tmp_path: Path, name: str
     if shutil.which("g++") is None:
         pytest.skip("AOTInductor needs g++")
     program, expected = exported(models[name], ids, OPTIONS[0])
-    path = torch._inductor.aoti_compile_and_package(program, package_path=tmp_path / "model.pt2")
+    path = torch._inductor.aoti_compile_and_package(
+        program, package_path=str(tmp_path / "model.pt2")
+    )
     check(torch._inductor.aoti_load_package(path)(LONG, LONG_MASK), expected, **LOGITS)
 
 

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # One stamp for each set of extras, renewed when what is compiled or required changes.
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test quick-test slow-test fuzz peer-tests lint docs docs-links sanitize clean
+.PHONY: demo test quick-test slow-test fuzz vllm-test peer-tests lint docs docs-links sanitize clean
 
 demo: $(VENV)/.eval
 	$(BIN)/ntk-alibi eval
@@ -27,6 +27,10 @@ MINUTES ?= 5
 
 fuzz: $(VENV)/.test
 	$(BIN)/python -m fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+# All tests that start vLLM, in an environment of its own; `make test` runs some of them.
+vllm-test: $(VENV)/.test
+	NTK_ALIBI_VLLM_ALL=1 $(BIN)/python -m pytest -m slow tests/engines/vllm/test_engine.py
 
 # transformers' own tests of the model families, stock and on patched models: of a checkout at the
 # installed version, `make peer-tests TRANSFORMERS=path`, or of a clone of its tag.

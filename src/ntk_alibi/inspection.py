@@ -222,4 +222,3 @@ def _heads(bias: Any) -> int:
     if hasattr(bias, "num_heads"):
         return bias_checks.head_count(bias)
     return int(bias.shape[-3]) if np.ndim(bias) >= 3 else 1
-

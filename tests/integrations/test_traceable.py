@@ -26,9 +26,6 @@ class Steeper:
         assert lengths is None
         return exponents * 1.25 - 0.5
 
-    def __repr__(self) -> str:
-        return "Steeper()"
-
 
 OPTIONS = [
     {"scaling": None},
@@ -42,7 +39,7 @@ OPTIONS = [
     {"scaling": na.NTK(4.0), "log_n": 8},
     {"scaling": na.NTK(4.0), "log_n": na.LogN(8, tuple(np.linspace(0, 2, 8)), biased=True)},
 ]
-options = pytest.mark.parametrize("options", OPTIONS, ids=str)
+options = pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
 
 
 @pytest.mark.parametrize("name", MAKERS)

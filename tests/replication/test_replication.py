@@ -123,7 +123,9 @@ def test_records_of_models_differ_and_their_prose_is_unseen() -> None:
     first, second = (reading.plans(tiny(nano_bloom_of_seed(s)), PLAN) for s in (1, 2))
     assert first["records-2x"].seed != second["records-2x"].seed
     assert all(plan.split == "held-out-books" for plan in first.values())
-    assert nano_bloom_of_seed(1).recipe.held_out == nano_mpt_of_seed(1, 8).recipe.held_out == "books"
+    assert (
+        nano_bloom_of_seed(1).recipe.held_out == nano_mpt_of_seed(1, 8).recipe.held_out == "books"
+    )
 
 
 def test_rules_name_methods() -> None:

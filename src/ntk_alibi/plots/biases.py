@@ -285,7 +285,9 @@ def _check_distances(biases: Collection[Any], longest: int) -> None:
     distances = _checks.integer("longest", longest, minimum=1)
     for bias in biases:
         bias_checks.bias_object(bias)
-        checks.most("heads x longest", bias_checks.head_count(bias) * distances, checks.MOST_NUMBERS)
+        checks.most(
+            "heads x longest", bias_checks.head_count(bias) * distances, checks.MOST_NUMBERS
+        )
 
 
 def _sampled_maps(

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 Summary: TypeAlias = dict[str, Any]
 
 #: Sections of the document.
-SECTIONS = ("machine", "endpoint", "seeds", "seeds-gains", "prose-books", "generated", "regimes", "tasks")
+SECTIONS = (
+    "machine",
+    "endpoint",
+    "seeds",
+    "seeds-gains",
+    "prose-books",
+    "generated",
+    "regimes",
+    "tasks",
+)
 
 #: The rule of the primary endpoint, which is compared with the baseline at this multiple.
 ENDPOINT_RULE, ENDPOINT_AT = "dynamic flat heads, a = 2r", 4
@@ -59,7 +68,9 @@ def summarise(output: Path) -> Summary:
     """
     models = {
         group: [
-            found for model in members if (found := _of_model(model, output / model.name)) is not None
+            found
+            for model in members
+            if (found := _of_model(model, output / model.name)) is not None
         ]
         for group, members in GROUPS.items()
     }
@@ -103,7 +114,9 @@ def _add(found: dict[str, Any], model: NanoModel, name: str, result: dict[str, A
         beyond = [
             e
             for e in result["by_distance"]
-            if (e["task"], e["method"]) == (entry["task"], method) and e["begin"] >= 1 and e["cases"]
+            if (e["task"], e["method"]) == (entry["task"], method)
+            and e["begin"] >= 1
+            and e["cases"]
         ]
         cases = sum(e["cases"] for e in beyond)
         right = sum(round(e["accuracy"] * e["cases"]) for e in beyond)
@@ -156,7 +169,9 @@ def tables(summary: Summary) -> dict[str, str]:
             "seeds": _over_multiples(seeds, shares, _share),
             "seeds-gains": _over_multiples(seeds, gains, _gain),
             "prose-books": _by_rule({"nano BLOOM": seeds, **_by_regime(regimes)}, "prose", _nats),
-            "generated": _by_rule({"nano BLOOM": seeds, **_by_regime(regimes)}, "generated", _share),
+            "generated": _by_rule(
+                {"nano BLOOM": seeds, **_by_regime(regimes)}, "generated", _share
+            ),
         }
     if regimes:
         made["regimes"] = _regimes(regimes)
@@ -203,7 +218,9 @@ def _over_multiples(
     """Format a table for each task, with a row for each rule and a column for each multiple."""
     parts = []
     for task in dict.fromkeys(task for m in models for task in m["cells"]):
-        found = {x for m in models for of_rule in m["cells"].get(task, {}).values() for x in of_rule}
+        found = {
+            x for m in models for of_rule in m["cells"].get(task, {}).values() for x in of_rule
+        }
         multiples = sorted(map(int, found))
         rows = [
             [rule, *(written(values(models, task, rule, x)) for x in multiples)] for rule in RULES
@@ -216,7 +233,13 @@ def _by_rule(
     groups: dict[str, list[Summary]], key: str, written: Callable[[Sequence[float]], str]
 ) -> str:
     rows = [
-        [rule, *(written([m[key][rule] for m in models if rule in m[key]]) for models in groups.values())]
+        [
+            rule,
+            *(
+                written([m[key][rule] for m in models if rule in m[key]])
+                for models in groups.values()
+            ),
+        ]
         for rule in RULES
     ]
     return table(["", *groups], rows)

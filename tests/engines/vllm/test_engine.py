@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -71,6 +72,13 @@ CASES = {
 }
 
 
+#: Engines take half a minute to start. `make test` starts a few, and `make vllm-test` all.
+everything = pytest.mark.skipif(
+    "NTK_ALIBI_VLLM_ALL" not in os.environ, reason="`make vllm-test` runs it"
+)
+OFTEN = ("nano BLOOM", "MPT, options, 6 heads in 2 processes")
+
+
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
@@ -122,7 +130,9 @@ def largest_difference(answers: list[dict[str, Any]], key: str, expected: list[A
     return max(float(np.abs(np.subtract(*pair)).max()) for pair in pairs)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [x if x in OFTEN else pytest.param(x, marks=everything) for x in CASES]
+)
 def test_vllm_computes_what_a_patched_model_does(name: str, python: Path, tmp_path: Path) -> None:
     case, folder = CASES[name], tmp_path / "model"
     model, rows = made(case, folder)
@@ -154,6 +164,7 @@ def test_without_the_plugin_vllm_computes_something_else(python: Path, tmp_path:
     assert difference > 100 * LOGPROBS
 
 
+@everything
 def test_the_gelu_of_vllm_is_another_one(python: Path, tmp_path: Path) -> None:
     case, folder = CASES["BLOOM"], tmp_path / "model"
     model, rows = made(case, folder)
@@ -187,6 +198,7 @@ def test_engines_refuse_to_start(name: str, python: Path, tmp_path: Path) -> Non
     assert sentence in found["refused"]
 
 
+@everything
 def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> None:
     case, folder = CASES["nano BLOOM"], tmp_path / "model"
     model, rows = made(case, folder)

@@ -198,12 +198,14 @@ class _RankCall:
         numbers = numbers_of(self.kernel)
         bound = bounds.BiasBounds(numbers, sequence.block)
         proven = share > 0.0 and bound.proven and self.options.rotary is None
-        sources = sequence.key_blocks(key, numbers.sums)
+        sources, longest = sequence.key_blocks(key, numbers.sums)
         if proven:
             lower = self._local(detached(self.kernel), 0.0, NEAR)[1]
         else:
             lower = query.new_full(query.shape[:3], -np.inf, dtype=torch.float64)
-        tiles = sequence.query_tiles(query, self.factors, lower, sources, self.scale, numbers.sums)
+        tiles = sequence.query_tiles(
+            query, self.factors, lower, sources, longest, self.scale, numbers.sums
+        )
         wanted = bounds.needed_blocks(tiles, sources, bound, self.mask, share if proven else 0.0)
         own = -(-key.shape[2] // sequence.block)
         return Plan.agreed(sequence.ranks, sequence.block, wanted, own)

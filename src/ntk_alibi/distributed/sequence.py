@@ -121,12 +121,21 @@ class Sequence:
         }
         return kernel._replace(**shared, core=None) if shared else kernel
 
-    def key_blocks(self, key: torch.Tensor, sums: Any) -> list[bounds.KeyBlocks]:
-        """Return the blocks of all ranks; those of this rank are empty."""
+    def key_blocks(self, key: torch.Tensor, sums: Any) -> tuple[list[bounds.KeyBlocks], float]:
+        """Return the blocks of all ranks, those of this rank being empty, and a bound of all norms.
+
+        Args:
+            key: this rank's keys.
+            sums: prefix sums of this rank's keys, or None.
+        """
         norms, centres = _norms(key, self._real_keys(), self.block)
         counts = [-(-length // self.block) for length in self.lengths]
         every = self.ranks.gather_rows(norms, counts)
         middles = self.ranks.gather(centres)
+        longest = max(
+            float(x.max()) + float(centre.double().norm(dim=-1).max())
+            for x, centre in zip(every, middles, strict=True)
+        )
         least: list[Any] = [None] * self.ranks.size
         if sums is not None:
             low = bounds.by_tile(_arrays.to_numpy(sums), self.block, np.min, np.inf)
@@ -142,7 +151,7 @@ class Sequence:
             norms_of, centre = (_arrays.to_numpy(x[rank]) for x in (every, middles))
             sums_of = None if least[rank] is None else least[rank][..., :shown]
             found.append(bounds.KeyBlocks(norms_of[..., :shown], centre, *placed, sums_of))
-        return found
+        return found, longest
 
     def _real_keys(self) -> NDArray[np.uint8] | None:
         real = self.problem.key_padding_mask
@@ -170,6 +179,7 @@ class Sequence:
         factors: Any,
         lower: torch.Tensor,
         sources: list[bounds.KeyBlocks],
+        longest: float,
         scale: float,
         sums: Any,
     ) -> bounds.QueryTiles:
@@ -180,6 +190,7 @@ class Sequence:
             factors: factors of the dot products, (1 or batch, 1 or heads, queries), or None.
             lower: logsumexps over some of the keys that each query sees, (batch, heads, queries).
             sources: from `key_blocks`.
+            longest: a bound of the norms of all keys, this rank's included.
             scale: factor of the dot products.
             sums: prefix sums of this rank's keys, or None.
         """
@@ -191,10 +202,6 @@ class Sequence:
         low = _arrays.to_numpy(lower.double())
         key_heads = sources[0].norms.shape[1]
         group = query.shape[1] // max(key_heads, 1)
-        longest = max(
-            float(x.norms.max(initial=0.0) + np.linalg.norm(x.centres, axis=-1).max(initial=0.0))
-            for x in sources
-        )
         slack = 1e-5 + (query.shape[3] + 24) * ulp * norms * longest
         room = []
         for blocks in sources:

@@ -68,7 +68,7 @@ PRIMITIVES = {"constant", "keys", "no_tangent", "out", "share", "with_numbers"}
 #: Public names that stand for no formula.
 WITHOUT_FORMULA = {
     "Scaling", "ShardedCache", "__version__", "info", "patched", "reference", "set_num_threads",
-    "unpatch",
+    "tp_plan", "unpatch",
 }  # fmt: skip
 
 #: Lines of a file at most, and lines that most files stay below.

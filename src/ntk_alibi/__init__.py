@@ -40,7 +40,7 @@ from ntk_alibi.scaling import (
 
 if TYPE_CHECKING:
     from ntk_alibi import plots, precision, reference
-    from ntk_alibi.integrations import patch
+    from ntk_alibi.integrations import patch, tp_plan
     from ntk_alibi.integrations.caches.growing import GrowingCache
     from ntk_alibi.integrations.caches.sharded import ShardedCache
     from ntk_alibi.integrations.caches.window import WindowCache
@@ -90,6 +90,7 @@ __all__ = [
     "reference",
     "scaling_from_config",
     "set_num_threads",
+    "tp_plan",
     "unpatch",
 ]
 
@@ -105,6 +106,7 @@ _LAZY = {
     "plots": "ntk_alibi.plots",
     "precision": "ntk_alibi.precision",
     "reference": "ntk_alibi.reference",
+    "tp_plan": "ntk_alibi.integrations",
     "unpatch": "ntk_alibi.integrations",
 }
 

@@ -18,6 +18,7 @@ with _extras.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.integrations.family import Family
     from ntk_alibi.integrations.patching import PatchHandle, apply, in_force
     from ntk_alibi.integrations.settings import settings_of
+    from ntk_alibi.integrations.tensor_parallel import register_styles
 
 FAMILIES: tuple[Family, ...] = (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY)
 
@@ -198,6 +199,36 @@ def unpatch(model: nn.Module) -> None:
     """
     for patch_in_force in reversed(patched(model)):
         patch_in_force.undo()
+
+
+def tp_plan(config: Any) -> dict[str, str]:
+    """Return a plan for transformers' tensor parallelism of a BLOOM, MPT or Falcon with ALiBi.
+
+    transformers has none for these models. A patched model of this plan takes, on each rank, the
+    slopes of the heads that the rank computes; the number of ranks must divide the heads.
+
+    Args:
+        config: the model's configuration.
+
+    Returns:
+        The `tp_plan` of transformers' `DistributedConfig`, for the models with a head on top.
+
+    Raises:
+        ValueError: config is of another family.
+        RuntimeError: this version of transformers has another tensor parallelism.
+
+    Example:
+        >>> import transformers, ntk_alibi as na
+        >>> plan = na.tp_plan(transformers.BloomConfig())
+        >>> plan["transformer.h.*.self_attention.dense"]
+        'rowwise'
+    """
+    for family in FAMILIES:
+        if isinstance(config, getattr(family.model, "config_class", ())):
+            register_styles()
+            return family.tensor_parallel(config)
+    known = ", ".join(family.name for family in FAMILIES)
+    raise ValueError(f"config must be of a known family ({known}), got {type(config).__name__}")
 
 
 def _found(model: nn.Module) -> tuple[Family, list[nn.Module]] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NoReturn
 
 
 def still_held(call: str, seen: int, held: int) -> None:
@@ -74,8 +74,36 @@ def all_heads(layer: str, every: int, computed: int, sloped: int) -> None:
     if not every == computed == sloped:
         raise ValueError(
             f"{layer} must compute all {every} heads with their slopes, got {computed} heads and "
-            f"slopes of {sloped}: patched models cannot be split over processes (tensor "
-            "parallelism), since the slopes of some heads are not those of a model with so few"
+            f"slopes of {sloped}: the slopes of some heads are not those of a model with so few; "
+            "ntk_alibi.tp_plan divides a model for tensor parallelism"
+        )
+
+
+def divided_heads(heads: int, size: int, *, eager: bool) -> None:
+    """Check that a model's heads can be divided among ranks."""
+    if heads % size:
+        raise ValueError(f"tp_size must divide the model's {heads} heads, got {size}")
+    if eager:
+        raise ValueError(
+            "attention must be 'fused' or 'sdpa' under tensor parallelism, and output_attentions "
+            "False, got 'eager'"
+        )
+
+
+def no_tensor_parallelism() -> NoReturn:
+    """Refuse a version of transformers without the tensor parallelism that our plans are for."""
+    raise RuntimeError(
+        "transformers must have transformers.distributed.tensor_parallel for tp_plan, got another "
+        "version: 5.23 has it"
+    )
+
+
+def whole_layer(layer: str, weight: Any) -> None:
+    """Refuse a layer that is divided among ranks."""
+    if hasattr(weight, "device_mesh"):
+        raise ValueError(
+            "attention must be 'fused' or 'sdpa' under tensor parallelism, got 'traceable' with a "
+            f"divided {layer}"
         )
 
 

@@ -40,6 +40,7 @@ class Family:
         replacements: returns the replacements in a model: owner, attribute, and a function of the
             owner or a plain value. The functions read their settings from `current` at every call.
         traceable: returns those for attention="traceable"; each attention layer has a `LayerBias`.
+        tensor_parallel: returns the tensor parallel plan of a configuration.
         check: raises if a model cannot be patched with these settings.
         attentions: forms of attention that the family supports.
         rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
@@ -54,6 +55,7 @@ class Family:
     rule: Callable[[Any], SlopeRule]
     replacements: Callable[[Any], list[Replacement]]
     traceable: Callable[[Any], list[Replacement]]
+    tensor_parallel: Callable[[Any], dict[str, str]]
     check: Callable[[Any, Settings], None]
     attentions: tuple[str, ...] = ATTENTIONS
     rounds: bool = False

@@ -42,6 +42,7 @@ class ForwardPass(PassedThrough):
         streaming: the mask of the queries if it hides any key behind them, or None.
         skipped: (batch,), real tokens that are neither among the keys nor queries, or None: a
             `WindowCache` evicted them between the sinks and the window.
+        heads: the heads that this rank computes, a slice, or None for all.
         shared: how several ranks share the tokens, an object of shared_pass.py, or None.
         settings: the choices of the patch.
     """
@@ -69,6 +70,7 @@ class ForwardPass(PassedThrough):
         self.streaming = streaming
         self.skipped = skipped
         self.shared = shared
+        self.heads: slice | None = None
         self.settings = settings
         self.rule = rule
         self._memo: dict[Any, Any] = {}
@@ -89,6 +91,12 @@ class ForwardPass(PassedThrough):
         scaling = self.scaling if at_layer is None else at_layer(layer)
         return self if scaling is self.scaling else self.memo(_with_scaling, scaling)
 
+    def of_rank(self, rank: int, size: int) -> ForwardPass:
+        """Return the pass of the heads that a rank of tensor parallelism computes."""
+        checks.divided_heads(self.rule.heads, size, eager=self.eager)
+        own = self.rule.heads // size
+        return self.memo(_with_heads, rank * own, (rank + 1) * own)
+
     @property
     def bends(self) -> bool:
         """Whether the patch's scaling acts on distances."""
@@ -108,7 +116,8 @@ class ForwardPass(PassedThrough):
         self, real: torch.Tensor, queries: int, skipped: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the slopes of the last queries of a mask, (1 or batch, heads, 1 or queries)."""
-        return self.rule.slopes(self.scaling, self._lengths(real, queries, skipped))
+        slopes = self.rule.slopes(self.scaling, self._lengths(real, queries, skipped))
+        return slopes if self.heads is None else slopes[:, self.heads]
 
     def bend(
         self, real: torch.Tensor, queries: int, skipped: torch.Tensor | None = None
@@ -120,7 +129,10 @@ class ForwardPass(PassedThrough):
     @property
     def factors(self) -> torch.Tensor | None:
         """Factors of the queries' scores, float32 (1 or batch, 1 or heads, queries), or None."""
-        return self.memo(_factors)
+        factors: torch.Tensor | None = self.memo(_factors)
+        if factors is None or factors.shape[1] == 1 or self.heads is None:
+            return factors
+        return factors[:, self.heads]
 
     def biased(self, slopes: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
         """Return slopes times the factors of their queries if the bias is multiplied, too."""
@@ -167,7 +179,8 @@ class ForwardPass(PassedThrough):
     def rounded_bias(self, real: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the bias of the keys with transformers' rounding, see `SlopeRule.rounded_bias`."""
         lengths = self._lengths(real, self.queries)
-        return self.rule.rounded_bias(self.scaling, lengths, self.positions(real), dtype)
+        bias = self.rule.rounded_bias(self.scaling, lengths, self.positions(real), dtype)
+        return bias if self.heads is None else bias[:, self.heads]
 
     def hidden(self, real: torch.Tensor) -> torch.Tensor:
         """Return a mask of the keys that each query does not see, (batch, 1, queries, keys)."""
@@ -196,6 +209,13 @@ def _with_scaling(forward_pass: ForwardPass, scaling: Scaling | None) -> Forward
     return ForwardPass(x.rule, settings, x.mask, x.past, x.queries, *rest)
 
 
+def _with_heads(forward_pass: ForwardPass, begin: int, end: int) -> ForwardPass:
+    """Return the same pass of some heads."""
+    own = _with_scaling(forward_pass, forward_pass.scaling)
+    own.heads = slice(begin, end)
+    return own
+
+
 def _factors(forward_pass: ForwardPass) -> torch.Tensor | None:
     log_n, real = forward_pass.settings.log_n, forward_pass.real
     if log_n is None:
@@ -215,7 +235,7 @@ def visible(real: torch.Tensor, past: int, queries: int) -> torch.Tensor:
 
 
 def require_pass(
-    passed: Any, layer: nn.Module, heads: int, hidden_states: torch.Tensor
+    passed: Any, layer: nn.Module, heads: int, hidden_states: torch.Tensor, output: nn.Module
 ) -> ForwardPass:
     """Return the `ForwardPass` that a layer got in place of a mask, if it can use it.
 
@@ -224,6 +244,8 @@ def require_pass(
         layer: the layer.
         heads: the number of heads that the layer computes.
         hidden_states: the input of the layer, (batch, queries, channels of all heads).
+        output: the layer's product with the outputs of its heads, whose weight is divided among the
+            ranks of tensor parallelism.
     """
     if not isinstance(passed, ForwardPass):
         raise RuntimeError(
@@ -233,4 +255,8 @@ def require_pass(
     _checks.plain("hidden_states", hidden_states)
     every = hidden_states.shape[-1] // cast(int, layer.head_dim)
     checks.all_heads(type(layer).__name__, every, heads, passed.rule.heads)
-    return passed.at_layer(cast(int, layer.layer_idx))
+    passed = passed.at_layer(cast(int, layer.layer_idx))
+    mesh: Any = getattr(getattr(output, "weight", None), "device_mesh", None)
+    if mesh is not None:
+        passed = passed.of_rank(mesh.get_local_rank(), mesh.size())
+    return cast(ForwardPass, passed)

@@ -19,7 +19,7 @@ from transformers.models.bloom.modeling_bloom import BloomAttention, BloomGelu, 
 from ntk_alibi import _torch_state
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import scaling_per
-from ntk_alibi.integrations import traceable
+from ntk_alibi.integrations import checks, traceable
 from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.forms import attend
@@ -80,9 +80,10 @@ def _attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace BloomAttention.forward."""
-    forward_pass = require_pass(alibi, attention, attention.num_heads, hidden_states)
+    heads = attention.num_heads
+    forward_pass = require_pass(alibi, attention, heads, hidden_states, attention.dense)
     if forward_pass.eager and forward_pass.factors is None:
-        tensor, mask = forward_pass.memo(_stock_form, attention.num_heads, hidden_states.dtype)
+        tensor, mask = forward_pass.memo(_stock_form, heads, hidden_states.dtype)
         outputs: tuple[torch.Tensor, torch.Tensor] = type(attention).forward(
             attention, hidden_states, residual, tensor, mask, layer_past, **kwargs
         )
@@ -100,6 +101,7 @@ def _traceable_forward(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace BloomAttention.forward for attention="traceable"."""
+    checks.whole_layer("BLOOM", attention.dense.weight)
     traced = traceable.of_layer(attention, attention_mask, attention.num_heads, hidden_states)
     return _attend(attention, hidden_states, residual, layer_past, traced)
 
@@ -112,7 +114,9 @@ def _attend(
     attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute BloomAttention.forward with attention of its queries, keys and values."""
-    query, key, value = attention._reshape(attention.query_key_value(hidden_states))
+    fused = attention.query_key_value(hidden_states)
+    heads = fused.unflatten(2, (-1, 3, attention.head_dim))  # those of this rank
+    query, key, value = heads.permute(3, 0, 2, 1, 4)
     dropout = attention.attention_dropout.p if attention.training else 0.0
     cache = layer_past, attention.layer_idx
     context, weights = attend(query, key, value, cache, attention.inv_norm_factor, dropout)
@@ -140,6 +144,16 @@ def _stock_form(
     hidden = forward_pass.hidden(mask)
     zeros = torch.zeros(hidden.shape, dtype=dtype, device=mask.device)
     return tensor, zeros.masked_fill(hidden, torch.finfo(dtype).min)
+
+
+def _tensor_parallel(_: Any) -> dict[str, str]:
+    """Divide BLOOM's heads, each with its queries, keys and values, and its feed-forward units."""
+    return {
+        "transformer.h.*.self_attention.query_key_value": "colwise",
+        "transformer.h.*.self_attention.dense": "rowwise",
+        "transformer.h.*.mlp.dense_h_to_4h": "colwise",
+        "transformer.h.*.mlp.dense_4h_to_h": "rowwise",
+    }
 
 
 def _check(model: Any, settings: Settings) -> None:
@@ -174,6 +188,7 @@ FAMILY = Family(
         (BloomModel, "forward"): INPUTS,
     },
     rule=_rule,
+    tensor_parallel=_tensor_parallel,
     replacements=_replacements,
     traceable=_traceable,
     check=_check,

@@ -17,13 +17,16 @@ import torch
 from torch import nn
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconLinear, FalconModel
 
-from ntk_alibi.integrations import traceable
+from ntk_alibi.distributed.exchange import sum_over_ranks
+from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.integrations import checks, traceable
 from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.forms import attend
 from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.slope_rule import SlopeRule
+from ntk_alibi.integrations.tensor_parallel import OWN_OUTPUT, WHOLE
 
 
 def _rule(model: Any) -> SlopeRule:
@@ -50,7 +53,8 @@ def _attention_forward(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace FalconAttention.forward."""
-    forward_pass = require_pass(attention_mask, attention, attention.num_heads, hidden_states)
+    heads = attention.num_heads
+    forward_pass = require_pass(attention_mask, attention, heads, hidden_states, attention.dense)
     return _attend(attention, hidden_states, layer_past, partial(attend, forward_pass))
 
 
@@ -64,6 +68,7 @@ def _traceable_forward(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace FalconAttention.forward for attention="traceable"."""
+    checks.whole_layer("Falcon", attention.dense.weight)
     traced = traceable.of_layer(attention, attention_mask, attention.num_heads, hidden_states)
     return _attend(attention, hidden_states, layer_past, traced)
 
@@ -75,12 +80,43 @@ def _attend(
     attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute FalconAttention.forward with attention of its queries, keys and values."""
-    split = attention._split_heads(attention.query_key_value(hidden_states))
-    query, key, value = (x.transpose(1, 2) for x in split)
+    query, key, value = (x.transpose(1, 2) for x in _split(attention, hidden_states))
     dropout = attention.attention_dropout.p if attention.training else 0.0
     cache = layer_past, attention.layer_idx
     context, weights = attend(query, key, value, cache, attention.inv_norm_factor, dropout)
     return attention.dense(context.transpose(1, 2).flatten(2)), weights
+
+
+def _split(attention: FalconAttention, hidden_states: torch.Tensor) -> Any:
+    """Return queries, keys and values of this rank's heads, each (batch, length, heads, head_dim).
+
+    With one head of keys for all heads of queries, every rank computes all of them.
+    """
+    fused = attention.query_key_value(hidden_states)
+    if attention.new_decoder_architecture:
+        return attention._split_heads(fused)
+    if not attention.multi_query:
+        return fused.unflatten(2, (-1, 3, attention.head_dim)).unbind(3)
+    mesh: Any = getattr(attention.dense.weight, "device_mesh", None)
+    if mesh is None:
+        return attention._split_heads(fused)
+    if fused.requires_grad:  # each rank has the gradients of its heads only
+        fused = sum_over_ranks(Ranks.of(mesh), fused)
+    query, key, value = attention._split_heads(fused)
+    own = attention.num_heads // mesh.size()
+    begin = mesh.get_local_rank() * own
+    return query[:, :, begin : begin + own], key, value
+
+
+def _tensor_parallel(config: Any) -> dict[str, str]:
+    """Divide Falcon's heads, or groups of heads; one head of keys for all is not divided."""
+    one = config.multi_query and not config.new_decoder_architecture
+    return {
+        "transformer.h.*.self_attention.query_key_value": WHOLE if one else "colwise",
+        "transformer.h.*.self_attention.dense": "rowwise",
+        "transformer.h.*.mlp.dense_h_to_4h": "colwise",
+        "transformer.h.*.mlp.dense_4h_to_h": OWN_OUTPUT,
+    }
 
 
 def _check(model: Any, _: Settings) -> None:
@@ -97,6 +133,7 @@ FAMILY = Family(
         (FalconModel, "forward"): INPUTS,
     },
     rule=_rule,
+    tensor_parallel=_tensor_parallel,
     replacements=_replacements,
     traceable=_traceable,
     check=_check,

@@ -15,13 +15,14 @@ from typing import Any, cast
 import torch
 from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
-from ntk_alibi.integrations import traceable
+from ntk_alibi.integrations import checks, traceable
 from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.forms import attend
 from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.slope_rule import SlopeRule
+from ntk_alibi.integrations.tensor_parallel import PACKED
 
 
 def _rule(model: Any) -> SlopeRule:
@@ -51,7 +52,8 @@ def _attention_forward(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace MptAttention.forward."""
-    forward_pass = require_pass(attention_mask, attention, attention.n_heads, hidden_states)
+    heads = attention.n_heads
+    forward_pass = require_pass(attention_mask, attention, heads, hidden_states, attention.out_proj)
     return _attend(attention, hidden_states, past_key_values, partial(attend, forward_pass))
 
 
@@ -65,6 +67,7 @@ def _traceable_forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace MptAttention.forward for attention="traceable"; its mask is True for hidden keys."""
     seen = None if attention_mask is None else ~attention_mask
+    checks.whole_layer("MPT", attention.out_proj.weight)
     traced = traceable.of_layer(attention, seen, attention.n_heads, hidden_states)
     return _attend(attention, hidden_states, past_key_values, traced)
 
@@ -79,13 +82,23 @@ def _attend(
     fused = attention.Wqkv(hidden_states)
     if attention.clip_qkv:
         fused = fused.clamp(min=-attention.clip_qkv, max=attention.clip_qkv)
-    heads = fused.unflatten(2, (3, attention.n_heads, attention.head_dim))
+    heads = fused.unflatten(2, (3, -1, attention.head_dim))  # those of this rank
     query, key, value = heads.permute(2, 0, 3, 1, 4)
     dropout = attention.attn_dropout_p if attention.training else 0.0
     scale = cast(float, attention.softmax_scale)
     cache = past_key_values, attention.layer_idx
     context, weights = attend(query, key, value, cache, scale, dropout)
     return attention.out_proj(context.transpose(1, 2).flatten(2)), weights
+
+
+def _tensor_parallel(_: Any) -> dict[str, str]:
+    """Divide MPT's heads, whose weights are packed as queries, keys and values of all heads."""
+    return {
+        "transformer.blocks.*.attn.Wqkv": PACKED,
+        "transformer.blocks.*.attn.out_proj": "rowwise",
+        "transformer.blocks.*.ffn.up_proj": "colwise",
+        "transformer.blocks.*.ffn.down_proj": "rowwise",
+    }
 
 
 def _check(model: Any, _: Settings) -> None:
@@ -106,6 +119,7 @@ FAMILY = Family(
         (MptModel, "forward"): INPUTS,
     },
     rule=_rule,
+    tensor_parallel=_tensor_parallel,
     replacements=_replacements,
     traceable=_traceable,
     check=_check,

@@ -1,0 +1,126 @@
+"""Models whose heads are divided among ranks by transformers: logits, gradients and tokens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from processes import run
+from transformers import BloomConfig, FalconConfig, MptConfig
+
+import ntk_alibi as na
+from ntk_alibi.models.loading import nano_bloom_path
+
+pytest.importorskip("transformers.distributed.tensor_parallel")
+
+FALCON: dict[str, Any] = {
+    "vocab_size": 64, "num_hidden_layers": 2, "alibi": True, "bias": True, "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}  # fmt: skip
+CONFIGS: dict[str, Any] = {
+    "BLOOM, 6 heads": BloomConfig(vocab_size=64, hidden_size=48, n_layer=2, n_head=6),
+    "MPT": MptConfig(
+        vocab_size=64, d_model=64, n_layers=2, n_heads=4, max_seq_len=64,
+        attn_config={"alibi": True, "alibi_bias_max": 6},
+    ),
+    "Falcon": FalconConfig(
+        **FALCON, hidden_size=64, num_attention_heads=4, multi_query=False,
+        new_decoder_architecture=False,
+    ),
+    "Falcon, one head of keys": FalconConfig(
+        **FALCON, hidden_size=64, num_attention_heads=4, multi_query=True,
+        new_decoder_architecture=False,
+    ),
+    "Falcon, groups": FalconConfig(
+        **FALCON, hidden_size=96, num_attention_heads=6, num_kv_heads=2,
+        new_decoder_architecture=True,
+    ),
+}  # fmt: skip
+OPTIONS: list[dict[str, Any]] = [
+    {"scaling": na.NTK(4.0)},
+    {"scaling": na.DynamicNTK(2.0, 16, per="query"), "log_n": na.LogN(16, 0.5)},
+    {"scaling": na.Knee(8, 6.0), "attention": "sdpa"},
+]
+
+
+def stored(folder: Path) -> dict[str, str]:
+    """Store random models, and return their folders by name."""
+    found = {"nano BLOOM": str(nano_bloom_path())}
+    for name, config in CONFIGS.items():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.05 * torch.randn(parameter.shape)
+        found[name] = str(folder / name)
+        model.save_pretrained(found[name])
+    return found
+
+
+def divided(rank: int, size: int, folders: dict[str, str]) -> dict[str, Any]:
+    """Return errors of logits and gradients, and whether generated tokens are equal, by model."""
+    from transformers.distributed import DistributedConfig
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    ids = torch.arange(2 * 40).reshape(2, 40) * 7 % 60 + 4
+    mask = torch.ones_like(ids)
+    mask[1, :9] = 0
+    found: dict[str, Any] = {}
+    for name, folder in folders.items():
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        whole = load(folder)
+        plan = DistributedConfig(tp_plan=na.tp_plan(whole.config), tp_size=size)
+        parts = load(folder, distributed_config=plan)
+        for number, options in enumerate(OPTIONS):
+            if name == "MPT" and options.get("attention") == "sdpa":
+                continue  # which MPT does not have
+            logits, gradients = [], []
+            for model in (whole, parts):
+                model.zero_grad(set_to_none=True)
+                with na.patch(model, **options):
+                    result = model(ids, attention_mask=mask).logits
+                    (result[mask > 0] ** 2).mean().backward()
+                logits.append(result.detach()[mask > 0])
+                gradients.append(
+                    {
+                        n: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+                        for n, p in model.named_parameters()
+                    }
+                )
+            worst = max(
+                float((gradients[1][n] - g).norm() / g.norm().clamp(min=1e-6))
+                for n, g in gradients[0].items()
+            )
+            found[f"{name}, {number}"] = float((logits[1] - logits[0]).abs().max()), worst
+        tokens = []
+        for model in (whole.eval(), parts.eval()):
+            with na.patch(model, na.NTK(4.0)):
+                options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+                tokens.append(model.generate(ids, **options))
+        found[f"{name}, tokens"] = bool(torch.equal(*tokens))
+    for options in ({"attention": "eager"}, {"attention": "traceable"}):
+        with na.patch(parts, **options), pytest.raises(ValueError, match="under tensor parallel"):
+            parts(ids)
+    return found
+
+
+def test_divided_models_compute_what_whole_ones_do(tmp_path: Path) -> None:
+    for found in run(2, divided, 2, stored(tmp_path)):
+        for name, result in found.items():
+            if name.endswith("tokens"):
+                assert result, name
+                continue
+            logits, gradients = result
+            assert logits < 2e-4, name  # logits reach 20
+            assert gradients < 1e-4, name
+
+
+def test_a_plan_is_of_a_known_family() -> None:
+    with pytest.raises(ValueError, match=r"config must be of a known family \(BLOOM, MPT, Falcon"):
+        na.tp_plan(transformers.GPT2Config())

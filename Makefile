@@ -28,7 +28,7 @@ MINUTES ?= 5
 fuzz: $(VENV)/.test
 	$(BIN)/python -m fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-# All tests that start vLLM, in an environment of its own; `make test` runs some of them.
+# The tests that start vLLM, in an environment of its own; each engine takes half a minute to start.
 vllm-test: $(VENV)/.test
 	NTK_ALIBI_VLLM_ALL=1 $(BIN)/python -m pytest -m slow tests/engines/vllm/test_engine.py
 

@@ -7,12 +7,14 @@ NTK_ALIBI_VLLM_ENV to a folder in which the environment is made once and kept; i
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
 import zipfile
 from pathlib import Path
 
+from ntk_alibi import _core
 from repository import ROOT
 
 #: The version that goes with the torch of constraints.txt.
@@ -99,7 +101,10 @@ def _register(python: Path) -> None:
     alias = Path(packages) / f"vllm-{VERSION}+cpu.dist-info"
     alias.mkdir(exist_ok=True)
     (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
-    (Path(packages) / "ntk_alibi.pth").write_text(f"{ROOT / 'src'}\n")
+    # An editable installation keeps the compiled core apart from the sources.
+    package = Path(packages) / "ntk_alibi"
+    shutil.copytree(ROOT / "src/ntk_alibi", package, dirs_exist_ok=True)
+    shutil.copy(_core.__file__, package)
 
 
 def variables(cache: Path, **others: str) -> dict[str, str]:

@@ -24,7 +24,10 @@ import vllm_models
 from ntk_alibi.models.loading import nano_bloom_path
 from repository import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("NTK_ALIBI_VLLM_ALL" not in os.environ, reason="`make vllm-test` runs it"),
+]
 
 #: 32 units in the last place of float32 logits between 32 and 64.
 LOGPROBS = 32 * 2.0**-18
@@ -70,13 +73,6 @@ CASES = {
         _mpt_with_options, na.NTK(4.0), "max_seq_len", processes=2
     ),
 }
-
-
-#: Engines take half a minute to start. `make test` starts a few, and `make vllm-test` all.
-everything = pytest.mark.skipif(
-    "NTK_ALIBI_VLLM_ALL" not in os.environ, reason="`make vllm-test` runs it"
-)
-OFTEN = ("nano BLOOM", "MPT, options, 6 heads in 2 processes")
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +126,7 @@ def largest_difference(answers: list[dict[str, Any]], key: str, expected: list[A
     return max(float(np.abs(np.subtract(*pair)).max()) for pair in pairs)
 
 
-@pytest.mark.parametrize(
-    "name", [x if x in OFTEN else pytest.param(x, marks=everything) for x in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_vllm_computes_what_a_patched_model_does(name: str, python: Path, tmp_path: Path) -> None:
     case, folder = CASES[name], tmp_path / "model"
     model, rows = made(case, folder)
@@ -164,7 +158,6 @@ def test_without_the_plugin_vllm_computes_something_else(python: Path, tmp_path:
     assert difference > 100 * LOGPROBS
 
 
-@everything
 def test_the_gelu_of_vllm_is_another_one(python: Path, tmp_path: Path) -> None:
     case, folder = CASES["BLOOM"], tmp_path / "model"
     model, rows = made(case, folder)
@@ -198,7 +191,6 @@ def test_engines_refuse_to_start(name: str, python: Path, tmp_path: Path) -> Non
     assert sentence in found["refused"]
 
 
-@everything
 def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> None:
     case, folder = CASES["nano BLOOM"], tmp_path / "model"
     model, rows = made(case, folder)

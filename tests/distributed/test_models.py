@@ -131,6 +131,17 @@ def refusals(rank: int, size: int) -> list[str]:
     fails(lambda: na.patch(model, group=group, window=4, sink=2))
     fails(lambda: shard({"input_ids": ids[:, :1]}, group))
     fails(lambda: shard({"labels": ids}, group))
+    loss = model.loss_function
+    with na.patch(model, na.NTK(2.0 + rank), group=group):
+        fails(lambda: model(ids))
+        fails(lambda: model.generate(ids, past_key_values=na.ShardedCache(group)))
+    model.loss_function = own = lambda *_, **__: torch.tensor(7.0)
+    with na.patch(model):
+        assert model(ids, labels=ids).loss == 7.0
+        with na.patch(model, group=group):
+            assert model.loss_function is not own
+    assert model.loss_function is own
+    model.loss_function = loss
     # the patch is gone: labels are shifted by transformers again
     expected = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])
     torch.testing.assert_close(model(ids, labels=ids).loss, expected)
@@ -179,6 +190,8 @@ def test_what_would_be_wrong_is_refused(results: list[dict[str, Any]]) -> None:
         "sink must be 0 with group, got 2",
         "batch must have at least 2 tokens, one a rank, got 1",
         "batch must have a tensor input_ids or inputs_embeds",
+        "the patch must be the same on all ranks, got NTK(factor=2.0), attention='fused', group of",
+        "the patch must be the same on all ranks, got NTK(factor=2.0), attention='fused', group of",
     ]
     for found in results:
         for sentence, beginning in zip(found["refusals"], expected, strict=True):

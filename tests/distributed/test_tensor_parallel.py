@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from processes import run
 from transformers import BloomConfig, FalconConfig, MptConfig
 
 import ntk_alibi as na
 from ntk_alibi.models.loading import nano_bloom_path
+from processes import run
 
 pytest.importorskip("transformers.distributed.tensor_parallel")
 

@@ -54,7 +54,7 @@ def attention_over_ranks(
     ranks = Ranks.of(mesh if group is None else group)
     call = _RankCall(tensors, bias, options, scale, skip_tolerance, mask, refused)
     every = ranks.agree(call.describe)
-    if ranks.size == 1:
+    if ranks.size == 1 or tensors[0].numel() == 0:
         output, logsumexp = attention_of_tensors(
             *tensors, bias, options, scale, skip_tolerance, *mask
         )
@@ -167,9 +167,9 @@ class _RankCall:
         sequence, options = self.sequence, self.options
         if kernel.dense is not None and kernel.dense.ndim and kernel.dense.shape[-1] > 1:
             kernel = kernel._replace(dense=kernel.dense[..., sequence.own])
-        relative = not (sequence.placed or self.mask.causal_block or self.mask.sink)
+        absolute = self.mask.causal_block or self.mask.sink or kernel.exempt or options.rotary
         at_queries = at_keys = None
-        if not relative or options.rotary is not None:
+        if sequence.placed or absolute:
             at_queries = sequence.problem.query_positions
             at_keys = np.ascontiguousarray(sequence.problem.key_positions[:, sequence.own])
         mask = self.mask

@@ -52,8 +52,8 @@ def description(bias: Any, *, of_tokens: bool) -> str:
     if not hasattr(bias, "head_count"):
         return "None" if bias is None else "dense numbers"
     digest = hashlib.sha256(repr(bias.heads).encode())
-    shared = [] if of_tokens else bias.parameters
-    for numbers in (x for x in shared if x.ndim < 3 or x.shape[2] == 1):
+    own = of_tokens or bias.query_length is not None
+    for numbers in () if own else bias.parameters:
         digest.update(_arrays.to_numpy(_arrays.detached(numbers)).tobytes())
     name, scaling = type(bias).__name__, getattr(bias, "scaling", None)
     numbers = digest.hexdigest()[:12]

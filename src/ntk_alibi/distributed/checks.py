@@ -25,8 +25,10 @@ def without_group(given: dict[str, Any]) -> None:
 
 def own_tokens(queries: int, keys: int, at_queries: Any, at_keys: Any, align: Any) -> None:
     """Check that the queries of a rank are its tokens, or have positions."""
-    if keys < 1:
-        raise ValueError(f"key must have at least one token on each rank, got {keys}")
+    if min(queries, keys) < 1:
+        raise ValueError(
+            f"query and key must have at least one token on each rank, got {queries} and {keys}"
+        )
     if align != "end":
         raise ValueError(f"align must be 'end' with group, got {align!r}")
     if at_queries is not None and at_keys is None:

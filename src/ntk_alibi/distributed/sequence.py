@@ -112,14 +112,25 @@ class Sequence:
             sums = kernel.sums.expand(shape[0], -1, -1)
             return kernel._replace(sums=sums + before(self.ranks, sums[..., -1:].contiguous()))
         kernel = kernel_bias_of(bias, self.problem, like)
+        if getattr(bias, "query_length", None) is not None:  # numbers of this rank's queries
+            return kernel
+        if _learned(kernel.table):
+            kernel = kernel_bias_of(bias, self._whole_problem(), like)
         shared = {
             name: sum_over_ranks(self.ranks, x)
             for name in (*SLOPES, "table", "first")
-            if _arrays.is_tensor(x := getattr(kernel, name))
-            and x.requires_grad
-            and (x.ndim < 3 or x.shape[2] == 1)
+            if _learned(x := getattr(kernel, name))
         }
         return kernel._replace(**shared, core=None) if shared else kernel
+
+    def _whole_problem(self) -> Problem:
+        """Return a problem with the distances of all ranks, equal on all of them."""
+        own = self.problem.query_positions
+        ends = self.ranks.gather_objects((int(own.min()), int(own.max())))
+        least, most = min(low for low, _ in ends), max(high for _, high in ends)
+        batch, heads, _, keys = self.problem.shape
+        positions = np.array([[least, most]], np.int32)
+        return self.problem._replace(shape=(batch, heads, 2, keys), query_positions=positions)
 
     def key_blocks(self, key: torch.Tensor, sums: Any) -> tuple[list[bounds.KeyBlocks], float]:
         """Return the blocks of all ranks, those of this rank being empty, and a bound of all norms.
@@ -132,10 +143,11 @@ class Sequence:
         counts = [-(-length // self.block) for length in self.lengths]
         every = self.ranks.gather_rows(norms, counts)
         middles = self.ranks.gather(centres)
-        longest = max(
-            float(x.max()) + float(centre.double().norm(dim=-1).max())
-            for x, centre in zip(every, middles, strict=True)
+        lengths = (
+            _arrays.to_numpy(x).max(initial=0.0) + _arrays.to_numpy(z.norm(dim=-1)).max(initial=0.0)
+            for x, z in zip(every, middles, strict=True)
         )
+        longest = float(max(lengths)) * bounds.NORM_SLACK
         least: list[Any] = [None] * self.ranks.size
         if sums is not None:
             low = bounds.by_tile(_arrays.to_numpy(sums), self.block, np.min, np.inf)
@@ -225,6 +237,11 @@ class Sequence:
             bounds.by_tile(seen_to, size, np.max, -bounds.NOWHERE),
             most,
         )
+
+
+def _learned(numbers: Any) -> bool:
+    """Return whether numbers of a bias are a tensor that requires grad."""
+    return _arrays.is_tensor(numbers) and _arrays.require_grad(numbers)
 
 
 def _norms(

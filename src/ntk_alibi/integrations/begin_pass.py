@@ -92,10 +92,14 @@ def _shared(
     batch, tokens = inputs.shape[:2]
     if cache is None:
         shared: Any
-        shared, whole = own_tokens(ranks, mask, (batch, tokens), inputs.device)
+        part = mask, (batch, tokens), inputs.device
+        shared, whole = own_tokens(ranks, repr(settings), *part)
         past = shared.columns.start
     else:
         past = cache.get_seq_length()
+        _warn_of_older_slopes(settings.scaling, past)
+        if past == 0:
+            ranks.agree(lambda: {"the patch": repr(settings), "input_ids": (batch, tokens)})
         whole = _padding(model, mask, (batch, past, tokens), inputs.device)[:, : past + tokens]
         if past == 0 and tokens >= LEAST_PART * ranks.size:
             lengths = [len(x) for x in torch.arange(tokens).tensor_split(ranks.size)]

@@ -34,6 +34,11 @@ class PassBias(BiasObject):
     def __post_init__(self) -> None:
         self._set(num_heads=self.slopes.shape[1], sides="causal")
 
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """Nothing: the numbers follow from the pass, whose ranks compare their patches."""
+        return ()
+
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the slopes in kernel form; for NumPy in the core's form, too."""
         if like is not None:

@@ -16,6 +16,9 @@ from ntk_alibi.torch.sharding import IGNORED
 #: parts.
 _ABOVE = "_ntk_alibi_above"
 
+#: The attribute in which transformers keeps a model's own loss function.
+_LOSS = "_loss_function"
+
 
 def keep_models(model: nn.Module, target: nn.Module) -> None:
     """Let a target know the models with a loss above it."""
@@ -33,9 +36,13 @@ def keep_models(model: nn.Module, target: nn.Module) -> None:
 def choose(target: nn.Module, ranks: Ranks | None) -> None:
     """Give the models above a target the loss of parts of a text, or their own for no ranks."""
     for model in getattr(target, _ABOVE, ()):
-        vars(model).pop("_loss_function", None)
+        own = vars(model).pop(_LOSS, None)  # the model's class decides where there is none
+        if isinstance(own, _LossOfParts):
+            own = own.replaced
         if ranks is not None:
-            model._loss_function = _LossOfParts(ranks)
+            own = _LossOfParts(ranks, own)
+        if own is not None:
+            setattr(model, _LOSS, own)
 
 
 def give_back(target: nn.Module) -> None:
@@ -49,10 +56,13 @@ class _LossOfParts:
     """Cross-entropy of this rank's tokens, with labels that were shifted before they were cut.
 
     The mean over the ranks is the mean over the tokens of all ranks.
+
+    Attributes:
+        replaced: the loss function that the user had set, or None.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks, replaced: Any) -> None:
+        self._ranks, self.replaced = ranks, replaced
 
     def __call__(
         self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_: Any

@@ -126,12 +126,13 @@ class SpreadKeys:
 
 
 def own_tokens(
-    ranks: Ranks, mask: torch.Tensor | None, shape: tuple[int, int], device: Any
+    ranks: Ranks, choices: str, mask: torch.Tensor | None, shape: tuple[int, int], device: Any
 ) -> tuple[OwnTokens, torch.Tensor]:
     """Return the pass of a part of a text on each rank, and the mask of the whole text.
 
     Args:
         ranks: the processes.
+        choices: the choices of this rank's patch, which must be those of all.
         mask: this rank's attention_mask, (batch, tokens), or None.
         shape: batch and number of this rank's tokens.
         device: the device of the mask.
@@ -140,7 +141,8 @@ def own_tokens(
 
     def describe() -> dict[str, Any]:
         checks.mask_of_part(None if mask is None else tuple(mask.shape), shape)
-        return {"batch": batch, "own tokens": tokens, "own padding": mask is not None}
+        own = {"own tokens": tokens, "own padding": mask is not None}
+        return {"the patch": choices, "batch": batch, **own}
 
     every = ranks.agree(describe)
     lengths = [x["own tokens"] for x in every]

@@ -13,7 +13,7 @@ PACKED = "ntk_alibi_packed_qkv"
 #: A weight that all ranks have whole.
 WHOLE = "replicate"
 
-#: "rowwise" whose output may be changed in place, as Falcon's layers do while gradients are recorded.
+#: "rowwise" whose output may be changed in place, as Falcon's layers do under gradients.
 OWN_OUTPUT = "ntk_alibi_rowwise"
 
 

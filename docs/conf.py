@@ -19,11 +19,15 @@ release = version = ntk_alibi.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
+default_role = "code"  # `names` in docstrings
+smartquotes = False  # names and code stand between quotation marks
+autosummary_generate = False
 nb_execution_mode = "off"  # notebooks are committed with outputs, which the tests make again
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
@@ -47,44 +51,6 @@ napoleon_use_rtype = False
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]  # types of other packages, which are not at hand offline
 
-SECTION = re.compile(r"(Args|Returns|Raises|Example|Attributes|Yields):$")
-
-
-def readable(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings as reStructuredText: they are plain text with formulas in it."""
-    paragraphs = "\n".join(lines).split("\n\n")
-    lines[:] = "\n\n".join(map(_paragraph, paragraphs)).split("\n")
-
-
-def _paragraph(text: str) -> str:
-    if ">>>" in text:
-        head, _, code = text.partition("\n")
-        return text if ">>>" in head else f"{head}\n{code}"
-    first, *others = text.lstrip("\n").split("\n")
-    if first == "Returns:":  # napoleon takes what stands before a colon for a type
-        return _escaped("Returns:\n    : " + " ".join(line.strip() for line in others))
-    if first.startswith("Source:"):
-        return _escaped(" ".join(line.strip() for line in [first, *others]) + "\n")
-    if not SECTION.match(first) and not first.startswith(" "):
-        if "=" in first and not re.search(r"[.:,;]$", text.rstrip()):
-            return "::\n\n" + "\n".join("    " + line for line in text.split("\n"))
-        if any(line.startswith(" ") for line in others):
-            text = "\n".join(
-                f"  {line}" if line.startswith(" ") else f"- {line}" for line in [first, *others]
-            )
-    return _escaped(text)
-
-
-def _escaped(text: str) -> str:
-    """Without markup but for `names`, which become literals."""
-    parts = re.split(r"(``?[^`]+``?)", text)
-    for place, part in enumerate(parts):
-        if place % 2:
-            parts[place] = f"``{part.strip('`')}``"
-        else:
-            parts[place] = re.sub(r"([*|]|_(?!\w))", r"\\\1", part)
-    return "".join(parts)
-
 
 def mathml(self: Any, node: nodes.Element) -> None:
     """Formulas as MathML, made when the site is built: no script, no network."""
@@ -104,7 +70,12 @@ def copy_notebooks(app: Any) -> None:
 
 def links_of_the_site(app: Any, page: str, source: list[str]) -> None:
     """Between notebooks and documents, which lie beside each other in the repository only."""
-    source[0] = source[0].replace("](../docs/", "](../").replace("](../notebooks/", "](notebooks/")
+    source[0] = (
+        source[0]
+        .replace("](../docs/", "](../")
+        .replace("](../../notebooks/", "](../notebooks/")
+        .replace("](../notebooks/", "](../notebooks/" if "/" in page else "](notebooks/")
+    )
 
 
 def without_empty_contents(app: Any, page: str, source: list[str]) -> None:
@@ -120,7 +91,6 @@ def setup(app: Any) -> None:
     app.connect("source-read", without_empty_contents)
     app.connect("source-read", links_of_the_site)
     app.connect("builder-inited", copy_notebooks)
-    app.connect("autodoc-process-docstring", readable, priority=400)  # napoleon comes after
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
 
 

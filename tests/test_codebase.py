@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import doctest
 import os
 import re
 import subprocess
@@ -308,13 +307,7 @@ def test_every_scaling_and_public_function_is_in_the_formulas() -> None:
             assert f"`{name}" in formulas or f"`na.{name}" in formulas, name
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md")))
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")))
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
-
-
-def test_the_examples_of_the_readme_run() -> None:
-    results = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
-    assert results.attempted > 10
-    assert results.failed == 0

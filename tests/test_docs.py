@@ -12,16 +12,19 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
+from pytest_examples import EvalExample, find_examples
 
 import ntk_alibi as na
 from ntk_alibi import inspection, plots
 from repository import ROOT
 
 DOCS = ROOT / "docs"
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "notebooks" not in page.parts]
+HOW_TO = [page for page in PAGES if page.parent.name == "how-to"]
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    reference = (DOCS / "api.md").read_text()
+    reference = "".join(page.read_text() for page in sorted((DOCS / "reference").glob("*.md")))
     modules = {"plots": plots, "precision": na.precision, "reference": na.reference}
     for name in na.__all__:
         if name != "__version__":
@@ -32,31 +35,53 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert listed.split(", ") == own
 
 
+@pytest.mark.parametrize(
+    ("page", "module"), [("pictures", "plots"), ("reference", "reference")], ids=str
+)
+def test_tables_of_modules_have_every_name(page: str, module: str) -> None:
+    text = (DOCS / f"reference/{page}.md").read_text()
+    _, _, table = text.partition(f".. currentmodule:: ntk_alibi.{module}\n")
+    table, _, _ = table.partition("```")
+    assert re.findall(r"^   (\w+)$", table, re.MULTILINE) == getattr(na, module).__all__
+
+
+def test_every_entry_of_the_reference_is_in_the_table_of_its_page() -> None:
+    for page in (DOCS / "reference").glob("*.md"):
+        entries = re.findall(r"auto(?:function|class):: (?:ntk_alibi\.)?(\S+)", page.read_text())
+        for entry in entries:
+            assert re.search(rf"^   {re.escape(entry)}$", page.read_text(), re.MULTILINE), entry
+
+
 def _is_public(name: str, thing: Any) -> bool:
     return not name.startswith("_") and getattr(thing, "__module__", "") == inspection.__name__
 
 
 def test_every_page_is_in_the_contents() -> None:
     contents = (DOCS / "index.md").read_text()
-    for page in DOCS.glob("*.md"):
-        if page.stem != "index":
-            assert re.search(rf"^(.*<)?{page.stem}>?$", contents, re.MULTILINE), page.name
-
-
-def test_the_examples_of_the_start_page_run() -> None:
-    plt.switch_backend("agg")
-    names: dict[str, Any] = {}
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
-    for block in blocks:
-        exec(block, names)
-    plt.close("all")
-    assert names["tokens"].shape[1] > names["prompt"]["input_ids"].shape[1]
-    assert names["stats"].share.shape == (1, 16)
+    for page in PAGES:
+        name = page.relative_to(DOCS).with_suffix("").as_posix()
+        if name != "index":
+            assert re.search(rf"^(.*<)?{name}>?$", contents, re.MULTILINE), page.name
 
 
 @pytest.mark.parametrize(
-    "page", [path for path in DOCS.glob("*.md") if ">>> " in path.read_text()], ids=lambda p: p.stem
+    "page", [ROOT / "README.md", DOCS / "quickstart.md", *HOW_TO], ids=lambda page: page.stem
+)
+def test_the_examples_to_copy_run_and_print_what_they_say(
+    page: Path, eval_example: EvalExample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plt.switch_backend("agg")
+    names: dict[str, Any] = {}
+    examples = list(find_examples(page))
+    for example in examples:
+        names = eval_example.run_print_check(example, module_globals=names)
+    plt.close("all")
+    assert examples
+
+
+@pytest.mark.parametrize(
+    "page", [path for path in PAGES if ">>> " in path.read_text()], ids=lambda p: p.stem
 )
 def test_the_examples_of_pages_run(page: Path) -> None:
     results = doctest.testfile(str(page), module_relative=False)
@@ -90,7 +115,7 @@ def test_the_site_builds_without_a_warning_and_asks_no_network(tmp_path: Path) -
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--nitpicky", "-b", "html"]
     done = subprocess.run([*command, DOCS, tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for page in tmp_path.glob("*.html"):
+    for page in tmp_path.rglob("*.html"):
         loaded = r'<(?:script|img|iframe)[^>]* src="([^"]+)"|<link[^>]* href="([^"]+)" rel="style'
         for target in map("".join, re.findall(loaded, page.read_text())):
             assert not target.startswith(("http", "//")), (page.name, target)

@@ -31,7 +31,9 @@ def bias_by_distance(
 ) -> NDArray[np.float64]:
     """Return a bias as a function of distance.
 
-    out[h, d] = bias[h, i, i - d], or bias[h, i, i + d] for side="ahead"
+    Formula::
+
+        out[h, d] = bias[h, i, i - d], or bias[h, i, i + d] for side="ahead"
 
     Args:
         bias: an object with num_heads and tensor(query_length, key_length), such as `ALiBi`. Of a
@@ -101,7 +103,9 @@ def receptive_field(
 ) -> NDArray[np.float64]:
     """Return how far each head reaches: where a key's weight falls to a share of the greatest.
 
-    exp(bias(d) - max bias) = share;  for a linear bias d = -ln(share) / m_h
+    Formula::
+
+        exp(bias(d) - max bias) = share;  for a linear bias d = -ln(share) / m_h
 
     The weights are those of the bias alone, for keys whose products with the query are equal. The
     bias is interpolated linearly between integer distances; if the weight falls to the share more
@@ -149,7 +153,9 @@ def weights(
 ) -> NDArray[np.float32]:
     """Return the attention weights of bias and mask alone, computed by `attention` itself.
 
-    w[h, i, j] = exp(bias(i, j)) / sum_k exp(bias(i, k))  over the keys k that query i sees
+    Formula::
+
+        w[h, i, j] = exp(bias(i, j)) / sum_k exp(bias(i, k))  over the keys k that query i sees
 
     All queries are zero, so that all products are equal, and the values are unit vectors, so that
     the output holds the weights.

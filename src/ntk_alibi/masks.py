@@ -21,10 +21,10 @@ class Mask(NamedTuple):
     """A rule that gives each query an interval of positions, and sinks before it.
 
     A query at position p sees the keys at positions k with first(p) <= k < end(p), and the sinks,
-    the keys with k < sink, if k < end(p):
+    the keys with k < sink, if k < end(p)::
 
-    end(p) = p + 1 if causal, else p + window
-    first(p) = the greater of p - window + 1 and (floor(p / causal_block) - 1) causal_block
+        end(p) = p + 1 if causal, else p + window
+        first(p) = the greater of p - window + 1 and (floor(p / causal_block) - 1) causal_block
 
     Attributes:
         causal: whether keys ahead of the query are hidden.

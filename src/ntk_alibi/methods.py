@@ -76,11 +76,11 @@ def parse_method(name: str, train_length: int) -> Method:
     The first number is the factor a, or the rate a0 of a dynamic method; a knee has its start
     before that, "knee:1024:28". Options may follow, in any order:
 
-    a number: the share of flat heads;
-    "sequence" (as published) or "query": the unit whose length selects a dynamic factor;
-    "layers=0+2": the numbers of the layers that are scaled;
-    "logn=0.5", or "ssmax=0.5": `LogN` of this strength, for scores before the bias or with it. It
-        may follow "original", too.
+    - a number: the share of flat heads;
+    - "sequence" (as published) or "query": the unit whose length selects a dynamic factor;
+    - "layers=0+2": the numbers of the layers that are scaled;
+    - "logn=0.5", or "ssmax=0.5": `LogN` of this strength, for scores before the bias or with it. It
+      may follow "original", too.
 
     Raises:
         TypeError, ValueError: the kind is unknown, a number is missing, out of range or of the

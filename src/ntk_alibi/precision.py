@@ -69,7 +69,9 @@ def rounded(numbers: ArrayLike, dtype: DTypeLike) -> Floats:
 def exact_fraction(dtype: DTypeLike, window: int) -> float:
     """Return the share of the positions 0 .. window - 1 that a dtype represents exactly.
 
-    #{p < window: rounded(p) = p} / window
+    Formula::
+
+        #{p < window: rounded(p) = p} / window
 
     Args:
         dtype: as for `rounded`.
@@ -99,7 +101,9 @@ def exact_fraction(dtype: DTypeLike, window: int) -> float:
 def collisions(dtype: DTypeLike, window: int) -> int:
     """Count the positions 0 .. window - 1 that a dtype rounds to the same number as another one.
 
-    #{p < window: rounded(p) = rounded(p') for some p' < window, p' != p}
+    Formula::
+
+        #{p < window: rounded(p) = rounded(p') for some p' < window, p' != p}
 
     Args:
         dtype: as for `rounded`.
@@ -199,7 +203,9 @@ def softmax_error(
 ) -> Floats:
     """Return the total variation of attention weights that rounding the bias to a dtype causes.
 
-    1/2 sum_j |p_ij - p'_ij|,  p_i = softmax_j(q_i.k_j / sqrt(D) - m (i - j)) over j <= i
+    Formula::
+
+        1/2 sum_j |p_ij - p'_ij|,  p_i = softmax_j(q_i.k_j / sqrt(D) - m (i - j)) over j <= i
 
     and p' has the rounded bias of `alibi_row` instead. All else is float64, so the error is that of
     the bias alone.

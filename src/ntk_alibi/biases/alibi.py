@@ -32,18 +32,20 @@ from ntk_alibi.scaling import checks as scaling_checks
 class ALiBi(BiasObject):
     """Attention with linear biases: scores fall in proportion to the distance of query and key.
 
-    bias[b, h, i, j] = -m_h |i - j|
+    Formula::
+
+        bias[b, h, i, j] = -m_h |i - j|
 
     Keys behind the query are its left side, keys ahead of it its right side:
 
-    sides="causal": the left side only; -inf for keys ahead.
-    sides="symmetric": the same slope on both sides.
-    sides="halves": the first ceil(H/2) heads see a token itself and its left side, the other
-        floor(H/2) heads a token itself and its right side. Each half has the slopes of ALiBi for
-        its number of heads.
-    sides="two_slopes": separate left and right slopes, given as a pair.
+    - `sides="causal"`: the left side only; -inf for keys ahead.
+    - `sides="symmetric"`: the same slope on both sides.
+    - `sides="halves"`: the first ceil(H/2) heads see a token itself and its left side, the other
+      floor(H/2) heads a token itself and its right side. Each half has the slopes of ALiBi for its
+      number of heads.
+    - `sides="two_slopes"`: separate left and right slopes, given as a pair.
 
-    With a `Knee`, |i - j| counts less, or more, beyond its start.
+    With a `Knee`, `|i - j|` counts less, or more, beyond its start.
 
     Args:
         num_heads: H >= 1.

@@ -15,11 +15,13 @@ from ntk_alibi.biases.distance import DistanceBias
 class BAM(DistanceBias):
     """A generalised Gaussian over distance: the bias of the Bayesian attention mechanism.
 
-    bias = -(alpha |d - mu| + epsilon)^beta,  alpha > 0
+    Formula::
+
+        bias = -(alpha |d - mu| + epsilon)^beta,  alpha > 0
 
     beta = 1 is ALiBi with slope alpha, beta = 2 a Gaussian. With 0 < beta < 1 far keys weigh more
     than with beta = 1; with beta < 0 near keys weigh least. mu > 0 moves the centre mu tokens back.
-    At d = mu the derivative of |d - mu|^beta in mu is infinite for beta < 1, and the value itself
+    At d = mu the derivative of `|d - mu|^beta` in mu is infinite for beta < 1, and the value itself
     for beta < 0; epsilon, 1e-5 as in the authors' code, prevents both.
 
     Args:

@@ -104,8 +104,10 @@ class BiasObject(ReprHtml):
     ) -> Array:
         """Return the dense bias, the last query aligned with the last key.
 
-        out[b, h, i, j] = bias(i', j),  i' = key_length - query_length + i;  -inf for j > i' if
-        sides == "causal"
+        Formula::
+
+            out[b, h, i, j] = bias(i', j),  i' = key_length - query_length + i;  -inf for j > i' if
+            sides == "causal"
 
         Args:
             query_length: Q >= 0.

@@ -16,8 +16,10 @@ from ntk_alibi.masks import Problem
 class BiALiBi(BiasObject):
     """Linear biases for encoders, with a constant between the first token and all others.
 
-    bias[h, i, j] = 0 for i = j;  -first_h for i = 0 or j = 0;  -left_h (i - j) for i > j;
-    -right_h (j - i) for i < j
+    Formula::
+
+        bias[h, i, j] = 0 for i = j;  -first_h for i = 0 or j = 0;  -left_h (i - j) for i > j;
+        -right_h (j - i) for i < j
 
     LittleBird learns all three. The first token is the one at position 0.
 

@@ -28,7 +28,9 @@ def build_alibi_tensor(
 ) -> Array:
     """Return the key-only ALiBi bias of BLOOM and Falcon, like transformers' function of this name.
 
-    out[b H + h, 0, k] = m_h (p_k - p_0)
+    Formula::
+
+        out[b H + h, 0, k] = m_h (p_k - p_0)
 
     p_k counts the real tokens of row b before key k. Softmax ignores a constant per query, so with
     a causal mask this equals the relative form -m_h (i - k). For anchor="first" p_0 = 0, as in

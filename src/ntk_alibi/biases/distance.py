@@ -100,7 +100,9 @@ def _kept_table(bias: DistanceBias, first: int, last: int) -> NDArray[np.float32
 class DistanceTable(DistanceBias):
     """A bias over distance by a table of its values.
 
-    bias = table[h, d - begin]
+    Formula::
+
+        bias = table[h, d - begin]
 
     Args:
         table: (heads, distances), array or tensor, which may require grad; -inf hides keys.
@@ -143,7 +145,9 @@ class DistanceTable(DistanceBias):
 class DistanceFunction(DistanceBias):
     """A bias over distance by a function.
 
-    bias = function(d)[h]
+    Formula::
+
+        bias = function(d)[h]
 
     Args:
         function: a function of distances, a NumPy array (n,) of whole numbers as float64, negative

@@ -16,7 +16,9 @@ from ntk_alibi.masks import Problem
 class ForgetGates(BiasObject):
     """Forget gates: each token after a key multiplies the key's weight by its gate.
 
-    bias[b, h, i, j] = sum of log_gates[b, h, l] over j < l <= i
+    Formula::
+
+        bias[b, h, i, j] = sum of log_gates[b, h, l] over j < l <= i
 
     The bias is for causal attention whose queries are the last keys. Gates of padding do not count.
 

@@ -22,14 +22,14 @@ SLOPES = ("left", "right", "far_left", "far_right")
 class KernelBias(NamedTuple):
     """A bias in kernel form: one of slopes, table, sums and dense, or none of them for no bias.
 
-    Numbers are arrays, or tensors that autograd can follow. With d = position(i) - position(j):
+    Numbers are arrays, or tensors that autograd can follow. With d = position(i) - position(j)::
 
-    bias(i, j) = -left_i d for d > 0, right_i d for d < 0, 0 for d = 0
-    bias(i, j) = -left_i min(d, knee) - far_left_i max(d - knee, 0) for d > 0, if there are far
-        slopes, and likewise for d < 0
-    bias(i, j) = table[d - table_begin]
-    bias(i, j) = sums[K - Q + i] - sums[j]
-    bias(i, j) = dense[i, j]
+        bias(i, j) = -left_i d for d > 0, right_i d for d < 0, 0 for d = 0
+        bias(i, j) = -left_i min(d, knee) - far_left_i max(d - knee, 0) for d > 0, if there are far
+            slopes, and likewise for d < 0
+        bias(i, j) = table[d - table_begin]
+        bias(i, j) = sums[K - Q + i] - sums[j]
+        bias(i, j) = dense[i, j]
 
     Attributes:
         left, right: slopes (1 or batch, heads, 1 or queries); +inf hides a side.

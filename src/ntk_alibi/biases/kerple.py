@@ -13,7 +13,9 @@ from ntk_alibi.biases.distance import DistanceBias
 class KerplePower(DistanceBias):
     """KERPLE's power kernel: scores fall with a power of the distance.
 
-    bias = -r1 |d|^r2,  r1 > 0, 0 < r2 <= 2
+    Formula::
+
+        bias = -r1 |d|^r2,  r1 > 0, 0 < r2 <= 2
 
     r2 = 1 is ALiBi with slope r1.
 
@@ -50,7 +52,9 @@ class KerplePower(DistanceBias):
 class KerpleLog(DistanceBias):
     """KERPLE's logarithmic kernel: weights fall with a power of the distance.
 
-    bias = -r1 log(1 + r2 |d|),  r1 > 0, r2 > 0
+    Formula::
+
+        bias = -r1 log(1 + r2 |d|),  r1 > 0, r2 > 0
 
     Args:
         r1: (heads,) numbers > 0, or a tensor, which may require grad.

@@ -19,8 +19,10 @@ from ntk_alibi.biases.kernel_bias import parameter
 class Sandwich(DistanceBias):
     """Products of sinusoidal position embeddings, which fall with distance and oscillate.
 
-    bias = lambda_h (p_i.p_j - D/2) = lambda_h sum_k (cos(d w_k) - 1),  w_k = 10000^(-2k/D),
-    k = 0 .. D/2 - 1
+    Formula::
+
+        bias = lambda_h (p_i.p_j - D/2) = lambda_h sum_k (cos(d w_k) - 1),  w_k = 10000^(-2k/D),
+        k = 0 .. D/2 - 1
 
     with p_i = [sin(i w_k), cos(i w_k)]. The constant, which softmax ignores, makes the bias 0 at
     d = 0. The published strengths are lambda_h = H / (8h), h = 1 .. H; they are not learned.
@@ -74,7 +76,9 @@ class Sandwich(DistanceBias):
     ) -> tuple[Array, Array, float]:
         """Append position embeddings to queries and keys, as channels that replace the bias.
 
-        [q_i, (lambda / scale) p_i].[k_j, p_j] = q_i.k_j + (lambda / scale) p_i.p_j
+        Formula::
+
+            [q_i, (lambda / scale) p_i].[k_j, p_j] = q_i.k_j + (lambda / scale) p_i.p_j
 
         This equals the symmetric form [q, sqrt(lambda) p_i].[k, sqrt(lambda) p_j]; with lambda in
         the queries alone, heads can share keys. The product times scale is the score with this bias

@@ -15,11 +15,13 @@ from ntk_alibi.biases.distance import DistanceBias
 class T5(DistanceBias):
     """T5's learned numbers for buckets of distances: fine for near keys, coarse for far keys.
 
-    bias = values[h, bucket(d)]
+    Formula::
+
+        bias = values[h, bucket(d)]
 
     n is the number of buckets per side. If bidirectional, it is half of all, and the second half is
-    for keys ahead; otherwise keys ahead are in bucket 0. bucket(d) = |d| for |d| < n/2, else
-    n/2 + floor(n/2 log(|d| / (n/2)) / log(max_distance / (n/2))), at most n - 1.
+    for keys ahead; otherwise keys ahead are in bucket 0. bucket(d) = `|d|` for `|d| < n/2`,
+    else `n/2 + floor(n/2 log(|d| / (n/2)) / log(max_distance / (n/2)))`, at most n - 1.
 
     T5 attends with scale=1 and adds the same bias in all layers.
 

@@ -240,7 +240,9 @@ class FlatBAMPositions(BAMPositions):
 class FlatBAMLogNPositions(FlatBAMPositions):
     """The flat BAM with Scalable-Softmax (SSMax), the form of its authors' experiments.
 
-    score_ij = s_h log n_i (scale q_i.k_j + bias(i, j)),  n_i the number of keys that query i sees
+    Formula::
+
+        score_ij = s_h log n_i (scale q_i.k_j + bias(i, j)),  n_i keys that query i sees
 
     The strengths s are learned and start at 1, as in the authors' code. Queries are multiplied by
     the factor. A table over distance has no numbers of queries, so the bias becomes dense.

@@ -50,10 +50,12 @@ def attention(
 ) -> Any:
     """Compute attention with a bias over distance, tile by tile in float32.
 
-    output[i] = sum_j softmax_j(scale q_i.k_j + bias(i, j)) v_j
+    Formula::
+
+        output[i] = sum_j softmax_j(scale q_i.k_j + bias(i, j)) v_j
 
     The sum is over the keys j that query i sees. With d = position(i) - position(j), it sees the
-    real keys with d >= 0 if causal, with |d| < window if there is a window, and, if there is a
+    real keys with d >= 0 if causal, with `|d| < window` if there is a window, and, if there is a
     causal_block, in its own block of that many positions or the one before. Keys at the first
     `sink` positions are seen from beyond the window and the block, too, at their true distances;
     without `causal`, those ahead of the query are seen within the window alone. Queries (rows) and

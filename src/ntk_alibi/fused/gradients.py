@@ -65,8 +65,10 @@ def attention_gradients(
 ) -> AttentionGradients:
     """Return the gradients of `attention` from its output and logsumexp.
 
-    p_ij = exp(s_ij - logsumexp_i);  ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i)
-    dq_i = scale sum_j ds_ij k_j;  dk_j = scale sum_i ds_ij q_i;  dv_j = sum_i p_ij do_i
+    Formulas::
+
+        p_ij = exp(s_ij - logsumexp_i);  ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i)
+        dq_i = scale sum_j ds_ij k_j;  dk_j = scale sum_i ds_ij q_i;  dv_j = sum_i p_ij do_i
 
     Weights are computed again tile by tile, so the matrix of all pairs is never stored. Torch's
     autograd runs the same code for tensors that require grad.

@@ -18,7 +18,10 @@ def merge(
 ) -> tuple[Array, Array]:
     """Join results of `attention` over disjoint sets of keys into the result over all of them.
 
-    logsumexp = log sum_c exp(logsumexp_c),  output = sum_c exp(logsumexp_c - logsumexp) output_c
+    Formula::
+
+        logsumexp = log sum_c exp(logsumexp_c)
+        output = sum_c exp(logsumexp_c - logsumexp) output_c
 
     Args:
         outputs: at least one, each (batch, heads, queries, head_dim).

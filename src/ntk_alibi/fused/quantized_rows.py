@@ -20,7 +20,9 @@ GREATEST = 127
 class QuantizedRows:
     """Keys or values as int8 numbers with a float32 scale for each token and head.
 
-    x[b, h, t, d] = numbers[b, h, t, d] scales[b, h, t]
+    Formula::
+
+        x[b, h, t, d] = numbers[b, h, t, d] scales[b, h, t]
 
     `attention` takes a pair of them as key and value, of a query in float32, bfloat16 or float16,
     and computes with exactly these products. They need (D + 4) / 4 D of the memory of float32 rows
@@ -54,7 +56,9 @@ class QuantizedRows:
     def of(x: Array) -> QuantizedRows:
         """Return x rounded to the nearest multiples of a scale for each row.
 
-        scale = max_d |x_d| / 127,   |x_d - numbers_d scale| <= scale / 2
+        Formula::
+
+            scale = max_d |x_d| / 127,   |x_d - numbers_d scale| <= scale / 2
 
         up to float32 rounding, for rows whose greatest magnitude is at least 1.5e-36; in smaller
         rows the error is at most 2^-142. A row with infinity or NaN becomes NaN, a row of zeros has

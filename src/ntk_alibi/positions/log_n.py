@@ -23,9 +23,13 @@ from ntk_alibi.positions import checks
 class LogN:
     """Log-n scaling of scores: `log_n=` of `attention` and `patch` takes it.
 
-    f_i = max(1, 1 + strength_h log(n_i / L) / log L),  n_i the number of keys that query i sees
+    Formula::
 
-    score_ij = f_i scale q_i.k_j + bias_ij,  or f_i (scale q_i.k_j + bias_ij) if biased
+        f_i = max(1, 1 + strength_h log(n_i / L) / log L),  n_i the number of keys that query i sees
+
+    Formula::
+
+        score_ij = f_i scale q_i.k_j + bias_ij,  or f_i (scale q_i.k_j + bias_ij) if biased
 
     Strength 1 gives max(1, log n_i / log L). Factors are 1 up to the training length L, so models
     that were trained without them can use them.

@@ -86,8 +86,10 @@ class _Rotary:
 class RoPE(_Rotary):
     """Rotary position embedding: scores that depend on the distance through rotations.
 
-    q_i -> R_i q_i,  k_j -> R_j k_j;  R_p rotates pair m of channels, m = 0 .. R/2 - 1, by the angle
-    (p / factor) base^(-2m/R)
+    Formula::
+
+        q_i -> R_i q_i,  k_j -> R_j k_j;  R_p rotates pair m of channels, m = 0 .. R/2 - 1,
+        by the angle (p / factor) base^(-2m/R)
 
     Pass it to `attention` as rotary=. Positions are those of `attention`, exact integers; angles
     are float64 for inputs of any dtype.

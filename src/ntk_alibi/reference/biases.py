@@ -28,7 +28,7 @@ def build_alibi_tensor(
 def linear_bias(
     left_slopes: ArrayLike, right_slopes: ArrayLike, query_length: int, key_length: int
 ) -> Floats:
-    """Return -m_left d for keys behind the query, -m_right |d| for keys ahead, 0 at d = 0.
+    """Return `-m_left d` for keys behind the query, `-m_right |d|` for keys ahead, 0 at d = 0.
 
     An infinite slope masks its side. Slopes have shape (heads,), (batch, heads) or (batch, heads,
     queries), the result (1 or batch, heads, queries, keys).
@@ -47,7 +47,7 @@ def linear_bias(
 
 
 def symmetric_bias(slopes: ArrayLike, query_length: int, key_length: int) -> Floats:
-    """Return -m_h |i - j|, (1, heads, queries, keys)."""
+    """Return `-m_h |i - j|`, (1, heads, queries, keys)."""
     return -np.asarray(slopes, np.float64)[None, :, None, None] * np.abs(
         distances(query_length, key_length)
     )
@@ -58,9 +58,9 @@ def knee_bias(
 ) -> Floats:
     """Return the bias with a knee at distance w = start, (1, heads, queries, keys).
 
-    -m_h |i - j| up to w, -m_h (w + (|i - j| - w) / G) beyond: leaky ReRoPE's positions (Su 2023)
-    in ALiBi. For G = infinity these are min(|i - j|, w), the distances of LM-Infinite (Han et al.
-    2023, arXiv 2308.16137).
+    `-m_h |i - j|` up to w, `-m_h (w + (|i - j| - w) / G)` beyond: leaky ReRoPE's positions (Su
+    2023) in ALiBi. For G = infinity these are `min(|i - j|, w)`, the distances of LM-Infinite (Han
+    et al. 2023, arXiv 2308.16137).
     """
     d = np.abs(distances(query_length, key_length))
     positions = np.where(d <= start, d, start + (d - start) / factor)
@@ -70,7 +70,7 @@ def knee_bias(
 def halves_bias(
     left_slopes: ArrayLike, right_slopes: ArrayLike, query_length: int, key_length: int
 ) -> Floats:
-    """Return -m_h |i - j| of heads that see one side each.
+    """Return `-m_h |i - j|` of heads that see one side each.
 
     The first heads, with left slopes, see i >= j; the others, with right slopes, see i <= j.
     """
@@ -115,25 +115,25 @@ def _heads(parameters: ArrayLike, distance: ArrayLike) -> Floats:
 
 
 def kerple_power(distance: ArrayLike, r1: ArrayLike, r2: ArrayLike) -> Floats:
-    """Return -r1 |m - n|^r2, (heads, *distances): Chi et al. 2022, arXiv 2205.09921."""
+    """Return `-r1 |m - n|^r2`, (heads, ...): Chi et al. 2022, arXiv 2205.09921."""
     return -_heads(r1, distance) * np.abs(distance) ** _heads(r2, distance)
 
 
 def kerple_log(distance: ArrayLike, r1: ArrayLike, r2: ArrayLike) -> Floats:
-    """Return -r1 log(1 + r2 |m - n|), (heads, *distances): Chi et al. 2022, arXiv 2205.09921."""
+    """Return `-r1 log(1 + r2 |m - n|)`, (heads, ...): Chi et al. 2022, arXiv 2205.09921."""
     return -_heads(r1, distance) * np.log(1.0 + _heads(r2, distance) * np.abs(distance))
 
 
 def bam(
     distance: ArrayLike, alpha: ArrayLike, beta: ArrayLike, mu: ArrayLike, epsilon: float = 0.0
 ) -> Floats:
-    """Return -(|alpha (d - mu)| + epsilon)^beta, (heads, *distances): Bianchessi et al. 2025."""
+    """Return `-(|alpha (d - mu)| + epsilon)^beta`, (heads, ...): Bianchessi et al. 2025."""
     z = _heads(alpha, distance) * (np.asarray(distance, np.float64) - _heads(mu, distance))
     return -((np.abs(z) + epsilon) ** _heads(beta, distance))
 
 
 def sinusoidal_embeddings(positions: ArrayLike, dimension: int) -> Floats:
-    """Return sin and cos of m / 10000^(2i/d), (*positions, dimension): Vaswani et al. 2017."""
+    """Return sin and cos of m / 10000^(2i/d), (..., dimension): Vaswani et al. 2017."""
     i = np.arange(dimension // 2)
     angles = np.asarray(positions, np.float64)[..., None] / 10000.0 ** (2.0 * i / dimension)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)

@@ -41,9 +41,10 @@ def attention_gradients(
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return the gradients of `attention` in query, key, value and the bias of all pairs.
 
-    p are the softmax weights, o = p v, do is the gradient of o and dl that of the logsumexp:
+    p are the softmax weights, o = p v, do is the gradient of o and dl that of the logsumexp::
 
-    ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i);  dq = scale ds k;  dk = scale ds^T q;  dv = p^T do
+        ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i)
+        dq = scale ds k;  dk = scale ds^T q;  dv = p^T do
 
     The gradient of the bias is ds, of shape (batch, heads, queries, keys).
     """

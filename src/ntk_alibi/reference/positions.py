@@ -28,7 +28,7 @@ def rope(x: ArrayLike, positions: ArrayLike, base: float = 10000.0) -> Floats:
 
 
 def rope_ntk_base(base: float, factor: float, dim: int) -> float:
-    """Return base s^(|D| / (|D| - 2)) of NTK-aware interpolation: Peng et al. 2023, section 3.1."""
+    """Return `base s^(|D| / (|D| - 2))`, NTK-aware interpolation: Peng et al. 2023, section 3.1."""
     return float(base * factor ** (dim / (dim - 2)))
 
 
@@ -43,8 +43,10 @@ def xpos_scores(
 ) -> Floats:
     """Return XPOS's q.k of all pairs (..., Q, K), 0 for keys ahead: Sun et al. 2022, section 2.
 
-    sum_m Re[q_m conj(k_m) (zeta_m^(1/B) e^(i theta_m))^(i - j)], zeta_m = (2m/D + gamma)/(1 +
-    gamma)
+    Formula::
+
+        sum_m Re[q_m conj(k_m) (zeta_m^(1/B) e^(i theta_m))^(i - j)], zeta_m = (2m/D + gamma)/(1 +
+        gamma)
     """
     query, key = np.asarray(query, np.float64), np.asarray(key, np.float64)
     d = np.subtract.outer(np.asarray(query_positions, np.float64), np.asarray(key_positions))

@@ -19,7 +19,9 @@ from ntk_alibi.scaling.base import (
 class DynamicInterpolation(DynamicScaling):
     """Position interpolation with a factor that grows with the text.
 
-    m'_h = m_h / a,  a = max(rate n / train_length, 1)
+    Formula::
+
+        m'_h = m_h / a,  a = max(rate n / train_length, 1)
 
     n, the arguments and the errors are those of `DynamicNTK`.
 
@@ -41,7 +43,9 @@ class DynamicInterpolation(DynamicScaling):
 class DynamicNTK(DynamicScaling):
     """NTK-ALiBi with a factor that grows with the text.
 
-    m'_h = m_h a^(-t_h),  a = max(rate n / train_length, 1)
+    Formula::
+
+        m'_h = m_h a^(-t_h),  a = max(rate n / train_length, 1)
 
     With per="sequence" (as published), n is the number of real tokens of the row. With per="query",
     query i uses n = i + 1, the length of its prefix, so that cached, chunked and batched runs agree
@@ -76,7 +80,9 @@ class DynamicNTK(DynamicScaling):
 class DynamicFlatHeads(FlattestHeads, DynamicScaling):
     """Flattens the flattest heads by a factor that grows with the text.
 
-    m'_h = m_h / a for the ceil(share H) flattest heads,  a = max(rate n / train_length, 1)
+    Formula::
+
+        m'_h = m_h / a for the ceil(share H) flattest heads,  a = max(rate n / train_length, 1)
 
     n is that of `DynamicNTK`. With per="query", the default, each token's slopes depend on its
     prefix alone, so that cached, chunked and batched runs agree with one full pass.

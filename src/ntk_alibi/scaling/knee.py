@@ -46,7 +46,9 @@ class Bend:
     def bent(self, distance: Any) -> Any:
         """Return the distances, >= 0, that have the same bias without a knee.
 
-        bent(d) = min(d, start) + max(d - start, 0) / factor
+        Formula::
+
+            bent(d) = min(d, start) + max(d - start, 0) / factor
 
         Args:
             distance: an array or a tensor; (1 or batch, queries, keys) for factors of rows or
@@ -99,7 +101,9 @@ class ScalingOfDistances(OfLayers):
 class Knee(ScalingOfDistances):
     """Bends the bias: up to a distance it falls as trained, beyond it by a fraction of that.
 
-    bias(d) = -m_h min(d, start) - (m_h / factor) max(d - start, 0)
+    Formula::
+
+        bias(d) = -m_h min(d, start) - (m_h / factor) max(d - start, 0)
 
     Distances up to start are unchanged, and so are texts of up to start + 1 tokens. A factor above
     1 flattens the bias of distant keys, which is then the larger of two lines; one below 1 makes it
@@ -147,7 +151,10 @@ class Knee(ScalingOfDistances):
 class DynamicKnee(GrowingFactor, ScalingOfDistances):
     """A knee whose factor grows with the text.
 
-    bias(d) = -m_h min(d, start) - (m_h / G) max(d - start, 0),  G = max(rate n / train_length, 1)
+    Formula::
+
+        bias(d) = -m_h min(d, start) - (m_h / G) max(d - start, 0)
+        G = max(rate n / train_length, 1)
 
     n is that of `DynamicNTK`. With per="query", the default, each token's bias depends on its
     prefix alone, so that cached, chunked and batched runs agree with one full pass.

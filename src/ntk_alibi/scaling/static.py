@@ -28,7 +28,9 @@ USUAL_MAX_BIAS = 8.0
 class Interpolation(StaticScaling):
     """Position interpolation: divides every slope by the factor.
 
-    m'_h = m_h / a
+    Formula::
+
+        m'_h = m_h / a
 
     Every head sees a times as far, at 1/a of the resolution: retrieval reaches further, but nearby
     tokens are harder to distinguish, also within the training length.
@@ -61,7 +63,9 @@ class Interpolation(StaticScaling):
 class NTK(StaticScaling):
     """NTK-ALiBi: divides the flattest slope by the factor and keeps the steepest one.
 
-    m'_h = m_h a^(-t_h),  t_h = (e_h - e_min) / (e_max - e_min)
+    Formula::
+
+        m'_h = m_h a^(-t_h),  t_h = (e_h - e_min) / (e_max - e_min)
 
     With a single head, t = 1.
 
@@ -93,7 +97,10 @@ class NTK(StaticScaling):
 class FlatHeads(FlattestHeads, StaticScaling):
     """Divides the slopes of the flattest heads by the factor, and keeps all others.
 
-    m'_h = m_h / a for the ceil(share H) heads with the smallest slopes, at least one;  m'_h = m_h
+    Formula::
+
+        m'_h = m_h / a  for the ceil(share H) heads with the smallest slopes, at least one
+        m'_h = m_h      for the others
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
@@ -120,7 +127,9 @@ class FlatHeads(FlattestHeads, StaticScaling):
 class MaxBias(StaticScaling):
     """Stretches all exponents by one factor, as a larger `max_alibi_bias` of MPT and GGUF does.
 
-    e'_h = e_h (e_max + log2 a) / e_max
+    Formula::
+
+        e'_h = e_h (e_max + log2 a) / e_max
 
     The flattest slope is divided by a. All slopes stay powers of one number, so that formats which
     store that number alone can express the result.

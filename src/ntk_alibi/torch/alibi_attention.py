@@ -27,7 +27,9 @@ RANDOM_RANGE = (2.0**-8, 2.0**-1)
 class AlibiAttention(nn.Module):
     """Multi-head attention with linear biases, on the fused kernel.
 
-    output = W_o concat_h softmax(q_h k_h^T / sqrt(D) - m_h |i - j|) v_h,  q = W_q x, ...
+    Formula::
+
+        output = W_o concat_h softmax(q_h k_h^T / sqrt(D) - m_h |i - j|) v_h,  q = W_q x, ...
 
     Attributes:
         q_linear, k_linear, v_linear, out_linear: the projections.

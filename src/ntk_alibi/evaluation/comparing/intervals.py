@@ -65,7 +65,9 @@ def half_width(values: Any, confidence: float = 0.95) -> Any:
 def ratio_standard_error(sums: Sequence[float], counts: Sequence[float]) -> float:
     """Return the standard error of the ratio of two sums over two or more clusters.
 
-    sqrt(n / (n - 1) sum (s_i - r c_i)^2) / sum c_i,  r = sum s_i / sum c_i
+    Formula::
+
+        sqrt(n / (n - 1) sum (s_i - r c_i)^2) / sum c_i,  r = sum s_i / sum c_i
 
     Args:
         sums: s, the sum of each of the n clusters.

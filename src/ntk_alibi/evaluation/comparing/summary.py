@@ -42,19 +42,20 @@ def summarise(plan: Plan, samples: Samples) -> Summary:
 
     Returns:
         A dictionary with these keys:
-        train_length and methods (name to label);
-        retrieval: for each task, method and multiple of the training length, the number of cases,
-            the accuracy and its 95 % interval (low, high), and the gain over the first method on
-            the same questions with its 95 % half-width, paired by record;
-        by_distance: the same figures over the records of all lengths, by the distance of the answer
-            (begin, end, in training lengths);
-        by_depth: the same figures for each multiple, by the depth of the answer in the record
-            (begin, end; 0 is the beginning of the record, 1 the first question);
-        perplexity: for each method and range of positions (begin, end, in training lengths), the
-            nats per token and the difference from the first method, paired by window, with its
-            95 % half-width;
-        records: for each method, the right answers and the questions of each record;
-        windows: for each method, the nats per token of each window of prose.
+
+        - train_length and methods (name to label);
+        - retrieval: for each task, method and multiple of the training length, the number of cases,
+          the accuracy and its 95 % interval (low, high), and the gain over the first method on the
+          same questions with its 95 % half-width, paired by record;
+        - by_distance: the same figures over the records of all lengths, by the distance of the
+          answer (begin, end, in training lengths);
+        - by_depth: the same figures for each multiple, by the depth of the answer in the record
+          (begin, end; 0 is the beginning of the record, 1 the first question);
+        - perplexity: for each method and range of positions (begin, end, in training lengths), the
+          nats per token and the difference from the first method, paired by window, with its 95 %
+          half-width;
+        - records: for each method, the right answers and the questions of each record;
+        - windows: for each method, the nats per token of each window of prose.
     """
     methods = {name: parse_method(name, plan.train_length).label for name in plan.methods}
     retrieval, by_distance, by_depth = [], [], []

@@ -59,7 +59,7 @@ def attention(
     causal_block, in its own block of that many positions or the one before. Keys at the first
     `sink` positions are seen from beyond the window and the block, too, at their true distances;
     without `causal`, those ahead of the query are seen within the window alone. Queries (rows) and
-    keys (columns) of two masks, 1 for a pair that is seen:
+    keys (columns) of two masks, 1 for a pair that is seen::
 
         3 queries, 5 keys, causal        window=2, sink=1
             1 1 1 0 0                        1 1 1 0 0

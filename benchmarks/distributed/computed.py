@@ -31,10 +31,14 @@ from ntk_alibi.evaluation.report.markdown import describe_machine, table
 from ntk_alibi.fused.call import ROUNDING
 from ntk_alibi.masks import Mask
 
+#: For each process, the blocks that are wanted from it, (1, heads, blocks).
+Wanted = list[NDArray[np.bool_]]
+
 #: Numbers of processes.
 SIZES = (4, 16, 64)
 TRAINED = 2048  # length whose multiple the proportional stretching is
-MOST_SCORED = 131_072  # tokens up to which blocks of scores are counted, too
+MOST_SCORED = 32_768  # tokens up to which blocks of scores are counted, too
+MOST_OWN = 65_536  # tokens of one process, so that its float64 copies fit into memory
 
 
 @dataclass(frozen=True)
@@ -71,20 +75,22 @@ def run(settings: Settings) -> Iterator[tuple[str, str]]:
     for length in settings.lengths:
         for size in SIZES:
             problem = Problem(length, settings.heads, HEAD_DIM, torch.float32)
-            if length % (RUN * size) == 0:
+            if length % (RUN * size) == 0 and length <= MOST_OWN * size:
                 rows += _rows(problem, size, settings.latency)
     if not rows:
         raise RefusalError(
-            f"a length must be a multiple of {RUN} times one of {SIZES}, got {settings.lengths}"
+            f"a length must be a multiple of {RUN} times one of {SIZES}, with at most {MOST_OWN} "
+            f"tokens a process, got {settings.lengths}"
         )
     head = (
         f"{describe_machine()}; computed, not measured: {settings.heads} heads, D = {HEAD_DIM}, "
-        "float32, MiB of all processes together."
+        "float32, MiB of all processes together. Beyond 8 processes those of number 0, 1, 2, 4, "
+        "8, … and the last are computed, and what the others receive is interpolated."
     )
     header = [
         "tokens, processes, slopes",
         *("ring, all-gather", "Ulysses", "ours", "ours / ring", "of it norms and wishes"),
-        *("bytes sent: greatest / mean", "scores: greatest / mean, ours", "Ulysses"),
+        *("bytes received: greatest / mean", "scores: greatest / mean, ours", "Ulysses"),
     ]
     speeds = [links.header(settings.latency), "ring", "Ulysses", "ours"]
     tables = [
@@ -109,8 +115,8 @@ def _rows(problem: Problem, size: int, latency: float) -> list[list[str]]:
             else [moved(each, size, 4 * (size - 1) / size, 2 * (size - 1))] * size,
             "ours": ours,
         }
-        sums = {name: sum(x.bytes_sent for x in t) / MIB for name, t in every.items() if t}
-        about = sum(x.sent["norms"] + x.sent["wishes"] for x in ours) / MIB
+        sums = {name: sum(x.received for x in t) / MIB for name, t in every.items() if t}
+        about = sum(x.bytes_sent for x in ours) / MIB
         scores = blocks_scored(each, size) if each.length <= MOST_SCORED else None
         rows.append(
             [
@@ -120,7 +126,7 @@ def _rows(problem: Problem, size: int, latency: float) -> list[list[str]]:
                 f"{sums['ours']:.1f}",
                 f"{100 * sums['ours'] / sums['ring']:.2f} %",
                 f"{about:.2f}",
-                spread([x.bytes_sent for x in ours]),
+                spread([x.received for x in ours]),
                 *_balances(scores, size),
                 *(
                     links.tokens_per_second(each.length, t, latency=latency) if t else ""
@@ -137,35 +143,31 @@ def moved(problem: Problem, size: int, shards: float, messages: int) -> Traffic:
     return Traffic({"all": sent}, sent, messages)
 
 
-def traffic(problem: Problem, size: int, wanted: list[list[NDArray[np.bool_]]]) -> list[Traffic]:
+def traffic(problem: Problem, size: int, wanted: dict[int, Wanted]) -> list[Traffic]:
     """Return the traffic of our exchange, without the descriptions that processes compare.
+
+    Blocks count where they are received, since senders also serve processes that are not computed.
 
     Args:
         problem: the problem.
         size: number of processes.
-        wanted: for each process, the blocks that it wants from each other.
+        wanted: for some processes, the blocks that each wants from the others.
     """
-    blocks = wanted[0][0].shape[2] if wanted[0][0].size else wanted[0][1].shape[2]
+    blocks = max(x.shape[2] for x in wanted[0])
     block = problem.own_length(size) // blocks * 2 * problem.token_bytes // problem.heads
-    got = np.array([[int(x.sum()) for x in row] for row in wanted]) * block
-    rows = problem.heads
-    norms = 4 * rows * (blocks + problem.head_dim) * (size - 1)
-    wishes = -(-rows * blocks // 8) * (size - 1)
+    got = [sum(int(x.sum()) for x in each) * block for each in wanted.values()]
+    every = np.interp(range(size), list(wanted), got)
+    norms = 4 * problem.heads * (blocks + problem.head_dim) * (size - 1)
+    wishes = -(-problem.heads * blocks // 8) * (size - 1)
+    # two all-gathers of numbers, two of descriptions, the wishes, and at most as many blocks
     return [
-        Traffic(
-            {"norms": norms, "wishes": wishes, "blocks": int(got[:, rank].sum())},
-            norms + wishes + int(got[rank].sum()),
-            # two all-gathers of numbers, two of descriptions, the wishes, and the blocks
-            5 * (size - 1) + int((got[:, rank] > 0).sum()),
-        )
-        for rank in range(size)
+        Traffic({"norms": norms, "wishes": wishes}, norms + wishes + round(x), 6 * (size - 1))
+        for x in every
     ]
 
 
-def blocks_wanted(
-    problems: list[Problem], size: int
-) -> dict[Problem, list[list[NDArray[np.bool_]]]]:
-    """Return the blocks that each process wants from each other, by problem.
+def blocks_wanted(problems: list[Problem], size: int) -> dict[Problem, dict[int, Wanted]]:
+    """Return the blocks that some processes want from each other, by problem and process.
 
     Args:
         problems: problems that differ in the scaling only, so that tokens are made once.
@@ -175,8 +177,10 @@ def blocks_wanted(
     ranks = _Known.started(size)
     for rank in range(size):
         _sequence(first, replace(ranks, rank=rank)).key_blocks(first.part(rank, size, 1), None)
-    found: dict[Problem, list[Any]] = {problem: [] for problem in problems}
-    for rank in range(size):
+    found: dict[Problem, dict[int, Wanted]] = {problem: {} for problem in problems}
+    powers = (1 << i for i in range(size.bit_length()))
+    some = range(size) if size <= 8 else sorted({0, size - 1, *(n for n in powers if n < size)})
+    for rank in some:
         query, key, value = first.parts(rank, size)
         sequence = _sequence(first, replace(ranks, rank=rank))
         sources, longest = sequence.key_blocks(key, None)
@@ -190,7 +194,7 @@ def blocks_wanted(
             tiles = sequence.query_tiles(query, None, lower, sources, longest, scale, None)
             bias = bounds.BiasBounds(numbers, sequence.block)
             mask = sequence.problem.mask
-            found[problem].append(bounds.needed_blocks(tiles, sources, bias, mask, ROUNDING / 2))
+            found[problem][rank] = bounds.needed_blocks(tiles, sources, bias, mask, ROUNDING / 2)
     return found
 
 

@@ -76,7 +76,10 @@ KINDS = ("counted", "on interfaces")
 
 
 def _command(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True)
+    except OSError as error:
+        raise RefusalError(f"{words[0]} must be installed and allowed, got: {error}") from None
     if done.returncode:
         raise RefusalError(f"this machine refused {' '.join(words)!r}: {done.stderr.strip()}")
 

@@ -55,7 +55,9 @@ def _attention(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 def _distributed(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     latency = options.latency * 1e-6
-    settings = measured.Settings(options.lengths, options.heads, latency, options.rounds)
+    settings = measured.Settings(
+        options.lengths, options.heads, latency, options.rounds, tuple(options.dtypes)
+    )
     return DISTRIBUTED[options.part](settings)
 
 
@@ -109,6 +111,13 @@ def _add_distributed(benchmark: argparse.ArgumentParser) -> None:
         type=_lengths,
         default=(8192, 32768, 131072),
         help="numbers of tokens of all processes, comma-separated (default: 8192,32768,131072)",
+    )
+    benchmark.add_argument(
+        "--dtypes",
+        nargs="+",
+        choices=list(measured.DTYPES),
+        default=list(measured.DTYPES),
+        help="dtypes that are measured (default: %(default)s)",
     )
     benchmark.add_argument(
         "--heads", type=_at_least(1, int), default=16, help="number of heads (default: %(default)s)"

@@ -38,7 +38,7 @@ Wanted = list[NDArray[np.bool_]]
 SIZES = (4, 16, 64)
 TRAINED = 2048  # length whose multiple the proportional stretching is
 MOST_SCORED = 32_768  # tokens up to which blocks of scores are counted, too
-MOST_OWN = 65_536  # tokens of one process, so that its float64 copies fit into memory
+MOST_OWN = 32_768  # tokens of one process, so that its float64 copies fit into memory
 
 
 @dataclass(frozen=True)

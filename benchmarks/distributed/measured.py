@@ -23,7 +23,7 @@ from benchmarks.problems import threads
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 
 SCALINGS = (None, na.NTK(4.0))
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HEAD_DIM = 64
 MIB = 2.0**20
 
@@ -41,18 +41,22 @@ class Settings:
         heads: number of heads.
         latency: seconds that each message takes on a simulated link.
         rounds: number of timed calls on a limited link.
+        dtypes: names of the dtypes to measure.
     """
 
     lengths: tuple[int, ...]
     heads: int
     latency: float
     rounds: int
+    dtypes: tuple[str, ...] = tuple(DTYPES)
 
     @property
     def problems(self) -> list[Problem]:
         """All problems."""
-        every = itertools.product(self.lengths, SCALINGS, DTYPES)
-        return [Problem(n, self.heads, HEAD_DIM, dtype, scaling) for n, scaling, dtype in every]
+        every = itertools.product(self.lengths, SCALINGS, self.dtypes)
+        return [
+            Problem(n, self.heads, HEAD_DIM, DTYPES[dtype], scaling) for n, scaling, dtype in every
+        ]
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def run(settings: Settings) -> Iterator[tuple[str, str]]:
     """Measure, and yield the name and the text of the section.
 
     Raises:
-        RefusalError: the machine allows no namespaces, or no limit.
+        RefusalError: the machine allows no namespaces, or no limit; a process failed.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}  # by problem and rate
     for name, limit in RATES.items():
@@ -123,7 +123,7 @@ def _in_namespaces(settings: Settings) -> dict[str, Any]:
     texts = [process.communicate()[0] for process in processes]
     for process in processes:
         if process.returncode:
-            raise RuntimeError(f"a process failed with code {process.returncode}")
+            raise RefusalError(f"a process between namespaces failed: code {process.returncode}")
     found: dict[str, Any] = json.loads(texts[0].splitlines()[-1])
     return found
 

@@ -1,13 +1,15 @@
-"""Run one of the four benchmarks: bias, gradient, bloom or attention."""
+"""Run one of the five benchmarks: bias, gradient, bloom, attention or distributed."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import ntk_alibi as na
 from benchmarks import attention, bias, bloom, gradient
+from benchmarks.distributed import computed, limited_link, measured
 from ntk_alibi.evaluation.report.markdown import replace_section
 
 ROOT = Path(__file__).parents[1]
@@ -23,10 +25,13 @@ def main() -> None:
     if options.write and getattr(options, "results", None):
         parser.error("--write has its fixed results file, which --results must not replace")
     sections = SECTIONS[options.benchmark](options)
-    for name, text in sections:
-        print(text, end="\n\n", flush=True)
-        if options.write:
-            replace_section(DOCUMENT, name, text)
+    try:
+        for name, text in sections:
+            print(text, end="\n\n", flush=True)
+            if options.write:
+                replace_section(DOCUMENT, name, text)
+    except measured.RefusalError as error:
+        parser.error(str(error))
 
 
 def _bias(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
@@ -48,7 +53,22 @@ def _attention(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     )
 
 
-SECTIONS = {"bias": _bias, "gradient": _gradient, "bloom": _bloom, "attention": _attention}
+def _distributed(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    latency = options.latency * 1e-6
+    settings = measured.Settings(
+        options.lengths, options.heads, latency, options.rounds, tuple(options.dtypes)
+    )
+    return DISTRIBUTED[options.part](settings)
+
+
+SECTIONS = {
+    "bias": _bias,
+    "gradient": _gradient,
+    "bloom": _bloom,
+    "attention": _attention,
+    "distributed": _distributed,
+}
+DISTRIBUTED = {"measured": measured.run, "computed": computed.run, "link": limited_link.run}
 
 
 def _parts(text: str) -> list[str]:
@@ -60,10 +80,61 @@ def _parts(text: str) -> list[str]:
     return [name for name in attention.PARTS if name.startswith(tuple(beginnings))]
 
 
+def _at_least(least: float, number: type) -> Callable[[str], Any]:
+    """Return a converter of numbers of the command line."""
+
+    def convert(text: str) -> Any:
+        value = number(text)
+        if not least <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
+        return value
+
+    convert.__name__ = number.__name__
+    return convert
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(sorted({_at_least(1, int)(word) for word in text.split(",")}))
+
+
+def _add_distributed(benchmark: argparse.ArgumentParser) -> None:
+    benchmark.add_argument(
+        "--part",
+        choices=list(DISTRIBUTED),
+        default="measured",
+        help="measured: counts what the processes of torchrun send; computed: bytes of up to 64 "
+        "processes, in one; link: times between two network namespaces, needs root "
+        "(default: %(default)s)",
+    )
+    benchmark.add_argument(
+        "--lengths",
+        type=_lengths,
+        default=(8192, 32768, 131072),
+        help="numbers of tokens of all processes, comma-separated (default: 8192,32768,131072)",
+    )
+    benchmark.add_argument(
+        "--dtypes",
+        nargs="+",
+        choices=list(measured.DTYPES),
+        default=list(measured.DTYPES),
+        help="dtypes that are measured (default: %(default)s)",
+    )
+    benchmark.add_argument(
+        "--heads", type=_at_least(1, int), default=16, help="number of heads (default: %(default)s)"
+    )
+    benchmark.add_argument(
+        "--latency",
+        type=_at_least(0, float),
+        default=50.0,
+        help="microseconds that a message takes on the simulated link (default: %(default)s)",
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    for name, rounds in (("bias", 7), ("gradient", 3), ("bloom", 3), ("attention", 3)):
+    of_rounds = {"bias": 7, "gradient": 3, "bloom": 3, "distributed": 3, "attention": 3}
+    for name, rounds in of_rounds.items():
         benchmark = benchmarks.add_parser(name)
         benchmark.add_argument(
             "--rounds",
@@ -74,6 +145,8 @@ def _parser() -> argparse.ArgumentParser:
         benchmark.add_argument(
             "--write", action="store_true", help=f"write the tables into {DOCUMENT.name}"
         )
+        if name == "distributed":
+            _add_distributed(benchmark)
     benchmark.add_argument(
         "--only",
         type=_parts,

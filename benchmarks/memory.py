@@ -87,10 +87,11 @@ def main() -> None:
         print(peak_beyond_now(candidate.prepare(problem)))
 
 
-def peak_beyond_now(call: Call) -> int:
-    """Return the peak bytes of the second of two calls beyond the memory held before both."""
+def peak_beyond_now(call: Call, *, warm_up: bool = True) -> int:
+    """Return the peak bytes of a call, with `warm_up` the second one, beyond those held before."""
     before = _resident("VmRSS")
-    call()  # compilers need memory in the first call only
+    if warm_up:
+        call()  # compilers need memory in the first call only
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     call()
     return _resident("VmHWM") - before

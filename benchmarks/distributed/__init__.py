@@ -1,0 +1,1 @@
+"""Benchmark of attention over several processes: bytes, balance, memory, and links."""

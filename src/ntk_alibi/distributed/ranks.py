@@ -69,6 +69,10 @@ class Ranks:
         distributed.all_gather(every, tensor.contiguous(), group=self.group)
         return every
 
+    def gather_flags(self, flag: bool) -> list[bool]:
+        """Return the flags of all ranks, one byte each."""
+        return [bool(x) for x in self.gather(torch.tensor([flag], dtype=torch.uint8))]
+
     def gather_rows(self, tensor: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
         """Return the tensors of all ranks, which differ in the length of the last axis.
 

@@ -2,7 +2,7 @@
 
 In an `OwnTokens` pass each rank computes its part of the text, and `attention` with a group lets
 blocks of keys travel. In a `SpreadKeys` pass all ranks compute the same new tokens, each attends to
-the keys that it holds, and the results are merged.
+the keys that it holds if they can matter, and the results are merged.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 
+from ntk_alibi import _arrays
+from ntk_alibi.biases.kernel_bias import kernel_bias_of
+from ntk_alibi.distributed import spread
 from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.distributed.spread import Standing
 from ntk_alibi.fused.attention import attention as fused_attention
-from ntk_alibi.fused.merge import merge
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.pass_bias import PassBias
+from ntk_alibi.masks import EVERYTHING, Problem
 from ntk_alibi.positions.log_n import KnownFactors
 
 #: Number of tokens of each rank from which a prompt is cut into parts.
@@ -100,29 +105,36 @@ class SpreadKeys:
         if self.owner:
             self.cache.update(key, value, layer)
         keys, values = self.cache.held(layer)
-        columns = self.cache.columns
         output = torch.zeros_like(query, memory_format=torch.contiguous_format)
         logsumexp = query.new_full(query.shape[:3], -torch.inf, dtype=torch.float32)
-        if keys is not None:
-            positions = forward_pass.positions(forward_pass.mask)
-            past = forward_pass.past
+        flags = self._silent(forward_pass, query, key, keys, layer, scale)
+        if keys is not None and not flags[self.ranks.rank]:
             output, logsumexp = fused_attention(
                 query,
                 keys,
                 values,
                 forward_pass.memo(_bias),
                 **_limits(forward_pass),
-                query_positions=positions[:, past : past + forward_pass.queries],
-                key_positions=positions[:, columns],
-                key_padding_mask=forward_pass.mask[:, columns],
+                **forward_pass.memo(_spread_options),
                 scale=scale,
                 log_n=_factors(forward_pass),
+                skip_tolerance=spread.OWN_SHARE,
                 return_logsumexp=True,
             )
-        packed = torch.cat([output.float(), logsumexp.float()[..., None]], -1)
-        parts = self.ranks.gather(packed)
-        merged, _ = merge([x[..., :-1] for x in parts], [x[..., -1].contiguous() for x in parts])
-        return cast(torch.Tensor, merged).to(query.dtype)
+        return spread.merged(self.ranks, output, logsumexp, flags).to(query.dtype)
+
+    def _silent(
+        self, forward_pass: Any, query: Any, key: Any, keys: Any, layer: int, scale: float
+    ) -> list[bool]:
+        """Return for each rank whether its keys of a layer weigh nothing, and it sends nothing."""
+        standing, any_rank = forward_pass.memo(_standing)
+        if not any_rank:
+            return [False] * self.ranks.size
+        own = keys is None
+        if not own and standing.may_be_silent and not _arrays.needs_torch(query, key, keys, None):
+            factors = forward_pass.factors
+            own = standing.silent(query, key, factors, scale, self.cache.norms(layer))
+        return self.ranks.gather_flags(own)
 
 
 def own_tokens(
@@ -155,6 +167,38 @@ def own_tokens(
         whole = torch.cat(ranks.gather_rows(own, lengths), dim=1).bool()
     columns = slice(begin, begin + tokens)
     return OwnTokens(ranks, columns, bool(whole.all())), whole
+
+
+def _spread_options(forward_pass: Any) -> dict[str, Any]:
+    """Return the positions and the padding of new tokens and of the keys that this rank holds."""
+    positions, columns = (
+        forward_pass.positions(forward_pass.mask),
+        forward_pass.shared.cache.columns,
+    )
+    past = forward_pass.past
+    return {
+        "query_positions": positions[:, past : past + forward_pass.queries],
+        "key_positions": positions[:, columns],
+        "key_padding_mask": forward_pass.mask[:, columns],
+    }
+
+
+def _standing(forward_pass: Any) -> tuple[Standing, bool]:
+    """Return what this rank's keys can weigh, and whether those of any rank may be too light.
+
+    All ranks call this at the same layer.
+    """
+    shared, options = forward_pass.shared, forward_pass.memo(_spread_options)
+    names = "query_positions", "key_positions", "key_padding_mask"
+    at, keys, real = (_arrays.to_numpy(options[name]) for name in names)
+    past = forward_pass.past
+    new = _arrays.to_numpy(forward_pass.mask[:, past : past + forward_pass.queries])
+    limits = EVERYTHING if forward_pass.streaming is None else forward_pass.streaming.mask
+    places = spread.Places(limits, at.astype(np.int64), new, keys, real)
+    slopes = forward_pass.memo(_bias)
+    problem = Problem((len(new), slopes.num_heads, new.shape[1], keys.shape[1]), limits)
+    standing = Standing(shared.ranks, places, kernel_bias_of(slopes, problem))
+    return standing, any(shared.ranks.gather_flags(standing.may_be_silent))
 
 
 def _limits(forward_pass: Any) -> dict[str, Any]:

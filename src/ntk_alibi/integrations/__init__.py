@@ -37,6 +37,7 @@ def patch(
     linear: Literal["auto", "torch", "onednn"] = "auto",
     log_n: int | LogN | None = None,
     group: Any = None,
+    layout: Literal["contiguous", "zigzag"] = "contiguous",
 ) -> PatchHandle:
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
@@ -87,6 +88,8 @@ def patch(
             from labels that were shifted before they were cut; its mean over the ranks is that of
             the whole text, as DDP and FSDP average gradients. With a `ShardedCache`, generate()
             takes the whole prompt on every rank. Needs "fused", and has no sinks.
+        layout: "zigzag" for parts that `shard` cut with layout="zigzag": two runs a rank, one from
+            each end, which gives all ranks the same work. It needs group, and has no cache.
 
     Returns:
         The handle, a context manager with `.undo()`.
@@ -147,6 +150,7 @@ def patch(
         linear=linear,
         log_n=log_n,
         group=group,
+        layout=layout,
     )
     return apply(model, *found, settings)
 

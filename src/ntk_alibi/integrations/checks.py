@@ -151,8 +151,22 @@ def mask_of_part(shape: tuple[int, ...] | None, part: tuple[int, int]) -> None:
         )
 
 
-def cache_of_group(cache: Any, *, sharded: bool) -> None:
+def parts_of_layout(lengths: list[int], expected: list[int], layout: str) -> None:
+    """Check that the parts of all ranks are those that a layout gives them."""
+    if lengths != expected:
+        raise ValueError(
+            f"input_ids must be the parts of shard(batch, group, layout={layout!r}), {expected} "
+            f"tokens, in a model patched with this layout, got {lengths}"
+        )
+
+
+def cache_of_group(cache: Any, layout: str, *, sharded: bool) -> None:
     """Check that the cache of a model patched with group is spread over the group, too."""
+    if cache is not None and layout != "contiguous":
+        raise ValueError(
+            f"layout must be 'contiguous' with past_key_values, which cuts the prompt into runs, "
+            f"got {layout!r}"
+        )
     if cache is not None and not sharded:
         raise ValueError(
             "past_key_values must be a ShardedCache, or None, in a model patched with group, got "

@@ -16,6 +16,7 @@ import torch
 from ntk_alibi import _arrays
 from ntk_alibi.biases.kernel_bias import kernel_bias_of
 from ntk_alibi.distributed import spread
+from ntk_alibi.distributed.layouts import Layout, columns_of
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.spread import Standing
 from ntk_alibi.fused.attention import attention as fused_attention
@@ -35,12 +36,12 @@ class OwnTokens:
 
     Attributes:
         ranks: the processes.
-        columns: this rank's columns of the text.
-        plain: whether all tokens of all ranks are real.
+        at: this rank's columns of the text, ascending int64.
+        plain: whether all tokens of all ranks are real, and those of each rank one run.
     """
 
     ranks: Ranks
-    columns: slice
+    at: torch.Tensor
     plain: bool
 
     def attend(
@@ -58,10 +59,10 @@ class OwnTokens:
             held.update(key, value, layer)
         options: dict[str, Any] = _limits(forward_pass)
         if not self.plain or forward_pass.streaming is not None:
-            positions = forward_pass.positions(forward_pass.mask)[:, self.columns]
+            positions = forward_pass.positions(forward_pass.mask)[:, self.at]
             options |= {"query_positions": positions, "key_positions": positions}
         if not self.plain:
-            options["key_padding_mask"] = forward_pass.mask[:, self.columns]
+            options["key_padding_mask"] = forward_pass.mask[:, self.at]
         return cast(
             torch.Tensor,
             fused_attention(
@@ -83,11 +84,13 @@ class SpreadKeys:
 
     Attributes:
         ranks: the processes.
+        at: the columns of the queries.
         cache: the cache, which knows this rank's columns of the text.
         owner: whether this rank keeps the new tokens.
     """
 
     ranks: Ranks
+    at: slice
     cache: ShardedCache
     owner: bool
 
@@ -138,13 +141,17 @@ class SpreadKeys:
 
 
 def own_tokens(
-    ranks: Ranks, choices: str, mask: torch.Tensor | None, shape: tuple[int, int], device: Any
+    ranks: Ranks,
+    layout: Layout,
+    mask: torch.Tensor | None,
+    shape: tuple[int, int],
+    device: Any,
 ) -> tuple[OwnTokens, torch.Tensor]:
     """Return the pass of a part of a text on each rank, and the mask of the whole text.
 
     Args:
         ranks: the processes.
-        choices: the choices of this rank's patch, which must be those of all.
+        layout: which tokens each rank holds.
         mask: this rank's attention_mask, (batch, tokens), or None.
         shape: batch and number of this rank's tokens.
         device: the device of the mask.
@@ -153,20 +160,23 @@ def own_tokens(
 
     def describe() -> dict[str, Any]:
         checks.mask_of_part(None if mask is None else tuple(mask.shape), shape)
-        own = {"own tokens": tokens, "own padding": mask is not None}
-        return {"the patch": choices, "batch": batch, **own}
+        return {"batch": batch, "own tokens": tokens, "own padding": mask is not None}
 
     every = ranks.agree(describe)
     lengths = [x["own tokens"] for x in every]
-    begin = sum(lengths[: ranks.rank])
-    whole = torch.ones((batch, sum(lengths)), dtype=torch.bool, device=device)
+    total = sum(lengths)
+    columns = list(torch.arange(total).split(lengths))
+    if layout != "contiguous":
+        columns = [columns_of(rank, ranks.size, total, layout) for rank in range(ranks.size)]
+        checks.parts_of_layout(lengths, [len(x) for x in columns], layout)
+    whole = torch.ones((batch, total), dtype=torch.bool, device=device)
     if any(x["own padding"] for x in every):
         own = torch.ones(shape, dtype=torch.uint8, device=device)
         if mask is not None:
             own = (mask != 0).to(device, torch.uint8)
-        whole = torch.cat(ranks.gather_rows(own, lengths), dim=1).bool()
-    columns = slice(begin, begin + tokens)
-    return OwnTokens(ranks, columns, bool(whole.all())), whole
+        whole[:, torch.cat(columns)] = torch.cat(ranks.gather_rows(own, lengths), dim=1).bool()
+    plain = layout == "contiguous" and bool(whole.all())
+    return OwnTokens(ranks, columns[ranks.rank], plain), whole
 
 
 def _spread_options(forward_pass: Any) -> dict[str, Any]:
@@ -175,9 +185,8 @@ def _spread_options(forward_pass: Any) -> dict[str, Any]:
         forward_pass.positions(forward_pass.mask),
         forward_pass.shared.cache.columns,
     )
-    past = forward_pass.past
     return {
-        "query_positions": positions[:, past : past + forward_pass.queries],
+        "query_positions": positions[:, forward_pass.at],
         "key_positions": positions[:, columns],
         "key_padding_mask": forward_pass.mask[:, columns],
     }
@@ -191,8 +200,7 @@ def _standing(forward_pass: Any) -> tuple[Standing, bool]:
     shared, options = forward_pass.shared, forward_pass.memo(_spread_options)
     names = "query_positions", "key_positions", "key_padding_mask"
     at, keys, real = (_arrays.to_numpy(options[name]) for name in names)
-    past = forward_pass.past
-    new = _arrays.to_numpy(forward_pass.mask[:, past : past + forward_pass.queries])
+    new = _arrays.to_numpy(forward_pass.mask[:, forward_pass.at])
     limits = EVERYTHING if forward_pass.streaming is None else forward_pass.streaming.mask
     places = spread.Places(limits, at.astype(np.int64), new, keys, real)
     slopes = forward_pass.memo(_bias)

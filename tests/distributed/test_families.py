@@ -23,7 +23,7 @@ LENGTH, PADDING = 331, 50
 ZIGZAG = {"layout": "zigzag"}
 
 #: Families whose heads and texts are divided, and what averages gradients over parts of a text.
-DIVIDED = {"bloom": "dp_replicate_size", "falcon": "fsdp_size", "mpt": "fsdp_size"}
+DIVIDED = {"bloom": "dp_replicate_size", "falcon": "fsdp_size"}
 
 
 def batch(length: int = LENGTH) -> dict[str, torch.Tensor]:
@@ -85,12 +85,12 @@ def silence(rank: int, size: int) -> dict[str, list[Any]]:
     with torch.no_grad():
         # tokens 7 have keys so long that a rank with one of them must not be silent
         weights = cases["a long key"][0].transformer.wte.weight
-        weights[7] *= 30.0
+        weights[7] *= 3000.0
     for name, (model, options, padding) in cases.items():
         text = ids.clone()
         text[text == 7] = 8
         if name == "a long key":
-            text[:, 5] = 7
+            text[:, 440] = 7
             for block in model.transformer.blocks:
                 block.norm_1 = torch.nn.Identity()
         plain = {"attention_mask": padding} if padding is not None else {}
@@ -119,7 +119,7 @@ def silence(rank: int, size: int) -> dict[str, list[Any]]:
     return found
 
 
-#: Name, family, keywords of `shard`, and keywords of `patch`.
+#: Name, family, the layout, and keywords of `patch`.
 PASSES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "MPT": ("mpt", {}, {"scaling": na.NTK(4.0)}),
     "Falcon": ("falcon", {}, {"scaling": na.DynamicNTK(2.0, 64, per="query")}),
@@ -170,8 +170,8 @@ def on_a_mesh(rank: int, size: int, folder: Path) -> dict[str, list[float]]:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sequence", "tp"))
     group, found = mesh["sequence"].get_group(), {}
+    load = transformers.AutoModelForCausalLM.from_pretrained
     for name, averaged_by in DIVIDED.items():
-        load = transformers.AutoModelForCausalLM.from_pretrained
         whole = load(folder / name)
         plan = DistributedConfig(tp_plan=na.tp_plan(whole.config), tp_size=2, **{averaged_by: 2})
         model = load(folder / name, distributed_config=plan)
@@ -183,6 +183,11 @@ def on_a_mesh(rank: int, size: int, folder: Path) -> dict[str, list[float]]:
         with na.patch(whole, na.NTK(4.0)), torch.inference_mode():
             expected = whole(ids).logits[:, -1:]
         found[name].append(float((step - expected).abs().max()))
+    packed = transformers.AutoConfig.from_pretrained(folder / "mpt")
+    plan = DistributedConfig(tp_plan=na.tp_plan(packed), tp_size=2, fsdp_size=2)
+    model = load(folder / "mpt", distributed_config=plan)
+    with pytest.raises(ValueError, match="model must be divided by tensor parallelism or by FSDP"):
+        na.patch(model, group=group)
     return found
 
 
@@ -222,7 +227,7 @@ def everything(rank: int, size: int, folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("models")
-    for name in DIVIDED:
+    for name in (*DIVIDED, "mpt"):
         make_model(name).save_pretrained(folder / name)
     return run(4, everything, 4, folder)
 

@@ -41,7 +41,7 @@ def differences(
         batch: the text, with attention_mask and labels.
         group: the ranks.
         averaged: whether something else averages gradients over the ranks.
-        layout: keywords of `shard`.
+        layout: keywords of `shard` and `patch`.
         options: keywords of `patch`.
     """
     ranks, layout = Ranks.of(group), layout or {}
@@ -52,7 +52,7 @@ def differences(
     with na.patch(whole, **options):
         expected = whole(**batch)
         expected.loss.backward()
-    with na.patch(model, **options, group=group):
+    with na.patch(model, **options, **layout, group=group):
         result = model(**shard(batch, group, **layout))
         result.loss.backward()
     loss = torch.stack(ranks.gather(result.loss.detach())).mean()

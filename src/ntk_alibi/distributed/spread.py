@@ -53,7 +53,7 @@ class Standing:
     """What a rank's keys can weigh for the new tokens of one forward pass.
 
     Args:
-        ranks: the processes.
+        size: number of ranks.
         places: where tokens are.
         bias: the kernel form of a bias of the new tokens.
 
@@ -61,9 +61,9 @@ class Standing:
         may_be_silent: whether the keys are so far that a proof is worth its time.
     """
 
-    def __init__(self, ranks: Ranks, places: Places, bias: KernelBias) -> None:
+    def __init__(self, size: int, places: Places, bias: KernelBias) -> None:
         self._mask, self._new = places.mask, places.new
-        self._share = ROUNDING / 2 / max(ranks.size - 1, 1)
+        self._share = ROUNDING / 2 / max(size - 1, 1)
         self._bias = bounds.BiasBounds(numbers_of(bias), BLOCK)
         at, shown = places.queries, np.ones(places.queries.shape, np.bool_)
         first, last, _, _ = bounds.block_positions(at, shown, BLOCK)

@@ -205,7 +205,7 @@ def _standing(forward_pass: Any) -> tuple[Standing, bool]:
     places = spread.Places(limits, at.astype(np.int64), new, keys, real)
     slopes = forward_pass.memo(_bias)
     problem = Problem((len(new), slopes.num_heads, new.shape[1], keys.shape[1]), limits)
-    standing = Standing(shared.ranks, places, kernel_bias_of(slopes, problem))
+    standing = Standing(shared.ranks.size, places, kernel_bias_of(slopes, problem))
     return standing, any(shared.ranks.gather_flags(standing.may_be_silent))
 
 

@@ -256,7 +256,7 @@ def test_what_would_be_wrong_is_refused(results: list[dict[str, Any]]) -> None:
         "layout must be one of 'contiguous', 'zigzag', got 'striped'",
         "batch must have at least 8 tokens, two a rank, got 7",
         "on rank 0: layout must be 'contiguous' with past_key_values, which cuts the prompt into",
-        "input_ids must be the parts of shard(batch, group, layout='zigzag'), [72, 72, 71, 71] tok",
+        "input_ids must be the parts of shard(batch, group, layout='zigzag'), [71, 71, 72, 72] tok",
         "the patch must be the same on all ranks, got None, attention='fused', group of 4 ranks on",
         "input_ids must be the same on all ranks, got (1, 1) on rank 0 and (1, 2) on rank 2",
         "on rank 3: attention_mask must",
@@ -274,7 +274,7 @@ def test_ranks_whose_keys_weigh_nothing_send_nothing(results: list[dict[str, Any
         if name == "flat":
             assert all(abs(x - 1.0) < 0.01 for x in shares)
         elif name == "a long key":
-            assert shares[0] > 0.3, shares
+            assert shares[2] > 0.99, shares
         else:
             # the last rank speaks; flags are a byte each
             assert max(shares[:2]) < 0.02, (name, shares)

@@ -99,9 +99,10 @@ def patch(
         ValueError: the model has no ALiBi attention of a known family, has a forward method of its
             own, or has no layer of a number that the scaling names; its family does not have that
             attention or rounding; window or causal_block is below 1; sink is below 0, or given
-            without window and causal_block; attention="traceable" comes with a scaling of lengths,
-            a mask option, linear="onednn", or a model made with attn_implementation="ntk_alibi"; at
-            a call, a `WindowCache` holds other tokens than the patch shows.
+            without window and causal_block; layout is unknown, or comes without group;
+            attention="traceable" comes with a scaling of lengths, a mask option, linear="onednn",
+            or a model made with attn_implementation="ntk_alibi"; at a call, a `WindowCache` holds
+            other tokens than the patch shows.
         RuntimeError: the transformers version is unknown, or its code is not what the patch
             expects.
 

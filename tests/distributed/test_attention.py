@@ -342,19 +342,6 @@ def test_every_rank_hears_the_same_sentence(two: Results) -> None:
         assert sentence.startswith(beginning)
 
 
-def dies(rank: int, size: int) -> str:
-    query, key, value = (x[:, :, :64] for x in inputs(128))
-    if rank == 1:
-        return "gone"
-    with pytest.raises(RuntimeError) as error:
-        na.attention(query, key, value, na.ALiBi(4), group=distributed.group.WORLD)
-    return type(error.value).__name__
-
-
-def test_a_rank_that_is_gone_is_an_error_and_no_hang() -> None:
-    assert run(2, dies, 2, seconds=5)[1] == "gone"
-
-
 def test_heads_of_a_model() -> None:
     whole = inputs(70, heads=8, key_heads=8)
     part = [x[:, 2:5] for x in whole]

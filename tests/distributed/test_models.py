@@ -181,8 +181,8 @@ def test_keys_are_spread_and_can_be_taken_back(results: list[dict[str, Any]]) ->
 
 def test_what_would_be_wrong_is_refused(results: list[dict[str, Any]]) -> None:
     expected = [
-        "past_key_values must be a ShardedCache, or None, in a model patched with group, got Dyn",
-        "output_attentions must be False in a model patched with group, got True",
+        "on rank 0: past_key_values must be a ShardedCache, or None, in a model patched with group",
+        "on rank 0: output_attentions must be False in a model patched with group, got True",
         "on rank 0: attention_mask must be of this rank's part of input_ids, (batch, tokens) = (1,",
         "past_key_values must not be a ShardedCache in a model that is patched without group",
         "past_key_values must not be a ShardedCache in a model that is not patched with its group",

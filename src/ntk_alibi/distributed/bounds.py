@@ -81,6 +81,24 @@ def by_tile(numbers: NDArray[Any], size: int, reduce: Any, fill: Any) -> NDArray
     return result
 
 
+def block_positions(
+    positions: NDArray[Any], real: NDArray[np.bool_], size: int
+) -> tuple[Any, Any, Any, Any]:
+    """Return first, last and count of the real keys of blocks, and whether their positions differ.
+
+    Args:
+        positions: (1 or batch, keys).
+        real: (1 or batch, keys).
+        size: number of keys in a block.
+    """
+    positions = np.broadcast_to(positions.astype(np.int64), real.shape)
+    first = by_tile(np.where(real, positions, NOWHERE), size, np.min, NOWHERE)
+    last = by_tile(np.where(real, positions, -1), size, np.max, -1)
+    count = by_tile(real.astype(np.int64), size, np.sum, 0)
+    unique = np.where(real, positions, -2 - np.arange(positions.shape[1]))
+    return first, last, count, by_tile(unique, size, _differ, -1)
+
+
 def visible_blocks(tiles: QueryTiles, blocks: KeyBlocks, mask: Mask) -> NDArray[np.bool_]:
     """Return which blocks some query of a tile can see, (1 or batch, tiles, blocks)."""
     first, last = blocks.first[:, None], blocks.last[:, None]
@@ -155,6 +173,11 @@ class BiasBounds:
         bound, rate = self._of_slopes(head, batch, tiles, behind, ahead)
         rate = np.where(blocks.distinct[at][None], rate, 0.0)
         return bound, np.log(_weights(rate, np.exp(count)))
+
+    def at_least(self, distance: float) -> float:
+        """Return the bound of a bias of slopes behind a query, of all heads, from a distance on."""
+        slopes = [float(x.min()) for name, x in self._least.items() if name.endswith("left")]
+        return -distance * min(slopes, default=0.0)
 
     def _of_table(self, head: int, behind: NDArray[Any], ahead: NDArray[Any]) -> Floats:
         size, begin = self._from.shape[1], self._bias.table_begin
@@ -238,6 +261,21 @@ def needed_blocks(
     return wanted
 
 
+def none_needed(
+    query: QueryTiles, blocks: KeyBlocks, bias: BiasBounds, mask: Mask, share: float
+) -> bool:
+    """Return whether all blocks of one source together hold at most `share` of each query's sum."""
+    seen = visible_blocks(query, blocks, mask)
+    if not seen.any():
+        return True
+    batch, heads, _ = query.norms.shape
+    # The last heads have the flattest slopes in most models, and so decide most often.
+    rows = ((b, head, 0) for head in reversed(range(heads)) for b in range(batch))
+    return bias.proven and not any(
+        _heaviest([_worst(query, blocks, bias, seen, row)], share)[0].any() for row in rows
+    )
+
+
 def _worst(
     query: QueryTiles,
     blocks: KeyBlocks,
@@ -271,6 +309,14 @@ def _heaviest(worst: list[Floats], share: float) -> list[NDArray[np.bool_]]:
     keep = np.zeros(len(every), np.bool_)
     keep[order] = total > share * (1.0 - 2.0**-20)
     return np.split(keep, np.cumsum([len(x) for x in worst])[:-1])
+
+
+def _differ(numbers: NDArray[Any], axis: int) -> NDArray[np.bool_]:
+    """Return whether all numbers >= 0 along the last axis differ."""
+    ordered = np.sort(numbers, axis=axis)
+    same = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    differ: NDArray[np.bool_] = ~same.any(axis=axis)
+    return differ
 
 
 def _chunks(count: int, size: int) -> Iterator[slice]:

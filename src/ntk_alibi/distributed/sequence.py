@@ -171,19 +171,10 @@ class Sequence:
 
     def _block_positions(self, columns: slice) -> tuple[Any, Any, Any, Any]:
         """Return first, last and count of the real keys of blocks, and whether they differ."""
-        size = self.block
-        positions = self.problem.key_positions[:, columns].astype(np.int64)
+        positions = self.problem.key_positions[:, columns]
         real = self.problem.key_padding_mask
         shown = np.ones(positions.shape, np.bool_) if real is None else real[:, columns] > 0
-        positions = np.broadcast_to(positions, shown.shape)
-        first = bounds.by_tile(
-            np.where(shown, positions, bounds.NOWHERE), size, np.min, bounds.NOWHERE
-        )
-        last = bounds.by_tile(np.where(shown, positions, -1), size, np.max, -1)
-        count = bounds.by_tile(shown.astype(np.int64), size, np.sum, 0)
-        unique = np.where(shown, positions, -2 - np.arange(positions.shape[1]))
-        distinct = bounds.by_tile(unique, size, _differ, -1)
-        return first, last, count, distinct
+        return bounds.block_positions(positions, shown, self.block)
 
     def query_tiles(
         self,
@@ -263,14 +254,6 @@ def _norms(
     norms = _arrays.to_numpy(apart.norm(dim=-1).nan_to_num(np.inf, np.inf))
     greatest = bounds.by_tile(norms * bounds.NORM_SLACK, block, np.max, 0.0)
     return torch.from_numpy(greatest.astype(np.float32)).to(key.device), centre
-
-
-def _differ(numbers: NDArray[Any], axis: int) -> NDArray[np.bool_]:
-    """Return whether all numbers >= 0 along the last axis differ."""
-    ordered = np.sort(numbers, axis=axis)
-    same = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
-    differ: NDArray[np.bool_] = ~same.any(axis=axis)
-    return differ
 
 
 def _gathered(

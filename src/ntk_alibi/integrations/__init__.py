@@ -37,6 +37,7 @@ def patch(
     linear: Literal["auto", "torch", "onednn"] = "auto",
     log_n: int | LogN | None = None,
     group: Any = None,
+    layout: Literal["contiguous", "zigzag"] = "contiguous",
 ) -> PatchHandle:
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
@@ -87,6 +88,8 @@ def patch(
             from labels that were shifted before they were cut; its mean over the ranks is that of
             the whole text, as DDP and FSDP average gradients. With a `ShardedCache`, generate()
             takes the whole prompt on every rank. Needs "fused", and has no sinks.
+        layout: "zigzag" for parts that `shard` cut with layout="zigzag": two runs a rank, one from
+            each end, which gives all ranks the same work. It needs group, and has no cache.
 
     Returns:
         The handle, a context manager with `.undo()`.
@@ -96,9 +99,10 @@ def patch(
         ValueError: the model has no ALiBi attention of a known family, has a forward method of its
             own, or has no layer of a number that the scaling names; its family does not have that
             attention or rounding; window or causal_block is below 1; sink is below 0, or given
-            without window and causal_block; attention="traceable" comes with a scaling of lengths,
-            a mask option, linear="onednn", or a model made with attn_implementation="ntk_alibi"; at
-            a call, a `WindowCache` holds other tokens than the patch shows.
+            without window and causal_block; layout is unknown, or comes without group;
+            attention="traceable" comes with a scaling of lengths, a mask option, linear="onednn",
+            or a model made with attn_implementation="ntk_alibi"; at a call, a `WindowCache` holds
+            other tokens than the patch shows.
         RuntimeError: the transformers version is unknown, or its code is not what the patch
             expects.
 
@@ -147,6 +151,7 @@ def patch(
         linear=linear,
         log_n=log_n,
         group=group,
+        layout=layout,
     )
     return apply(model, *found, settings)
 

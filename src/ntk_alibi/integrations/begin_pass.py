@@ -55,8 +55,6 @@ def begin_pass(
     settings = current(model)
     sharded = isinstance(cache, ShardedCache)
     if settings.ranks is not None:
-        checks.no_weights_in_group(_wants_weights(model, kwargs))
-        checks.cache_of_group(cache, sharded=sharded)
         return (), _shared(rule_of(model), settings, settings.ranks, model, kwargs)
     checks.patched_with_group(sharded)
     checks.known_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
@@ -90,26 +88,41 @@ def _shared(
     mask = mask.mask if isinstance(mask, Padding) else mask
     cache: Any = kwargs.get("past_key_values")
     batch, tokens = inputs.shape[:2]
+
+    def describe() -> dict[str, Any]:
+        checks.no_weights_in_group(_wants_weights(model, kwargs))
+        checks.cache_of_group(cache, settings.layout, sharded=isinstance(cache, ShardedCache))
+        checks.known_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
+        given = cache is not None
+        common = {"the patch": repr(settings), "whether there are past_key_values": given}
+        if cache is None:
+            return common
+        cached = cache.get_seq_length()
+        _padding(model, mask, (batch, cached, tokens), inputs.device)
+        return {**common, "input_ids": (batch, tokens), "tokens in past_key_values": cached}
+
+    ranks.in_step(describe)
+    shared: Any
     if cache is None:
-        shared: Any
         part = mask, (batch, tokens), inputs.device
-        shared, whole = own_tokens(ranks, repr(settings), *part)
-        past = shared.columns.start
+        shared, whole = own_tokens(ranks, settings.layout, *part)
+        # Two runs have other columns between them: all that are no queries count as before.
+        end = int(shared.at[-1]) + 1 if settings.layout == "contiguous" else whole.shape[1]
+        past = end - tokens
     else:
         past = cache.get_seq_length()
         _warn_of_older_slopes(settings.scaling, past)
-        if past == 0:
-            ranks.agree(lambda: {"the patch": repr(settings), "input_ids": (batch, tokens)})
         whole = _padding(model, mask, (batch, past, tokens), inputs.device)[:, : past + tokens]
         if past == 0 and tokens >= LEAST_PART * ranks.size:
             lengths = [len(x) for x in torch.arange(tokens).tensor_split(ranks.size)]
             cache.hold(lengths)
             past, tokens = sum(lengths[: ranks.rank]), lengths[ranks.rank]
-            shared = OwnTokens(ranks, slice(past, past + tokens), bool(whole.all()))
-            kwargs[name] = inputs[:, shared.columns]
+            shared = OwnTokens(ranks, torch.arange(past, past + tokens), bool(whole.all()))
+            kwargs[name] = inputs[:, past : past + tokens]
             _share_last_token(model, ranks)
         else:
-            shared = SpreadKeys(ranks, cache, cache.hold_together(tokens))
+            own = cache.hold_together(tokens)
+            shared = SpreadKeys(ranks, slice(past, past + tokens), cache, own)
     streaming = StreamingMask(settings.mask)
     limited = streaming if streaming.evicts(whole.shape[1] - 1) else None
     kwargs["attention_mask"] = ForwardPass(

@@ -151,8 +151,46 @@ def mask_of_part(shape: tuple[int, ...] | None, part: tuple[int, int]) -> None:
         )
 
 
-def cache_of_group(cache: Any, *, sharded: bool) -> None:
+def no_count_of_labels(count: Any) -> None:
+    """Refuse a caller's number of labels, which the ranks of a text count themselves."""
+    if count is not None:
+        raise ValueError(
+            "num_items_in_batch must be None in a model patched with group, got "
+            f"{int(count)}: transformers' Trainer gives it, and multiplies the loss by the number "
+            "of processes; give it a compute_loss of model(**inputs).loss, as docs/distributed.md "
+            "has it"
+        )
+
+
+def packed_once(placements: Any) -> None:
+    """Check that packed queries, keys and values are not divided in two ways at once.
+
+    transformers' loading puts their parts in another order then.
+    """
+    divided = [x for x in placements or () if not x.is_replicate()]
+    if len(divided) > 1:
+        raise ValueError(
+            "model must be divided by tensor parallelism or by FSDP, not both, where its queries, "
+            f"keys and values are packed in one weight, got {tuple(placements)} for Wqkv"
+        )
+
+
+def parts_of_layout(lengths: list[int], expected: list[int], layout: str) -> None:
+    """Check that the parts of all ranks are those that a layout gives them."""
+    if lengths != expected:
+        raise ValueError(
+            f"input_ids must be the parts of shard(batch, group, layout={layout!r}), {expected} "
+            f"tokens, in a model patched with this layout, got {lengths}"
+        )
+
+
+def cache_of_group(cache: Any, layout: str, *, sharded: bool) -> None:
     """Check that the cache of a model patched with group is spread over the group, too."""
+    if cache is not None and layout != "contiguous":
+        raise ValueError(
+            f"layout must be 'contiguous' with past_key_values, which cuts the prompt into runs, "
+            f"got {layout!r}"
+        )
     if cache is not None and not sharded:
         raise ValueError(
             "past_key_values must be a ShardedCache, or None, in a model patched with group, got "

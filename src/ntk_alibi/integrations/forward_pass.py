@@ -37,8 +37,9 @@ class ForwardPass(PassedThrough):
     Attributes:
         mask: (batch, keys or more), True for real keys; static caches have keys beyond the last
             query.
-        past: number of keys before the first query.
+        past: number of keys before the first query; of two runs, those that are no queries.
         queries: number of queries.
+        at: the columns of the queries, a slice or int64.
         streaming: the mask of the queries if it hides any key behind them, or None.
         skipped: (batch,), real tokens that are neither among the keys nor queries, or None: a
             `WindowCache` evicted them between the sinks and the window.
@@ -67,6 +68,7 @@ class ForwardPass(PassedThrough):
         super().__init__(mask)
         self.past = past
         self.queries = queries
+        self.at: Any = slice(past, past + queries) if shared is None else shared.at
         self.streaming = streaming
         self.skipped = skipped
         self.shared = shared
@@ -146,8 +148,10 @@ class ForwardPass(PassedThrough):
         per = scaling_per(self.scaling)
         if per is None:
             return None
-        seen = real.cumsum(dim=1)[:, real.shape[1] - queries :].clamp(min=1)
-        every = real if self.shared is None else self.mask
+        every, at = real, slice(real.shape[1] - queries, None)
+        if self.shared is not None:
+            every, at = self.mask, self.at
+        seen = every.cumsum(dim=1)[:, at].clamp(min=1)
         seen = seen if per == "query" else every.sum(dim=1)[:, None]
         skipped = self.skipped if skipped is None else skipped
         seen = seen if skipped is None else seen + skipped.to(seen.device)[:, None]
@@ -222,7 +226,7 @@ def _factors(forward_pass: ForwardPass) -> torch.Tensor | None:
         return None
     keys = forward_pass.positions(real)
     mask = EVERYTHING if forward_pass.streaming is None else forward_pass.streaming.mask
-    counts = mask.visible_count(keys[:, forward_pass.past :], keys, real).clamp(min=1)
+    counts = mask.visible_count(keys[:, forward_pass.at], keys, real).clamp(min=1)
     log_n.check_heads(forward_pass.rule.heads)
     return cast(torch.Tensor, log_n.factors_of(counts.double()).float())
 

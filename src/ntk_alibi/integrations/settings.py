@@ -9,6 +9,7 @@ from torch import nn
 
 from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.distributed.layouts import LAYOUTS, Layout
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations import checks
 from ntk_alibi.masks import EVERYTHING, Mask
@@ -41,6 +42,7 @@ class Settings:
     linear: Literal["auto", "torch", "onednn"] = "auto"
     log_n: LogN | None = None
     ranks: Ranks | None = None
+    layout: Layout = "contiguous"
 
     @property
     def traceable(self) -> bool:
@@ -61,6 +63,8 @@ class Settings:
             choices.append(f"log_n={self.log_n!r}")
         if self.ranks is not None:
             choices.append(f"group of {self.ranks.size} ranks")
+        if self.layout != "contiguous":
+            choices.append(f"layout={self.layout!r}")
         return ", ".join(choices)
 
 
@@ -90,6 +94,7 @@ def settings_of(
     linear: Any = "auto",
     log_n: Any = None,
     group: Any = None,
+    layout: Any = "contiguous",
     **limits: Any,
 ) -> Settings:
     """Return the settings of `patch`'s arguments, checked as far as possible without a model.
@@ -101,12 +106,14 @@ def settings_of(
         linear: the products of linear layers.
         log_n: log-n scaling.
         group: the process group that shares a text.
+        layout: which of its tokens each rank holds.
         limits: window, sink and causal_block of `patch`.
     """
     scaling_checks.model_scaling(scaling)
     _checks.choice("attention", attention, ATTENTIONS)
     _checks.choice("compat", compat, COMPATS)
     _checks.choice("linear", linear, LINEARS)
+    _checks.choice("layout", layout, LAYOUTS)
     mask = Mask.checked(**limits)
     if mask.sink and not mask.limited:
         raise ValueError(f"sink must be 0 without window or causal_block, got {mask.sink}")
@@ -120,6 +127,8 @@ def settings_of(
         per = scaling_per(scaling)
         checks.traceable_choices(settings, per, unlimited=mask == EVERYTHING)
     if group is None:
+        if layout != "contiguous":
+            raise ValueError(f"layout must be 'contiguous' without group, got {layout!r}")
         return settings
     for name, given, only in (
         ("attention", attention, "fused"),
@@ -128,7 +137,7 @@ def settings_of(
     ):
         if given != only:
             raise ValueError(f"{name} must be {only!r} with group, got {given!r}")
-    return replace(settings, ranks=Ranks.of(group))
+    return replace(settings, ranks=Ranks.of(group), layout=layout)
 
 
 def stack_of(target: nn.Module) -> tuple[Settings | None, ...]:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.integrations import checks
 from ntk_alibi.torch.sharding import IGNORED
 
 #: The attribute of a patched model that keeps the models above it, in a tuple, so that they are no
@@ -65,8 +66,14 @@ class _LossOfParts:
         self._ranks, self.replaced = ranks, replaced
 
     def __call__(
-        self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_: Any
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        vocab_size: int,
+        num_items_in_batch: Any = None,
+        **_: Any,
     ) -> torch.Tensor:
+        checks.no_count_of_labels(num_items_in_batch)
         labels = labels.to(logits.device)
         own = (labels != IGNORED).sum()[None]
         total = torch.stack(self._ranks.gather(own)).sum()

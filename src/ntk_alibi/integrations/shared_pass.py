@@ -2,7 +2,7 @@
 
 In an `OwnTokens` pass each rank computes its part of the text, and `attention` with a group lets
 blocks of keys travel. In a `SpreadKeys` pass all ranks compute the same new tokens, each attends to
-the keys that it holds, and the results are merged.
+the keys that it holds if they can matter, and the results are merged.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 
+from ntk_alibi import _arrays
+from ntk_alibi.biases.kernel_bias import kernel_bias_of
+from ntk_alibi.distributed import spread
+from ntk_alibi.distributed.layouts import Layout, columns_of
 from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.distributed.spread import Standing
 from ntk_alibi.fused.attention import attention as fused_attention
-from ntk_alibi.fused.merge import merge
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.pass_bias import PassBias
+from ntk_alibi.masks import EVERYTHING, Problem
 from ntk_alibi.positions.log_n import KnownFactors
 
 #: Number of tokens of each rank from which a prompt is cut into parts.
@@ -30,12 +36,12 @@ class OwnTokens:
 
     Attributes:
         ranks: the processes.
-        columns: this rank's columns of the text.
-        plain: whether all tokens of all ranks are real.
+        at: this rank's columns of the text, ascending int64.
+        plain: whether all tokens of all ranks are real, and those of each rank one run.
     """
 
     ranks: Ranks
-    columns: slice
+    at: torch.Tensor
     plain: bool
 
     def attend(
@@ -53,10 +59,10 @@ class OwnTokens:
             held.update(key, value, layer)
         options: dict[str, Any] = _limits(forward_pass)
         if not self.plain or forward_pass.streaming is not None:
-            positions = forward_pass.positions(forward_pass.mask)[:, self.columns]
+            positions = forward_pass.positions(forward_pass.mask)[:, self.at]
             options |= {"query_positions": positions, "key_positions": positions}
         if not self.plain:
-            options["key_padding_mask"] = forward_pass.mask[:, self.columns]
+            options["key_padding_mask"] = forward_pass.mask[:, self.at]
         return cast(
             torch.Tensor,
             fused_attention(
@@ -78,11 +84,13 @@ class SpreadKeys:
 
     Attributes:
         ranks: the processes.
+        at: the columns of the queries.
         cache: the cache, which knows this rank's columns of the text.
         owner: whether this rank keeps the new tokens.
     """
 
     ranks: Ranks
+    at: slice
     cache: ShardedCache
     owner: bool
 
@@ -100,39 +108,50 @@ class SpreadKeys:
         if self.owner:
             self.cache.update(key, value, layer)
         keys, values = self.cache.held(layer)
-        columns = self.cache.columns
         output = torch.zeros_like(query, memory_format=torch.contiguous_format)
         logsumexp = query.new_full(query.shape[:3], -torch.inf, dtype=torch.float32)
-        if keys is not None:
-            positions = forward_pass.positions(forward_pass.mask)
-            past = forward_pass.past
+        flags = self._silent(forward_pass, query, key, keys, layer, scale)
+        if keys is not None and not flags[self.ranks.rank]:
             output, logsumexp = fused_attention(
                 query,
                 keys,
                 values,
                 forward_pass.memo(_bias),
                 **_limits(forward_pass),
-                query_positions=positions[:, past : past + forward_pass.queries],
-                key_positions=positions[:, columns],
-                key_padding_mask=forward_pass.mask[:, columns],
+                **forward_pass.memo(_spread_options),
                 scale=scale,
                 log_n=_factors(forward_pass),
+                skip_tolerance=spread.OWN_SHARE,
                 return_logsumexp=True,
             )
-        packed = torch.cat([output.float(), logsumexp.float()[..., None]], -1)
-        parts = self.ranks.gather(packed)
-        merged, _ = merge([x[..., :-1] for x in parts], [x[..., -1].contiguous() for x in parts])
-        return cast(torch.Tensor, merged).to(query.dtype)
+        return spread.merged(self.ranks, output, logsumexp, flags).to(query.dtype)
+
+    def _silent(
+        self, forward_pass: Any, query: Any, key: Any, keys: Any, layer: int, scale: float
+    ) -> list[bool]:
+        """Return for each rank whether its keys of a layer weigh nothing, and it sends nothing."""
+        standing, any_rank = forward_pass.memo(_standing)
+        if not any_rank:
+            return [False] * self.ranks.size
+        own = keys is None
+        if not own and standing.may_be_silent and not _arrays.needs_torch(query, key, keys, None):
+            factors = forward_pass.factors
+            own = standing.silent(query, key, factors, scale, self.cache.norms(layer))
+        return self.ranks.gather_flags(own)
 
 
 def own_tokens(
-    ranks: Ranks, choices: str, mask: torch.Tensor | None, shape: tuple[int, int], device: Any
+    ranks: Ranks,
+    layout: Layout,
+    mask: torch.Tensor | None,
+    shape: tuple[int, int],
+    device: Any,
 ) -> tuple[OwnTokens, torch.Tensor]:
     """Return the pass of a part of a text on each rank, and the mask of the whole text.
 
     Args:
         ranks: the processes.
-        choices: the choices of this rank's patch, which must be those of all.
+        layout: which tokens each rank holds.
         mask: this rank's attention_mask, (batch, tokens), or None.
         shape: batch and number of this rank's tokens.
         device: the device of the mask.
@@ -141,20 +160,53 @@ def own_tokens(
 
     def describe() -> dict[str, Any]:
         checks.mask_of_part(None if mask is None else tuple(mask.shape), shape)
-        own = {"own tokens": tokens, "own padding": mask is not None}
-        return {"the patch": choices, "batch": batch, **own}
+        return {"batch": batch, "own tokens": tokens, "own padding": mask is not None}
 
     every = ranks.agree(describe)
     lengths = [x["own tokens"] for x in every]
-    begin = sum(lengths[: ranks.rank])
-    whole = torch.ones((batch, sum(lengths)), dtype=torch.bool, device=device)
+    total = sum(lengths)
+    columns = list(torch.arange(total).split(lengths))
+    if layout != "contiguous":
+        columns = [columns_of(rank, ranks.size, total, layout) for rank in range(ranks.size)]
+        checks.parts_of_layout(lengths, [len(x) for x in columns], layout)
+    whole = torch.ones((batch, total), dtype=torch.bool, device=device)
     if any(x["own padding"] for x in every):
         own = torch.ones(shape, dtype=torch.uint8, device=device)
         if mask is not None:
             own = (mask != 0).to(device, torch.uint8)
-        whole = torch.cat(ranks.gather_rows(own, lengths), dim=1).bool()
-    columns = slice(begin, begin + tokens)
-    return OwnTokens(ranks, columns, bool(whole.all())), whole
+        whole[:, torch.cat(columns)] = torch.cat(ranks.gather_rows(own, lengths), dim=1).bool()
+    plain = layout == "contiguous" and bool(whole.all())
+    return OwnTokens(ranks, columns[ranks.rank], plain), whole
+
+
+def _spread_options(forward_pass: Any) -> dict[str, Any]:
+    """Return the positions and the padding of new tokens and of the keys that this rank holds."""
+    positions, columns = (
+        forward_pass.positions(forward_pass.mask),
+        forward_pass.shared.cache.columns,
+    )
+    return {
+        "query_positions": positions[:, forward_pass.at],
+        "key_positions": positions[:, columns],
+        "key_padding_mask": forward_pass.mask[:, columns],
+    }
+
+
+def _standing(forward_pass: Any) -> tuple[Standing, bool]:
+    """Return what this rank's keys can weigh, and whether those of any rank may be too light.
+
+    All ranks call this at the same layer.
+    """
+    shared, options = forward_pass.shared, forward_pass.memo(_spread_options)
+    names = "query_positions", "key_positions", "key_padding_mask"
+    at, keys, real = (_arrays.to_numpy(options[name]) for name in names)
+    new = _arrays.to_numpy(forward_pass.mask[:, forward_pass.at])
+    limits = EVERYTHING if forward_pass.streaming is None else forward_pass.streaming.mask
+    places = spread.Places(limits, at.astype(np.int64), new, keys, real)
+    slopes = forward_pass.memo(_bias)
+    problem = Problem((len(new), slopes.num_heads, new.shape[1], keys.shape[1]), limits)
+    standing = Standing(shared.ranks.size, places, kernel_bias_of(slopes, problem))
+    return standing, any(shared.ranks.gather_flags(standing.may_be_silent))
 
 
 def _limits(forward_pass: Any) -> dict[str, Any]:

@@ -8,35 +8,44 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from ntk_alibi import _checks
+from ntk_alibi.distributed.layouts import LAYOUTS, Layout, columns_of
 from ntk_alibi.distributed.ranks import Ranks
 
 #: Label of tokens that do not count in a loss.
 IGNORED = -100
 
 
-def shard(batch: Mapping[str, Any], group: Any) -> dict[str, Any]:
+def shard(batch: Mapping[str, Any], group: Any, *, layout: Layout = "contiguous") -> dict[str, Any]:
     """Return this rank's part of a batch, for a model that is patched with the same group.
 
     Tokens are cut into runs of nearly equal length, in the order of ranks. Labels are shifted by
     one before they are cut, so that each token's label is the token after it, also where that is
     another rank's; the label of the last token is -100, which does not count.
 
+    With layout="zigzag" there are twice as many runs, and rank r of P gets the r-th from the
+    beginning and the r-th from the end, so that all ranks see as many keys. That is worth its
+    bytes where heads see most of the text; `patch` needs the same layout. The positions of a rank's
+    tokens, for `ntk_alibi.attention`, are this function's part of torch.arange(tokens).
+
     Args:
         batch: tensors by name. input_ids or inputs_embeds is (batch, tokens, ...); every entry of
             the same first two axes is cut along the tokens, and others stay as they are. labels are
             those of input_ids, as transformers takes them, unshifted.
         group: a torch.distributed.ProcessGroup, or a DeviceMesh with one dimension.
+        layout: "contiguous" or "zigzag".
 
     Returns:
         A dict with the same keys.
 
     Raises:
-        TypeError, ValueError: group is no such group; batch lacks its inputs, or has fewer tokens
-            than there are ranks.
+        TypeError, ValueError: group is no such group; layout is unknown; batch lacks its inputs, or
+            has fewer tokens than there are runs.
 
     Example: see docs/distributed.md.
     """
     ranks = Ranks.of(group)
+    _checks.choice("layout", layout, LAYOUTS)
     inputs = next((batch[x] for x in ("input_ids", "inputs_embeds") if x in batch), None)
     if not isinstance(inputs, torch.Tensor) or inputs.ndim < 2:
         raise ValueError(
@@ -44,14 +53,18 @@ def shard(batch: Mapping[str, Any], group: Any) -> dict[str, Any]:
             f"{list(batch)}"
         )
     rows, tokens = inputs.shape[:2]
-    if tokens < ranks.size:
-        raise ValueError(f"batch must have at least {ranks.size} tokens, one a rank, got {tokens}")
+    runs, each = (1, "one") if layout == "contiguous" else (2, "two")
+    if tokens < runs * ranks.size:
+        raise ValueError(
+            f"batch must have at least {runs * ranks.size} tokens, {each} a rank, got {tokens}"
+        )
+    columns = columns_of(ranks.rank, ranks.size, tokens, layout)
     cut: dict[str, Any] = {}
     for name, value in batch.items():
         whole = value
         if isinstance(value, torch.Tensor) and value.shape[:2] == (rows, tokens):
             if name == "labels":
                 whole = F.pad(value[:, 1:], (0, 1), value=IGNORED)
-            whole = whole.tensor_split(ranks.size, dim=1)[ranks.rank].contiguous()
+            whole = whole[:, columns.to(whole.device)]
         cut[name] = whole
     return cut

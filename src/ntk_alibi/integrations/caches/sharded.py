@@ -9,11 +9,15 @@ import torch
 from transformers.cache_utils import Cache
 
 from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.growing_layer import GrowingLayer
 
 #: Room for new tokens in the first buffers.
 CAPACITY = 64
+
+#: Least number of new tokens that stay together on one rank.
+LEAST_RUN = 64
 
 
 class ShardedCache(Cache):
@@ -22,8 +26,10 @@ class ShardedCache(Cache):
     The model must be patched with the same group. All ranks call `generate()` with the same whole
     prompt. The first pass cuts the prompt: each rank computes its part, and keeps the keys and
     values of it. Every later token is computed by all ranks. Each attends to the keys that it
-    holds; outputs and logsumexps, 4 (head_dim + 1) bytes a head, are gathered and merged. The keys
-    of a new token go to the rank that holds the fewest.
+    holds; outputs and logsumexps, 4 (head_dim + 1) bytes a head, are gathered and merged. A rank
+    whose keys are proven to be too far for all heads does neither, and sends one byte. New keys
+    stay with one rank, at first that of the text's end, until it holds an eighth more than another
+    (64 tokens more in short texts), which then gets them.
 
     All ranks get the same logits to the bit, and so the same tokens: greedy, by beam search, or
     sampled from generators of one seed. The logits of the first pass are those of its last token
@@ -53,6 +59,7 @@ class ShardedCache(Cache):
         super().__init__(layer_class_to_replicate=new_layer)
         self.ranks = Ranks.of(group)
         self._lengths = [0] * self.ranks.size
+        self._owner = self.ranks.size - 1
         self.columns = torch.zeros(0, dtype=torch.int64)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -79,10 +86,12 @@ class ShardedCache(Cache):
         self._lengths = [x + y for x, y in zip(self._lengths, lengths, strict=True)]
 
     def hold_together(self, tokens: int) -> bool:
-        """Note that the next tokens go to the rank with the fewest; return whether it is this."""
-        rank = self._lengths.index(min(self._lengths))
-        self.hold([tokens if x == rank else 0 for x in range(self.ranks.size)])
-        return rank == self.ranks.rank
+        """Note that the next tokens stay together, and return whether they go to this rank."""
+        fewest = min(self._lengths)
+        if self._lengths[self._owner] - fewest >= max(LEAST_RUN, fewest // 8):
+            self._owner = self._lengths.index(fewest)
+        self.hold([tokens if x == self._owner else 0 for x in range(self.ranks.size)])
+        return self._owner == self.ranks.rank
 
     def held(self, layer_idx: int) -> tuple[Any, Any]:
         """Return the keys and values that this rank holds, or None and None."""
@@ -91,6 +100,11 @@ class ShardedCache(Cache):
             return None, None
         keys, values = layer.held()
         return keys, values
+
+    def norms(self, layer_idx: int) -> KeyNorms:
+        """Return the norms of the keys that this rank holds."""
+        layer: Any = self.layers[layer_idx]
+        return layer.norms()  # type: ignore[no-any-return]
 
     def crop(self, max_length: int) -> None:
         """Keep the first max_length tokens of the text, or remove -max_length tokens."""
@@ -109,4 +123,5 @@ class ShardedCache(Cache):
         """Remove all tokens."""
         super().reset()  # type: ignore[no-untyped-call]
         self._lengths = [0] * self.ranks.size
+        self._owner = self.ranks.size - 1
         self.columns = self.columns[:0]

@@ -106,6 +106,8 @@ def _check(model: Any, _: Settings) -> None:
         raise ValueError(
             "model must be an MPT with ALiBi, got one whose attn_config.alibi is False"
         )
+    for block in model.blocks:
+        checks.packed_once(getattr(block.attn.Wqkv.weight, "placements", None))
 
 
 FAMILY = Family(

@@ -1,0 +1,29 @@
+"""Which tokens of a text each rank holds."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+#: Runs of tokens in the order of ranks; or two runs a rank, one from each end.
+LAYOUTS = ("contiguous", "zigzag")
+
+Layout = Literal["contiguous", "zigzag"]
+
+
+def columns_of(rank: int, size: int, tokens: int, layout: Layout) -> torch.Tensor:
+    """Return the columns of a text that a rank holds, ascending int64.
+
+    Args:
+        rank: the rank.
+        size: number of ranks.
+        tokens: number of tokens of the text.
+        layout: "contiguous" for the rank's run of `size`; "zigzag" for two runs of 2 * `size`, the
+            rank's from the beginning and from the end.
+    """
+    every = torch.arange(tokens)
+    if layout == "contiguous":
+        return every.tensor_split(size)[rank]
+    runs = every.tensor_split(2 * size)
+    return torch.cat([runs[rank], runs[2 * size - 1 - rank]])

@@ -1,0 +1,281 @@
+"""BLOOM, MPT and Falcon on four processes: passes, generation, and ranks that send nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import distributed
+
+import ntk_alibi as na
+from family_models import VOCABULARY, make_model
+from ntk_alibi.torch import shard
+from processes import run
+from shared_texts import LOGITS, assert_small, differences
+
+#: Texts of this many tokens, of which the second begins with padding.
+LENGTH, PADDING = 331, 50
+
+ZIGZAG = {"layout": "zigzag"}
+
+#: Families whose heads and texts are divided, and what averages gradients over parts of a text.
+DIVIDED = {"bloom": "dp_replicate_size", "falcon": "fsdp_size"}
+
+
+def batch(length: int = LENGTH) -> dict[str, torch.Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, VOCABULARY, (2, length), generator=rng)
+    mask = torch.ones_like(ids)
+    mask[1, :PADDING] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(mask > 0, -100)}
+
+
+class Wire:
+    """Counts the bytes of tensors that this rank sends to others, while it is entered."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._plain = distributed.all_gather, distributed.all_to_all_single
+
+    def __enter__(self) -> Wire:
+        gather, exchange = self._plain
+
+        def counted_gather(every: Any, tensor: Any, group: Any = None, **options: Any) -> Any:
+            self.sent += tensor.numel() * tensor.element_size() * (len(every) - 1)
+            return gather(every, tensor, group=group, **options)
+
+        def counted(out: Any, tensor: Any, outs: Any, ins: Any, **options: Any) -> Any:
+            rank = distributed.get_rank(options["group"])
+            self.sent += (tensor.numel() - ins[rank]) * tensor.element_size()
+            return exchange(out, tensor, outs, ins, **options)
+
+        distributed.all_gather = counted_gather
+        distributed.all_to_all_single = counted  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        distributed.all_gather, distributed.all_to_all_single = self._plain  # type: ignore[assignment]
+
+
+def steep(**config: Any) -> Any:
+    """Return an MPT whose flattest slope is 1/4."""
+    return make_model("mpt", 4, attn_config={"alibi": True, "alibi_bias_max": 2}, **config)
+
+
+def silence(rank: int, size: int) -> dict[str, list[Any]]:
+    """Return bytes of a token and layer as a share of those of all results, and errors, by case."""
+    group, found = distributed.group.WORLD, {}
+    ids = batch(600)["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[1, :200] = 0
+    windowed = {"window": 40}
+    cases: dict[str, tuple[Any, dict[str, Any], torch.Tensor | None]] = {
+        "far": (steep(), {}, None),
+        "padded": (steep(), {}, mask),
+        "knee": (steep(), {"scaling": na.Knee(200, 2.0)}, None),
+        "by length": (steep(), {"scaling": na.DynamicNTK(1.1, 512, per="query")}, None),
+        "window": (make_model("bloom", 8), windowed, None),
+        "flat": (make_model("mpt", 8), {}, None),
+        "a long key": (steep(), {}, None),
+    }
+    with torch.no_grad():
+        # tokens 7 have keys so long that a rank with one of them must not be silent
+        weights = cases["a long key"][0].transformer.wte.weight
+        weights[7] *= 3000.0
+    for name, (model, options, padding) in cases.items():
+        text = ids.clone()
+        text[text == 7] = 8
+        if name == "a long key":
+            text[:, 440] = 7
+            for block in model.transformer.blocks:
+                block.norm_1 = torch.nn.Identity()
+        plain = {"attention_mask": padding} if padding is not None else {}
+        with na.patch(model, **options), torch.inference_mode():
+            expected = model(text, **plain).logits[:, -2:]
+        runs = []
+        for _ in range(2 if name == "far" else 1):
+            with na.patch(model, **options, group=group), torch.inference_mode():
+                cache = na.ShardedCache(group)
+                before = {} if padding is None else {"attention_mask": padding[:, :-2]}
+                model(text[:, :-2], past_key_values=cache, **before)
+                logits, sent = [], 0
+                for at in (598, 599):
+                    until = {} if padding is None else {"attention_mask": padding[:, : at + 1]}
+                    with Wire() as wire:
+                        step = model(text[:, at : at + 1], past_key_values=cache, **until)
+                    logits.append(step.logits)
+                    sent += wire.sent
+                runs.append(torch.cat(logits, 1))
+        heads = model.config.num_attention_heads
+        result = 4 * heads * (16 + 1) * len(text) * (size - 1)
+        layers = model.config.num_hidden_layers
+        error = float((runs[0] - expected).abs().max() / expected.abs().max())
+        same = bool((runs[0] == runs[-1]).all())
+        found[name] = [sent / (2 * layers * result), error, same]
+    return found
+
+
+#: Name, family, the layout, and keywords of `patch`.
+PASSES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "MPT": ("mpt", {}, {"scaling": na.NTK(4.0)}),
+    "Falcon": ("falcon", {}, {"scaling": na.DynamicNTK(2.0, 64, per="query")}),
+    "Falcon, heads of keys": ("falcon, heads of keys", {}, {"scaling": na.Knee(100, 8.0)}),
+    "Falcon, groups": ("falcon, new decoder", {}, {"log_n": na.LogN(64, 0.5)}),
+    "zigzag": ("bloom", ZIGZAG, {"scaling": na.NTK(4.0)}),
+    "zigzag, per query": (
+        "mpt",
+        ZIGZAG,
+        {"scaling": na.DynamicNTK(2.0, 64, per="query"), "log_n": na.LogN(64, 0.5, biased=True)},
+    ),
+    "zigzag, per text": ("falcon", ZIGZAG, {"scaling": na.DynamicNTK(2.0, 64)}),
+    "zigzag, window": ("bloom", ZIGZAG, {"window": 70, "scaling": na.Knee(30, 4.0)}),
+}
+
+
+def passes(rank: int, size: int) -> dict[str, list[float]]:
+    return {
+        name: differences(*(make_model(family) for _ in range(2)), batch(),
+                          distributed.group.WORLD, layout=layout, **options)
+        for name, (family, layout, options) in PASSES.items()
+    }  # fmt: skip
+
+
+def generation(rank: int, size: int) -> dict[str, bool]:
+    """Return whether generated tokens are those of one process on all ranks, by family."""
+    group, found = distributed.group.WORLD, {}
+    text = {name: x for name, x in batch().items() if name != "labels"}
+    for name in ("mpt", "falcon", "falcon, new decoder"):
+        model = make_model(name)
+        options = {"max_new_tokens": 4, "do_sample": False, "num_beams": 2, "pad_token_id": 0}
+        with na.patch(model, na.NTK(4.0)):
+            expected = model.generate(**text, **options)
+        with na.patch(model, na.NTK(4.0), group=group):
+            cache = na.ShardedCache(group)
+            result = model.generate(**text, **options, past_key_values=cache)
+        found[name] = torch.equal(result, expected)
+    return found
+
+
+def on_a_mesh(rank: int, size: int, folder: Path) -> dict[str, list[float]]:
+    """Return errors of models whose heads and whose texts are divided, on two by two processes."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from transformers.distributed import DistributedConfig
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sequence", "tp"))
+    group, found = mesh["sequence"].get_group(), {}
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    for name, averaged_by in DIVIDED.items():
+        whole = load(folder / name)
+        plan = DistributedConfig(tp_plan=na.tp_plan(whole.config), tp_size=2, **{averaged_by: 2})
+        model = load(folder / name, distributed_config=plan)
+        options: dict[str, Any] = {"scaling": na.NTK(4.0), "averaged": True}
+        found[name] = differences(whole, model, batch(), group, **options)
+        ids = batch()["input_ids"][:1]
+        with na.patch(model, na.NTK(4.0), group=group), torch.inference_mode():
+            step = model(ids, past_key_values=na.ShardedCache(group)).logits
+        with na.patch(whole, na.NTK(4.0)), torch.inference_mode():
+            expected = whole(ids).logits[:, -1:]
+        found[name].append(float((step - expected).abs().max()))
+    packed = transformers.AutoConfig.from_pretrained(folder / "mpt")
+    plan = DistributedConfig(tp_plan=na.tp_plan(packed), tp_size=2, fsdp_size=2)
+    model = load(folder / "mpt", distributed_config=plan)
+    with pytest.raises(ValueError, match="model must be divided by tensor parallelism or by FSDP"):
+        na.patch(model, group=group)
+    return found
+
+
+def refusals(rank: int, size: int) -> list[str]:
+    group, model, said = distributed.group.WORLD, make_model("bloom"), []
+    ids = batch()["input_ids"][:1, :300]
+
+    def fails(call: Any) -> None:
+        with pytest.raises((TypeError, ValueError)) as error:
+            call()
+        said.append(str(error.value))
+
+    fails(lambda: na.patch(model, layout="zigzag"))
+    fails(lambda: na.patch(model, group=group, layout="striped"))  # type: ignore[arg-type]
+    fails(lambda: shard({"input_ids": ids[:, :7]}, group, layout="zigzag"))
+    with na.patch(model, group=group, layout="zigzag"):
+        fails(lambda: model(ids, past_key_values=na.ShardedCache(group)))
+        fails(lambda: model(ids[:, : 70 + rank]))
+    with na.patch(model, group=group, layout="zigzag" if rank == 1 else "contiguous"):
+        fails(lambda: model(ids[:, :64]))
+    with na.patch(model, group=group), torch.inference_mode():
+        cache = na.ShardedCache(group)
+        model(ids, past_key_values=cache)
+        fails(lambda: model(ids[:, : 1 + (rank == 2)], past_key_values=cache))
+        wrong = torch.ones(1, 9 if rank == 3 else 301)
+        fails(lambda: model(ids[:, :1], attention_mask=wrong, past_key_values=cache))
+        assert model(ids[:, :1], past_key_values=cache).logits.shape[1] == 1  # the group works on
+    return said
+
+
+def everything(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    work = silence, passes, generation, refusals
+    found = {function.__name__: function(rank, size) for function in work}
+    return {**found, "on_a_mesh": on_a_mesh(rank, size, folder)}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("models")
+    for name in (*DIVIDED, "mpt"):
+        make_model(name).save_pretrained(folder / name)
+    return run(4, everything, 4, folder)
+
+
+def test_logits_loss_and_gradients_are_those_of_one_process(results: list[dict[str, Any]]) -> None:
+    for found in results:
+        for name, errors in found["passes"].items():
+            assert_small(errors, name)
+
+
+def test_generated_tokens_are_those_of_one_process(results: list[dict[str, Any]]) -> None:
+    for found in results:
+        assert all(found["generation"].values()), found["generation"]
+
+
+def test_heads_and_texts_are_divided_together(results: list[dict[str, Any]]) -> None:
+    for found in results:
+        for name, (*errors, step) in found["on_a_mesh"].items():
+            assert_small(errors, name)
+            assert step < LOGITS, name
+
+
+def test_what_would_be_wrong_is_refused(results: list[dict[str, Any]]) -> None:
+    expected = [
+        "layout must be 'contiguous' without group, got 'zigzag'",
+        "layout must be one of 'contiguous', 'zigzag', got 'striped'",
+        "batch must have at least 8 tokens, two a rank, got 7",
+        "on rank 0: layout must be 'contiguous' with past_key_values, which cuts the prompt into",
+        "input_ids must be the parts of shard(batch, group, layout='zigzag'), [71, 71, 72, 72] tok",
+        "the patch must be the same on all ranks, got None, attention='fused', group of 4 ranks on",
+        "input_ids must be the same on all ranks, got (1, 1) on rank 0 and (1, 2) on rank 2",
+        "on rank 3: attention_mask must",
+    ]
+    for found in results:
+        for sentence, beginning in zip(found["refusals"], expected, strict=True):
+            assert sentence.startswith(beginning)
+
+
+def test_ranks_whose_keys_weigh_nothing_send_nothing(results: list[dict[str, Any]]) -> None:
+    for name in results[0]["silence"]:
+        shares, errors, same = zip(*(x["silence"][name] for x in results), strict=True)
+        assert all(same), name
+        assert max(errors) < 5e-6, name  # three layers of float32 sums
+        if name == "flat":
+            assert all(abs(x - 1.0) < 0.01 for x in shares)
+        elif name == "a long key":
+            assert shares[2] > 0.99, shares
+        else:
+            # the last rank speaks; flags are a byte each
+            assert max(shares[:2]) < 0.02, (name, shares)
+            assert sum(shares) < 2.1, (name, shares)

@@ -198,18 +198,19 @@ class Sequence:
             sums: prefix sums of this rank's keys, or None.
         """
         size, ulp = self.block, 2.0**-24
-        wide = query.double() * scale
-        if factors is not None:
-            wide = wide * factors.double()[..., None]
-        norms = _arrays.to_numpy(wide.norm(dim=-1)) * bounds.NORM_SLACK
-        low = _arrays.to_numpy(lower.double())
         key_heads = sources[0].norms.shape[1]
         group = query.shape[1] // max(key_heads, 1)
-        slack = 1e-5 + (query.shape[3] + 24) * ulp * norms * longest
-        room = []
-        for blocks in sources:
-            centre = torch.from_numpy(blocks.centres).double().repeat_interleave(group, 1)
-            shift = _arrays.to_numpy((wide.cpu() * centre[:, :, None]).sum(-1))
+        centres = torch.from_numpy(np.stack([x.centres for x in sources], -1)).to(query.device)
+        greatest, room = [], []
+        for head in range(query.shape[1]):  # a float64 copy of one head at a time
+            wide = query[:, head].double() * scale
+            if factors is not None:
+                wide = wide * factors[:, head % factors.shape[1]].double()[..., None]
+            norms = _arrays.to_numpy(wide.norm(dim=-1)) * bounds.NORM_SLACK
+            greatest.append(bounds.by_tile(norms, size, np.max, 0.0))
+            low = _arrays.to_numpy(lower[:, head].double())
+            shift = _arrays.to_numpy((wide @ centres[:, head // group].double()).movedim(-1, 0))
+            slack = 1e-5 + (query.shape[3] + 24) * ulp * norms * longest
             with np.errstate(invalid="ignore"):
                 left = shift - low + slack + 16 * ulp * (np.abs(shift) + np.abs(low))
             left = np.where(np.isfinite(low) & np.isfinite(left), left, np.inf)
@@ -220,8 +221,8 @@ class Sequence:
         if sums is not None:
             most = bounds.by_tile(_arrays.to_numpy(sums), size, np.max, -np.inf)
         return bounds.QueryTiles(
-            bounds.by_tile(norms, size, np.max, 0.0),
-            np.stack(room),
+            np.stack(greatest, 1),
+            np.stack(room, 2),
             bounds.by_tile(at, size, np.min, bounds.NOWHERE),
             bounds.by_tile(at, size, np.max, -1),
             bounds.by_tile(seen_from, size, np.min, bounds.NOWHERE),
@@ -242,18 +243,24 @@ def _norms(
 
     Keys of padding do not count.
     """
-    wide = key.detach().double()
     count = float(max(key.shape[2], 1))
+    shown = None
     if real is not None:
-        shown = torch.from_numpy(np.ascontiguousarray(real)).to(key.device).bool()[:, None, :, None]
-        wide = torch.where(shown, wide, 0.0)
-    centre = (wide.sum(2) / count).nan_to_num(0.0, 0.0, 0.0).float()
-    apart = wide - centre.double()[:, :, None]
-    if real is not None:
-        apart = torch.where(shown, apart, 0.0)
-    norms = _arrays.to_numpy(apart.norm(dim=-1).nan_to_num(np.inf, np.inf))
-    greatest = bounds.by_tile(norms * bounds.NORM_SLACK, block, np.max, 0.0)
-    return torch.from_numpy(greatest.astype(np.float32)).to(key.device), centre
+        shown = torch.from_numpy(np.ascontiguousarray(real)).to(key.device).bool()[..., None]
+    norms, centres = [], []
+    for head in range(key.shape[1]):  # a float64 copy of one head at a time
+        wide = key[:, head].detach().double()
+        if shown is not None:
+            wide = torch.where(shown, wide, 0.0)
+        centre = (wide.sum(1) / count).nan_to_num(0.0, 0.0, 0.0).float()
+        apart = wide - centre.double()[:, None]
+        if shown is not None:
+            apart = torch.where(shown, apart, 0.0)
+        lengths = _arrays.to_numpy(apart.norm(dim=-1).nan_to_num(np.inf, np.inf))
+        norms.append(bounds.by_tile(lengths * bounds.NORM_SLACK, block, np.max, 0.0))
+        centres.append(centre)
+    greatest = np.stack(norms, 1).astype(np.float32)
+    return torch.from_numpy(greatest).to(key.device), torch.stack(centres, 1)
 
 
 def _gathered(

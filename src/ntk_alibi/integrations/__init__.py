@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ntk_alibi import _checks, _extras
-from ntk_alibi.methods import parse_method, train_length_of
+from ntk_alibi import _extras
 from ntk_alibi.positions.log_n import LogN
-from ntk_alibi.scaling import Scaling, scaling_from_config
+from ntk_alibi.scaling import Scaling
 
 with _extras.needed_by("ntk_alibi.integrations"):
     from torch import nn
@@ -17,7 +16,7 @@ with _extras.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.integrations.families import bloom, falcon, mpt
     from ntk_alibi.integrations.family import Family
     from ntk_alibi.integrations.patching import PatchHandle, apply, in_force
-    from ntk_alibi.integrations.settings import settings_of
+    from ntk_alibi.integrations.settings import scaling_and_log_n, settings_of
     from ntk_alibi.integrations.tensor_parallel import register_styles
 
 FAMILIES: tuple[Family, ...] = (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY)
@@ -131,12 +130,7 @@ def patch(
             f"model must hold ALiBi attention of a known family ({known}), got "
             f"{type(model).__name__}, which a patch would leave as it is"
         )
-    if isinstance(scaling, str):
-        method = parse_method(scaling, train_length_of(found[1][0].config))
-        _checks.at_most_one(**{"log_n": log_n, "a factor in scaling": method.log_n})
-        scaling, log_n = method.scaling, log_n if method.log_n is None else method.log_n
-    elif isinstance(scaling, Mapping):
-        scaling = scaling_from_config(scaling)
+    scaling, log_n = scaling_and_log_n(scaling, log_n, found[1][0].config)
     settings = settings_of(
         scaling,
         attention=attention,

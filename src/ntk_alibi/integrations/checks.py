@@ -234,3 +234,24 @@ def mask_of_pairs(mask: Any, layer: str) -> Any:
             "attention='eager'"
         )
     return mask
+
+
+def described(scaling: Any) -> Any:
+    """Return a scaling that a configuration can describe."""
+    if not hasattr(scaling, "to_config"):
+        raise ValueError(
+            "scaling must have to_config to be saved with a model, as NTK(factor=4.0) has, got "
+            f"{scaling!r}: call na.unpatch(model) before save_pretrained, and na.patch after "
+            "loading"
+        )
+    return scaling
+
+
+def config_of(config: Any, model: Any) -> None:
+    """Check that a configuration is one of a model that is patched."""
+    if not isinstance(config, model.config_class):
+        raise ValueError(
+            f"config must hold the configuration of its {model.__name__} to save a patch, got "
+            f"{type(config).__name__}: call na.unpatch(model) before save_pretrained, and na.patch "
+            "after loading"
+        )

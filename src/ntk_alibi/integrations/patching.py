@@ -9,11 +9,18 @@ from typing import Any
 
 from torch import nn
 
-from ntk_alibi.integrations import linear, shared_loss, traceable
+from ntk_alibi.integrations import checks, linear, shared_loss, traceable
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.family import Family, Replacement, check, check_version
 from ntk_alibi.integrations.overriding import override, restore
-from ntk_alibi.integrations.settings import STACK, Settings, stack_of
+from ntk_alibi.integrations.settings import (
+    STACK,
+    Settings,
+    attention_of_config,
+    of_config,
+    stack_of,
+    write_plainly,
+)
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import Scaling
 
@@ -109,7 +116,7 @@ def in_force(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
 
 def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
     """Let these settings be in force, the last one foremost."""
-    settings = stack[-1] or Settings(None)
+    settings = stack[-1] or Settings(None, attention_of_config(target))
     installed, traced = hasattr(target, _HOOK), hasattr(target, _TRACEABLE)
     setattr(target, STACK, stack)
     if installed and (traced or settings.traceable):
@@ -123,7 +130,7 @@ def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]
 
 def _replace(family: Family, target: nn.Module, settings: Settings) -> None:
     """Replace the methods of a stock model, and let a hook begin its passes."""
-    hook: Callable[..., Any] = partial(begin_pass, family.rule)
+    hook: Callable[..., Any] = partial(begin_pass, family.rule, family.choices())
     if settings.traceable:
         hook = traceable.hook(target)
         setattr(target, _TRACEABLE, True)
@@ -165,6 +172,10 @@ def _uninstall(family: Family, target: nn.Module) -> None:
 
 def follow_config(family: Family, target: nn.Module) -> None:
     """Patch a new model permanently; its configuration is read at each call."""
+    config: Any = target.config
+    write_plainly(config)
     check_version()
-    check(family, target, Settings(None))
+    settings = of_config(config)
+    checks.own_masks(settings.traceable)
+    check(family, target, settings)
     _stack(family, target, (None,))

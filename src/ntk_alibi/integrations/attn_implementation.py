@@ -53,8 +53,8 @@ def _patch_when_made(family: Family) -> None:
             follow_config(family, self)
         elif given := [f"alibi_{x}" for x in CONFIGURED if getattr(config, f"alibi_{x}", None)]:
             warnings.warn(
-                f"{', '.join(given)} of the model's config has no effect, since the model is not "
-                f"made with attn_implementation={NAME!r}, which follows it",
+                f"the model's config has {', '.join(given)}, which only a model made with "
+                f"attn_implementation={NAME!r} follows: this one has plain ALiBi",
                 stacklevel=2,
             )
 

@@ -106,6 +106,8 @@ def of_config(config: Any) -> Settings:
         if (value := getattr(config, f"alibi_{name}", None)) is not None
     }
     scaling, log_n = options.pop("scaling", None), options.pop("log_n", None)
+    if not isinstance(scaling, str | type(None)) and not hasattr(scaling, "scale_exponents"):
+        scaling = scaling_from_config(scaling)
     scaling, log_n = scaling_and_log_n(scaling, log_n, config)
     return settings_of(scaling, log_n=log_n, **options)
 

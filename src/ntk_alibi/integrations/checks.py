@@ -5,6 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NoReturn
 
+from torch import nn
+
+
+def module(model: Any) -> None:
+    """Check that a model to patch is a torch module."""
+    if isinstance(model, nn.Module):
+        return
+    advice = ""
+    if isinstance(model, str):
+        advice = ": load it by transformers.AutoModelForCausalLM.from_pretrained(...)"
+    elif isinstance(model, type):
+        advice = ": pass an instance"
+    elif callable(getattr(model, "undo", None)):
+        advice = ": call its undo()"
+    elif isinstance(getattr(model, "model", None), nn.Module):
+        advice = ": pass its .model"
+    raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{advice}")
+
 
 def still_held(call: str, seen: int, held: int) -> None:
     """Check that a bounded cache has evicted no token yet."""

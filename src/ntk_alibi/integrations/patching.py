@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -83,8 +84,22 @@ class PatchHandle:
         self.undo()
 
     def __repr__(self) -> str:
-        state = "in force" if self._targets else "undone"
-        return f"<patch of {self._family.name}, {self._settings!r}, {state}>"
+        choices = repr(self._settings)
+        if self.scaling is None:
+            choices = choices.replace("None", "plain ALiBi", 1)
+        return f"<patch of {self._family.name}, {choices}, {self._state()}>"
+
+    def _state(self) -> str:
+        """Return whether the patch is in force, and how many others the model has."""
+        for stack in map(stack_of, self._targets):
+            for place, settings in enumerate(stack):
+                if settings is self._settings:
+                    newer, older = len(stack) - place - 1, place - (None in stack)
+                    if newer:
+                        return f"under {newer} newer {'patch' if newer == 1 else 'patches'}"
+                    others = f", over {older} other {'patch' if older == 1 else 'patches'}"
+                    return f"in force{others if older else ''}"
+        return "undone"
 
 
 def apply(
@@ -95,6 +110,12 @@ def apply(
     linear.check(settings)
     for target in targets:
         check(family, target, settings)
+    if all(stack_of(target)[-1:] == (settings,) for target in targets):
+        warnings.warn(
+            "model is patched by the same call already, and this patch nests in that one: its "
+            "undo() leaves the other in force, while na.unpatch(model) takes all back",
+            stacklevel=3,
+        )
     with _lock:
         for target in targets:
             linear.keep_heads(model, target)

@@ -242,7 +242,9 @@ def test_a_scaling_that_no_configuration_describes_is_refused(tmp_path: Any) -> 
     assert config_of(tmp_path) == {}
 
 
-def test_wrapped_models_save_the_patch_of_the_model_within(ids: torch.Tensor, tmp_path: Any) -> None:
+def test_wrapped_models_save_the_patch_of_the_model_within(
+    ids: torch.Tensor, tmp_path: Any
+) -> None:
     class Scorer(transformers.PreTrainedModel):
         config_class = transformers.BloomConfig
 
@@ -257,7 +259,9 @@ def test_wrapped_models_save_the_patch_of_the_model_within(ids: torch.Tensor, tm
         scorer.save_pretrained(tmp_path / "scorer")
         assert config_of(tmp_path / "scorer")["alibi_scaling"]["factor"] == 4.0
         scorer.config = transformers.GPT2Config()
-        with pytest.raises(ValueError, match="config must hold the configuration of its BloomModel"):
+        with pytest.raises(
+            ValueError, match="config must hold the configuration of its BloomModel"
+        ):
             scorer.save_pretrained(tmp_path / "other")
 
 

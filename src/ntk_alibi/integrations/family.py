@@ -105,9 +105,7 @@ def check(family: Family, target: nn.Module, settings: Settings) -> None:
     family.check(target, settings)
 
 
-def check_choices(
-    name: str, attentions: tuple[str, ...], rounds: bool, settings: Settings
-) -> None:
+def check_choices(name: str, attentions: tuple[str, ...], rounds: bool, settings: Settings) -> None:
     """Check that a family has an attention, rounds as `compat` says, and with one bias.
 
     transformers' bias depends on the keys alone. Slopes of single queries cannot change it, and

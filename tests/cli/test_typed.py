@@ -43,12 +43,15 @@ def help_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_help_says_what_each_option_is(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = help_of(command, capsys)
-    options = re.split(r"\n(?:[^ ].*:\n)?  (?=-|[a-z_]+ )", text.partition("options:")[2])
-    for option in options[1:]:
-        words = option.partition("\n\n")[0]
-        assert re.search(r"\S  +\S|\n {10,}\S", words), f"no help: {words}"
-        assert not re.search(r"--([a-z-]+) \1(?![a-z])", words.lower()), f"no unit: {words}"
+    text = help_of(command, capsys).partition("options:")[2].partition("\n\nmethods:")[0]
+    options = re.findall(r"^  (-.*(?:\n {10,}.*)*)", text, re.MULTILINE)
+    assert len(options) > 1
+    for option in options:
+        name, _, what = option.partition("  ")
+        assert what.strip(), f"no help: {option}"
+        unit = re.fullmatch(r".*--([a-z-]+) ([A-Z_]+)( .*)?", name)
+        if unit and unit[1] not in ("method", "title", "section"):
+            assert unit[2].lower().replace("_", "-") != unit[1], f"no unit: {option}"
 
 
 @pytest.mark.parametrize("command", [["slopes"], ["eval"], ["tune"], ["plot", "field"]])
@@ -70,9 +73,11 @@ def test_eval_takes_lengths_and_records(
     lengths = json.loads(capsys.readouterr().out)
     main([*arguments, "--multiples", str(300 / 256), str(513 / 256)])
     assert json.loads(capsys.readouterr().out) == lengths
-    command = json.dumps(lengths["commands"])
-    assert "300,513" in command.replace(" ", "")
-    assert 'records\\": 1' in command or '"records": 1' in command or "records" in command
+    cells = lengths["commands"]["original"]
+    assert set(cells) == {f"{task}/{n}" for task in ("lines", "topics") for n in (300, 513)}
+    for command in cells.values():
+        assert '"records": 1,' in command
+        assert '"seed": 3}' in command
     found = {entry["multiple"] for entry in lengths["retrieval"]}
     assert sorted(round(256 * x) for x in found) == [300, 513]
 
@@ -197,6 +202,7 @@ def test_a_closed_output_is_no_traceback(arguments: list[str]) -> None:
 
 def test_an_interrupted_run_is_one_sentence(tiny_checkpoint: Path) -> None:
     command = [*COMMAND, "eval", "--model", str(tiny_checkpoint), "--train-length", "4096"]
+    command += ["--prose-windows", "0", "--records", "64"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     folder = Path(".ntk-alibi-eval.unfinished")
     deadline = time.monotonic() + 120

@@ -155,8 +155,10 @@ _OF_STUDY = ("quick", "from_json", "multiples", "lengths", "records", "document"
 _OF_TASKS = ("data", "metadata", "batch_size", "max_length", "truncation")
 
 #: Options that say which model to run, and how; --from-json runs none.
-_OF_RUNS = ("quick", "model", "methods", "train_length", "output", "multiples", "lengths")
-_OF_RUNS += ("records", *_COUNTS)
+_OF_RUNS = (
+    *("quick", "model", "methods", "train_length", "output"),
+    *("multiples", "lengths", "records", *_COUNTS),
+)
 
 
 def _check_together(options: argparse.Namespace) -> None:

@@ -142,9 +142,9 @@ def patch(
             f"model must hold ALiBi attention of a known family ({known}), got "
             f"{type(model).__name__}, which a patch would leave as it is"
         )
-    scaling, log_n = scaling_and_log_n(scaling, log_n, found[1][0].config)
+    checked, log_n = scaling_and_log_n(scaling, log_n, found[1][0].config)
     settings = settings_of(
-        scaling,
+        checked,
         attention=attention,
         compat=compat,
         window=window,

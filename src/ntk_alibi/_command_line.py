@@ -28,7 +28,8 @@ def sentences(name: str, extra: str = "eval") -> Iterator[None]:
     """
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is where the shell has closed it
+            sys.stdout.flush()
     except BrokenPipeError:
         _drop_output()
         sys.exit(PIPE_CLOSED)
@@ -51,6 +52,8 @@ def _fail(name: str, message: str) -> None:
 
 def _drop_output() -> None:
     """Drop output that cannot be written, so that Python does not try again when it exits."""
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.flush()
     except OSError:

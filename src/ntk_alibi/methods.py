@@ -5,6 +5,7 @@ The command line, `patch`, the harness and the tables of evaluations share these
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -175,7 +176,10 @@ def _numbers(name: str, kind: str, words: Sequence[str]) -> list[float]:
     except ValueError:
         pass
     known = ", ".join(kind + ":NUMBER" * len(number_names(kind)) for kind in _KINDS)
-    raise ValueError(f"method must be original or one of {known}, got {name!r}")
+    near = difflib.get_close_matches(kind.lower(), _KINDS, n=1)
+    form = [":".join([x, *map(str.upper, number_names(x))]) for x in near]
+    meant = f": did you mean {form[0]}?" if form else ""
+    raise ValueError(f"method must be original or one of {known}, got {name!r}{meant}")
 
 
 def _number(word: str) -> float:

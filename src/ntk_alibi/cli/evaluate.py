@@ -49,15 +49,21 @@ def register(commands: Any) -> None:
         metavar="DIR_OR_HUB_NAME",
         help="checkpoint folder or hub name (default: the embedded nano BLOOM)",
     )
-    parser.add_argument(
-        "--methods", nargs="+", metavar="METHOD", help="methods to compare, such as original ntk:4"
+    subcommand.methods_option(
+        parser,
+        "--methods",
+        "methods to compare, see below (default: original and six others)",
+        nargs="+",
     )
     parser.add_argument(
-        "--train-length", type=int, help="training length in tokens (default: from the config)"
+        "--train-length",
+        type=int,
+        metavar="TOKENS",
+        help="training length in tokens (default: from the config)",
     )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    subcommand.dtype_option(parser)
     parser.add_argument(
-        "--output", metavar="FOLDER", help="folder that keeps the answer to each record"
+        "-o", "--output", metavar="FOLDER", help="folder that keeps the answer to each record"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
@@ -77,6 +83,19 @@ def register(commands: Any) -> None:
         type=float,
         metavar="X",
         help="lengths of the records in training lengths (default: 1 1.5 2 3 4)",
+    )
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        type=int,
+        metavar="TOKENS",
+        help="lengths of the records in tokens, in place of --multiples",
+    )
+    parser.add_argument(
+        "--records",
+        type=int,
+        metavar="N",
+        help="records of lines, and conversations, for each length (default: 8 and 12)",
     )
     for name, what in _COUNTS.items():
         parser.add_argument(_flag(name), type=int, metavar="N", help=what)
@@ -99,26 +118,28 @@ def register(commands: Any) -> None:
         "--metadata",
         type=subcommand.json_object,
         metavar="JSON",
-        help="metadata of the tasks",
+        help="""metadata of the tasks, such as '{"lengths": [2048, 4096], "seed": 1}'""",
     )
     others.add_argument(
-        "--batch-size", type=int, default=1, help="prompts per batch (default: %(default)s)"
+        "--batch-size", type=int, metavar="N", help="prompts per batch (default: 1)"
     )
     others.add_argument(
-        "--max-length", type=int, help="truncate prompts longer than this many tokens"
+        "--max-length",
+        type=int,
+        metavar="TOKENS",
+        help="truncate prompts longer than this many tokens",
     )
     others.add_argument(
         "--truncation",
         choices=("middle", "left"),
-        default="middle",
-        help="where to truncate prompts (default: %(default)s)",
+        help="where to truncate prompts (default: middle)",
     )
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.data is not None and options.tasks is None:
-        raise ValueError(f"--tasks must be given with --data, got only --data {options.data}")
-    _checks.integer("--batch-size", options.batch_size, minimum=1)
+    _check_together(options)
+    if options.batch_size is not None:
+        _checks.integer("--batch-size", options.batch_size, minimum=1)
     subcommand.check_lengths(options)
     subcommand.check_methods(options.methods or ())
     subcommand.check_output(options.output)
@@ -127,6 +148,39 @@ def _run(options: argparse.Namespace) -> None:
         _study(options)
     else:
         _comparison(options)
+
+
+#: Options of the study, and those of other tasks, which do nothing for each other.
+_OF_STUDY = ("quick", "from_json", "multiples", "lengths", "records", "document", *_COUNTS)
+_OF_TASKS = ("data", "metadata", "batch_size", "max_length", "truncation")
+
+#: Options that say which model to run, and how; --from-json runs none.
+_OF_RUNS = (
+    *("quick", "model", "methods", "train_length", "output"),
+    *("multiples", "lengths", "records", *_COUNTS),
+)
+
+
+def _check_together(options: argparse.Namespace) -> None:
+    """Refuse options that would do nothing together with the others."""
+    if options.tasks is None and (idle := _given(options, _OF_TASKS)):
+        flag = _flag(idle[0])
+        raise ValueError(
+            f"--tasks must be given with {flag}, got only {flag} {getattr(options, idle[0])}"
+        )
+    pairs = [
+        ("lengths", ("multiples",), "which stands for the same"),
+        ("records", ("line_records",), "which stands for the same"),
+        ("tasks", _OF_STUDY, "whose records --metadata chooses"),
+        ("from_json", _OF_RUNS, "which shows stored results"),
+    ]
+    for name, others, why in pairs:
+        if _given(options, (name,)) and (idle := _given(options, others)):
+            raise ValueError(f"{_flag(idle[0])} must not be given with {_flag(name)}, {why}")
+
+
+def _given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if getattr(options, name) not in (None, False)]
 
 
 def _flag(name: str) -> str:
@@ -185,6 +239,12 @@ def _plan(options: argparse.Namespace, train_length: int) -> Any:
     from ntk_alibi.evaluation.comparing import plan
 
     given = {name: getattr(options, name) for name in ("methods", "multiples", *_COUNTS)}
+    if options.lengths is not None:
+        given["multiples"] = [length / train_length for length in options.lengths]
+    if options.records is not None:
+        given["line_records"] = options.records
+        if options.topic_records is None:
+            given["topic_records"] = options.records
     given = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in given.items()
@@ -199,7 +259,9 @@ def _check_plan(options: argparse.Namespace) -> None:
 
     for multiple in options.multiples or ():
         _checks.finite("--multiples", multiple, minimum=0.0, inclusive=False)
-    for name in _COUNTS:
+    for length in options.lengths or ():
+        _checks.integer("--lengths", length, minimum=1)
+    for name in ("records", *_COUNTS):
         if (value := getattr(options, name)) is not None:
             _checks.integer(_flag(name), value, minimum=0)
     _plan(options, 1)
@@ -266,9 +328,9 @@ def _comparison(options: argparse.Namespace) -> None:
             model,
             tokenizer=tokenizer,
             train_length=length,
-            batch_size=options.batch_size,
+            batch_size=options.batch_size or 1,
             max_length=options.max_length,
-            truncation=options.truncation,
+            truncation=options.truncation or "middle",
             quiet=options.json,
         )
     with unfinished(options.output) as folder:

@@ -63,9 +63,15 @@ def register(commands: Any) -> None:
             pictures, name, _run, picture.summary, example, extra="plot"
         )
         picture.add_options(picture_parser)
-        picture_parser.add_argument("--theme", choices=("light", "dark"), default="light")
+        picture_parser.add_argument(
+            "--theme",
+            choices=("light", "dark"),
+            default="light",
+            help="colors of the picture's ground and lines (default: %(default)s)",
+        )
         picture_parser.add_argument("--title", help="title above the picture")
         picture_parser.add_argument(
+            "-o",
             "--output",
             metavar="FILE",
             help=f"PNG or SVG file (default: ntk-alibi-{name}.png)",
@@ -93,12 +99,12 @@ def _run(options: argparse.Namespace) -> None:
 
 def _slopes_options(parser: argparse.ArgumentParser) -> None:
     _heads_argument(parser)
-    parser.add_argument(
+    subcommand.methods_option(
+        parser,
         "--methods",
+        "methods, see below (default: original interpolation:4 ntk:4)",
         nargs="+",
-        metavar="METHOD",
         default=["original", "interpolation:4", "ntk:4"],
-        help=f"any of {subcommand.METHODS} (default: original interpolation:4 ntk:4)",
     )
     subcommand.length_option(parser)
     subcommand.train_length_option(parser)
@@ -115,6 +121,7 @@ def _field_options(parser: argparse.ArgumentParser) -> None:
         "--shares",
         type=float,
         nargs="+",
+        metavar="SHARE",
         help="shares of the greatest weight (default: 1/e and 0.01)",
     )
 
@@ -130,12 +137,25 @@ def _bias_options(parser: argparse.ArgumentParser) -> None:
     _method_option(parser)
     _lengths_options(parser, 32)
     parser.add_argument(
-        "--sides", choices=[s for s in SIDES if s != "two_slopes"], default="causal"
+        "--sides",
+        choices=[s for s in SIDES if s != "two_slopes"],
+        default="causal",
+        help="keys that a query sees: those behind it, both sides alike, or one side for each half "
+        "of the heads (default: %(default)s)",
     )
     parser.add_argument(
-        "--heads", type=int, nargs="+", help="heads to draw, from 1 on (default: all)"
+        "--heads",
+        type=int,
+        nargs="+",
+        metavar="HEAD",
+        help="heads to draw, from 1 on (default: all)",
     )
-    parser.add_argument("--quantity", choices=("bias", "weight"), default="bias")
+    parser.add_argument(
+        "--quantity",
+        choices=("bias", "weight"),
+        default="bias",
+        help="what is drawn: the bias, or its softmax (default: %(default)s)",
+    )
 
 
 def _bias(options: argparse.Namespace) -> Axes:
@@ -165,19 +185,32 @@ def _blocks_options(parser: argparse.ArgumentParser) -> None:
     _method_option(parser)
     _visibility_options(parser)
     parser.add_argument(
-        "--queries", type=int, default=2048, help="number of tokens (default: %(default)s)"
+        "--queries",
+        type=int,
+        metavar="N",
+        default=2048,
+        help="number of tokens (default: %(default)s)",
     )
     parser.add_argument(
-        "--head-dim", type=int, default=64, help="channels per head (default: %(default)s)"
+        "--head-dim",
+        type=int,
+        metavar="N",
+        default=64,
+        help="channels per head (default: %(default)s)",
     )
     parser.add_argument(
         "--skip-tolerance",
         type=float,
+        metavar="SHARE",
         default=0.0,
         help="greatest share of a query's softmax mass that may be skipped (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the random inputs (default: %(default)s)"
+        "--seed",
+        type=int,
+        metavar="N",
+        default=0,
+        help="seed of the random inputs (default: %(default)s)",
     )
 
 
@@ -208,10 +241,18 @@ def _blocks(options: argparse.Namespace) -> Axes:
 
 def _precision_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--queries", type=int, default=4096, help="number of positions (default: %(default)s)"
+        "--queries",
+        type=int,
+        metavar="N",
+        default=4096,
+        help="number of positions (default: %(default)s)",
     )
     parser.add_argument(
-        "--slope", type=float, default=2**-0.5, help="slope of the bias (default: %(default).3f)"
+        "--slope",
+        type=float,
+        metavar="M",
+        default=2**-0.5,
+        help="slope of the bias (default: %(default).3f)",
     )
 
 
@@ -238,7 +279,9 @@ def _heads_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _method_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--method", default="original", help=subcommand.METHODS)
+    subcommand.methods_option(
+        parser, "--method", "method, see below (default: %(default)s)", default="original"
+    )
     subcommand.train_length_option(parser)
 
 
@@ -252,15 +295,27 @@ def _method(options: argparse.Namespace) -> Method:
 
 def _lengths_options(parser: argparse.ArgumentParser, default: int) -> None:
     parser.add_argument(
-        "--queries", type=int, default=default, help="number of queries (default: %(default)s)"
+        "--queries",
+        type=int,
+        metavar="N",
+        default=default,
+        help="number of queries (default: %(default)s)",
     )
-    parser.add_argument("--keys", type=int, help="number of keys (default: as many as queries)")
+    parser.add_argument(
+        "--keys", type=int, metavar="N", help="number of keys (default: as many as queries)"
+    )
 
 
 def _visibility_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--window", type=int, help="number of latest tokens that a query sees")
-    parser.add_argument("--causal-block", type=int, help="block length of block-wise attention")
-    parser.add_argument("--sink", type=int, help="number of first tokens that all queries see")
+    parser.add_argument(
+        "--window", type=int, metavar="TOKENS", help="number of latest tokens that a query sees"
+    )
+    parser.add_argument(
+        "--causal-block", type=int, metavar="TOKENS", help="block length of block-wise attention"
+    )
+    parser.add_argument(
+        "--sink", type=int, metavar="TOKENS", help="number of first tokens that all queries see"
+    )
 
 
 def _visibility(options: argparse.Namespace) -> dict[str, Any]:

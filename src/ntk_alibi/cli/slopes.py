@@ -16,11 +16,19 @@ def register(commands: Any) -> None:
     summary = "print ALiBi's slopes, original or scaled"
     parser = subcommand.add(commands, "slopes", _run, summary, "ntk-alibi slopes 16 --method ntk:4")
     parser.add_argument("num_heads", type=int, help="number of attention heads")
-    parser.add_argument("--method", default="original", help=subcommand.METHODS)
+    subcommand.methods_option(
+        parser, "--method", "method, see below (default: %(default)s)", default="original"
+    )
     subcommand.length_option(parser)
     subcommand.train_length_option(parser)
-    parser.add_argument("--rule", choices=("press", "geometric"), default="press")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--rule",
+        choices=("press", "geometric"),
+        default="press",
+        help="slopes of numbers of heads that are no power of two: interleaved, as BLOOM and MPT "
+        "have them, or 2^(-8h/H) (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON list of the slopes")
 
 
 def _run(options: argparse.Namespace) -> None:

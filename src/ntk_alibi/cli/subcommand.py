@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,39 @@ def add(
 
 _FORMS = [":".join([kind, *map(str.upper, number_names(kind))]) for kind in (*STATIC, *DYNAMIC)]
 
-#: Values of --method and --methods.
-METHODS = ", ".join([ORIGINAL, *_FORMS])
+#: What a method's name may have, for the help of subcommands.
+METHODS_HELP = f"""methods:
+  {ORIGINAL}: the model as it was trained
+  {", ".join(_FORMS[:2])},
+  {", ".join(_FORMS[2:5])}:
+    FACTOR is the text's length in training lengths; a knee begins START tokens back
+  {", ".join(_FORMS[5:7])},
+  {", ".join(_FORMS[7:])}:
+    the factor grows with the text as RATE x its length / the training length, RATE mostly 1 to 2
+  options follow after a colon: query for dynamic methods, recommended: each token by the length of
+    its own prefix, so that generation with a cache equals a full pass (sequence, as published, does
+    not); a share of the heads for flat ones; layers=0+2; logn=0.5 or ssmax=0.5
+  such as ntk:4, dynamic-ntk:2:query, dynamic-flat:2:query:logn=0.5, knee:1024:28"""
+
+
+def method_completer(prefix: str, **_: Any) -> list[str]:
+    """Return the beginnings of methods' names, for the shell's completion."""
+    names = [ORIGINAL, *(f"{form.partition(':')[0]}:" for form in _FORMS)]
+    return [name for name in names if name.startswith(prefix)]
+
+
+def methods_option(parser: argparse.ArgumentParser, option: str, what: str, **others: Any) -> None:
+    """Add --method or --methods, and what they may be to the end of the help."""
+    action: Any = parser.add_argument(option, metavar="METHOD", help=what, **others)
+    action.completer = method_completer
+    parser.epilog = f"{METHODS_HELP}\n\n{parser.epilog}"
 
 
 def length_option(parser: argparse.ArgumentParser) -> None:
     """Add --length, the number of tokens of the text."""
-    parser.add_argument("--length", type=int, help="text length in tokens, for dynamic methods")
+    parser.add_argument(
+        "--length", type=int, metavar="TOKENS", help="text length in tokens, for dynamic methods"
+    )
 
 
 def train_length_option(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +84,19 @@ def train_length_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--train-length",
         type=int,
+        metavar="TOKENS",
         default=2048,
         help="training length in tokens (default: %(default)s)",
+    )
+
+
+def dtype_option(parser: argparse.ArgumentParser) -> None:
+    """Add --dtype, that of a model's weights."""
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="dtype of the model's weights (default: %(default)s)",
     )
 
 
@@ -69,15 +107,60 @@ def check_lengths(options: argparse.Namespace) -> None:
             _checks.integer(f"--{name.replace('_', '-')}", value, minimum=1)
 
 
+@contextlib.contextmanager
+def _of_option(option: str) -> Iterator[None]:
+    """Name an option in the error about its value."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{option}: {error}") from error
+
+
+#: Arguments of the package that options have under another name.
+_OTHER_NAMES = {
+    "query_length": "queries",
+    "key_length": "keys",
+    "share": "shares",
+    "lengths": "length",
+}
+
+
+@contextlib.contextmanager
+def naming_options(options: argparse.Namespace) -> Iterator[None]:
+    """Name the option in an error that begins with the name of an argument."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        word = str(error).partition(" ")[0]
+        dest = word if hasattr(options, word) else _OTHER_NAMES.get(word, "")
+        value = getattr(options, dest, None)
+        if dest in _POSITIONAL or (value is None and not _asks_for(options, dest, error)):
+            raise
+        with _of_option(f"--{dest.replace('_', '-')}"):
+            raise
+
+
+def _asks_for(options: argparse.Namespace, dest: str, error: Exception) -> bool:
+    """Return whether an error says that an option that is not given must be."""
+    return hasattr(options, dest) and "must be given" in str(error)
+
+
+#: Arguments without an option.
+_POSITIONAL = ("num_heads", "arguments")
+
+
 def check_methods(names: Iterable[str]) -> None:
     """Check the names of methods before a model is loaded, whose training length is unknown."""
-    for name in names:
-        parse_method(name, 2)
+    with _of_option("--methods"):
+        for name in names:
+            parse_method(name, 2)
 
 
 def bias_method(name: str, train_length: int) -> Method:
     """Return the method of a name for what shows biases, which log-n factors are no part of."""
-    method = parse_method(name, train_length)
+    with _of_option("--method"):
+        method = parse_method(name, train_length)
     if method.log_n is not None:
         raise ValueError(
             f"a method must be a scaling here, without a factor of scores, got {name!r}"

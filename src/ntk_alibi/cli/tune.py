@@ -22,42 +22,62 @@ def register(commands: Any) -> None:
         "  ntk-alibi tune --model bigscience/bloom-560m --length 4096 --methods ntk:2 ntk:4",
     )
     parser.add_argument(
-        "--length", type=int, required=True, help="text length in tokens to choose the scaling for"
+        "--length",
+        type=int,
+        metavar="TOKENS",
+        required=True,
+        help="text length in tokens to choose the scaling for",
     )
     parser.add_argument(
         "--model",
         metavar="DIR_OR_HUB_NAME",
         help="checkpoint folder or hub name (default: the embedded nano BLOOM)",
     )
-    parser.add_argument(
+    subcommand.methods_option(
+        parser,
         "--methods",
+        "candidate methods, see below (default: a search over families, factors, shares, knees, "
+        "layers and log-n)",
         nargs="+",
         default=(),
-        metavar="METHOD",
-        help="candidate methods, such as ntk:4 (default: a search over families, factors, shares, "
-        "knees, layers and log-n)",
     )
     parser.add_argument(
         "--budget",
         type=int,
+        metavar="N",
         default=32,
         help="number of methods that the search tries (default: %(default)s)",
     )
     parser.add_argument(
-        "--records", type=int, default=8, help="number of records of lines (default: %(default)s)"
+        "--records",
+        type=int,
+        metavar="N",
+        default=8,
+        help="number of records of lines (default: %(default)s)",
     )
     parser.add_argument(
-        "--windows", type=int, default=4, help="number of windows of prose (default: %(default)s)"
+        "--windows",
+        type=int,
+        metavar="N",
+        default=4,
+        help="number of windows of prose (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=7, help="seed of the random records (default: %(default)s)"
+        "--seed",
+        type=int,
+        metavar="N",
+        default=7,
+        help="seed of the random records (default: %(default)s)",
     )
     parser.add_argument(
-        "--train-length", type=int, help="training length in tokens (default: from the config)"
+        "--train-length",
+        type=int,
+        metavar="TOKENS",
+        help="training length in tokens (default: from the config)",
     )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    subcommand.dtype_option(parser)
     parser.add_argument(
-        "--output", metavar="FOLDER", help="folder that keeps the answer to each record"
+        "-o", "--output", metavar="FOLDER", help="folder that keeps the answer to each record"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 

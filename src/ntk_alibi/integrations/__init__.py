@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ntk_alibi import _checks, _extras
-from ntk_alibi.methods import parse_method, train_length_of
+from ntk_alibi import _extras
 from ntk_alibi.positions.log_n import LogN
-from ntk_alibi.scaling import Scaling, scaling_from_config
+from ntk_alibi.scaling import Scaling
 
 with _extras.needed_by("ntk_alibi.integrations"):
     from torch import nn
 
-    from ntk_alibi.integrations import attn_implementation
+    from ntk_alibi.integrations import attn_implementation, checks
     from ntk_alibi.integrations.families import bloom, falcon, mpt
     from ntk_alibi.integrations.family import Family
     from ntk_alibi.integrations.patching import PatchHandle, apply, in_force
-    from ntk_alibi.integrations.settings import settings_of
+    from ntk_alibi.integrations.settings import scaling_and_log_n, settings_of
     from ntk_alibi.integrations.tensor_parallel import register_styles
 
 FAMILIES: tuple[Family, ...] = (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY)
@@ -42,9 +41,17 @@ def patch(
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
     Only this instance changes. It stays patched until `.undo()` of the returned handle, or until
-    the end of a `with` block. Patches nest: the newest one counts, and undoing it brings the one
-    before back. Weights, config, save_pretrained, generate(), caches, padding and gradient
+    the end of a `with` block. Weights, config, generate(), caches, padding and gradient
     checkpointing keep working.
+
+    Patches nest, also when a notebook's cell runs again: the newest one alone counts, undoing it
+    brings the one before back, and undoing an older one leaves the newest in force. The repr of a
+    handle says how many others there are, the very same call again gives a warning, `patched`
+    returns all patches, and `unpatch` takes all back. A call that raises changes nothing. A deep
+    copy or a pickle of a patched model is patched by patches of its own.
+
+    save_pretrained, push_to_hub and Trainer write the newest patch into config.json, from which
+    `from_pretrained(..., attn_implementation="ntk_alibi")` follows it (docs/saving.md).
 
     Args:
         model: a transformers BLOOM, MPT or Falcon (with alibi=True) model with any head, or a
@@ -107,13 +114,17 @@ def patch(
             expects.
 
     A UserWarning is given when a scaling with per="sequence" meets cached keys, which were computed
-    under the slopes of a shorter text; scalings with per="query" agree with their caches.
+    under the slopes of a shorter text; scalings with per="query" agree with their caches. It is
+    also given when the newest patch in force is of the very same call.
 
     A model can also be patched from the start: after `import ntk_alibi.integrations`,
     `from_pretrained(..., attn_implementation="ntk_alibi")` makes a model that attends with "fused".
-    It takes the scaling of its `config.alibi_scaling`, a dict for `scaling_from_config`, and
-    `config.alibi_window`, `alibi_sink`, `alibi_causal_block` and `alibi_log_n` (a training length,
-    or a dict of `LogN`'s arguments); save_pretrained keeps all of them.
+    It takes the scaling of its `config.alibi_scaling`, a dict for `scaling_from_config` or a
+    method's name, and `config.alibi_window`, `alibi_sink`, `alibi_causal_block`, `alibi_log_n` (a
+    training length, or a dict of `LogN`'s arguments), `alibi_attention` ("fused", "sdpa" or
+    "eager") and `alibi_compat`. All of them are keywords of from_pretrained, too, and
+    save_pretrained keeps them. A model that is made without that name gives a warning if its config
+    has them, since it does not follow them.
     Its generate() with a static cache needs no mask of queries x keys; for MPT and Falcon models
     that are patched later transformers builds one.
 
@@ -135,14 +146,9 @@ def patch(
             f"model must hold ALiBi attention of a known family ({known}), got "
             f"{type(model).__name__}, which a patch would leave as it is"
         )
-    if isinstance(scaling, str):
-        method = parse_method(scaling, train_length_of(found[1][0].config))
-        _checks.at_most_one(**{"log_n": log_n, "a factor in scaling": method.log_n})
-        scaling, log_n = method.scaling, log_n if method.log_n is None else method.log_n
-    elif isinstance(scaling, Mapping):
-        scaling = scaling_from_config(scaling)
+    checked, log_n = scaling_and_log_n(scaling, log_n, found[1][0].config)
     settings = settings_of(
-        scaling,
+        checked,
         attention=attention,
         compat=compat,
         window=window,
@@ -166,8 +172,9 @@ def patched(model: nn.Module) -> list[PatchHandle]:
         model: a torch module.
 
     Returns:
-        A handle for each patch, with `.scaling`, `.attention` and `.undo()`; an empty list for a
-        model without patches. A model made with attn_implementation="ntk_alibi" has none by that.
+        A handle for each patch, with `.scaling`, `.attention`, `.log_n` and `.undo()`, whose repr
+        has all choices; an empty list for a model without patches. The last one is in force. A
+            model made with attn_implementation="ntk_alibi" has none by that.
 
     Raises:
         TypeError: model is no torch module.
@@ -238,8 +245,7 @@ def tp_plan(config: Any) -> dict[str, str]:
 
 def _found(model: nn.Module) -> tuple[Family, list[nn.Module]] | None:
     """Return the family whose attention a model holds, and its modules to patch."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    checks.module(model)
     for family in FAMILIES:
         if targets := family.find(model):
             return family, targets

@@ -9,6 +9,7 @@ __init__; any other model raises.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterable
 from typing import Any, NoReturn, cast
 
@@ -16,9 +17,11 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
+from ntk_alibi.integrations import saving
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.patching import follow_config
+from ntk_alibi.integrations.settings import CONFIGURED
 
 NAME = "ntk_alibi"
 
@@ -30,9 +33,13 @@ def register(families: Iterable[Family]) -> None:
     FALCON_ATTENTION_CLASSES[NAME] = FalconAttention
     AttentionMaskInterface.register(NAME, _hand_padding)
     AttentionInterface.register(NAME, _refuse)
+    families = tuple(families)
     for family in families:
+        _let_have_settings(family)
         _patch_when_made(family)
         _let_ask_for_weights(family)
+        _name_ours(family)
+    saving.register(families)
 
 
 def _patch_when_made(family: Family) -> None:
@@ -44,8 +51,40 @@ def _patch_when_made(family: Family) -> None:
         make(self, config, *args, **kwargs)
         if config._attn_implementation == NAME:
             follow_config(family, self)
+        elif given := [f"alibi_{x}" for x in CONFIGURED if getattr(config, f"alibi_{x}", None)]:
+            warnings.warn(
+                f"the model's config has {', '.join(given)}, which only a model made with "
+                f"attn_implementation={NAME!r} follows: this one has plain ALiBi",
+                stacklevel=2,
+            )
 
     model_class.__init__ = __init__
+
+
+def _let_have_settings(family: Family) -> None:
+    """Let from_pretrained take settings as keywords: those that a configuration has by its class.
+
+    A configuration without settings has none in its own attributes, and saves none.
+    """
+    for name in CONFIGURED:
+        setattr(cast(Any, family.model).config_class, f"alibi_{name}", None)
+
+
+def _name_ours(family: Family) -> None:
+    """Let the error for an unknown attn_implementation name ours, which it leaves out."""
+    base: Any = family.model.__base__
+    stock = getattr(base, "get_correct_attn_implementation", None)
+    if stock is None:  # older versions have none
+        return
+
+    @functools.wraps(stock)
+    def get_correct_attn_implementation(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return stock(self, *args, **kwargs)
+        except ValueError as error:
+            raise ValueError(f'{error} ntk_alibi has `attn_implementation="{NAME}"`.') from None
+
+    base.get_correct_attn_implementation = get_correct_attn_implementation
 
 
 def _let_ask_for_weights(family: Family) -> None:

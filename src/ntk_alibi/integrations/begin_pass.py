@@ -21,7 +21,7 @@ from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced, visible
 from ntk_alibi.integrations.passed_through import Padding
-from ntk_alibi.integrations.settings import Settings, current
+from ntk_alibi.integrations.settings import Settings, current, follows_config
 from ntk_alibi.integrations.shared_pass import LEAST_PART, OwnTokens, SpreadKeys, own_tokens
 from ntk_alibi.integrations.slope_rule import SlopeRule
 from ntk_alibi.masks import Mask
@@ -35,6 +35,7 @@ INPUTS = ("input_ids", "inputs_embeds", "past_key_values", "attention_mask")
 @untraced
 def begin_pass(
     rule_of: Callable[[Any], SlopeRule],
+    check: Callable[[Settings], None],
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -53,6 +54,9 @@ def begin_pass(
     past = 0 if cache is None else int(cache.get_seq_length())
     capacity = past + queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
     settings = current(model)
+    if follows_config(model):
+        checks.own_masks(settings.traceable)
+        check(settings)
     sharded = isinstance(cache, ShardedCache)
     if settings.ranks is not None:
         return (), _shared(rule_of(model), settings, settings.ranks, model, kwargs)

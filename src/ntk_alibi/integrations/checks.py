@@ -5,6 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NoReturn
 
+from torch import nn
+
+
+def module(model: Any) -> None:
+    """Check that a model to patch is a torch module."""
+    if isinstance(model, nn.Module):
+        return
+    advice = ""
+    if isinstance(model, str):
+        advice = ": load it by transformers.AutoModelForCausalLM.from_pretrained(...)"
+    elif isinstance(model, type):
+        advice = ": pass an instance"
+    elif callable(getattr(model, "undo", None)):
+        advice = ": call its undo()"
+    elif isinstance(getattr(model, "model", None), nn.Module):
+        advice = ": pass its .model"
+    raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{advice}")
+
 
 def still_held(call: str, seen: int, held: int) -> None:
     """Check that a bounded cache has evicted no token yet."""
@@ -272,3 +290,24 @@ def mask_of_pairs(mask: Any, layer: str) -> Any:
             "attention='eager'"
         )
     return mask
+
+
+def described(scaling: Any) -> Any:
+    """Return a scaling that a configuration can describe."""
+    if not hasattr(scaling, "to_config"):
+        raise ValueError(
+            "scaling must have to_config to be saved with a model, as NTK(factor=4.0) has, got "
+            f"{scaling!r}: call na.unpatch(model) before save_pretrained, and na.patch after "
+            "loading"
+        )
+    return scaling
+
+
+def config_of(config: Any, model: Any) -> None:
+    """Check that a configuration is one of a model that is patched."""
+    if not isinstance(config, model.config_class):
+        raise ValueError(
+            f"config must hold the configuration of its {model.__name__} to save a patch, got "
+            f"{type(config).__name__}: call na.unpatch(model) before save_pretrained, and na.patch "
+            "after loading"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -62,6 +63,13 @@ class Family:
     others: tuple[type[nn.Module], ...] = ()
     linear: tuple[type[nn.Module], ...] = (nn.Linear,)
 
+    def choices(self) -> Callable[[Settings], None]:
+        """Return the function that checks choices of attention and rounding.
+
+        It can be pickled with a model.
+        """
+        return partial(check_choices, self.name, self.attentions, self.rounds)
+
     def find(self, module: nn.Module) -> list[nn.Module]:
         """Return the models of this family inside a module."""
         return [part for part in module.modules() if isinstance(part, self.model)]
@@ -69,8 +77,7 @@ class Family:
 
 def check(family: Family, target: nn.Module, settings: Settings) -> None:
     """Check that the target and the modeling code are those that the patch was written for."""
-    _checks.choice(f"attention for {family.name}", settings.attention, family.attentions)
-    check_compat(family, settings)
+    family.choices()(settings)
     for (owner, method), names in family.expected.items():
         function = getattr(owner, method)
         if missing := set(names) - set(inspect.signature(function).parameters):
@@ -98,15 +105,14 @@ def check(family: Family, target: nn.Module, settings: Settings) -> None:
     family.check(target, settings)
 
 
-def check_compat(family: Family, settings: Settings) -> None:
-    """Check that the family rounds as `compat` says, and that one bias serves all queries.
+def check_choices(name: str, attentions: tuple[str, ...], rounds: bool, settings: Settings) -> None:
+    """Check that a family has an attention, rounds as `compat` says, and with one bias.
 
     transformers' bias depends on the keys alone. Slopes of single queries cannot change it, and
     torch's kernel cannot add it without a matrix of all pairs.
     """
-    _checks.choice(
-        f"compat for {family.name}", settings.compat, COMPATS if family.rounds else COMPATS[:1]
-    )
+    _checks.choice(f"attention for {name}", settings.attention, attentions)
+    _checks.choice(f"compat for {name}", settings.compat, COMPATS if rounds else COMPATS[:1])
     if settings.compat == "transformers":
         scaling_checks.key_only(settings.scaling, scaling_per(settings.scaling))
         _checks.choice(

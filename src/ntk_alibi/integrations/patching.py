@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from ntk_alibi.integrations import linear, shared_loss, traceable
+from ntk_alibi.integrations import checks, linear, shared_loss, traceable
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.family import Family, Replacement, check, check_version
 from ntk_alibi.integrations.overriding import override, restore
-from ntk_alibi.integrations.settings import STACK, Settings, stack_of
+from ntk_alibi.integrations.settings import (
+    STACK,
+    Settings,
+    attention_of_config,
+    of_config,
+    stack_of,
+    write_plainly,
+)
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import Scaling
 
@@ -76,8 +84,22 @@ class PatchHandle:
         self.undo()
 
     def __repr__(self) -> str:
-        state = "in force" if self._targets else "undone"
-        return f"<patch of {self._family.name}, {self._settings!r}, {state}>"
+        choices = repr(self._settings)
+        if self.scaling is None:
+            choices = choices.replace("None", "plain ALiBi", 1)
+        return f"<patch of {self._family.name}, {choices}, {self._state()}>"
+
+    def _state(self) -> str:
+        """Return whether the patch is in force, and how many others the model has."""
+        for stack in map(stack_of, self._targets):
+            for place, settings in enumerate(stack):
+                if settings is self._settings:
+                    newer, older = len(stack) - place - 1, place - (None in stack)
+                    if newer:
+                        return f"under {newer} newer {'patch' if newer == 1 else 'patches'}"
+                    others = f", over {older} other {'patch' if older == 1 else 'patches'}"
+                    return f"in force{others if older else ''}"
+        return "undone"
 
 
 def apply(
@@ -88,6 +110,12 @@ def apply(
     linear.check(settings)
     for target in targets:
         check(family, target, settings)
+    if all(stack_of(target)[-1:] == (settings,) for target in targets):
+        warnings.warn(
+            "model is patched by the same call already, and this patch nests in that one: its "
+            "undo() leaves the other in force, while na.unpatch(model) takes all back",
+            stacklevel=3,
+        )
     with _lock:
         for target in targets:
             linear.keep_heads(model, target)
@@ -109,7 +137,7 @@ def in_force(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
 
 def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
     """Let these settings be in force, the last one foremost."""
-    settings = stack[-1] or Settings(None)
+    settings = stack[-1] or Settings(None, attention_of_config(target))
     installed, traced = hasattr(target, _HOOK), hasattr(target, _TRACEABLE)
     setattr(target, STACK, stack)
     if installed and (traced or settings.traceable):
@@ -123,7 +151,7 @@ def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]
 
 def _replace(family: Family, target: nn.Module, settings: Settings) -> None:
     """Replace the methods of a stock model, and let a hook begin its passes."""
-    hook: Callable[..., Any] = partial(begin_pass, family.rule)
+    hook: Callable[..., Any] = partial(begin_pass, family.rule, family.choices())
     if settings.traceable:
         hook = traceable.hook(target)
         setattr(target, _TRACEABLE, True)
@@ -165,6 +193,10 @@ def _uninstall(family: Family, target: nn.Module) -> None:
 
 def follow_config(family: Family, target: nn.Module) -> None:
     """Patch a new model permanently; its configuration is read at each call."""
+    config: Any = target.config
+    write_plainly(config)
     check_version()
-    check(family, target, Settings(None))
+    settings = of_config(config)
+    checks.own_masks(settings.traceable)
+    check(family, target, settings)
     _stack(family, target, (None,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from ntk_alibi.distributed.layouts import LAYOUTS, Layout
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations import checks
 from ntk_alibi.masks import EVERYTHING, Mask
+from ntk_alibi.methods import parse_method, train_length_of
 from ntk_alibi.positions.log_n import LogN, log_n_of
 from ntk_alibi.scaling import Scaling, scaling_from_config
 from ntk_alibi.scaling import checks as scaling_checks
@@ -29,6 +31,9 @@ COMPATS = ("exact", "transformers")
 
 #: Products of linear layers: the faster ones, torch's own, or those of oneDNN.
 LINEARS = ("auto", "torch", "onednn")
+
+#: Settings that a model's configuration may have, each as `alibi_` and its name.
+CONFIGURED = ("scaling", "attention", "compat", "window", "sink", "causal_block", "log_n")
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,6 +72,24 @@ class Settings:
             choices.append(f"layout={self.layout!r}")
         return ", ".join(choices)
 
+    def to_config(self) -> dict[str, Any]:
+        """Return what a configuration has of these choices, without those that are the default.
+
+        It has nothing of choices that change no result but by rounding, and belong to a machine or
+        a process: "traceable", `linear` and the group.
+        """
+        entries = self.mask._asdict()
+        del entries["causal"]
+        if self.scaling is not None:
+            entries["scaling"] = checks.described(self.scaling).to_config()
+        if self.attention in ("sdpa", "eager"):
+            entries["attention"] = self.attention
+        if self.compat != "exact":
+            entries["compat"] = self.compat
+        if self.log_n is not None:
+            entries["log_n"] = self.log_n.to_config()
+        return {name: value for name, value in entries.items() if value}
+
 
 def current(target: Any) -> Settings:
     """Return the settings in force."""
@@ -74,16 +97,54 @@ def current(target: Any) -> Settings:
     return of_config(target.config) if settings is None else settings
 
 
+def follows_config(target: Any) -> bool:
+    """Return whether the settings in force are those of the configuration."""
+    return stack_of(target)[-1] is None
+
+
 def of_config(config: Any) -> Settings:
     """Return the settings of a model's configuration."""
     options = {
-        name: getattr(config, f"alibi_{name}")
-        for name in ("scaling", "window", "sink", "causal_block", "log_n")
-        if getattr(config, f"alibi_{name}", None) is not None
+        name: value
+        for name in CONFIGURED
+        if (value := getattr(config, f"alibi_{name}", None)) is not None
     }
-    if "scaling" in options:
-        options["scaling"] = scaling_from_config(options["scaling"])
-    return settings_of(**options)
+    scaling, log_n = options.pop("scaling", None), options.pop("log_n", None)
+    if not isinstance(scaling, str | type(None)) and not hasattr(scaling, "scale_exponents"):
+        scaling = scaling_from_config(scaling)
+    scaling, log_n = scaling_and_log_n(scaling, log_n, config)
+    return settings_of(scaling, log_n=log_n, **options)
+
+
+def attention_of_config(target: Any) -> Literal["fused", "eager"]:
+    """Return the attention by which the linear layers of a model of this configuration go."""
+    return "eager" if getattr(target.config, "alibi_attention", None) == "eager" else "fused"
+
+
+def write_plainly(config: Any) -> None:
+    """Write a configuration's method or scaling object as dicts, which JSON can hold."""
+    if isinstance(getattr(config, "alibi_scaling", None), Mapping | type(None)):
+        return
+    entries = of_config(config).to_config()
+    for name in ("scaling", "log_n"):
+        setattr(config, f"alibi_{name}", entries.get(name))
+
+
+def scaling_and_log_n(scaling: Any, log_n: Any, config: Any) -> tuple[Any, Any]:
+    """Return the scaling and the factor of scores that a method, a dict or an object stands for.
+
+    Args:
+        scaling: what `patch` takes.
+        log_n: what `patch` takes.
+        config: the model's configuration, whose training length methods by name have.
+    """
+    if isinstance(scaling, str):
+        method = parse_method(scaling, train_length_of(config))
+        _checks.at_most_one(**{"log_n": log_n, "a factor in scaling": method.log_n})
+        return method.scaling, log_n if method.log_n is None else method.log_n
+    if isinstance(scaling, Mapping):
+        scaling = scaling_from_config(scaling)
+    return scaling, log_n
 
 
 def settings_of(

@@ -55,6 +55,11 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     types = ("default", *STATIC_TYPES, *_DYNAMIC_TYPES)
     if isinstance(config, Mapping) and "type" in config:
         return _of_btlm(config)
+    if isinstance(config, Mapping) and "alibi_type" not in config:
+        raise ValueError(
+            'config must have the keys of {"alibi_type": "ntk", "factor": 4.0}, or of another '
+            f"type; 'alibi_type' is missing in {config!r}"
+        )
     _checks.keys("config", config, required=["alibi_type"], optional=config)
     alibi_type = _checks.choice("alibi_type", config["alibi_type"], types)
     if alibi_type == "default":
@@ -86,7 +91,11 @@ def _of_btlm(config: Mapping[str, Any]) -> Scaling:
             f"it, got {config!r}"
         )
     _checks.keys("config", given, required=["type"], optional=["factor", "train_seq_len"])
-    _checks.choice("type", given["type"], ("linear",))
+    if given["type"] != "linear":
+        raise ValueError(
+            f"type must be one of 'linear', got {given['type']!r}: type is what BTLM and JAIS "
+            "have, and alibi_type has all other scalings"
+        )
     if "factor" in given:
         return Interpolation(given["factor"])
     return DynamicInterpolation(1.0, given["train_seq_len"])

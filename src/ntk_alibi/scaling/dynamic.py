@@ -47,9 +47,10 @@ class DynamicNTK(DynamicScaling):
 
         m'_h = m_h a^(-t_h),  a = max(rate n / train_length, 1)
 
-    With per="sequence" (as published), n is the number of real tokens of the row. With per="query",
-    query i uses n = i + 1, the length of its prefix, so that cached, chunked and batched runs agree
-    with one full pass.
+    With per="query", query i uses n = i + 1, the length of its prefix, so that cached, chunked and
+    batched runs agree with one full pass: take it for models. With per="sequence", the default
+    since it is the published rule, n is the number of real tokens of the row; a patched model then
+    gives a warning in generate(), whose cache was computed under other slopes.
 
     Args:
         rate: a0, a finite number > 0, usually 1 to 2.

@@ -31,6 +31,11 @@ class AlibiAttention(nn.Module):
 
         output = W_o concat_h softmax(q_h k_h^T / sqrt(D) - m_h |i - j|) v_h,  q = W_q x, ...
 
+    num_heads comes before embed_dim, other than in nn.MultiheadAttention(embed_dim, num_heads).
+    Keywords serve for both, and a positional call in the other order is an error, since embed_dim
+    is a multiple of num_heads. Like nn.MultiheadAttention, and other than `ntk_alibi.attention`,
+    the module sees keys on both sides unless causal=True.
+
     Attributes:
         q_linear, k_linear, v_linear, out_linear: the projections.
         slopes: a module that returns the slopes; None for standard slopes, or with a bias.
@@ -46,7 +51,7 @@ class AlibiAttention(nn.Module):
         bias: in place of slopes, a bias object or numbers, as `ntk_alibi.attention` takes them, or
             a module that returns a bias for the input k (batch, keys, embed_dim), such as those of
             `ntk_alibi.torch.learned_bias`.
-        causal: whether keys ahead of a query are hidden.
+        causal: whether keys ahead of a query are hidden, as a decoder needs; not by default.
         scaling: a scaling of the standard slopes; dynamic ones depend on each row's real tokens.
         num_kv_heads: number of heads of keys and values, a divisor of H (GQA, MQA).
         window: the number of positions back (and ahead) that a query sees, itself included.
@@ -91,7 +96,7 @@ class AlibiAttention(nn.Module):
     ) -> None:
         super().__init__()
         heads = _checks.num_heads(num_heads)
-        size = _checks.integer("embed_dim", embed_dim, minimum=heads)
+        size = checks.embed_dim(embed_dim, heads)
         groups = heads
         if num_kv_heads is not None:
             groups = _checks.integer("num_kv_heads", num_kv_heads, minimum=1)

@@ -17,6 +17,18 @@ def slopes_per_head(value: Any, heads: int) -> None:
         raise ValueError(f"slopes must have shape ({heads},), got {tuple(value.shape)}")
 
 
+def embed_dim(value: Any, heads: int) -> int:
+    """Return the channels of a module, which are at least as many as its heads."""
+    size = _checks.integer("embed_dim", value, minimum=1)
+    if size < heads:
+        raise ValueError(
+            f"embed_dim must be between {heads} and {_checks.MAX_LENGTH}, got {size} for {heads} "
+            "heads: the order is AlibiAttention(num_heads, embed_dim), other than in "
+            "nn.MultiheadAttention"
+        )
+    return size
+
+
 def embedding_per_head(size: int, heads: int) -> None:
     """Check that the channels of a head fit into the kernels' scratch memory."""
     if size // heads > _checks.MAX_HEAD_DIM:

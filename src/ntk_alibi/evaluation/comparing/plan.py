@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from ntk_alibi import _checks
+from ntk_alibi.methods import parse_method
+
 #: Methods that are compared by default.
 DEFAULT_METHODS = (
     "original",
@@ -58,6 +61,18 @@ class Plan:
     split: str = field(default="held-out", kw_only=True)
 
     def __post_init__(self) -> None:
+        _checks.integer("train_length", self.train_length, minimum=1)
+        for name in ("methods", "multiples"):
+            if isinstance(getattr(self, name), str) or not len(getattr(self, name)):
+                raise ValueError(f"{name} must hold at least one, got {getattr(self, name)!r}")
+        for method in self.methods:
+            parse_method(method, max(2, self.train_length))
+        for multiple in self.multiples:
+            _checks.finite("multiples", multiple, minimum=0.0, inclusive=False)
+        counts = [f"{kind}_records" for kind in _KINDS] + ["prose_windows", "seed"]
+        for name in (*counts, "line_questions", "topic_questions"):
+            least = int(name.endswith("questions"))
+            _checks.integer(name, getattr(self, name), minimum=least)
         if not self.tasks:
             *others, last = (f"{kind}_records" for kind in _KINDS)
             raise ValueError(

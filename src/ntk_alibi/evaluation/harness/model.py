@@ -147,6 +147,10 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 
     def stretch(self, method: Method) -> None:
         """Patch the model with another method."""
+        now = self._patch
+        if now is not None and (now.scaling, now.log_n) == (method.scaling, method.log_n):
+            self.method = method
+            return
         handle = patch(
             self.model,
             method.scaling,

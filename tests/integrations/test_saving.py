@@ -1,0 +1,273 @@
+"""Saving and loading patched models: the configuration keeps what a patch computes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import ntk_alibi as na
+from family_models import LOGITS, families, make_model
+from padded_batches import run
+
+NAME = "ntk_alibi"
+
+#: Patches, by what they ask for.
+PATCHES: dict[str, dict[str, Any]] = {
+    "static": {"scaling": na.NTK(4.0)},
+    "dynamic": {"scaling": na.DynamicNTK(2.0, 16, per="query")},
+    "layers": {"scaling": na.FlatHeads(8.0, layers=(0, 2))},
+    "knee": {"scaling": na.Knee(6, 8.0)},
+    "log-n": {"log_n": na.LogN(16, 0.5)},
+    "name": {"scaling": "ntk:2:logn=0.5"},
+    "window": {"window": 8, "sink": 2},
+    "blocks": {"scaling": na.NTK(2.0), "causal_block": 8},
+    "eager": {"scaling": na.NTK(2.0), "attention": "eager"},
+    "nothing": {},
+}
+
+
+def load(path: Any, **options: Any) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(path, **options).eval()
+
+
+def config_of(path: Any) -> dict[str, Any]:
+    stored: dict[str, Any] = json.loads((path / "config.json").read_text())
+    return {key: value for key, value in stored.items() if key.startswith("alibi_")}
+
+
+@families
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_saved_patch_is_loaded_by_name(
+    ids: torch.Tensor, name: str, patch: str, tmp_path: Any
+) -> None:
+    model = make_model(name)
+    before = model.config.to_dict()
+    with na.patch(model, **PATCHES[patch]) as handle:
+        expected = run(model, ids)
+        model.save_pretrained(tmp_path)
+    assert model.config.to_dict().keys() == before.keys()
+    loaded = load(tmp_path, attn_implementation=NAME)
+    torch.testing.assert_close(run(loaded, ids), expected, **LOGITS)
+    again = tmp_path / "again"
+    loaded.save_pretrained(again)
+    assert config_of(again) == config_of(tmp_path)
+    scaling = config_of(tmp_path).get("alibi_scaling", {"alibi_type": "default"})
+    assert na.scaling_from_config(scaling) == handle.scaling
+
+
+def test_rounding_as_transformers_is_saved(ids: torch.Tensor, tmp_path: Any) -> None:
+    model = make_model("falcon", 12)  # its slopes are rounded
+    with na.patch(model, na.NTK(2.0), compat="transformers"):
+        expected = run(model, ids)
+        model.save_pretrained(tmp_path)
+    with na.patch(model, na.NTK(2.0)):
+        assert (run(model, ids) - expected).abs().max() > 10 * LOGITS["atol"]
+    loaded = load(tmp_path, attn_implementation=NAME)
+    torch.testing.assert_close(run(loaded, ids), expected, **LOGITS)
+
+
+@families
+def test_the_newest_patch_is_saved(ids: torch.Tensor, name: str, tmp_path: Any) -> None:
+    model = make_model(name, attn_implementation=NAME)
+    model.config.alibi_scaling = {"alibi_type": "ntk", "factor": 8.0}
+    with na.patch(model, na.NTK(2.0)), na.patch(model.base_model, window=9):
+        expected = run(model, ids)
+        model.save_pretrained(tmp_path / "window")
+        model.base_model.save_pretrained(tmp_path / "base")
+    assert config_of(tmp_path / "window") == config_of(tmp_path / "base") == {"alibi_window": 9}
+    assert model.config.alibi_scaling["factor"] == 8.0
+    loaded = load(tmp_path / "window", attn_implementation=NAME)
+    torch.testing.assert_close(run(loaded, ids), expected, **LOGITS)
+    model.save_pretrained(tmp_path / "configured")
+    assert config_of(tmp_path / "configured")["alibi_scaling"]["factor"] == 8.0
+
+
+@families
+def test_settings_as_keywords(ids: torch.Tensor, name: str, tmp_path: Any) -> None:
+    model = make_model(name)
+    model.save_pretrained(tmp_path)
+    scaling = {"alibi_type": "ntk", "factor": 4.0}
+    with na.patch(model, scaling):
+        expected = run(model, ids)
+    for given in (scaling, "ntk:4"):
+        loaded = load(tmp_path, attn_implementation=NAME, alibi_scaling=given)
+        torch.testing.assert_close(run(loaded, ids), expected, **LOGITS)
+        assert loaded.config.alibi_scaling == na.NTK(4.0).to_config()
+    with na.patch(model, "original:logn=0.5", window=12):
+        expected = run(model, ids)
+    options = {"alibi_window": 12, "alibi_scaling": "original:logn=0.5"}
+    loaded = load(tmp_path, attn_implementation=NAME, **options)
+    torch.testing.assert_close(run(loaded, ids), expected, **LOGITS)
+    loaded.save_pretrained(tmp_path / "saved")
+    assert run(load(tmp_path / "saved", attn_implementation=NAME), ids).equal(run(loaded, ids))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'alibi_scalling'"):
+        load(tmp_path, attn_implementation=NAME, alibi_scalling="ntk:4")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alibi_scaling": {"alibi_type": "ntk"}}, "'factor' is missing"),
+        ({"alibi_scaling": "ntk"}, "got 'ntk': did you mean ntk:FACTOR"),
+        ({"alibi_scaling": 4}, "config must be a mapping, got 4"),
+        ({"alibi_scaling": "ntk:2:layers=3"}, "layers must be below 3"),
+        ({"alibi_scaling": "ntk:2:logn=1", "alibi_log_n": 8}, "a factor in scaling must be None"),
+        ({"alibi_window": 0}, "window must be between 1"),
+        ({"alibi_attention": "flash"}, "attention must be one of"),
+        ({"alibi_attention": "traceable"}, "attention must not be 'traceable'"),
+        ({"alibi_attention": "sdpa"}, "attention for MPT must be one of"),
+        ({"alibi_compat": "transformers"}, "compat for MPT must be one of 'exact'"),
+    ],
+)
+def test_wrong_settings_are_found_when_the_model_is_made(
+    options: Any, message: str, tmp_path: Any
+) -> None:
+    make_model("mpt").save_pretrained(tmp_path)
+    with pytest.raises((TypeError, ValueError), match=message):
+        load(tmp_path, attn_implementation=NAME, **options)
+
+
+def test_wrong_settings_are_found_at_a_call(ids: torch.Tensor) -> None:
+    model = make_model("mpt", attn_implementation=NAME)
+    for name, value in (("attention", "sdpa"), ("compat", "transformers"), ("attention", 3)):
+        setattr(model.config, f"alibi_{name}", value)
+        with pytest.raises(ValueError, match=f"{name} (for MPT )?must be one of"):
+            run(model, ids)
+        setattr(model.config, f"alibi_{name}", None)
+    run(model, ids)
+
+
+@families
+def test_settings_without_the_name_give_a_warning(
+    ids: torch.Tensor, name: str, tmp_path: Any
+) -> None:
+    model = make_model(name)
+    stock = run(model, ids)
+    with na.patch(model, na.NTK(4.0)):
+        model.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r"alibi_scaling, which only .*'ntk_alibi' follows") as got:
+        loaded = load(tmp_path)
+    assert len(got) == 1
+    assert torch.equal(run(loaded, ids), stock)
+    na.patch(loaded)  # plain ALiBi, as its configuration is not followed
+    loaded.save_pretrained(tmp_path / "plain")
+    assert config_of(tmp_path / "plain") == {}
+
+
+def test_a_saved_patch_is_loaded_without_this_package(ids: torch.Tensor, tmp_path: Any) -> None:
+    for name in ("bloom", "mpt", "falcon"):
+        model = make_model(name)
+        expected = run(model, ids)
+        with na.patch(model, na.NTK(4.0), window=30):
+            model.save_pretrained(tmp_path / name)
+        torch.save((ids, expected), tmp_path / name / "expected.pt")
+    code = (
+        "import sys, torch, transformers\n"
+        "load = transformers.AutoModelForCausalLM.from_pretrained\n"
+        "for name in ('bloom', 'mpt', 'falcon'):\n"
+        "    ids, expected = torch.load(f'{name}/expected.pt')\n"
+        "    model = load(name, local_files_only=True).eval()\n"
+        "    with torch.no_grad(): assert torch.equal(model(ids).logits, expected)\n"
+        "assert 'ntk_alibi' not in sys.modules\n"
+    )
+    command = [sys.executable, "-W", "error::UserWarning", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_checkpoints_of_a_trainer_keep_the_patch(ids: torch.Tensor, tmp_path: Any) -> None:
+    pytest.importorskip("accelerate")
+    model = make_model("bloom")
+    na.patch(model, "flat:4")
+    data = [{"input_ids": row, "labels": row} for row in ids]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=1, per_device_train_batch_size=3, save_steps=1,
+        report_to=[], use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
+    loaded = load(tmp_path / "checkpoint-1", attn_implementation=NAME)
+    torch.testing.assert_close(run(loaded, ids), run(model.eval(), ids), **LOGITS)
+
+
+def test_pushing_to_a_hub_keeps_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """push_to_hub saves to a folder of its own, whose files it sends."""
+    model, sent = make_model("bloom"), []
+
+    def send(_: Any, folder: str, *__: Any, **___: Any) -> None:
+        sent.append(config_of(Path(folder)))
+
+    repository = type("Repository", (), {"repo_id": "me/model"})
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda *_, **__: repository)
+    card = type("Card", (), {"save": lambda *_: None})
+    monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: card())
+    monkeypatch.setattr(type(model), "_upload_modified_files", send)
+    with na.patch(model, na.NTK(4.0)):
+        model.push_to_hub("me/model")
+    assert sent[0]["alibi_scaling"] == {"alibi_type": "ntk", "factor": 4.0}
+
+
+def test_copies_of_a_patched_model_save_their_patch(ids: torch.Tensor, tmp_path: Any) -> None:
+    model = make_model("bloom")
+    with na.patch(model, na.NTK(4.0)):
+        clone = copy.deepcopy(model)
+    clone.save_pretrained(tmp_path / "clone")
+    model.save_pretrained(tmp_path / "model")
+    assert config_of(tmp_path / "clone")["alibi_scaling"]["alibi_type"] == "ntk"
+    assert config_of(tmp_path / "model") == {}
+
+
+class HalfTheSlopes:
+    def scale_exponents(self, exponents: Any, lengths: Any = None) -> Any:
+        return exponents + 1
+
+
+def test_a_scaling_that_no_configuration_describes_is_refused(tmp_path: Any) -> None:
+    model = make_model("bloom")
+    config = model.config
+    na.patch(model, HalfTheSlopes())
+    with pytest.raises(ValueError, match=r"scaling must have to_config .*na\.unpatch\(model\)"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert model.config is config
+    na.unpatch(model)
+    model.save_pretrained(tmp_path)
+    assert config_of(tmp_path) == {}
+
+
+def test_wrapped_models_save_the_patch_of_the_model_within(
+    ids: torch.Tensor, tmp_path: Any
+) -> None:
+    class Scorer(transformers.PreTrainedModel):
+        config_class = transformers.BloomConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.backbone = transformers.BloomModel(config)
+            self.head = torch.nn.Linear(config.hidden_size, 1)
+            self.post_init()
+
+    scorer = Scorer(make_model("bloom").config)
+    with na.patch(scorer.backbone, na.NTK(4.0)):
+        scorer.save_pretrained(tmp_path / "scorer")
+        assert config_of(tmp_path / "scorer")["alibi_scaling"]["factor"] == 4.0
+        scorer.config = transformers.GPT2Config()
+        with pytest.raises(
+            ValueError, match="config must hold the configuration of its BloomModel"
+        ):
+            scorer.save_pretrained(tmp_path / "other")
+
+
+@families
+@pytest.mark.parametrize("typo", ["ntk-alibi", "ntkalibi", "NTK_ALIBI", "alibi"])
+def test_a_name_with_a_typo_names_ours(name: str, typo: str, tmp_path: Any) -> None:
+    make_model(name).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f'"{typo}".* is not supported.*"ntk_alibi"'):
+        load(tmp_path, attn_implementation=typo)

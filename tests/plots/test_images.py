@@ -27,7 +27,7 @@ TOLERANCE = 3.0
 
 def test_every_picture_is_tested() -> None:
     drawn = set(PICTURES) - {"accuracy_curves_by_distance"}
-    assert drawn == set(plots.__all__) - {"depth_figure", "study_figure", "style"}
+    assert drawn == set(plots.__all__) - {"attention_maps", "depth_figure", "study_figure", "style"}
 
 
 def textless(name: str, theme: str) -> Figure:

@@ -143,7 +143,7 @@ def attention_maps(
         wanted = read.request
         places = list(product(range(len(wanted.layers)), range(len(wanted.heads))))
         side_by_side = len(wanted.methods)
-        columns = _columns(len(wanted.heads), math.sqrt(2 * len(places) / side_by_side))
+        columns = _columns(len(wanted.heads), math.sqrt(1.4 * len(places) / side_by_side))
         rows = math.ceil(len(places) / columns)
         size = 1.75 * columns * side_by_side + 1.4, 2.05 * rows + 0.9
         figure = new_figure(figsize=size, layout="constrained")

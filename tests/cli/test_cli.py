@@ -39,7 +39,12 @@ def test_slopes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["info"], ["slopes"], ["plot"], ["eval"], ["tune"], ["lm-eval"], *PLOTS]
+    "command",
+    [
+        [],
+        *([n] for n in "info slopes plot explore eval tune lm-eval notebooks cite".split()),
+        *PLOTS,
+    ],
 )
 def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.suppress(SystemExit):

@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 
 import ntk_alibi as na
 from ntk_alibi import inspection, plots
-from ntk_alibi.plots.style import KINDS, THEMES, line_styles, theme_of
+from ntk_alibi.methods import parse_method
+from ntk_alibi.plots.style import KINDS, THEMES, labelled, line_styles, theme_of
 from pictures import METHODS, PICTURES, luminance, stats, summary
 
 
@@ -53,6 +54,21 @@ def test_slopes_are_those_of_the_package() -> None:
     default = plots.slopes(8, na.DynamicInterpolation(4.0, 512)).get_lines()
     np.testing.assert_array_equal(default[0].get_ydata(), na.alibi_slopes(8, na.Interpolation(4.0)))
     assert default[0].get_label() == "dynamic interpolation a0=4"
+
+
+@pytest.mark.parametrize(
+    "name", ["ntk:4", "flat:8:0.5", "dynamic-ntk:2:query", "knee:16:4", "ntk:2:layers=0+2"]
+)
+def test_a_scaling_has_the_label_of_its_name(name: str) -> None:
+    method = parse_method(name, 2048)
+    assert labelled([method.scaling]) == {method.label: method.scaling}
+    if "layers" not in name:
+        assert list(labelled(na.ALiBi(8, method.scaling))) == [f"ALiBi(8, {method.label})"]
+
+
+def test_objects_of_one_label_keep_their_curves() -> None:
+    scalings = [na.DynamicNTK(2.0, 512), na.DynamicNTK(2.0, 1024)]
+    assert list(labelled(scalings).values()) == scalings
 
 
 def test_receptive_fields_end_where_the_weight_has_fallen() -> None:

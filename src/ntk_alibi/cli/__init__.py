@@ -8,7 +8,17 @@ from collections.abc import Sequence
 
 import ntk_alibi
 from ntk_alibi import _command_line
-from ntk_alibi.cli import evaluate, info, lm_eval, plot, slopes, tune
+from ntk_alibi.cli import (
+    cite,
+    evaluate,
+    explore,
+    info,
+    lm_eval,
+    notebooks,
+    plot,
+    slopes,
+    tune,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -16,7 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="ntk-alibi", description=ntk_alibi.__doc__)
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for subcommand in (info, slopes, plot, evaluate, tune, lm_eval):
+    for subcommand in (
+        info,
+        slopes,
+        plot,
+        explore,
+        evaluate,
+        tune,
+        lm_eval,
+        notebooks,
+        cite,
+    ):
         subcommand.register(commands)
     options = parser.parse_args(arguments)
     options.words = list(sys.argv[1:] if arguments is None else arguments)

@@ -20,7 +20,7 @@ def register(commands: Any) -> None:
     subcommand.length_option(parser)
     subcommand.train_length_option(parser)
     parser.add_argument("--rule", choices=("press", "geometric"), default="press")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    subcommand.format_option(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -29,10 +29,17 @@ def _run(options: argparse.Namespace) -> None:
     lengths = None if options.length is None else [options.length]
     values = ntk_alibi.alibi_slopes(options.num_heads, scaling, lengths, rule=options.rule)
     slopes = values.reshape(-1).tolist()
-    if options.json:
+    if options.format == "json":
         print(json.dumps(slopes))
         return
+    reaches = [f"{8 / slope if slope else math.inf:.0f}" for slope in slopes]
+    header = ["head", "slope", "tokens until the bias is -8"]
+    rows = [
+        [str(head), f"{slope:.6g}", reach]
+        for head, (slope, reach) in enumerate(zip(slopes, reaches, strict=True), 1)
+    ]
+    if subcommand.print_plain(options, header, rows):
+        return
     print("head  slope       tokens until the bias is -8")
-    for head, slope in enumerate(slopes, 1):
-        reach = 8 / slope if slope else math.inf
-        print(f"{head:4}  {slope:<10.6g}  {reach:.0f}")
+    for head, slope, reach in rows:
+        print(f"{head:>4}  {slope:<10}  {reach}")

@@ -206,6 +206,8 @@ def _kept(model: nn.Module, heads: list[int], step: int) -> Iterator[list[NDArra
 def _pooled(weights: torch.Tensor, heads: list[int], step: int) -> NDArray[np.float32]:
     """Return the greatest weight of each cell (heads, cells, cells), NaN ahead of the queries."""
     values = weights[:, heads].float()
+    if bool(values.isnan().any()):
+        raise ValueError("model must compute attention weights that are numbers, got NaN")
     if step > 1:
         values = F.max_pool2d(values, step, ceil_mode=True)
     array: NDArray[np.float32] = values[0].cpu().numpy()

@@ -66,7 +66,7 @@ class Explorer:
 
     def _repr_html_(self) -> str:
         return (
-            f'<iframe srcdoc="{html.escape(self.html)}" width="100%" height="760" '
+            f'<iframe srcdoc="{html.escape(self.html)}" width="100%" height="680" '
             'style="border:0"></iframe>'
         )
 

@@ -45,8 +45,8 @@ def large(words: list[str], step: int, cells: int) -> tuple[Any, Any, dict[str, 
     }
     end, edge = len(words) - 0.5, cells * step
     plot = figure(
-        width=680,
-        height=620,
+        width=600,
+        height=560,
         x_range=(-0.5, end),
         y_range=(end, -0.5),
         x_axis_label="key",
@@ -78,8 +78,8 @@ def overview(layers: list[str], heads: list[str], thumb: int) -> tuple[Any, Any,
     side = thumb + 1
     height, width = len(layers) * side, len(heads) * side
     plot = figure(
-        width=min(900, max(300, 60 * len(heads))) + 60,
-        height=min(620, max(160, 60 * len(layers))) + 60,
+        width=min(900, max(300, 40 * len(heads))) + 60,
+        height=min(620, max(120, 40 * len(layers))) + 70,
         x_range=(-1, width),
         y_range=(height, -1),
         x_axis_label="head",

@@ -32,7 +32,7 @@ PYTHON_LAYERS = [
         "fused.merge",
         "distributed",
     ],  # these hand tensors that require grad to torch
-    ["fused.__init__", "attention_gradients", "inspection", "_notebook"],
+    ["fused.__init__", "attention_gradients", "citation", "inspection", "_notebook"],
     ["torch"],
     ["integrations"],
     ["models"],
@@ -66,8 +66,8 @@ PRIMITIVES = {"constant", "keys", "no_tangent", "out", "share", "with_numbers"}
 
 #: Public names that stand for no formula.
 WITHOUT_FORMULA = {
-    "Scaling", "ShardedCache", "__version__", "info", "patched", "reference", "set_num_threads",
-    "tp_plan", "unpatch",
+    "Scaling", "ShardedCache", "__version__", "cite", "info", "patched", "reference",
+    "set_num_threads", "tp_plan", "unpatch",
 }  # fmt: skip
 
 #: Lines of a file at most, and lines that most files stay below.

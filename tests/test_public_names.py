@@ -26,7 +26,7 @@ NAMES = """
 BAM NTK T5 XPOS ALiBi AlibiAttention BiALiBi DistanceFunction DistanceTable DynamicFlatHeads
 DynamicInterpolation DynamicNTK FlatHeads ForgetGates GrowingCache Interpolation KerpleLog
 KerplePower KeyNorms Knee LogN MaxBias QuantizedRows RoPE Sandwich Scaling WindowCache __version__
-alibi_slopes attention build_alibi_tensor info log_n_scale merge patch patched plots precision
+alibi_slopes attention build_alibi_tensor cite info log_n_scale merge patch patched plots precision
 reference scaling_from_config set_num_threads unpatch
 """.split()
 
@@ -51,7 +51,9 @@ PATHS = {
 }  # fmt: skip
 
 #: Subcommands of `ntk-alibi`, and the pictures of its `plot`.
-SUBCOMMANDS = ("info", "slopes", "plot", "eval", "tune", "lm-eval")
+SUBCOMMANDS = (
+    "info", "slopes", "plot", "explore", "eval", "tune", "lm-eval", "notebooks", "cite",
+)  # fmt: skip
 PICTURES = ("slopes", "bias", "field", "precision", "mask", "blocks")
 
 #: Parameters and defaults; paths are relative to `ntk_alibi`, and "..." is a function.
@@ -121,6 +123,7 @@ build_alibi_tensor(attention_mask, num_heads, dtype, scaling=None, *, anchor='fi
 info()
 log_n_scale(query_length, key_length, train_length, *, key_padding_mask=None,
     query_positions=None, key_positions=None, **mask)
+cite(*things)
 merge(outputs, logsumexps, *, out=None)
 patched(model)
 patch(model, scaling=None, *, attention='fused', compat='exact', window=None, sink=0,
@@ -132,12 +135,16 @@ plots.accuracy_curves(summary, task, *, by='length', ax=None)
 plots.accuracy_map(lengths, depths, accuracy, *, ax=None)
 plots.alibi_rows(rows, ax=None)
 plots.attention_map(model, tokenizer, text, *, layer=-1, head=1, ax=None)
+plots.attention_maps(model, tokenizer, text, *, methods=None, layers=(-1,), heads=None)
 plots.benchmark_curves(lengths, seconds, *, ours=(), baseline=None, limit=None, ax=None)
 plots.bias_by_distance(biases, longest=512, *, heads=None, length=None, side='behind', ax=None)
 plots.bias_maps(bias, query_length=32, key_length=None, *, heads=None, quantity='bias', ax=None)
 plots.blocks(stats, *, batch=0, ax=None)
 plots.depth_figure(summary)
 plots.exact_positions(shares, ax=None)
+plots.explore(model, tokenizer, text, methods=('original', 'ntk:2', 'ntk:4', 'ntk:8',
+    'interpolation:2', 'interpolation:4', 'interpolation:8'), *, layers=None, heads=None,
+    cells=None)
 plots.extrapolation_curves(lengths, values, *, half_widths=None, train_length=None,
     quantity='nats per token', ax=None)
 plots.intervals(query_length, key_length=None, *, ax=None, **options)

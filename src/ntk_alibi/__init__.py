@@ -40,6 +40,7 @@ from ntk_alibi.scaling import (
 
 if TYPE_CHECKING:
     from ntk_alibi import plots, precision, reference
+    from ntk_alibi.citation import cite
     from ntk_alibi.integrations import patch, tp_plan
     from ntk_alibi.integrations.caches.growing import GrowingCache
     from ntk_alibi.integrations.caches.sharded import ShardedCache
@@ -80,6 +81,7 @@ __all__ = [
     "alibi_slopes",
     "attention",
     "build_alibi_tensor",
+    "cite",
     "info",
     "log_n_scale",
     "merge",
@@ -101,6 +103,7 @@ _LAZY = {
     "GrowingCache": "ntk_alibi.integrations.caches.growing",
     "ShardedCache": "ntk_alibi.integrations.caches.sharded",
     "WindowCache": "ntk_alibi.integrations.caches.window",
+    "cite": "ntk_alibi.citation",
     "patch": "ntk_alibi.integrations",
     "patched": "ntk_alibi.integrations",
     "plots": "ntk_alibi.plots",

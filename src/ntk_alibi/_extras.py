@@ -10,6 +10,7 @@ EXTRAS = {
     "torch": "torch",
     "transformers": "transformers",
     "matplotlib": "plot",
+    "bokeh": "explore",
     "vllm": "vllm",
     **dict.fromkeys(("fuzzywuzzy", "jieba", "rouge"), "longbench"),
     **dict.fromkeys(("nltk", "wonderwords"), "ruler"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,6 +24,7 @@ from ntk_alibi.scaling import (
     Knee,
     MaxBias,
     Scaling,
+    scaling_from_config,
 )
 
 #: Name of the unchanged model.
@@ -46,6 +47,8 @@ DYNAMIC: dict[str, tuple[str, Any]] = {
     "dynamic-knee": ("dynamic knee w={start:g}, a0={rate:g}", DynamicKnee),
 }
 _KINDS = {**STATIC, **DYNAMIC}
+
+_KIND_OF_CLASS = {scaling: kind for kind, (_, scaling) in _KINDS.items()}
 
 #: Fields of scalings that are no numbers of a method's name.
 _NOT_NUMBERS = ("train_length", "share", "per", "layers")
@@ -101,18 +104,64 @@ def parse_method(name: str, train_length: int) -> Method:
             _numbers(name, kind, words)
         return Method(name, ", ".join([ORIGINAL, *_label_of(log_n)]), None, log_n)
     numbers = _numbers(name, kind, words)
-    label, scaling = _KINDS[kind]
+    scaling = _KINDS[kind][1]
     options = _options(name, words[len(numbers) :], scaling)
-    parts = [label.format(**dict(zip(number_names(kind), numbers, strict=True)))]
-    if "share" in options:
-        parts.append(f"{100 * options['share']:g} % of the heads")
-    if "per" in options:
-        parts.append(f"per {options['per']}")
-    if "layers" in options:
-        parts.append(f"layers {'+'.join(map(str, options['layers']))}")
     lengths = [train_length] if kind in DYNAMIC else []
     made = scaling(*numbers, *lengths, **options)
-    return Method(name, ", ".join([*parts, *_label_of(log_n)]), made, log_n)
+    return Method(name, ", ".join([label_of(made), *_label_of(log_n)]), made, log_n)
+
+
+def as_method(value: Any, train_length: int) -> Method:
+    """Return the method that a user means: a name, a scaling, its dict, None, or a `Method`.
+
+    Raises:
+        TypeError, ValueError: value is none of these, or wrong as `parse_method` has it.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> from ntk_alibi.methods import as_method
+        >>> as_method(na.NTK(4.0), 2048).label == as_method("ntk:4", 2048).label
+        True
+    """
+    if isinstance(value, Method):
+        return value
+    if value is None or isinstance(value, str):
+        return parse_method(ORIGINAL if value is None else value, train_length)
+    scaling = scaling_from_config(value) if isinstance(value, Mapping) else value
+    if not callable(getattr(scaling, "scale_exponents", None)) or isinstance(scaling, type):
+        raise TypeError(
+            f"a method must be a name such as 'ntk:4', a scaling, its dict or None, got {value!r}"
+        )
+    return Method(label_of(scaling), label_of(scaling), scaling)
+
+
+def kind_of(scaling: Any) -> str | None:
+    """Return the kind of a scaling, such as "ntk"; None for one that has no name."""
+    return _KIND_OF_CLASS.get(type(scaling))
+
+
+def label_of(scaling: Any) -> str:
+    """Return the label of a scaling in pictures and tables: that of the method of its name.
+
+    The training length of a dynamic scaling is no part of it. A scaling without a name has its
+    repr.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> from ntk_alibi.methods import label_of
+        >>> label_of(na.NTK(4.0)), label_of(na.DynamicNTK(2.0, 512, per="query"))
+        ('NTK a=4', 'dynamic NTK a0=2, per query')
+    """
+    if scaling is None:
+        return ORIGINAL
+    kind = kind_of(scaling)
+    if kind is None:
+        return repr(scaling)
+    numbers = {name: getattr(scaling, name) for name in number_names(kind)}
+    defaults = {field.name: field.default for field in fields(scaling)} | {"per": "sequence"}
+    options = {name: getattr(scaling, name) for name in _OPTION_LABELS if name in vars(scaling)}
+    texts = [_OPTION_LABELS[n](value) for n, value in options.items() if value != defaults[n]]
+    return ", ".join([_KINDS[kind][0].format(**numbers), *texts])
 
 
 def number_names(kind: str) -> tuple[str, ...]:
@@ -204,6 +253,14 @@ def _label_of(log_n: LogN | None) -> list[str]:
         return []
     return [f"{'SSMax' if log_n.biased else 'log-n'} b={log_n.strength:g}"]
 
+
+#: What a scaling's options look like in its label: a share and layers where they are not the
+#: defaults, `per` where it is not that of the publication.
+_OPTION_LABELS: dict[str, Callable[[Any], str]] = {
+    "share": lambda share: f"{100 * share:g} % of the heads",
+    "per": lambda per: f"per {per}",
+    "layers": lambda layers: f"layers {'+'.join(map(str, layers))}",
+}
 
 #: What a scaling's options look like in a method's name.
 _OPTION_FORMS = {

@@ -39,7 +39,12 @@ def test_slopes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["info"], ["slopes"], ["plot"], ["eval"], ["tune"], ["lm-eval"], *PLOTS]
+    "command",
+    [
+        [],
+        *([n] for n in "info slopes plot explore eval tune lm-eval notebooks cite".split()),
+        *PLOTS,
+    ],
 )
 def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.suppress(SystemExit):
@@ -60,7 +65,10 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["slopes", "0"], "num_heads must be between 1"),
         (["slopes", "8", "--method", "yarn:2"], "method must be original or one of"),
         (["slopes", "8", "--method", "dynamic-ntk:1"], "lengths must be given"),
-        (["plot", "slopes", "8", "--output", "p.pdf"], "--output must be one of '.png', '.svg'"),
+        (
+            ["plot", "slopes", "8", "--output", "p.gif"],
+            "--output must be one of '.png', '.svg', '.pdf'",
+        ),
         (["plot", "slopes", "8", "--methods", "x"], "method must be original or one of"),
         (["plot", "field", "8", "--shares", "2"], "share must be between 0 and 1, got 2.0"),
         (["plot", "bias", "8", "--heads", "9"], "heads must be between 1 and 8, got 9"),

@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 
 import ntk_alibi as na
 from ntk_alibi import inspection, plots
-from ntk_alibi.plots.style import KINDS, THEMES, line_styles, theme_of
-from pictures import METHODS, PICTURES, Letters, luminance, random_model, stats, summary
+from ntk_alibi.methods import parse_method
+from ntk_alibi.plots.style import KINDS, THEMES, labelled, line_styles, theme_of
+from pictures import METHODS, PICTURES, luminance, stats, summary
 
 
 def test_the_theme_follows_the_axes() -> None:
@@ -52,7 +53,22 @@ def test_slopes_are_those_of_the_package() -> None:
         np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 13))
     default = plots.slopes(8, na.DynamicInterpolation(4.0, 512)).get_lines()
     np.testing.assert_array_equal(default[0].get_ydata(), na.alibi_slopes(8, na.Interpolation(4.0)))
-    assert default[0].get_label() == "DynamicInterpolation(4, 512)"
+    assert default[0].get_label() == "dynamic interpolation a0=4"
+
+
+@pytest.mark.parametrize(
+    "name", ["ntk:4", "flat:8:0.5", "dynamic-ntk:2:query", "knee:16:4", "ntk:2:layers=0+2"]
+)
+def test_a_scaling_has_the_label_of_its_name(name: str) -> None:
+    method = parse_method(name, 2048)
+    assert labelled([method.scaling]) == {method.label: method.scaling}
+    if "layers" not in name:
+        assert list(labelled(na.ALiBi(8, method.scaling))) == [f"ALiBi(8, {method.label})"]
+
+
+def test_objects_of_one_label_keep_their_curves() -> None:
+    scalings = [na.DynamicNTK(2.0, 512), na.DynamicNTK(2.0, 1024)]
+    assert list(labelled(scalings).values()) == scalings
 
 
 def test_receptive_fields_end_where_the_weight_has_fallen() -> None:
@@ -128,34 +144,6 @@ def test_blocks_are_what_the_kernel_counted() -> None:
     np.testing.assert_allclose(tops, 100)
 
 
-@pytest.mark.parametrize("scaling", [None, na.NTK(8.0)])
-def test_attention_maps_are_the_models_weights(scaling: Any) -> None:
-    model, text = random_model(), "in the beginning"
-    with na.patch(model, scaling, attention="eager"):
-        axes = plots.attention_map(model, Letters(), text, layer=0, head=4)
-        inputs = Letters()(text, "pt")
-        expected = model(**inputs, output_attentions=True).attentions[0][0, 3].detach().numpy()
-    shown = axes.images[0].get_array()
-    np.testing.assert_array_equal(shown.filled(0.0), expected)
-    np.testing.assert_array_equal(np.ma.getmaskarray(shown), ~np.tril(np.ones((16, 16), bool)))
-    assert axes.get_xticklabels()[0].get_text() == f"<{ord('i') % 99}>"
-    assert axes.get_title() == "Attention of layer 0, head 4"
-    long = plots.attention_map(model, Letters(), "x" * 50)
-    assert len(long.get_xticks()) < 50
-
-
-def test_scaled_slopes_show_in_attention_maps() -> None:
-    model = random_model()
-
-    def weights() -> Any:
-        return plots.attention_map(model, Letters(), "x" * 30).images[0].get_array().filled(0)
-
-    before = weights()
-    with na.patch(model, na.Interpolation(8.0)):
-        # All tokens are equal, so only the bias differs.
-        assert weights()[-1, 0] > 2 * before[-1, 0]
-
-
 def test_accuracies_are_in_the_cells() -> None:
     axes = PICTURES["accuracy_map"]()
     assert [text.get_text() for text in axes.texts] == ["100", "50", "90", "20", "0"]
@@ -222,21 +210,6 @@ def test_curves_of_measurements() -> None:
         (lambda: plots.blocks(np.ones(3)), TypeError, "stats must come from attention"),
         (lambda: plots.blocks(stats(), batch=1), ValueError, "batch must be between 0 and 0"),
         (lambda: plots.style("sepia").__enter__(), ValueError, "theme must be one of 'light', 'd"),
-        (
-            lambda: plots.attention_map(random_model(), Letters(), "x", layer=2),
-            ValueError,
-            "layer must be between -2 and 1",
-        ),
-        (
-            lambda: plots.attention_map(random_model(), Letters(), "x", head=0),
-            ValueError,
-            "heads must be between 1 and 4",
-        ),
-        (
-            lambda: plots.attention_map(random_model(), Letters(), ""),
-            ValueError,
-            "number of tokens of text must be between 1",
-        ),
         (
             lambda: plots.accuracy_map([1], [1, 2], [[0.5]]),
             ValueError,

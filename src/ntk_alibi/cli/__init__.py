@@ -10,7 +10,18 @@ from collections.abc import Sequence
 
 import ntk_alibi
 from ntk_alibi import _command_line
-from ntk_alibi.cli import evaluate, info, lm_eval, plot, slopes, subcommand, tune
+from ntk_alibi.cli import (
+    cite,
+    evaluate,
+    explore,
+    info,
+    lm_eval,
+    notebooks,
+    plot,
+    slopes,
+    subcommand,
+    tune,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (info, slopes, plot, evaluate, tune, lm_eval):
+    for module in (info, slopes, plot, explore, evaluate, tune, lm_eval, notebooks, cite):
         module.register(commands)
     return parser
 

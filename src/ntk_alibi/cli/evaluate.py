@@ -65,7 +65,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FOLDER", help="folder that keeps the answer to each record"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    subcommand.format_option(parser)
     parser.add_argument(
         "--plot",
         metavar="FILE",
@@ -228,7 +228,7 @@ def _measure(options: argparse.Namespace) -> None:
     name = options.model or NANO_BLOOM
     with unfinished(options.output) as folder:
         summary = length_study.evaluate(
-            model, tokenizer, plan, folder, quiet=options.json, name=name
+            model, tokenizer, plan, folder, quiet=options.format == "json", name=name
         )
         if harness.is_first_process():
             _show(summary, options)
@@ -293,12 +293,12 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
         parts = [markdown.describe_machine(), f"    {shlex.join(['ntk-alibi', *options.words])}"]
         parts += map(tables.markdown, tables.study_tables(summary))
         markdown.replace_section(Path(options.document), options.section, "\n\n".join(parts))
-    if options.json:
+    if options.format == "json":
         print(json.dumps(summary))
         return
+    if subcommand.print_tables(tables.study_tables(summary), options):
+        return
     console = Console()
-    for table in tables.study_tables(summary):
-        console.print(table)
     console.print(f"pictures: {', '.join(str(path) for _, path in pictures)}")
     examples = [next(iter(cells.values())) for cells in summary["commands"].values() if cells]
     if examples:
@@ -331,7 +331,7 @@ def _comparison(options: argparse.Namespace) -> None:
             batch_size=options.batch_size or 1,
             max_length=options.max_length,
             truncation=options.truncation or "middle",
-            quiet=options.json,
+            quiet=options.format == "json",
         )
     with unfinished(options.output) as folder:
         comparison = task_comparison.compare(
@@ -346,12 +346,11 @@ def _show_comparison(comparison: dict[str, Any], options: argparse.Namespace) ->
 
     from ntk_alibi.evaluation.report import tables
 
-    if options.json:
+    if options.format == "json":
         print(json.dumps(comparison))
         return
-    console = Console()
-    for table in tables.comparison_tables(comparison):
-        console.print(table)
+    if subcommand.print_tables(tables.comparison_tables(comparison), options):
+        return
     truncation = next(iter(comparison["settings"].values()))["truncation"]
     limit = "" if options.max_length is None else f", {options.max_length} tokens"
-    console.print(f"truncation: {truncation}{limit}")
+    Console().print(f"truncation: {truncation}{limit}")

@@ -14,15 +14,20 @@ def register(commands: Any) -> None:
     """Add the subcommand."""
     summary = "show versions, instruction sets and threads"
     parser = subcommand.add(commands, "info", _run, summary, "ntk-alibi info --json")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    subcommand.format_option(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
     info = ntk_alibi.info()
-    if options.json:
+    if options.format == "json":
         print(json.dumps(info, indent=2))
         return
     packages = info.pop("packages")
+    rows = []
     for name, value in {**info, **packages}.items():
         text = ", ".join(value) if isinstance(value, list) else value
-        print(f"{name:12} {'not installed' if text is None else text}")
+        rows.append([name, "not installed" if text is None else str(text)])
+    if subcommand.print_plain(options, ["name", "value"], rows):
+        return
+    for name, value in rows:
+        print(f"{name:12} {value}")

@@ -1,4 +1,4 @@
-"""Subcommand `ntk-alibi plot`: draws one picture per call, as PNG or SVG.
+"""Subcommand `ntk-alibi plot`: draws one picture per call, as PNG, SVG or PDF.
 
 `PICTURES` holds an entry for each picture: a summary, an example, its options and its function.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: Suffixes of the file formats that the command writes.
-FORMATS = (".png", ".svg")
+FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def register(commands: Any) -> None:
             "-o",
             "--output",
             metavar="FILE",
-            help=f"PNG or SVG file (default: ntk-alibi-{name}.png)",
+            help=f"PNG, SVG or PDF file (default: ntk-alibi-{name}.png)",
             type=Path,
         )
 

@@ -28,7 +28,7 @@ def register(commands: Any) -> None:
         help="slopes of numbers of heads that are no power of two: interleaved, as BLOOM and MPT "
         "have them, or 2^(-8h/H) (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON list of the slopes")
+    subcommand.format_option(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -37,10 +37,17 @@ def _run(options: argparse.Namespace) -> None:
     lengths = None if options.length is None else [options.length]
     values = ntk_alibi.alibi_slopes(options.num_heads, scaling, lengths, rule=options.rule)
     slopes = values.reshape(-1).tolist()
-    if options.json:
+    if options.format == "json":
         print(json.dumps(slopes))
         return
+    reaches = [f"{8 / slope if slope else math.inf:.0f}" for slope in slopes]
+    header = ["head", "slope", "tokens until the bias is -8"]
+    rows = [
+        [str(head), f"{slope:.6g}", reach]
+        for head, (slope, reach) in enumerate(zip(slopes, reaches, strict=True), 1)
+    ]
+    if subcommand.print_plain(options, header, rows):
+        return
     print("head  slope       tokens until the bias is -8")
-    for head, slope in enumerate(slopes, 1):
-        reach = 8 / slope if slope else math.inf
-        print(f"{head:4}  {slope:<10.6g}  {reach:.0f}")
+    for head, slope, reach in rows:
+        print(f"{head:>4}  {slope:<10}  {reach}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _checks, _files
+from ntk_alibi.evaluation.report.formats import FORMATS, Rows
 from ntk_alibi.methods import (
     DYNAMIC,
     ORIGINAL,
@@ -98,6 +99,45 @@ def dtype_option(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="dtype of the model's weights (default: %(default)s)",
     )
+
+
+def format_option(parser: argparse.ArgumentParser) -> None:
+    """Add --format, and --json, which is short for --format json."""
+    parser.add_argument(
+        "--format",
+        choices=("table", "json", *FORMATS),
+        default="table",
+        help="form of the output (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_const",
+        const="json",
+        dest="format",
+        help="the same as --format json",
+    )
+
+
+def print_plain(options: argparse.Namespace, header: Sequence[str], rows: Rows) -> bool:
+    """Print a table in the format of the options if it is a plain one; return whether it is."""
+    if options.format not in FORMATS:
+        return False
+    print(FORMATS[options.format]("", header, rows), end="")
+    return True
+
+
+def print_tables(tables: Sequence[Any], options: argparse.Namespace) -> bool:
+    """Print rich tables in the format of the options; return whether it is a plain one."""
+    from rich.console import Console
+
+    from ntk_alibi.evaluation.report.tables import formatted
+
+    if options.format in FORMATS:
+        print("\n".join(formatted(table, options.format) for table in tables), end="")
+        return True
+    for table in tables:
+        Console().print(table)
+    return False
 
 
 def check_lengths(options: argparse.Namespace) -> None:

@@ -79,7 +79,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FOLDER", help="folder that keeps the answer to each record"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    subcommand.format_option(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -110,7 +110,7 @@ def _run(options: argparse.Namespace) -> None:
     name = options.model or NANO_BLOOM
     with unfinished(options.output) as folder:
         result = tuning.search(
-            model, tokenizer, settings, Path(folder), quiet=options.json, name=name
+            model, tokenizer, settings, Path(folder), quiet=options.format == "json", name=name
         )
         if harness.is_first_process():
             _show(result, options)
@@ -121,11 +121,12 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
 
     from ntk_alibi.evaluation.report import tables
 
-    if options.json:
+    if options.format == "json":
         print(json.dumps(result))
         return
+    if subcommand.print_tables([tables.tuning_table(result)], options):
+        return
     console = Console()
-    console.print(tables.tuning_table(result))
     tried = len({entry["method"] for entry in result["trace"]})
     sure = f"in {100 * result['sure']:.0f} % of resamplings"
     console.print(f"chosen: {result['chosen']}, of {tried} methods, {sure}")

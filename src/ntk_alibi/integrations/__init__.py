@@ -174,7 +174,7 @@ def patched(model: nn.Module) -> list[PatchHandle]:
     Returns:
         A handle for each patch, with `.scaling`, `.attention`, `.log_n` and `.undo()`, whose repr
         has all choices; an empty list for a model without patches. The last one is in force. A
-            model made with attn_implementation="ntk_alibi" has none by that.
+        model made with attn_implementation="ntk_alibi" has none by that.
 
     Raises:
         TypeError: model is no torch module.

@@ -1,4 +1,4 @@
-"""Pictures of attention: masks, blocks read by the kernel, and attention weights of a model."""
+"""Pictures of masks, and of the blocks that the kernel reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ntk_alibi.plots.style import (
     drawing,
     finish,
     head_axis,
-    heat,
     integer_ticks,
     legend,
     mixed,
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ntk_alibi.fused.forward import Stats
-
-#: Axes with more tokens than this show token numbers instead of the tokens' text.
-MOST_LABELS = 40
 
 
 def mask(
@@ -158,66 +154,6 @@ def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
         head_axis(axes, len(heads))
         finish(axes, "Key blocks read by the kernel", "head", "% of the visible blocks")
         legend(axes)
-    return axes
-
-
-def attention_map(
-    model: Any,
-    tokenizer: Any,
-    text: str,
-    *,
-    layer: int = -1,
-    head: int = 1,
-    ax: Axes | None = None,
-) -> Axes:
-    """Draw the attention weights of one head of a model, patched or not, for a text.
-
-    Args:
-        model: a transformers model that returns attention weights; under `patch` it returns those
-            of the scaled slopes.
-        tokenizer: the model's tokenizer.
-        text: text of at least one token.
-        layer: layer number from 0 on; negative numbers count from the end.
-        head: head number from 1 on.
-        ax: axes to draw into; a new figure's by default.
-
-    Returns:
-        The axes with an image (tokens, tokens) and a colour bar; keys ahead of the query are grey.
-
-    Raises:
-        TypeError, ValueError: an argument is wrong; the text has no tokens.
-        ImportError: matplotlib or torch is not installed.
-
-    Example:
-        >>> import matplotlib.pyplot as plt, ntk_alibi as na
-        >>> from ntk_alibi.models import load
-        >>> model, tokenizer, _ = load()
-        >>> with na.patch(model, na.NTK(4.0)):
-        ...     ax = na.plots.attention_map(model, tokenizer, "And God said, Let there be light")
-        >>> bool((ax.get_images()[0].get_array().sum(axis=1) > 0.999).all())
-        True
-        >>> plt.close(ax.figure)
-    """
-    import torch
-
-    inputs = tokenizer(text, return_tensors="pt").to(model.device)
-    ids = inputs["input_ids"][0].tolist()
-    _checks.integer("number of tokens of text", len(ids), minimum=1)
-    with torch.no_grad():
-        weights = model(**inputs, output_attentions=True).attentions
-    layer = _checks.integer("layer", layer, minimum=-len(weights), maximum=len(weights) - 1)
-    head_index = _checks.heads([head], weights[layer].shape[1])[0]
-    values = weights[layer][0, head_index].float().cpu().numpy()
-    values = np.where(np.tril(np.ones(values.shape, bool)) | (values > 0), values, np.nan)
-    with drawing(ax, size=(6.4, 5.2)) as axes:
-        heat(axes, values, "weight", vmin=0)
-        integer_ticks(axes.xaxis, axes.yaxis)
-        if len(ids) <= MOST_LABELS:
-            words = [tokenizer.decode([token]).strip() or "␣" for token in ids]
-            axes.set_xticks(range(len(ids)), words, rotation=90, fontsize=8)
-            axes.set_yticks(range(len(ids)), words, fontsize=8)
-        title = f"Attention of layer {layer % len(weights)}, head {head_index + 1}"
-        finish(axes, title, "key", "query")
     return axes
 
 

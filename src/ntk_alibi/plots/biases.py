@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks, inspection
 from ntk_alibi.biases import checks as bias_checks
 from ntk_alibi.biases.slopes import alibi_slopes, scaling_per
+from ntk_alibi.methods import ORIGINAL, kind_of
 from ntk_alibi.plots import checks
 from ntk_alibi.plots.style import (
     drawing,
@@ -28,17 +29,6 @@ from ntk_alibi.scaling import NTK, Interpolation, Scaling
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Normalize
-
-#: From a scaling's `alibi_type` to the kind of method that `plots.style` has a line style for.
-KIND_OF_TYPE = {
-    "linear": "interpolation",
-    "ntk": "ntk",
-    "dynamic": "dynamic-ntk",
-    "dynamic_linear": "dynamic-interpolation",
-    "flat_heads": "flat",
-    "dynamic_flat_heads": "dynamic-flat",
-    "knee": "knee",
-}
 
 #: Cells of all maps of a picture of biases, unless there are very many heads.
 MAP_CELLS = 2**22
@@ -76,7 +66,7 @@ def slopes(
         >>> import matplotlib.pyplot as plt, ntk_alibi as na
         >>> ax = na.plots.slopes(8, [None, na.NTK(4.0)])
         >>> [line.get_label() for line in ax.get_lines()]
-        ['original', 'NTK(4)']
+        ['original', 'NTK a=4']
         >>> plt.close(ax.figure)
     """
     named = labelled(scalings)
@@ -353,8 +343,8 @@ def _length(thing: Any, length: int | None) -> int | None:
 def _kind(thing: Any) -> str:
     scaling = getattr(thing, "scaling", thing)
     if scaling is None and getattr(thing, "slopes", None) is None:
-        return "original"
-    return KIND_OF_TYPE.get(getattr(scaling, "alibi_type", ""), type(thing).__name__)
+        return ORIGINAL
+    return kind_of(scaling) or type(thing).__name__
 
 
 def _share_text(share: float) -> str:

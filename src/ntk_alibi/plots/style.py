@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, methods
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -188,12 +188,12 @@ def head_axis(ax: Axes, heads: int) -> None:
     ax.set_xlim(0.4, heads + 0.6)
 
 
-def integer_ticks(*sides: Axis) -> None:
-    """Put ticks at integers only, at most about twelve of them."""
+def integer_ticks(*sides: Axis, most: int = 12) -> None:
+    """Put ticks at integers only, at most about so many of them."""
     from matplotlib.ticker import MaxNLocator
 
     for side in sides:
-        side.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
+        side.set_major_locator(MaxNLocator(integer=True, nbins=most, min_n_ticks=1))
 
 
 def legend(ax: Axes, *, ncols: int = 2, below: float = -0.17) -> None:
@@ -313,16 +313,32 @@ def mixed(hue: str, theme: Theme, strength: float) -> tuple[float, float, float]
 def labelled(things: Any) -> dict[str, Any]:
     """Return one object, several, or a mapping of labels to objects as a mapping.
 
-    Unlabelled objects get short reprs as labels, None gets "original".
+    An unlabelled scaling has its label in tables, "NTK a=4"; None is "original". A bias has a short
+    repr in which its scaling has that label. If another object has the label already, as scalings
+    of two training lengths do, the short repr is the label.
     """
     if isinstance(things, Mapping):
         return dict(things)
-    several = things if isinstance(things, list | tuple) else [things]
-    return {"original" if thing is None else _short(thing): thing for thing in several}
+    result: dict[str, Any] = {}
+    for thing in things if isinstance(things, list | tuple) else [things]:
+        label = _label(thing)
+        taken = label in result and result[label] != thing
+        result[_short(repr(thing)) if taken else label] = thing
+    return result
 
 
-def _short(thing: Any) -> str:
-    """Return a repr without argument names and default values, such as `ALiBi(8, NTK(4))`."""
-    bare = re.sub(r"\b\w+=", "", repr(thing))
+def _label(thing: Any) -> str:
+    scaling = getattr(thing, "scaling", None)
+    if thing is None or methods.kind_of(thing):
+        return methods.label_of(thing)
+    if methods.kind_of(scaling):
+        before, _, after = repr(thing).partition(repr(scaling))
+        return f"{_short(before)}{methods.label_of(scaling)}{_short(after)}"
+    return _short(repr(thing))
+
+
+def _short(text: str) -> str:
+    """Return a repr without argument names and default values, such as `ALiBi(8)`."""
+    bare = re.sub(r"\b\w+=", "", text)
     bare = re.sub(r", (None|'causal'|'sequence')(?=[,)])", "", bare)
     return re.sub(r"\.0(?=[,)])", "", bare)

@@ -19,7 +19,7 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from torch.nn import functional as F
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ntk_alibi import _checks
 from ntk_alibi.evaluation import checks

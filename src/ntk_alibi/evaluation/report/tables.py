@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntk_alibi import _notebook
-from ntk_alibi.evaluation.report import markdown as report
+from ntk_alibi.evaluation.report.formats import FORMATS
 
 Entry = dict[str, Any]
 
@@ -88,7 +88,12 @@ def html(table: Table) -> str:
 
 def markdown(table: Table) -> str:
     """Format a table as Markdown, below its title."""
-    return f"*{table.title}*\n\n{report.table(*_plain(table))}"
+    return formatted(table, "markdown").rstrip("\n")
+
+
+def formatted(table: Table, name: str) -> str:
+    """Format a table as "csv", "markdown" or "latex"."""
+    return FORMATS[name](str(table.title), *_plain(table))
 
 
 def _plain(table: Table) -> tuple[list[str], list[Sequence[str]]]:

@@ -1,0 +1,77 @@
+"""BibTeX of the package, and of the papers that its methods come from.
+
+`references.bib` has each reference once. Which of them a class or a function comes from stands in
+its docstring, behind "Source:".
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from importlib import resources
+from typing import Any
+
+import ntk_alibi
+from ntk_alibi.methods import parse_method
+
+#: The package's own entry, as CITATION.cff has it.
+OWN = """@software{{ntk_alibi,
+  author = {{{{The ntk_alibi developers}}}},
+  title = {{ntk\\_alibi: {summary}}},
+  version = {{{version}}},
+}}
+"""
+
+
+def cite(*things: Any) -> str:
+    """Return BibTeX of this package, and of the papers that some of its methods come from.
+
+    Args:
+        things: biases, scalings and other objects, classes and functions of this package, or names
+            of methods, such as "ntk:4".
+
+    Returns:
+        The entries, this package's first, each once. A method that is this package's own adds none.
+
+    Raises:
+        TypeError: a thing is not of this package.
+        ValueError: a name is not that of a method.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> [line for line in na.cite(na.KerpleLog).splitlines() if line.startswith("@")]
+        ['@software{ntk_alibi,', '@misc{chi2022kerple,']
+    """
+    entries = {OWN.format(summary=(ntk_alibi.__doc__ or "").strip(), version=ntk_alibi.__version__)}
+    texts = [text for thing in things for text in _sources(thing)]
+    found = [entry for entry in _entries() if any(_mark(entry) in text for text in texts)]
+    return "\n".join([*entries, *found])
+
+
+def _sources(thing: Any) -> list[str]:
+    """Return what the docstrings of a thing say behind "Source:"."""
+    if isinstance(thing, str):
+        method = parse_method(thing, 2)  # no source depends on the training length
+        parts = [part for part in (method.scaling, method.log_n) if part is not None]
+        return [text for part in [*parts, ntk_alibi.ALiBi] for text in _sources(part)]
+    owner = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
+    if owner.__module__.partition(".")[0] != "ntk_alibi":
+        raise TypeError(
+            f"what is cited must be of ntk_alibi, or the name of a method, got {thing!r}"
+        )
+    if sys.flags.optimize >= 2:
+        raise ValueError("cite must run without python's option -OO, which removes its sources")
+    return re.findall(r"Source: (.*)", inspect.getdoc(owner) or "", re.DOTALL)
+
+
+def _entries() -> list[str]:
+    text = resources.files("ntk_alibi").joinpath("references.bib").read_text("utf-8")
+    return [entry.strip() + "\n" for entry in text.split("\n\n")]
+
+
+def _mark(entry: str) -> str:
+    """Return what docstrings name a reference by: its number in arXiv, or its address."""
+    field = re.search(r"(?:eprint = \{|url = \{https://(?:github.com/)?)([^}]*)\}", entry)
+    assert field is not None, entry
+    return field[1]

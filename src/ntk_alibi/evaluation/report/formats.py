@@ -1,0 +1,57 @@
+"""Plain tables as text: CSV, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+
+from ntk_alibi.evaluation.report import markdown
+
+Rows = Sequence[Sequence[str]]
+
+#: What LaTeX writes in another way.
+_SPECIAL = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", "<": r"$<$", ">": r"$>$", "∞": r"$\infty$"}
+)
+
+
+def as_csv(title: str, header: Sequence[str], rows: Rows) -> str:
+    """Format a table as CSV, below a line of its title that begins with #."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return f"{_comment('#', title)}{text.getvalue()}"
+
+
+def as_markdown(title: str, header: Sequence[str], rows: Rows) -> str:
+    """Format a table as Markdown, below its title."""
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    above = f"*{title}*\n\n" if title else ""
+    return f"{above}{markdown.table(header, cells)}\n"
+
+
+def as_latex(title: str, header: Sequence[str], rows: Rows) -> str:
+    """Format a table as a LaTeX environment without packages; its title is the caption."""
+    lines = [" & ".join(cell.translate(_SPECIAL) for cell in row) for row in [header, *rows]]
+    body = "\n".join(f"{line} \\\\" for line in lines)
+    body = body.replace("\n", "\n\\hline\n", 1)
+    caption = f"\\caption{{{title.translate(_SPECIAL)}}}\n" if title else ""
+    columns = "l" + "r" * (len(header) - 1)
+    return (
+        f"\\begin{{table}}\n{caption}\\begin{{tabular}}{{{columns}}}\n\\hline\n{body}\n"
+        "\\hline\n\\end{tabular}\n\\end{table}\n"
+    )
+
+
+def _comment(mark: str, title: str) -> str:
+    return f"{mark} {' '.join(title.split())}\n" if title else ""
+
+
+#: The formats by their names on the command line.
+FORMATS: dict[str, Callable[[str, Sequence[str], Rows], str]] = {
+    "csv": as_csv,
+    "markdown": as_markdown,
+    "latex": as_latex,
+}

@@ -1,0 +1,215 @@
+"""Attention weights that a model computes for a text, as it is and under several methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+from ntk_alibi import _checks
+from ntk_alibi.integrations import FAMILIES, patch
+from ntk_alibi.methods import Method, as_method, train_length_of
+
+#: Weights of one layer that a model may compute for a picture: 2 GiB in float32. The model needs
+#: several times as much memory.
+MOST_WEIGHTS = 2**29
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionWeights:
+    """Weights of some layers and heads of a model for one text, under one or several methods.
+
+    Attributes:
+        request: what was asked for.
+        step: tokens of a cell.
+        values: float32 (methods, layers, heads, cells, cells), queries before keys: the greatest
+            weight of each cell; NaN where all keys are ahead of the queries.
+    """
+
+    request: Request
+    step: int
+    values: NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A text, and the layers, heads and methods of a model whose weights are wanted, all checked.
+
+    Attributes:
+        model: the model.
+        inputs: the text's tokens, as the model takes them.
+        words: the text of each token.
+        methods: the methods; None for the model as it is.
+        layers: numbers of the layers, from 0 on.
+        heads: numbers of the heads, from 1 on.
+        of: how many layers, and how many heads in each, the model has.
+    """
+
+    model: Any
+    inputs: Any
+    words: tuple[str, ...]
+    methods: tuple[Method | None, ...]
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    of: tuple[int, int]
+
+    @property
+    def maps(self) -> int:
+        """The number of maps of queries and keys."""
+        return len(self.methods) * len(self.layers) * len(self.heads)
+
+    def read(self, most_cells: int) -> AttentionWeights:
+        """Return the weights, in at most so many cells of queries and of keys."""
+        step = -(-len(self.words) // most_cells)
+        values = np.stack([_read(self, method, step) for method in self.methods])
+        return AttentionWeights(self, step, values)
+
+
+def request(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    methods: Sequence[Any] | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> Request:
+    """Check what is asked of a model before it computes anything.
+
+    Args:
+        model: a transformers model that returns attention weights.
+        tokenizer: the model's tokenizer.
+        text: text of at least one token.
+        methods: names such as "ntk:4", scalings, or None or "original" for plain ALiBi; each is
+            patched into the model meanwhile. By default, the model as it is.
+        layers: numbers of layers from 0 on, as a scaling's `layers` has them; negative numbers
+            count from the end; all by default.
+        heads: numbers of heads from 1 on, as formulas have them; all by default.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the text has no tokens, or too many.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(text, str):
+        raise TypeError(f"text must be a string, got {text!r}")
+    of = _shape(model)
+    numbers = _layers(layers, of[0]), [head + 1 for head in _checks.heads(heads, of[1])]
+    named = _named(methods, model)
+    inputs = tokenizer(text, return_tensors="pt").to(model.device)
+    ids = inputs["input_ids"][0].tolist()
+    _checks.integer("number of tokens of text", len(ids), minimum=1)
+    _check_size(len(ids), of[1])
+    words = tuple(tokenizer.decode([token]) for token in ids)
+    layers, heads = map(tuple, numbers)
+    return Request(model, inputs, words, tuple(named), layers, heads, of)
+
+
+def _shape(model: Any) -> tuple[int, int]:
+    """Return the numbers of layers and of heads."""
+    config = getattr(model, "config", None)
+    counts = [getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads")]
+    layers, heads = counts
+    if layers is None or heads is None:
+        raise TypeError(
+            "model must be a transformers model whose config names num_hidden_layers and "
+            f"num_attention_heads, got {type(model).__name__}"
+        )
+    return layers, heads
+
+
+def _layers(value: Any, count: int) -> list[int]:
+    if value is None:
+        return list(range(count))
+    if not isinstance(value, Iterable) or isinstance(value, str) or not (numbers := list(value)):
+        raise TypeError(f"layers must be None or numbers of layers, got {value!r}")
+    return [
+        _checks.integer("layer", number, minimum=-count, maximum=count - 1) % count
+        for number in numbers
+    ]
+
+
+def _named(methods: Any, model: Any) -> list[Method | None]:
+    if methods is None:
+        return [None]
+    if not isinstance(methods, Iterable) or isinstance(methods, str) or not (m := list(methods)):
+        raise TypeError(f"methods must be None or a sequence of methods, got {methods!r}")
+    return [as_method(method, train_length_of(model.config)) for method in m]
+
+
+def _check_size(tokens: int, heads: int) -> None:
+    most = int((MOST_WEIGHTS / heads) ** 0.5)
+    if tokens > most:
+        raise ValueError(
+            f"text must have at most {most} tokens, for which a layer of {heads} heads computes "
+            f"{MOST_WEIGHTS} weights, got {tokens}"
+        )
+
+
+def _read(request: Request, method: Method | None, step: int) -> NDArray[np.float32]:
+    """Return weights (layers, heads, cells, cells) of one pass."""
+    model, heads = request.model, [head - 1 for head in request.heads]
+    of_method: Any = nullcontext()
+    if method is not None:
+        of_method = patch(model, method.scaling, attention="eager", log_n=method.log_n)
+    with of_method, torch.no_grad(), _without_dropout(model), _kept(model, heads, step) as kept:
+        output = model(**request.inputs, output_attentions=True, use_cache=False)
+    pooled = kept or [_pooled(weights, heads, step) for weights in output.attentions or ()]
+    if not pooled:
+        raise ValueError(
+            f"model must return attention weights, got none from {type(model).__name__}"
+        )
+    return np.stack([pooled[layer] for layer in request.layers])
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode; give each module its own mode back at the end."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+@contextmanager
+def _kept(model: nn.Module, heads: list[int], step: int) -> Iterator[list[NDArray[np.float32]]]:
+    """Yield a list of each layer's weights, pooled as soon as they are there.
+
+    transformers returns the weights of all layers at once: 2.4 GB for 24 heads and 5000 tokens.
+    """
+    kept: list[NDArray[np.float32]] = []
+
+    def keep(module: nn.Module, inputs: Any, output: Any) -> Any:
+        del module, inputs
+        kept.append(_pooled(output[1], heads, step))
+        return (output[0], output[1][..., :0, :0], *output[2:])
+
+    classes = tuple(family.attention for family in FAMILIES)
+    layers = [part for part in model.modules() if isinstance(part, classes)]
+    handles = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        yield kept
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _pooled(weights: torch.Tensor, heads: list[int], step: int) -> NDArray[np.float32]:
+    """Return the greatest weight of each cell (heads, cells, cells), NaN ahead of the queries."""
+    values = weights[:, heads].float()
+    if bool(values.isnan().any()):
+        raise ValueError("model must compute attention weights that are numbers, got NaN")
+    if step > 1:
+        values = F.max_pool2d(values, step, ceil_mode=True)
+    array: NDArray[np.float32] = values[0].cpu().numpy()
+    seen = np.tril(np.ones(array.shape[1:], bool))
+    return np.where(seen | (array > 0), array, np.float32(np.nan))

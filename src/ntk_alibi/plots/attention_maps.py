@@ -1,0 +1,235 @@
+"""Pictures of the attention weights of a model: one head, or several heads under several methods.
+
+Layers are counted as scalings count them, from 0 on; heads as formulas do, from 1 on. Titles name
+both ranges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ntk_alibi.plots import checks
+from ntk_alibi.plots.style import (
+    color_bar,
+    drawing,
+    drawing_figure,
+    finish,
+    heat,
+    integer_ticks,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+    from ntk_alibi.models.attention_weights import AttentionWeights
+
+#: Cells along the axes of one map, and of one of many: fewer than these axes have pixels, since an
+#: image that is drawn smaller loses thin lines.
+MOST_CELLS, FEW_CELLS = 400, 128
+
+#: Maps of one picture at most.
+MOST_MAPS = 256
+
+#: Tokens are labelled by their text if letters of this size fit, in points.
+LEAST_LETTERS, USUAL_LETTERS = 4.5, 8.0
+
+#: Letters of a token that are shown at most.
+LONGEST_WORD = 12
+
+#: Weights of long texts are drawn on a logarithmic scale from this share of the greatest one on.
+LEAST_SHARE = 1e-4
+
+
+def attention_map(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    *,
+    layer: int = -1,
+    head: int = 1,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the attention weights of one head of a model, patched or not, for a text.
+
+    Args:
+        model: a transformers model that returns attention weights; under `patch` it returns those
+            of the scaled slopes.
+        tokenizer: the model's tokenizer.
+        text: text of at least one token. Tokens are labelled by their text where that fits. Of more
+            than 400 tokens, a cell shows the greatest weight of several queries and keys, and the
+            colours are logarithmic.
+        layer: layer number from 0 on, as `layers` of a scaling has it; negative numbers count from
+            the end.
+        head: head number from 1 on, as formulas and all other pictures have it.
+        ax: axes to draw into; a new figure's by default.
+
+    Returns:
+        The axes with an image (tokens, tokens) and a colour bar; keys ahead of the query are grey.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the text has no tokens, or so many that a layer
+            would compute more than 2^29 weights.
+        ImportError: matplotlib or torch is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> from ntk_alibi.models import load
+        >>> model, tokenizer, _ = load()
+        >>> with na.patch(model, na.NTK(4.0)):
+        ...     ax = na.plots.attention_map(model, tokenizer, "And God said, Let there be light")
+        >>> bool((ax.get_images()[0].get_array().sum(axis=1) > 0.999).all())
+        True
+        >>> plt.close(ax.figure)
+    """
+    with drawing(ax, size=(6.4, 5.2)) as axes:
+        read = _read(model, tokenizer, text, None, [layer], [head], MOST_CELLS)
+        values = read.values[0, 0, 0]
+        image = _draw(axes, read, values, _norm(read), USUAL_LETTERS)
+        color_bar(image, [axes], _quantity(read))
+        place = f"layer {read.request.layers[0]}, head {head}"
+        finish(axes, f"Attention of {place} ({_ranges(read)})", "key", "query")
+    return axes
+
+
+def attention_maps(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    *,
+    methods: Sequence[Any] | None = None,
+    layers: Sequence[int] | None = (-1,),
+    heads: Sequence[int] | None = None,
+) -> Figure:
+    """Draw the attention weights of several heads of a model, under several methods side by side.
+
+    Args:
+        model: as for `attention_map`; to compare methods, a model that `patch` knows.
+        tokenizer: the model's tokenizer.
+        text: as for `attention_map`, with cells of several tokens from 128 tokens on.
+        methods: methods to compare, such as ["original", "ntk:4"]: names of the command line,
+            scalings, or None for plain ALiBi. Each is patched into the model meanwhile, instead of
+            a patch in force. By default, the model as it is.
+        layers: layer numbers from 0 on, negative ones from the end; None for all.
+        heads: head numbers from 1 on; all by default.
+
+    Returns:
+        The figure, which pyplot does not manage, with a map for each head and method in the colours
+        of one scale.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or there are more than 256 maps.
+        ImportError: matplotlib or torch is not installed.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> from ntk_alibi.models import load
+        >>> model, tokenizer, _ = load()
+        >>> figure = na.plots.attention_maps(
+        ...     model, tokenizer, "Let there be light", methods=["original", "ntk:4"], heads=[1, 8]
+        ... )
+        >>> [axes.get_title().splitlines()[1] for axes in figure.axes[:2]]
+        ['original', 'NTK a=4']
+    """
+    with drawing_figure() as new_figure:
+        read = _read(model, tokenizer, text, methods, layers, heads, FEW_CELLS)
+        wanted = read.request
+        places = list(product(range(len(wanted.layers)), range(len(wanted.heads))))
+        side_by_side = len(wanted.methods)
+        columns = _columns(len(wanted.heads), math.sqrt(1.4 * len(places) / side_by_side))
+        rows = math.ceil(len(places) / columns)
+        size = 1.75 * columns * side_by_side + 1.4, 2.05 * rows + 0.9
+        figure = new_figure(figsize=size, layout="constrained")
+        grid = figure.subplots(
+            rows, columns * side_by_side, squeeze=False, sharex=True, sharey=True
+        )
+        norm = _norm(read)
+        panels = [axes for row in grid for axes in row]
+        shown = list(product(places, range(side_by_side)))
+        for place, axes in enumerate(panels):
+            if place >= len(shown):
+                axes.remove()
+                continue
+            (layer, head), number = shown[place]
+            image = _draw(axes, read, read.values[number, layer, head], norm, 5.5)
+            axes.tick_params(labelbottom=place + len(grid[0]) >= len(shown))
+            title = f"layer {wanted.layers[layer]}, head {wanted.heads[head]}"
+            method = wanted.methods[number]
+            axes.set_title(title if method is None else f"{title}\n{method.label}", fontsize=7)
+        color_bar(image, figure.axes, _quantity(read))
+        figure.suptitle(f"Attention of {_ranges(read)}", fontsize=10)
+        figure.supxlabel("key", fontsize=9)
+        figure.supylabel("query", fontsize=9)
+    return figure
+
+
+def _read(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    methods: Sequence[Any] | None,
+    layers: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    most_cells: int,
+) -> AttentionWeights:
+    from ntk_alibi.models.attention_weights import request  # torch is loaded for these only
+
+    wanted = request(model, tokenizer, text, methods, layers, heads)
+    checks.most("maps of methods x layers x heads", wanted.maps, MOST_MAPS)
+    return wanted.read(most_cells)
+
+
+def _columns(heads: int, best: float) -> int:
+    """Return the divisor of the number of heads that is nearest to a number of columns."""
+    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+    return min(divisors, key=lambda n: abs(math.log(n / best)))
+
+
+def _draw(
+    axes: Axes, read: AttentionWeights, values: Any, norm: Normalize, letters: float
+) -> AxesImage:
+    """Draw one map over tokens, and label the tokens by their text where letters fit."""
+    words = [word.strip()[:LONGEST_WORD] or "␣" for word in read.request.words]
+    tokens, end = len(words), values.shape[0] * read.step - 0.5
+    image = heat(axes, values, None, norm=norm, extent=(-0.5, end, end, -0.5))
+    axes.set_xlim(-0.5, tokens - 0.5)
+    axes.set_ylim(tokens - 0.5, -0.5)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    box = axes.get_window_extent()
+    fitting = min(box.width, box.height) / figure.dpi * 72 / tokens
+    if fitting >= LEAST_LETTERS:
+        size = min(letters, fitting)
+        axes.set_xticks(range(tokens), words, rotation=90, fontsize=size)
+        axes.set_yticks(range(tokens), words, fontsize=size)
+    else:
+        integer_ticks(axes.xaxis, axes.yaxis, most=12 if letters == USUAL_LETTERS else 5)
+        axes.tick_params(labelsize=letters)
+    return image
+
+
+def _norm(read: AttentionWeights) -> Normalize:
+    """Return the scale of all maps: linear, or logarithmic where cells hold several tokens."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    greatest = float(np.nanmax(read.values))
+    if read.step == 1:
+        return Normalize(0, greatest)
+    return LogNorm(LEAST_SHARE * greatest, greatest, clip=True)
+
+
+def _quantity(read: AttentionWeights) -> str:
+    return "weight" if read.step == 1 else f"greatest weight of {read.step} x {read.step} tokens"
+
+
+def _ranges(read: AttentionWeights) -> str:
+    """Say how layers and heads are counted."""
+    layers, heads = read.request.of
+    return f"a model with layers 0-{layers - 1} and heads 1-{heads}"

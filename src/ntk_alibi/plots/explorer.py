@@ -1,0 +1,246 @@
+"""An explorer of attention weights: one HTML page of all layers and heads, without a network.
+
+The page is Bokeh's, with Bokeh's scripts inside. It holds the weights as 16-bit logarithms, which
+`explorer.js` turns into the map that is chosen.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _checks, _extras
+
+if TYPE_CHECKING:
+    from ntk_alibi.models.attention_weights import AttentionWeights, Request
+
+#: Methods that the explorer shows by default.
+METHODS = (
+    "original",
+    *(f"{kind}:{factor}" for kind in ("ntk", "interpolation") for factor in (2, 4, 8)),
+)
+
+#: Numbers of a page at most, and of a page whose number of cells is chosen here: 89 MB and 11 MB.
+MOST_NUMBERS, USUAL_NUMBERS = 2**25, 2**22
+
+#: Cells along an axis: at least, and as many as a screen shows.
+FEWEST_CELLS, MOST_CELLS = 32, 512
+
+#: Cells along an axis of a map in the overview.
+THUMB = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Explorer:
+    """A page that shows the attention weights of a model; notebooks display it.
+
+    Attributes:
+        html: the page, with all that it needs.
+        cells: cells along an axis of a map.
+        step: tokens of a cell.
+    """
+
+    html: str
+    cells: int
+    step: int
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page to a file, and return its path.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        file = Path(path)
+        file.write_text(self.html, encoding="utf-8")
+        return file
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe srcdoc="{html.escape(self.html)}" width="100%" height="680" '
+            'style="border:0"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        megabytes = len(self.html) / 1e6
+        return f"Explorer({self.cells} cells of {self.step} tokens, {megabytes:.1f} MB)"
+
+
+def explore(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    methods: Sequence[Any] | None = METHODS,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    cells: int | None = None,
+) -> Explorer:
+    """Return a page on which the attention weights of a model can be explored.
+
+    The page has an overview of all layers and heads, in which a click chooses one; menus of the
+    methods, layers and heads; a slider for the factors of a method; and a map that shows the token
+    of query and key, their distance and the weight under the pointer.
+
+    Args:
+        model: a BLOOM, MPT or Falcon that `patch` knows; with methods=None, any transformers model
+            that returns attention weights.
+        tokenizer: the model's tokenizer.
+        text: text of at least one token.
+        methods: methods to choose from: names of the command line, scalings, or None for plain
+            ALiBi. Each is patched into the model meanwhile. None shows the model as it is.
+        layers: layer numbers from 0 on, as a scaling's `layers` has them; all by default.
+        heads: head numbers from 1 on, as formulas have them; all by default.
+        cells: cells along the axes of a map at most. Of a longer text, a cell shows the greatest
+            weight of several queries and keys, and the page says of how many. By default as many as
+            fit into about 11 MB.
+
+    Returns:
+        The page, which notebooks display; `.save(path)` writes it as one HTML file.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the page would hold more than 2^25 weights.
+        ImportError: bokeh or torch is not installed.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> from ntk_alibi.models import load
+        >>> model, tokenizer, _ = load()
+        >>> page = na.plots.explore(model, tokenizer, "Let there be light", ["original", "ntk:4"])
+        >>> page.step, "<script src" in page.html
+        (1, False)
+    """
+    with _extras.needed_by("explore"):
+        import bokeh  # noqa: F401
+
+        from ntk_alibi.models.attention_weights import request
+    wanted = request(model, tokenizer, text, methods, layers, heads)
+    groups = _groups(wanted)
+    read = wanted.read(_cells(cells, wanted))
+    return Explorer(_page(read, groups), read.values.shape[-1], read.step)
+
+
+def _cells(cells: int | None, wanted: Request) -> int:
+    """Return how many cells an axis may have."""
+    if cells is None:
+        fitting = math.isqrt(2 * USUAL_NUMBERS // wanted.maps)  # half of a map is hidden
+        return min(max(fitting, FEWEST_CELLS), MOST_CELLS, _fitting(wanted, "methods or layers"))
+    number = _checks.integer("cells", cells, minimum=1)
+    if number > (most := _fitting(wanted, "methods or layers")):
+        raise ValueError(
+            f"cells must be at most {most} for {wanted.maps} maps of methods x layers x heads, "
+            f"got {number}"
+        )
+    return number
+
+
+def _fitting(wanted: Request, fewer: str) -> int:
+    most = math.isqrt(MOST_NUMBERS // wanted.maps)
+    if most < FEWEST_CELLS:
+        limit = MOST_NUMBERS // FEWEST_CELLS**2
+        raise ValueError(
+            f"{fewer} must be fewer: a page holds at most {limit} maps of methods x layers x "
+            f"heads, got {wanted.maps}"
+        )
+    return most
+
+
+def _groups(wanted: Request) -> dict[str, dict[str, list[Any]]]:
+    """Return the methods by the beginning of their labels, such as "NTK", with their numbers."""
+    groups: dict[str, dict[str, list[Any]]] = {}
+    labels = ["as it is" if method is None else method.label for method in wanted.methods]
+    for index, label in enumerate(labels):
+        if label in labels[:index]:
+            raise ValueError(f"methods must differ, got {label!r} twice")
+        name = re.split(r" \w+=", label)[0]
+        group = groups.setdefault(name, {"rest": [], "label": [], "index": []})
+        group["rest"].append(label.removeprefix(name).strip() or name)
+        group["label"].append(label)
+        group["index"].append(index)
+    return groups
+
+
+def _codes(values: NDArray[np.float32]) -> tuple[NDArray[np.uint16], bool]:
+    """Return weights as 16-bit logarithms, and whether they are those of causal maps alone.
+
+    2048 log2(weight) + 65535 is exact to 0.02 %; 1 stands for less than 2^-32, 0 for hidden keys.
+    """
+    rows, columns = np.tril_indices(values.shape[-1])
+    causal = bool(np.isnan(values).sum() == values.size - values[..., rows, columns].size)
+    kept = values[..., rows, columns] if causal else values
+    with np.errstate(divide="ignore"):
+        logarithms = np.rint(65535 + 2048 * np.log2(np.minimum(kept, 1), dtype=np.float64))
+    codes = np.where(np.isnan(kept), 0, np.maximum(np.nan_to_num(logarithms, nan=1), 1))
+    return codes.astype(np.uint16).ravel(), causal
+
+
+def _page(read: AttentionWeights, groups: dict[str, dict[str, list[Any]]]) -> str:
+    """Return the page."""
+    from bokeh.document import Document
+    from bokeh.embed import file_html
+    from bokeh.events import DocumentReady, Tap
+    from bokeh.layouts import column, row
+    from bokeh.models import CategoricalSlider, ColumnDataSource, CustomJS, Div, Select
+    from bokeh.resources import INLINE
+
+    from ntk_alibi.plots import explorer_figures as figures
+
+    wanted, cells = read.request, read.values.shape[-1]
+    codes, triangle = _codes(read.values)
+    thumb = min(cells, THUMB)
+    layers, heads = ([str(number) for number in n] for n in (wanted.layers, wanted.heads))
+    words = list(wanted.words)
+    large, image, colours = figures.large(words, read.step, cells)
+    overview, sheet, marked = figures.overview(layers, heads, thumb)
+    first = next(iter(groups))
+    rest = groups[first]["rest"]
+    counted = f"layer, 0-{wanted.of[0] - 1}", f"head, 1-{wanted.of[1]}"
+    menus = {
+        "menu": Select(title="method", value=first, options=list(groups)),
+        "layer_menu": Select(
+            title=f"layer, 0-{wanted.of[0] - 1}", value=layers[-1], options=layers
+        ),
+        "head_menu": Select(title=counted[1], value=heads[-1], options=heads),
+        "scale_menu": Select(
+            title="colours", value="logarithmic", options=["logarithmic", "linear"]
+        ),
+        "slider": CategoricalSlider(
+            title="factor", categories=rest, value=rest[0], visible=len(rest) > 1, width=260
+        ),
+    }
+    given = {
+        "codes": ColumnDataSource({"codes": codes}),
+        **{"cells": cells, "triangle": triangle, "thumb": thumb},
+        **{"methods": groups, "layers": layers, "heads": heads},
+        **{"map": image.data_source, "map_image": image, "title": large.title},
+        **colours,
+        **{"overview": sheet, "marked": marked},
+        **menus,
+    }
+    code = resources.files("ntk_alibi.plots").joinpath("explorer.js").read_text("utf-8")
+
+    def callback(cause: str) -> CustomJS:
+        return CustomJS(args={**given, "cause": cause}, code=code)
+
+    for name, menu in menus.items():
+        menu.js_on_change(
+            "value", callback({"menu": "menu", "scale_menu": "scale"}.get(name, name))
+        )
+    overview.js_on_event(Tap, callback("tap"))
+    for menu in menus.values():
+        menu.width = 260 if menu is menus["slider"] else 130
+    several = f"; a cell shows the greatest weight of {read.step} x {read.step} tokens"
+    note = Div(text=f"{len(words)} tokens{several if read.step > 1 else ''}")
+    document = Document()
+    document.add_root(column(row(*menus.values()), row(large, column(overview, note))))
+    document.js_on_event(DocumentReady, callback("start"))
+    return str(file_html(document, resources=INLINE, title="Attention weights"))

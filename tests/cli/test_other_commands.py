@@ -1,0 +1,84 @@
+"""The commands that copy the notebooks, print BibTeX, and write an explorer's page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import ntk_alibi as na
+from ntk_alibi.cli import main
+from repository import ROOT
+
+
+def test_notebooks_are_copied_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["notebooks", str(tmp_path), "--copy-only"])
+    count = len(list((ROOT / "notebooks").glob("*.ipynb"))) + 1
+    assert f"{count} files copied, 0 were there" in capsys.readouterr().out
+    copies = sorted((tmp_path / "notebooks").glob("*.ipynb"))
+    assert [path.name for path in copies] == [
+        path.name for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+    ]
+    assert (tmp_path / "docs/pictures/extrapolation.json").exists()  # what the seventh reads
+    copies[0].write_text("mine")
+    main(["notebooks", str(tmp_path), "--copy-only"])
+    assert f"0 files copied, {count} were there" in capsys.readouterr().out
+    assert copies[0].read_text() == "mine"
+
+
+def test_copies_of_the_wheel_have_no_outputs(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("bare", ROOT / "notebooks/without_outputs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    bare = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bare)
+    bare.main(tmp_path)
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        kept = json.loads(path.read_text("utf-8"))["cells"]
+        cells = json.loads((tmp_path / "notebooks" / path.name).read_text("utf-8"))["cells"]
+        assert [cell["source"] for cell in cells] == [cell["source"] for cell in kept]
+        assert not any(cell.get("outputs") for cell in cells)
+
+
+def test_without_jupyterlab_one_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="2"):
+        main(["notebooks", str(tmp_path / "copies")])
+    assert "pip install 'ntk-alibi[notebook]'" in capsys.readouterr().err
+    assert not (tmp_path / "copies").exists()
+
+
+def test_cite(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["cite", "ntk:4"])
+    assert capsys.readouterr().out == na.cite("ntk:4")
+    with pytest.raises(SystemExit, match="2"):
+        main(["cite", "nkt:4"])
+    assert "method must be original or one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_explore(from_file: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("bokeh", reason="bokeh is not installed")
+    text = "Let there be light"
+    if from_file:
+        (tmp_path / "prompt.txt").write_text(text)
+        text = str(tmp_path / "prompt.txt")
+    page = tmp_path / "page.html"
+    options = ["--methods", "original", "ntk:4", "--layers", "1", "--output", str(page)]
+    main(["explore", text, *options])
+    assert f"page: {page} (" in capsys.readouterr().out
+    assert "NTK" in page.read_text("utf-8")
+
+
+def test_mistakes_of_explore_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, message in (
+        (["--output", "page.png"], "the ending of --output must be one of '.html', got '.png'"),
+        (["--methods", "nkt:4"], "method must be original or one of"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(["explore", "text", *options])
+        assert message in capsys.readouterr().err

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core, masks
-from ntk_alibi._arrays import Array, DTypeLike
+from ntk_alibi._arrays import Array, ArrayT, DTypeLike
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import float_with_axes, scaled_slopes, scaling_per
 from ntk_alibi.masks import Problem
@@ -18,14 +18,14 @@ from ntk_alibi.scaling import checks as scaling_checks
 
 
 def build_alibi_tensor(
-    attention_mask: Array,
+    attention_mask: ArrayT,
     num_heads: int,
     dtype: DTypeLike,
     scaling: Scaling | None = None,
     *,
     anchor: Literal["first", "last"] = "first",
-    out: Array | None = None,
-) -> Array:
+    out: ArrayT | None = None,
+) -> ArrayT:
     """Return the key-only ALiBi bias of BLOOM and Falcon, like transformers' function of this name.
 
     out[b H + h, 0, k] = m_h (p_k - p_0)

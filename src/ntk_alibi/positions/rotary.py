@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from ntk_alibi import _arrays, _checks, _torch_state, masks
-from ntk_alibi._arrays import Array
+from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.positions import checks
 from ntk_alibi.scaling import NTK, Interpolation
 
@@ -156,7 +156,7 @@ class RoPE(_Rotary):
         base = self.base * scaling.factor ** (self.pairs / (self.pairs - 1))
         return replace(self, base=base)
 
-    def rotate(self, x: Array, positions: Array | None = None) -> Array:
+    def rotate(self, x: ArrayT, positions: Array | None = None) -> ArrayT:
         """Rotate vectors, such as keys that are rotated once and then cached.
 
         Args:

@@ -12,9 +12,6 @@ from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-# Sphinx shows a function by its overloads only if it finds them imported from typing itself.
-from typing import overload as overload
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,8 +74,9 @@ def build_alibi_tensor(
         _core.key_bias(mask, slopes, getattr(_core.Anchor, anchor), dtype, storage)
 
     shape = (batch * heads, 1, key_length)
-    result = _filled(write, shape, name, out, torch=_arrays.is_tensor(attention_mask))
-    return _arrays.on_device_of(attention_mask, result)
+    filled = _filled(write, shape, name, out, torch=_arrays.is_tensor(attention_mask))
+    result: Any = _arrays.on_device_of(attention_mask, filled)
+    return cast("ArrayT", result)
 
 
 def dense_bias(

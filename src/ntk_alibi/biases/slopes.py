@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
-from ntk_alibi._arrays import Array, overload
+from ntk_alibi._arrays import Array
 from ntk_alibi.biases import checks
 from ntk_alibi.scaling import Scaling
 from ntk_alibi.scaling import checks as scaling_checks

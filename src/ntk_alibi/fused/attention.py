@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi._arrays import Array, ArrayT, overload
+from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.fused import checks
 from ntk_alibi.fused.call import DEFAULTS, AttentionCall, Options, call_form

@@ -122,7 +122,7 @@ class SpreadKeys:
         packed = torch.cat([output.float(), logsumexp.float()[..., None]], -1)
         parts = self.ranks.gather(packed)
         merged, _ = merge([x[..., :-1] for x in parts], [x[..., -1].contiguous() for x in parts])
-        return cast(torch.Tensor, merged).to(query.dtype)
+        return merged.to(query.dtype)
 
 
 def own_tokens(

@@ -178,7 +178,7 @@ class RoPE(_Rotary):
         if not _torch_state.is_tracing():
             masks.checked_positions("positions", positions, x.shape[0], x.shape[2])
         at = _arrays.rows_of_integers(positions, x.shape[2], x)
-        result: Array = _arrays.to_dtype_of(self.rotated(x, at), x)
+        result: ArrayT = _arrays.to_dtype_of(self.rotated(x, at), x)
         return result
 
 

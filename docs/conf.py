@@ -9,7 +9,6 @@ from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
-
 from sphinx.pycode import ModuleAnalyzer
 
 import ntk_alibi

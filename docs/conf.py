@@ -9,6 +9,7 @@ from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.pycode import ModuleAnalyzer
 
 import ntk_alibi
 
@@ -86,8 +87,20 @@ def without_empty_contents(app: Any, page: str, source: list[str]) -> None:
         )
 
 
+def show_implementations() -> None:
+    """Let Sphinx show the signature of an implementation, which overloads repeat in part."""
+    analyze = ModuleAnalyzer.analyze
+
+    def analyze_without_overloads(analyzer: ModuleAnalyzer) -> None:
+        analyze(analyzer)
+        analyzer.overloads = {}
+
+    ModuleAnalyzer.analyze = analyze_without_overloads  # type: ignore[method-assign]
+
+
 def setup(app: Any) -> None:
     """Connect the functions above to the events of Sphinx."""
+    show_implementations()
     app.connect("source-read", without_empty_contents)
     app.connect("source-read", links_of_the_site)
     app.connect("builder-inited", copy_notebooks)

@@ -21,8 +21,8 @@ PACKAGE = ROOT / "src/ntk_alibi"
 #: Layers from the bottom up: files and folders of the package, a folder's own `__init__` by that
 #: name. A module imports from its own layer and from lower ones only.
 PYTHON_LAYERS = [
-    ["_core", "_extras", "_torch_state"],
-    ["_arrays", "_checks", "_command_line", "_files", "_runtime", "_repr_html"],
+    ["_core", "_core_library", "_extras", "_torch_state"],
+    ["_arrays", "_checks", "_cmake", "_command_line", "_files", "_runtime", "_repr_html"],
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision"],
     ["fused", "methods", "engines"],
@@ -37,15 +37,17 @@ PYTHON_LAYERS = [
     ["integrations"],
     ["models"],
     ["evaluation", "plots"],
-    ["training", "extrapolation", "replication", "cli"],
+    ["training", "extrapolation", "replication", "cli", "__main__"],
 ]
 
 #: The folders that a C++ folder may include, besides the standard library.
 CPP_ARROWS = {
     "kernels": {"kernels"},
     "core": {"core", "kernels"},
+    "include/ntk_alibi": set(),
+    "api": {"core", "ntk_alibi"},
     "bindings": {"bindings", "core", "kernels", "pybind11"},
-    "tests": {"core", "kernels"},
+    "tests": {"core", "kernels", "ntk_alibi"},
 }
 
 #: Modules that name a mask option among their parameters, fields or keywords. All others pass a

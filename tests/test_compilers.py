@@ -63,10 +63,10 @@ def _check_isolation(build: Path) -> None:
     Of several weak definitions the linker keeps one; if that is an inline function compiled for
     AVX-512, it crashes older machines.
     """
-    objects = list(build.rglob("kernels_*/**/*.o"))
+    objects = list(build.rglob("ntk_alibi_kernels_*/**/*.o"))
     assert len(objects) >= 6
     for path in objects:
-        isa = re.search(r"kernels_(\w+)\.dir", str(path))
+        isa = re.search(r"ntk_alibi_kernels_(\w+)\.dir", str(path))
         assert isa is not None
         for line in run("nm", "-C", "--defined-only", str(path)).splitlines():
             kind, symbol = line.split(maxsplit=2)[1:]

@@ -13,7 +13,7 @@ namespace {
 struct CallRule {
   float scale;
   MaskRule mask;
-  double max_dropped_share;
+  std::optional<double> skip_tolerance;
 };
 
 // Padding, positions and factors of a call.
@@ -97,7 +97,7 @@ struct Inputs {
     problem.head_dim = query.shape(3);
     problem.scale = rule.scale;
     problem.mask = rule.mask;
-    problem.max_dropped_share = rule.max_dropped_share;
+    problem.skip_tolerance = rule.skip_tolerance;
     problem.bias = bias;
     if (tokens != nullptr) {
       problem.query_positions = view_positions(tokens->query_positions);
@@ -204,11 +204,11 @@ void bind_measure_key_norms(const py::array& key, std::int64_t known, py::array_
 
 void register_attention(py::module_& module) {
   py::class_<CallRule>(module, "CallRule")
-      .def(py::init([](float scale, double max_dropped_share,
+      .def(py::init([](float scale, std::optional<double> skip_tolerance,
                        const std::vector<std::int64_t>& mask_numbers) {
-             return CallRule{scale, MaskRule::from_numbers(mask_numbers), max_dropped_share};
+             return CallRule{scale, MaskRule::from_numbers(mask_numbers), skip_tolerance};
            }),
-           py::arg("scale"), py::arg("max_dropped_share"), py::arg("mask_numbers"));
+           py::arg("scale"), py::arg("skip_tolerance"), py::arg("mask_numbers"));
   py::class_<Tokens>(module, "Tokens")
       .def(py::init<std::optional<py::array_t<std::int32_t>>,
                     std::optional<py::array_t<std::int32_t>>,
@@ -238,6 +238,7 @@ void register_attention(py::module_& module) {
              py::arg("value_gradient"), py::arg("of_bias"));
   module.def("merge", &bind_merge, py::arg("outputs"), py::arg("logsumexps"), py::arg("output"),
              py::arg("logsumexp").noconvert());
+  module.def("dropped_share", &dropped_share, py::arg("skip_tolerance"));
   module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("known"),
              py::arg("norms"), py::arg("centres"), py::arg("scales") = py::none());
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "core/mask_rule.h"
 #include "core/tensor_view.h"
@@ -49,9 +50,9 @@ struct AttentionProblem {
   // (batch, heads, queries), contiguous: logsumexps over other keys, which count as read when keys
   // are skipped; or null.
   const double* known_logsumexps;
-  // Keys may be skipped if they weigh, together, at most this share of each query's sum.
-  // 0: read every visible block.
-  double max_dropped_share;
+  // Keys may be skipped if they are proven to weigh, together, at most this share of each query's
+  // sum. 0.0 skips what rounding loses anyway; without a number, every visible block is read.
+  std::optional<double> skip_tolerance = 0.0;
   // (batch, heads, kinds_of_counts): scored, visible and weighed blocks are added; or null.
   std::int64_t* block_counts;
 };

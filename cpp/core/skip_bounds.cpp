@@ -52,14 +52,23 @@ void accumulate_from_the_end(std::int64_t blocks, BlockNorms* norms) {
         k + 1 < blocks ? std::max(norms[k].of_block, norms[k + 1].from) : norms[k].of_block;
 }
 
+// The share of a float32 sum that is lost in rounding to nearest: half an ulp.
+constexpr double rounding = 0x1p-24;
+
 }  // namespace
+
+double dropped_share(const std::optional<double>& skip_tolerance) {
+  return skip_tolerance == 0.0 ? rounding : skip_tolerance.value_or(0.0);
+}
 
 SkipBounds::SkipBounds(const AttentionProblem& problem, const KeyLists& lists)
     : problem_(problem), blocks_(block_count(problem.key_length)) {
   const BiasKind kind = problem.bias.kind;
   // A single block has no sum to be compared with.
   if (blocks_ <= 1 && problem.known_logsumexps == nullptr) return;
-  if (problem.max_dropped_share == 0.0 || kind == BiasKind::none || kind == BiasKind::dense) return;
+  if (dropped_share(problem.skip_tolerance) == 0.0 || kind == BiasKind::none ||
+      kind == BiasKind::dense)
+    return;
   measure_norms(lists);
   if (kind == BiasKind::table) bound_table();
   if (kind == BiasKind::sums) bound_sums(lists);
@@ -142,7 +151,7 @@ Skipping SkipBounds::of_head(std::int64_t b, std::int64_t h) const {
   const auto bounds_of_head = [&](const std::vector<BiasBound>& bounds) {
     return bounds.empty() ? nullptr : bounds.data() + row * bounds_per_head_;
   };
-  return {p.max_dropped_share,   nullptr, norms, centre, bounds_of_head(behind_),
+  return {dropped_share(p.skip_tolerance), nullptr, norms, centre, bounds_of_head(behind_),
           bounds_of_head(ahead_)};
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -53,7 +54,6 @@ void test_attention() {
     problem.bias.left = problem.bias.right = {slopes, 0, 0, 0};
     problem.bias.far_left = problem.bias.far_right = {far_slopes, 0, 0, 0};
     problem.bias.knee = knee;
-    problem.max_dropped_share = std::ldexp(1.0, -24);
     attention(problem);
     // Values are below 1: we allow the rounding of the result and some units of float32.
     const double allowed =
@@ -81,6 +81,32 @@ void test_attention() {
     }
     CHECK(wrong == 0);
   }
+}
+
+// The numbers of blocks that are scored, and that are visible, over all heads.
+std::pair<std::int64_t, std::int64_t> blocks_read(std::optional<double> skip_tolerance) {
+  Call call(130, 2000, false);
+  call.problem.skip_tolerance = skip_tolerance;
+  attention(call.problem);
+  std::pair<std::int64_t, std::int64_t> read{0, 0};
+  for (std::int64_t head = 0; head < Call::heads; ++head) {
+    read.first += call.counts[kinds_of_counts * head];
+    read.second += call.counts[kinds_of_counts * head + 1];
+  }
+  return read;
+}
+
+// The meaning is that of Python's argument; tests/fused/test_skipping.py tests it there.
+void test_skip_tolerance() {
+  const auto [none_scored, none_visible] = blocks_read(std::nullopt);
+  const auto [zero_scored, zero_visible] = blocks_read(0.0);
+  const auto [rounding_scored, rounding_visible] = blocks_read(std::ldexp(1.0, -24));
+  const auto [coarse_scored, coarse_visible] = blocks_read(std::ldexp(1.0, -9));
+  CHECK(none_scored == none_visible);
+  CHECK(zero_scored < zero_visible && zero_scored == rounding_scored);
+  CHECK(coarse_scored < zero_scored);
+  CHECK(none_visible == zero_visible && none_visible == rounding_visible &&
+        none_visible == coarse_visible);
 }
 
 // Several threads call, and each call has threads of its own: ThreadSanitizer runs this test, too.

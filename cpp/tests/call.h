@@ -43,7 +43,6 @@ struct Call {
     problem.mask = {true, std::numeric_limits<std::int32_t>::max(), 0, 0};
     problem.bias.kind = ntk_alibi::BiasKind::two_sided;
     problem.bias.left = problem.bias.right = {slopes, 0, 1, 0};
-    problem.max_dropped_share = std::ldexp(1.0, -24);
     problem.block_counts = counts.data();
     if (!masked) return;
     mask.assign(keys, 1);

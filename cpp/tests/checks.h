@@ -19,10 +19,13 @@ void test_exceptions_leave_parallel_regions();
 void test_interrupts_stop_parallel_regions();
 void test_exponents();
 void test_unknown_isas_are_refused();
+void test_public_interface_refuses();
 
 // These run once for each instruction set.
 void test_sixteen_bit_formats();
 void test_rows_of_every_length_and_alignment();
 void test_attention();
+void test_skip_tolerance();
+void test_public_interface();
 void test_callers_at_once();
 void test_gradients();

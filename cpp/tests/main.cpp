@@ -11,12 +11,15 @@ int main() {
   test_interrupts_stop_parallel_regions();
   test_exponents();
   test_unknown_isas_are_refused();
+  test_public_interface_refuses();
   for (const std::string& isa : available_isas()) {
     select_isa(isa);
     std::printf("%s\n", isa.c_str());
     test_sixteen_bit_formats();
     test_rows_of_every_length_and_alignment();
     test_attention();
+    test_skip_tolerance();
+    test_public_interface();
     test_callers_at_once();
     test_gradients();
   }

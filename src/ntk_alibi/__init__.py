@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ntk_alibi import _core_library as _core_library  # first, since others import the core
 from ntk_alibi import _extras, _notebook, _runtime
 from ntk_alibi._core import __version__
 from ntk_alibi._runtime import info, set_num_threads

@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     import torch
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
+    ArrayT = TypeVar("ArrayT", NDArray[Any], torch.Tensor)
     DTypeLike: TypeAlias = np.typing.DTypeLike | torch.dtype
 else:
-    Array = Any
+    Array = ArrayT = Any
     DTypeLike = Any
 
 

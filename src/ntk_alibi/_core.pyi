@@ -53,7 +53,7 @@ def dense_bias(dense: NDArray[np.float32]) -> AttentionBias: ...
 
 class CallRule:
     def __init__(
-        self, scale: float, max_dropped_share: float, mask_numbers: Sequence[int]
+        self, scale: float, skip_tolerance: float | None, mask_numbers: Sequence[int]
     ) -> None: ...
 
 class Tokens:
@@ -116,6 +116,7 @@ def merge(
     output: NDArray[Any],
     logsumexp: NDArray[np.float64],
 ) -> None: ...
+def dropped_share(skip_tolerance: float | None) -> float: ...
 def measure_key_norms(
     key: NDArray[Any],
     known: int,

@@ -237,8 +237,7 @@ def test_tables_and_running_sums_leave_out_no_more_than_allowed(
         query, key, value = (x.astype(NUMPY[dtype]) for x in adversaries(150, 700, 16)[kind])
 
         def attend(query: Any, key: Any, value: Any, *, skip_tolerance: float | None) -> Any:
-            tolerance = 0.0 if skip_tolerance is None else skip_tolerance or UNIT
-            return attend_with(bias, query, key, value, tolerance, causal=not ahead)[:2]
+            return attend_with(bias, query, key, value, skip_tolerance, causal=not ahead)[:2]
 
         check_change(attend, query, key, value)
 
@@ -311,10 +310,24 @@ def test_blocks_weighed_are_those_whose_scores_matter() -> None:
 def test_decaying_tables_and_sums_skip() -> None:
     query, key, value = adversaries(150, 700, 16)["random"]
     for name, (bias, ahead) in core_biases(150, 700).items():
-        *_, counts = attend_with(bias, query, key, value, UNIT, causal=not ahead)
+        *_, counts = attend_with(bias, query, key, value, 0.0, causal=not ahead)
         share = counts[0, :, 0] / counts[0, :, 1]
         decays = name not in ("near distances", "gates that open and close")
         assert (share[0] < 0.6) == decays
+
+
+@pytest.mark.parametrize("tolerance", [None, 0.0, 2.0**-9])
+def test_the_core_and_python_mean_the_same_tolerance(tolerance: float | None) -> None:
+    query, key, value = inputs(1, 4, 4, 150, 1500, 16)
+    slopes = na.alibi_slopes(4)[None, :, None]
+    linear = _core.linear_bias(slopes, np.full_like(slopes, np.inf))
+    *_, counts = attend_with(linear, query, key, value, tolerance)
+    _, stats = na.attention(
+        query, key, value, na.ALiBi(4), skip_tolerance=tolerance, return_stats=True
+    )
+    assert (counts[..., 0] == stats.visited).all()
+    assert (counts[..., 1] == stats.visible).all()
+    assert (stats.visited < stats.visible).any() == (tolerance is not None)
 
 
 def test_skipping_skips_what_is_far_from_steep_heads() -> None:

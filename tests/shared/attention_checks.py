@@ -112,7 +112,7 @@ def attend_with(
     query: Any,
     key: Any,
     value: Any,
-    tolerance: float,
+    tolerance: float | None,
     *,
     causal: bool = True,
     mask: NDArray[np.uint8] | None = None,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core, masks
-from ntk_alibi._arrays import Array, DTypeLike
+from ntk_alibi._arrays import Array, ArrayT, DTypeLike
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import float_with_axes, scaled_slopes, scaling_per
 from ntk_alibi.masks import Problem
@@ -18,14 +18,14 @@ from ntk_alibi.scaling import checks as scaling_checks
 
 
 def build_alibi_tensor(
-    attention_mask: Array,
+    attention_mask: ArrayT,
     num_heads: int,
     dtype: DTypeLike,
     scaling: Scaling | None = None,
     *,
     anchor: Literal["first", "last"] = "first",
-    out: Array | None = None,
-) -> Array:
+    out: ArrayT | None = None,
+) -> ArrayT:
     """Return the key-only ALiBi bias of BLOOM and Falcon, like transformers' function of this name.
 
     Formula::
@@ -76,8 +76,9 @@ def build_alibi_tensor(
         _core.key_bias(mask, slopes, getattr(_core.Anchor, anchor), dtype, storage)
 
     shape = (batch * heads, 1, key_length)
-    result = _filled(write, shape, name, out, torch=_arrays.is_tensor(attention_mask))
-    return _arrays.on_device_of(attention_mask, result)
+    filled = _filled(write, shape, name, out, torch=_arrays.is_tensor(attention_mask))
+    result: Any = _arrays.on_device_of(attention_mask, filled)
+    return cast("ArrayT", result)
 
 
 def dense_bias(

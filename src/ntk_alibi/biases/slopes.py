@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from ntk_alibi._arrays import Array
 from ntk_alibi.biases import checks
 from ntk_alibi.scaling import Scaling
 from ntk_alibi.scaling import checks as scaling_checks
+
+if TYPE_CHECKING:
+    import torch
 
 Sides: TypeAlias = Literal["causal", "symmetric", "halves", "two_slopes"]
 SIDES = ("causal", "symmetric", "halves", "two_slopes")
@@ -53,6 +57,22 @@ def with_axes(slopes: Any) -> Any:
 SLOPE_RULES = ("press", "geometric")
 
 
+@overload
+def alibi_slopes(
+    num_heads: int,
+    scaling: Scaling | None,
+    lengths: torch.Tensor,
+    *,
+    rule: Literal["press", "geometric"] = "press",
+) -> torch.Tensor: ...
+@overload
+def alibi_slopes(
+    num_heads: int,
+    scaling: Scaling | None = None,
+    lengths: Sequence[Any] | NDArray[Any] | None = None,
+    *,
+    rule: Literal["press", "geometric"] = "press",
+) -> NDArray[np.float32]: ...
 def alibi_slopes(
     num_heads: int,
     scaling: Scaling | None = None,

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks, _torch_state
+from ntk_alibi import _arrays, _checks, _core, _torch_state
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.distributed import bounds, checks
 from ntk_alibi.distributed.bias_forms import KernelFormBias, description, detached, numbers_of
 from ntk_alibi.distributed.exchange import Plan, arrive, send, tie
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sequence import Sequence
-from ntk_alibi.fused.call import ROUNDING, CallForm, Options
+from ntk_alibi.fused.call import CallForm, Options
 from ntk_alibi.fused.forward import rounded_logsumexp
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.masks import checked_key_padding_mask, checked_positions
@@ -142,7 +142,7 @@ class _RankCall:
             self.factors = _arrays.as_tensor(factors, query, wide)
             if self.log_n.biased:
                 self.kernel = self.kernel.times(self.factors)
-        share = ROUNDING if self.tolerance == 0.0 else self.tolerance or 0.0
+        share = _core.dropped_share(self.tolerance)
         with torch.no_grad():
             plan = self._plan(share / 2)
         # Half of the share was the exchange's; the local and the remote part have a quarter each.

@@ -15,19 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, _core
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.bias_forms import numbers_of
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.fused.call import ROUNDING
 from ntk_alibi.fused.key_norms import BLOCK, KeyNorms
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.masks import Mask
 
 #: What a rank's own call may leave out; the keys of all ranks that send nothing have the other half
 #: of the rounding of a float32 sum.
-OWN_SHARE = ROUNDING / 2
+OWN_SHARE = _core.dropped_share(0.0) / 2
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Standing:
 
     def __init__(self, size: int, places: Places, bias: KernelBias) -> None:
         self._mask, self._new = places.mask, places.new
-        self._share = ROUNDING / 2 / max(size - 1, 1)
+        self._share = OWN_SHARE / max(size - 1, 1)
         self._bias = bounds.BiasBounds(numbers_of(bias), BLOCK)
         at, shown = places.queries, np.ones(places.queries.shape, np.bool_)
         first, last, _, _ = bounds.block_positions(at, shown, BLOCK)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi._arrays import Array
+from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.fused import checks
 from ntk_alibi.fused.call import DEFAULTS, AttentionCall, Options, call_form
@@ -17,10 +17,94 @@ from ntk_alibi.masks import AT_END
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+    from typing_extensions import Unpack
+
+    from ntk_alibi.fused.forward import Stats
+
+    class AttentionOptions(TypedDict, total=False):
+        """Keyword arguments of `attention` that do not change the type of its result."""
+
+        causal: bool
+        window: int | None
+        causal_block: int | None
+        sink: int
+        key_padding_mask: Array | None
+        query_positions: Array | None
+        key_positions: Array | None
+        align: Literal["end", "start"]
+        scale: float | None
+        skip_tolerance: float | None
+        rotary: RoPE | XPOS | None
+        log_n: int | LogN | None
+        initial: tuple[Array, Array] | None
+        key_norms: KeyNorms | None
+        dropout: float
+        group: Any
+        mesh: Any
+
+
 #: The default, which needs no check.
 NO_DROPOUT = 0.0
 
 
+@overload
+def attention(
+    query: ArrayT,
+    key: ArrayT | QuantizedRows,
+    value: ArrayT | QuantizedRows,
+    bias: BiasObject | Array | None = None,
+    *,
+    return_logsumexp: Literal[False] = False,
+    return_stats: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> ArrayT: ...
+@overload
+def attention(
+    query: ArrayT,
+    key: ArrayT | QuantizedRows,
+    value: ArrayT | QuantizedRows,
+    bias: BiasObject | Array | None = None,
+    *,
+    return_logsumexp: Literal[True],
+    return_stats: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> tuple[ArrayT, ArrayT]: ...
+@overload
+def attention(
+    query: ArrayT,
+    key: ArrayT | QuantizedRows,
+    value: ArrayT | QuantizedRows,
+    bias: BiasObject | Array | None = None,
+    *,
+    return_logsumexp: Literal[False] = False,
+    return_stats: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[ArrayT, Stats]: ...
+@overload
+def attention(
+    query: ArrayT,
+    key: ArrayT | QuantizedRows,
+    value: ArrayT | QuantizedRows,
+    bias: BiasObject | Array | None = None,
+    *,
+    return_logsumexp: Literal[True],
+    return_stats: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[ArrayT, ArrayT, Stats]: ...
+@overload
+def attention(
+    query: ArrayT,
+    key: ArrayT | QuantizedRows,
+    value: ArrayT | QuantizedRows,
+    bias: BiasObject | Array | None = None,
+    *,
+    return_logsumexp: bool = False,
+    return_stats: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> Any: ...
 def attention(
     query: Array,
     key: Array | QuantizedRows,

@@ -12,9 +12,6 @@ from ntk_alibi.masks import AT_END, Mask, Problem
 from ntk_alibi.positions.log_n import log_n_of
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
-#: The share of a float32 sum that is lost in rounding to nearest: half an ulp.
-ROUNDING = 2.0**-24
-
 
 class Options(NamedTuple):
     """Keyword arguments of `attention` other than mask options, scale and skip_tolerance."""
@@ -92,13 +89,8 @@ def call_form(dtype: Any, query: Any, key: Any, value: Any, *numbers: Any) -> Ca
 
 @functools.lru_cache(maxsize=256)
 def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.CallRule:
-    """Return a mask, a scale and a tolerance in the core's form.
-
-    The core's tolerance is the share of a row's softmax mass that it may leave out, 0 for none:
-    skip_tolerance 0.0 allows the share that rounding loses anyway, None allows none.
-    """
-    share = ROUNDING if skip_tolerance == 0.0 else skip_tolerance or 0.0
-    return _core.CallRule(scale, share, mask.numbers())
+    """Return a mask, a scale and a tolerance in the core's form."""
+    return _core.CallRule(scale, skip_tolerance, mask.numbers())
 
 
 class AttentionCall(NamedTuple):

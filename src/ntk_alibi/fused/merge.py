@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from ntk_alibi import _arrays, _checks, _torch_state
-from ntk_alibi._arrays import Array
+from ntk_alibi._arrays import ArrayT
 from ntk_alibi.fused import checks, merged_parts
 
 
 def merge(
-    outputs: Sequence[Array],
-    logsumexps: Sequence[Array],
+    outputs: Sequence[ArrayT],
+    logsumexps: Sequence[ArrayT],
     *,
-    out: tuple[Array, Array] | None = None,
-) -> tuple[Array, Array]:
+    out: tuple[ArrayT, ArrayT] | None = None,
+) -> tuple[ArrayT, ArrayT]:
     """Join results of `attention` over disjoint sets of keys into the result over all of them.
 
     Formula::

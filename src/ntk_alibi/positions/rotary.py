@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from ntk_alibi import _arrays, _checks, _torch_state, masks
-from ntk_alibi._arrays import Array
+from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.positions import checks
 from ntk_alibi.scaling import NTK, Interpolation
 
@@ -158,7 +158,7 @@ class RoPE(_Rotary):
         base = self.base * scaling.factor ** (self.pairs / (self.pairs - 1))
         return replace(self, base=base)
 
-    def rotate(self, x: Array, positions: Array | None = None) -> Array:
+    def rotate(self, x: ArrayT, positions: Array | None = None) -> ArrayT:
         """Rotate vectors, such as keys that are rotated once and then cached.
 
         Args:
@@ -180,7 +180,7 @@ class RoPE(_Rotary):
         if not _torch_state.is_tracing():
             masks.checked_positions("positions", positions, x.shape[0], x.shape[2])
         at = _arrays.rows_of_integers(positions, x.shape[2], x)
-        result: Array = _arrays.to_dtype_of(self.rotated(x, at), x)
+        result: ArrayT = _arrays.to_dtype_of(self.rotated(x, at), x)
         return result
 
 

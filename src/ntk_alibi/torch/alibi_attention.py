@@ -153,7 +153,7 @@ class AlibiAttention(nn.Module):
             align=self.align,
             key_padding_mask=mask,
         )
-        merged = cast(torch.Tensor, output).transpose(1, 2).flatten(2)
+        merged = output.transpose(1, 2).flatten(2)
         return cast(torch.Tensor, self.out_linear(merged))
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:

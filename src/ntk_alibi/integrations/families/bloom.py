@@ -140,7 +140,7 @@ def _stock_form(
     elif scaling is None:
         tensor = BloomModel.build_alibi_tensor(cast(BloomModel, None), mask.long(), heads, dtype)
     else:
-        tensor = cast(torch.Tensor, build_alibi_tensor(mask, heads, dtype, scaling))
+        tensor = build_alibi_tensor(mask, heads, dtype, scaling)
     hidden = forward_pass.hidden(mask)
     zeros = torch.zeros(hidden.shape, dtype=dtype, device=mask.device)
     return tensor, zeros.masked_fill(hidden, torch.finfo(dtype).min)

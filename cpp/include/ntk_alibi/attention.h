@@ -1,0 +1,78 @@
+// The public interface of ntk_alibi for C++: attention with linear biases over distance (ALiBi), in
+// main memory. All other headers of the project may change at any time. docs/cpp.md explains the
+// build.
+//
+// Functions throw std::invalid_argument, which names the field, what is expected and what came.
+// They may be called from several threads at once.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace ntk_alibi {
+
+enum class ElementType { float32, bfloat16, float16 };
+
+// Rows (batch, heads, rows, head_dim) in the caller's memory: `Rows<const void>` to be read,
+// `Rows<void>` to be written. Strides are in elements; the elements of a row are adjacent.
+template <class Void>
+struct Rows {
+  Void* data = nullptr;
+  std::int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
+};
+
+// The rows of a tensor without gaps.
+template <class Void>
+Rows<Void> contiguous(Void* data, std::int64_t heads, std::int64_t rows, std::int64_t head_dim) {
+  return {data, heads * rows * head_dim, rows * head_dim, head_dim};
+}
+
+// One call of attention. The last query is at the position of the last key.
+//
+//   output[i] = sum_j softmax_j(scale q_i.k_j - slopes[h] |i - j|) v_j
+//
+// The sum is over the keys that query i sees. A query that sees no key gets 0 and logsumexp
+// -infinity.
+struct AttentionArguments {
+  ElementType element_type = ElementType::float32;  // of query, key, value and output
+  std::int64_t batch = 1;
+  std::int64_t query_heads = 1;
+  std::int64_t key_heads = 1;  // divides query_heads (GQA, MQA)
+  std::int64_t query_length = 0;
+  std::int64_t key_length = 0;
+  std::int64_t head_dim = 0;  // 1 to 256
+
+  Rows<const void> query;  // (batch, query_heads, query_length, head_dim)
+  Rows<const void> key;    // (batch, key_heads, key_length, head_dim)
+  Rows<const void> value;  // as key
+  Rows<void> output;       // as query; must not overlap the inputs
+  // (batch, query_heads, query_length), contiguous: natural logarithms of the sums; or null.
+  double* logsumexp = nullptr;
+
+  std::optional<float> scale;     // 1 / sqrt(head_dim) without a number
+  const float* slopes = nullptr;  // (query_heads), finite; null for no bias
+
+  bool causal = true;                        // hides keys ahead of the query
+  std::optional<std::int64_t> window;        // positions back (and ahead), the query's own included
+  std::optional<std::int64_t> causal_block;  // a query sees its own block of this many positions
+                                             // up to itself, and the block before
+  std::int64_t sink = 0;  // first positions that are seen from beyond the window and the block
+  const std::uint8_t* key_padding_mask = nullptr;  // (batch, key_length), 0 for padding; or null
+
+  // Keys are left out that are proven to have, together, at most this share of a query's softmax
+  // mass; less than 1. 0.0 leaves out only what rounding would swallow (2^-24); without a number
+  // every visible key is read. The same as `skip_tolerance` in Python.
+  std::optional<double> skip_tolerance = 0.0;
+};
+
+// Computes attention on as many threads as OpenMP has (OMP_NUM_THREADS, omp_set_num_threads).
+// Throws std::domain_error if scores or sums leave float32's range although all inputs are finite;
+// the output is then undefined.
+void attention(const AttentionArguments& arguments);
+
+// The slopes m_h of ALiBi for any number of heads, as BLOOM and MPT have them; those of a stretched
+// model are numbers that Python's `alibi_slopes` gives.
+std::vector<float> alibi_slopes(std::int64_t num_heads);
+
+}  // namespace ntk_alibi

@@ -1,0 +1,54 @@
+"""Calls as users write them, for type checkers (tests/test_types.py); it also runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from typing_extensions import assert_type
+
+import ntk_alibi as na
+from ntk_alibi.fused import Stats
+
+
+def arrays(x: NDArray[np.float32], *, asked: bool) -> None:
+    bias = na.ALiBi(2, na.NTK(4.0))
+    assert_type(na.attention(x, x, x), NDArray[Any])
+    assert_type(na.attention(x, x, x, bias, window=2, skip_tolerance=None), NDArray[Any])
+    pair = na.attention(x, x, x, bias, return_logsumexp=True)
+    assert_type(pair, tuple[NDArray[Any], NDArray[Any]])
+    assert_type(na.merge([pair[0]], [pair[1]]), tuple[NDArray[Any], NDArray[Any]])
+    with_stats = na.attention(x, x, x, bias, return_stats=True)
+    assert_type(with_stats, tuple[NDArray[Any], Stats])
+    both = na.attention(x, x, x, bias, return_logsumexp=True, return_stats=True)
+    assert_type(both, tuple[NDArray[Any], NDArray[Any], Stats])
+    assert_type(na.attention(x, x, x, return_logsumexp=asked), Any)
+    quantized = na.QuantizedRows.of(x)
+    assert_type(na.attention(x, quantized, quantized), NDArray[Any])
+    assert_type(na.alibi_slopes(2), NDArray[np.float32])
+    assert_type(na.alibi_slopes(2, na.DynamicNTK(1.0, 8), [4, 5]), NDArray[np.float32])
+    mask = np.ones((1, 3), np.int64)
+    assert_type(na.build_alibi_tensor(mask, 2, np.float32), NDArray[Any])
+    assert_type(na.RoPE(4).rotate(x), NDArray[Any])
+
+
+def tensors(x: torch.Tensor, *, asked: bool) -> None:
+    bias = na.ALiBi(2, slopes=torch.nn.Parameter(torch.ones(2)))
+    assert_type(na.attention(x, x, x, bias, sink=1), torch.Tensor)
+    assert_type(na.attention(torch.nn.Parameter(x), x, x), torch.Tensor)
+    pair = na.attention(x, x, x, return_logsumexp=True)
+    assert_type(pair, tuple[torch.Tensor, torch.Tensor])
+    assert_type(na.merge([pair[0]], [pair[1]]), tuple[torch.Tensor, torch.Tensor])
+    assert_type(na.attention(x, x, x, return_stats=True), tuple[torch.Tensor, Stats])
+    assert_type(na.attention(x, x, x, return_logsumexp=asked), Any)
+    lengths = torch.tensor([4, 5])
+    assert_type(na.alibi_slopes(2, na.DynamicNTK(1.0, 8), lengths), torch.Tensor)
+    assert_type(na.build_alibi_tensor(lengths[None] > 0, 2, torch.float32), torch.Tensor)
+    assert_type(na.RoPE(4).rotate(x), torch.Tensor)
+
+
+if __name__ == "__main__":
+    arrays(np.ones((1, 2, 3, 4), np.float32), asked=False)
+    tensors(torch.ones(1, 2, 3, 4), asked=True)

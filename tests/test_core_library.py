@@ -1,0 +1,65 @@
+"""Tests of importing the package where the system has no OpenMP library."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ntk_alibi import _core
+
+#: The library that the core needs, and a name of the same length that no system has.
+OPENMP, ABSENT = b"libgomp.so.1", b"libgomq.so.1"
+
+PACKAGE = Path(__file__).parents[1] / "src/ntk_alibi"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with the package, whose core needs a library that is not there."""
+    core = Path(_core.__file__)
+    if OPENMP not in core.read_bytes():
+        pytest.skip(f"the core was not built with {OPENMP.decode()}")
+    shutil.copytree(PACKAGE, tmp_path / "ntk_alibi", ignore=shutil.ignore_patterns("*.so", "*.xz"))
+    patched = core.read_bytes().replace(OPENMP, ABSENT)
+    (tmp_path / "ntk_alibi" / core.name).write_bytes(patched)
+    return tmp_path
+
+
+def imported(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Import the package of a folder, whose torch comes before the installed one."""
+    code = "import ntk_alibi as na; print(na.alibi_slopes(1), na.__file__)"
+    (folder / "torch").mkdir(exist_ok=True)
+    (folder / "torch/__init__.py").write_text("raise AssertionError('torch was imported')")
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=folder, capture_output=True, text=True
+    )
+
+
+def test_without_openmp_a_sentence_says_what_to_install(folder: Path) -> None:
+    done = imported(folder)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "ImportError: ntk_alibi needs the library libgomq.so.1, which was not found: install"
+    )
+
+
+def test_the_openmp_library_of_torch_will_do(folder: Path) -> None:
+    maps = Path("/proc/self/maps").read_text().split()
+    (library,) = {Path(word) for word in maps if Path(word).name.startswith(OPENMP.decode())} or [
+        None
+    ]
+    if library is None:
+        pytest.skip("this process uses another OpenMP library")
+    (folder / "torch/lib").mkdir(parents=True)
+    renamed = library.read_bytes().replace(OPENMP, ABSENT)
+    (folder / "torch/lib" / ABSENT.decode()).write_bytes(renamed)
+    done = imported(folder)
+    assert done.returncode == 0, done.stderr
+    assert str(folder) in done.stdout

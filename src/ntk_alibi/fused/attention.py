@@ -182,8 +182,9 @@ def attention(
 
         tensors: tuple[Any, Any, Any] = (query, key, value)
         _checks.attention_inputs(*tensors)
-        mask = causal, window, causal_block, sink
-        output, logsumexp = attend(*tensors, bias, options, scale, skip_tolerance, *mask)
+        numbers = scale, skip_tolerance, causal, window, causal_block, sink
+        log = return_logsumexp or initial is not None
+        output, logsumexp = attend(*tensors, bias, options, *numbers, log=log)
         stats = None
     else:
         memory: Any = _arrays.memories(query, key, value)

@@ -19,6 +19,13 @@ from ntk_alibi.torch.devices.captured import captured, form_of
 KERNEL = flex.FlexAttention()
 SLOPES = na.alibi_slopes(4)
 
+# Dynamo asks tensors that are no leaves for their gradients, and Inductor imports what torch calls
+# outdated.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+]
+
 
 @pytest.fixture(autouse=True)
 def no_compiled_code_stays() -> Iterator[None]:

@@ -18,7 +18,6 @@ from ntk_alibi.torch.devices.captured import captured
 from ntk_alibi.torch.devices.score_mods import mask_mod
 from ntk_alibi.torch.operator import in_parts
 
-
 #: Kinds of calls without rotations, which kernels do not see, and one with.
 SOME_WAYS = [way for way in WAYS if "RoPE" not in way and "XPOS" not in way] + ["RoPE"]
 

@@ -89,7 +89,8 @@ def _of_heads(call: AttentionCall, numbers: Numbers) -> torch.Tensor:
     key_norms = _blocks(key_norms, 2, 0.0).amax(-1)
     key_norms = key_norms.repeat_interleave(heads // key_norms.shape[1], 1)
     # A bound of c |q| |k| of the keys themselves, to which the rounding of scores is relative.
-    size = c * query_norms * (key_norms.amax(-1, keepdim=True) + _norms(centre).amax(dim=(1, 2))[:, None, None])
+    reach = key_norms.amax(-1, keepdim=True) + _norms(centre).amax(dim=(1, 2))[:, None, None]
+    size = c * query_norms * reach
     least_slope = _least_slopes(slopes, rows)
     low = _lower_bounds(call, numbers, query, key, slopes)
     unit = (call.query.shape[3] + 24) * 2.0**-24 + 2 * _product_rounding(call.query)
@@ -142,7 +143,6 @@ def _lower_bounds(
     seen = seen & (at_keys >= 0) & (at_keys <= of_rows("last")) & inside[:, None]
     bias = _bias(call, slopes, row, distance.clamp(min=0))
     scores = torch.where(seen, scores.double() - bias, -torch.inf)
-    # Four roundings of a product with the slope and of a difference, each of 2^-24 of the larger.
     sums = torch.logsumexp(scores * math.log(2.0), dim=-1) * _LOG2E
     return sums.amin(-1)
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 
 from ntk_alibi.fused.call import AttentionCall
+from ntk_alibi.torch.devices.flash import FlashAttention
 from ntk_alibi.torch.devices.flex import FlexAttention
 from ntk_alibi.torch.devices.kernel import ChunksOfQueries, DeviceKernel
 
 #: The kernels, the fastest first; the last one can do every call.
-KERNELS: tuple[DeviceKernel, ...] = (FlexAttention(), ChunksOfQueries())
+KERNELS: tuple[DeviceKernel, ...] = (
+    FlashAttention(),
+    FlexAttention(),
+    ChunksOfQueries(),
+)
 
 
 def attention_on_device(

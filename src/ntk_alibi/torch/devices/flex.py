@@ -16,6 +16,7 @@ from ntk_alibi import _torch_state
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.torch.devices.block_masks import BLOCK, block_mask, visible_blocks
 from ntk_alibi.torch.devices.captured import Form, Numbers, captured, form_of
+from ntk_alibi.torch.devices.certified import can_certify, kept_blocks
 from ntk_alibi.torch.devices.kernel import sees_gradients
 from ntk_alibi.torch.devices.score_mods import mask_mod, score_mod
 
@@ -24,6 +25,10 @@ DEVICES = {"cuda": True, "xpu": True, "mps": False, "cpu": False}
 
 #: The least number of channels of Triton's products.
 LEAST_CHANNELS = 16
+
+#: The number of keys from which blocks are certified. It is an estimate: nobody has measured yet
+#: from where on the blocks that are left out save more than their certificate costs.
+CERTIFY_FROM = 16384
 
 #: Compilations of one form: for batches of one row and of several, dtypes, and so on.
 RECOMPILE_LIMIT = 64
@@ -34,7 +39,14 @@ _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 @dataclass(frozen=True)
 class FlexAttention:
-    """FlexAttention with the functions of pairs of score_mods.py."""
+    """FlexAttention with the functions of pairs of score_mods.py.
+
+    Attributes:
+        certify_from: the number of keys from which blocks that are proven not to matter are left
+            out, as far as skip_tolerance lets them; with skip_tolerance=None none are.
+    """
+
+    certify_from: int = CERTIFY_FROM
 
     def can_run(self, call: AttentionCall, *, log: bool) -> str | None:
         """Return None for a call that FlexAttention can do, or why it cannot, in a sentence."""
@@ -62,15 +74,20 @@ class FlexAttention:
     def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the output and, with log, the logsumexp."""
         backward = sees_gradients(call)
-        queries, keys = call.problem.shape[2:]
+        queries = call.problem.shape[2]
         query, key, value = call.query, call.key, call.value
         if backward:  # gradients are NaN for some other lengths (pytorch issue 153799)
             query, key, value = map(_padded, (query, key, value))
         form = form_of(call, padded=backward, log=log)
         numbers = captured(call, query.shape[2], key.shape[2])
-        output, logsumexp = _function(form, query.device.type)(query, key, value, numbers)
+        keep = kept_blocks(call, numbers) if self._certifies(call) else None
+        attend = _function(form, query.device.type)
+        output, logsumexp = attend(query, key, value, numbers, keep)
         logsumexp = None if logsumexp is None else logsumexp[:, :, :queries].double()
         return output[:, :, :queries], logsumexp
+
+    def _certifies(self, call: AttentionCall) -> bool:
+        return call.problem.shape[3] >= self.certify_from and can_certify(call)
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:

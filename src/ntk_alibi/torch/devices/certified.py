@@ -72,7 +72,7 @@ def kept_blocks(call: AttentionCall, numbers: Numbers) -> torch.Tensor:
 
 def _of_heads(call: AttentionCall, numbers: Numbers) -> torch.Tensor:
     """Return the mask of some heads, whose keys are copied to float32 for the time being."""
-    batch, heads, queries, _ = call.problem.shape
+    heads = call.problem.shape[1]
     at_queries, at_keys = numbers["query_positions"], numbers["key_positions"]
     rows, columns = at_queries.shape[1], at_keys.shape[1]
     real = at_keys >= 0
@@ -121,7 +121,7 @@ def _lower_bounds(
     slopes: dict[str, torch.Tensor],
 ) -> torch.Tensor:
     """Return for each block a lower bound of log2 of its queries' sums over the keys near them."""
-    batch, heads, queries, keys = call.problem.shape
+    _, heads, queries, keys = call.problem.shape
     rows = numbers["query_positions"].shape[1]
     count = -(-rows // BLOCK)
     row = torch.arange(count * BLOCK, device=query.device).clamp(max=queries - 1)

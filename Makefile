@@ -26,7 +26,7 @@ slow-test: $(VENV)/.test
 GPU_PYTHON ?= $(BIN)/python
 
 gpu-test: $(VENV)/.test
-	$(GPU_PYTHON) -m pytest -m gpu -rs tests/torch/devices tests/integrations
+	$(GPU_PYTHON) -m pytest -m gpu -rs tests/torch/devices
 
 # Random calls against formulas written anew, on every instruction set: `make fuzz MINUTES=60`.
 # A fresh seed is drawn and printed, unless SEED= gives one.

@@ -1,4 +1,4 @@
-"""Run one of the four benchmarks: bias, gradient, bloom or attention."""
+"""Run one of the five benchmarks: bias, gradient, bloom, gpu or attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ntk_alibi as na
-from benchmarks import attention, bias, bloom, gradient
+from benchmarks import attention, bias, bloom, gpu, gradient
 from ntk_alibi.evaluation.report.markdown import replace_section
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +22,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.write and getattr(options, "results", None):
         parser.error("--write has its fixed results file, which --results must not replace")
+    if options.benchmark == "gpu" and not gpu.available():
+        parser.error(gpu.NO_GPU)
     sections = SECTIONS[options.benchmark](options)
     for name, text in sections:
         print(text, end="\n\n", flush=True)
@@ -41,6 +43,10 @@ def _bloom(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     yield "bloom", bloom.run(options.rounds)
 
 
+def _gpu(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    yield "gpu", gpu.run(options.rounds)
+
+
 def _attention(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     results = options.results or (PUBLISHED if options.write else RESULTS)
     return attention.run(
@@ -48,7 +54,13 @@ def _attention(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     )
 
 
-SECTIONS = {"bias": _bias, "gradient": _gradient, "bloom": _bloom, "attention": _attention}
+SECTIONS = {
+    "bias": _bias,
+    "gradient": _gradient,
+    "bloom": _bloom,
+    "gpu": _gpu,
+    "attention": _attention,
+}
 
 
 def _parts(text: str) -> list[str]:
@@ -63,7 +75,7 @@ def _parts(text: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    for name, rounds in (("bias", 7), ("gradient", 3), ("bloom", 3), ("attention", 3)):
+    for name, rounds in (("bias", 7), ("gradient", 3), ("bloom", 3), ("gpu", 9), ("attention", 3)):
         benchmark = benchmarks.add_parser(name)
         benchmark.add_argument(
             "--rounds",

@@ -121,8 +121,9 @@ def attention(
         is 1; other arrays are copied once.
 
     Tensors may require grad, and so may parameters of biases and dense biases; torch.compile,
-    autocast and vmap work. float64 tensors, and tensors on other devices than the CPU, go through
-    torch's own operations, some queries at a time.
+    autocast and vmap work. float64 tensors go through torch's own operations, some queries at a
+    time, and tensors on other devices than the CPU through flash-attn, FlexAttention or these
+    (docs/gpu.md; NaN in hidden keys may show there).
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two of them contradict each other;

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import BloomConfig, BloomForCausalLM
 
 import ntk_alibi as na
 from attention_checks import ROUNDING
 from conformance import WAYS, Expectation, loss, tensors
 from conformance_cases import CASES
 from device_calls import device_call
+from ntk_alibi.models import load
 from ntk_alibi.torch.devices.flash import FlashAttention
 from ntk_alibi.torch.devices.flex import FlexAttention
 
@@ -65,9 +67,7 @@ def test_every_bias_with_gradients(name: str, way: str, cuda: str) -> None:
         pytest.skip("refused by every kernel")
     sources = [x.to(cuda).detach().requires_grad_() for x in tensors(case, kind)]
     options = kind.given(tensors=True)
-    result = na.attention(
-        *sources[:3], case.make(*sources[3:]), **options, return_logsumexp=True
-    )
+    result = na.attention(*sources[:3], case.make(*sources[3:]), **options, return_logsumexp=True)
     expectation = Expectation(case, kind)
     expectation.check(tuple(x.cpu() for x in result))
     on_cpu = loss(*(x.cpu() for x in result))
@@ -150,23 +150,15 @@ def test_certified_blocks(scaling: Any, cuda: str) -> None:
 
 
 def test_a_patched_model_generates_what_it_does_on_the_cpu(cuda: str) -> None:
-    model = na.models.load("nano-bloom")[0] if hasattr(na, "models") else None
-    from ntk_alibi.models import load
-
-    model, tokenizer = load() if model is None else (model, None)
-    del tokenizer
+    model: Any = load()[0]
     na.patch(model, na.NTK(4.0))
     ids = torch.arange(5, 105)[None]
     expected = model.generate(ids, max_new_tokens=20, do_sample=False)
-    model.to(cuda)
-    torch.cuda.set_sync_debug_mode("default")
-    mine = model.generate(ids.to(cuda), max_new_tokens=20, do_sample=False)
+    mine = model.to(cuda).generate(ids.to(cuda), max_new_tokens=20, do_sample=False)
     assert torch.equal(mine.cpu(), expected)
 
 
 def test_a_patched_pass_does_not_wait_for_the_device(cuda: str) -> None:
-    from transformers import BloomConfig, BloomForCausalLM
-
     model: Any = BloomForCausalLM(
         BloomConfig(vocab_size=64, hidden_size=128, n_layer=2, n_head=4)
     ).to(cuda, torch.bfloat16)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import ntk_alibi as na
 from ntk_alibi.evaluation.report.markdown import table
-from ntk_alibi.fused.call import AttentionCall, Options
+from ntk_alibi.fused.call import Options
 from ntk_alibi.torch.devices.flash import FlashAttention
 from ntk_alibi.torch.devices.flex import FlexAttention
 from ntk_alibi.torch.devices.kernel import DeviceKernel
@@ -82,7 +82,8 @@ def _rows(bias: Any, kind: str, queries: int, keys: int, rounds: int) -> list[li
 def _candidates(bias: Any) -> dict[str, Attend]:
     def kernel(kernel: DeviceKernel) -> Attend:
         def attend(*tensors: torch.Tensor) -> torch.Tensor:
-            call: AttentionCall = call_of_tensors(*tensors, bias, Options())
+            query, key, value = tensors
+            call = call_of_tensors(query, key, value, bias, Options())
             reason = kernel.can_run(call, log=False)
             if reason is not None:
                 raise NotImplementedError(reason)
@@ -97,7 +98,7 @@ def _candidates(bias: Any) -> dict[str, Attend]:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=dense)
 
     return {
-        "na.attention": lambda *tensors: na.attention(*tensors, bias),
+        "na.attention": lambda query, key, value: na.attention(query, key, value, bias),
         "flash-attn": kernel(FlashAttention()),
         "FlexAttention": kernel(FlexAttention(certify_from=2**31)),
         "FlexAttention, certified blocks": kernel(FlexAttention(certify_from=0)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +53,8 @@ class SlopeRule:
         """
         if device.type != "cpu" and lengths is None:
             with contextlib.suppress(TypeError):  # the scaling has no hash
-                return _kept_slopes(self, device, scaling)
+                known: Any = scaling
+                return _kept_slopes(self, device, known)
         return self.slopes(scaling, lengths).to(device)
 
     def rounded_bias(

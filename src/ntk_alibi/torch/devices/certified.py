@@ -193,14 +193,16 @@ def _near_blocks(rows: int, columns: int, call: AttentionCall) -> torch.Tensor:
 
 def _norms(x: torch.Tensor) -> torch.Tensor:
     """Return bounds of the norms of float32 rows, in float64."""
-    return torch.linalg.vector_norm(x, dim=-1).double() * (1 + OF_NORM) + UNDERFLOW
+    norms: torch.Tensor = torch.linalg.vector_norm(x, dim=-1).double()
+    return norms * (1 + OF_NORM) + UNDERFLOW
 
 
 def _blocks(x: torch.Tensor, axis: int, beyond: float) -> torch.Tensor:
     """Cut an axis into blocks, whose numbers follow in an axis of their own."""
     missing = -x.shape[axis] % BLOCK
     padding = [0, 0] * (x.ndim - 1 - axis) + [0, missing]
-    return torch.nn.functional.pad(x, padding, value=beyond).unflatten(axis, (-1, BLOCK))
+    padded: torch.Tensor = torch.nn.functional.pad(x, padding, value=beyond)
+    return padded.unflatten(axis, (-1, BLOCK))
 
 
 def _product_rounding(example: torch.Tensor) -> float:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -106,10 +106,7 @@ def _compiled(form: Form, device: str) -> Callable[..., Any]:
     # The code that torch 2.13 generates for the CPU confuses the names of variable lengths.
     dynamic = device != "cpu"
     options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
-    return cast(
-        Callable[..., Any],
-        torch.compile(function_of(form), dynamic=dynamic, fullgraph=True, **options),
-    )
+    return torch.compile(function_of(form), dynamic=dynamic, fullgraph=True, **options)
 
 
 def function_of(form: Form) -> Callable[..., Any]:

@@ -33,6 +33,7 @@ class ChunksOfQueries:
     def can_run(self, call: AttentionCall, *, log: bool) -> str | None:
         """Return None: this is the way for all that no other kernel can do."""
         del call, log
+        return None
 
     def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output and the logsumexp."""

@@ -118,7 +118,7 @@ def _with_exempt(form: Form, numbers: Numbers, pair: Pair, bias: Any) -> Any:
     A hidden side stays hidden.
     """
     exempt = (pair.query < numbers["exempt"]) | (pair.key < numbers["exempt"])
-    others = 0.0
+    others: Any = 0.0
     if form.first:
         constant = at(numbers["first_constant"], pair.head)
         others = torch.where(pair.distance == 0, 0.0, -constant)

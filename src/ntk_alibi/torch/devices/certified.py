@@ -201,8 +201,9 @@ def _blocks(x: torch.Tensor, axis: int, beyond: float) -> torch.Tensor:
     """Cut an axis into blocks, whose numbers follow in an axis of their own."""
     missing = -x.shape[axis] % BLOCK
     padding = [0, 0] * (x.ndim - 1 - axis) + [0, missing]
-    padded: torch.Tensor = torch.nn.functional.pad(x, padding, value=beyond)
-    return padded.unflatten(axis, (-1, BLOCK))
+    padded = torch.nn.functional.pad(x, padding, value=beyond)
+    blocks: torch.Tensor = padded.unflatten(axis, (-1, BLOCK))
+    return blocks
 
 
 def _product_rounding(example: torch.Tensor) -> float:

@@ -89,7 +89,11 @@ def captured(call: AttentionCall, queries: int, keys: int) -> Numbers:
     }
     if call.factors is not None:
         numbers["factors"] = call.factors
-    return numbers | _of_bias(call, number)
+    numbers |= _of_bias(call, number)
+    if torch.is_grad_enabled():
+        # Compiled code loses the gradients of captured views (seen with torch 2.13).
+        return {name: x.clone() if x.requires_grad else x for name, x in numbers.items()}
+    return numbers
 
 
 def _of_bias(call: AttentionCall, number: Any) -> Numbers:

@@ -91,9 +91,12 @@ class FlexAttention:
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
-    """Return rows (batch, heads, n, head_dim) with 0 up to a multiple of a block."""
+    """Return rows (batch, heads, n, head_dim) with 0 up to a multiple of a block; no view.
+
+    Compiled code lost the gradients of captured views on the CPU, so views are copied here, too.
+    """
     missing = -x.shape[2] % BLOCK
-    return F.pad(x, (0, 0, 0, missing)) if missing else x
+    return F.pad(x, (0, 0, 0, missing)) if missing else x.clone()
 
 
 def _function(form: Form, device: str) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # One stamp for each set of extras, renewed when what is compiled or required changes.
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test quick-test slow-test fuzz vllm-test peer-tests lint docs docs-links sanitize clean
+.PHONY: demo test quick-test slow-test gpu-test fuzz vllm-test peer-tests lint docs docs-links sanitize clean
 
 demo: $(VENV)/.eval
 	$(BIN)/ntk-alibi eval
@@ -20,6 +20,13 @@ quick-test: $(VENV)/.test
 
 slow-test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto -m slow
+
+# On a machine with a CUDA device and a torch for it, in the environment GPU_PYTHON: kernels, gradients
+# and generation there against float64 on the CPU. Without a device every test is skipped.
+GPU_PYTHON ?= $(BIN)/python
+
+gpu-test: $(VENV)/.test
+	$(GPU_PYTHON) -m pytest -m gpu -rs tests/torch/devices
 
 # Random calls against formulas written anew, on every instruction set: `make fuzz MINUTES=60`.
 # A fresh seed is drawn and printed, unless SEED= gives one.

@@ -1,4 +1,4 @@
-"""Run one of the five benchmarks: bias, gradient, bloom, attention or distributed."""
+"""Run one of the six benchmarks: bias, gradient, bloom, attention, distributed or gpu."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ntk_alibi as na
-from benchmarks import attention, bias, bloom, gradient
+from benchmarks import attention, bias, bloom, gpu, gradient
 from benchmarks.distributed import computed, limited_link, measured
 from ntk_alibi.evaluation.report.markdown import replace_section
 
@@ -24,6 +24,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.write and getattr(options, "results", None):
         parser.error("--write has its fixed results file, which --results must not replace")
+    if options.benchmark == "gpu" and not gpu.available():
+        parser.error(gpu.NO_GPU)
     sections = SECTIONS[options.benchmark](options)
     try:
         for name, text in sections:
@@ -46,6 +48,10 @@ def _bloom(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     yield "bloom", bloom.run(options.rounds)
 
 
+def _gpu(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    yield "gpu", gpu.run(options.rounds)
+
+
 def _attention(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     results = options.results or (PUBLISHED if options.write else RESULTS)
     return attention.run(
@@ -65,6 +71,7 @@ SECTIONS = {
     "bias": _bias,
     "gradient": _gradient,
     "bloom": _bloom,
+    "gpu": _gpu,
     "attention": _attention,
     "distributed": _distributed,
 }
@@ -133,7 +140,7 @@ def _add_distributed(benchmark: argparse.ArgumentParser) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    of_rounds = {"bias": 7, "gradient": 3, "bloom": 3, "distributed": 3, "attention": 3}
+    of_rounds = {"bias": 7, "gradient": 3, "bloom": 3, "distributed": 3, "gpu": 9, "attention": 3}
     for name, rounds in of_rounds.items():
         benchmark = benchmarks.add_parser(name)
         benchmark.add_argument(

@@ -34,6 +34,16 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     _core.select_isa(before)
 
 
+@pytest.fixture(scope="session")
+def cuda() -> str:
+    """Return the CUDA device, for tests marked gpu."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    return "cuda"
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """For many small calls, where threads would wait for each other for longer than they work."""

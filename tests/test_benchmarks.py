@@ -210,3 +210,14 @@ def test_bloom_in_ctranslate2_has_the_same_logits() -> None:
     expected = bloom._forward(model, 64)()
     np.testing.assert_allclose(logits, expected.logits.numpy(), atol=1e-4)
     assert len(generated.sequences_ids[0]) == 3
+
+
+def test_the_gpu_benchmark_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "needs a CUDA device" in capsys.readouterr().err

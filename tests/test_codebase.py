@@ -26,7 +26,7 @@ PYTHON_LAYERS = [
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision"],
     ["fused", "methods", "engines"],
-    ["torch.operator", "torch.chunks", "torch.merging"],
+    ["torch.operator", "torch.chunks", "torch.devices", "torch.merging"],
     [
         "fused.attention",
         "fused.merge",

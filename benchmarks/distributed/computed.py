@@ -22,13 +22,13 @@ from benchmarks.distributed.measured import (
 )
 from benchmarks.distributed.problem import RUN, Problem, tokens
 from benchmarks.distributed.wire import Traffic
+from ntk_alibi import _core
 from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.attention import NEAR
 from ntk_alibi.distributed.bias_forms import numbers_of
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sequence import Sequence
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
-from ntk_alibi.fused.call import ROUNDING
 from ntk_alibi.masks import Mask
 
 #: For each process, the blocks that are wanted from it, (1, heads, blocks).
@@ -193,8 +193,8 @@ def blocks_wanted(problems: list[Problem], size: int) -> dict[Problem, dict[int,
             scale = problem.head_dim**-0.5
             tiles = sequence.query_tiles(query, None, lower, sources, longest, scale, None)
             bias = bounds.BiasBounds(numbers, sequence.block)
-            mask = sequence.problem.mask
-            found[problem][rank] = bounds.needed_blocks(tiles, sources, bias, mask, ROUNDING / 2)
+            mask, share = sequence.problem.mask, _core.dropped_share(0.0) / 2
+            found[problem][rank] = bounds.needed_blocks(tiles, sources, bias, mask, share)
     return found
 
 

@@ -207,8 +207,9 @@ def attention(
         is 1; other arrays are copied once.
 
     Tensors may require grad, and so may parameters of biases and dense biases; torch.compile,
-    autocast and vmap work. float64 tensors, and tensors on other devices than the CPU, go through
-    torch's own operations, some queries at a time.
+    autocast and vmap work. float64 tensors go through torch's own operations, some queries at a
+    time, and tensors on other devices than the CPU through flash-attn, FlexAttention or these
+    (docs/gpu.md; NaN in hidden keys may show there).
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two of them contradict each other;
@@ -268,8 +269,9 @@ def attention(
 
         tensors: tuple[Any, Any, Any] = (query, key, value)
         _checks.attention_inputs(*tensors)
-        mask = causal, window, causal_block, sink
-        output, logsumexp = attend(*tensors, bias, options, scale, skip_tolerance, *mask)
+        numbers = scale, skip_tolerance, causal, window, causal_block, sink
+        log = return_logsumexp or initial is not None
+        output, logsumexp = attend(*tensors, bias, options, *numbers, log=log)
         stats = None
     else:
         memory: Any = _arrays.memories(query, key, value)

@@ -77,8 +77,12 @@ def begin_pass(
     checks.traceable(settings.attention, tracing=_torch_state.is_tracing())
     if bounded:
         past = mask.shape[1] - queries
+    limits, unpadded = (
+        streaming if limited else None,
+        padding is None and capacity == past + queries,
+    )
     kwargs["attention_mask"] = ForwardPass(
-        rule_of(model), settings, mask, past, queries, streaming if limited else None, skipped
+        rule_of(model), settings, mask, past, queries, limits, skipped, unpadded=unpadded
     )
     return (), kwargs
 
@@ -201,8 +205,9 @@ def _held(
     checks.padding_again(padding is not None or shared.padding is None or past == 0)
     if padding is None:
         mask = torch.ones((batch, keys), dtype=torch.bool, device=device)
-        real = torch.full((batch,), total, device=device)
         shared.padding = None
+        evicted = total - keys
+        return mask, torch.full((batch,), evicted, device=device) if evicted > 0 else None
     else:
         mask = _padding(model, padding, sizes, device)[:, :total]
         real = mask.sum(dim=1)

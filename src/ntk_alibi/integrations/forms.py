@@ -133,7 +133,7 @@ def _bias_and_ranges(
 
 
 def _all_keys(forward_pass: ForwardPass, real: torch.Tensor) -> KeyRange:
-    if bool(real.all()):
+    if forward_pass.all_real(real):
         return KeyRange(slice(None), {}, whole=True)
     keys = forward_pass.positions(real)
     where = {"query_positions": keys[:, forward_pass.past :], "key_positions": keys}
@@ -145,11 +145,12 @@ def _window_and_sinks(
 ) -> list[KeyRange]:
     keys, sink = forward_pass.positions(real), streaming.mask.sink
     queries = keys[:, forward_pass.past :]
-    plain = forward_pass.skipped is None and bool(real.all())
+    plain = forward_pass.skipped is None and forward_pass.all_real(real)
     limits: dict[str, Any] = {
         name: limit for name, limit in streaming.mask._asdict().items() if name != "sink"
     }
-    if plain and (sink == 0 or bool(streaming.start(queries[0, 0]) >= sink)):
+    first_query = torch.tensor(forward_pass.past)  # its position where all keys are real
+    if plain and (sink == 0 or bool(streaming.start(first_query) >= sink)):
         window = KeyRange(slice(None), limits, whole=True)
     elif plain:
         beyond = slice(sink, None)
@@ -286,7 +287,9 @@ def _sdpa(
 
 def _unpadded_rows(forward_pass: ForwardPass) -> list[UnpaddedRows]:
     """Split the batch into problems without padding."""
-    real, past, queries = forward_pass.real.cpu(), forward_pass.past, forward_pass.queries
+    real, past, queries = forward_pass.real, forward_pass.past, forward_pass.queries
+    unpadded = forward_pass.unpadded and forward_pass.skipped is None
+    real = torch.ones(real.shape, dtype=torch.bool) if unpadded else real.cpu()
     positions, skipped = forward_pass.positions(real), forward_pass.skipped
     factors = forward_pass.factors
     factors = None if factors is None else factors.expand(len(real), -1, -1)

@@ -45,6 +45,7 @@ class ForwardPass(PassedThrough):
             `WindowCache` evicted them between the sinks and the window.
         heads: the heads that this rank computes, a slice, or None for all.
         shared: how several ranks share the tokens, an object of shared_pass.py, or None.
+        unpadded: whether all keys are known to be real, since the model got no padding mask.
         settings: the choices of the patch.
     """
 
@@ -64,6 +65,7 @@ class ForwardPass(PassedThrough):
         streaming: StreamingMask | None = None,
         skipped: torch.Tensor | None = None,
         shared: Any = None,
+        unpadded: bool = False,
     ) -> None:
         super().__init__(mask)
         self.past = past
@@ -72,6 +74,7 @@ class ForwardPass(PassedThrough):
         self.streaming = streaming
         self.skipped = skipped
         self.shared = shared
+        self.unpadded = unpadded
         self.heads: slice | None = None
         self.settings = settings
         self.rule = rule
@@ -114,11 +117,19 @@ class ForwardPass(PassedThrough):
         """The mask up to the last query."""
         return self.mask[:, : self.past + self.queries]
 
+    def all_real(self, real: torch.Tensor) -> bool:
+        """Return whether all keys of a mask are known to be real.
+
+        On other devices than the CPU masks are not read: the host would have to wait for them.
+        """
+        return self.unpadded or (real.is_cpu and bool(real.all()))
+
     def slopes(
         self, real: torch.Tensor, queries: int, skipped: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the slopes of the last queries of a mask, (1 or batch, heads, 1 or queries)."""
-        slopes = self.rule.slopes(self.scaling, self._lengths(real, queries, skipped))
+        lengths = self._lengths(real, queries, skipped)
+        slopes = self.rule.slopes_on(self.mask.device, self.scaling, lengths)
         return slopes if self.heads is None else slopes[:, self.heads]
 
     def bend(
@@ -148,6 +159,8 @@ class ForwardPass(PassedThrough):
         per = scaling_per(self.scaling)
         if per is None:
             return None
+        if self.unpadded and self.skipped is None and skipped is None:
+            real = torch.ones(real.shape, dtype=torch.bool)  # whose numbers the host knows
         every, at = real, slice(real.shape[1] - queries, None)
         if self.shared is not None:
             every, at = self.mask, self.at
@@ -209,7 +222,7 @@ class ForwardPass(PassedThrough):
 def _with_scaling(forward_pass: ForwardPass, scaling: Scaling | None) -> ForwardPass:
     """Return the same pass with another scaling."""
     x, settings = forward_pass, replace(forward_pass.settings, scaling=scaling)
-    rest = x.streaming, x.skipped, x.shared
+    rest = x.streaming, x.skipped, x.shared, x.unpadded
     return ForwardPass(x.rule, settings, x.mask, x.past, x.queries, *rest)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +44,19 @@ class SlopeRule:
         result: torch.Tensor = with_axes(slopes)
         return result
 
+    def slopes_on(
+        self, device: torch.device, scaling: Scaling | None, lengths: NDArray[np.int64] | None
+    ) -> torch.Tensor:
+        """Return `slopes` for layers whose tensors are on a device.
+
+        Slopes that depend on no lengths are copied to other devices than the CPU once.
+        """
+        if device.type != "cpu" and lengths is None:
+            with contextlib.suppress(TypeError):  # the scaling has no hash
+                known: Any = scaling
+                return _kept_slopes(self, device, known)
+        return self.slopes(scaling, lengths).to(device)
+
     def rounded_bias(
         self,
         scaling: Scaling | None,
@@ -56,3 +72,8 @@ class SlopeRule:
         slopes = replace(self, slope_divisor=1.0).slopes(scaling, lengths).to(positions.device)
         product = slopes.bfloat16() * positions[:, None, :].bfloat16()
         return (product.to(dtype) / self.slope_divisor).float()[:, :, None]
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_slopes(rule: SlopeRule, device: torch.device, scaling: Scaling | None) -> torch.Tensor:
+    return rule.slopes(scaling, None).to(device)

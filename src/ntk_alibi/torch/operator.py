@@ -2,12 +2,13 @@
 
 The operator takes tensors and plain numbers. A bias comes in kernel form, as slopes, a table,
 prefix sums or dense numbers; torch differentiates their computation from parameters. The compiled
-core computes on the CPU; float64 tensors, and other devices, take torch's own operations in
-torch/chunks.py.
+core computes on the CPU; float64 tensors take torch's own operations in torch/chunks.py, and
+tensors on other devices the kernels of torch/devices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,8 +23,12 @@ from ntk_alibi.fused.kernel_call import ForwardResults
 from ntk_alibi.fused.rotated import RotatedCall
 from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.torch.chunks import attention_by_chunks
+from ntk_alibi.torch.devices.door import attention_on_device
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
+
+#: Output and logsumexp, which a kernel may leave out where it is not needed.
+Results: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 
 #: Dtypes of the compiled core.
 CORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -189,26 +194,49 @@ def attention_of_tensors(
     bias: Any,
     options: Options,
     *numbers: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return output and logsumexp; numbers are scale, skip_tolerance and the mask's options."""
+    log: bool = True,
+) -> Results:
+    """Return output and, with log, the logsumexp.
+
+    numbers are scale, skip_tolerance and the mask's options.
+    """
+    call = call_of_tensors(query, key, value, bias, options, *numbers)
+    return in_parts(call, lambda part: _attend(part, log=log))
+
+
+def call_of_tensors(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: Any,
+    options: Options,
+    *numbers: Any,
+) -> AttentionCall:
+    """Return the checked call of tensors, in the dtype that autocast wants."""
     device = query.device
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
     shapes = query.shape, key.shape, value.shape
     form = CallForm.checked(_arrays.ANY_DTYPES, query.dtype, *shapes, *numbers)
-    call = AttentionCall.checked(query, key, value, bias, form, options, like=query)
+    return AttentionCall.checked(query, key, value, bias, form, options, like=query)
+
+
+def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:
+    """Return the results of a call, whose parts without rotation are attended by a function."""
     if not call.rotates:
-        return _attend(call)
-    with torch.autocast(device.type, enabled=False):  # rotated inputs must not be rounded
+        return attend(call)
+    with torch.autocast(call.query.device.type, enabled=False):  # rotated inputs are not rounded
         rotated = RotatedCall(call)
-        outputs, logsumexps = zip(*map(_attend, rotated.part_calls()), strict=True)
-        return rotated.joined(outputs, logsumexps)
+        outputs, logsumexps = zip(*map(attend, rotated.part_calls()), strict=True)
+        return rotated.joined(outputs, None if logsumexps[0] is None else logsumexps)
 
 
-def _attend(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(call: AttentionCall, *, log: bool) -> Results:
     query, bias, problem = call.query, call.bias, call.problem
-    if query.device.type != "cpu" or query.dtype not in CORE_DTYPES:
+    if query.device.type != "cpu":
+        return attention_on_device(call, log=log)
+    if query.dtype not in CORE_DTYPES:
         return attention_by_chunks(call)
     for name in BIAS_TENSORS:
         _checks.no_tangent("bias", getattr(bias, name))

@@ -1,0 +1,92 @@
+"""The blocks of queries and keys that a kernel visits, from positions alone.
+
+Nothing here reads a number of a tensor on the host, and no matrix of all pairs exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
+
+from ntk_alibi.torch.devices.captured import LAST, Numbers
+from ntk_alibi.torch.devices.score_mods import MaskMod
+
+#: Queries, and keys, of a block.
+BLOCK = 128
+
+
+class Blocks(NamedTuple):
+    """Masks of blocks, (1 or batch, 1 or heads, blocks of queries, blocks of keys).
+
+    Attributes:
+        partial: blocks in which a query may see some keys only.
+        full: blocks in which every query sees all keys.
+    """
+
+    partial: torch.Tensor
+    full: torch.Tensor
+
+    def kept(self, keep: torch.Tensor) -> Blocks:
+        """Return those of the blocks that a mask keeps."""
+        return Blocks(self.partial & keep, self.full & keep)
+
+
+def visible_blocks(numbers: Numbers) -> Blocks:
+    """Return the blocks that a mask leaves visible.
+
+    Bounds of positions of a block decide. Partial blocks may thus be too many, never too few.
+    """
+    keys = numbers["key_positions"]
+    real = keys >= 0
+    least = _of_blocks(torch.where(real, keys, LAST), LAST, torch.amin)[:, None, None, :]
+    most = _of_blocks(keys, -1, torch.amax)[:, None, None, :]
+    all_real = _of_blocks(real.int(), 0, torch.amin)[:, None, None, :] > 0
+    first, last = numbers["first"], numbers["last"]
+    first_least = _of_blocks(first, LAST, torch.amin)[:, None, :, None]
+    first_most = _of_blocks(first, -1, torch.amax)[:, None, :, None]
+    last_least = _of_blocks(last, LAST, torch.amin)[:, None, :, None]
+    last_most = _of_blocks(last, -LAST, torch.amax)[:, None, :, None]
+    sink = numbers["sink"]
+    some = (least <= last_most) & ((most >= first_least) | (least < sink)) & (most >= 0)
+    full = all_real & (most <= last_least) & ((least >= first_most) | (most < sink))
+    return Blocks(some & ~full, full)
+
+
+def block_mask(
+    blocks: Blocks, mask: MaskMod, lengths: tuple[int, int], *, backward: bool
+) -> BlockMask:
+    """Return blocks as FlexAttention takes them.
+
+    Args:
+        blocks: the blocks.
+        mask: says which keys of a partial block a query sees.
+        lengths: the numbers of queries and of keys.
+        backward: whether a backward pass may follow, which needs the blocks by keys, too.
+    """
+    return BlockMask.from_kv_blocks(
+        *_numbered(blocks.partial),
+        *_numbered(blocks.full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask,
+        seq_lengths=lengths,
+        compute_q_blocks=backward,
+    )
+
+
+def _numbered(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the number of blocks of keys for each block of queries, and them before the others."""
+    order = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
+    return blocks.sum(dim=-1, dtype=torch.int32), order.int().contiguous()
+
+
+def _of_blocks(
+    rows: torch.Tensor, beyond: int, reduce: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Return a number of each block of rows (1 or batch, n); `beyond` fills the last block."""
+    count = -(-rows.shape[1] // BLOCK)
+    filled = F.pad(rows, (0, count * BLOCK - rows.shape[1]), value=beyond)
+    return reduce(filled.unflatten(1, (count, BLOCK)), dim=-1)

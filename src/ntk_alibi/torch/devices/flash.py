@@ -1,0 +1,111 @@
+"""Attention by the package flash-attn, whose kernels take slopes of heads.
+
+The package is not required. Its causal mask has the last query at the last key, as ours has, and
+its bias is -m |i + K - Q - j|.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from ntk_alibi.fused.call import AttentionCall
+from ntk_alibi.masks import EVERYTHING
+
+#: The dtypes of its kernels, and the number of keys that they take without a window. They then add
+#: m j in place of -m (i - j), in float32, which rounds scores by up to 2^-24 m K. For slopes up to
+#: 1 and this many keys that is what rounding weights to the dtype costs.
+MOST_KEYS = {torch.bfloat16: 2**16, torch.float16: 2**13}
+
+#: What it calls a side of the window without a limit.
+NO_LIMIT = -1
+
+#: A slope that hides all keys but the nearest one; infinite slopes would give NaN.
+STEEPEST = 2.0**60
+
+
+@dataclass(frozen=True)
+class FlashAttention:
+    """flash-attn's `flash_attn_func` with `alibi_slopes`.
+
+    Attributes:
+        module: the package.
+        device: the type of device that it is for.
+    """
+
+    module: str = "flash_attn"
+    device: str = "cuda"
+
+    def can_run(self, call: AttentionCall, *, log: bool) -> str | None:
+        """Return None for a call that flash-attn can do, or why it cannot, in a sentence."""
+        reasons = {
+            f"flash-attn is for {self.device}": call.query.device.type != self.device,
+            "flash-attn is for bfloat16 and float16": call.query.dtype not in MOST_KEYS,
+            "flash-attn's logsumexp lacks a term of each query": log,
+            "there are no queries or no keys": 0 in call.problem.shape,
+            "torch maps the call": torch._C._functorch.peek_interpreter_stack() is not None,
+            **_reasons_of_mask(call),
+            **_reasons_of_bias(call),
+            f"{self.module} is not installed, or older than 2.4": _function(self.module) is None,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, None]:
+        """Return the output, and no logsumexp."""
+        del log
+        function: Any = _function(self.module)
+        window, slopes = call.problem.mask.window, call.bias.left
+        if slopes is not None:
+            slopes = slopes[:, :, 0].detach().float().clamp(max=STEEPEST)
+            slopes = (slopes[0] if len(slopes) == 1 else slopes).contiguous()
+        output = function(
+            *(x.transpose(1, 2) for x in (call.query, call.key, call.value)),
+            softmax_scale=call.scale,
+            causal=True,
+            window_size=(NO_LIMIT if window is None else window - 1, 0 if window else NO_LIMIT),
+            alibi_slopes=slopes,
+        )
+        return output.transpose(1, 2), None
+
+
+def _reasons_of_mask(call: AttentionCall) -> dict[str, bool]:
+    mask, problem = call.problem.mask, call.problem
+    limit = MOST_KEYS.get(call.query.dtype, 0)
+    far = mask.window is None and call.bias.left is not None and problem.shape[3] > limit
+    return {
+        "flash-attn is for causal calls here": mask.sees_ahead,
+        "flash-attn has windows, but no blocks and no sinks": (
+            mask._replace(window=None, causal=True) != EVERYTHING
+        ),
+        "flash-attn takes no padding and no positions": not problem.plain,
+        f"flash-attn rounds scores of more than {limit} keys": far,
+    }
+
+
+def _reasons_of_bias(call: AttentionCall) -> dict[str, bool]:
+    bias = call.bias
+    others = (bias.far_left, bias.table, bias.sums, bias.dense, bias.first)
+    learned = any(side.requires_grad for side in bias.slopes.values())
+    return {
+        "flash-attn takes slopes of heads and no other bias": bias.exempt > 0
+        or any(x is not None for x in others),
+        "flash-attn takes no slopes of queries": bias.left is not None and bias.left.shape[2] > 1,
+        "flash-attn has no gradients of slopes": torch.is_grad_enabled() and learned,
+        "flash-attn takes no factors of scores": call.factors is not None,
+    }
+
+
+@functools.cache
+def _function(module: str) -> Callable[..., Any] | None:
+    """Return the package's function if it is installed and takes slopes, else None."""
+    try:
+        function: Callable[..., Any] = import_module(module).flash_attn_func
+    except (ImportError, AttributeError):
+        return None
+    return function if "alibi_slopes" in inspect.signature(function).parameters else None

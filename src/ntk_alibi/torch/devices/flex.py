@@ -1,0 +1,140 @@
+"""Attention by torch's FlexAttention, compiled once for each form of call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+from ntk_alibi import _torch_state
+from ntk_alibi.fused.call import AttentionCall
+from ntk_alibi.torch.devices.block_masks import BLOCK, block_mask, visible_blocks
+from ntk_alibi.torch.devices.captured import Form, Numbers, captured, form_of
+from ntk_alibi.torch.devices.certified import can_certify, kept_blocks
+from ntk_alibi.torch.devices.kernel import sees_gradients
+from ntk_alibi.torch.devices.score_mods import mask_mod, score_mod
+
+#: Device types of FlexAttention, and whether it has a logsumexp and a backward pass there.
+DEVICES = {"cuda": True, "xpu": True, "mps": False, "cpu": False}
+
+#: The least number of channels of Triton's products.
+LEAST_CHANNELS = 16
+
+#: The number of keys from which blocks are certified. It is an estimate: nobody has measured yet
+#: from where on the blocks that are left out save more than their certificate costs.
+CERTIFY_FROM = 16384
+
+#: Compilations of one form: for batches of one row and of several, dtypes, and so on.
+RECOMPILE_LIMIT = 64
+
+#: Whether this torch can keep the compilations of one form apart from those of others.
+_ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+@dataclass(frozen=True)
+class FlexAttention:
+    """FlexAttention with the functions of pairs of score_mods.py.
+
+    Attributes:
+        certify_from: the number of keys from which blocks that are proven not to matter are left
+            out, as far as skip_tolerance lets them; with skip_tolerance=None none are.
+    """
+
+    certify_from: int = CERTIFY_FROM
+
+    def can_run(self, call: AttentionCall, *, log: bool) -> str | None:
+        """Return None for a call that FlexAttention can do, or why it cannot, in a sentence."""
+        device, dtype = call.query.device.type, call.query.dtype
+        triton = device in ("cuda", "xpu")
+        table = call.bias.table
+        reasons = {
+            f"FlexAttention has no kernels for {device}": device not in DEVICES,
+            f"FlexAttention has no kernels for {dtype}": dtype == torch.float64,
+            "this torch is older than 2.13, with which FlexAttention was tested": not _ISOLATES,
+            "there are no queries or no keys": 0 in call.problem.shape,
+            "no distance is visible": table is not None and table.shape[1] == 0,
+            f"Triton's products need {LEAST_CHANNELS} channels": triton
+            and call.query.shape[3] < LEAST_CHANNELS,
+            f"FlexAttention has no logsumexp and no gradients on {device}": (
+                not DEVICES.get(device, False) and (log or sees_gradients(call))
+            ),
+            "torch maps the call": torch._C._functorch.peek_interpreter_stack() is not None,
+            "torch traces the call without Dynamo": (
+                _torch_state.is_tracing() and not torch.compiler.is_dynamo_compiling()
+            ),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the output and, with log, the logsumexp."""
+        backward = sees_gradients(call)
+        queries = call.problem.shape[2]
+        query, key, value = call.query, call.key, call.value
+        if backward:  # gradients are NaN for some other lengths (pytorch issue 153799)
+            query, key, value = map(_padded, (query, key, value))
+        form = form_of(call, padded=backward, log=log)
+        numbers = captured(call, query.shape[2], key.shape[2])
+        keep = kept_blocks(call, numbers) if self._certifies(call) else None
+        attend = _function(form, query.device.type)
+        output, logsumexp = attend(query, key, value, numbers, keep)
+        logsumexp = None if logsumexp is None else logsumexp[:, :, :queries].double()
+        return output[:, :, :queries], logsumexp
+
+    def _certifies(self, call: AttentionCall) -> bool:
+        return call.problem.shape[3] >= self.certify_from and can_certify(call)
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """Return rows (batch, heads, n, head_dim) with 0 up to a multiple of a block; no view.
+
+    Compiled code lost the gradients of captured views on the CPU, so views are copied here, too.
+    """
+    missing = -x.shape[2] % BLOCK
+    return F.pad(x, (0, 0, 0, missing)) if missing else x.clone()
+
+
+def _function(form: Form, device: str) -> Callable[..., Any]:
+    """Return the function of a form; while torch traces, it is compiled with its surroundings."""
+    return function_of(form) if _torch_state.is_tracing() else _compiled(form, device)
+
+
+@functools.cache
+def _compiled(form: Form, device: str) -> Callable[..., Any]:
+    # The code that torch 2.13 generates for the CPU confuses the names of variable lengths.
+    dynamic = device != "cpu"
+    options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
+    return torch.compile(function_of(form), dynamic=dynamic, fullgraph=True, **options)
+
+
+def function_of(form: Form) -> Callable[..., Any]:
+    """Return a function of query, key, value, their numbers and the blocks to keep, or None."""
+
+    def run(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        numbers: Numbers,
+        keep: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        blocks = visible_blocks(numbers)
+        blocks = blocks if keep is None else blocks.kept(keep)
+        lengths = query.shape[2], key.shape[2]
+        result: Any = flex_attention(
+            query,
+            key,
+            value,
+            score_mod=score_mod(form, numbers),
+            block_mask=block_mask(blocks, mask_mod(numbers), lengths, backward=form.padded),
+            scale=1.0,  # a number would be compiled in; it is among the captured numbers
+            enable_gqa=query.shape[1] != key.shape[1],
+            return_aux=AuxRequest(lse=True) if form.log else None,
+        )
+        return (result[0], result[1].lse) if form.log else (result, None)
+
+    return run

@@ -1,0 +1,79 @@
+"""Patched passes on other devices read no number of a tensor on the host.
+
+Tensors of the device "meta" have no numbers, and raise where one is read: they stand for a GPU,
+where the host would wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import ntk_alibi as na
+from family_models import make_model
+
+SCALINGS: dict[str, Any] = {
+    "none": None,
+    "ntk": na.NTK(4.0),
+    "flat": na.FlatHeads(1),
+    "knee": na.Knee(4, 2.0),
+    "layers": na.NTK(4.0, layers=[0]),
+}
+
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 6},
+    "sinks": {"window": 6, "sink": 2},
+    "log n": {"log_n": 4},
+}
+
+
+def run(model: Any, mask: torch.Tensor | None) -> None:
+    """Run a prompt and a token after it."""
+    ids = torch.ones(2, 9, dtype=torch.long, device="meta")
+    with torch.no_grad():
+        prompt = model(ids, attention_mask=mask, use_cache=True)
+        longer = None if mask is None else torch.cat([mask, mask[:, :1]], dim=1)
+        token = model(ids[:, :1], attention_mask=longer, past_key_values=prompt.past_key_values)
+    assert prompt.logits.shape[:2] == (2, 9)
+    assert token.logits.shape[:2] == (2, 1)
+    assert token.logits.is_meta
+
+
+CASES = [
+    *(("bloom", scaling, form) for scaling in SCALINGS for form in FORMS),
+    *((family, "ntk", form) for family in ("mpt", "falcon") for form in FORMS),
+]
+
+
+@pytest.mark.parametrize(("family", "scaling", "form"), CASES)
+def test_a_pass_reads_nothing(family: str, scaling: str, form: str) -> None:
+    model = make_model(family)
+    na.patch(model, SCALINGS[scaling], **FORMS[form])
+    model.to("meta")
+    run(model, None)
+    run(model, torch.ones(2, 9, dtype=torch.long, device="meta"))
+
+
+@pytest.mark.parametrize("per", ["query", "sequence"])
+def test_lengths_are_known_without_a_mask(per: Any) -> None:
+    model: Any = transformers.BloomForCausalLM(
+        transformers.BloomConfig(vocab_size=9, hidden_size=32, n_layer=1, n_head=4)
+    )
+    na.patch(model, na.DynamicNTK(2.0, 4, per=per))
+    model.to("meta")
+    ids = torch.ones(2, 9, dtype=torch.long, device="meta")
+    with torch.no_grad():
+        assert model(ids).logits.is_meta
+
+
+def test_slopes_are_copied_to_a_device_once() -> None:
+    from ntk_alibi.integrations.slope_rule import SlopeRule
+
+    device, rule = torch.device("meta"), SlopeRule(8)
+    first = rule.slopes_on(device, na.NTK(4.0), None)
+    assert first is rule.slopes_on(device, na.NTK(4.0), None)
+    assert first is not rule.slopes_on(device, na.NTK(2.0), None)

@@ -12,6 +12,7 @@ EXTRAS = {
     "matplotlib": "plot",
     "bokeh": "explore",
     "vllm": "vllm",
+    "ntk_alibi_models": "models",
     **dict.fromkeys(("fuzzywuzzy", "jieba", "rouge"), "longbench"),
     **dict.fromkeys(("nltk", "wonderwords"), "ruler"),
 }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntk_alibi import _checks, _files
+from ntk_alibi._shipped import shipped
 from ntk_alibi.methods import train_length_of
 from ntk_alibi.models import checks
 
@@ -22,13 +22,16 @@ NANO_BLOOM = "nano-bloom"
 def nano_bloom_path() -> Path:
     """Return the folder of the embedded nano BLOOM, which plain transformers can load too.
 
+    Raises:
+        ModuleNotFoundError: this is a wheel without data, and ntk-alibi-models is not installed.
+
     Example:
         >>> from transformers import AutoModelForCausalLM
         >>> model = AutoModelForCausalLM.from_pretrained(nano_bloom_path())
         >>> model.config.model_type, model.num_parameters() < 10**6
         ('bloom', True)
     """
-    return Path(str(resources.files("ntk_alibi.models") / "nano_bloom"))
+    return shipped("ntk_alibi.models", "nano_bloom", "the nano BLOOM")
 
 
 def checkpoint_name(model: str | os.PathLike[str] | None) -> str:

@@ -9,7 +9,8 @@ import lzma
 import re
 from collections.abc import Callable
 from functools import cache
-from importlib import resources
+
+from ntk_alibi._shipped import shipped
 
 #: Every HELD_OUT_STEP-th chapter is held out from training.
 HELD_OUT_STEP = 16
@@ -72,5 +73,5 @@ def sentences(chapters: list[str]) -> tuple[str, ...]:
 
 @cache
 def _chapters() -> tuple[str, ...]:
-    packed = resources.files("ntk_alibi.evaluation.records").joinpath("kjv.txt.xz").read_bytes()
+    packed = shipped("ntk_alibi.evaluation.records", "kjv.txt.xz", "the prose").read_bytes()
     return tuple(lzma.decompress(packed).decode("utf-8").splitlines())

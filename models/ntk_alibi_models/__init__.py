@@ -1,0 +1,1 @@
+"""Data of ntk_alibi: a nano BLOOM and the King James Bible, for evaluations and examples."""

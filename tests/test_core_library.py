@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,14 @@ def imported(folder: Path) -> subprocess.CompletedProcess[str]:
     code = "import ntk_alibi as na; print(na.alibi_slopes(1), na.__file__)"
     (folder / "torch").mkdir(exist_ok=True)
     (folder / "torch/__init__.py").write_text("raise AssertionError('torch was imported')")
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    # Without site, an editable install does not come before the folder.
+    paths = f"{folder}{os.pathsep}{sysconfig.get_path('purelib')}"
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=folder, capture_output=True, text=True
+        [sys.executable, "-S", "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        cwd=folder,
+        capture_output=True,
+        text=True,
     )
 
 

@@ -203,13 +203,19 @@ def test_a_closed_output_is_no_traceback(arguments: list[str]) -> None:
 def test_an_interrupted_run_is_one_sentence(tiny_checkpoint: Path) -> None:
     command = [*COMMAND, "eval", "--model", str(tiny_checkpoint), "--train-length", "4096"]
     command += ["--prose-windows", "0", "--records", "64"]
+    # A shell lets the jobs that it puts into the background ignore the signal.
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, ignored)
     folder = Path(".ntk-alibi-eval.unfinished")
     deadline = time.monotonic() + 120
     while not folder.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=120)
+    try:
+        _, error = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode != 0
     assert "Traceback" not in error
     assert "interrupted; run the same command again to continue" in error

@@ -71,7 +71,7 @@ def test_refinements_are_methods_near_the_method(layers: int) -> None:
 
 def test_searches_with_other_seeds_share_no_records() -> None:
     plans = [
-        tuning.Search(4096, 2048, seed=seed).plan((), held_out=held_out)
+        tuning.Search(4096, 2048, seed=seed).plan(("original",), held_out=held_out)
         for seed in range(9)
         for held_out in (False, True)
     ]

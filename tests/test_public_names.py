@@ -229,10 +229,10 @@ attention_gradients.AttentionGradients(query, key, value, left, right, dense, ta
     table_begin=0, sums=None, first=None, far_left=None, far_right=None)
 attention_gradients.attention_gradients(query, key, value, output, logsumexp, output_gradient,
     logsumexp_gradient=None, bias=None, *, bias_gradient=False, **options)
-evaluation.study.Plan(train_length, methods=('original', 'interpolation:2', 'interpolation:4',
-    'ntk:2', 'ntk:4', 'dynamic-ntk:1', 'dynamic-ntk:2'), multiples=(1, 1.5, 2, 3, 4),
-    line_records=8, line_questions=32, topic_records=12, topic_questions=5, prose_windows=8,
-    seed=2026)
+evaluation.study.Plan(train_length, methods=('original', 'interpolation:4', 'ntk:4',
+    'dynamic-ntk:2:query', 'dynamic-flat:2:query', 'dynamic-flat:2:query:logn=0.5'),
+    multiples=(1, 1.5, 2, 3, 4), line_records=8, line_questions=32, topic_records=12,
+    topic_questions=5, prose_windows=8, seed=2026)
 evaluation.study.evaluate(model, tokenizer, plan, path, *, quiet=False, wrap=...,
     name='nano-bloom')
 evaluation.study.summarise(plan, samples)
@@ -243,10 +243,10 @@ evaluation.report.html(table)
 evaluation.score_lines(prediction, expected)
 evaluation.score_topics(prediction, topics)
 evaluation.parse_method(name, train_length)
-evaluation.Plan(train_length, methods=('original', 'interpolation:2', 'interpolation:4',
-    'ntk:2', 'ntk:4', 'dynamic-ntk:1', 'dynamic-ntk:2'), multiples=(1, 1.5, 2, 3, 4),
-    line_records=8, line_questions=32, topic_records=12, topic_questions=5, prose_windows=8,
-    seed=2026)
+evaluation.Plan(train_length, methods=('original', 'interpolation:4', 'ntk:4',
+    'dynamic-ntk:2:query', 'dynamic-flat:2:query', 'dynamic-flat:2:query:logn=0.5'),
+    multiples=(1, 1.5, 2, 3, 4), line_records=8, line_questions=32, topic_records=12,
+    topic_questions=5, prose_windows=8, seed=2026)
 evaluation.evaluate(model, tokenizer, plan, path, *, quiet=False, wrap=..., name='nano-bloom')
 fused.Stats(visited, visible, weighed=None)
 """

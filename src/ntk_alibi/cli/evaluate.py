@@ -52,7 +52,7 @@ def register(commands: Any) -> None:
     subcommand.methods_option(
         parser,
         "--methods",
-        "methods to compare, see below (default: original and six others)",
+        "methods to compare, see below (default: original and five others)",
         nargs="+",
     )
     parser.add_argument(

@@ -12,12 +12,11 @@ from ntk_alibi.methods import parse_method
 #: Methods that are compared by default.
 DEFAULT_METHODS = (
     "original",
-    "interpolation:2",
     "interpolation:4",
-    "ntk:2",
     "ntk:4",
-    "dynamic-ntk:1",
-    "dynamic-ntk:2",
+    "dynamic-ntk:2:query",
+    "dynamic-flat:2:query",
+    "dynamic-flat:2:query:logn=0.5",
 )
 
 #: The harness's samples of each method and task.

@@ -52,8 +52,8 @@ def differences(
     with na.patch(whole, **options):
         expected = whole(**batch)
         expected.loss.backward()
-    with na.patch(model, **options, **layout, group=group):
-        result = model(**shard(batch, group, **layout))
+    with na.patch(model, **options, **layout, group=group) as patch:
+        result = model(**patch.shard(batch))
         result.loss.backward()
     loss = torch.stack(ranks.gather(result.loss.detach())).mean()
     exact, worst = gradients_of(whole), 0.0

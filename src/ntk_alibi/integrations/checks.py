@@ -24,6 +24,13 @@ def module(model: Any) -> None:
     raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{advice}")
 
 
+def ranks_of_patch(ranks: Any) -> Any:
+    """Check that a patch has a group."""
+    if ranks is None:
+        raise ValueError("group must be given to patch for shard, got None")
+    return ranks
+
+
 def still_held(call: str, seen: int, held: int) -> None:
     """Check that a bounded cache has evicted no token yet."""
     if seen > held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from ntk_alibi.integrations.settings import (
 )
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import Scaling
+from ntk_alibi.torch import sharding
 
 #: The attribute of a patched model that keeps the handle of its forward pre-hook.
 _HOOK = "_ntk_alibi_hook"
@@ -62,6 +63,19 @@ class PatchHandle:
     def log_n(self) -> LogN | None:
         """The patch's factor of scores."""
         return self._settings.log_n
+
+    def shard(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this rank's part of a batch, as the patch's group and layout cut it.
+
+        Args:
+            batch: tensors by name, as `ntk_alibi.torch.shard` takes them.
+
+        Raises:
+            TypeError, ValueError: the patch has no group, or `ntk_alibi.torch.shard` refuses the
+                batch.
+        """
+        ranks = checks.ranks_of_patch(self._settings.ranks)
+        return sharding.shard(batch, ranks.group, layout=self._settings.layout)
 
     def undo(self) -> None:
         """Undo this patch; patches around and inside it stay. A second call does nothing."""

@@ -22,7 +22,16 @@ PACKAGE = ROOT / "src/ntk_alibi"
 #: name. A module imports from its own layer and from lower ones only.
 PYTHON_LAYERS = [
     ["_core", "_core_library", "_extras", "_torch_state"],
-    ["_arrays", "_checks", "_cmake", "_command_line", "_files", "_runtime", "_repr_html"],
+    [
+        "_arrays",
+        "_checks",
+        "_cmake",
+        "_command_line",
+        "_files",
+        "_runtime",
+        "_repr_html",
+        "_shipped",
+    ],
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision"],
     ["fused", "methods", "engines"],

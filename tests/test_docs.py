@@ -89,6 +89,20 @@ def test_the_examples_of_pages_run(page: Path) -> None:
     assert not results.failed
 
 
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", DOCS / "which-method.md"], ids=lambda p: p.stem
+)
+def test_tables_of_lines_are_rows_of_the_study(page: Path) -> None:
+    study = (DOCS / "stretching.md").read_text()
+    _, _, seeds = study.partition("<!-- seeds: begin -->")
+    seeds, _, _ = seeds.partition("| topics |")
+    _, _, table = page.read_text().partition("| lines found, % |")
+    rows = [row for row in table.split("\n\n")[0].split("\n")[2:] if row]
+    assert len(rows) > 4
+    for row in rows:
+        assert row in seeds, row
+
+
 def test_the_numbers_behind_the_pictures_are_those_of_the_tables() -> None:
     summary = json.loads((DOCS / "pictures/nano-bloom.json").read_text())
     found = {

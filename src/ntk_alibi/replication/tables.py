@@ -46,6 +46,7 @@ SHOWN = (
     "dynamic NTK, a = 2r",
     "dynamic flat heads, a = 2r",
     "dynamic knee, G = 7r",
+    "dynamic flat heads, log-n ½",
 )
 
 

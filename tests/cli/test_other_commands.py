@@ -63,13 +63,13 @@ def test_cite(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("from_file", [False, True])
 def test_explore(from_file: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("bokeh", reason="bokeh is not installed")
-    text = "Let there be light"
+    text = ["--text", "Let there be light"]
     if from_file:
-        (tmp_path / "prompt.txt").write_text(text)
-        text = str(tmp_path / "prompt.txt")
+        (tmp_path / "prompt.txt").write_text(text[1])
+        text = [str(tmp_path / "prompt.txt")]
     page = tmp_path / "page.html"
     options = ["--methods", "original", "ntk:4", "--layers", "1", "--output", str(page)]
-    main(["explore", text, *options])
+    main(["explore", *text, *options])
     assert f"page: {page} (" in capsys.readouterr().out
     assert "NTK" in page.read_text("utf-8")
 
@@ -78,7 +78,9 @@ def test_mistakes_of_explore_are_named(capsys: pytest.CaptureFixture[str]) -> No
     for options, message in (
         (["--output", "page.png"], "the ending of --output must be one of '.html', got '.png'"),
         (["--methods", "nkt:4"], "method must be original or one of"),
+        (["no-such-file.txt"], "No such file or directory: 'no-such-file.txt'"),
+        (["no-such-file.txt", "--text", "x"], "not allowed with argument"),
     ):
         with pytest.raises(SystemExit, match="2"):
-            main(["explore", "text", *options])
+            main(["explore", *(["--text", "x"] if options[0][0] == "-" else []), *options])
         assert message in capsys.readouterr().err

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ntk_alibi import plots
+from ntk_alibi import _files, plots
 from ntk_alibi.cli import subcommand
 from ntk_alibi.plots.explorer import METHODS
 
@@ -18,23 +18,25 @@ def register(commands: Any) -> None:
         "explore",
         _run,
         "write a page on which the attention weights of a model can be explored, for any browser",
-        'ntk-alibi explore "Let there be light"\n'
+        'ntk-alibi explore --text "Let there be light"\n'
         "  ntk-alibi explore prompt.txt --model bigscience/bloom-560m --layers 0 23 \\\n"
         "      --methods original ntk:2 ntk:4 --output weights.html",
         extra="explore",
     )
-    parser.add_argument("text", help="text, or the name of a file with the text")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("file", nargs="?", type=Path, help="file with the text, in UTF-8")
+    given.add_argument("--text", help="the text itself")
     parser.add_argument(
         "--model",
         metavar="DIR_OR_HUB_NAME",
         help="checkpoint folder or hub name (default: the embedded nano BLOOM)",
     )
-    parser.add_argument(
+    subcommand.methods_option(
+        parser,
         "--methods",
+        f"methods to choose from, see below (default: {' '.join(METHODS)})",
         nargs="+",
-        metavar="METHOD",
         default=METHODS,
-        help=f"methods to choose from (default: {' '.join(METHODS)})",
     )
     parser.add_argument(
         "--layers", type=int, nargs="+", help="layers to show, from 0 on (default: all)"
@@ -48,8 +50,9 @@ def register(commands: Any) -> None:
         help="cells along a map at most, which hold the greatest weight of several tokens "
         "(default: as many as fit into about 11 MB)",
     )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    subcommand.dtype_option(parser)
     parser.add_argument(
+        "-o",
         "--output",
         metavar="FILE",
         type=Path,
@@ -63,7 +66,7 @@ def _run(options: argparse.Namespace) -> None:
 
     subcommand.check_picture("--output", options.output, (".html",))
     subcommand.check_methods(options.methods)
-    text = _text(options.text)
+    text = options.text if options.file is None else _read(options.file)
     model, tokenizer, _ = load(options.model, options.dtype)
     page = plots.explore(
         model,
@@ -78,11 +81,7 @@ def _run(options: argparse.Namespace) -> None:
     print(f"page: {options.output} ({page.cells} cells of {page.step} tokens)")
 
 
-def _text(given: str) -> str:
-    """Return the contents of a file of this name, or the text itself."""
-    path = Path(given)
-    try:
-        is_file = path.is_file()
-    except OSError:  # too long for a name
-        is_file = False
-    return path.read_text("utf-8") if is_file else given
+def _read(path: Path) -> str:
+    """Return the text of a file."""
+    with _files.readable("a file of text in UTF-8", str(path)):
+        return path.read_text("utf-8")

@@ -223,7 +223,7 @@ def test_parse_method() -> None:
     assert parse_method("dynamic-interpolation:1", 9).scaling == na.DynamicInterpolation(1.0, 9)
     per_query = na.DynamicNTK(2.0, 100, per="query")
     assert parse_method("dynamic-ntk:2:query", 100).scaling == per_query
-    assert [parse_method(name, 1).name for name in DEFAULT_METHODS] == list(DEFAULT_METHODS)
+    assert [parse_method(name, 2).name for name in DEFAULT_METHODS] == list(DEFAULT_METHODS)
 
 
 @pytest.mark.parametrize("name", ["ntk", "original:2", "yarn:2", "ntk:four", ":2", ""])

@@ -23,6 +23,11 @@ MPT_SHARES = (0.25, 0.3, 0.0, 0.15, 0.2, 0.1)
 #: Steps at the training length; the nano BLOOM has 900.
 MPT_STEPS = 600
 
+#: BLOOM's regime, and the numbers of records of lines by multiples of the training length that only
+#: nano MPTs of this regime read.
+BLOOM_REGIME = 8.0
+FARTHER = ((64, 2), (128, 1))
+
 
 @dataclass(frozen=True)
 class NanoModel:
@@ -34,6 +39,8 @@ class NanoModel:
         family: name of the architecture.
         flattest_slope: the flattest slope.
         tasks: kinds of records that it is tested on, as the fields of a plan name them.
+        farther: numbers of records of lines by multiples of the training length beyond the plan of
+            all models.
     """
 
     recipe: NanoBloomRecipe
@@ -41,6 +48,7 @@ class NanoModel:
     family: str
     flattest_slope: float
     tasks: tuple[str, ...]
+    farther: tuple[tuple[int, int], ...] = ()
 
     @property
     def name(self) -> str:
@@ -75,7 +83,9 @@ def nano_mpt_of_seed(seed: int, bias_max: int) -> NanoModel:
         held_out="books",
     )
     tasks = ("line", "passkey", "multikey", "other_line")
-    return NanoModel(recipe, NanoMPTTraining, "mpt", 2.0**-bias_max, tasks)
+    slope = 2.0**-bias_max
+    farther = FARTHER if slope * MPT_TRAIN_LENGTH == BLOOM_REGIME else ()
+    return NanoModel(recipe, NanoMPTTraining, "mpt", slope, tasks, farther)
 
 
 #: The models by the name of their group.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,15 @@ RULES: dict[str, Callable[[int, int], str]] = {
 
 #: The rule that all others are compared with.
 BASELINE = "dynamic NTK, a = 2r"
+
+#: The rules of the multiples that only some models read; see `NanoModel.farther`.
+FARTHER_RULES = (
+    BASELINE,
+    "dynamic flat heads, a = 2r",
+    "dynamic flat heads, log-n ½",
+    "dynamic knee, log-n ½",
+    "flat heads, a = 2r, log-n ½",
+)
 
 #: Prompts of one question each, which are answered by generation with a cache, and their multiple.
 GENERATED, GENERATED_AT = "ntk_alibi_lines_generated", 4
@@ -81,14 +90,30 @@ def plans(model: NanoModel, reading: ReadingPlan) -> dict[str, Plan]:
     made["prose"] = _plan(
         model, reading, PROSE_AT, prose_windows=reading.windows, line_records=0, topic_records=0
     )
+    for multiple, count in model.farther:
+        made[f"records-{multiple}x"] = _plan(
+            model,
+            reading,
+            multiple,
+            FARTHER_RULES,
+            prose_windows=0,
+            line_records=count,
+            topic_records=0,
+        )
     return made
 
 
-def _plan(model: NanoModel, reading: ReadingPlan, multiple: int, **counts: int) -> Plan:
+def _plan(
+    model: NanoModel,
+    reading: ReadingPlan,
+    multiple: int,
+    rules: Sequence[str] | None = None,
+    **counts: int,
+) -> Plan:
     length = model.recipe.train_length
     return Plan(
         length,
-        methods=tuple(dict.fromkeys(rule(multiple, length) for rule in RULES.values())),
+        methods=tuple(dict.fromkeys(RULES[rule](multiple, length) for rule in rules or RULES)),
         multiples=(multiple,),
         seed=reading.seed + model.recipe.seed,
         split="held-out-books",

@@ -17,7 +17,7 @@ from ntk_alibi import _files, plots
 from ntk_alibi.evaluation.comparing.intervals import half_width
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 from ntk_alibi.replication.models import GROUPS, NanoModel
-from ntk_alibi.replication.reading import BASELINE, GENERATED_AT, PROSE_AT, RULES
+from ntk_alibi.replication.reading import BASELINE, GENERATED_AT, PROSE_AT, RULES, ReadingPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,12 @@ SECTIONS = (
     "generated",
     "regimes",
     "tasks",
+    "farther",
+    "farther-gains",
 )
+
+#: The greatest multiple that all models read.
+PLANNED = max(multiple for multiple, _ in ReadingPlan().records)
 
 #: The rule of the primary endpoint, which is compared with the baseline at this multiple.
 ENDPOINT_RULE, ENDPOINT_AT = "dynamic flat heads, a = 2r", 4
@@ -177,6 +182,8 @@ def tables(summary: Summary) -> dict[str, str]:
     if regimes:
         made["regimes"] = _regimes(regimes)
         made["tasks"] = _over_multiples(regimes, shares, _share)
+        made["farther"] = _over_multiples(regimes, shares, _share, farther=True)
+        made["farther-gains"] = _over_multiples(regimes, gains, _gain, farther=True)
     return made
 
 
@@ -215,19 +222,27 @@ def _over_multiples(
     models: Sequence[Summary],
     values: Callable[..., list[float]],
     written: Callable[[Sequence[float]], str],
+    *,
+    farther: bool = False,
 ) -> str:
-    """Format a table for each task, with a row for each rule and a column for each multiple."""
+    """Format a table for each task, with a row for each rule and a column for each multiple.
+
+    The multiples are those that all models read, or with `farther` those beyond.
+    """
     parts = []
     for task in dict.fromkeys(task for m in models for task in m["cells"]):
         found = {
-            x for m in models for of_rule in m["cells"].get(task, {}).values() for x in of_rule
+            int(x) for m in models for of_rule in m["cells"].get(task, {}).values() for x in of_rule
         }
-        multiples = sorted(map(int, found))
+        multiples = sorted(x for x in found if (x > PLANNED) == farther)
         rows = [
-            [rule, *(written(values(models, task, rule, x)) for x in multiples)] for rule in RULES
+            [rule, *map(written, cells)]
+            for rule in RULES
+            if any(cells := [values(models, task, rule, x) for x in multiples])
         ]
-        parts.append(table([task, *(f"{x}x" for x in multiples)], rows))
-    return "\n\n".join(parts)
+        if rows:
+            parts.append(table([task, *(f"{x}x" for x in multiples)], rows))
+    return "\n\n".join(parts) or "No results yet."
 
 
 def _by_rule(

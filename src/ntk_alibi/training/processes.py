@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 import torch
@@ -20,19 +23,43 @@ def each_in_a_process(
 ) -> Iterator[Result]:
     """Yield work(item) for each item, in the order in which they finish.
 
+    The processes end when this one does, also if it is killed.
+
     Args:
         work: a function that can be pickled.
         items: values that can be pickled.
         processes: number of processes.
+
+    Raises:
+        ChildProcessError: a process was killed.
     """
     if not items:
         return
     # spawn: OpenMP has no threads in a forked child
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(partial(_in_one_thread, work), items)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, initializer=_prepare) as pool:
+        working = [pool.submit(work, item) for item in items]
+        try:
+            for done in as_completed(working):
+                yield done.result()
+        except BrokenProcessPool:
+            raise ChildProcessError(
+                "a process was killed, perhaps for lack of memory; run the same command again to "
+                "continue, with fewer --processes"
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _in_one_thread(work: Callable[[Item], Result], item: Item) -> Result:
+def _prepare() -> None:
     torch.set_num_threads(1)
     set_num_threads(1)
-    return work(item)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    """Wait for the parent's end, and end: two runs on one folder would overwrite each other."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,76 @@
+"""Work in several processes: results, processes that are killed, and a parent that is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ntk_alibi.training.processes import each_in_a_process
+
+
+def square(number: int) -> int:
+    return number**2
+
+
+def fail_or_die(name: str) -> str:
+    if name == "fail":
+        raise ValueError("name must be another one, got 'fail'")
+    os.kill(os.getpid(), signal.SIGKILL)
+    return name
+
+
+def sleep(folder: Path) -> None:
+    (folder / f"{os.getpid()}").touch()
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_each_item_is_worked_on(processes: int) -> None:
+    assert sorted(each_in_a_process(square, range(4), processes)) == [0, 1, 4, 9]
+    assert list(each_in_a_process(square, [], processes)) == []
+
+
+def test_an_error_is_raised_here() -> None:
+    with pytest.raises(ValueError, match="must be another one"):
+        list(each_in_a_process(fail_or_die, ["fail"], 1))
+
+
+def test_a_killed_process_is_an_error() -> None:
+    with pytest.raises(ChildProcessError, match="run the same command again"):
+        list(each_in_a_process(fail_or_die, ["die", "die"], 1))
+
+
+def _alive(process: int) -> bool:
+    status = Path(f"/proc/{process}/status")
+    return status.exists() and "\nState:\tZ" not in status.read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from test_processes import sleep\n"
+        "from ntk_alibi.training.processes import each_in_a_process\n"
+        f"if __name__ == '__main__': list(each_in_a_process(sleep, [Path({str(tmp_path)!r})], 1))"
+    )
+    script = tmp_path.parent / f"{tmp_path.name}.py"
+    script.write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    parent = subprocess.Popen([sys.executable, str(script)], env=environment)
+    try:
+        deadline = time.monotonic() + 120
+        while not (started := list(tmp_path.iterdir())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        worker = int(started[0].name)
+    finally:
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 60
+    while _alive(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _alive(worker)

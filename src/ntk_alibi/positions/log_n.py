@@ -115,6 +115,11 @@ class KnownFactors:
     values: Any
     biased: ClassVar[bool] = False
 
+    @classmethod
+    def of(cls, values: Any) -> Any:  # attention declares log_n without it
+        """Return known factors of scores, or None for None."""
+        return None if values is None else cls(values)
+
     def factors(self, _: Problem, like: Any = None) -> Any:
         """Return the factors in like's framework."""
         return self.values if _arrays.is_tensor(like) else _arrays.to_numpy(self.values)

@@ -266,7 +266,7 @@ def require_pass(
     """
     if not isinstance(passed, ForwardPass):
         raise RuntimeError(
-            f"transformers built the bias of {type(layer).__name__} without asking the patched "
+            f"transformers built the mask of {type(layer).__name__} without asking the patched "
             f"model: the patch would have no effect with transformers {transformers_version()}"
         )
     _checks.plain("hidden_states", hidden_states)

@@ -45,7 +45,7 @@ def add(
 
 _FORMS = [":".join([kind, *map(str.upper, number_names(kind))]) for kind in (*STATIC, *DYNAMIC)]
 
-#: What a method's name may have, for the help of subcommands.
+#: Names of methods and their options, for the help of subcommands.
 METHODS_HELP = f"""methods:
   {ORIGINAL}: the model as it was trained
   {", ".join(_FORMS[:2])},

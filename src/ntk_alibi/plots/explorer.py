@@ -100,9 +100,9 @@ def explore(
             ALiBi. Each is patched into the model meanwhile. None shows the model as it is.
         layers: layer numbers from 0 on, as a scaling's `layers` has them; all by default.
         heads: head numbers from 1 on, as formulas have them; all by default.
-        cells: cells along the axes of a map at most. Of a longer text, a cell shows the greatest
-            weight of several queries and keys, and the page says of how many. By default as many as
-            fit into about 11 MB.
+        cells: cells along the axes of a map at most. If the text is longer, a cell shows the
+            greatest weight of several queries and keys, and the page says of how many. By default
+            as many as fit into about 11 MB.
 
     Returns:
         The page, which notebooks display; `.save(path)` writes it as one HTML file.

@@ -106,7 +106,7 @@ class LogN:
 
 @dataclass(frozen=True, eq=False)
 class KnownFactors:
-    """Factors of scores that were computed before: what `LogN` stands for in one forward pass.
+    """Factors of scores that were computed before, in the place of a `LogN`, for one forward pass.
 
     Attributes:
         values: (1 or batch, 1 or heads, queries), an array or a tensor.
@@ -126,7 +126,7 @@ class KnownFactors:
 
 
 def log_n_of(value: Any) -> Any:
-    """Return what `log_n=` stands for: None, a `LogN` or `KnownFactors`.
+    """Return the argument `log_n` as None, a `LogN` or `KnownFactors`.
 
     A number is a training length, and a mapping has the arguments of `LogN`.
     """

@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache
 
 import ntk_alibi as na
+from cache_states import states
 from family_models import LOGITS, MAKERS, make_model
 from model_runs import assert_gradients_close, drop_weights, generate, gradients
 from ntk_alibi.masks import Mask
@@ -258,13 +259,6 @@ def test_by_configuration(models: dict, ids: torch.Tensor, name: str, tmp_path: 
     model.config.alibi_window = 0
     with pytest.raises(ValueError, match="window must be between 1 and"):
         run(model, ids)
-
-
-def states(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, 3, tokens, 8, generator=generator), torch.randn(
-        2, 3, tokens, 8, generator=generator
-    )
 
 
 @sinks

@@ -48,8 +48,8 @@ def bloom(layers: int = 1) -> Any:
 def test_readers_get_tensors_of_the_numbers_held(dtype: torch.dtype) -> None:
     cache, dynamic = na.GrowingCache(16, dtype="int8"), DynamicCache()
     for tokens in (20, 1, 1, 30):
-        results = cache.update(*states(tokens, tokens, dtype), 0)
-        expected = dynamic.update(*states(tokens, tokens, dtype), 0)
+        results = cache.update(*states(tokens, tokens, dtype=dtype), 0)
+        expected = dynamic.update(*states(tokens, tokens, dtype=dtype), 0)
         for result, x in zip(results, expected, strict=True):
             assert result.dtype == dtype
             assert torch.equal(result, rounded(x))

@@ -37,6 +37,7 @@ class PassAttention:
         eager = self.forward_pass.eager and self.forward_pass.factors is None
         return self.forward_pass if eager else None
 
+    @untraced
     def __call__(
         self,
         query: torch.Tensor,
@@ -46,8 +47,34 @@ class PassAttention:
         scale: float,
         dropout: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return attention output, and weights in the eager form."""
-        return attend(self.forward_pass, query, key, value, cache, scale, dropout)
+        """Return attention output, and weights in the eager form.
+
+        Weights have a column for each place of a static cache. The output of padded queries is
+        undefined. The compiled core has no dropout: with dropout the fused form becomes sdpa or
+        eager.
+        """
+        forward_pass = self.forward_pass
+        _checks.plain("query", query)
+        if forward_pass.shared is not None:
+            checks.no_dropout_in_group(dropout)
+            return forward_pass.shared.attend(forward_pass, query, key, value, cache, scale), None
+        form = forward_pass.settings.attention
+        if form == "fused" and dropout:
+            rounded = forward_pass.settings.compat == "transformers"
+            form = "eager" if forward_pass.rule.counts_holes or rounded else "sdpa"
+        held, layer = cache
+        if held is not None:
+            in_core = form == "fused" and not _arrays.needs_torch(query, key, value, None)
+            append: Any = held.append if in_core and isinstance(held, GrowingCache) else held.update
+            key, value = append(key, value, layer)
+        length, capacity = forward_pass.past + forward_pass.queries, key.shape[2]
+        key, value = key[:, :, :length], value[:, :, :length]
+        if form == "eager":
+            output, weights = _eager(forward_pass, query, key, value, scale, dropout)
+            return output, weights if capacity == length else F.pad(weights, (0, capacity - length))
+        if form == "sdpa":
+            return _sdpa(forward_pass, query, key, value, scale, dropout), None
+        return _fused(forward_pass, query, key, value, cache, scale), None
 
 
 def of_layer(
@@ -55,45 +82,6 @@ def of_layer(
 ) -> PassAttention:
     """Return the attention of a layer, an `AttentionOf`; see `require_pass`."""
     return PassAttention(require_pass(passed, layer, heads, hidden_states, output))
-
-
-@untraced
-def attend(
-    forward_pass: ForwardPass,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cache: tuple[Any, int | None],
-    scale: float,
-    dropout: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return attention output (batch, heads, queries, head_dim), and weights in the eager form.
-
-    `LayerAttention` describes the arguments. Weights have a column for each place of a static
-    cache. The output of padded queries is undefined. The compiled core has no dropout: with dropout
-    the fused form becomes sdpa or eager.
-    """
-    _checks.plain("query", query)
-    if forward_pass.shared is not None:
-        checks.no_dropout_in_group(dropout)
-        return forward_pass.shared.attend(forward_pass, query, key, value, cache, scale), None
-    form = forward_pass.settings.attention
-    if form == "fused" and dropout:
-        rounded = forward_pass.settings.compat == "transformers"
-        form = "eager" if forward_pass.rule.counts_holes or rounded else "sdpa"
-    held, layer = cache
-    if held is not None:
-        in_core = form == "fused" and not _arrays.needs_torch(query, key, value, None)
-        append: Any = held.append if in_core and isinstance(held, GrowingCache) else held.update
-        key, value = append(key, value, layer)
-    length, capacity = forward_pass.past + forward_pass.queries, key.shape[2]
-    key, value = key[:, :, :length], value[:, :, :length]
-    if form == "eager":
-        output, weights = _eager(forward_pass, query, key, value, scale, dropout)
-        return output, weights if capacity == length else F.pad(weights, (0, capacity - length))
-    if form == "sdpa":
-        return _sdpa(forward_pass, query, key, value, scale, dropout), None
-    return _fused(forward_pass, query, key, value, cache, scale), None
 
 
 @dataclass(frozen=True)

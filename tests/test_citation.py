@@ -69,8 +69,8 @@ def test_the_packages_entry_is_that_of_citation_cff() -> None:
 @pytest.mark.parametrize(
     ("thing", "error", "message"),
     [
-        (3, TypeError, "what is cited must be of ntk_alibi, or the name of a method, got 3"),
-        (dict, TypeError, "what is cited must be of ntk_alibi"),
+        (3, TypeError, "things must be of ntk_alibi, or names of methods, got 3"),
+        (dict, TypeError, "things must be of ntk_alibi"),
         ("nkt:4", ValueError, "method must be original or one of"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How every command of the package ends: one sentence for an error, and a conventional status."""
+"""The end of every command of the package: a sentence for an error, and a conventional status."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import re
 from importlib import import_module, util
 from pathlib import Path
 
-#: How the linkers of Linux and macOS name a library that they do not find.
+#: Errors of the linkers of Linux and macOS, with the library that they do not find.
 _MISSING = re.compile(r"(lib[\w.+-]+): cannot open shared object|Library not loaded: \S*/(lib\S+)")
 
 

@@ -1,4 +1,4 @@
-"""What torch is doing, and what its tensors are: asked before their numbers are read."""
+"""The state of torch and of its tensors, which callers ask before they read numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """BibTeX of the package, and of the papers that its methods come from.
 
-`references.bib` has each reference once. Which of them a class or a function comes from stands in
-its docstring, behind "Source:".
+`references.bib` has each reference once. The docstring of a class or a function names its
+references behind "Source:".
 """
 
 from __future__ import annotations
@@ -50,16 +50,14 @@ def cite(*things: Any) -> str:
 
 
 def _sources(thing: Any) -> list[str]:
-    """Return what the docstrings of a thing say behind "Source:"."""
+    """Return the texts behind "Source:" in the docstrings of a thing."""
     if isinstance(thing, str):
         method = parse_method(thing, 2)  # no source depends on the training length
         parts = [part for part in (method.scaling, method.log_n) if part is not None]
         return [text for part in [*parts, ntk_alibi.ALiBi] for text in _sources(part)]
     owner = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
     if owner.__module__.partition(".")[0] != "ntk_alibi":
-        raise TypeError(
-            f"what is cited must be of ntk_alibi, or the name of a method, got {thing!r}"
-        )
+        raise TypeError(f"things must be of ntk_alibi, or names of methods, got {thing!r}")
     if sys.flags.optimize >= 2:
         raise ValueError("cite must run without python's option -OO, which removes its sources")
     return re.findall(r"Source: (.*)", inspect.getdoc(owner) or "", re.DOTALL)
@@ -71,7 +69,7 @@ def _entries() -> list[str]:
 
 
 def _mark(entry: str) -> str:
-    """Return what docstrings name a reference by: its number in arXiv, or its address."""
+    """Return the arXiv number or the address by which docstrings name a reference."""
     field = re.search(r"(?:eprint = \{|url = \{https://(?:github.com/)?)([^}]*)\}", entry)
     assert field is not None, entry
     return field[1]

@@ -36,11 +36,11 @@ def bias_by_distance(
         out[h, d] = bias[h, i, i - d], or bias[h, i, i + d] for side="ahead"
 
     Args:
-        bias: an object with num_heads and tensor(query_length, key_length), such as `ALiBi`. Of a
-            batched bias, the first row is used. Slopes that require grad are detached.
+        bias: an object with num_heads and tensor(query_length, key_length), such as `ALiBi`. A
+            batched bias is read in its first row. Slopes that require grad are detached.
         longest: number of distances, from 0 on.
         length: number of tokens of the text, for an `ALiBi` with a dynamic scaling; longest by
-            default. Of slopes for each query, those of the last query are used.
+            default. Slopes for each query are those of the last query.
         side: "behind" the query, or "ahead".
 
     Returns:

@@ -254,15 +254,15 @@ def _label_of(log_n: LogN | None) -> list[str]:
     return [f"{'SSMax' if log_n.biased else 'log-n'} b={log_n.strength:g}"]
 
 
-#: What a scaling's options look like in its label: a share and layers where they are not the
-#: defaults, `per` where it is not that of the publication.
+#: Forms of a scaling's options in its label, which has a share and layers where they are not the
+#: defaults, and `per` where it is not that of the publication.
 _OPTION_LABELS: dict[str, Callable[[Any], str]] = {
     "share": lambda share: f"{100 * share:g} % of the heads",
     "per": lambda per: f"per {per}",
     "layers": lambda layers: f"layers {'+'.join(map(str, layers))}",
 }
 
-#: What a scaling's options look like in a method's name.
+#: Forms of a scaling's options in a method's name.
 _OPTION_FORMS = {
     "share": "a share of the heads",
     "per": "sequence or query",
@@ -271,7 +271,7 @@ _OPTION_FORMS = {
 
 
 def _options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
-    """Return what follows the numbers in a method's name, by the scaling's parameters."""
+    """Return the options behind the numbers of a method's name, by the scaling's parameters."""
     options: dict[str, Any] = {}
     free = {x.name: _OPTION_FORMS[x.name] for x in fields(scaling) if x.name in _OPTION_FORMS}
     for word in words:

@@ -17,6 +17,7 @@ from ntk_alibi.evaluation.comparing import plan
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
 from ntk_alibi.methods import parse_method
 from ntk_alibi.plots.style import THEMES
+from refusals import assert_one_sentence
 
 PLOTS = [["plot", name] for name in PICTURES]
 
@@ -93,13 +94,7 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_mistakes_are_one_sentence(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], in_tmp: Path
 ) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("ntk-alibi: error: ")
-    assert message in error
-    assert error.count("\n") == 1
+    assert_one_sentence(arguments, message, capsys)
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -13,6 +13,7 @@ import pytest
 
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import length_study, plan
+from refusals import assert_one_sentence, error_of
 from repository import ROOT
 
 RECORD = {"prompt": "line a is <5>. What is a? <", "expected_number": 5}
@@ -25,13 +26,6 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder.png").mkdir()
     return tmp_path
-
-
-def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -66,10 +60,7 @@ def test_what_can_be_known_before_the_work_is_checked_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ntk_alibi.models.load", lambda *_: pytest.fail("a model was loaded"))
-    error = error_of(arguments, capsys)
-    assert error.startswith("ntk-alibi: error: ")
-    assert message in error
-    assert error.count("\n") == 1
+    assert_one_sentence(arguments, message, capsys)
 
 
 @pytest.mark.parametrize(

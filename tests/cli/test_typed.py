@@ -17,6 +17,7 @@ import pytest
 from ntk_alibi.cli import main
 from ntk_alibi.cli.plot import PICTURES
 from ntk_alibi.evaluation.comparing.plan import Plan
+from refusals import assert_one_sentence, error_of
 
 COMMAND = [sys.executable, "-m", "ntk_alibi.cli"]
 
@@ -127,13 +128,7 @@ def test_messages_name_the_option(
     message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("ntk-alibi: error: ")
-    assert message in error
-    assert error.count("\n") == 1
+    assert_one_sentence(arguments, message, capsys)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +143,7 @@ def test_messages_name_the_option(
 def test_wrong_words_end_with_usage(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
+    error = error_of(arguments, capsys)
     assert error.startswith("usage: ntk-alibi")
     assert ": error: " in error.splitlines()[-1]
 

@@ -18,9 +18,17 @@ from family_models import (
     LOGITS,
     MAKERS,
     families,
-    generate,
     independent_logits,
     make_model,
+)
+from model_runs import (
+    GENERATIONS,
+    assert_gradients_close,
+    drop_weights,
+    enable_checkpointing,
+    generate,
+    gradients,
+    prompt_masks,
 )
 from ntk_alibi.integrations import FAMILIES
 from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, masks, real, run
@@ -107,19 +115,8 @@ def test_a_padded_row_equals_the_row_alone(
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("mask", [None, MASKS["left"]], ids=["unpadded", "left"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"cache_implementation": "static"},
-        {"use_cache": False},
-        {"num_beams": 3},
-        {"prefill_chunk_size": 16},
-        {"prompt_lookup_num_tokens": 3},
-    ],
-    ids=str,
-)
+@prompt_masks
+@pytest.mark.parametrize("options", [*GENERATIONS, {"prompt_lookup_num_tokens": 3}], ids=str)
 def test_generate(models: dict, ids: torch.Tensor, name: str, mask: Any, options: Any) -> None:
     model, beams = models[name], options.get("num_beams", 1)
     if "prompt_lookup_num_tokens" in options:  # transformers allows one row only
@@ -140,26 +137,20 @@ def test_generate(models: dict, ids: torch.Tensor, name: str, mask: Any, options
     "scaling", [na.NTK(4.0), na.DynamicNTK(2.0, 16, per="query"), na.Knee(6, 5.0)], ids=repr
 )
 def test_gradients_and_gradient_checkpointing(ids: torch.Tensor, name: str, scaling: Any) -> None:
-    def gradients(attention: Any, checkpointing: bool) -> list[torch.Tensor]:
-        model = make_model(name).train()
-        if checkpointing:
-            new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
-            getattr(model, new if hasattr(model, new) else old)()
-        with na.patch(model, scaling, attention=attention):
-            model(ids, attention_mask=MASKS["right"], labels=ids, use_cache=False).loss.backward()
-        return [parameter.grad for parameter in model.parameters()]
+    def of(attention: str, checkpointing: bool) -> list[torch.Tensor]:
+        patch = {"scaling": scaling, "attention": attention}
+        model, mask = make_model(name), MASKS["right"]
+        return gradients(model, ids, mask, ids, checkpointing=checkpointing, **patch)
 
-    expected = gradients("eager", False)
+    expected = of("eager", False)
     for checkpointing in (False, True):
-        for a, b in zip(gradients("fused", checkpointing), expected, strict=True):
-            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+        assert_gradients_close(of("fused", checkpointing), expected)
 
 
 @families
 def test_undoing_before_a_checkpointed_backward_is_an_error(ids: torch.Tensor, name: str) -> None:
     model = make_model(name).train()
-    new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
-    getattr(model, new if hasattr(model, new) else old)()
+    enable_checkpointing(model)
     with na.patch(model, na.NTK(2.0)):
         loss = model(ids, labels=ids, use_cache=False).loss
     with pytest.raises(RuntimeError, match="the patch must stay until the backward pass"):
@@ -169,11 +160,7 @@ def test_undoing_before_a_checkpointed_backward_is_an_error(ids: torch.Tensor, n
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
 def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
     model = make_model(name).train()
-    for layer in model.modules():
-        if hasattr(layer, "attn_dropout_p"):  # MPT; its configuration takes 0 and 1 only
-            layer.attn_dropout_p = 0.5
-        elif hasattr(layer, "attention_dropout"):
-            layer.attention_dropout.p = 0.5
+    drop_weights(model)
     with na.patch(model, na.NTK(2.0)):
         a, b = (model(ids, use_cache=False).logits for _ in range(2))
         assert (a - b).abs().max() > 1e-3

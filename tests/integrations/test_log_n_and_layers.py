@@ -9,7 +9,8 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from family_models import HEADS, LOGITS, MAKERS, generate, independent_logits, make_model
+from family_models import HEADS, LOGITS, MAKERS, independent_logits, make_model
+from model_runs import generate
 from padded_batches import LENGTH, MASKS, real, run
 
 SLOPES = na.reference.alibi_slopes(HEADS)

@@ -157,16 +157,29 @@ def test_wrappers_that_keep_the_old_forward_elsewhere(bloom_ids: torch.Tensor) -
     assert torch.equal(run(model, bloom_ids), stock)
 
 
-def test_a_tensor_where_our_bias_should_be_is_an_error(
+def test_a_bias_that_transformers_builds_elsewhere_has_no_effect(
     blooms: dict, bloom_ids: torch.Tensor
 ) -> None:
-    """This guards against a transformers version that builds the bias in another place."""
     model = blooms[8]
     with na.patch(model, na.NTK(4.0), attention="eager"):
-        tensor = torch.zeros(BATCH * 8, 1, LENGTH)
+        expected = run(model, bloom_ids)
+        tensor = torch.ones(BATCH * 8, 1, LENGTH).cumsum(dim=-1)
         model.transformer.build_alibi_tensor = lambda *_, **__: tensor
-        with pytest.raises(RuntimeError, match="patch would have no effect with transformers"):
-            run(model, bloom_ids)
+        assert torch.equal(run(model, bloom_ids), expected)
+
+
+@attentions
+def test_a_mask_that_transformers_builds_elsewhere_is_an_error(
+    blooms: dict, bloom_ids: torch.Tensor, attention: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This guards against a transformers version that does not hand our mask to the layers."""
+    mask = torch.zeros(BATCH, 1, LENGTH, LENGTH)
+    monkeypatch.setattr(modeling_bloom, "create_causal_mask", lambda *_, **__: mask)
+    with (
+        na.patch(blooms[8], na.NTK(4.0), attention=attention),
+        pytest.raises(RuntimeError, match="patch would have no effect with transformers"),
+    ):
+        run(blooms[8], bloom_ids)
 
 
 def test_models_without_alibi_are_refused() -> None:

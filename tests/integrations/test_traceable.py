@@ -15,7 +15,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ntk_alibi as na
 from exported_models import LONG, LONG_MASK, SHAPES, Logits
-from family_models import LOGITS, MAKERS, families, generate, make_model
+from family_models import LOGITS, MAKERS, families, make_model
+from model_runs import (
+    GENERATIONS,
+    assert_gradients_close,
+    drop_weights,
+    enable_checkpointing,
+    generate,
+    gradients,
+    prompt_masks,
+)
 from padded_batches import LENGTH, MASKS, masks, real, run
 
 
@@ -68,18 +77,10 @@ def test_texts_longer_than_an_mpt_was_made_for(models: dict) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("mask", [None, MASKS["left"]], ids=["unpadded", "left"])
+@prompt_masks
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"cache_implementation": "static"},
-        {"use_cache": False},
-        {"num_beams": 3},
-        {"prefill_chunk_size": 16},
-        {"prompt_lookup_num_tokens": 3},
-        {"past_key_values": None},
-    ],
+    [*GENERATIONS, {"prompt_lookup_num_tokens": 3}, {"past_key_values": None}],
     ids=str,
 )
 def test_generate(models: dict, ids: torch.Tensor, name: str, mask: Any, options: Any) -> None:
@@ -134,30 +135,22 @@ def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str, ki
 def test_gradients_and_gradient_checkpointing(
     ids: torch.Tensor, name: str, scaling: Any, mask: str
 ) -> None:
-    def gradients(attention: Any, checkpointing: bool) -> list[torch.Tensor]:
-        model = make_model(name).train()
-        if checkpointing:
-            use_checkpoints(model)
-        labels = ids.masked_fill(~real(MASKS[mask]), -100)  # the output of padding is undefined
-        with na.patch(model, scaling, attention=attention):
-            model(ids, attention_mask=MASKS[mask], labels=labels, use_cache=False).loss.backward()
-        return [parameter.grad for parameter in model.parameters()]
+    labels = ids.masked_fill(~real(MASKS[mask]), -100)  # the output of padding is undefined
 
-    expected = gradients("fused", False)
+    def of(attention: str, checkpointing: bool) -> list[torch.Tensor]:
+        patch = {"scaling": scaling, "attention": attention}
+        model = make_model(name)
+        return gradients(model, ids, MASKS[mask], labels, checkpointing=checkpointing, **patch)
+
+    expected = of("fused", False)
     for checkpointing in (False, True):
-        for a, b in zip(gradients("traceable", checkpointing), expected, strict=True):
-            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
-
-
-def use_checkpoints(model: Any) -> None:
-    new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
-    getattr(model, new if hasattr(model, new) else old)()
+        assert_gradients_close(of("traceable", checkpointing), expected)
 
 
 @families
 def test_undoing_before_a_checkpointed_backward_is_an_error(ids: torch.Tensor, name: str) -> None:
     model = make_model(name).train()
-    use_checkpoints(model)
+    enable_checkpointing(model)
     with na.patch(model, na.NTK(2.0), attention="traceable"):
         loss = model(ids, labels=ids, use_cache=False).loss
     with pytest.raises((RuntimeError, torch.utils.checkpoint.CheckpointError)):
@@ -167,11 +160,7 @@ def test_undoing_before_a_checkpointed_backward_is_an_error(ids: torch.Tensor, n
 @families
 def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
     model = make_model(name).train()
-    for layer in model.modules():
-        if hasattr(layer, "attn_dropout_p"):
-            layer.attn_dropout_p = 0.5
-        elif hasattr(layer, "attention_dropout"):
-            layer.attention_dropout.p = 0.5
+    drop_weights(model)
     with na.patch(model, na.NTK(2.0), attention="traceable"):
         a, b = (model(ids, use_cache=False).logits for _ in range(2))
         assert (a - b).abs().max() > 1e-3
@@ -264,7 +253,7 @@ def test_a_static_cache_in_one_graph(models: dict, ids: torch.Tensor, name: str)
 @pytest.mark.slow
 @families
 def test_compiled_gradients(ids: torch.Tensor, name: str) -> None:
-    def gradients(compiled: bool) -> list[torch.Tensor]:
+    def of(compiled: bool) -> list[torch.Tensor]:
         model = make_model(name).train()
         with na.patch(model, na.NTK(4.0), attention="traceable"):
             step = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
@@ -272,8 +261,7 @@ def test_compiled_gradients(ids: torch.Tensor, name: str) -> None:
         return [parameter.grad for parameter in model.parameters()]
 
     torch.compiler.reset()
-    for a, b in zip(gradients(True), gradients(False), strict=True):
-        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+    assert_gradients_close(of(True), of(False))
     torch.compiler.reset()
 
 

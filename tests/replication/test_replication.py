@@ -110,7 +110,7 @@ def test_results_of_another_plan_are_refused(output: Path) -> None:
 
 
 def test_no_results_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must hold results of models, has none"):
+    with pytest.raises(ValueError, match="must hold results of models, got none"):
         tables.summarise(tmp_path)
 
 

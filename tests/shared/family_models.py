@@ -150,11 +150,3 @@ def _falcon_block(
     attended = attention.dense((weights @ v).transpose(0, 1).flatten(1))
     hidden = torch.nn.functional.gelu(block.mlp.dense_h_to_4h(normed))
     return x + attended + block.mlp.dense_4h_to_h(hidden)
-
-
-def generate(model: Any, ids: torch.Tensor, mask: Any, **options: Any) -> torch.Tensor:
-    mask = torch.ones_like(ids) if mask is None else mask
-    tokens = {"pad_token_id": 0, "eos_token_id": VOCABULARY}  # some versions need one
-    options = {"max_new_tokens": 6, "do_sample": False, **tokens, **options}
-    generated: torch.Tensor = model.generate(ids, attention_mask=mask, **options)
-    return generated

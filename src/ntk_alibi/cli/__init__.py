@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
-    """Print what can follow a command line, if argcomplete is installed."""
+    """Print completions of a command line for the shell, if argcomplete is installed."""
     with contextlib.suppress(ImportError):
         import argcomplete
 

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import shlex
-import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _checks
-from ntk_alibi.cli import subcommand
-
-#: Folder in the working directory that keeps the answers of an unfinished run.
-UNFINISHED = ".ntk-alibi-eval.unfinished"
-
+from ntk_alibi.cli import model_run, subcommand
 
 #: Numbers in the plan of a study that are options, with their help.
 _COUNTS = {
@@ -44,28 +36,20 @@ def register(commands: Any) -> None:
         "      --data longeval --methods original ntk:2",
     )
     parser.add_argument("--quick", action="store_true", help="small run of about a minute")
-    parser.add_argument(
-        "--model",
-        metavar="DIR_OR_HUB_NAME",
-        help="checkpoint folder or hub name (default: the embedded nano BLOOM)",
-    )
+    model_run.model_option(parser)
     subcommand.methods_option(
         parser,
         "--methods",
         "methods to compare, see below (default: original and five others)",
         nargs="+",
     )
-    parser.add_argument(
-        "--train-length",
-        type=int,
-        metavar="TOKENS",
-        help="training length in tokens (default: from the config)",
-    )
-    subcommand.dtype_option(parser)
-    parser.add_argument(
-        "-o", "--output", metavar="FOLDER", help="folder that keeps the answer to each record"
-    )
-    subcommand.format_option(parser)
+    model_run.answers_options(parser)
+    _study_options(parser)
+    _task_options(parser)
+
+
+def _study_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the study of lines, conversations and prose."""
     parser.add_argument(
         "--plot",
         metavar="FILE",
@@ -107,6 +91,10 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--section", default="study", help="section of the document (default: %(default)s)"
     )
+
+
+def _task_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of other tasks."""
     others = parser.add_argument_group("other tasks of lm-evaluation-harness, one row per method")
     others.add_argument(
         "--tasks", nargs="+", metavar="TASK", help="harness tasks, such as longeval_lines_200"
@@ -140,9 +128,7 @@ def _run(options: argparse.Namespace) -> None:
     _check_together(options)
     if options.batch_size is not None:
         _checks.integer("--batch-size", options.batch_size, minimum=1)
-    subcommand.check_lengths(options)
-    subcommand.check_methods(options.methods or ())
-    subcommand.check_output(options.output)
+    model_run.check_answers_options(options)
     if options.tasks is None:
         _check_plan(options)
         _study(options)
@@ -187,21 +173,6 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-@contextlib.contextmanager
-def unfinished(output: str | None) -> Iterator[Path]:
-    """Yield the folder of answers: the user's, or a temporary one that is removed at the end.
-
-    An error leaves it, so that the next run continues from the answers.
-    """
-    from ntk_alibi.evaluation.harness.run import is_first_process
-
-    folder = Path(UNFINISHED if output is None else output)
-    yield folder
-    sys.stdout.flush()  # a full disk is an error before the answers are removed
-    if is_first_process() and output is None:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _study(options: argparse.Namespace) -> None:
     from matplotlib.backend_bases import FigureCanvasBase
 
@@ -224,9 +195,9 @@ def _measure(options: argparse.Namespace) -> None:
     from ntk_alibi.models.loading import NANO_BLOOM
 
     model, tokenizer, train_length = load(options.model, options.dtype)
-    plan = _plan(options, subcommand.train_length(options, train_length))
+    plan = _plan(options, model_run.train_length(options, train_length))
     name = options.model or NANO_BLOOM
-    with unfinished(options.output) as folder:
+    with model_run.answers_folder(options.output) as folder:
         summary = length_study.evaluate(
             model, tokenizer, plan, folder, quiet=options.format == "json", name=name
         )
@@ -321,7 +292,7 @@ def _comparison(options: argparse.Namespace) -> None:
     name = options.model or NANO_BLOOM
     tasks = task_comparison.load_known(options.tasks, metadata, name)
     model, tokenizer, train_length = load(options.model, options.dtype)
-    length = subcommand.train_length(options, train_length)
+    length = model_run.train_length(options, train_length)
     methods = [parse_method(method, length) for method in options.methods or DEFAULT_METHODS]
     with harness.quiet():
         lm = StretchedLM(
@@ -333,7 +304,7 @@ def _comparison(options: argparse.Namespace) -> None:
             truncation=options.truncation or "middle",
             quiet=options.format == "json",
         )
-    with unfinished(options.output) as folder:
+    with model_run.answers_folder(options.output) as folder:
         comparison = task_comparison.compare(
             lm, methods, tasks, metadata=metadata, model=name, cache=folder
         )

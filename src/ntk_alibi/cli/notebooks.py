@@ -15,7 +15,7 @@ import ntk_alibi
 from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
 
-#: What is copied, from the wheel's folder or from the repository.
+#: Files that are copied, from the wheel's folder or from the repository.
 PARTS = ("notebooks/*.ipynb", "docs/pictures/extrapolation.json")
 
 

@@ -45,7 +45,7 @@ def add(
 
 _FORMS = [":".join([kind, *map(str.upper, number_names(kind))]) for kind in (*STATIC, *DYNAMIC)]
 
-#: What a method's name may have, for the help of subcommands.
+#: Names of methods and their options, for the help of subcommands.
 METHODS_HELP = f"""methods:
   {ORIGINAL}: the model as it was trained
   {", ".join(_FORMS[:2])},
@@ -88,16 +88,6 @@ def train_length_option(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         default=2048,
         help="training length in tokens (default: %(default)s)",
-    )
-
-
-def dtype_option(parser: argparse.ArgumentParser) -> None:
-    """Add --dtype, that of a model's weights."""
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        default="float32",
-        help="dtype of the model's weights (default: %(default)s)",
     )
 
 
@@ -208,12 +198,6 @@ def bias_method(name: str, train_length: int) -> Method:
     return method
 
 
-def check_output(folder: str | None) -> None:
-    """Check before any work that files can be made in the folder --output, if it is given."""
-    if folder is not None:
-        _files.writable_folder(folder)
-
-
 def check_picture(option: str, path: Path, formats: Collection[str]) -> None:
     """Check before any work that a picture can be written to a path."""
     _checks.choice(f"the ending of {option}", path.suffix.lower(), formats)
@@ -229,9 +213,3 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'must be a JSON object such as {{"seed": 1}}, got {text}')
     return value
-
-
-def train_length(options: argparse.Namespace, of_model: int) -> int:
-    """Return --train-length, or the model's own training length if it is not given."""
-    given: int | None = options.train_length
-    return of_model if given is None else given

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ntk_alibi.cli import subcommand
+from ntk_alibi.cli import model_run, subcommand
 
 
 def register(commands: Any) -> None:
@@ -28,11 +28,7 @@ def register(commands: Any) -> None:
         required=True,
         help="text length in tokens to choose the scaling for",
     )
-    parser.add_argument(
-        "--model",
-        metavar="DIR_OR_HUB_NAME",
-        help="checkpoint folder or hub name (default: the embedded nano BLOOM)",
-    )
+    model_run.model_option(parser)
     subcommand.methods_option(
         parser,
         "--methods",
@@ -69,22 +65,11 @@ def register(commands: Any) -> None:
         default=7,
         help="seed of the random records (default: %(default)s)",
     )
-    parser.add_argument(
-        "--train-length",
-        type=int,
-        metavar="TOKENS",
-        help="training length in tokens (default: from the config)",
-    )
-    subcommand.dtype_option(parser)
-    parser.add_argument(
-        "-o", "--output", metavar="FOLDER", help="folder that keeps the answer to each record"
-    )
-    subcommand.format_option(parser)
+    model_run.answers_options(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi import _checks
-    from ntk_alibi.cli.evaluate import unfinished
     from ntk_alibi.evaluation.comparing import tuning
     from ntk_alibi.evaluation.harness import run as harness
     from ntk_alibi.models import load
@@ -94,13 +79,11 @@ def _run(options: argparse.Namespace) -> None:
         _checks.integer(f"--{name}", getattr(options, name), minimum=1)
     _checks.integer("--budget", options.budget, minimum=2)
     _checks.integer("--seed", options.seed, minimum=0)
-    subcommand.check_lengths(options)
-    subcommand.check_methods(options.methods)
-    subcommand.check_output(options.output)
+    model_run.check_answers_options(options)
     model, tokenizer, train_length = load(options.model, options.dtype)
     settings = tuning.Search(
         options.length,
-        subcommand.train_length(options, train_length),
+        model_run.train_length(options, train_length),
         tuple(options.methods),
         options.records,
         options.windows,
@@ -108,7 +91,7 @@ def _run(options: argparse.Namespace) -> None:
         options.budget,
     )
     name = options.model or NANO_BLOOM
-    with unfinished(options.output) as folder:
+    with model_run.answers_folder(options.output) as folder:
         result = tuning.search(
             model, tokenizer, settings, Path(folder), quiet=options.format == "json", name=name
         )

@@ -12,7 +12,7 @@ from ntk_alibi import _checks
 def some_cases(path: Any, cases: Collection[Any]) -> None:
     """Check that a file of cases is not empty."""
     if not cases:
-        raise ValueError(f"{path} must hold at least one case, is empty")
+        raise ValueError(f"{path} must hold at least one case, got none")
 
 
 def enough_documents(task: str, documents: int, processes: int) -> None:

@@ -57,12 +57,11 @@ def begin_pass(
     if follows_config(model):
         checks.own_masks(settings.traceable)
         check(settings)
-    sharded = isinstance(cache, ShardedCache)
     if settings.ranks is not None:
         return (), _shared(rule_of(model), settings, settings.ranks, model, kwargs)
-    checks.patched_with_group(sharded)
+    checks.patched_with_group(isinstance(cache, ShardedCache))
     checks.known_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
-    padding, sizes = kwargs.get("attention_mask"), (batch, past, queries)
+    padding, sizes = _given_mask(kwargs), (batch, past, queries)
     bounded = isinstance(cache, WindowCache)
     if bounded:
         mask, skipped = _held(model, settings.mask, cache, padding, sizes, inputs.device)
@@ -77,14 +76,23 @@ def begin_pass(
     checks.traceable(settings.attention, tracing=_torch_state.is_tracing())
     if bounded:
         past = mask.shape[1] - queries
-    limits, unpadded = (
-        streaming if limited else None,
-        padding is None and capacity == past + queries,
-    )
     kwargs["attention_mask"] = ForwardPass(
-        rule_of(model), settings, mask, past, queries, limits, skipped, unpadded=unpadded
+        rule_of(model),
+        settings,
+        mask,
+        past,
+        queries,
+        streaming if limited else None,
+        skipped,
+        unpadded=padding is None and capacity == past + queries,
     )
     return (), kwargs
+
+
+def _given_mask(kwargs: dict[str, Any]) -> Any:
+    """Return the attention_mask that the caller of a model gave, also by way of generate()."""
+    mask = kwargs.get("attention_mask")
+    return mask.mask if isinstance(mask, Padding) else mask
 
 
 def _shared(
@@ -92,8 +100,7 @@ def _shared(
 ) -> dict[str, Any]:
     """Return the arguments of a pass on several ranks, with a `ForwardPass` as attention_mask."""
     name = "input_ids" if kwargs.get("input_ids") is not None else "inputs_embeds"
-    inputs, mask = kwargs[name], kwargs.get("attention_mask")
-    mask = mask.mask if isinstance(mask, Padding) else mask
+    inputs, mask = kwargs[name], _given_mask(kwargs)
     cache: Any = kwargs.get("past_key_values")
     batch, tokens = inputs.shape[:2]
 
@@ -165,7 +172,6 @@ def _padding(
     """
     batch, past, queries = sizes
     seen = past + queries
-    mask = mask.mask if isinstance(mask, Padding) else mask
     if mask is None:
         return torch.ones((batch, seen), dtype=torch.bool, device=device)
     if mask.ndim == 4 and mask.shape[:3] == (batch, 1, queries) and mask.shape[3] >= seen:
@@ -201,7 +207,6 @@ def _held(
     batch, past, queries = sizes
     total = past + queries
     keys = cache.get_mask_sizes(queries, 0)[0]
-    padding = padding.mask if isinstance(padding, Padding) else padding
     checks.padding_again(padding is not None or shared.padding is None or past == 0)
     if padding is None:
         mask = torch.ones((batch, keys), dtype=torch.bool, device=device)

@@ -141,7 +141,7 @@ def known_layers(scaling: Any, count: int) -> None:
         )
 
 
-#: What torch says where it cannot trace a patched model in one graph.
+#: Message of torch where it cannot trace a patched model in one graph.
 WAY_TO_TRACE = (
     "ntk_alibi: attention must be 'traceable' for torch.export and for torch.compile with "
     "fullgraph=True, since the other forms read numbers of the mask: use patch(model, scaling, "

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+import torch
 from packaging.version import Version
 from torch import nn
 
@@ -28,6 +29,39 @@ TRANSFORMERS_VERSIONS = (Version("5.4"), Version("6"))
 Replacement: TypeAlias = tuple[nn.Module, str, Any]
 
 
+class LayerAttention(Protocol):
+    """The attention of one layer in one call of its model."""
+
+    @property
+    def stock(self) -> Any:
+        """The `ForwardPass` if transformers' own forward can compute it, to the bit, or None."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: tuple[Any, int | None],
+        scale: float,
+        dropout: float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return attention output (batch, heads, queries, head_dim), and weights or None.
+
+        Args:
+            query: (batch, heads, queries, head_dim).
+            key: (batch, 1 or heads, queries, head_dim).
+            value: (batch, 1 or heads, queries, head_dim).
+            cache: a cache, or None, and the number of the layer in it.
+            scale: the factor of the products.
+            dropout: the probability of dropping a weight.
+        """
+
+
+#: Returns the attention of a layer from the layer, the mask that it got, the number of heads that
+#: it computes, its input and its product with the outputs of its heads.
+AttentionOf: TypeAlias = Callable[[nn.Module, Any, int, torch.Tensor, Any], LayerAttention]
+
+
 @dataclass(frozen=True)
 class Family:
     """A model family: the classes of its ALiBi models, and the replacements in one.
@@ -38,14 +72,17 @@ class Family:
         attention: the class of its attention layers.
         expected: the parameters that methods of transformers must have.
         rule: returns the rule of a model's slopes.
-        replacements: returns the replacements in a model: owner, attribute, and a function of the
-            owner or a plain value. The functions read their settings from `current` at every call.
-        traceable: returns those for attention="traceable"; each attention layer has a `LayerBias`.
+        layers: returns the attention layers of a model.
+        forward: the forward of an attention layer, with an `AttentionOf` before its arguments.
+        replacements: returns the other replacements in a model: owner, attribute, and a function of
+            the owner or a plain value. The functions read their settings from `current` at every
+            call.
+        traceable: returns those for attention="traceable".
         tensor_parallel: returns the tensor parallel plan of a configuration.
         check: raises if a model cannot be patched with these settings.
         attentions: forms of attention that the family supports.
         rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
-        others: classes besides the attention layers' whose forward is replaced.
+        masks_hidden: whether boolean masks of its layers are True for hidden keys.
         linear: classes whose forward is x @ weight.T + bias.
     """
 
@@ -54,13 +91,15 @@ class Family:
     attention: type[nn.Module]
     expected: dict[tuple[type[nn.Module], str], tuple[str, ...]]
     rule: Callable[[Any], SlopeRule]
+    layers: Callable[[Any], list[nn.Module]]
+    forward: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
     replacements: Callable[[Any], list[Replacement]]
     traceable: Callable[[Any], list[Replacement]]
     tensor_parallel: Callable[[Any], dict[str, str]]
     check: Callable[[Any, Settings], None]
     attentions: tuple[str, ...] = ATTENTIONS
     rounds: bool = False
-    others: tuple[type[nn.Module], ...] = ()
+    masks_hidden: bool = False
     linear: tuple[type[nn.Module], ...] = (nn.Linear,)
 
     def choices(self) -> Callable[[Settings], None]:
@@ -85,11 +124,7 @@ def check(family: Family, target: nn.Module, settings: Settings) -> None:
                 f"transformers {transformers_version()} is not what the {family.name} patch "
                 f"expects: {function.__qualname__} has no {', '.join(sorted(missing))}"
             )
-    layers = [
-        owner
-        for owner, name, _ in family.replacements(target)
-        if name == "forward" and not isinstance(owner, family.others)
-    ]
+    layers = family.layers(target)
     for part, known in (target, family.model), *((layer, family.attention) for layer in layers):
         if type(part).forward is not known.forward:
             raise ValueError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays, _checks
@@ -14,8 +15,8 @@ from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.growing import GrowingCache
-from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
-from ntk_alibi.integrations.pass_bias import PassBias
+from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass, untraced
+from ntk_alibi.integrations.pass_bias import PassBias, bias_of_pass
 from ntk_alibi.positions.log_n import KnownFactors
 from ntk_alibi.scaling import Bend
 from ntk_alibi.torch.sdpa import causal_linear_attention
@@ -24,43 +25,63 @@ from ntk_alibi.torch.streaming_mask import StreamingMask
 Index: TypeAlias = slice | torch.Tensor
 
 
-@untraced
-def attend(
-    forward_pass: ForwardPass,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cache: tuple[Any, int | None],
-    scale: float,
-    dropout: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return attention output (batch, heads, queries, head_dim), and weights in the eager form.
+@dataclass(frozen=True)
+class PassAttention:
+    """The attention of one layer in a forward pass, a `LayerAttention`."""
 
-    cache is a cache, or None, and the number of the layer in it; weights have a column for each
-    place of a static cache. The output of padded queries is undefined. The compiled core has no
-    dropout: with dropout the fused form becomes sdpa or eager.
-    """
-    _checks.plain("query", query)
-    if forward_pass.shared is not None:
-        checks.no_dropout_in_group(dropout)
-        return forward_pass.shared.attend(forward_pass, query, key, value, cache, scale), None
-    form = forward_pass.settings.attention
-    if form == "fused" and dropout:
-        rounded = forward_pass.settings.compat == "transformers"
-        form = "eager" if forward_pass.rule.counts_holes or rounded else "sdpa"
-    held, layer = cache
-    if held is not None:
-        in_core = form == "fused" and not _arrays.needs_torch(query, key, value, None)
-        append: Any = held.append if in_core and isinstance(held, GrowingCache) else held.update
-        key, value = append(key, value, layer)
-    length, capacity = forward_pass.past + forward_pass.queries, key.shape[2]
-    key, value = key[:, :, :length], value[:, :, :length]
-    if form == "eager":
-        output, weights = _eager(forward_pass, query, key, value, scale, dropout)
-        return output, weights if capacity == length else F.pad(weights, (0, capacity - length))
-    if form == "sdpa":
-        return _sdpa(forward_pass, query, key, value, scale, dropout), None
-    return _fused(forward_pass, query, key, value, cache, scale), None
+    forward_pass: ForwardPass
+
+    @property
+    def stock(self) -> ForwardPass | None:
+        """The pass if it is eager, without factors of scores, which transformers does not have."""
+        eager = self.forward_pass.eager and self.forward_pass.factors is None
+        return self.forward_pass if eager else None
+
+    @untraced
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: tuple[Any, int | None],
+        scale: float,
+        dropout: float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return attention output, and weights in the eager form.
+
+        Weights have a column for each place of a static cache. The output of padded queries is
+        undefined. The compiled core has no dropout: with dropout the fused form becomes sdpa or
+        eager.
+        """
+        forward_pass = self.forward_pass
+        _checks.plain("query", query)
+        if forward_pass.shared is not None:
+            checks.no_dropout_in_group(dropout)
+            return forward_pass.shared.attend(forward_pass, query, key, value, cache, scale), None
+        form = forward_pass.settings.attention
+        if form == "fused" and dropout:
+            rounded = forward_pass.settings.compat == "transformers"
+            form = "eager" if forward_pass.rule.counts_holes or rounded else "sdpa"
+        held, layer = cache
+        if held is not None:
+            in_core = form == "fused" and not _arrays.needs_torch(query, key, value, None)
+            append: Any = held.append if in_core and isinstance(held, GrowingCache) else held.update
+            key, value = append(key, value, layer)
+        length, capacity = forward_pass.past + forward_pass.queries, key.shape[2]
+        key, value = key[:, :, :length], value[:, :, :length]
+        if form == "eager":
+            output, weights = _eager(forward_pass, query, key, value, scale, dropout)
+            return output, weights if capacity == length else F.pad(weights, (0, capacity - length))
+        if form == "sdpa":
+            return _sdpa(forward_pass, query, key, value, scale, dropout), None
+        return _fused(forward_pass, query, key, value, cache, scale), None
+
+
+def of_layer(
+    layer: nn.Module, passed: Any, heads: int, hidden_states: torch.Tensor, output: nn.Module
+) -> PassAttention:
+    """Return the attention of a layer, an `AttentionOf`; see `require_pass`."""
+    return PassAttention(require_pass(passed, layer, heads, hidden_states, output))
 
 
 @dataclass(frozen=True)
@@ -96,8 +117,6 @@ def _fused(
     shifted query positions expresses the jump, so no bias of all pairs is needed.
     """
     bias, ranges = forward_pass.memo(_bias_and_ranges, query.dtype)
-    factors = forward_pass.factors
-    known: Any = None if factors is None else KnownFactors(factors)
     keeps_norms = forward_pass.settings.compat == "exact"
     keeps_norms = keeps_norms and not _arrays.needs_torch(query, key, value, bias)
     results = [
@@ -108,7 +127,7 @@ def _fused(
             bias,
             **part.options,
             scale=scale,
-            log_n=known,
+            log_n=KnownFactors.of(forward_pass.factors),
             key_norms=_cached_norms(*cache) if part.whole and keeps_norms else None,
             return_logsumexp=len(ranges) > 1,
         )
@@ -124,9 +143,7 @@ def _bias_and_ranges(
     real = forward_pass.real
     if forward_pass.settings.compat == "transformers":
         return forward_pass.rounded_bias(real, dtype), [_all_keys(forward_pass, real)]
-    slopes = forward_pass.slopes(real, forward_pass.queries)
-    slopes = forward_pass.biased(slopes, forward_pass.factors)
-    bias = PassBias(slopes, forward_pass.bend(real, forward_pass.queries))
+    bias = bias_of_pass(forward_pass)
     if forward_pass.streaming is None:
         return bias, [_all_keys(forward_pass, real)]
     return bias, _window_and_sinks(forward_pass, forward_pass.streaming, real)
@@ -146,9 +163,7 @@ def _window_and_sinks(
     keys, sink = forward_pass.positions(real), streaming.mask.sink
     queries = keys[:, forward_pass.past :]
     plain = forward_pass.skipped is None and forward_pass.all_real(real)
-    limits: dict[str, Any] = {
-        name: limit for name, limit in streaming.mask._asdict().items() if name != "sink"
-    }
+    limits = streaming.limits
     first_query = torch.tensor(forward_pass.past)  # its position where all keys are real
     if plain and (sink == 0 or bool(streaming.start(first_query) >= sink)):
         window = KeyRange(slice(None), limits, whole=True)

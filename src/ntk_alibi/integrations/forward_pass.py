@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -101,6 +102,12 @@ class ForwardPass(PassedThrough):
         checks.divided_heads(self.rule.heads, size, eager=self.eager)
         own = self.rule.heads // size
         return self.memo(_with_heads, rank * own, (rank + 1) * own)
+
+    def changed(self, **attributes: Any) -> ForwardPass:
+        """Return a copy with some other attributes, which has computed nothing yet."""
+        other = copy(self)
+        vars(other).update(attributes, _memo={})
+        return other
 
     @property
     def bends(self) -> bool:
@@ -221,16 +228,12 @@ class ForwardPass(PassedThrough):
 
 def _with_scaling(forward_pass: ForwardPass, scaling: Scaling | None) -> ForwardPass:
     """Return the same pass with another scaling."""
-    x, settings = forward_pass, replace(forward_pass.settings, scaling=scaling)
-    rest = x.streaming, x.skipped, x.shared, x.unpadded
-    return ForwardPass(x.rule, settings, x.mask, x.past, x.queries, *rest)
+    return forward_pass.changed(settings=replace(forward_pass.settings, scaling=scaling))
 
 
 def _with_heads(forward_pass: ForwardPass, begin: int, end: int) -> ForwardPass:
     """Return the same pass of some heads."""
-    own = _with_scaling(forward_pass, forward_pass.scaling)
-    own.heads = slice(begin, end)
-    return own
+    return forward_pass.changed(heads=slice(begin, end))
 
 
 def _factors(forward_pass: ForwardPass) -> torch.Tensor | None:
@@ -266,7 +269,7 @@ def require_pass(
     """
     if not isinstance(passed, ForwardPass):
         raise RuntimeError(
-            f"transformers built the bias of {type(layer).__name__} without asking the patched "
+            f"transformers built the mask of {type(layer).__name__} without asking the patched "
             f"model: the patch would have no effect with transformers {transformers_version()}"
         )
     _checks.plain("hidden_states", hidden_states)

@@ -12,6 +12,7 @@ from ntk_alibi import _arrays
 from ntk_alibi.biases.alibi import bent
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.integrations.forward_pass import ForwardPass
 from ntk_alibi.masks import Problem
 from ntk_alibi.scaling import Bend
 
@@ -52,3 +53,10 @@ class PassBias(BiasObject):
         hidden = _arrays.namespace(slopes).full_like(slopes[:1, :, :1], np.inf)
         bias = KernelBias(slopes, hidden)
         return bias if self.bend is None else bent(bias, self.bend)
+
+
+def bias_of_pass(forward_pass: ForwardPass) -> PassBias:
+    """Return the bias of a pass; its layers share one by `ForwardPass.memo`."""
+    real, queries = forward_pass.real, forward_pass.queries
+    slopes = forward_pass.biased(forward_pass.slopes(real, queries), forward_pass.factors)
+    return PassBias(slopes, forward_pass.bend(real, queries))

@@ -10,9 +10,15 @@ from typing import Any
 
 from torch import nn
 
-from ntk_alibi.integrations import checks, linear, shared_loss, traceable
+from ntk_alibi.integrations import checks, forms, linear, shared_loss, traceable
 from ntk_alibi.integrations.begin_pass import begin_pass
-from ntk_alibi.integrations.family import Family, Replacement, check, check_version
+from ntk_alibi.integrations.family import (
+    AttentionOf,
+    Family,
+    Replacement,
+    check,
+    check_version,
+)
 from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import (
     STACK,
@@ -169,7 +175,7 @@ def _replace(family: Family, target: nn.Module, settings: Settings) -> None:
     if settings.traceable:
         hook = traceable.hook(target)
         setattr(target, _TRACEABLE, True)
-        for layer in _layers(family, target):
+        for layer in family.layers(target):
             traceable.add_bias(layer, family.rule(target), settings)
     setattr(target, _HOOK, target.register_forward_pre_hook(hook, with_kwargs=True))
     for replacement in _replacements(family, target):
@@ -184,18 +190,19 @@ def _restore(family: Family, target: nn.Module) -> None:
     delattr(target, _HOOK)
     if hasattr(target, _TRACEABLE):
         delattr(target, _TRACEABLE)
-        for layer in _layers(family, target):
+        for layer in family.layers(target):
             traceable.remove_bias(layer)
 
 
 def _replacements(family: Family, target: nn.Module) -> list[Replacement]:
     """Return the replacements that are in force."""
-    traced = hasattr(target, _TRACEABLE)
-    return family.traceable(target) if traced else family.replacements(target)
-
-
-def _layers(family: Family, target: nn.Module) -> list[nn.Module]:
-    return [layer for layer in target.modules() if isinstance(layer, family.attention)]
+    attention_of: AttentionOf = forms.of_layer
+    replacements = family.replacements(target)
+    if hasattr(target, _TRACEABLE):
+        attention_of = partial(traceable.of_layer, masks_hidden=family.masks_hidden)
+        replacements = family.traceable(target)
+    forward = partial(family.forward, attention_of)
+    return [*replacements, *((layer, "forward", forward) for layer in family.layers(target))]
 
 
 def _uninstall(family: Family, target: nn.Module) -> None:

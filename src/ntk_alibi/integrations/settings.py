@@ -73,10 +73,10 @@ class Settings:
         return ", ".join(choices)
 
     def to_config(self) -> dict[str, Any]:
-        """Return what a configuration has of these choices, without those that are the default.
+        """Return the entries of a configuration for the choices that are not the default.
 
-        It has nothing of choices that change no result but by rounding, and belong to a machine or
-        a process: "traceable", `linear` and the group.
+        Choices that change results by rounding at most, and belong to a machine or a process, have
+        no entry: "traceable", `linear` and the group.
         """
         entries = self.mask._asdict()
         del entries["causal"]
@@ -131,7 +131,7 @@ def write_plainly(config: Any) -> None:
 
 
 def scaling_and_log_n(scaling: Any, log_n: Any, config: Any) -> tuple[Any, Any]:
-    """Return the scaling and the factor of scores that a method, a dict or an object stands for.
+    """Return the scaling and the factor of scores of a method by name, a dict or an object.
 
     Args:
         scaling: what `patch` takes.

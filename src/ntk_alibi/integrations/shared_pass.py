@@ -22,7 +22,7 @@ from ntk_alibi.distributed.spread import Standing
 from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.sharded import ShardedCache
-from ntk_alibi.integrations.pass_bias import PassBias
+from ntk_alibi.integrations.pass_bias import bias_of_pass
 from ntk_alibi.masks import EVERYTHING, Problem
 from ntk_alibi.positions.log_n import KnownFactors
 
@@ -57,25 +57,14 @@ class OwnTokens:
         held, layer = cache
         if held is not None:
             held.update(key, value, layer)
-        options: dict[str, Any] = _limits(forward_pass)
+        options: dict[str, Any] = {"group": self.ranks.group}
         if not self.plain or forward_pass.streaming is not None:
             positions = forward_pass.positions(forward_pass.mask)[:, self.at]
             options |= {"query_positions": positions, "key_positions": positions}
         if not self.plain:
             options["key_padding_mask"] = forward_pass.mask[:, self.at]
-        return cast(
-            torch.Tensor,
-            fused_attention(
-                query,
-                key,
-                value,
-                forward_pass.memo(_bias),
-                **options,
-                scale=scale,
-                log_n=_factors(forward_pass),
-                group=self.ranks.group,
-            ),
-        )
+        output = _attention(forward_pass, query, key, value, scale, **options)
+        return cast(torch.Tensor, output)
 
 
 @dataclass(frozen=True)
@@ -112,15 +101,13 @@ class SpreadKeys:
         logsumexp = query.new_full(query.shape[:3], -torch.inf, dtype=torch.float32)
         flags = self._silent(forward_pass, query, key, keys, layer, scale)
         if keys is not None and not flags[self.ranks.rank]:
-            output, logsumexp = fused_attention(
+            output, logsumexp = _attention(
+                forward_pass,
                 query,
                 keys,
                 values,
-                forward_pass.memo(_bias),
-                **_limits(forward_pass),
+                scale,
                 **forward_pass.memo(_spread_options),
-                scale=scale,
-                log_n=_factors(forward_pass),
                 skip_tolerance=spread.OWN_SHARE,
                 return_logsumexp=True,
             )
@@ -181,10 +168,8 @@ def own_tokens(
 
 def _spread_options(forward_pass: Any) -> dict[str, Any]:
     """Return the positions and the padding of new tokens and of the keys that this rank holds."""
-    positions, columns = (
-        forward_pass.positions(forward_pass.mask),
-        forward_pass.shared.cache.columns,
-    )
+    positions = forward_pass.positions(forward_pass.mask)
+    columns = forward_pass.shared.cache.columns
     return {
         "query_positions": positions[:, forward_pass.at],
         "key_positions": positions[:, columns],
@@ -203,27 +188,24 @@ def _standing(forward_pass: Any) -> tuple[Standing, bool]:
     new = _arrays.to_numpy(forward_pass.mask[:, forward_pass.at])
     limits = EVERYTHING if forward_pass.streaming is None else forward_pass.streaming.mask
     places = spread.Places(limits, at.astype(np.int64), new, keys, real)
-    slopes = forward_pass.memo(_bias)
-    problem = Problem((len(new), slopes.num_heads, new.shape[1], keys.shape[1]), limits)
-    standing = Standing(shared.ranks.size, places, kernel_bias_of(slopes, problem))
+    bias = forward_pass.memo(bias_of_pass)
+    problem = Problem((len(new), bias.num_heads, new.shape[1], keys.shape[1]), limits)
+    standing = Standing(shared.ranks.size, places, kernel_bias_of(bias, problem))
     return standing, any(shared.ranks.gather_flags(standing.may_be_silent))
 
 
-def _limits(forward_pass: Any) -> dict[str, Any]:
-    if forward_pass.streaming is None:
-        return {}
-    limits = forward_pass.streaming.mask._asdict()
-    return {name: limit for name, limit in limits.items() if name != "sink"}
-
-
-def _bias(forward_pass: Any) -> PassBias:
-    real = forward_pass.real
-    slopes = forward_pass.biased(
-        forward_pass.slopes(real, forward_pass.queries), forward_pass.factors
+def _attention(
+    forward_pass: Any, query: Any, key: Any, value: Any, scale: float, **options: Any
+) -> Any:
+    """Return `ntk_alibi.attention` with the bias, the factors and the limits of a pass."""
+    limits = {} if forward_pass.streaming is None else forward_pass.streaming.limits
+    return fused_attention(
+        query,
+        key,
+        value,
+        forward_pass.memo(bias_of_pass),
+        **limits,
+        scale=scale,
+        log_n=KnownFactors.of(forward_pass.factors),
+        **options,
     )
-    return PassBias(slopes, forward_pass.bend(real, forward_pass.queries))
-
-
-def _factors(forward_pass: Any) -> Any:
-    factors = forward_pass.factors
-    return None if factors is None else KnownFactors(factors)

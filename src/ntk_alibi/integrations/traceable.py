@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -98,54 +99,66 @@ class LayerBias(nn.Module):
         return bias * factors if self.log_n.biased else bias, factors
 
 
+@dataclass(frozen=True)
+class TraceableAttention:
+    """The attention of one layer by a mask of queries and keys, a `LayerAttention`.
+
+    Attributes:
+        bias: the bias of the layer.
+        mask: (batch, 1, queries, keys), True for seen keys, or numbers to add to the scores.
+    """
+
+    bias: LayerBias
+    mask: torch.Tensor
+    stock = None
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: tuple[Any, int | None],
+        scale: float,
+        dropout: float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return attention output and all weights."""
+        held, number = cache
+        if held is not None:
+            key, value = held.update(key, value, number)
+        boolean = self.mask.dtype == torch.bool
+        seen = self.mask if boolean else self.mask > _HIDES
+        bias, factors = self.bias(seen)
+        bias = bias if boolean else bias + self.mask
+        bias = bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
+        return attend_densely(query, key, value, bias, factors, scale, dropout)
+
+
 def of_layer(
-    layer: nn.Module, mask: Any, heads: int, hidden_states: torch.Tensor
-) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """Return the attention of a layer, a function of all arguments of `attend` but the first two.
+    layer: nn.Module,
+    mask: Any,
+    heads: int,
+    hidden_states: torch.Tensor,
+    output: Any,
+    *,
+    masks_hidden: bool = False,
+) -> TraceableAttention:
+    """Return the attention of a layer, an `AttentionOf`.
 
     Args:
         layer: the layer.
         mask: transformers' mask of queries and keys, boolean or of numbers to add to the scores.
         heads: the number of heads that the layer computes.
         hidden_states: the input of the layer, (batch, queries, channels of all heads).
+        output: the layer's product with the outputs of its heads.
+        masks_hidden: whether a boolean mask is True for hidden keys.
     """
     name, bias = type(layer).__name__, cast(LayerBias, getattr(layer, _BIAS))
+    checks.whole_layer(name, output.weight)
     _checks.plain("hidden_states", hidden_states)
     every = hidden_states.shape[-1] // cast(int, layer.head_dim)
     checks.all_heads(name, every, heads, len(bias.slopes))
-    return partial(attend, bias, checks.mask_of_pairs(mask, name))
-
-
-def attend(
-    layer_bias: LayerBias,
-    mask: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cache: tuple[Any, int | None],
-    scale: float,
-    dropout: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention output (batch, heads, queries, head_dim), and all weights.
-
-    Args:
-        layer_bias: the bias of the layer.
-        mask: (batch, 1, queries, keys), True for seen keys, or numbers to add to the scores.
-        query: (batch, heads, queries, head_dim).
-        key: (batch, 1 or heads, queries, head_dim).
-        value: (batch, 1 or heads, queries, head_dim).
-        cache: a cache, or None, and the number of the layer in it.
-        scale: the factor of the products.
-        dropout: the probability of dropping a weight.
-    """
-    held, number = cache
-    if held is not None:
-        key, value = held.update(key, value, number)
-    seen = mask if mask.dtype == torch.bool else mask > _HIDES
-    bias, factors = layer_bias(seen)
-    bias = bias if mask.dtype == torch.bool else bias + mask
-    bias = bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
-    return attend_densely(query, key, value, bias, factors, scale, dropout)
+    mask = checks.mask_of_pairs(mask, name)
+    return TraceableAttention(bias, ~mask if masks_hidden else mask)
 
 
 def begin(

@@ -80,7 +80,7 @@ def request(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Request:
-    """Check what is asked of a model before it computes anything.
+    """Check text, methods, layers and heads before the model computes anything.
 
     Args:
         model: a transformers model that returns attention weights.

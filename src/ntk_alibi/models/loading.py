@@ -72,7 +72,7 @@ def load(
     import torch
     from transformers import AutoTokenizer
 
-    from ntk_alibi.models.whole import WholeCausalLM
+    from ntk_alibi.models.checked_loader import WholeCausalLM
 
     _checks.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     name = checkpoint_name(model)

@@ -6,10 +6,10 @@ one style, whose theme (light or dark) follows the axes or matplotlib's settings
 for a block of code.
 """
 
-from ntk_alibi.plots.attending import blocks, intervals, mask
 from ntk_alibi.plots.attention_maps import attention_map, attention_maps
 from ntk_alibi.plots.biases import bias_by_distance, bias_maps, receptive_field, slopes
 from ntk_alibi.plots.explorer import explore
+from ntk_alibi.plots.masks import blocks, intervals, mask
 from ntk_alibi.plots.measurements import accuracy_map, benchmark_curves, extrapolation_curves
 from ntk_alibi.plots.precision import alibi_rows, exact_positions, rounded_positions
 from ntk_alibi.plots.study import accuracy_curves, depth_figure, perplexity_curves, study_figure

@@ -63,9 +63,9 @@ def attention_map(
         model: a transformers model that returns attention weights; under `patch` it returns those
             of the scaled slopes.
         tokenizer: the model's tokenizer.
-        text: text of at least one token. Tokens are labelled by their text where that fits. Of more
-            than 400 tokens, a cell shows the greatest weight of several queries and keys, and the
-            colours are logarithmic.
+        text: text of at least one token. Tokens are labelled by their text where that fits. With
+            more than 400 tokens, a cell shows the greatest weight of several queries and keys, and
+            the colours are logarithmic.
         layer: layer number from 0 on, as `layers` of a scaling has it; negative numbers count from
             the end.
         head: head number from 1 on, as formulas and all other pictures have it.

@@ -226,8 +226,8 @@ def bias_maps(
     Args:
         bias: an object with num_heads and tensor(query_length, key_length), such as `ALiBi`.
         query_length: Q, downwards.
-        key_length: K, to the right; Q if not given. The last query is at the last key. Of more
-            queries and keys than the picture has pixels, every n-th is drawn.
+        key_length: K, to the right; Q if not given. The last query is at the last key. If there
+            are more queries and keys than pixels of the picture, every n-th is drawn.
         heads: numbers of the heads to draw, from 1 on; all by default.
         quantity: "bias", or "weight" for its exponential.
         ax: axes to draw into; a new figure's by default.

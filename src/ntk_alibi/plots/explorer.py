@@ -100,9 +100,9 @@ def explore(
             ALiBi. Each is patched into the model meanwhile. None shows the model as it is.
         layers: layer numbers from 0 on, as a scaling's `layers` has them; all by default.
         heads: head numbers from 1 on, as formulas have them; all by default.
-        cells: cells along the axes of a map at most. Of a longer text, a cell shows the greatest
-            weight of several queries and keys, and the page says of how many. By default as many as
-            fit into about 11 MB.
+        cells: cells along the axes of a map at most. If the text is longer, a cell shows the
+            greatest weight of several queries and keys, and the page says of how many. By default
+            as many as fit into about 11 MB.
 
     Returns:
         The page, which notebooks display; `.save(path)` writes it as one HTML file.
@@ -189,7 +189,7 @@ def _page(read: AttentionWeights, groups: dict[str, dict[str, list[Any]]]) -> st
     from bokeh.embed import file_html
     from bokeh.events import DocumentReady, Tap
     from bokeh.layouts import column, row
-    from bokeh.models import CategoricalSlider, ColumnDataSource, CustomJS, Div, Select
+    from bokeh.models import ColumnDataSource, CustomJS, Div
     from bokeh.resources import INLINE
 
     from ntk_alibi.plots import explorer_figures as figures
@@ -201,22 +201,7 @@ def _page(read: AttentionWeights, groups: dict[str, dict[str, list[Any]]]) -> st
     words = list(wanted.words)
     large, image, colours = figures.large(words, read.step, cells)
     overview, sheet, marked = figures.overview(layers, heads, thumb)
-    first = next(iter(groups))
-    rest = groups[first]["rest"]
-    counted = f"layer, 0-{wanted.of[0] - 1}", f"head, 1-{wanted.of[1]}"
-    menus = {
-        "menu": Select(title="method", value=first, options=list(groups)),
-        "layer_menu": Select(
-            title=f"layer, 0-{wanted.of[0] - 1}", value=layers[-1], options=layers
-        ),
-        "head_menu": Select(title=counted[1], value=heads[-1], options=heads),
-        "scale_menu": Select(
-            title="colours", value="logarithmic", options=["logarithmic", "linear"]
-        ),
-        "slider": CategoricalSlider(
-            title="factor", categories=rest, value=rest[0], visible=len(rest) > 1, width=260
-        ),
-    }
+    menus = _menus(wanted, groups)
     given = {
         "codes": ColumnDataSource({"codes": codes}),
         **{"cells": cells, "triangle": triangle, "thumb": thumb},
@@ -232,15 +217,30 @@ def _page(read: AttentionWeights, groups: dict[str, dict[str, list[Any]]]) -> st
         return CustomJS(args={**given, "cause": cause}, code=code)
 
     for name, menu in menus.items():
-        menu.js_on_change(
-            "value", callback({"menu": "menu", "scale_menu": "scale"}.get(name, name))
-        )
+        menu.js_on_change("value", callback(name))
     overview.js_on_event(Tap, callback("tap"))
-    for menu in menus.values():
-        menu.width = 260 if menu is menus["slider"] else 130
     several = f"; a cell shows the greatest weight of {read.step} x {read.step} tokens"
     note = Div(text=f"{len(words)} tokens{several if read.step > 1 else ''}")
     document = Document()
     document.add_root(column(row(*menus.values()), row(large, column(overview, note))))
     document.js_on_event(DocumentReady, callback("start"))
     return str(file_html(document, resources=INLINE, title="Attention weights"))
+
+
+def _menus(wanted: Request, groups: dict[str, dict[str, list[Any]]]) -> dict[str, Any]:
+    """Return the menus and the slider of the page by the names that its script knows."""
+    from bokeh.models import CategoricalSlider, Select
+
+    layers, heads = ([str(number) for number in n] for n in (wanted.layers, wanted.heads))
+    layer, head = f"layer, 0-{wanted.of[0] - 1}", f"head, 1-{wanted.of[1]}"
+    first = next(iter(groups))
+    rest, scales = groups[first]["rest"], ["logarithmic", "linear"]
+    return {
+        "menu": Select(title="method", value=first, options=list(groups), width=130),
+        "layer_menu": Select(title=layer, value=layers[-1], options=layers, width=130),
+        "head_menu": Select(title=head, value=heads[-1], options=heads, width=130),
+        "scale_menu": Select(title="colours", value=scales[0], options=scales, width=130),
+        "slider": CategoricalSlider(
+            title="factor", categories=rest, value=rest[0], visible=len(rest) > 1, width=260
+        ),
+    }

@@ -18,7 +18,7 @@ from bokeh.plotting import figure
 
 from ntk_alibi.plots.style import HUES, THEMES
 
-#: What the pointer reads. Cells of several tokens have the first and the last one.
+#: Texts of the label at the pointer. Cells of several tokens have the first and the last one.
 HOVER = """
 const cell = (at) => Math.floor((at + 0.5) / step), count = words.length;
 const first = (c) => c * step, last = (c) => Math.min((c + 1) * step, count) - 1;

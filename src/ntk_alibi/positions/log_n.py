@@ -106,7 +106,7 @@ class LogN:
 
 @dataclass(frozen=True, eq=False)
 class KnownFactors:
-    """Factors of scores that were computed before: what `LogN` stands for in one forward pass.
+    """Factors of scores that were computed before, in the place of a `LogN`, for one forward pass.
 
     Attributes:
         values: (1 or batch, 1 or heads, queries), an array or a tensor.
@@ -115,13 +115,18 @@ class KnownFactors:
     values: Any
     biased: ClassVar[bool] = False
 
+    @classmethod
+    def of(cls, values: Any) -> Any:  # attention declares log_n without it
+        """Return known factors of scores, or None for None."""
+        return None if values is None else cls(values)
+
     def factors(self, _: Problem, like: Any = None) -> Any:
         """Return the factors in like's framework."""
         return self.values if _arrays.is_tensor(like) else _arrays.to_numpy(self.values)
 
 
 def log_n_of(value: Any) -> Any:
-    """Return what `log_n=` stands for: None, a `LogN` or `KnownFactors`.
+    """Return the argument `log_n` as None, a `LogN` or `KnownFactors`.
 
     A number is a training length, and a mapping has the arguments of `LogN`.
     """

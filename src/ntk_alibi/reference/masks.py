@@ -28,7 +28,7 @@ def visible(
 ) -> NDArray[np.bool_]:  # fmt: skip
     """Return which keys each query sees, (..., Q, K), by one rule for each pair; no floats.
 
-    Of a query at p and a key at k, with d = p - k, the first of these that holds decides:
+    For a query at p and a key at k, with d = p - k, the first of these that holds decides:
 
     1. key_padding_mask (..., K) is 0 for the key: hidden.
     2. causal and d < 0: hidden. Vaswani et al. 2017, arXiv 1706.03762, section 3.2.3.

@@ -1,4 +1,4 @@
-"""What each model of the study reads, by which rules, and the results as plain numbers."""
+"""Readings of the study: records and methods of each model, and results as plain numbers."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def summarise(output: Path) -> Summary:
         for group, members in GROUPS.items()
     }
     if not any(models.values()):
-        raise ValueError(f"{output} must hold results of models, has none")
+        raise ValueError(f"{output} must hold results of models, got none")
     return {"machine": describe_machine(), "models": models}
 
 

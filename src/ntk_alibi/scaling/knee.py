@@ -193,5 +193,5 @@ class DynamicKnee(GrowingFactor, ScalingOfDistances):
 
 
 def without_knee(scaling: Any) -> tuple[Scaling | None, Any]:
-    """Return the scaling of slopes and the knee that a scaling stands for; one of them is None."""
+    """Return a scaling as one of slopes and a knee; one of the two is None."""
     return (None, scaling) if hasattr(scaling, "bend") else (scaling, None)

@@ -157,7 +157,7 @@ class MaxBias(StaticScaling):
         return by_exponent(exponents)
 
     def max_alibi_bias(self, num_heads: int) -> float:
-        """Return the number that stands for these slopes in a model with num_heads heads.
+        """Return the `max_alibi_bias` that gives these slopes in a model with num_heads heads.
 
         Example:
             >>> import ntk_alibi as na

@@ -135,10 +135,10 @@ class LearnedKerplePower(Float32Parameters):
     ) -> None:
         super().__init__()
         heads = _checks.num_heads(num_heads)
-        first = _drawn(heads, generator) if r1 is None else _given("r1", r1, heads)
+        first = _initial("r1", r1, heads, generator)
+        second = _initial("r2", r2, heads, generator, drawn_below=2.0, at_most=1.98)
         self.r1 = nn.Parameter(_inverse_softplus(first))
-        half = _drawn(heads, generator) if r2 is None else _given("r2", r2, heads, 1.98) / 2.0
-        self.r2 = nn.Parameter(half.logit().float())
+        self.r2 = nn.Parameter((second / 2.0).logit().float())
 
     def forward(self, hidden: torch.Tensor | None = None) -> KerplePower:
         """Return the bias."""
@@ -173,9 +173,9 @@ class LearnedKerpleLog(Float32Parameters):
     ) -> None:
         super().__init__()
         heads = _checks.num_heads(num_heads)
-        first = 2.0 * _drawn(heads, generator) if r1 is None else _given("r1", r1, heads)
+        first = _initial("r1", r1, heads, generator, drawn_below=2.0)
+        second = _initial("r2", r2, heads, generator)
         self.r1 = nn.Parameter(_inverse_softplus(first))
-        second = _drawn(heads, generator) if r2 is None else _given("r2", r2, heads)
         self.r2 = nn.Parameter(_inverse_softplus(second))
 
     def forward(self, hidden: torch.Tensor | None = None) -> KerpleLog:
@@ -315,10 +315,23 @@ class LearnedForgetGates(nn.Module):
         return ForgetGates(functional.logsigmoid(logits).transpose(1, 2))
 
 
-def _drawn(heads: int, generator: torch.Generator | None) -> torch.Tensor:
-    """Draw uniform numbers from (0, 1), clamped to [0.01, 0.99]."""
+def _initial(
+    name: str,
+    given: Any,
+    heads: int,
+    generator: torch.Generator | None,
+    *,
+    drawn_below: float = 1.0,
+    at_most: float = math.inf,
+) -> torch.Tensor:
+    """Return initial values of a parameter, (heads,): the given ones, or for None drawn ones.
+
+    Drawn values are uniform in (0, drawn_below), a hundredth of the range away from its ends.
+    """
+    if given is not None:
+        return _given(name, given, heads, at_most)
     draw = torch.rand(heads, generator=generator, dtype=torch.float32)
-    return draw.clamp(0.01, 0.99)
+    return drawn_below * draw.clamp(0.01, 0.99)
 
 
 def _given(

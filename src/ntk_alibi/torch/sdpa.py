@@ -124,9 +124,7 @@ def _attend_dense(
         if bend is not None:
             distance = bend.of_queries(slice(begin, end)).bent(distance)
         distance = distance[:, None] if distance.ndim == 3 else distance
-        bias = torch.where(seen, -part[..., None] * distance, -torch.inf)
-        if bias.device.type != "cpu":
-            bias = bias.to(query.dtype)  # kernels of other devices need one dtype
+        bias = _for_kernel(torch.where(seen, -part[..., None] * distance, -torch.inf), query)
         chunks.append(
             F.scaled_dot_product_attention(
                 query[:, :, begin:end],
@@ -206,9 +204,7 @@ def _reversed_sdpa(
     diagonal_bias, (1 or batch, 1 or heads, queries + keys - 1), is expanded to a mask by strides.
     """
     batch, heads, diagonals = diagonal_bias.shape
-    bias = diagonal_bias.contiguous()
-    if bias.device.type != "cpu":
-        bias = bias.to(query.dtype)  # kernels of other devices need one dtype
+    bias = _for_kernel(diagonal_bias.contiguous(), query)
     mask = bias.as_strided(
         (batch, heads, query.shape[2], key.shape[2]), (heads * diagonals, diagonals, 1, 1)
     )
@@ -216,3 +212,8 @@ def _reversed_sdpa(
         query.flip(2), key, value, attn_mask=mask, dropout_p=dropout, scale=scale
     )
     return output.flip(2)
+
+
+def _for_kernel(bias: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return a bias in the query's dtype, unless on the CPU: other kernels need one dtype."""
+    return bias if bias.device.type == "cpu" else bias.to(query.dtype)

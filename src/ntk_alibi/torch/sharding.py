@@ -24,9 +24,10 @@ def shard(batch: Mapping[str, Any], group: Any, *, layout: Layout = "contiguous"
     another rank's; the label of the last token is -100, which does not count.
 
     With layout="zigzag" there are twice as many runs, and rank r of P gets the r-th from the
-    beginning and the r-th from the end, so that all ranks see as many keys. That is worth its
-    bytes where heads see most of the text; `patch` needs the same layout. The positions of a rank's
-    tokens, for `ntk_alibi.attention`, are this function's part of torch.arange(tokens).
+    beginning and the r-th from the end, so that all ranks see as many keys. This sends
+    more bytes, which pays where heads see most of the text; `patch` needs the same layout. The
+    positions of a rank's tokens, for `ntk_alibi.attention`, are this function's part of
+    torch.arange(tokens).
 
     Args:
         batch: tensors by name. input_ids or inputs_embeds is (batch, tokens, ...); every entry of

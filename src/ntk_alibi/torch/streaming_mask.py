@@ -8,6 +8,7 @@ the text, as in a cache of sinks and window (Xiao et al. 2023, arXiv 2309.17453,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,6 +24,11 @@ class StreamingMask:
     """
 
     mask: Mask = EVERYTHING
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The keywords of `ntk_alibi.attention` for the keys that are not sinks."""
+        return {name: limit for name, limit in self.mask._asdict().items() if name != "sink"}
 
     def start(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the first position in the window and the block of queries, at least 0."""

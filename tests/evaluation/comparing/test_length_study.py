@@ -171,7 +171,7 @@ def test_nats_are_those_of_transformers(tiny_checkpoint: Path, tmp_path: Path) -
 
 
 def test_too_little_prose_is_an_error() -> None:
-    with pytest.raises(ValueError, match="prose must hold 3 windows of 5 tokens, has 2"):
+    with pytest.raises(ValueError, match="prose must hold 3 windows of 5 tokens, got 2"):
         prose.prose_windows(lambda texts: [[1] * 7 for _ in texts], [["a", "b"]], 5, 3)
 
 

@@ -185,7 +185,7 @@ def test_prose_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("It was so. " * 60 + "\n")
     (document,) = datasets.prose([100], windows=1, text=str(tmp_path / "own.txt"))["test"]
     assert document["text"].startswith("It was so. It was so.")
-    with pytest.raises(ValueError, match="prose must hold 9 windows of 100 tokens, has"):
+    with pytest.raises(ValueError, match="prose must hold 9 windows of 100 tokens, got"):
         datasets.prose([100], windows=9, text=str(tmp_path / "own.txt"))
 
 

@@ -72,7 +72,7 @@ def test_broken_topics_are_named(tmp_path: Path, topics: str) -> None:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(ValueError, match=r"empty.jsonl must hold at least one case, is empty"):
+    with pytest.raises(ValueError, match=r"empty.jsonl must hold at least one case, got none"):
         read_cases(tmp_path / "empty.jsonl", "lines")
     with pytest.raises(FileNotFoundError):
         read_cases(tmp_path / "none.jsonl", "lines")

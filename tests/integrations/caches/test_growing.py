@@ -11,6 +11,7 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache
 
 import ntk_alibi as na
+from cache_states import change_rows, states
 
 
 def model() -> Any:
@@ -53,13 +54,6 @@ def test_prompt_lookup_crops() -> None:
     assert torch.equal(*results)
 
 
-def states(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, 3, tokens, 8, generator=generator), torch.randn(
-        2, 3, tokens, 8, generator=generator
-    )
-
-
 def test_a_token_is_written_in_place_until_the_buffer_is_full() -> None:
     cache = na.GrowingCache(capacity=16)
     places = set()
@@ -75,14 +69,7 @@ def test_a_token_is_written_in_place_until_the_buffer_is_full() -> None:
 def test_rows_can_be_selected_repeated_and_reordered() -> None:
     growing, dynamic = na.GrowingCache(64), DynamicCache()
     for cache in (growing, dynamic):
-        cache.update(*states(10), 0)
-        cache.reorder_cache(torch.tensor([1, 0]))
-        cache.update(*states(2, 1), 0)
-        cache.batch_repeat_interleave(2)
-        cache.batch_select_indices(torch.tensor([0, 3]))
-        cache.update(*states(3, 2), 0)
-        cache.crop(-4)
-        cache.update(*states(5, 3), 0)
+        change_rows(cache)
     assert torch.equal(growing.layers[0].keys, dynamic.layers[0].keys)
     assert torch.equal(growing.layers[0].values, dynamic.layers[0].values)
 

@@ -8,6 +8,7 @@ attention, are compared with each other.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,16 @@ import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache
 
+import cache_states
 import ntk_alibi as na
+from cache_states import change_rows
 from family_models import LOGITS, MAKERS, make_model
 from padded_batches import MASKS, batch, real
 
 HEAD_DIM = 64
 
 
-def states(tokens: int, seed: int = 0, dtype: Any = torch.float32) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(2, 3, tokens, HEAD_DIM, generator=generator).to(dtype) for _ in range(2)]
+states = partial(cache_states.states, head_dim=HEAD_DIM)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -47,8 +48,8 @@ def bloom(layers: int = 1) -> Any:
 def test_readers_get_tensors_of_the_numbers_held(dtype: torch.dtype) -> None:
     cache, dynamic = na.GrowingCache(16, dtype="int8"), DynamicCache()
     for tokens in (20, 1, 1, 30):
-        results = cache.update(*states(tokens, tokens, dtype), 0)
-        expected = dynamic.update(*states(tokens, tokens, dtype), 0)
+        results = cache.update(*states(tokens, tokens, dtype=dtype), 0)
+        expected = dynamic.update(*states(tokens, tokens, dtype=dtype), 0)
         for result, x in zip(results, expected, strict=True):
             assert result.dtype == dtype
             assert torch.equal(result, rounded(x))
@@ -72,14 +73,7 @@ def test_pieces_hold_what_one_pass_holds() -> None:
 def test_rows_can_be_selected_repeated_reordered_and_cropped() -> None:
     quantized, dynamic = na.GrowingCache(64, dtype="int8"), DynamicCache()
     for cache in (quantized, dynamic):
-        cache.update(*states(10), 0)
-        cache.reorder_cache(torch.tensor([1, 0]))
-        cache.update(*states(2, 1), 0)
-        cache.batch_repeat_interleave(2)
-        cache.batch_select_indices(torch.tensor([0, 3]))
-        cache.update(*states(3, 2), 0)
-        cache.crop(-4)
-        cache.update(*states(5, 3), 0)
+        change_rows(cache, HEAD_DIM)
     assert torch.equal(quantized.layers[0].keys, rounded(dynamic.layers[0].keys))
     assert torch.equal(quantized.layers[0].values, rounded(dynamic.layers[0].values))
     other = copy.deepcopy(quantized)

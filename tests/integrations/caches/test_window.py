@@ -12,7 +12,9 @@ import torch
 from transformers import DynamicCache
 
 import ntk_alibi as na
-from family_models import LOGITS, MAKERS, generate, make_model
+from cache_states import states
+from family_models import LOGITS, MAKERS, make_model
+from model_runs import assert_gradients_close, drop_weights, generate, gradients
 from ntk_alibi.masks import Mask
 from ntk_alibi.torch.streaming_mask import StreamingMask
 from padded_batches import LENGTH, MASKS, VOCABULARY, batch, real, run
@@ -172,27 +174,20 @@ def test_gradients_of_all_forms(ids: torch.Tensor, name: str) -> None:
     mask = MASKS["right"]
     labels = ids.masked_fill(mask == 0, -100)
 
-    def gradients(attention: Any) -> list[torch.Tensor]:
-        model = make_model(name).train()
-        with na.patch(model, na.NTK(2.0), attention=attention, window=WINDOW, sink=SINK):
-            model(ids, attention_mask=mask, labels=labels, use_cache=False).loss.backward()
-        return [parameter.grad for parameter in model.parameters()]
+    def of(attention: str) -> list[torch.Tensor]:
+        patch = {"scaling": na.NTK(2.0), "attention": attention, "window": WINDOW, "sink": SINK}
+        return gradients(make_model(name), ids, mask, labels, **patch)
 
-    expected = gradients("eager")
+    expected = of("eager")
     for attention in ("fused", "sdpa")[: 1 if name == "mpt" else 2]:
-        for a, b in zip(gradients(attention), expected, strict=True):
-            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+        assert_gradients_close(of(attention), expected)
 
 
 @families
 def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
     """The compiled core has no dropout; in the form that has it, hidden tokens stay hidden."""
     model = make_model(name).train()
-    for layer in model.modules():
-        if hasattr(layer, "attn_dropout_p"):
-            layer.attn_dropout_p = 0.5
-        elif hasattr(layer, "attention_dropout"):
-            layer.attention_dropout.p = 0.5
+    drop_weights(model)
     changed = ids.clone()
     changed[:, 5] = (changed[:, 5] + 1) % VOCABULARY
     with na.patch(model, window=4, sink=2):
@@ -264,13 +259,6 @@ def test_by_configuration(models: dict, ids: torch.Tensor, name: str, tmp_path: 
     model.config.alibi_window = 0
     with pytest.raises(ValueError, match="window must be between 1 and"):
         run(model, ids)
-
-
-def states(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, 3, tokens, 8, generator=generator), torch.randn(
-        2, 3, tokens, 8, generator=generator
-    )
 
 
 @sinks

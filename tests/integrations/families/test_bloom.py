@@ -14,6 +14,14 @@ from transformers.models.bloom import modeling_bloom
 
 import ntk_alibi as na
 from bloom_models import LOGITS, attentions, make_model
+from model_runs import (
+    GENERATIONS,
+    assert_gradients_close,
+    enable_checkpointing,
+    generate,
+    gradients,
+    prompt_masks,
+)
 from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, masks, real, run
 
 head_counts = pytest.mark.parametrize("heads", [8, 12])
@@ -144,26 +152,9 @@ def test_the_plain_one_liner(
     assert torch.equal(run(blooms[8], bloom_ids, MASKS["left"]), stock)
 
 
-def generate(model: Any, bloom_ids: torch.Tensor, mask: Any, **options: Any) -> torch.Tensor:
-    mask = torch.ones_like(bloom_ids) if mask is None else mask
-    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, **options}
-    tokens: torch.Tensor = model.generate(bloom_ids, attention_mask=mask, **options)
-    return tokens
-
-
 @attentions
-@pytest.mark.parametrize("mask", [None, MASKS["left"]], ids=["unpadded", "left"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"cache_implementation": "static"},
-        {"use_cache": False},
-        {"num_beams": 3},
-        {"prefill_chunk_size": 16},
-    ],
-    ids=str,
-)
+@prompt_masks
+@pytest.mark.parametrize("options", GENERATIONS, ids=str)
 def test_generate(
     blooms: dict, bloom_ids: torch.Tensor, mask: Any, options: Any, attention: Any
 ) -> None:
@@ -233,14 +224,8 @@ def test_a_padded_row_equals_the_row_alone(
             torch.testing.assert_close(batch[b][kept], alone, **LOGITS)
 
 
-def enable_checkpointing(model: Any) -> None:
-    """Enable gradient checkpointing, whose method was renamed in transformers 5.23."""
-    new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
-    getattr(model, new if hasattr(model, new) else old)()
-
-
 @attentions
-@pytest.mark.parametrize("mask", [None, MASKS["left"]], ids=["unpadded", "left"])
+@prompt_masks
 @pytest.mark.parametrize("scaling", [na.NTK(4.0), na.DynamicNTK(2.0, 16, per="query")], ids=repr)
 def test_gradients_and_gradient_checkpointing(
     bloom_ids: torch.Tensor, mask: Any, scaling: Any, attention: Any
@@ -249,18 +234,14 @@ def test_gradients_and_gradient_checkpointing(
     labels = bloom_ids.masked_fill(~real(mask), -100)
     labels[:, 1:][~real(mask)[:, :-1]] = -100
 
-    def gradients(attention: Any, checkpointing: bool) -> list[torch.Tensor]:
-        model = make_model(8, hidden_dropout=0.0, attention_dropout=0.0).train()
-        if checkpointing:
-            enable_checkpointing(model)
-        with na.patch(model, scaling, attention=attention):
-            model(bloom_ids, attention_mask=mask, labels=labels, use_cache=False).loss.backward()
-        return [parameter.grad for parameter in model.parameters()]
+    def of(attention: str, checkpointing: bool) -> list[torch.Tensor]:
+        patch = {"scaling": scaling, "attention": attention}
+        model = make_model(8, hidden_dropout=0.0, attention_dropout=0.0)
+        return gradients(model, bloom_ids, mask, labels, checkpointing=checkpointing, **patch)
 
-    expected = gradients("eager", False)
+    expected = of("eager", False)
     for checkpointing in (False, True):
-        for a, b in zip(gradients(attention, checkpointing), expected, strict=True):
-            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+        assert_gradients_close(of(attention, checkpointing), expected)
 
 
 def test_undoing_before_a_checkpointed_backward_is_an_error(bloom_ids: torch.Tensor) -> None:

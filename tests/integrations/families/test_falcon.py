@@ -9,7 +9,8 @@ import torch
 from transformers.models.falcon import modeling_falcon
 
 import ntk_alibi as na
-from family_models import LOGITS, generate, make_model
+from family_models import LOGITS, make_model
+from model_runs import generate
 from ntk_alibi.integrations.slope_rule import SlopeRule
 from padded_batches import LENGTH, MASKS, VOCABULARY, run
 

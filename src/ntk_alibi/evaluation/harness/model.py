@@ -27,8 +27,8 @@ from ntk_alibi.evaluation.harness.passes import Pass, nested, place
 from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.methods import ORIGINAL, Method, named_method, train_length_of
 from ntk_alibi.models import checks as model_checks
+from ntk_alibi.models.checked_loader import WholeCausalLM
 from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name, reading
-from ntk_alibi.models.whole import WholeCausalLM
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

@@ -28,5 +28,5 @@ def prose_windows(
         whole = len(tokens) // length
         windows += [tokens[i * length : (i + 1) * length] for i in range(whole)]
     if len(windows) < count:
-        raise ValueError(f"prose must hold {count} windows of {length} tokens, has {len(windows)}")
+        raise ValueError(f"prose must hold {count} windows of {length} tokens, got {len(windows)}")
     return windows[:count]

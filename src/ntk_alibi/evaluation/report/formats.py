@@ -10,7 +10,7 @@ from ntk_alibi.evaluation.report import markdown
 
 Rows = Sequence[Sequence[str]]
 
-#: What LaTeX writes in another way.
+#: Characters that LaTeX writes in another way.
 _SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}

@@ -2,28 +2,26 @@
 
 transformers builds BLOOM's bias in two places: `BloomModel.build_alibi_tensor` when an attention
 mask is given, and inline when none is (since 5.21; generate() drops a mask of ones itself since
-5.19). Replacing the function therefore misses every unpadded prompt. In a patched model every call
-has a mask, the `ForwardPass`, which `build_alibi_tensor` returns.
+5.19). Replacing the function therefore misses every unpadded prompt. In a patched model
+`build_alibi_tensor` builds nothing, and every call has a mask, the `ForwardPass`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomGelu, BloomModel
 
 from ntk_alibi import _torch_state
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import scaling_per
-from ntk_alibi.integrations import checks, traceable
 from ntk_alibi.integrations.begin_pass import INPUTS
-from ntk_alibi.integrations.family import Family, Replacement
-from ntk_alibi.integrations.forms import attend
-from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass
+from ntk_alibi.integrations.family import AttentionOf, Family, Replacement
+from ntk_alibi.integrations.forward_pass import ForwardPass
 from ntk_alibi.integrations.settings import Settings, current
 from ntk_alibi.integrations.slope_rule import SlopeRule
 
@@ -32,16 +30,18 @@ def _rule(model: Any) -> SlopeRule:
     return SlopeRule(model.num_heads)
 
 
+def _layers(model: Any) -> list[nn.Module]:
+    return [block.self_attention for block in model.h]
+
+
 def _replacements(model: Any) -> list[Replacement]:
-    layers = [(block.self_attention, "forward", _attention_forward) for block in model.h]
     activations = [(gelu, "forward", partial(_gelu, model)) for gelu in _activations(model)]
-    return [(model, "build_alibi_tensor", _hand_on), *layers, *activations]
+    return [(model, "build_alibi_tensor", _hand_on), *activations]
 
 
 def _traceable(model: Any) -> list[Replacement]:
-    layers = [(block.self_attention, "forward", _traceable_forward) for block in model.h]
     activations = [(gelu, "forward", _fused_gelu) for gelu in _activations(model)]
-    return [(model, "build_alibi_tensor", _hand_on), *layers, *activations]
+    return [(model, "build_alibi_tensor", _hand_on), *activations]
 
 
 def _activations(model: Any) -> list[BloomGelu]:
@@ -70,8 +70,9 @@ def _hand_on(_: BloomModel, attention_mask: Any, *__: Any, **___: Any) -> Any:
     return attention_mask
 
 
-def _attention_forward(
-    attention: BloomAttention,
+def _forward(
+    attention_of: AttentionOf,
+    layer: BloomAttention,
     hidden_states: torch.Tensor,
     residual: torch.Tensor,
     alibi: Any,
@@ -80,49 +81,22 @@ def _attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace BloomAttention.forward."""
-    heads = attention.num_heads
-    forward_pass = require_pass(alibi, attention, heads, hidden_states, attention.dense)
-    if forward_pass.eager and forward_pass.factors is None:
-        tensor, mask = forward_pass.memo(_stock_form, heads, hidden_states.dtype)
-        outputs: tuple[torch.Tensor, torch.Tensor] = type(attention).forward(
-            attention, hidden_states, residual, tensor, mask, layer_past, **kwargs
+    count = layer.num_heads
+    attend = attention_of(layer, attention_mask, count, hidden_states, layer.dense)
+    if attend.stock is not None:
+        tensor, mask = attend.stock.memo(_stock_form, count, hidden_states.dtype)
+        outputs: tuple[torch.Tensor, torch.Tensor] = type(layer).forward(
+            layer, hidden_states, residual, tensor, mask, layer_past, **kwargs
         )
         return outputs
-    return _attend(attention, hidden_states, residual, layer_past, partial(attend, forward_pass))
-
-
-def _traceable_forward(
-    attention: BloomAttention,
-    hidden_states: torch.Tensor,
-    residual: torch.Tensor,
-    alibi: None,
-    attention_mask: Any,
-    layer_past: Any = None,
-    **_: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Replace BloomAttention.forward for attention="traceable"."""
-    checks.whole_layer("BLOOM", attention.dense.weight)
-    traced = traceable.of_layer(attention, attention_mask, attention.num_heads, hidden_states)
-    return _attend(attention, hidden_states, residual, layer_past, traced)
-
-
-def _attend(
-    attention: BloomAttention,
-    hidden_states: torch.Tensor,
-    residual: torch.Tensor,
-    layer_past: Any,
-    attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute BloomAttention.forward with attention of its queries, keys and values."""
-    fused = attention.query_key_value(hidden_states)
-    heads = fused.unflatten(2, (-1, 3, attention.head_dim))  # those of this rank
+    packed = layer.query_key_value(hidden_states)
+    heads = packed.unflatten(2, (-1, 3, layer.head_dim))  # those of this rank
     query, key, value = heads.permute(3, 0, 2, 1, 4)
-    dropout = attention.attention_dropout.p if attention.training else 0.0
-    cache = layer_past, attention.layer_idx
-    context, weights = attend(query, key, value, cache, attention.inv_norm_factor, dropout)
-    output = attention.dense(context.transpose(1, 2).flatten(2))
-    output = F.dropout(output, attention.hidden_dropout, attention.training) + residual
-    return output, weights
+    dropout = layer.attention_dropout.p if layer.training else 0.0
+    cache = layer_past, layer.layer_idx
+    context, weights = attend(query, key, value, cache, layer.inv_norm_factor, dropout)
+    output = layer.dense(context.transpose(1, 2).flatten(2))
+    return F.dropout(output, layer.hidden_dropout, layer.training) + residual, weights
 
 
 def _stock_form(
@@ -188,9 +162,10 @@ FAMILY = Family(
         (BloomModel, "forward"): INPUTS,
     },
     rule=_rule,
+    layers=_layers,
+    forward=_forward,
     tensor_parallel=_tensor_parallel,
     replacements=_replacements,
     traceable=_traceable,
     check=_check,
-    others=(BloomGelu,),
 )

@@ -9,8 +9,6 @@ is divided by sqrt(head_dim), like the products. compat="transformers" repeats t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +17,8 @@ from transformers.models.falcon.modeling_falcon import FalconAttention, FalconLi
 
 from ntk_alibi.distributed.exchange import sum_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.integrations import checks, traceable
 from ntk_alibi.integrations.begin_pass import INPUTS
-from ntk_alibi.integrations.family import Family, Replacement
-from ntk_alibi.integrations.forms import attend
-from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass
+from ntk_alibi.integrations.family import AttentionOf, Family, Replacement
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.slope_rule import SlopeRule
 from ntk_alibi.integrations.tensor_parallel import OWN_OUTPUT, WHOLE
@@ -33,33 +28,17 @@ def _rule(model: Any) -> SlopeRule:
     return SlopeRule(model.num_heads, slope_divisor=math.sqrt(model.embed_dim // model.num_heads))
 
 
+def _layers(model: Any) -> list[nn.Module]:
+    return [block.self_attention for block in model.h]
+
+
 def _replacements(model: Any) -> list[Replacement]:
-    layers = [(block.self_attention, "forward", _attention_forward) for block in model.h]
-    return [(model, "use_alibi", False), *layers]
+    return [(model, "use_alibi", False)]
 
 
-def _traceable(model: Any) -> list[Replacement]:
-    layers = [(block.self_attention, "forward", _traceable_forward) for block in model.h]
-    return [(model, "use_alibi", False), *layers]
-
-
-def _attention_forward(
-    attention: FalconAttention,
-    hidden_states: torch.Tensor,
-    alibi: None,
-    attention_mask: ForwardPass,
-    position_ids: Any = None,
-    layer_past: Any = None,
-    **_: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Replace FalconAttention.forward."""
-    heads = attention.num_heads
-    forward_pass = require_pass(attention_mask, attention, heads, hidden_states, attention.dense)
-    return _attend(attention, hidden_states, layer_past, partial(attend, forward_pass))
-
-
-def _traceable_forward(
-    attention: FalconAttention,
+def _forward(
+    attention_of: AttentionOf,
+    layer: FalconAttention,
     hidden_states: torch.Tensor,
     alibi: None,
     attention_mask: Any,
@@ -67,24 +46,14 @@ def _traceable_forward(
     layer_past: Any = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Replace FalconAttention.forward for attention="traceable"."""
-    checks.whole_layer("Falcon", attention.dense.weight)
-    traced = traceable.of_layer(attention, attention_mask, attention.num_heads, hidden_states)
-    return _attend(attention, hidden_states, layer_past, traced)
-
-
-def _attend(
-    attention: FalconAttention,
-    hidden_states: torch.Tensor,
-    layer_past: Any,
-    attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute FalconAttention.forward with attention of its queries, keys and values."""
-    query, key, value = (x.transpose(1, 2) for x in _split(attention, hidden_states))
-    dropout = attention.attention_dropout.p if attention.training else 0.0
-    cache = layer_past, attention.layer_idx
-    context, weights = attend(query, key, value, cache, attention.inv_norm_factor, dropout)
-    return attention.dense(context.transpose(1, 2).flatten(2)), weights
+    """Replace FalconAttention.forward."""
+    output = layer.dense
+    attend = attention_of(layer, attention_mask, layer.num_heads, hidden_states, output)
+    query, key, value = (x.transpose(1, 2) for x in _split(layer, hidden_states))
+    dropout = layer.attention_dropout.p if layer.training else 0.0
+    cache = layer_past, layer.layer_idx
+    context, weights = attend(query, key, value, cache, layer.inv_norm_factor, dropout)
+    return output(context.transpose(1, 2).flatten(2)), weights
 
 
 def _split(attention: FalconAttention, hidden_states: torch.Tensor) -> Any:
@@ -133,9 +102,11 @@ FAMILY = Family(
         (FalconModel, "forward"): INPUTS,
     },
     rule=_rule,
+    layers=_layers,
+    forward=_forward,
     tensor_parallel=_tensor_parallel,
     replacements=_replacements,
-    traceable=_traceable,
+    traceable=_replacements,
     check=_check,
     rounds=True,
     linear=(nn.Linear, FalconLinear),

@@ -11,19 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from ntk_alibi import _checks, _files
-from ntk_alibi.evaluation.report.markdown import (
-    check_section,
-    describe_machine,
-    replace_section,
-)
+from ntk_alibi import _checks
+from ntk_alibi.evaluation.report.markdown import describe_machine
 from ntk_alibi.extrapolation import grid, tables
 from ntk_alibi.extrapolation.measure import Measurement, MeasurePlan
 from ntk_alibi.extrapolation.readings import views
@@ -31,7 +26,13 @@ from ntk_alibi.extrapolation.recipe import StudyRecipe, StudyTraining
 from ntk_alibi.extrapolation.results import ResultsFile
 from ntk_alibi.extrapolation.schemes import SCHEMES
 from ntk_alibi.extrapolation.summary import SEEDS, Summary, summarise
-from ntk_alibi.training.processes import each_in_a_process
+from ntk_alibi.training.study_command import (
+    check_options,
+    print_each,
+    print_tables,
+    replace_tables,
+    study_parser,
+)
 
 
 def train_and_evaluate(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> None:
@@ -78,20 +79,19 @@ def write_document(summary: Summary, document: Path) -> None:
     pictures = document.parent / "pictures"
     pictures.joinpath("extrapolation.json").write_text(json.dumps(named) + "\n")
     tables.figure(summary).savefig(pictures / "extrapolation.png", dpi=90)
-    for name, text in {"machine": named["machine"], **tables.tables(summary)}.items():
-        replace_section(document, name, text)
+    replace_tables(document, {"machine": named["machine"], **tables.tables(summary)})
 
 
-def _try_setting(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> str:
+def _try_setting(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> list[str]:
     outcome = grid.run(recipe, plan, output)
     learned = outcome["learned_at"]
     told = "did not learn" if learned is None else f"learned in {learned} steps"
-    return f"{grid.folder_of(recipe, output).name}: {told}"
+    return [f"{grid.folder_of(recipe, output).name}: {told}"]
 
 
-def _work(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> str:
+def _work(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> list[str]:
     train_and_evaluate(recipe, plan, output)
-    return f"{recipe.scheme}, seed {recipe.seed}: done"
+    return [f"{recipe.scheme}, seed {recipe.seed}: done"]
 
 
 def main(
@@ -112,41 +112,27 @@ def main(
     recipes = [replace(recipe, scheme=scheme) for scheme in options.schemes]
     tries = [run for each in recipes for run in grid.runs(each)]
     work = partial(_try_setting, plan=plan, output=options.output)
-    for line in each_in_a_process(work, tries, options.processes):
-        print(line, flush=True)
+    print_each(work, tries, options.processes)
     if not options.grid_only:
         settled = [grid.chosen(each, plan, options.output) for each in recipes]
         trainings = [replace(each, seed=seed) for seed in options.seeds for each in settled]
         work = partial(_work, plan=plan, output=options.output)
-        for line in each_in_a_process(work, trainings, options.processes):
-            print(line, flush=True)
+        print_each(work, trainings, options.processes)
     summary = summarise(options.output)
-    for name, text in tables.tables(summary).items():
-        print(f"\n{name}\n\n{text}")
+    print_tables(tables.tables(summary))
     if options.document:
         write_document(summary, options.document)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the checked options of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ntk_alibi.extrapolation", description=str(__doc__).partition("\n")[0]
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path("study"), help="folder of the study (%(default)s)"
-    )
+    about = str(__doc__).partition("\n")[0]
+    parser = study_parser("python -m ntk_alibi.extrapolation", about, output="study")
     parser.add_argument("--schemes", nargs="*", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument(
         "--grid-only", action="store_true", help="try the settings of each scheme, and end"
     )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=os.cpu_count(),
-        help="number of processes, each with one thread (%(default)s)",
-    )
-    parser.add_argument("--document", type=Path, help="Markdown file whose sections get the tables")
     options = parser.parse_args(arguments)
     for seed in options.seeds:
         _checks.integer("--seeds", seed, minimum=0)
@@ -154,10 +140,5 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError(
             f"--seeds must hold none of the grid's seeds {grid.GRID_SEEDS}, got {options.seeds}"
         )
-    _checks.integer("--processes", options.processes, minimum=1)
-    if options.document:
-        for name in tables.SECTIONS:  # before hours of work
-            check_section(options.document, name)
-        _files.writable_folder(options.document.parent / "pictures")
-    _files.writable_folder(options.output)
+    check_options(options, tables.SECTIONS)
     return options

@@ -65,6 +65,11 @@ class _Known(Ranks):
         return [x if x.numel() else tensor for x in self.centres]
 
 
+def sections(settings: Settings) -> list[str]:
+    """Return the name of the section that `run` yields."""
+    return [f"distributed-computed-{settings.heads}"]
+
+
 def run(settings: Settings) -> Iterator[tuple[str, str]]:
     """Compute, and yield the name and the text of the section.
 
@@ -97,7 +102,7 @@ def run(settings: Settings) -> Iterator[tuple[str, str]]:
         table(header, [row[: len(header)] for row in rows]),
         table(speeds, [[row[0], *row[len(header) :]] for row in rows]),
     ]
-    yield "distributed-computed", "\n\n".join([head, *tables])
+    yield sections(settings)[0], "\n\n".join([head, *tables])
 
 
 def _rows(problem: Problem, size: int, latency: float) -> list[list[str]]:
@@ -159,9 +164,9 @@ def traffic(problem: Problem, size: int, wanted: dict[int, Wanted]) -> list[Traf
     every = np.interp(range(size), list(wanted), got)
     norms = 4 * problem.heads * (blocks + problem.head_dim) * (size - 1)
     wishes = -(-problem.heads * blocks // 8) * (size - 1)
-    # two all-gathers of numbers, two of descriptions, the wishes, and at most as many blocks
+    # three all-gathers of numbers, two of descriptions, the wishes, and at most as many blocks
     return [
-        Traffic({"norms": norms, "wishes": wishes}, norms + wishes + round(x), 6 * (size - 1))
+        Traffic({"norms": norms, "wishes": wishes}, norms + wishes + round(x), 7 * (size - 1))
         for x in every
     ]
 

@@ -59,6 +59,10 @@ class _Known(Ranks):
         self.norms[self.rank] = tensor
         return [x if x.numel() else tensor for x in self.norms]
 
+    def together(self, make: Any) -> Any:
+        """Return what a function makes; no other rank can fail."""
+        return make()
+
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Keep the centre of this rank, and return those of all."""
         self.centres[self.rank] = tensor

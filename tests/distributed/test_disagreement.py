@@ -68,7 +68,9 @@ def of_attention(rank: int, size: int) -> dict[str, str]:
         "dropout must be 0": lambda: attend(**only[second]),
         "attention() got an unexpected keyword": lambda: attend(**named[second]),
         "bias": lambda: attend(numbers),
-        "bias must be dense numbers": lambda: attend("x" if second else None),
+        "bias must be the same on all ranks, got None on rank 0 and str": lambda: attend(
+            "x" if second else None
+        ),
         "bias must be the same": lambda: attend(na.ALiBi(4, exempt=rank)),
         "bias must be the same on all": lambda: attend(torch.full((4, 1, 1), float(rank))),
         "rotary must have query's head_dim 16": lambda: attend(rotary=rotary),

@@ -42,9 +42,8 @@ def of_attention(rank: int, size: int) -> dict[str, str]:
     def attend(bias: Any = None, inputs: Any = part, **options: Any) -> Any:
         return na.attention(*inputs, bias, group=group, **options)
 
-    def with_gradients(of_first: int, of_second: int) -> Any:
-        inputs = [x.clone() for x in part]
-        inputs[of_second if second else of_first].requires_grad_()
+    def with_gradients(*recorded: set[int]) -> Any:
+        inputs = [x.clone().requires_grad_(i in recorded[rank]) for i, x in enumerate(part)]
         return attend(na.ALiBi(4), inputs)
 
     def learned() -> Any:
@@ -77,8 +76,8 @@ def of_attention(rank: int, size: int) -> dict[str, str]:
         "heads must be the same": lambda: attend(None, [x[:, : 4 - rank] for x in part]),
         "batch must be the same": lambda: attend(None, [x[: 1 - rank] for x in part]),
         "query and key must have at least one token": lambda: attend(None, empty),
-        "whether gradients of query are recorded": lambda: with_gradients(0, 1),
-        "whether gradients of key or value are": lambda: with_gradients(1, 0),
+        "whether gradients of query are recorded": lambda: with_gradients({0, 1}, {1}),
+        "whether gradients of key or value are": lambda: with_gradients({0, 1}, {0}),
         "whether gradients of bias are recorded": learned,
         "whether gradients of query are": no_grad,
         "dtype must be the same on all ranks": autocast,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import ntk_alibi as na
 from benchmarks import attention, bias, bloom, gpu, gradient
 from benchmarks.distributed import computed, limited_link, measured
-from ntk_alibi.evaluation.report.markdown import replace_section
+from ntk_alibi.evaluation.report.markdown import check_section, replace_section
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/benchmarks.md"
@@ -64,7 +65,14 @@ def _distributed(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     settings = measured.Settings(
         options.lengths, options.heads, latency, options.rounds, tuple(options.dtypes)
     )
-    return DISTRIBUTED[options.part](settings)
+    part = DISTRIBUTED[options.part]
+    if options.write and (options.part != "measured" or "WORLD_SIZE" in os.environ):
+        for name in part.sections(settings):
+            try:  # before anything is measured
+                check_section(DOCUMENT, name)
+            except ValueError as error:
+                raise measured.RefusalError(str(error)) from None
+    yield from part.run(settings)
 
 
 SECTIONS = {
@@ -75,7 +83,7 @@ SECTIONS = {
     "attention": _attention,
     "distributed": _distributed,
 }
-DISTRIBUTED = {"measured": measured.run, "computed": computed.run, "link": limited_link.run}
+DISTRIBUTED: dict[str, Any] = {"measured": measured, "computed": computed, "link": limited_link}
 
 
 def _parts(text: str) -> list[str]:
@@ -87,16 +95,21 @@ def _parts(text: str) -> list[str]:
     return [name for name in attention.PARTS if name.startswith(tuple(beginnings))]
 
 
+_KINDS = {int: "a whole number", float: "a number"}
+
+
 def _at_least(least: float, number: type) -> Callable[[str], Any]:
     """Return a converter of numbers of the command line."""
 
     def convert(text: str) -> Any:
-        value = number(text)
+        try:
+            value = number(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {_KINDS[number]}, got {text!r}") from None
         if not least <= value < float("inf"):
             raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
         return value
 
-    convert.__name__ = number.__name__
     return convert
 
 
@@ -145,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         benchmark = benchmarks.add_parser(name)
         benchmark.add_argument(
             "--rounds",
-            type=int,
+            type=_at_least(1, int),
             default=rounds,
             help="turns of each candidate (default: %(default)s)",
         )

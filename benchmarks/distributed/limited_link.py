@@ -18,7 +18,14 @@ from typing import Any
 import torch
 from torch import distributed
 
-from benchmarks.distributed.measured import HEAD_DIM, MIB, SCALINGS, RefusalError, Settings
+from benchmarks.distributed.measured import (
+    HEAD_DIM,
+    MIB,
+    SCALINGS,
+    RefusalError,
+    Settings,
+    refuse_lengths,
+)
 from benchmarks.distributed.problem import Problem
 from benchmarks.distributed.ways import WAYS
 from benchmarks.distributed.wire import Wire
@@ -36,12 +43,18 @@ COMPARED = ("ring", "ours")
 RATES = {"100 Mbit/s": ("100mbit", "128kb"), "1 Gbit/s": ("1gbit", "1mb"), "not limited": None}
 
 
+def sections(settings: Settings) -> list[str]:
+    """Return the name of the section that `run` yields."""
+    return ["distributed-link"]
+
+
 def run(settings: Settings) -> Iterator[tuple[str, str]]:
     """Measure, and yield the name and the text of the section.
 
     Raises:
         RefusalError: the machine allows no namespaces, or no limit; a process failed.
     """
+    refuse_lengths(settings, 2)
     found: dict[tuple[str, str], dict[str, Any]] = {}  # by problem and rate
     for name, limit in RATES.items():
         with _namespaces():
@@ -67,7 +80,7 @@ def run(settings: Settings) -> Iterator[tuple[str, str]]:
     ]
     sizes = [f"MiB {kind}, {way}" for way in COMPARED for kind in KINDS]
     yield (
-        "distributed-link",
+        sections(settings)[0],
         head + "\n\n" + table(["", "ring, s", "ours, s", "ratio", *sizes], rows),
     )
 

@@ -82,8 +82,26 @@ class Found:
 Row = dict[str, list[Found]]
 
 
+#: The sections of a number of processes, after its name.
+SECTIONS = ("machine", "bytes", "balance", "memory", "speed")
+
+
+def sections(settings: Settings) -> list[str]:
+    """Return the names of the sections that `run` yields."""
+    return [f"distributed-{os.environ.get('WORLD_SIZE')}-{name}" for name in SECTIONS]
+
+
+def refuse_lengths(settings: Settings, size: int) -> None:
+    """Refuse lengths that cannot be cut into the parts of `size` processes."""
+    try:
+        for problem in settings.problems:
+            problem.own_length(size)
+    except ValueError as error:
+        raise RefusalError(str(error)) from None
+
+
 def run(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Measure, and yield the name and the text of one section on the first process only.
+    """Measure, and yield the names and the texts of the sections on the first process only.
 
     Raises:
         RefusalError: torchrun did not start this process; a length cannot be cut.
@@ -97,17 +115,13 @@ def run(settings: Settings) -> Iterator[tuple[str, str]]:
     size = int(os.environ["WORLD_SIZE"])
     if size < 2:
         raise RefusalError(f"this part needs at least 2 processes, got {size}")
-    try:
-        for problem in settings.problems:
-            problem.own_length(size)
-    except ValueError as error:
-        raise RefusalError(str(error)) from None
+    refuse_lengths(settings, size)
     distributed.init_process_group("gloo")
     try:
         with torch.inference_mode():
             rows = {x: measure(x, x.length == min(settings.lengths)) for x in settings.problems}
         if distributed.get_rank() == 0:
-            yield f"distributed-{size}", markdown(rows, settings)
+            yield from zip(sections(settings), texts(rows, settings), strict=True)
         distributed.barrier()
     finally:
         distributed.destroy_process_group()
@@ -189,8 +203,8 @@ def _check(problem: Problem, row: Row, tolerance: float) -> None:
             )
 
 
-def markdown(rows: dict[Problem, Row], settings: Settings) -> str:
-    """Return all tables."""
+def texts(rows: dict[Problem, Row], settings: Settings) -> list[str]:
+    """Return the texts of the sections: the machine, and all tables."""
     size = len(next(iter(rows.values()))["ours"])
     ways = names(settings.heads, size)
     head = (
@@ -199,15 +213,13 @@ def markdown(rows: dict[Problem, Row], settings: Settings) -> str:
     )
     if "Ulysses" not in ways:
         head += f" Ulysses is left out: {size} processes do not divide {settings.heads} heads."
-    return "\n\n".join(
-        [
-            head,
-            _bytes_table(rows, ways),
-            _balance_table(rows, ways),
-            _memory_table(rows, ways),
-            _time_table(rows, ways, settings.latency),
-        ]
-    )
+    return [
+        head,
+        _bytes_table(rows, ways),
+        _balance_table(rows, ways),
+        _memory_table(rows, ways),
+        _time_table(rows, ways, settings.latency),
+    ]
 
 
 def _bytes_table(rows: dict[Problem, Row], ways: list[str]) -> str:

@@ -334,7 +334,7 @@ def test_every_rank_hears_the_same_sentence(two: Results) -> None:
         "on rank 0: return_stats must not be given together with group or mesh, got True",
         "on rank 0: query must have as many tokens as key on each rank, unless query_positions",
         "group must be a torch.distributed.ProcessGroup or a DeviceMesh, got str",
-        "mesh must be None when group is given, got 'cp'",
+        "on rank 0: mesh must be None when group is given, got 'cp'",
         "on rank 0: align must be 'end' with group, got 'start'",
         "on rank 0: key_positions must be given with query_positions and group, got None",
     ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from benchmarks.__main__ import main
-from benchmarks.distributed import computed, links, measured, ways
+from benchmarks.distributed import computed, limited_link, links, measured, ways
 from benchmarks.distributed.problem import Problem
 from benchmarks.distributed.wire import Traffic, Wire
 from torch import distributed
@@ -97,13 +99,12 @@ def test_computed_bytes_are_those_that_travel(found: Rows) -> None:
 
 
 def test_tables(found: Rows) -> None:
-    text = measured.markdown(found, SETTINGS)
+    text = "\n\n".join(measured.texts(found, SETTINGS))
     assert text.count("\n| 8K, plain, float32 | ") == 4
     assert "| MiB sent, all processes | ring | all-gather | Ulysses | ours | ours / ring | " in text
     odd = {PROBLEM: {name: every * 3 for name, every in found[PROBLEM].items()}}
-    assert "Ulysses is left out: 6 processes do not divide 16 heads" in measured.markdown(
-        odd, SETTINGS
-    )
+    head = measured.texts(odd, SETTINGS)[0]
+    assert "Ulysses is left out: 6 processes do not divide 16 heads" in head
 
 
 def test_wrong_outputs_and_uncounted_bytes_are_errors(
@@ -123,7 +124,7 @@ def test_time_on_a_link() -> None:
 
 def test_more_processes_are_computed() -> None:
     ((name, text),) = computed.run(measured.Settings((4096,), 2, 50e-6, 1))
-    assert name == "distributed-computed"
+    assert name == "distributed-computed-2"
     assert "| 4K, 4, NTK(factor=4.0) | 12 | heads do not divide | " in text
 
 
@@ -134,7 +135,12 @@ def test_more_processes_are_computed() -> None:
         (["--part", "computed", "--lengths", "1000"], "a length must be a multiple of 1024 times"),
         (["--lengths", "8192,-1"], "must be at least 1, got -1"),
         (["--latency", "inf"], "must be at least 0, got inf"),
-        (["--heads", "x"], "invalid int value: 'x'"),
+        (["--heads", "x"], "argument --heads: must be a whole number, got 'x'"),
+        (["--lengths", "8K"], "argument --lengths: must be a whole number, got '8K'"),
+        (["--lengths", "8192,"], "argument --lengths: must be a whole number, got ''"),
+        (["--latency", "slow"], "argument --latency: must be a number, got 'slow'"),
+        (["--part", "link", "--rounds", "0"], "argument --rounds: must be at least 1, got 0"),
+        (["--part", "link", "--lengths", "1000"], "the length must be a multiple of 1024 times"),
         (["--part", "link"], "ip must be installed and allowed, got:"),
     ],
 )
@@ -152,6 +158,21 @@ def test_the_command_refuses(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["2", "4", "computed", "link"])
-def test_the_document_has_a_place(name: str) -> None:
-    markdown.check_section(ROOT / "docs/benchmarks.md", f"distributed-{name}")
+@pytest.mark.parametrize("size", ["2", "4"])
+def test_the_document_has_places(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    settings = replace(SETTINGS, heads=16)
+    modules: list[Any] = [measured, computed, limited_link]
+    names = [name for module in modules for name in module.sections(settings)]
+    for name in (*names, *computed.sections(replace(SETTINGS, heads=4))):
+        markdown.check_section(ROOT / "docs/benchmarks.md", name)
+
+
+def test_tables_without_a_place_are_refused_before_they_are_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["distributed", "--part", "computed", "--heads", "5", "--write"]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert "must hold the markers <!-- distributed-computed-5: begin -->" in capsys.readouterr().err

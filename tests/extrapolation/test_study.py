@@ -16,7 +16,7 @@ from ntk_alibi.extrapolation.measure import Measurement, MeasurePlan
 from ntk_alibi.extrapolation.recipe import StudyRecipe, StudyTraining
 from ntk_alibi.extrapolation.summary import by_seed, summarise
 from ntk_alibi.extrapolation.tables import SECTIONS
-from ntk_alibi.training import training
+from ntk_alibi.training import study_command, training
 from small_studies import TINY, TINY_PLAN
 
 
@@ -109,7 +109,7 @@ def at_once(work: Any, items: Sequence[Any], processes: int) -> Iterator[Any]:
 def test_the_command_tries_chooses_trains_and_writes_the_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(study, "each_in_a_process", at_once)
+    monkeypatch.setattr(study_command, "each_in_a_process", at_once)
     recipe = replace(TINY, steps=1)
     document = tmp_path / "page.md"
     document.write_text("\n".join(f"<!-- {x}: begin -->\n<!-- {x}: end -->" for x in SECTIONS))

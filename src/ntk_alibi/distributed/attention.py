@@ -6,6 +6,7 @@ exchange and what it guarantees.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,18 @@ from ntk_alibi.distributed.exchange import Plan, arrive, send, tie
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sequence import Sequence
 from ntk_alibi.fused.call import CallForm, Options
+from ntk_alibi.fused.checks import rotary
 from ntk_alibi.fused.forward import rounded_logsumexp
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.masks import checked_key_padding_mask, checked_positions
 from ntk_alibi.positions.log_n import KnownFactors, log_n_of
-from ntk_alibi.torch.operator import attention_of_tensors
+from ntk_alibi.torch.operator import attention_of_tensors, in_autocast_dtype
 
 #: Positions back of each query whose own keys give the lower bound of its sum.
 NEAR = 128
 
 
+@torch.compiler.disable(reason="ntk_alibi: which keys travel between ranks depends on numbers")  # type: ignore[untyped-decorator]
 def attention_over_ranks(
     query: Any,
     key: Any,
@@ -43,53 +46,61 @@ def attention_over_ranks(
     group: Any,
     mesh: Any,
     refused: dict[str, Any],
+    check: Callable[[], None],
     return_logsumexp: bool,
 ) -> Any:
     """Compute `attention` over the tokens of all ranks; the arguments are this rank's.
 
-    `refused` holds arguments that must be None here, by name.
+    `refused` holds arguments that must be None here, by name; `check` checks the others.
     """
-    tensors, mesh, wrap = checks.at_the_door(query, key, value, group, mesh)
-    _checks.at_most_one(group=group, mesh=mesh)
-    ranks = Ranks.of(mesh if group is None else group)
-    call = _RankCall(tensors, bias, options, scale, skip_tolerance, mask, refused)
+    given = {"group": group, "mesh": mesh}
+    on = [x for x in (*given.values(), getattr(query, "device_mesh", None)) if x is not None]
+    ranks = Ranks.of(on[0])
+
+    def tensors() -> tuple[Any, Any, Any]:
+        check()
+        checks.without_group(refused)
+        return checks.at_the_door(query, key, value, ranks, given)
+
+    call = _RankCall(tensors, bias, options, scale, skip_tolerance, mask)
     every = ranks.agree(call.describe)
-    if ranks.size == 1 or tensors[0].numel() == 0:
-        output, logsumexp = attention_of_tensors(
-            *tensors, bias, options, scale, skip_tolerance, *mask
-        )
+    if ranks.size == 1 or call.query.numel() == 0:
+        own = call.query, call.key, call.value
+        output, logsumexp = attention_of_tensors(*own, bias, options, scale, skip_tolerance, *mask)
     else:
         output, logsumexp = call.over(ranks, every)
-    output = wrap(output, ranks)
+    output = checks.wrapped(output, query)
     if not return_logsumexp:
         return output
-    return output, wrap(rounded_logsumexp(logsumexp, tensors[0]), ranks)
+    return output, checks.wrapped(rounded_logsumexp(logsumexp, call.query), query)
 
 
 class _RankCall:
-    """A call of attention on one of several ranks."""
+    """A call of attention on one of several ranks.
+
+    `tensors` returns query, key and value, or raises what is wrong with them.
+    """
 
     def __init__(
         self,
-        tensors: tuple[Any, Any, Any],
+        tensors: Callable[[], tuple[Any, Any, Any]],
         bias: Any,
         options: Options,
         scale: Any,
         skip_tolerance: Any,
         mask: tuple[Any, ...],
-        refused: dict[str, Any],
     ) -> None:
-        self._refused = refused
-        self.query, self.key, self.value = tensors
+        self._tensors = tensors
         self.bias, self.options = bias, options
         self._scale, self.tolerance, self._mask = scale, skip_tolerance, mask
 
     def describe(self) -> dict[str, Any]:
         """Check this rank's arguments, and return what all ranks must have in common."""
-        query, key, options = self.query, self.key, self.options
-        checks.without_group(self._refused)
-        checks.tensors(query=query, key=key, value=self.value)
-        _checks.attention_inputs(query, key, self.value)
+        given, options = self._tensors(), self.options
+        checks.tensors(**dict(zip(("query", "key", "value"), given, strict=True)))
+        _checks.attention_inputs(*given)
+        self.query, self.key, self.value = in_autocast_dtype(*given)
+        query, key = self.query, self.key
         numbers = self._scale, self.tolerance, *self._mask
         shapes = query.shape, key.shape, self.value.shape
         form = CallForm.checked(_arrays.ANY_DTYPES, query.dtype, *shapes, *numbers)
@@ -101,6 +112,8 @@ class _RankCall:
         at_queries = checked_positions("query_positions", at_queries, batch, queries)
         at_keys = checked_positions("key_positions", at_keys, batch, keys)
         self.positions = at_queries, at_keys
+        causal = not self.mask.sees_ahead
+        rotary(options.rotary, query.shape[3], causal=causal)
         of_tokens = getattr(self.bias, "of_tokens", False)
         checks.bias_of_rank(self.bias, query.shape[1], of_tokens, at_keys is not None)
         self.log_n = log_n_of(options.log_n)
@@ -117,22 +130,24 @@ class _RankCall:
             "rotary": repr(options.rotary),
             "log_n": repr(getattr(self.log_n, "to_config", lambda: "known")()),
             "whether there are positions": at_keys is not None,
-            "whether gradients are recorded": self._recorded,
+            "whether gradients of query are recorded": _recorded(query),
+            "whether gradients of key or value are recorded": _recorded(key, self.value),
+            "whether gradients of bias are recorded": _recorded(*self._parameters),
             "own keys": keys,
             "own padding": self.padding is not None,
             "own rows of positions": 1 if at_keys is None else len(at_keys),
         }
 
     @property
-    def _recorded(self) -> bool:
-        arrays = self.query, self.key, self.value, *getattr(self.bias, "parameters", (self.bias,))
-        return _torch_state.is_recording() and _arrays.require_grad(*arrays)
+    def _parameters(self) -> tuple[Any, ...]:
+        return getattr(self.bias, "parameters", (self.bias,))
 
     def over(self, ranks: Ranks, every: list[dict[str, Any]]) -> tuple[Any, Any]:
         """Return output and float64 logsumexp of this rank's queries."""
         query, key = self.query, self.key
+        shape: Any = query.shape[:3]
         self.sequence = sequence = Sequence.gathered(
-            ranks, every, query.shape[:3], self.mask, self.padding, self.positions, query.device
+            ranks, every, shape, self.mask, self.padding, self.positions, query.device
         )
         self.kernel = sequence.bias(self.bias, query)
         self.factors = None
@@ -156,7 +171,7 @@ class _RankCall:
         output, logsumexp = self._local(self.kernel, self._part_tolerance)
         arrived = {name: arrive(plan, name, x) for name, x in arriving.items()}
         output, logsumexp = self._with_remote(plan, arrived, output, logsumexp)
-        if self._recorded:
+        if _recorded(query, key, self.value, *self._parameters):
             output, logsumexp = (tie(x, *arrived.values()) for x in (output, logsumexp))
         return output, logsumexp
 
@@ -331,6 +346,10 @@ class _RankCall:
         value = torch.cat([value, self.value[b : b + 1, rows].detach()], 2)
         hidden = np.zeros(own.shape[-1], np.uint8)
         return kernel, key, value, np.concatenate([shown, hidden]), None, None
+
+
+def _recorded(*arrays: Any) -> bool:
+    return _torch_state.is_recording() and _arrays.require_grad(*arrays)
 
 
 def _rows_by_blocks(received: torch.Tensor) -> dict[int, tuple[tuple[Any, ...], torch.Tensor]]:

@@ -49,12 +49,33 @@ def description(bias: Any, *, of_tokens: bool) -> str:
 
     Numbers of single queries and of tokens belong to one rank.
     """
+    if bias is None:
+        return "None"
+    digest = hashlib.sha256()
     if not hasattr(bias, "head_count"):
-        return "None" if bias is None else "dense numbers"
-    digest = hashlib.sha256(repr(bias.heads).encode())
+        if not _arrays.is_array(bias):
+            return type(bias).__name__
+        if of_all_queries(bias):
+            _add(digest, bias)
+        return f"dense numbers, {digest.hexdigest()[:12]}"
     own = of_tokens or bias.query_length is not None
     for numbers in () if own else bias.parameters:
-        digest.update(_arrays.to_numpy(_arrays.detached(numbers)).tobytes())
+        _add(digest, numbers)
+    for name, value in sorted(vars(bias).items()):
+        if not _arrays.is_array(value) and not name.startswith("_"):
+            told = getattr(value, "__qualname__", None) if callable(value) else None
+            digest.update(f"{name} {told or repr(value)}".encode())
     name, scaling = type(bias).__name__, getattr(bias, "scaling", None)
     numbers = digest.hexdigest()[:12]
     return f"{name} of {bias.head_count} heads, scaling {scaling}, numbers {numbers}"
+
+
+def of_all_queries(dense: Any) -> bool:
+    """Return whether dense numbers are the same for all queries, and so for those of all ranks."""
+    return bool(dense.ndim < 2 or dense.shape[-2] == 1)
+
+
+def _add(digest: Any, numbers: Any) -> None:
+    array = _arrays.to_numpy(_arrays.detached(numbers))
+    digest.update(f"{array.shape}".encode())
+    digest.update(array.tobytes())

@@ -52,41 +52,60 @@ def bias_of_rank(bias: Any, heads: int, of_tokens: bool, placed: bool) -> None:
 
 
 def at_the_door(
-    query: Any, key: Any, value: Any, group: Any, mesh: Any
-) -> tuple[tuple[Any, Any, Any], Any, Any]:
-    """Return this rank's tensors, the mesh, and a function that wraps results as the query was.
+    query: Any, key: Any, value: Any, ranks: Any, given: dict[str, Any]
+) -> tuple[Any, Any, Any]:
+    """Return this rank's tensors: of DTensors, their local parts.
+
+    Args:
+        query: the queries.
+        key: the keys.
+        value: the values.
+        ranks: the ranks of the call.
+        given: group and mesh as the caller gave them.
 
     Raises:
-        TypeError, ValueError: some are DTensors and some are not, or they are not sharded along the
-            sequence on the same one-dimensional mesh.
+        TypeError, ValueError: group and mesh are both given; some are DTensors and some are not, or
+            they are not sharded along the sequence on the same mesh, that of the ranks.
     """
+    _checks.at_most_one(**given)
     every = {"query": query, "key": key, "value": value}
     sharded = [name for name, x in every.items() if hasattr(x, "device_mesh")]
     if not sharded:
-        return (query, key, value), mesh, lambda result, ranks: result
+        return query, key, value
     from torch.distributed.tensor import Shard
 
     if len(sharded) < 3:
         _checks.plain(sharded[0], every[sharded[0]])
     for name, x in every.items():
-        if x.placements != (Shard(2),):
-            _checks.plain(name, x)
+        if x.placements not in ((Shard(2),), (Shard(-2),)):
+            raise ValueError(
+                f"{name} must be a plain tensor, or a DTensor sharded along the sequence, "
+                f"(Shard(2),), got one of placements {tuple(x.placements)}: of such a DTensor pass "
+                f"{name}.full_tensor()"
+            )
         if x.device_mesh != query.device_mesh:
             raise ValueError(f"{name} must be on query's mesh, got one on {x.device_mesh}")
-    local = query.to_local(), key.to_local(), value.to_local()
-
-    def wrap(result: Any, ranks: Any) -> Any:
-        from torch.distributed.tensor import DTensor
-
-        shape = (*result.shape[:2], query.shape[2], *result.shape[3:])
-        whole = result.new_empty(shape, device="meta")
-        return DTensor.from_local(
-            result,
-            query.device_mesh,
-            [Shard(2)],
-            run_check=False,
-            shape=whole.shape,
-            stride=whole.stride(),
+    if not ranks.are_those_of(query.device_mesh):
+        raise ValueError(
+            "group or mesh must have the ranks of the DTensors' mesh, or be None, got other ranks "
+            f"than {query.device_mesh}"
         )
+    return query.to_local(), key.to_local(), value.to_local()
 
-    return local, query.device_mesh if mesh is None and group is None else mesh, wrap
+
+def wrapped(result: Any, query: Any) -> Any:
+    """Return a result of this rank as a DTensor if the query is one."""
+    if not hasattr(query, "device_mesh"):
+        return result
+    from torch.distributed.tensor import DTensor, Shard
+
+    shape = (*result.shape[:2], query.shape[2], *result.shape[3:])
+    whole = result.new_empty(shape, device="meta")
+    return DTensor.from_local(
+        result,
+        query.device_mesh,
+        [Shard(2)],
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )

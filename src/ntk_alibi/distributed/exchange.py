@@ -153,16 +153,19 @@ class _Arrive(torch.autograd.Function):
 class _Tie(torch.autograd.Function):
     """Make an output depend on what arrived, also where nothing did.
 
-    Every rank then takes part in the exchange of gradients.
+    Every rank then takes part in the exchange of gradients. The saved tensor lets checkpointing
+    repeat the forward pass here on every rank, before the exchange of gradients begins on any.
     """
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, *arrived: torch.Tensor) -> torch.Tensor:
         ctx.shapes = [(x.shape, x.dtype, x.device) for x in arrived]
+        ctx.save_for_backward(output.new_empty(0))
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        assert len(ctx.saved_tensors) == 1  # reading it repeats the forward pass if need be
         zeros = [torch.zeros(s, dtype=t, device=d) for s, t, d in ctx.shapes]
         return gradient, *zeros
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -10,6 +10,10 @@ import torch
 LAYOUTS = ("contiguous", "zigzag")
 
 Layout = Literal["contiguous", "zigzag"]
+
+#: The attribute of a tensor that `shard` cut, which says how. It is lost where torch copies the
+#: tensor, and then nothing is known.
+_CUT = "_ntk_alibi_layout"
 
 
 def columns_of(rank: int, size: int, tokens: int, layout: Layout) -> torch.Tensor:
@@ -27,3 +31,13 @@ def columns_of(rank: int, size: int, tokens: int, layout: Layout) -> torch.Tenso
         return every.tensor_split(size)[rank]
     runs = every.tensor_split(2 * size)
     return torch.cat([runs[rank], runs[2 * size - 1 - rank]])
+
+
+def mark(part: torch.Tensor, layout: Layout) -> None:
+    """Note on a rank's part of a text how it was cut."""
+    setattr(part, _CUT, layout)
+
+
+def layout_of(part: Any) -> str | None:
+    """Return how a rank's part of a text was cut, or None where that is not known."""
+    return getattr(part, _CUT, None)

@@ -54,6 +54,13 @@ class Ranks:
             )
         return Ranks(group, distributed.get_world_size(group), rank)
 
+    def are_those_of(self, group: Any) -> bool:
+        """Return whether a group or a mesh has these processes, in this order."""
+        own, others = (
+            distributed.get_process_group_ranks(x) for x in (self.group, Ranks.of(group).group)
+        )
+        return bool(own == others)
+
     def __deepcopy__(self, _: Any) -> Ranks:
         """Return this object, since a process group cannot be copied."""
         return self
@@ -65,10 +72,15 @@ class Ranks:
         return every
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all ranks, which have one shape and dtype."""
-        every = [torch.empty_like(tensor) for _ in range(self.size)]
-        distributed.all_gather(every, tensor.contiguous(), group=self.group)
-        return every
+        """Return the tensors of all ranks, which have one shape and dtype, on the tensor's device.
+
+        They travel from a device that the group's backends serve: NCCL takes no tensors of a CPU.
+        """
+        config = distributed.get_backend_config(self.group)
+        sent = tensor.to(served_device(config, tensor.device)).contiguous()
+        every = [torch.empty_like(sent) for _ in range(self.size)]
+        distributed.all_gather(every, sent, group=self.group)
+        return [x.to(tensor.device) for x in every]
 
     def gather_flags(self, flag: bool) -> list[bool]:
         """Return the flags of all ranks, one byte each."""
@@ -94,7 +106,7 @@ class Ranks:
         """
         try:
             number = zlib.crc32(repr(describe()).encode())
-        except (TypeError, ValueError):
+        except Exception:
             number = -1
         every = {int(x) for x in self.gather(torch.tensor([number], dtype=torch.int64))}
         if every == {-1} or len(every) > 1:
@@ -111,22 +123,70 @@ class Ranks:
 
         Raises:
             TypeError, ValueError: an error of some rank, which it names, or arguments that differ.
+            RuntimeError: any other error of some rank.
         """
+        cause = None
         try:
             own: Any = describe()
-        except (TypeError, ValueError) as error:
-            own = error
-        every = self.gather_objects(own if isinstance(own, dict) else (type(own), str(own)))
+        except Exception as error:
+            cause, own = error, (_kind(error), str(error))
+        every = self.gather_objects(own)
         for rank, found in enumerate(every):
             if not isinstance(found, dict):
                 kind, message = found
-                cause = own if rank == self.rank and isinstance(own, Exception) else None
-                raise kind(f"on rank {rank}: {message}") from cause
+                raise kind(f"on rank {rank}: {message}") from (cause if rank == self.rank else None)
         for rank, found in enumerate(every):
             for name, value in every[0].items():
-                if not name.startswith("own ") and found[name] != value:
+                other = found.get(name, "another call")
+                if not name.startswith("own ") and other != value:
                     raise ValueError(
                         f"{name} must be the same on all ranks, got {value} on rank 0 and "
-                        f"{found[name]} on rank {rank}"
+                        f"{other} on rank {rank}"
                     )
         return every
+
+    def together(self, make: Callable[[], Result]) -> Result:
+        """Return what a function makes, or raise the same error on all ranks if it fails on one.
+
+        It costs one byte a rank.
+
+        Args:
+            make: function without collectives.
+        """
+        made: list[Result] = []
+        failure: list[Exception] = []
+        try:
+            made.append(make())
+        except Exception as error:
+            failure.append(error)
+
+        def describe() -> dict[str, Any]:
+            for error in failure:
+                raise error
+            return {}
+
+        if any(self.gather_flags(bool(failure))):
+            self.agree(describe)
+        return made[0]
+
+
+def served_device(config: str, device: torch.device) -> torch.device:
+    """Return the device itself, if the backends of a group serve it, or else one that they serve.
+
+    Args:
+        config: the backends by type of device, such as "cpu:gloo,cuda:nccl".
+        device: the device of a tensor.
+    """
+    served = [entry.partition(":")[0] for entry in config.split(",")]
+    if device.type in served:
+        return device
+    kind = served[0]
+    if kind == "cpu":
+        return torch.device(kind)
+    return torch.device(kind, torch.accelerator.current_device_index())
+
+
+def _kind(error: Exception) -> type[Exception]:
+    """Return the built-in class by which all ranks raise an error of one."""
+    kinds: tuple[type[Exception], ...] = (TypeError, ValueError)
+    return next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays
 from ntk_alibi.biases.kernel_bias import SLOPES, KernelBias, kernel_bias_of
 from ntk_alibi.distributed import bounds
+from ntk_alibi.distributed.bias_forms import of_all_queries
 from ntk_alibi.distributed.exchange import before, sum_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.masks import Mask, Problem
@@ -103,25 +104,32 @@ class Sequence:
         Prefix sums have this rank's keys only. Gradients of numbers that all ranks share are summed
         over the ranks.
         """
-        if getattr(bias, "of_tokens", False):
-            real = self.problem.key_padding_mask
-            own = self.lengths[self.ranks.rank]
-            shape = (*self.problem.shape[:3], own)
-            part = None if real is None else np.ascontiguousarray(real[:, self.own])
-            kernel = kernel_bias_of(bias, Problem(shape, self.problem.mask, part), like)
-            sums = kernel.sums.expand(shape[0], -1, -1)
+        of_tokens = getattr(bias, "of_tokens", False)
+        problem = self._own_problem() if of_tokens else self.problem
+        kernel = self.ranks.together(lambda: kernel_bias_of(bias, problem, like))
+        if of_tokens:
+            sums = kernel.sums.expand(problem.shape[0], -1, -1)
             return kernel._replace(sums=sums + before(self.ranks, sums[..., -1:].contiguous()))
-        kernel = kernel_bias_of(bias, self.problem, like)
         if getattr(bias, "query_length", None) is not None:  # numbers of this rank's queries
             return kernel
         if _learned(kernel.table):
             kernel = kernel_bias_of(bias, self._whole_problem(), like)
+        names = [*SLOPES, "table", "first"]
+        if kernel.dense is not None and of_all_queries(kernel.dense):
+            names.append("dense")
         shared = {
             name: sum_over_ranks(self.ranks, x)
-            for name in (*SLOPES, "table", "first")
+            for name in names
             if _learned(x := getattr(kernel, name))
         }
         return kernel._replace(**shared, core=None) if shared else kernel
+
+    def _own_problem(self) -> Problem:
+        """Return the problem of this rank's queries and keys."""
+        real = self.problem.key_padding_mask
+        shape = (*self.problem.shape[:3], self.lengths[self.ranks.rank])
+        part = None if real is None else np.ascontiguousarray(real[:, self.own])
+        return Problem(shape, self.problem.mask, part)
 
     def _whole_problem(self) -> Problem:
         """Return a problem with the distances of all ranks, equal on all of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ntk_alibi import _arrays, _checks
@@ -225,12 +226,6 @@ def attention(
 
     Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
     """
-    if others:
-        checks.other_arguments(others)
-    _checks.whole_sequences()
-    _checks.no_tangents(query=query, key=key, value=value)
-    if dropout is not NO_DROPOUT:
-        checks.no_dropout(dropout)
     arrays = key_padding_mask, query_positions, key_positions
     if group is not None or mesh is not None or hasattr(query, "device_mesh"):
         given: dict[str, Any] = {"initial": initial, "key_norms": key_norms}
@@ -249,8 +244,10 @@ def attention(
             group=group,
             mesh=mesh,
             refused=given,
+            check=partial(_check_others, others, dropout, query=query, key=key, value=value),
             return_logsumexp=return_logsumexp,
         )
+    _check_others(others, dropout, query=query, key=key, value=value)
     placed = not (key_padding_mask is None and query_positions is None and key_positions is None)
     options = DEFAULTS
     usual = align is AT_END and rotary is None and log_n is None and initial is None
@@ -291,3 +288,13 @@ def attention(
     rounded = [rounded_logsumexp(logsumexp, query)] if return_logsumexp else []
     results = [output, *rounded, *([stats] if return_stats else [])]
     return tuple(results) if len(results) > 1 else output
+
+
+def _check_others(others: dict[str, Any], dropout: Any, **tensors: Any) -> None:
+    """Refuse arguments and surroundings that attention does not have."""
+    if others:
+        checks.other_arguments(others)
+    _checks.whole_sequences()
+    _checks.no_tangents(**tensors)
+    if dropout is not NO_DROPOUT:
+        checks.no_dropout(dropout)

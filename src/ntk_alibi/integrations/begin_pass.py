@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+import zlib
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, cast
@@ -13,8 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ntk_alibi import _checks, _torch_state
+from ntk_alibi import _arrays, _checks, _torch_state
 from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.distributed.layouts import layout_of
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.sharded import ShardedCache
@@ -41,10 +43,13 @@ def begin_pass(
     kwargs: dict[str, Any],
 ) -> tuple[tuple[()], dict[str, Any]]:
     """Replace the padding mask by a `ForwardPass`; called before a patched model's forward."""
-    _checks.whole_sequences()
     kwargs = {**dict(zip(_parameters(cast(Any, type(model))), args, strict=False)), **kwargs}
     inputs = kwargs.get("input_ids")
     inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
+    settings = current(model)
+    if settings.ranks is not None:
+        return (), _shared(rule_of(model), settings, settings.ranks, model, kwargs, inputs)
+    _checks.whole_sequences()
     if inputs is None:
         return (), kwargs  # the model itself raises the error
     _checks.plain("input_ids or inputs_embeds", inputs)
@@ -53,12 +58,9 @@ def begin_pass(
     cache: Any = kwargs.get("past_key_values")
     past = 0 if cache is None else int(cache.get_seq_length())
     capacity = past + queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
-    settings = current(model)
     if follows_config(model):
         checks.own_masks(settings.traceable)
         check(settings)
-    if settings.ranks is not None:
-        return (), _shared(rule_of(model), settings, settings.ranks, model, kwargs)
     checks.patched_with_group(isinstance(cache, ShardedCache))
     checks.known_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
     padding, sizes = _given_mask(kwargs), (batch, past, queries)
@@ -96,27 +98,48 @@ def _given_mask(kwargs: dict[str, Any]) -> Any:
 
 
 def _shared(
-    rule: SlopeRule, settings: Settings, ranks: Ranks, model: nn.Module, kwargs: dict[str, Any]
+    rule: SlopeRule,
+    settings: Settings,
+    ranks: Ranks,
+    model: nn.Module,
+    kwargs: dict[str, Any],
+    inputs: Any,
 ) -> dict[str, Any]:
     """Return the arguments of a pass on several ranks, with a `ForwardPass` as attention_mask."""
     name = "input_ids" if kwargs.get("input_ids") is not None else "inputs_embeds"
-    inputs, mask = kwargs[name], _given_mask(kwargs)
+    mask = _given_mask(kwargs)
     cache: Any = kwargs.get("past_key_values")
-    batch, tokens = inputs.shape[:2]
 
     def describe() -> dict[str, Any]:
+        _checks.whole_sequences()
+        checks.inputs_of_rank(inputs)
+        _checks.plain("input_ids or inputs_embeds", inputs)
+        _checks.plain("attention_mask", mask)
         checks.no_weights_in_group(_wants_weights(model, kwargs))
         checks.cache_of_group(cache, settings.layout, sharded=isinstance(cache, ShardedCache))
         checks.known_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
-        given = cache is not None
-        common = {"the patch": repr(settings), "whether there are past_key_values": given}
+        common = {
+            "the model": f"{type(model).__name__} of {cast(Any, model).config.num_hidden_layers} "
+            f"layers, training={model.training}",
+            "the patch": repr(settings),
+            "whether there are past_key_values": cache is not None,
+        }
         if cache is None:
+            checks.cut_as_patched(layout_of(inputs), settings.layout)
             return common
-        cached = cache.get_seq_length()
-        _padding(model, mask, (batch, cached, tokens), inputs.device)
-        return {**common, "input_ids": (batch, tokens), "tokens in past_key_values": cached}
+        checks.cache_of_ranks(ranks.are_those_of(cache.ranks.group))
+        shape, cached = tuple(inputs.shape[:2]), cache.get_seq_length()
+        seen = _padding(model, mask, (shape[0], cached, shape[1]), inputs.device)
+        return {
+            **common,
+            "input_ids": shape,
+            "tokens in past_key_values": cached,
+            "checksum of input_ids": None if inputs.is_floating_point() else _checksum(inputs),
+            "checksum of attention_mask": _checksum(seen[:, : cached + shape[1]]),
+        }
 
     ranks.in_step(describe)
+    batch, tokens = inputs.shape[:2]
     shared: Any
     if cache is None:
         part = mask, (batch, tokens), inputs.device
@@ -144,6 +167,11 @@ def _shared(
         rule, settings, whole, past, tokens, limited, shared=shared
     )
     return kwargs
+
+
+def _checksum(numbers: torch.Tensor) -> int:
+    """Return a checksum of integers, the same for the same numbers."""
+    return zlib.crc32(_arrays.to_numpy(numbers.detach()).tobytes())
 
 
 def _share_last_token(model: nn.Module, ranks: Ranks) -> None:

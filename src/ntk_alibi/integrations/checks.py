@@ -209,6 +209,50 @@ def parts_of_layout(lengths: list[int], expected: list[int], layout: str) -> Non
         )
 
 
+def cut_as_patched(cut: str | None, layout: str) -> None:
+    """Check that a part was cut in the layout of the patch, as far as that is known."""
+    if cut not in (None, layout):
+        raise ValueError(
+            f"input_ids must be cut in the layout of the patch, {layout!r}, got a part of shard("
+            f"batch, group, layout={cut!r}): let the patch cut it, patch.shard(batch)"
+        )
+
+
+def some_tokens(tokens: int) -> None:
+    """Check that a rank has a part of the text."""
+    if tokens < 1:
+        raise ValueError(
+            "input_ids must have at least one token on each rank in a model patched with group, "
+            f"got {tokens}"
+        )
+
+
+def inputs_of_rank(inputs: Any) -> None:
+    """Check that a rank of a group gives inputs."""
+    if inputs is None:
+        raise ValueError(
+            "input_ids or inputs_embeds must be given in a model patched with group, got None"
+        )
+
+
+def labels_of_part(shape: tuple[int, ...], part: tuple[int, ...]) -> None:
+    """Check that labels are those of a rank's part."""
+    if shape != part:
+        raise ValueError(
+            f"labels must be those of this rank's part of input_ids, {part}, in a model patched "
+            f"with group, got {shape}: ntk_alibi.torch.shard shifts and cuts them"
+        )
+
+
+def cache_of_ranks(same: bool) -> None:
+    """Check that a spread cache has the ranks of the patch."""
+    if not same:
+        raise ValueError(
+            "past_key_values must be a ShardedCache of the group that the model is patched with, "
+            "got one of other ranks"
+        )
+
+
 def cache_of_group(cache: Any, layout: str, *, sharded: bool) -> None:
     """Check that the cache of a model patched with group is spread over the group, too."""
     if cache is not None and layout != "contiguous":

@@ -73,14 +73,18 @@ class _LossOfParts:
         num_items_in_batch: Any = None,
         **_: Any,
     ) -> torch.Tensor:
-        checks.no_count_of_labels(num_items_in_batch)
+
+        def describe() -> dict[str, Any]:
+            checks.no_count_of_labels(num_items_in_batch)
+            checks.labels_of_part(tuple(labels.shape), tuple(logits.shape[:-1]))
+            return {"own labels": int((labels != IGNORED).sum())}
+
+        total = sum(x["own labels"] for x in self._ranks.agree(describe))
         labels = labels.to(logits.device)
-        own = (labels != IGNORED).sum()[None]
-        total = torch.stack(self._ranks.gather(own)).sum()
         nats = F.cross_entropy(
             logits.float().view(-1, vocab_size),
             labels.reshape(-1),
             ignore_index=IGNORED,
             reduction="sum",
         )
-        return nats * self._ranks.size / total
+        return nats * self._ranks.size / torch.tensor(total, dtype=nats.dtype, device=nats.device)

@@ -146,6 +146,7 @@ def own_tokens(
     batch, tokens = shape
 
     def describe() -> dict[str, Any]:
+        checks.some_tokens(tokens)
         checks.mask_of_part(None if mask is None else tuple(mask.shape), shape)
         return {"batch": batch, "own tokens": tokens, "own padding": mask is not None}
 

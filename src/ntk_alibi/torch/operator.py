@@ -213,13 +213,18 @@ def call_of_tensors(
     *numbers: Any,
 ) -> AttentionCall:
     """Return the checked call of tensors, in the dtype that autocast wants."""
-    device = query.device
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
-        dtype = torch.get_autocast_dtype(device.type)
-        query, key, value = (x.to(dtype) for x in (query, key, value))
+    query, key, value = in_autocast_dtype(query, key, value)
     shapes = query.shape, key.shape, value.shape
     form = CallForm.checked(_arrays.ANY_DTYPES, query.dtype, *shapes, *numbers)
     return AttentionCall.checked(query, key, value, bias, form, options, like=query)
+
+
+def in_autocast_dtype(*tensors: torch.Tensor) -> Tensors:
+    """Return tensors of one device in the dtype that autocast wants there."""
+    device = tensors[0].device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
+    return tensors
 
 
 def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from ntk_alibi import _checks
-from ntk_alibi.distributed.layouts import LAYOUTS, Layout, columns_of
+from ntk_alibi.distributed.layouts import LAYOUTS, Layout, columns_of, mark
 from ntk_alibi.distributed.ranks import Ranks
 
 #: Label of tokens that do not count in a loss.
@@ -67,5 +67,6 @@ def shard(batch: Mapping[str, Any], group: Any, *, layout: Layout = "contiguous"
             if name == "labels":
                 whole = F.pad(value[:, 1:], (0, 1), value=IGNORED)
             whole = whole[:, columns.to(whole.device)]
+            mark(whole, layout)
         cut[name] = whole
     return cut

@@ -1,4 +1,4 @@
-"""Devices that tensors travel from, by the backends of a group; NCCL and MPI are not at hand here."""
+"""Devices that tensors travel from, by the backends of a group."""
 
 from __future__ import annotations
 

@@ -10,46 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import ntk_alibi as na
+from cpp_programs import numbers, of_example, of_python
 from ntk_alibi import _cmake
 from repository import ROOT
-
-HEADS, TOKENS, ROOM, HEAD_DIM = 8, 600, 1024, 64
 
 
 def run(*command: str | Path) -> str:
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def numbers(state: int, rows: int, heads: int = HEADS) -> NDArray[np.float32]:
-    """Return the numbers of the programs, (1, heads, rows, head_dim)."""
-    drawn = np.empty(heads * rows * HEAD_DIM, np.float32)
-    for i in range(drawn.size):
-        state = (state * 1664525 + 1013904223) % 2**32
-        drawn[i] = (state >> 8) / 2**23 - 1.0
-    return drawn.reshape(1, heads, rows, HEAD_DIM)
-
-
-def expected() -> dict[tuple[str, int], tuple[float, float]]:
-    """Return logsumexp and first output of every head at the last token, by Python's attention."""
-    key, value = numbers(2, ROOM), numbers(3, ROOM)
-    results = {}
-    for name, query, keys, tolerance in (
-        ("prompt", numbers(1, TOKENS), TOKENS, 0.0),
-        ("token", numbers(4, 1), TOKENS + 1, None),
-    ):
-        output, logsumexp = na.attention(
-            *(query, key[:, :, :keys], value[:, :, :keys], na.ALiBi(HEADS)),
-            skip_tolerance=tolerance,
-            return_logsumexp=True,
-        )
-        for head in range(HEADS):
-            results[name, head] = float(logsumexp[0, head, -1]), float(output[0, head, -1, 0])
-    return results
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +38,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def of_python() -> Path:
+def python_package() -> Path:
     """Return the CMake package of the Python package."""
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
@@ -85,14 +56,13 @@ def built(source: Path, package: Path, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("package", ["installed", "of_python"])
+@pytest.mark.parametrize("package", ["installed", "python_package"])
 def test_the_example_finds_the_package_and_computes_what_python_does(
     package: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     build = built(ROOT / "examples/cpp", request.getfixturevalue(package), tmp_path)
-    lines = [line.split() for line in run(build / "causal_attention").splitlines()]
-    results = {(name, int(head)): (float(log), float(out)) for name, head, log, out in lines}
-    wanted = expected()
+    results = of_example(run(build / "causal_attention"))
+    wanted = of_python()
     assert results.keys() == wanted.keys()
     for place, numbers_of_python in wanted.items():
         # The same code on the same machine; 9 digits are printed, and Python's numbers are float32.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cpp_programs import of_example, of_python
 from repository import ROOT
 
 AARCH64 = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
@@ -53,8 +54,27 @@ def test_the_core_builds_and_passes_its_tests(name: str, tmp_path: Path) -> None
     output = run(*emulator, str(tmp_path / "core_tests"))
     assert output.endswith("all tests passed\n")
     assert ("neon" if name == "aarch64" else "portable") in output
-    if not emulator:
+    if emulator:
+        _check_example(tmp_path, compiler, options, emulator)
+    else:
         _check_isolation(tmp_path)
+
+
+def _check_example(build: Path, compiler: str, options: list[str], emulator: list[str]) -> None:
+    """Check that the example of the installed package runs there and computes what Python does."""
+    prefix = build / "prefix"
+    run("cmake", "--install", str(build), "--prefix", str(prefix))
+    run(
+        *("cmake", "-S", str(ROOT / "examples/cpp"), "-B", str(build / "example")),
+        *(f"-DCMAKE_CXX_COMPILER={compiler}", *options, f"-DCMAKE_PREFIX_PATH={prefix}"),
+    )
+    run("cmake", "--build", str(build / "example"))
+    results = of_example(run(*emulator, str(build / "example/causal_attention")))
+    wanted = of_python()
+    assert results.keys() == wanted.keys()
+    for place, numbers_of_python in wanted.items():
+        # Sums of up to 601 products of float32, in another order; the outputs are below 1.
+        assert results[place] == pytest.approx(numbers_of_python, rel=1e-5, abs=1e-6), place
 
 
 def _check_isolation(build: Path) -> None:

@@ -6,9 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ntk_alibi import _core
@@ -37,7 +37,7 @@ def imported(folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "torch").mkdir(exist_ok=True)
     (folder / "torch/__init__.py").write_text("raise AssertionError('torch was imported')")
     # Without site, an editable install does not come before the folder.
-    paths = f"{folder}{os.pathsep}{sysconfig.get_path('purelib')}"
+    paths = f"{folder}{os.pathsep}{Path(np.__file__).parents[1]}"
     return subprocess.run(
         [sys.executable, "-S", "-c", code],
         env={**os.environ, "PYTHONPATH": paths},

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import ntk_alibi as na
+from cpp_programs import numbers, of_example, of_python
 from ntk_alibi import _cmake
 from repository import ROOT
-
-HEADS, TOKENS, ROOM, HEAD_DIM = 8, 600, 1024, 64
 
 
 def run(*command: str | Path) -> str:
@@ -25,35 +23,12 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def numbers(state: int, rows: int) -> NDArray[np.float32]:
-    """Return the numbers of the example, (1, heads, rows, head_dim)."""
-    drawn = np.empty(HEADS * rows * HEAD_DIM, np.float32)
-    for i in range(drawn.size):
-        state = (state * 1664525 + 1013904223) % 2**32
-        drawn[i] = (state >> 8) / 2**23 - 1.0
-    return drawn.reshape(1, HEADS, rows, HEAD_DIM)
-
-
-def expected() -> dict[tuple[str, int], tuple[float, float]]:
-    """Return logsumexp and first output of every head at the last token, by Python's attention."""
-    key, value = numbers(2, ROOM), numbers(3, ROOM)
-    results = {}
-    for name, query, keys, tolerance in (
-        ("prompt", numbers(1, TOKENS), TOKENS, 0.0),
-        ("token", numbers(4, 1), TOKENS + 1, None),
-    ):
-        output, logsumexp = na.attention(
-            *(query, key[:, :, :keys], value[:, :, :keys], na.ALiBi(HEADS)),
-            skip_tolerance=tolerance,
-            return_logsumexp=True,
-        )
-        for head in range(HEADS):
-            results[name, head] = float(logsumexp[0, head, -1]), float(output[0, head, -1, 0])
-    return results
-
-
-def installed(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the CMake package of an installed library."""
+    if shutil.which("cmake") is None:
+        pytest.skip("cmake is not installed")
+    folder = tmp_path_factory.mktemp("installed")
     run("cmake", "-S", ROOT, "-B", folder / "build")
     run("cmake", "--build", folder / "build", "--parallel", str(os.cpu_count()))
     run("cmake", "--install", folder / "build", "--prefix", folder / "prefix")
@@ -62,33 +37,71 @@ def installed(folder: Path) -> Path:
     return config.parent
 
 
-def of_python(folder: Path) -> Path:
+@pytest.fixture
+def python_package() -> Path:
     """Return the CMake package of the Python package."""
+    if shutil.which("cmake") is None:
+        pytest.skip("cmake is not installed")
     try:
         return _cmake.cmake_dir()
     except FileNotFoundError as error:
         pytest.skip(str(error))
 
 
+def built(source: Path, package: Path, folder: Path) -> Path:
+    """Return the folder of a project's programs, which find the CMake package."""
+    run("cmake", "-S", source, "-B", folder / "build", f"-Dntk_alibi_DIR={package}")
+    run("cmake", "--build", folder / "build", "--parallel", str(os.cpu_count()))
+    return folder / "build"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("package", [installed, of_python])
+@pytest.mark.parametrize("package", ["installed", "python_package"])
 def test_the_example_finds_the_package_and_computes_what_python_does(
-    package: object, tmp_path: Path
+    package: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    if shutil.which("cmake") is None:
-        pytest.skip("cmake is not installed")
-    assert callable(package)
-    found = package(tmp_path)
-    build = tmp_path / "example"
-    run("cmake", "-S", ROOT / "examples/cpp", "-B", build, f"-Dntk_alibi_DIR={found}")
-    run("cmake", "--build", build, "--parallel", str(os.cpu_count()))
-    lines = [line.split() for line in run(build / "causal_attention").splitlines()]
-    results = {(name, int(head)): (float(log), float(out)) for name, head, log, out in lines}
-    wanted = expected()
+    build = built(ROOT / "examples/cpp", request.getfixturevalue(package), tmp_path)
+    results = of_example(run(build / "causal_attention"))
+    wanted = of_python()
     assert results.keys() == wanted.keys()
     for place, numbers_of_python in wanted.items():
         # The same code on the same machine; 9 digits are printed, and Python's numbers are float32.
         assert results[place] == pytest.approx(numbers_of_python, rel=2.0**-22), place
+
+
+@pytest.mark.slow
+def test_skip_tolerance_means_what_it_does_in_python(installed: Path, tmp_path: Path) -> None:
+    source = ROOT / "tests/shared/skip_tolerance.cpp"
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.18)\n"
+        "project(tolerances LANGUAGES CXX)\n"
+        "find_package(ntk_alibi 0.1 REQUIRED)\n"
+        f'add_executable(skip_tolerance "{source}")\n'
+        "target_link_libraries(skip_tolerance PRIVATE ntk_alibi::core)\n"
+    )
+    program = built(tmp_path, installed, tmp_path) / "skip_tolerance"
+    tolerances = None, 0.0, 0.01, 0.5
+    heads, keys = 4, 1500
+    slopes = na.alibi_slopes(heads)
+    biases = na.ALiBi(heads), na.ALiBi(heads, slopes=-slopes), None
+    rows = run(program, *("none" if t is None else str(t) for t in tolerances)).splitlines()
+    got = np.array([row.split() for row in rows], np.float64)
+    got = got.reshape(len(tolerances), len(biases), heads, -1)
+    query, *inputs = numbers(1, 70, heads), numbers(2, keys, heads), numbers(3, keys, heads)
+    for i, tolerance in enumerate(tolerances):
+        for j, bias in enumerate(biases):
+            wanted = na.attention(
+                *(query, *inputs, bias), skip_tolerance=tolerance, return_logsumexp=True
+            )[1][0]
+            # The same code on the same machine, but Python rounds logsumexps to float32.
+            np.testing.assert_allclose(got[i, j], wanted, rtol=2.0**-22)
+    # A greater tolerance leaves out more mass, by far more than numbers are rounded to.
+    mass = np.exp(got[:, 0] - got[0, 0]).min(axis=(1, 2))
+    assert abs(1 - mass[1]) <= 2.0**-20
+    assert 0.99 <= mass[2] < 1 - 2.0**-20
+    assert 0.5 <= mass[3] < mass[2]
+    # Negative slopes and no bias have no proof: all keys are read.
+    np.testing.assert_array_equal(got[:, 1:], np.broadcast_to(got[:1, 1:], got[:, 1:].shape))
 
 
 def test_the_folder_of_the_cmake_package_is_printed_or_said_to_be_missing() -> None:

@@ -1,8 +1,9 @@
 // Checks the arguments of the public interface and passes them to the core.
 #include "ntk_alibi/attention.h"
 
+#include <algorithm>
 #include <cmath>
-#include <limits>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +15,10 @@ namespace {
 
 constexpr std::int64_t greatest_head_dim = 256;
 constexpr std::int64_t greatest_length = int32_max;
+constexpr std::int64_t greatest_head_count = 1 << 20;  // of alibi_slopes, which allocates them
+
+// In elements. Their bytes, and sums of a few of them, are numbers of 64 bits.
+constexpr std::int64_t greatest_size = std::int64_t{1} << 60;
 
 template <class Number>
 [[noreturn]] void refuse(const std::string& name, const std::string& expected, Number got) {
@@ -24,6 +29,13 @@ void check_integer(const char* name, std::int64_t value, std::int64_t least,
                    std::int64_t greatest = greatest_length) {
   if (value < least || value > greatest)
     refuse(name, std::to_string(least) + " to " + std::to_string(greatest), value);
+}
+
+// Returns the product of numbers >= 0, or more than greatest_size if it is greater.
+std::int64_t product(std::int64_t a, std::int64_t b) {
+  std::int64_t result;
+  const bool fits = !__builtin_mul_overflow(a, b, &result) && result <= greatest_size;
+  return fits ? result : greatest_size + 1;
 }
 
 void check_sizes(const AttentionArguments& a) {
@@ -37,11 +49,66 @@ void check_sizes(const AttentionArguments& a) {
   check_integer("head_dim", a.head_dim, 1, greatest_head_dim);
   if (a.query_length > a.key_length)
     refuse("query_length", "at most key_length " + std::to_string(a.key_length), a.query_length);
+  const std::int64_t heads = product(a.batch, a.query_heads);
+  if (product(product(heads, a.key_length), a.head_dim) > greatest_size)
+    throw std::invalid_argument(
+        "batch x query_heads x key_length x head_dim must be at most 2^60, got " +
+        std::to_string(a.batch) + " x " + std::to_string(a.query_heads) + " x " +
+        std::to_string(a.key_length) + " x " + std::to_string(a.head_dim));
 }
 
-void check_data(const char* name, const void* data, std::int64_t rows) {
-  if (data == nullptr && rows > 0)
+// The sizes of a tensor (batch, heads, rows, head_dim).
+struct Shape {
+  std::int64_t batch, heads, rows, head_dim;
+};
+
+struct Axis {
+  std::int64_t size, stride;  // the stride without its sign
+};
+
+// Checks that a tensor has data, and strides that stay within 2^60 elements. Rows that are written
+// must not overlap: each stride is as long as all that lies within it.
+template <class Void>
+void check_rows(const char* name, const Rows<Void>& rows, const Shape& shape, bool written) {
+  if (shape.batch == 0 || shape.rows == 0) return;
+  if (rows.data == nullptr)
     throw std::invalid_argument(std::string(name) + " must have data, got a null pointer");
+  const auto refuse_strides = [&](const char* expected) {
+    throw std::invalid_argument(std::string(name) + "'s strides must " + expected + ", got " +
+                                std::to_string(rows.batch_stride) + ", " +
+                                std::to_string(rows.head_stride) + " and " +
+                                std::to_string(rows.row_stride) + " (batch, head and row)");
+  };
+  Axis axes[] = {{shape.batch, rows.batch_stride},
+                 {shape.heads, rows.head_stride},
+                 {shape.rows, rows.row_stride}};
+  bool small = true;
+  for (Axis& axis : axes) {
+    small = small && axis.stride >= -greatest_size && axis.stride <= greatest_size;
+    axis.stride = small ? std::abs(axis.stride) : 0;
+  }
+  std::sort(std::begin(axes), std::end(axes),
+            [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+  std::int64_t extent = shape.head_dim;
+  bool apart = true;
+  for (const Axis& axis : axes) {
+    apart = apart && (axis.size == 1 || axis.stride >= extent);
+    extent = std::min(extent + product(axis.size - 1, axis.stride), greatest_size + 1);
+  }
+  if (!small || extent > greatest_size) refuse_strides("span at most 2^60 elements");
+  if (written && !apart) refuse_strides("keep rows apart");
+}
+
+void check_tensors(const AttentionArguments& a) {
+  const Shape queries{a.batch, a.query_heads, a.query_length, a.head_dim};
+  const Shape keys{a.batch, a.key_heads, a.key_length, a.head_dim};
+  check_rows("query", a.query, queries, false);
+  check_rows("key", a.key, keys, false);
+  check_rows("value", a.value, keys, false);
+  check_rows("output", a.output, queries, true);
+  for (const void* input : {a.query.data, a.key.data, a.value.data})
+    if (input != nullptr && input == a.output.data)
+      throw std::invalid_argument("output must have memory of its own, got that of an input");
 }
 
 void check_numbers(const AttentionArguments& a) {
@@ -81,14 +148,11 @@ TensorView view(const Rows<const void>& rows) {
 
 void attention(const AttentionArguments& a) {
   check_sizes(a);
+  const DType dtype = dtype_of(a.element_type);
+  check_tensors(a);
   check_numbers(a);
   check_mask(a);
-  const DType dtype = dtype_of(a.element_type);
-  const std::int64_t queries = a.batch * a.query_length, keys = a.batch * a.key_length;
-  check_data("query", a.query.data, queries);
-  check_data("key", a.key.data, keys);
-  check_data("value", a.value.data, keys);
-  check_data("output", a.output.data, queries);
+  if (a.batch == 0 || a.query_length == 0) return;
 
   AttentionProblem problem{};
   problem.dtype = dtype;
@@ -111,8 +175,20 @@ void attention(const AttentionArguments& a) {
   attention(problem);
 }
 
+std::int64_t element_count(std::int64_t heads, std::int64_t rows, std::int64_t head_dim) {
+  check_integer("heads", heads, 0, greatest_size);
+  check_integer("rows", rows, 0, greatest_size);
+  check_integer("head_dim", head_dim, 0, greatest_size);
+  const std::int64_t count = product(product(heads, rows), head_dim);
+  if (count > greatest_size)
+    throw std::invalid_argument("heads x rows x head_dim must be at most 2^60 elements, got " +
+                                std::to_string(heads) + " x " + std::to_string(rows) + " x " +
+                                std::to_string(head_dim));
+  return count;
+}
+
 std::vector<float> alibi_slopes(std::int64_t num_heads) {
-  check_integer("num_heads", num_heads, 1);
+  check_integer("num_heads", num_heads, 1, greatest_head_count);
   std::vector<double> exponents(num_heads);
   alibi_exponents(num_heads, SlopeRule::press, exponents.data());
   std::vector<float> slopes;

@@ -111,7 +111,7 @@ void run_shares(std::int64_t shares, std::int64_t count, detail::RangeFunction f
 
 int num_threads() {
   if (in_forked_child) return 1;
-  const int chosen = chosen_threads;
+  [[maybe_unused]] const int chosen = chosen_threads;
 #ifdef _OPENMP
   return chosen > 0 ? chosen : omp_get_max_threads();
 #else
@@ -129,7 +129,7 @@ void detail::parallel_for(std::int64_t count, std::int64_t grain, RangeFunction 
                           void* context) {
   if (count <= 0) return;
   Cancellation cancellation;
-  const std::int64_t shares =
+  [[maybe_unused]] const std::int64_t shares =
       std::min<std::int64_t>(num_threads(), std::max<std::int64_t>(1, count / grain));
 #ifdef _OPENMP
   if (shares > 1 && !omp_in_parallel()) {

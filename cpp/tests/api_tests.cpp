@@ -60,10 +60,25 @@ void test_public_interface() {
     attention(with.arguments);
     CHECK(with.output == call.output && with.logsumexp == call.logsumexp);
   }
+  // One meaning of skip_tolerance, which leaves out more the greater it is.
+  std::vector<std::int64_t> weighed;
+  for (const auto tolerance : {std::optional<double>(), std::optional(0.0), std::optional(0.25)}) {
+    Call call(70, 1500, false);
+    call.problem.skip_tolerance = tolerance;
+    attention(call.problem);
+    Arguments with(call);
+    with.arguments.skip_tolerance = tolerance;
+    attention(with.arguments);
+    CHECK(with.output == call.output && with.logsumexp == call.logsumexp);
+    weighed.push_back(call.counts[2 * kinds_of_counts - 1]);  // of the second head
+  }
+  CHECK(weighed[0] > weighed[1] && weighed[1] > weighed[2]);
   CHECK(alibi_slopes(4) == (std::vector<float>{0.25f, 0.0625f, 0.015625f, 0.00390625f}));
   AttentionArguments nothing;
   nothing.head_dim = 1;
   attention(nothing);  // no queries and no keys
+  nothing.batch = nothing.query_heads = nothing.key_heads = int32_max;
+  attention(nothing);
 }
 
 void test_public_interface_refuses() {
@@ -83,12 +98,59 @@ void test_public_interface_refuses() {
   CHECK(mentions(error_of([](Arguments& a) { a.skip_tolerance = std::nan(""); }), "got nan"));
   CHECK(mentions(error_of([](Arguments& a) { a.skip_tolerance = -0.1; }), "skip_tolerance must"));
   CHECK(mentions(error_of([](Arguments& a) { a.scale = INFINITY; }), "scale must be"));
+  CHECK(mentions(error_of([](Arguments& a) { a.scale = NAN; }), "scale must be"));
+  CHECK(mentions(error_of([](Arguments& a) { a.query_heads = 0; }), "query_heads must be 1 to"));
+  CHECK(mentions(error_of([](Arguments& a) { a.query_heads = -3; }), "query_heads must be 1 to"));
+  CHECK(mentions(error_of([](Arguments& a) { a.head_dim = 0; }), "head_dim must be 1 to 256"));
+  CHECK(mentions(error_of([](Arguments& a) { a.query_length = -1; }), "query_length must be 0 to"));
+  CHECK(mentions(error_of([](Arguments& a) { a.key_length = -1; }), "key_length must be 0 to"));
+  CHECK(mentions(error_of([](Arguments& a) { a.key_length = INT64_MAX; }), "key_length must be"));
+  CHECK(mentions(error_of([](Arguments& a) { a.window = INT64_MIN; }), "window must be 1 to"));
+  CHECK(error_of([](Arguments& a) {
+          a.batch = a.query_heads = a.key_heads = a.key_length = int32_max;
+        }) ==
+        "batch x query_heads x key_length x head_dim must be at most 2^60, got 2147483647 x "
+        "2147483647 x 2147483647 x 20");
   CHECK(mentions(error_of([](Arguments& a) { a.window = 0; }), "window must be 1 to"));
   CHECK(mentions(error_of([](Arguments& a) { a.sink = -1; }), "sink must be 0 to"));
   CHECK(mentions(error_of([](Arguments& a) { a.causal_block = 4, a.causal = false; }),
                  "causal must be true with causal_block"));
   CHECK(mentions(error_of([](Arguments& a) { a.value.data = nullptr; }), "value must have data"));
   CHECK(mentions(error_of([](Arguments& a) { a.output.data = nullptr; }), "output must have data"));
+  CHECK(mentions(error_of([](Arguments& a) { a.query.data = nullptr; }), "query must have data"));
+  CHECK(mentions(error_of([](Arguments& a) { a.key.data = nullptr; }), "key must have data"));
+  CHECK(error_of([](Arguments& a) { a.output.data = const_cast<void*>(a.query.data); }) ==
+        "output must have memory of its own, got that of an input");
+  CHECK(error_of([](Arguments& a) { a.output.head_stride = 0; }) ==
+        "output's strides must keep rows apart, got 4200, 0 and 20 (batch, head and row)");
+  CHECK(mentions(error_of([](Arguments& a) { a.output.row_stride = 19; }), "keep rows apart"));
+  CHECK(
+      mentions(error_of([](Arguments& a) { a.key.row_stride = INT64_MIN; }), "key's strides must"));
+  CHECK(mentions(error_of([](Arguments& a) { a.value.row_stride = std::int64_t{1} << 59; }),
+                 "value's strides must span at most 2^60 elements"));
+  // Rows of tokens, each with all heads, and rows from the end.
+  CHECK(
+      error_of([](Arguments& a) { a.output.head_stride = 20, a.output.row_stride = 60; }).empty());
+  CHECK(error_of([](Arguments& a) {
+          a.output.data = static_cast<float*>(a.output.data) + 69 * 20;
+          a.output.row_stride = -20;
+        }).empty());
+  const auto message_of = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(message_of([] { alibi_slopes(0); }) == "num_heads must be 1 to 1048576, got 0");
+  CHECK(mentions(message_of([] { alibi_slopes(INT64_MAX); }), "num_heads must be 1 to 1048576"));
+  CHECK(mentions(message_of([] { contiguous<void>(nullptr, -1, 2, 3); }), "heads must be 0 to"));
+  CHECK(mentions(message_of([] { contiguous<void>(nullptr, int32_max, int32_max, 64); }),
+                 "heads x rows x head_dim must be at most 2^60 elements, got 2147483647 x"));
+  static const float unordered[] = {0.5f, 0.2f, NAN};
+  CHECK(error_of([](Arguments& a) { a.slopes = unordered; }) ==
+        "slopes[2] must be finite, got nan");
   static const float slopes[] = {0.5f, std::numeric_limits<float>::infinity(), 0.1f};
   CHECK(mentions(error_of([](Arguments& a) { a.slopes = slopes; }), "slopes[1] must be finite"));
   CHECK(mentions(error_of([](Arguments& a) { a.element_type = static_cast<ElementType>(7); }),

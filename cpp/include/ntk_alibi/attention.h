@@ -22,10 +22,13 @@ struct Rows {
   std::int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
 };
 
+// The number of elements of heads x rows x head_dim, each 0 or more and together at most 2^60.
+std::int64_t element_count(std::int64_t heads, std::int64_t rows, std::int64_t head_dim);
+
 // The rows of a tensor without gaps.
 template <class Void>
 Rows<Void> contiguous(Void* data, std::int64_t heads, std::int64_t rows, std::int64_t head_dim) {
-  return {data, heads * rows * head_dim, rows * head_dim, head_dim};
+  return {data, element_count(heads, rows, head_dim), element_count(1, rows, head_dim), head_dim};
 }
 
 // One call of attention. The last query is at the position of the last key.
@@ -46,7 +49,7 @@ struct AttentionArguments {
   Rows<const void> query;  // (batch, query_heads, query_length, head_dim)
   Rows<const void> key;    // (batch, key_heads, key_length, head_dim)
   Rows<const void> value;  // as key
-  Rows<void> output;       // as query; must not overlap the inputs
+  Rows<void> output;       // as query; its rows must not overlap each other or the inputs
   // (batch, query_heads, query_length), contiguous: natural logarithms of the sums; or null.
   double* logsumexp = nullptr;
 
@@ -62,16 +65,17 @@ struct AttentionArguments {
 
   // Keys are left out that are proven to have, together, at most this share of a query's softmax
   // mass; less than 1. 0.0 leaves out only what rounding would swallow (2^-24); without a number
-  // every visible key is read. The same as `skip_tolerance` in Python.
+  // every visible key is read. Slopes >= 0 have a proof; with negative ones, or without any, all
+  // keys are read. The same as `skip_tolerance` in Python.
   std::optional<double> skip_tolerance = 0.0;
 };
 
 // Computes attention on as many threads as OpenMP has (OMP_NUM_THREADS, omp_set_num_threads).
-// Throws std::domain_error if scores or sums leave float32's range although all inputs are finite;
-// the output is then undefined.
+// Throws std::domain_error if scores or sums leave float32's range although all inputs are finite,
+// and std::bad_alloc; the output is then undefined.
 void attention(const AttentionArguments& arguments);
 
-// The slopes m_h of ALiBi for any number of heads, as BLOOM and MPT have them; those of a stretched
+// The slopes m_h of ALiBi for 1 to 2^20 heads, as BLOOM and MPT have them; those of a stretched
 // model are numbers that Python's `alibi_slopes` gives.
 std::vector<float> alibi_slopes(std::int64_t num_heads);
 

@@ -57,6 +57,7 @@ def _new_falcon() -> Any:
 CASES = {
     "nano BLOOM": Case(vllm_models.nano_bloom, na.NTK(4.0), "seq_length"),
     "BLOOM": Case(lambda: vllm_models.bloom(8), na.Interpolation(4.0), "seq_length"),
+    "BLOOM, not stretched": Case(lambda: vllm_models.bloom(8), None, "seq_length"),
     "BLOOM, compiled": Case(lambda: vllm_models.bloom(8), na.NTK(4.0), "seq_length", compiled=True),
     "BLOOM, some layers": Case(
         lambda: vllm_models.bloom(8), na.FlatHeads(8.0, layers=[0, 2]), "seq_length"
@@ -102,7 +103,8 @@ def made(case: Case, folder: Path) -> tuple[Any, list[list[int]]]:
 
 
 def overrides(case: Case) -> dict[str, Any]:
-    return {"alibi_scaling": case.scaling.to_config(), case.length_key: LONGEST}
+    scaling = {} if case.scaling is None else {"alibi_scaling": case.scaling.to_config()}
+    return {**scaling, case.length_key: LONGEST}
 
 
 def run(
@@ -186,6 +188,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "alibi_scaling must not depend on lengths",
     ),
     "knee": ({"alibi_scaling": na.Knee(64, 4.0).to_config()}, {}, "must act on slopes"),
+    "no number": ({"alibi_scaling": {"alibi_type": "ntk", "factor": "4"}}, {}, "factor must be"),
+    "misspelt": ({"alibi_scalling": na.NTK(4.0).to_config()}, {}, "got alibi_scalling, which"),
+    "3 processes": (
+        {"alibi_scaling": na.NTK(4.0).to_config()},
+        {"tensor_parallel_size": 3},
+        "must be divisible by tensor parallel size (3)",
+    ),
     "log-n": ({"alibi_log_n": 256}, {}, "alibi_log_n must be left out"),
     "FlashInfer": ({}, {"attention_backend": "FLASHINFER"}, "got FLASHINFER, with which"),
 }
@@ -199,6 +208,20 @@ def test_engines_refuse_to_start(name: str, python: Path, tmp_path: Path) -> Non
     settings = {case.length_key: LONGEST, **settings}
     found = run(python, folder, case, settings, engine=engine, prompts=[])
     assert sentence in found["refused"]
+
+
+def test_a_file_of_overrides_is_no_setting(python: Path, tmp_path: Path) -> None:
+    """vLLM takes the text; `--hf-overrides "$(cat FILE)"` hands it over."""
+    file = tmp_path / "overrides.json"
+    file.write_text(json.dumps(overrides(CASES["BLOOM"])))
+    done = subprocess.run(
+        [python.parent / "vllm", "serve", tmp_path, "--hf-overrides", file],
+        env=vllm_environment.variables(tmp_path / "cache"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "argument --hf-overrides" in done.stderr
 
 
 def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> None:

@@ -220,8 +220,8 @@ def test_a_file_of_overrides_is_no_setting(python: Path, tmp_path: Path) -> None
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 2
-    assert "argument --hf-overrides" in done.stderr
+    assert done.returncode != 0
+    assert "hf_overrides" in done.stderr
 
 
 def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> None:

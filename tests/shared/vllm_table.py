@@ -73,7 +73,8 @@ def write() -> None:
     rows = []
     for name, numbers in _kept().items():
         row = Row(**numbers)
-        differences = ("" if x is None else f"{x:.1e}" for x in (row.new, row.prompts))
+        found = (row.new, row.prompts)
+        differences = ("" if x is None else f"{x:.1e}".replace("e-0", "e-") for x in found)
         equal = f"{row.equal} of {row.tokens}"
         scaling = "none" if row.scaling == repr(None) else f"`{row.scaling}`"
         rows.append([name, scaling, str(row.processes), equal, *differences])

@@ -138,6 +138,8 @@ def function_of(form: Form) -> Callable[..., Any]:
         lengths = query.shape[2], key.shape[2]
         if form.divided:  # which FlexAttention does for a number of rows that it knows
             torch._dynamo.mark_static(query, 0)
+        # The kernel that divides keys has no choice for several queries of many heads to a key.
+        options: Any = {"BACKEND": "AUTO" if form.divided else "TRITON"}
         result: Any = flex_attention(
             query,
             key,
@@ -146,8 +148,7 @@ def function_of(form: Form) -> Callable[..., Any]:
             block_mask=block_mask(blocks, mask_mod(numbers), lengths, backward=form.padded),
             scale=1.0,  # a number would be compiled in; it is among the captured numbers
             enable_gqa=query.shape[1] != key.shape[1],
-            # The kernel that divides keys fails for several queries of many heads to a key.
-            kernel_options={"BACKEND": "AUTO" if form.divided else "TRITON"},
+            kernel_options=options,
             return_aux=AuxRequest(lse=True) if form.log else None,
         )
         return (result[0], result[1].lse) if form.log else (result, None)

@@ -36,8 +36,9 @@ fuzz: $(VENV)/.test
 	$(BIN)/python -m fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 # The tests that start vLLM, in an environment of its own; each engine takes half a minute to start.
+# WRITE=1 puts what they measured into the table of docs/vllm.md.
 vllm-test: $(VENV)/.test
-	NTK_ALIBI_VLLM_ALL=1 $(BIN)/python -m pytest -m slow tests/engines/vllm/test_engine.py
+	NTK_ALIBI_VLLM_ALL=1 NTK_ALIBI_VLLM_WRITE=$(WRITE) $(BIN)/python -m pytest -m slow tests/engines/vllm/test_engine.py
 
 # transformers' own tests of the model families, stock and on patched models: of a checkout at the
 # installed version, `make peer-tests TRANSFORMERS=path`, or of a clone of its tag.

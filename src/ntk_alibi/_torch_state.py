@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 
@@ -32,6 +33,15 @@ def is_watched() -> bool:
         or torch._C._len_torch_dispatch_stack()
         or _differentiates_forward(torch)
     )
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Return a context in which torch rounds no inputs of operations on a type of device."""
+    torch = sys.modules["torch"]
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext()
+    context: AbstractContextManager[Any] = torch.autocast(device, enabled=False)
+    return context
 
 
 def _differentiates_forward(torch: Any) -> bool:

@@ -77,3 +77,12 @@ def test_slopes_are_copied_to_a_device_once() -> None:
     first = rule.slopes_on(device, na.NTK(4.0), None)
     assert first is rule.slopes_on(device, na.NTK(4.0), None)
     assert first is not rule.slopes_on(device, na.NTK(2.0), None)
+
+
+def test_slopes_that_were_copied_in_inference_mode_serve_training() -> None:
+    """Autograd saves no tensors that were made in that mode."""
+    from ntk_alibi.integrations.slope_rule import SlopeRule
+
+    with torch.inference_mode():
+        slopes = SlopeRule(8).slopes_on(torch.device("meta"), na.NTK(5.5), None)
+    assert not slopes.is_inference()

@@ -271,3 +271,13 @@ def test_a_name_with_a_typo_names_ours(name: str, typo: str, tmp_path: Any) -> N
     make_model(name).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f'"{typo}".* is not supported.*"ntk_alibi"'):
         load(tmp_path, attn_implementation=typo)
+
+
+def test_saving_a_traceable_model(ids: torch.Tensor, tmp_path: Path) -> None:
+    model = make_model("bloom")
+    stock = run(model, ids)
+    with na.patch(model, na.NTK(4.0), attention="traceable"):
+        model.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="this one has plain ALiBi"):
+        again = transformers.BloomForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(run(again, ids), stock)

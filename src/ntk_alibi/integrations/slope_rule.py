@@ -76,4 +76,5 @@ class SlopeRule:
 
 @functools.lru_cache(maxsize=256)
 def _kept_slopes(rule: SlopeRule, device: torch.device, scaling: Scaling | None) -> torch.Tensor:
-    return rule.slopes(scaling, None).to(device)
+    with torch.inference_mode(False):  # autograd could not save tensors of that mode later
+        return rule.slopes(scaling, None).to(device)

@@ -10,17 +10,17 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 
 import ntk_alibi as na
 import vllm_environment
 import vllm_models
+import vllm_table
 from ntk_alibi.models.loading import nano_bloom_path
 from repository import ROOT
 
@@ -57,6 +57,7 @@ def _new_falcon() -> Any:
 CASES = {
     "nano BLOOM": Case(vllm_models.nano_bloom, na.NTK(4.0), "seq_length"),
     "BLOOM": Case(lambda: vllm_models.bloom(8), na.Interpolation(4.0), "seq_length"),
+    "BLOOM, not stretched": Case(lambda: vllm_models.bloom(8), None, "seq_length"),
     "BLOOM, compiled": Case(lambda: vllm_models.bloom(8), na.NTK(4.0), "seq_length", compiled=True),
     "BLOOM, some layers": Case(
         lambda: vllm_models.bloom(8), na.FlatHeads(8.0, layers=[0, 2]), "seq_length"
@@ -73,6 +74,14 @@ CASES = {
         _mpt_with_options, na.NTK(4.0), "max_seq_len", processes=2
     ),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table() -> Iterator[None]:
+    """Write the table of docs/vllm.md after the tests, where `make vllm-test WRITE=1` asks."""
+    yield
+    if os.environ.get("NTK_ALIBI_VLLM_WRITE"):
+        vllm_table.write()
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +103,8 @@ def made(case: Case, folder: Path) -> tuple[Any, list[list[int]]]:
 
 
 def overrides(case: Case) -> dict[str, Any]:
-    return {"alibi_scaling": case.scaling.to_config(), case.length_key: LONGEST}
+    scaling = {} if case.scaling is None else {"alibi_scaling": case.scaling.to_config()}
+    return {**scaling, case.length_key: LONGEST}
 
 
 def run(
@@ -121,9 +131,25 @@ def run(
     return found
 
 
-def largest_difference(answers: list[dict[str, Any]], key: str, expected: list[Any]) -> float:
-    pairs = zip((answer[key] for answer in answers), expected, strict=True)
-    return max(float(np.abs(np.subtract(*pair)).max()) for pair in pairs)
+def compared(case: Case, found: dict[str, Any], expected: Any) -> vllm_table.Row:
+    """Return the row of what vLLM said in both runs."""
+    runs = found["first"], found["again"]
+    return vllm_table.compared(case.scaling, case.processes, runs, expected)
+
+
+def other(
+    name: str, row_name: str, python: Path, tmp_path: Path, settings: Any = None, **others: Any
+) -> vllm_table.Row:
+    """Return and keep the row of a case in which vLLM computes something else."""
+    case, folder = CASES[name], tmp_path / "model"
+    model, rows = made(case, folder)
+    expected = vllm_models.expected(model, case.scaling, rows)
+    chosen = {**overrides(case), **(settings or {})}
+    found = run(python, folder, case, chosen, prompts=rows, **others)
+    assert "refused" not in found, found
+    row = compared(case, found, expected)
+    vllm_table.keep(row_name, row)
+    return row
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -133,40 +159,26 @@ def test_vllm_computes_what_a_patched_model_does(name: str, python: Path, tmp_pa
     expected = vllm_models.expected(model, case.scaling, rows)
     found = run(python, folder, case, overrides(case), prompts=rows)
     assert "refused" not in found, found
-    first, again = found["first"], found["again"]
-    print(
-        name,
-        *(largest_difference(x, "token_logprobs", expected.token_logprobs) for x in (first, again)),
-        largest_difference(first, "prompt_logprobs", expected.prompt_logprobs),
-        [answer["cached"] for answer in again],
-    )
-    for answers in (first, again):
-        assert [answer["tokens"] for answer in answers] == expected.tokens
-        difference = largest_difference(answers, "token_logprobs", expected.token_logprobs)
-        assert difference < LOGPROBS
-    assert largest_difference(first, "prompt_logprobs", expected.prompt_logprobs) < LOGPROBS
-    assert all(answer["cached"] >= 256 for answer in again)
+    row = compared(case, found, expected)
+    vllm_table.keep(name, row)
+    assert row.equal == row.tokens
+    assert row.new < LOGPROBS
+    assert row.prompts is not None
+    assert row.prompts < LOGPROBS
+    assert all(answer["cached"] >= 256 for answer in found["again"])
 
 
 def test_without_the_plugin_vllm_computes_something_else(python: Path, tmp_path: Path) -> None:
-    case, folder = CASES["BLOOM"], tmp_path / "model"
-    model, rows = made(case, folder)
-    expected = vllm_models.expected(model, case.scaling, rows)
-    found = run(python, folder, case, overrides(case), prompts=rows, VLLM_PLUGINS="")
-    difference = largest_difference(found["first"], "prompt_logprobs", expected.prompt_logprobs)
-    print("without the plugin", difference)
-    assert difference > 100 * LOGPROBS
+    row = other("BLOOM", "BLOOM, **without the plugin**", python, tmp_path, VLLM_PLUGINS="")
+    assert row.prompts is not None
+    assert row.prompts > 100 * LOGPROBS
 
 
 def test_the_gelu_of_vllm_is_another_one(python: Path, tmp_path: Path) -> None:
-    case, folder = CASES["BLOOM"], tmp_path / "model"
-    model, rows = made(case, folder)
-    expected = vllm_models.expected(model, case.scaling, rows)
-    settings = {**overrides(case), "bloom_gelu": "erf"}
-    found = run(python, folder, case, settings, prompts=rows)
-    difference = largest_difference(found["first"], "prompt_logprobs", expected.prompt_logprobs)
-    print("erf", difference)
-    assert difference > 4 * LOGPROBS
+    name = 'BLOOM, `bloom_gelu` "erf"'
+    row = other("BLOOM", name, python, tmp_path, settings={"bloom_gelu": "erf"})
+    assert row.prompts is not None
+    assert row.prompts > 4 * LOGPROBS
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -176,6 +188,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "alibi_scaling must not depend on lengths",
     ),
     "knee": ({"alibi_scaling": na.Knee(64, 4.0).to_config()}, {}, "must act on slopes"),
+    "no number": ({"alibi_scaling": {"alibi_type": "ntk", "factor": "4"}}, {}, "factor must be"),
+    "misspelt": ({"alibi_scalling": na.NTK(4.0).to_config()}, {}, "got alibi_scalling, which"),
+    "3 processes": (
+        {"alibi_scaling": na.NTK(4.0).to_config()},
+        {"tensor_parallel_size": 3},
+        "must be divisible by tensor parallel size (3)",
+    ),
     "log-n": ({"alibi_log_n": 256}, {}, "alibi_log_n must be left out"),
     "FlashInfer": ({}, {"attention_backend": "FLASHINFER"}, "got FLASHINFER, with which"),
 }
@@ -189,6 +208,20 @@ def test_engines_refuse_to_start(name: str, python: Path, tmp_path: Path) -> Non
     settings = {case.length_key: LONGEST, **settings}
     found = run(python, folder, case, settings, engine=engine, prompts=[])
     assert sentence in found["refused"]
+
+
+def test_a_file_of_overrides_is_no_setting(python: Path, tmp_path: Path) -> None:
+    """vLLM takes the text; `--hf-overrides "$(cat FILE)"` hands it over."""
+    file = tmp_path / "overrides.json"
+    file.write_text(json.dumps(overrides(CASES["BLOOM"])))
+    done = subprocess.run(
+        [python.parent / "vllm", "serve", tmp_path, "--hf-overrides", file],
+        env=vllm_environment.variables(tmp_path / "cache"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "hf_overrides" in done.stderr
 
 
 def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> None:
@@ -223,11 +256,10 @@ def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> 
         server.terminate()
         server.wait(60)
     assert done.returncode == 0, done.stderr[-3000:]
-    answers = json.loads(done.stdout)
-    assert [answer["tokens"] for answer in answers] == expected.tokens
-    difference = largest_difference(answers, "token_logprobs", expected.token_logprobs)
-    print("served", difference)
-    assert difference < LOGPROBS
+    row = vllm_table.compared(case.scaling, 1, [json.loads(done.stdout)], expected)
+    vllm_table.keep("nano BLOOM, served, asked by OpenAI's client", row)
+    assert row.equal == row.tokens
+    assert row.new < LOGPROBS
 
 
 def _wait(server: subprocess.Popen[bytes], address: str, log: Path, minutes: float = 10.0) -> None:

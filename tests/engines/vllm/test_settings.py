@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -90,11 +91,54 @@ def test_layers_must_be_there() -> None:
         settings_of(bloom(alibi_scaling=config), BLOOM)
 
 
-def test_a_wrong_dict_is_refused_with_its_keys() -> None:
-    with pytest.raises(ValueError, match="alibi_type must be one of"):
-        settings_of(bloom(alibi_scaling={"alibi_type": "yarn", "factor": 4.0}), BLOOM)
-    with pytest.raises(TypeError, match="must be a mapping"):
-        settings_of(bloom(alibi_scaling="ntk:4"), BLOOM)
+NTK = {"alibi_type": "ntk", "factor": 4.0}
+
+#: Values of `alibi_scaling`, and what is said of them.
+WRONG: list[tuple[Any, str]] = [
+    ("ntk:4", "must be a mapping, got 'ntk:4'"),
+    (["ntk", 4.0], "must be a mapping"),
+    (True, "must be a mapping, got True"),
+    ({}, "'alibi_type' is missing"),
+    ({"factor": 4.0}, "'alibi_type' is missing"),
+    ({"alibi_typ": "ntk", "factor": 4.0}, "'alibi_type' is missing"),
+    ({"rope_type": "yarn", "factor": 4.0}, "'alibi_type' is missing"),
+    ({**NTK, "alibi_type": "yarn"}, "alibi_type must be one of .* got 'yarn'"),
+    ({**NTK, "alibi_type": "NTK"}, "alibi_type must be one of .* got 'NTK'"),
+    ({**NTK, "alibi_type": ["ntk"]}, "alibi_type must be one of"),
+    ({"alibi_type": "ntk"}, "'factor' is missing"),
+    ({"alibi_type": "ntk", "factr": 4.0}, "'factor' is missing; 'factr' is unknown"),
+    ({**NTK, "log_n": 256}, "'log_n' is unknown"),
+    *(({**NTK, "factor": x}, "factor must be") for x in (0, -1.0, 0.5, math.nan, math.inf)),
+    *(({**NTK, "factor": x}, "factor must be a number") for x in ("4", None, True, [4.0])),
+    *(({**NTK, "layers": x}, "layers") for x in ("0", [], [-1], [0.5], 1, [3])),
+    ({"type": "ntk", "factor": 4.0}, "type must be one of 'linear', got 'ntk'"),
+    ({"type": "linear"}, "factor"),
+    ({"type": "linear", "train_seq_len": 2048}, "must not depend on lengths in vLLM"),
+    ({"type": "linear", "factor": 2.0, "train_seq_len": 9}, "one of factor and train_seq_len"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), WRONG, ids=repr)
+def test_a_wrong_scaling_is_a_value_error(value: Any, message: str) -> None:
+    """A TypeError would leave vLLM's own checks as a traceback."""
+    with pytest.raises(ValueError, match=rf"alibi_scaling.*{message}"):
+        settings_of(bloom(alibi_scaling=value), BLOOM)
+
+
+@pytest.mark.parametrize(
+    "name", ["alibi_scalling", "Alibi_Scaling", "albi_scaling", "alibi_factor", "bloom_gelo"]
+)
+def test_misspelt_names_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"must be named .*, got {name}, which vLLM would ignore"):
+        settings_of(bloom(**{name: NTK}), BLOOM)
+    settings_of(bloom(**{name: None}), BLOOM)
+
+
+def test_what_a_saved_patch_has_is_no_misspelling() -> None:
+    patched = bloom(alibi_scaling=NTK, alibi_attention="sdpa", alibi_compat="transformers")
+    assert settings_of(patched, BLOOM).scaling == na.NTK(4.0)
+    settings_of(transformers.FalconConfig(alibi=True), FALCON)
+    settings_of(mpt(alibi_bias_max=16), MPT)
 
 
 def test_the_gelu_of_bloom_is_chosen() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ntk_alibi as na
 from device_calls import device_call
 from ntk_alibi.torch.devices.block_masks import BLOCK, visible_blocks
 from ntk_alibi.torch.devices.captured import captured
-from ntk_alibi.torch.devices.certified import can_certify, kept_blocks
+from ntk_alibi.torch.devices.certified import AT_ONCE, can_certify, kept_blocks
 from ntk_alibi.torch.devices.flex import FlexAttention
 
 
@@ -162,6 +163,50 @@ def test_calls_without_bounds() -> None:
     for bias, options in others:
         assert not can_certify(device_call(*x, bias, **options))
     assert not can_certify(device_call(x[0][:, :, -BLOCK:], *x[1:], na.ALiBi(4)))
+
+
+def test_masks_of_blocks_that_would_fill_the_memory_are_not_built() -> None:
+    for length, few in ((2**18, True), (2**20, False)):
+        x = torch.empty(1, 16, length, 64, dtype=torch.bfloat16, device="meta")
+        assert can_certify(device_call(x, x, x, na.ALiBi(16))) is few
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers of a tensor that an operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not function.is_view:
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+@pytest.mark.parametrize(("batch", "heads", "key_heads"), [(1, 16, 16), (1, 32, 1), (4, 8, 2)])
+def test_few_scores_exist_at_one_time(batch: int, heads: int, key_heads: int) -> None:
+    """Rows and heads that share keys are no reason for more of them."""
+    length = 2**15
+    query = torch.empty(batch, heads, length, 64, dtype=torch.bfloat16, device="meta")
+    key = torch.empty(batch, key_heads, length, 64, dtype=torch.bfloat16, device="meta")
+    call = device_call(query, key, key, na.ALiBi(heads))
+    numbers = captured(call, length, length)
+    with Largest() as largest:
+        kept_blocks(call, numbers)
+    assert largest.numbers <= max(AT_ONCE, query.numel())
+
+
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_both_settings_of_products_are_understood(precision: str) -> None:
+    """Torch raises where its older setting is read after the newer one was made."""
+    settings: Any = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    call = device_call(*(x.to("meta") for x in tensors(900)), na.ALiBi(4))
+    settings.fp32_precision = precision
+    try:
+        assert kept_blocks(call, captured(call, 900, 900)).is_meta
+    finally:
+        settings.fp32_precision = before
 
 
 def test_meta_tensors_give_shapes() -> None:

@@ -11,7 +11,6 @@ import flash_stand_in
 import ntk_alibi as na
 from attention_checks import ROUNDING
 from device_calls import device_call
-from ntk_alibi.torch.devices.door import KERNELS, kernel_for
 from ntk_alibi.torch.devices.flash import FlashAttention
 
 KERNEL = FlashAttention("flash_stand_in", device="cpu")
@@ -111,10 +110,3 @@ def test_what_else_it_cannot_do() -> None:
     far = [torch.zeros(1, 8, n, 1, dtype=torch.float16) for n in (1, 2**13 + 1, 2**13 + 1)]
     assert "more than 8192 keys" in reason(*far, na.ALiBi(8))
     assert reason(*far, None) is None
-
-
-def test_the_door_takes_the_first_kernel_that_can() -> None:
-    """On a device that only the last kernel knows, whatever is installed."""
-    call = device_call(*(x.to("meta") for x in tensors()), na.ALiBi(8))
-    assert kernel_for(call, log=False) is KERNELS[-1]
-    assert [kernel.can_run(call, log=False) is None for kernel in KERNELS] == [False, False, True]

@@ -142,6 +142,45 @@ def test_one_compilation_serves_all_lengths() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize(
+    ("batch", "queries", "lengths", "backend", "known"),
+    [
+        (1, 1, (300, 513), "AUTO", True),
+        (3, 1, (300, 513), "AUTO", True),
+        (40, 1, (300, 513), "TRITON", False),
+        (3, 90, (300, 513), "TRITON", False),
+    ],
+)
+def test_keys_of_a_single_query_may_be_divided(
+    batch: int, queries: int, lengths: tuple[int, int], backend: str, known: bool
+) -> None:
+    """FlexAttention divides them where it knows the number of rows, for all numbers of keys."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = None
+    for keys in lengths:
+        query, key = torch.randn(batch, 8, queries, 16), torch.randn(batch, 2, keys, 16)
+        call = device_call(query, key, key, na.ALiBi(8))
+        form = form_of(call, padded=False, log=False)
+        if compiled is None:
+            function = flex.function_of(form)
+            compiled = torch.compile(function, backend=keep, dynamic=True, fullgraph=True)
+        with torch.no_grad():
+            output, _ = compiled(call.query, call.key, call.value, captured(call, queries, keys))
+        torch.testing.assert_close(output, by_pairs(call)[0], rtol=0, atol=1e-5)
+    (graph,) = graphs
+    (node,) = graph.graph.find_nodes(
+        op="call_function", target=torch.ops.higher_order.flex_attention
+    )
+    shape = node.args[0].meta["example_value"].shape
+    assert node.args[6]["BACKEND"] == backend
+    assert [str(x).isdigit() for x in shape] == [known, True, queries == 1, True]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["slopes", "a table", "sums", "dense", "a constant", "a knee"])
 def test_the_joint_graph_of_learned_parameters(name: str) -> None:

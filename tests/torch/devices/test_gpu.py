@@ -26,11 +26,15 @@ pytestmark = [
 
 
 def numbers(
-    device: str, *lengths: int, dtype: torch.dtype = torch.bfloat16, dim: int = 64
+    device: str,
+    *lengths: int,
+    dtype: torch.dtype = torch.bfloat16,
+    dim: int = 64,
+    batch: int = 2,
 ) -> list[torch.Tensor]:
     """Return query, key and value of 8 and 2 heads on a device, which require grad."""
     random = torch.Generator().manual_seed(0)
-    shapes = [(2, heads, n, dim) for heads, n in zip((8, 2, 2), lengths, strict=True)]
+    shapes = [(batch, heads, n, dim) for heads, n in zip((8, 2, 2), lengths, strict=True)]
     return [
         torch.randn(shape, generator=random).to(device, dtype).requires_grad_() for shape in shapes
     ]
@@ -88,17 +92,24 @@ BIASES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("queries", [1, 256, 513])
+@pytest.mark.parametrize(("batch", "queries"), [(1, 1), (2, 1), (1, 100), (2, 256), (2, 513)])
 @pytest.mark.parametrize("name", BIASES)
-def test_flex_attention(name: str, queries: int, dtype: torch.dtype, cuda: str) -> None:
+def test_flex_attention(name: str, batch: int, queries: int, dtype: torch.dtype, cuda: str) -> None:
+    """A single query's keys are divided, without gradients; one of 100 has heads that share."""
     bias = BIASES[name]()
+    if batch == 1 and name == "sums":
+        bias = na.ForgetGates(-0.1 * torch.rand(1, 8, 513))
 
     def attend(*x: torch.Tensor) -> torch.Tensor:
         call = device_call(*x, bias)
         assert FlexAttention().can_run(call, log=False) is None
         return FlexAttention().attend(call, log=False)[0]
 
-    check(numbers(cuda, queries, 513, 513, dtype=dtype), attend, bias)
+    sources = numbers(cuda, queries, 513, 513, dtype=dtype, batch=batch)
+    check(sources, attend, bias)
+    with torch.no_grad():
+        alone, output = attend(*sources), attend(*(x.detach().clone() for x in sources))
+    torch.testing.assert_close(alone, output)
 
 
 @pytest.mark.parametrize("name", ["a table", "slopes", "dense"])

@@ -66,7 +66,7 @@ def verify(vllm_config: Any) -> None:
             another GELU.
 
     Raises:
-        TypeError, ValueError: a setting is wrong, or one that vLLM cannot compute with.
+        ValueError: a setting is wrong, or one that vLLM cannot compute with.
     """
     model = vllm_config.model_config
     if model is None or model.architecture is None:

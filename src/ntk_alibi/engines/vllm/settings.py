@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +13,14 @@ from ntk_alibi.scaling import Scaling, scaling_from_config, without_knee
 
 #: Settings of attn_implementation="ntk_alibi" that vLLM's kernels have nothing for.
 _WITHOUT_KERNEL = ("alibi_window", "alibi_sink", "alibi_causal_block", "alibi_log_n")
+
+#: The settings that this plugin has, and those of the patch that change nothing in vLLM: which code
+#: computes attention, and whether its bias is rounded as that of transformers.
+_READ = ("alibi_scaling", "bloom_gelu")
+_KNOWN = (*_READ, *_WITHOUT_KERNEL, "alibi_attention", "alibi_compat", "alibi_bias_max")
+
+#: How alike two names are that count as the same one, misspelt; 1 for equal names.
+_ALIKE = 0.8
 
 _STATIC = "'linear', 'ntk', 'flat_heads' or 'max_bias'"
 
@@ -33,8 +42,9 @@ def settings_of(config: Any, family: Family) -> EngineSettings:
     """Return the settings of a model, by its configuration.
 
     Raises:
-        TypeError, ValueError: a setting is wrong, or one that vLLM cannot compute with.
+        ValueError: a setting is wrong, or one that vLLM cannot compute with.
     """
+    _refuse_misspelt(config)
     refuse_without_kernel(config)
     family.check(config)
     scaling = scaling_of(config)
@@ -50,9 +60,31 @@ def settings_of(config: Any, family: Family) -> EngineSettings:
 
 
 def scaling_of(config: Any) -> Scaling | None:
-    """Return the scaling of `alibi_scaling` in a configuration; None if there is none."""
+    """Return the scaling of `alibi_scaling` in a configuration; None if there is none.
+
+    Raises:
+        ValueError: it is no dict of a scaling; vLLM makes other errors unreadable.
+    """
     given = getattr(config, "alibi_scaling", None)
-    return None if given is None else scaling_from_config(given)
+    if given is None:
+        return None
+    try:
+        return scaling_from_config(given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"alibi_scaling of the model's configuration is wrong: {error}") from None
+
+
+def _refuse_misspelt(config: Any) -> None:
+    """Refuse names that are almost those of settings, which vLLM would ignore."""
+    for name, given in vars(config).items():
+        if given is None or name in _KNOWN:
+            continue
+        near = difflib.get_close_matches(name.lower(), _READ, n=1, cutoff=_ALIKE)
+        if near or name.startswith("alibi_"):
+            raise ValueError(
+                f"settings for vLLM must be named {' or '.join(_READ)}, got {name}, which vLLM "
+                "would ignore: set it to null in --hf-overrides if the model's configuration has it"
+            )
 
 
 def _check_scaling(scaling: Scaling | None, layers: int) -> None:

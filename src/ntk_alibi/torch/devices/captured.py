@@ -16,6 +16,10 @@ HIDDEN = -1
 #: The greatest int32, the last position that a query without a limit ahead sees.
 LAST = 2**31 - 1
 
+#: The most rows of a batch for which a single query's keys are divided among multiprocessors. Each
+#: number of rows is compiled for itself; with more rows there is enough to do without.
+MOST_DIVIDED = 16
+
 #: Tensors by their names. All numbers are tensors, since torch compiles anew for other constants.
 Numbers = dict[str, torch.Tensor]
 
@@ -30,6 +34,7 @@ class Form(NamedTuple):
         factors: whether scores have factors.
         padded: whether lengths were padded to multiples of a block.
         log: whether the logsumexp is needed.
+        divided: whether there is a single query, whose keys may be divided among multiprocessors.
     """
 
     bias: str
@@ -38,6 +43,7 @@ class Form(NamedTuple):
     factors: bool
     padded: bool
     log: bool
+    divided: bool
 
 
 def form_of(call: AttentionCall, *, padded: bool, log: bool) -> Form:
@@ -52,9 +58,15 @@ def form_of(call: AttentionCall, *, padded: bool, log: bool) -> Form:
         sides: bias.left is not None,
         "none": True,
     }
-    kind = next(name for name, given in kinds.items() if given)
+    batch, _, queries, _ = call.problem.shape
     return Form(
-        kind, bias.exempt > 0, bias.first is not None, call.factors is not None, padded, log
+        bias=next(name for name, given in kinds.items() if given),
+        exempt=bias.exempt > 0,
+        first=bias.first is not None,
+        factors=call.factors is not None,
+        padded=padded,
+        log=log,
+        divided=queries == 1 and batch <= MOST_DIVIDED and not padded,
     )
 
 

@@ -30,6 +30,13 @@ NEAR = 2 * BLOCK
 #: Numbers of scores that exist at one time, 64 MiB in float32.
 AT_ONCE = 2**24
 
+#: The most blocks of all rows and heads. FlexAttention's lists of them take 16 bytes a block, twice
+#: that for a backward pass.
+MOST_BLOCKS = 2**27
+
+#: Types of devices that have no float64, or may have none.
+WITHOUT_FLOAT64 = ("mps", "xpu")
+
 #: Relative error of a norm of up to 256 channels, and what squares that underflow take from it.
 OF_NORM, UNDERFLOW = 2.0**-16, 2e-18
 
@@ -41,14 +48,16 @@ _LOG2E = math.log2(math.e)
 
 def can_certify(call: AttentionCall) -> bool:
     """Return whether there are bounds for a call: a causal bias of slopes, and enough queries."""
-    bias, (_, _, queries, keys) = call.bias, call.problem.shape
+    bias, (batch, heads, queries, keys) = call.bias, call.problem.shape
+    blocks = -(-queries // BLOCK) * -(-keys // BLOCK)
     return (
         call.skip_tolerance is not None
         and bias.left is not None
         and not bias.exempt
         and not call.problem.mask.sees_ahead
         and BLOCK < queries <= keys
-        and call.query.device.type != "mps"  # which has no float64
+        and batch * heads * blocks <= MOST_BLOCKS
+        and call.query.device.type not in WITHOUT_FLOAT64
     )
 
 
@@ -122,11 +131,26 @@ def _lower_bounds(
     slopes: dict[str, torch.Tensor],
 ) -> torch.Tensor:
     """Return for each block a lower bound of log2 of its queries' sums over the keys near them."""
-    _, heads, queries, keys = call.problem.shape
+    batch, heads, queries, _ = call.problem.shape
     rows = numbers["query_positions"].shape[1]
     count = -(-rows // BLOCK)
     row = torch.arange(count * BLOCK, device=query.device).clamp(max=queries - 1)
     row = row.reshape(count, BLOCK)
+    runs = max(AT_ONCE // max(batch * heads * BLOCK * NEAR, 1), 1)
+    bounds = [_of_blocks(call, numbers, query, key, slopes, part) for part in row.split(runs)]
+    return torch.cat(bounds, dim=2)
+
+
+def _of_blocks(
+    call: AttentionCall,
+    numbers: Numbers,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    slopes: dict[str, torch.Tensor],
+    row: torch.Tensor,
+) -> torch.Tensor:
+    """Return the lower bounds of some blocks of queries, whose rows are (blocks, BLOCK)."""
+    _, heads, queries, keys = call.problem.shape
     column = row[:, -1:] + (keys - queries) + torch.arange(1 - NEAR, 1, device=query.device)
     inside = column >= 0
     column = column.clamp(min=0)
@@ -209,6 +233,12 @@ def _blocks(x: torch.Tensor, axis: int, beyond: float) -> torch.Tensor:
 
 def _product_rounding(example: torch.Tensor) -> float:
     """Return the relative error of the factors of products, as torch's settings allow it."""
-    if example.device.type == "cpu" or torch.get_float32_matmul_precision() == "highest":
+    if example.device.type == "cpu":
         return 0.0
-    return TF32
+    chosen = torch.backends.cuda.matmul.fp32_precision
+    if chosen == "none":
+        try:
+            chosen = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        except RuntimeError:  # torch's newer settings are in force, which the older do not express
+            chosen = "tf32"
+    return 0.0 if chosen == "ieee" else TF32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ntk_alibi import _torch_state
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.torch.devices.flash import FlashAttention
 from ntk_alibi.torch.devices.flex import FlexAttention
@@ -20,8 +21,13 @@ KERNELS: tuple[DeviceKernel, ...] = (
 def attention_on_device(
     call: AttentionCall, *, log: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return output and logsumexp of the first kernel that can do a call without rotation."""
-    return kernel_for(call, log=log).attend(call, log=log)
+    """Return output and logsumexp of the first kernel that can do a call without rotation.
+
+    The call has the dtype that autocast wants; the products of float32 numbers, with which kernels
+    and certificates are exact, are not rounded to it.
+    """
+    with _torch_state.without_autocast(call.query.device.type):
+        return kernel_for(call, log=log).attend(call, log=log)
 
 
 def kernel_for(call: AttentionCall, *, log: bool) -> DeviceKernel:

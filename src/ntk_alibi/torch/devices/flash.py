@@ -17,11 +17,15 @@ import torch
 
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.masks import EVERYTHING
+from ntk_alibi.torch.devices.kernel import older_than
 
 #: The dtypes of its kernels, and the number of keys that they take without a window. They then add
 #: m j in place of -m (i - j), in float32, which rounds scores by up to 2^-24 m K. For slopes up to
 #: 1 and this many keys that is what rounding weights to the dtype costs.
 MOST_KEYS = {torch.bfloat16: 2**16, torch.float16: 2**13}
+
+#: The compute capability of the oldest GPUs that its CUDA kernels are for.
+LEAST_CAPABILITY = (8, 0)
 
 #: What it calls a side of the window without a limit.
 NO_LIMIT = -1
@@ -49,6 +53,7 @@ class FlashAttention:
             "flash-attn is for bfloat16 and float16": call.query.dtype not in MOST_KEYS,
             "flash-attn's logsumexp lacks a term of each query": log,
             "there are no queries or no keys": 0 in call.problem.shape,
+            "flash-attn is for newer GPUs": older_than(LEAST_CAPABILITY, call.query.device),
             "torch maps the call": torch._C._functorch.peek_interpreter_stack() is not None,
             **_reasons_of_mask(call),
             **_reasons_of_bias(call),

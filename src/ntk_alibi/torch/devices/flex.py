@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.torch.devices.block_masks import BLOCK, block_mask, visible_blocks
 from ntk_alibi.torch.devices.captured import Form, Numbers, captured, form_of
 from ntk_alibi.torch.devices.certified import can_certify, kept_blocks
-from ntk_alibi.torch.devices.kernel import sees_gradients
+from ntk_alibi.torch.devices.kernel import older_than, sees_gradients
 from ntk_alibi.torch.devices.score_mods import mask_mod, score_mod
 
 #: Device types of FlexAttention, and whether it has a logsumexp and a backward pass there.
@@ -25,6 +26,9 @@ DEVICES = {"cuda": True, "xpu": True, "mps": False, "cpu": False}
 
 #: The least number of channels of Triton's products.
 LEAST_CHANNELS = 16
+
+#: The compute capability of the oldest GPUs that torch generates Triton code for.
+LEAST_CAPABILITY = (7, 0)
 
 #: The number of keys from which blocks are certified. It is an estimate: nobody has measured yet
 #: from where on the blocks that are left out save more than their certificate costs.
@@ -59,6 +63,8 @@ class FlexAttention:
             "this torch is older than 2.13, with which FlexAttention was tested": not _ISOLATES,
             "there are no queries or no keys": 0 in call.problem.shape,
             "no distance is visible": table is not None and table.shape[1] == 0,
+            "Triton is not installed": triton and not _has_triton(),
+            "torch has no Triton for older GPUs": older_than(LEAST_CAPABILITY, call.query.device),
             f"Triton's products need {LEAST_CHANNELS} channels": triton
             and call.query.shape[3] < LEAST_CHANNELS,
             f"FlexAttention has no logsumexp and no gradients on {device}": (
@@ -105,6 +111,11 @@ def _function(form: Form, device: str) -> Callable[..., Any]:
 
 
 @functools.cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+@functools.cache
 def _compiled(form: Form, device: str) -> Callable[..., Any]:
     # The code that torch 2.13 generates for the CPU confuses the names of variable lengths.
     dynamic = device != "cpu"
@@ -125,6 +136,10 @@ def function_of(form: Form) -> Callable[..., Any]:
         blocks = visible_blocks(numbers)
         blocks = blocks if keep is None else blocks.kept(keep)
         lengths = query.shape[2], key.shape[2]
+        if form.divided:  # which FlexAttention does for a number of rows that it knows
+            torch._dynamo.mark_static(query, 0)
+        # The kernel that divides keys has no choice for several queries of many heads to a key.
+        options: Any = {"BACKEND": "AUTO" if form.divided else "TRITON"}
         result: Any = flex_attention(
             query,
             key,
@@ -133,6 +148,7 @@ def function_of(form: Form) -> Callable[..., Any]:
             block_mask=block_mask(blocks, mask_mod(numbers), lengths, backward=form.padded),
             scale=1.0,  # a number would be compiled in; it is among the captured numbers
             enable_gqa=query.shape[1] != key.shape[1],
+            kernel_options=options,
             return_aux=AuxRequest(lse=True) if form.log else None,
         )
         return (result[0], result[1].lse) if form.log else (result, None)

@@ -49,3 +49,10 @@ def sees_gradients(call: AttentionCall) -> bool:
     numbers = (*bias.slopes.values(), bias.table, bias.sums, bias.dense, bias.first)
     tensors = (call.query, call.key, call.value, call.factors, *numbers)
     return any(getattr(x, "requires_grad", False) for x in tensors)
+
+
+def older_than(capability: tuple[int, int], device: torch.device) -> bool:
+    """Return whether a device is an NVIDIA GPU below a compute capability."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) < capability

@@ -40,6 +40,7 @@ def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
     None and "nano-bloom" stand for the embedded model, but a folder called nano-bloom, such as
     training writes, takes precedence over the embedded model.
     """
+    checks.name(model)
     if model is None or (model == NANO_BLOOM and not os.path.exists(model)):
         return os.fspath(nano_bloom_path())
     return os.fspath(model)
@@ -83,7 +84,7 @@ def load(
             "model must be a folder with config.json, weights and tokenizer, or a name on the hub, "
             f"got {name!r}"
         )
-    with reading(name):
+    with reading(name), checks.reachable(name):
         tokenizer = AutoTokenizer.from_pretrained(name)
         loaded = WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).eval()
     checks.usable(loaded)

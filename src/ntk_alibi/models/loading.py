@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntk_alibi import _checks, _files
+from ntk_alibi import _checks, _extras, _files
 from ntk_alibi._shipped import shipped
 from ntk_alibi.methods import train_length_of
 from ntk_alibi.models import checks
@@ -65,15 +65,18 @@ def load(
         (model, tokenizer, training length in tokens).
 
     Raises:
+        TypeError: model is no name.
         ValueError: model is a path without a checkpoint, or dtype is unknown; the checkpoint is
             damaged, lacks weights, or has weights that are not finite, or ALiBi settings or a
             training length without a meaning.
         OSError: the hub does not have the model, or cannot be reached.
+        ImportError: torch or transformers is not installed.
     """
-    import torch
-    from transformers import AutoTokenizer
+    with _extras.needed_by("load"):
+        import torch
+        from transformers import AutoTokenizer
 
-    from ntk_alibi.models.whole import WholeCausalLM
+        from ntk_alibi.models.whole import WholeCausalLM
 
     _checks.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     name = checkpoint_name(model)

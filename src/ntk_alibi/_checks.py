@@ -164,7 +164,9 @@ def attention_input(name: str, array: Any) -> None:
     """Check an array or a dense tensor (batch, heads, length, head_dim)."""
     tensor = _arrays.is_tensor(array)
     if not tensor and not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {array!r}")
+        raise TypeError(
+            f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}"
+        )
     plain(name, array)
     if array.ndim != 4:
         raise ValueError(

@@ -202,10 +202,12 @@ def test_no_rows_queries_keys_or_heads(shape: tuple[int, ...], dtype: torch.dtyp
 
 def test_a_list_is_named_without_its_numbers() -> None:
     numbers = np.zeros((1, 2, 5, 8), np.float32)
-    with pytest.raises(TypeError, match="query must be a NumPy array or a torch tensor, got list$"):
+    with pytest.raises(
+        TypeError, match=r"query must be a NumPy array or a torch tensor, got list$"
+    ):
         na.attention(numbers.tolist(), numbers, numbers)
     mask = [[1] * 5]
-    with pytest.raises(TypeError, match="key_padding_mask must be a NumPy array .*, got list$"):
+    with pytest.raises(TypeError, match=r"key_padding_mask must be a NumPy array .*, got list$"):
         na.attention(numbers, numbers, numbers, key_padding_mask=mask)  # type: ignore[arg-type]
 
 

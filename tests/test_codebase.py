@@ -273,16 +273,20 @@ def test_without_optional_packages_one_sentence_says_what_to_install(tmp_path: P
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["patch", "AlibiAttention", "GrowingCache", "WindowCache"])
+@pytest.mark.parametrize(
+    "name", ["patch", "AlibiAttention", "GrowingCache", "WindowCache", "models.load()"]
+)
 def test_without_torch_a_lazy_name_says_what_to_install(name: str, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers')))\n"
-        "import ntk_alibi as na\n"
+        "import ntk_alibi as na, ntk_alibi.models\n"
         f"try: na.{name}\n"
         "except ImportError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert f"{name} needs torch: pip install 'ntk-alibi[" in done.stdout, done.stderr
+    assert (
+        f"{name.strip('()').split('.')[-1]} needs torch: pip install 'ntk-alibi[" in done.stdout
+    ), done.stderr
 
 
 @pytest.mark.parametrize("packages", [("transformers",), ("torch", "transformers")])

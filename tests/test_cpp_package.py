@@ -104,6 +104,21 @@ def test_skip_tolerance_means_what_it_does_in_python(installed: Path, tmp_path: 
     np.testing.assert_array_equal(got[:, 1:], np.broadcast_to(got[:1, 1:], got[:, 1:].shape))
 
 
+@pytest.mark.parametrize("standard", ["c++11", "c++14"])
+def test_an_older_standard_is_named(standard: str, tmp_path: Path) -> None:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler is installed")
+    program = tmp_path / "program.cpp"
+    program.write_text('#include "ntk_alibi/attention.h"\n')
+    options = [f"-std={standard}", "-fsyntax-only", "-I", str(ROOT / "cpp/include")]
+    done = subprocess.run([compiler, *options, str(program)], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "ntk_alibi needs C++17" in done.stderr
+    done = subprocess.run([compiler, "-std=c++17", *options[1:], str(program)])
+    assert done.returncode == 0
+
+
 def test_the_folder_of_the_cmake_package_is_printed_or_said_to_be_missing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ntk_alibi", "--cmake-dir"], capture_output=True, text=True

@@ -302,6 +302,25 @@ def test_lazy_names_are_those_of_the_modules_that_define_them() -> None:
             _ = import_module(module).nothing
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("pach", ": did you mean patch?"),
+        ("Ntk", ": did you mean NTK?"),
+        ("alibi_slope", ": did you mean alibi_slopes?"),
+        ("plot", ": did you mean plots?"),
+        ("models", ": import ntk_alibi.models"),
+        ("zzzz", ""),
+        ("__wrapped__", ""),
+    ],
+)
+def test_a_misspelt_name_is_told_the_right_one(name: str, advice: str) -> None:
+    code = f"import ntk_alibi as na\ntry: na.{name}\nexcept AttributeError as e: print(e)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    expected = f"module 'ntk_alibi' has no attribute {name!r}{advice}\n"
+    assert done.stdout == expected, done.stderr
+
+
 def test_importing_reports_needs_no_rich() -> None:
     code = "import sys, ntk_alibi.evaluation.report; print({'rich', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

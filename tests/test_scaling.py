@@ -182,6 +182,12 @@ def test_users_own_scalings() -> None:
     assert bias[:, 0, 2].tolist() == [2.0**-3, 2.0**-5, 2.0**-7, 2.0**-9]
 
 
+def test_a_name_where_an_object_is_needed_says_where_names_go() -> None:
+    for call in (na.alibi_slopes, na.ALiBi):
+        with pytest.raises(TypeError, match="got 'ntk:4', the name of a method, which patch takes"):
+            call(8, "ntk:4")
+
+
 class Wrong:
     def __init__(self, result):
         self.result = result

@@ -83,8 +83,8 @@ def share(name: str, value: Any, *, all_allowed: bool = False) -> float:
     """Return an argument as a float between 0 and 1; of the ends, only 1 may be allowed."""
     number = finite(name, value, minimum=0.0, inclusive=False)
     if number > 1.0 or (number == 1.0 and not all_allowed):
-        end = " or 1" if all_allowed else ""
-        raise ValueError(f"{name} must be between 0 and 1{end}, got {value!r}")
+        expected = "above 0 and at most 1" if all_allowed else "between 0 and 1"
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
     return number
 
 
@@ -164,7 +164,9 @@ def attention_input(name: str, array: Any) -> None:
     """Check an array or a dense tensor (batch, heads, length, head_dim)."""
     tensor = _arrays.is_tensor(array)
     if not tensor and not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {array!r}")
+        raise TypeError(
+            f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}"
+        )
     plain(name, array)
     if array.ndim != 4:
         raise ValueError(

@@ -71,7 +71,12 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["plot", "slopes", "8", "--output", "p.gif"],
             "--output must be one of '.png', '.svg', '.pdf'",
         ),
-        (["plot", "slopes", "8", "--methods", "x"], "method must be original or one of"),
+        (["plot", "slopes", "8", "--methods", "x"], "error: --methods: method must be original or"),
+        (["explore", "In the beginning"], "No such file or directory: 'In the beginning' (--text"),
+        (
+            ["explore", "--text", "a", "--output", "a.pdf"],
+            "--output must be one of '.html', '.htm'",
+        ),
         (["plot", "field", "8", "--shares", "2"], "share must be between 0 and 1, got 2.0"),
         (["plot", "bias", "8", "--heads", "9"], "heads must be between 1 and 8, got 9"),
         (["plot", "mask", "--window", "0"], "window must be between 1"),

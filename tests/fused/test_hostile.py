@@ -200,6 +200,17 @@ def test_no_rows_queries_keys_or_heads(shape: tuple[int, ...], dtype: torch.dtyp
         assert keys or not output.any()
 
 
+def test_a_list_is_named_without_its_numbers() -> None:
+    numbers = np.zeros((1, 2, 5, 8), np.float32)
+    with pytest.raises(
+        TypeError, match=r"query must be a NumPy array or a torch tensor, got list$"
+    ):
+        na.attention(numbers.tolist(), numbers, numbers)
+    mask = [[1] * 5]
+    with pytest.raises(TypeError, match=r"key_padding_mask must be a NumPy array .*, got list$"):
+        na.attention(numbers, numbers, numbers, key_padding_mask=mask)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_bias_that_cannot_be_read_is_named(dtype: torch.dtype, recorded: bool) -> None:
@@ -208,6 +219,7 @@ def test_a_bias_that_cannot_be_read_is_named(dtype: torch.dtype, recorded: bool)
     for bias, message in (
         (torch.ones(5, device="meta"), "bias must be a tensor with numbers"),
         (na.ALiBi, "bias must be None, a bias object, an array or a tensor"),
+        (na.NTK(4.0), r"got NTK\(factor=4.0\): pass ALiBi\(num_heads, NTK\(factor=4.0\)\)$"),
     ):
         with pytest.raises(TypeError, match=message):
             na.attention(query, key, value, bias)  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ def test_settings_as_keywords(ids: torch.Tensor, name: str, tmp_path: Any) -> No
     scaling = {"alibi_type": "ntk", "factor": 4.0}
     with na.patch(model, scaling):
         expected = run(model, ids)
-    for given in (scaling, "ntk:4"):
+    for given in (scaling, "ntk:4", na.NTK(4.0)):
         loaded = load(tmp_path, attn_implementation=NAME, alibi_scaling=given)
         torch.testing.assert_close(run(loaded, ids), expected, **LOGITS)
         assert loaded.config.alibi_scaling == na.NTK(4.0).to_config()
@@ -117,11 +117,14 @@ def test_settings_as_keywords(ids: torch.Tensor, name: str, tmp_path: Any) -> No
     [
         ({"alibi_scaling": {"alibi_type": "ntk"}}, "'factor' is missing"),
         ({"alibi_scaling": "ntk"}, "got 'ntk': did you mean ntk:FACTOR"),
-        ({"alibi_scaling": 4}, "config must be a mapping, got 4"),
+        ({"alibi_scaling": 4}, "^alibi_scaling must be None, a method's name or a dict .*, got 4"),
         ({"alibi_scaling": "ntk:2:layers=3"}, "layers must be below 3"),
         ({"alibi_scaling": "ntk:2:logn=1", "alibi_log_n": 8}, "a factor in scaling must be None"),
-        ({"alibi_window": 0}, "window must be between 1"),
-        ({"alibi_attention": "flash"}, "attention must be one of"),
+        ({"alibi_scaling": object()}, "^alibi_scaling must be what JSON can hold, or have to_conf"),
+        ({"alibi_window": 0}, "^alibi_window must be between 1"),
+        ({"alibi_sink": 2}, "^alibi_sink must be 0 without window or causal_block, got 2"),
+        ({"alibi_log_n": "8"}, "^alibi_log_n must be"),
+        ({"alibi_attention": "flash"}, "^alibi_attention must be one of"),
         ({"alibi_attention": "traceable"}, "attention must not be 'traceable'"),
         ({"alibi_attention": "sdpa"}, "attention for MPT must be one of"),
         ({"alibi_compat": "transformers"}, "compat for MPT must be one of 'exact'"),
@@ -133,6 +136,21 @@ def test_wrong_settings_are_found_when_the_model_is_made(
     make_model("mpt").save_pretrained(tmp_path)
     with pytest.raises((TypeError, ValueError), match=message):
         load(tmp_path, attn_implementation=NAME, **options)
+
+
+def test_objects_in_a_configuration_become_what_json_can_hold(ids: torch.Tensor) -> None:
+    model = make_model("bloom", attn_implementation=NAME)
+    model.config.alibi_scaling, model.config.alibi_log_n = na.NTK(4.0), na.LogN(8, 0.5)
+    assert model.config.to_dict()["alibi_scaling"] == na.NTK(4.0).to_config()
+    assert json.loads(model.config.to_json_string())["alibi_log_n"] == na.LogN(8, 0.5).to_config()
+    other = make_model("bloom")
+    with na.patch(other, na.NTK(4.0), log_n=na.LogN(8, 0.5)):
+        torch.testing.assert_close(run(model, ids), run(other, ids), **LOGITS)
+    model.config.alibi_scaling = model.config.alibi_log_n = None
+    torch.testing.assert_close(run(model, ids), run(other, ids), **LOGITS)
+    for other_object in (type("Mine", (), {"scale_exponents": lambda *_: None})(), na.NTK):
+        with pytest.raises(TypeError, match="alibi_scaling must be what JSON can hold, or have to"):
+            model.config.alibi_scaling = other_object
 
 
 def test_wrong_settings_are_found_at_a_call(ids: torch.Tensor) -> None:

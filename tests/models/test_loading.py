@@ -38,6 +38,17 @@ def test_others_are_as_they_come(tmp_path: Path) -> None:
     assert checkpoint_name(tmp_path) == str(tmp_path)
 
 
+def test_a_model_is_no_name() -> None:
+    with pytest.raises(TypeError, match="model must be None, a folder or a name on the hub, got a"):
+        load(load()[0])  # type: ignore[arg-type]
+
+
+def test_a_name_that_the_hub_does_not_give_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(OSError, match=r"'nobody/no-model' is no folder here, and .* hub"):
+        load("nobody/no-model")
+
+
 def change_config(folder: Path, **changes: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -181,9 +181,16 @@ def test_cells_of_long_texts_hold_the_greatest_weight() -> None:
             "methods or layers must be fewer: a page holds at most 32768 maps of methods x layers",
         ),
         (lambda: explorer(methods=["ntk:2", na.NTK(2.0)]), ValueError, "methods must differ, got"),
+        (lambda: explorer(methods=[]), ValueError, r"methods must hold at least one, got \[\]"),
+        (lambda: explorer(methods="ntk:2"), TypeError, "methods must be None or a sequence"),
         (lambda: explorer(methods=["nkt:2"]), ValueError, "method must be original or one of"),
         (lambda: explorer(layers=[2]), ValueError, "layer must be between -2 and 1, got 2"),
         (lambda: explorer(heads=[0]), ValueError, "heads must be between 1 and 4, got 0"),
+        (
+            lambda: explorer().save("weights.pdf"),
+            ValueError,
+            "the ending of path must be one of '.html', '.htm', got '.pdf'",
+        ),
     ],
 )
 def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> None:

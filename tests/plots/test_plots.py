@@ -292,3 +292,10 @@ def test_maps_of_long_texts_show_every_nth_query_and_key() -> None:
 def test_pictures_of_too_many_numbers_are_refused(draw: Any) -> None:
     with pytest.raises(ValueError, match=r"must be at most \d+ in a picture, got \d+"):
         draw()
+
+
+@pytest.mark.parametrize("nothing", [[], (), {}])
+def test_a_picture_of_nothing_is_refused(nothing: Any) -> None:
+    for draw in (lambda: plots.slopes(8, nothing), lambda: plots.receptive_field(nothing)):
+        with pytest.raises(ValueError, match="must show at least one scaling or bias, got"):
+            draw()

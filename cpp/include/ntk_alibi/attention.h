@@ -6,6 +6,10 @@
 // They may be called from several threads at once.
 #pragma once
 
+#if __cplusplus < 201703L
+#error "ntk_alibi needs C++17 or newer, such as -std=c++17"
+#endif
+
 #include <cstdint>
 #include <optional>
 #include <vector>

@@ -171,7 +171,11 @@ def slice_of_heads(value: Any, num_heads: int) -> slice:
 def dense_numbers(name: str, value: Any) -> None:
     """Check that a bias is a floating array or tensor."""
     if not _arrays.is_array(value):
-        raise TypeError(f"{name} must be None, a bias object, an array or a tensor, got {value!r}")
+        is_scaling = hasattr(value, "scale_exponents") and not isinstance(value, type)
+        advice = f": pass ALiBi(num_heads, {value!r})" if is_scaling else ""
+        raise TypeError(
+            f"{name} must be None, a bias object, an array or a tensor, got {value!r}{advice}"
+        )
     _checks.plain(name, value)
     if _arrays.dtype_name(value.dtype) not in (*_arrays.CORE_DTYPES, "float64"):
         raise TypeError(f"{name} must be floating, got dtype {value.dtype}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ntk_alibi import _files, plots
 from ntk_alibi.cli import model_run, subcommand
-from ntk_alibi.plots.explorer import METHODS
+from ntk_alibi.plots.explorer import FORMATS, METHODS
 
 
 def register(commands: Any) -> None:
@@ -60,7 +60,7 @@ def register(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi.models import load
 
-    subcommand.check_picture("--output", options.output, (".html",))
+    subcommand.check_picture("--output", options.output, FORMATS)
     subcommand.check_methods(options.methods)
     text = options.text if options.file is None else _read(options.file)
     model, tokenizer, _ = load(options.model, options.dtype)
@@ -80,4 +80,7 @@ def _run(options: argparse.Namespace) -> None:
 def _read(path: Path) -> str:
     """Return the text of a file."""
     with _files.readable("a file of text in UTF-8", str(path)):
-        return path.read_text("utf-8")
+        try:
+            return path.read_text("utf-8")
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error} (--text takes the text itself)") from error

@@ -286,11 +286,13 @@ def _method_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _methods(options: argparse.Namespace) -> list[Method]:
-    return [subcommand.bias_method(name, options.train_length) for name in options.methods]
+    return [
+        subcommand.bias_method("--methods", name, options.train_length) for name in options.methods
+    ]
 
 
 def _method(options: argparse.Namespace) -> Method:
-    return subcommand.bias_method(options.method, options.train_length)
+    return subcommand.bias_method("--method", options.method, options.train_length)
 
 
 def _lengths_options(parser: argparse.ArgumentParser, default: int) -> None:

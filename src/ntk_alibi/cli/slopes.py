@@ -33,7 +33,7 @@ def register(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     subcommand.check_lengths(options)
-    scaling = subcommand.bias_method(options.method, options.train_length).scaling
+    scaling = subcommand.bias_method("--method", options.method, options.train_length).scaling
     lengths = None if options.length is None else [options.length]
     values = ntk_alibi.alibi_slopes(options.num_heads, scaling, lengths, rule=options.rule)
     slopes = values.reshape(-1).tolist()

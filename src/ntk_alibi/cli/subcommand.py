@@ -187,9 +187,9 @@ def check_methods(names: Iterable[str]) -> None:
             parse_method(name, 2)
 
 
-def bias_method(name: str, train_length: int) -> Method:
+def bias_method(option: str, name: str, train_length: int) -> Method:
     """Return the method of a name for what shows biases, which log-n factors are no part of."""
-    with _of_option("--method"):
+    with _of_option(option):
         method = parse_method(name, train_length)
     if method.log_n is not None:
         raise ValueError(

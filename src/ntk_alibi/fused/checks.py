@@ -147,7 +147,9 @@ def forward_results(
         if array is None and name == "logsumexp_gradient":
             continue
         if not _arrays.is_array(array):
-            raise TypeError(f"{name} must be a NumPy array or a torch tensor, got {array!r}")
+            raise TypeError(
+                f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}"
+            )
         if like is None:
             _checks.floating_dtype(array.dtype, _arrays.ANY_DTYPES, name)
         shape = tuple(query.shape) if like is not None else tuple(query.shape[:3])

@@ -119,7 +119,7 @@ def patch(
 
     A model can also be patched from the start: after `import ntk_alibi.integrations`,
     `from_pretrained(..., attn_implementation="ntk_alibi")` makes a model that attends with "fused".
-    It takes the scaling of its `config.alibi_scaling`, a dict for `scaling_from_config` or a
+    It takes the scaling of its `config.alibi_scaling`, a scaling with `to_config`, its dict or a
     method's name, and `config.alibi_window`, `alibi_sink`, `alibi_causal_block`, `alibi_log_n` (a
     training length, or a dict of `LogN`'s arguments), `alibi_attention` ("fused", "sdpa" or
     "eager") and `alibi_compat`. All of them are keywords of from_pretrained, too, and

@@ -21,7 +21,7 @@ from ntk_alibi.integrations import saving
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.patching import follow_config
-from ntk_alibi.integrations.settings import CONFIGURED
+from ntk_alibi.integrations.settings import CONFIGURED, Configured
 
 NAME = "ntk_alibi"
 
@@ -67,7 +67,7 @@ def _let_have_settings(family: Family) -> None:
     A configuration without settings has none in its own attributes, and saves none.
     """
     for name in CONFIGURED:
-        setattr(cast(Any, family.model).config_class, f"alibi_{name}", None)
+        setattr(cast(Any, family.model).config_class, f"alibi_{name}", Configured(f"alibi_{name}"))
 
 
 def _name_ours(family: Family) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch import nn
@@ -21,6 +22,8 @@ def module(model: Any) -> None:
         advice = ": call its undo()"
     elif isinstance(getattr(model, "model", None), nn.Module):
         advice = ": pass its .model"
+    elif isinstance(model, tuple) and model and isinstance(model[0], nn.Module):
+        advice = ": pass its first item"
     raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{advice}")
 
 
@@ -352,6 +355,48 @@ def described(scaling: Any) -> Any:
             "loading"
         )
     return scaling
+
+
+def plain_setting(name: str, value: Any) -> Any:
+    """Return a setting of a configuration as JSON can hold it: objects by their to_config."""
+    if value is None or isinstance(value, str | bool | int | float | Mapping):
+        return value
+    if isinstance(value, type) or not callable(getattr(value, "to_config", None)):
+        raise TypeError(
+            f"{name} must be what JSON can hold, or have to_config as NTK(factor=4.0) has, got "
+            f"{value!r}: na.patch takes other objects"
+        )
+    return value.to_config()
+
+
+def configured_scaling(value: Any) -> None:
+    """Check the kind of a configuration's scaling."""
+    if not isinstance(value, str | Mapping | type(None)):
+        raise TypeError(
+            "alibi_scaling must be None, a method's name or a dict such as "
+            f"{{'alibi_type': 'ntk', 'factor': 4.0}}, got {value!r}"
+        )
+
+
+@contextlib.contextmanager
+def of_configuration(names: Collection[str]) -> Iterator[None]:
+    """Name the configuration's setting, alibi_window for window, in an error about it."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if str(error).partition(" ")[0] not in names:
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"alibi_{error}") from error
+
+
+def same_rows(held: tuple[int, ...], coming: tuple[int, ...]) -> None:
+    """Check that tokens fit to those that a cache holds, in (batch, heads) and head_dim."""
+    if (*held[:2], held[3]) != (*coming[:2], coming[3]):
+        raise ValueError(
+            f"past_key_values holds tokens of (batch, heads) = {tuple(held[:2])}, got "
+            f"{tuple(coming[:2])}: take a new cache for other texts"
+        )
 
 
 def config_of(config: Any, model: Any) -> None:

@@ -36,6 +36,19 @@ LINEARS = ("auto", "torch", "onednn")
 CONFIGURED = ("scaling", "attention", "compat", "window", "sink", "causal_block", "log_n")
 
 
+class Configured:
+    """A setting of a configuration, None by default; objects become what JSON can hold."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, config: Any, owner: Any = None) -> Any:
+        return None if config is None else vars(config).get(self._name)
+
+    def __set__(self, config: Any, value: Any) -> None:
+        vars(config)[self._name] = checks.plain_setting(self._name, value)
+
+
 @dataclass(frozen=True, repr=False)
 class Settings:
     """The choices of one patch."""
@@ -104,14 +117,18 @@ def follows_config(target: Any) -> bool:
 
 def of_config(config: Any) -> Settings:
     """Return the settings of a model's configuration."""
+    with checks.of_configuration(CONFIGURED):
+        return _of_config(config)
+
+
+def _of_config(config: Any) -> Settings:
     options = {
         name: value
         for name in CONFIGURED
         if (value := getattr(config, f"alibi_{name}", None)) is not None
     }
     scaling, log_n = options.pop("scaling", None), options.pop("log_n", None)
-    if not isinstance(scaling, str | type(None)) and not hasattr(scaling, "scale_exponents"):
-        scaling = scaling_from_config(scaling)
+    checks.configured_scaling(scaling)
     scaling, log_n = scaling_and_log_n(scaling, log_n, config)
     return settings_of(scaling, log_n=log_n, **options)
 
@@ -122,7 +139,7 @@ def attention_of_config(target: Any) -> Literal["fused", "eager"]:
 
 
 def write_plainly(config: Any) -> None:
-    """Write a configuration's method or scaling object as dicts, which JSON can hold."""
+    """Write a configuration's method as dicts, in the form of na.scaling_from_config."""
     if isinstance(getattr(config, "alibi_scaling", None), Mapping | type(None)):
         return
     entries = of_config(config).to_config()

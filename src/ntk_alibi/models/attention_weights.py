@@ -138,9 +138,11 @@ def _layers(value: Any, count: int) -> list[int]:
 def _named(methods: Any, model: Any) -> list[Method | None]:
     if methods is None:
         return [None]
-    if not isinstance(methods, Iterable) or isinstance(methods, str) or not (m := list(methods)):
+    if not isinstance(methods, Iterable) or isinstance(methods, str):
         raise TypeError(f"methods must be None or a sequence of methods, got {methods!r}")
-    return [as_method(method, train_length_of(model.config)) for method in m]
+    if not (several := list(methods)):
+        raise ValueError(f"methods must hold at least one, got {methods!r}")
+    return [as_method(method, train_length_of(model.config)) for method in several]
 
 
 def _check_size(tokens: int, heads: int) -> None:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+def name(model: Any) -> None:
+    """Check the kind of a checkpoint's name."""
+    if model is not None and not isinstance(model, str | os.PathLike):
+        raise TypeError(
+            f"model must be None, a folder or a name on the hub, got a {type(model).__name__}"
+        )
+
+
+@contextlib.contextmanager
+def reachable(name: str) -> Iterator[None]:
+    """Name the checkpoint where the hub does not give it, which transformers does not always do."""
+    try:
+        yield
+    except OSError as error:
+        if os.path.exists(name):
+            raise
+        raise OSError(
+            f"{name!r} is no folder here, and cannot be had from the hub: {error}"
+        ) from error
 
 
 def whole(info: Mapping[str, Any]) -> None:

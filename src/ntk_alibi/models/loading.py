@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntk_alibi import _checks, _files
+from ntk_alibi import _checks, _extras, _files
 from ntk_alibi._shipped import shipped
 from ntk_alibi.methods import train_length_of
 from ntk_alibi.models import checks
@@ -40,6 +40,7 @@ def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
     None and "nano-bloom" stand for the embedded model, but a folder called nano-bloom, such as
     training writes, takes precedence over the embedded model.
     """
+    checks.name(model)
     if model is None or (model == NANO_BLOOM and not os.path.exists(model)):
         return os.fspath(nano_bloom_path())
     return os.fspath(model)
@@ -64,15 +65,18 @@ def load(
         (model, tokenizer, training length in tokens).
 
     Raises:
+        TypeError: model is no name.
         ValueError: model is a path without a checkpoint, or dtype is unknown; the checkpoint is
             damaged, lacks weights, or has weights that are not finite, or ALiBi settings or a
             training length without a meaning.
         OSError: the hub does not have the model, or cannot be reached.
+        ImportError: torch or transformers is not installed.
     """
-    import torch
-    from transformers import AutoTokenizer
+    with _extras.needed_by("load"):
+        import torch
+        from transformers import AutoTokenizer
 
-    from ntk_alibi.models.checked_loader import WholeCausalLM
+        from ntk_alibi.models.checked_loader import WholeCausalLM
 
     _checks.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     name = checkpoint_name(model)
@@ -83,7 +87,7 @@ def load(
             "model must be a folder with config.json, weights and tokenizer, or a name on the hub, "
             f"got {name!r}"
         )
-    with reading(name):
+    with reading(name), checks.reachable(name):
         tokenizer = AutoTokenizer.from_pretrained(name)
         loaded = WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).eval()
     checks.usable(loaded)

@@ -14,6 +14,12 @@ def stats(value: Any) -> None:
         raise TypeError(f"stats must come from attention(..., return_stats=True), got {value!r}")
 
 
+def some(things: Any) -> None:
+    """Check that there is something to draw."""
+    if not len(things):
+        raise ValueError(f"a picture must show at least one scaling or bias, got {things!r}")
+
+
 def as_many(name: str, numbers: Any, count: int) -> NDArray[np.float64]:
     """Return `count` numbers as an array, with NaN for None."""
     array = np.array(list(numbers), np.float64)

@@ -30,6 +30,9 @@ METHODS = (
     *(f"{kind}:{factor}" for kind in ("ntk", "interpolation") for factor in (2, 4, 8)),
 )
 
+#: Suffixes of the files that a page is written to.
+FORMATS = (".html", ".htm")
+
 #: Numbers of a page at most, and of a page whose number of cells is chosen here: 89 MB and 11 MB.
 MOST_NUMBERS, USUAL_NUMBERS = 2**25, 2**22
 
@@ -58,9 +61,11 @@ class Explorer:
         """Write the page to a file, and return its path.
 
         Raises:
+            ValueError: the path does not end in .html or .htm.
             OSError: the file cannot be written.
         """
         file = Path(path)
+        _checks.choice("the ending of path", file.suffix.lower(), FORMATS)
         file.write_text(self.html, encoding="utf-8")
         return file
 

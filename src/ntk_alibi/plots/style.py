@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ntk_alibi import _checks, methods
+from ntk_alibi.plots import checks
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -317,6 +318,8 @@ def labelled(things: Any) -> dict[str, Any]:
     repr in which its scaling has that label. If another object has the label already, as scalings
     of two training lengths do, the short repr is the label.
     """
+    if isinstance(things, Mapping | list | tuple):
+        checks.some(things)
     if isinstance(things, Mapping):
         return dict(things)
     result: dict[str, Any] = {}

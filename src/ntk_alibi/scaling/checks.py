@@ -31,9 +31,10 @@ def model_scaling(value: Any) -> Any:
     if value is not None and (
         isinstance(value, type) or not callable(getattr(value, "scale_exponents", None))
     ):
+        of_patch = ", the name of a method, which patch takes" if isinstance(value, str) else ""
         raise TypeError(
             "scaling must be None or an object with a method scale_exponents(exponents, lengths) "
-            f"such as NTK(factor=4.0), got {value!r}"
+            f"such as NTK(factor=4.0), got {value!r}{of_patch}"
         )
     return value
 

@@ -112,6 +112,16 @@ def test_bad_capacity() -> None:
         na.GrowingCache(0)
 
 
+@pytest.mark.parametrize("dtype", [None, "int8"])
+@pytest.mark.parametrize("shape", [(1, 3, 1, 8), (4, 3, 1, 8), (2, 1, 1, 8)])
+def test_tokens_of_another_batch_are_refused(dtype: Any, shape: tuple[int, ...]) -> None:
+    cache = na.GrowingCache(dtype=dtype)
+    cache.update(torch.randn(2, 3, 4, 8), torch.randn(2, 3, 4, 8), 0)
+    with pytest.raises(ValueError, match=r"past_key_values holds .* \(2, 3\), got"):
+        cache.update(torch.randn(shape), torch.randn(shape), 0)
+    assert cache.get_seq_length() == 4
+
+
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_patched_model_keeps_norms_beside_its_keys(padded: bool) -> None:
     bloom = model()

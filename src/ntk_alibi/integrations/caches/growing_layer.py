@@ -9,6 +9,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ntk_alibi import _arrays
 from ntk_alibi.fused.key_norms import KeyNorms
+from ntk_alibi.integrations import checks
 
 
 def recorded(*states: torch.Tensor) -> bool:
@@ -39,7 +40,13 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append keys and values, and return all of them."""
+        """Append keys and values, and return all of them.
+
+        Raises:
+            ValueError: they are of another batch, or of other heads, than those that are held.
+        """
+        if self.is_initialized and self.keys is not None and self.keys.ndim == 4:
+            checks.same_rows(self.keys.shape, key_states.shape)
         if recorded(key_states, value_states):
             self._buffers = None  # writing in place would break the graph
             result: tuple[torch.Tensor, torch.Tensor] = super().update(

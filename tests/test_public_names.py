@@ -305,7 +305,7 @@ def test_lazy_names_are_those_of_the_modules_that_define_them() -> None:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("pach", ": did you mean patch?"),
+        ("patchh", ": did you mean patch?"),
         ("Ntk", ": did you mean NTK?"),
         ("alibi_slope", ": did you mean alibi_slopes?"),
         ("plot", ": did you mean plots?"),

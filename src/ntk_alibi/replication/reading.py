@@ -86,20 +86,12 @@ def plans(model: NanoModel, reading: ReadingPlan) -> dict[str, Plan]:
         records |= {
             f"{kind}_records": passkeys[multiple] if kind == "passkey" else count for kind in kinds
         }
-        made[f"records-{multiple}x"] = _plan(model, reading, multiple, prose_windows=0, **records)
-    made["prose"] = _plan(
-        model, reading, PROSE_AT, prose_windows=reading.windows, line_records=0, topic_records=0
-    )
+        made[f"records-{multiple}x"] = _plan(model, reading, multiple, records)
+    windows = {"prose_windows": reading.windows, "line_records": 0, "topic_records": 0}
+    made["prose"] = _plan(model, reading, PROSE_AT, windows)
     for multiple, count in model.farther:
-        made[f"records-{multiple}x"] = _plan(
-            model,
-            reading,
-            multiple,
-            FARTHER_RULES,
-            prose_windows=0,
-            line_records=count,
-            topic_records=0,
-        )
+        lines = {"line_records": count, "topic_records": 0}
+        made[f"records-{multiple}x"] = _plan(model, reading, multiple, lines, FARTHER_RULES)
     return made
 
 
@@ -107,8 +99,8 @@ def _plan(
     model: NanoModel,
     reading: ReadingPlan,
     multiple: int,
+    counts: dict[str, int],
     rules: Sequence[str] | None = None,
-    **counts: int,
 ) -> Plan:
     length = model.recipe.train_length
     return Plan(
@@ -117,7 +109,7 @@ def _plan(
         multiples=(multiple,),
         seed=reading.seed + model.recipe.seed,
         split="held-out-books",
-        **counts,
+        **{"prose_windows": 0, **counts},
     )
 
 

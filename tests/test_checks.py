@@ -22,6 +22,11 @@ def build(mask: Any = MASK, heads: Any = 4, dtype: Any = np.float32, *args: Any,
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: na.alibi_slopes(0), ValueError, "num_heads must be between 1 and .*, got 0"),
     (lambda: na.alibi_slopes(-3), ValueError, "num_heads must be between 1 and .*, got -3"),
+    (
+        lambda: na.alibi_slopes(2**31 - 1),
+        ValueError,
+        "num_heads must be between 1 and 1048576, got 2147483647",
+    ),
     (lambda: na.alibi_slopes(2.5), TypeError, "num_heads must be an integer, got 2.5"),
     (lambda: na.alibi_slopes("8"), TypeError, "num_heads must be an integer, got '8'"),
     (lambda: na.alibi_slopes(True), TypeError, "num_heads must be an integer, got True"),

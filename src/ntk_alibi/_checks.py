@@ -21,6 +21,9 @@ from ntk_alibi._arrays import DTypeLike
 #: Lengths and positions are 32-bit in the kernels.
 MAX_LENGTH = 2**31 - 1
 
+#: Far more heads than any model has; slopes of 2^31 heads would take all memory.
+MAX_HEADS = 2**20
+
 #: The least and the greatest normal number.
 FLOAT32_MIN, FLOAT32_MAX = (float(x) for x in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
 
@@ -139,7 +142,7 @@ def keys(
 
 def num_heads(value: Any) -> int:
     """Return the number of attention heads."""
-    return integer("num_heads", value, minimum=1)
+    return integer("num_heads", value, minimum=1, maximum=MAX_HEADS)
 
 
 def heads(value: Any, count: int) -> list[int]:

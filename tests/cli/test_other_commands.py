@@ -76,7 +76,10 @@ def test_explore(from_file: bool, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_mistakes_of_explore_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     for options, message in (
-        (["--output", "page.png"], "the ending of --output must be one of '.html', got '.png'"),
+        (
+            ["--output", "page.png"],
+            "--output must be one of '.html', '.htm', got '.png'",
+        ),
         (["--methods", "nkt:4"], "method must be original or one of"),
         (["no-such-file.txt"], "No such file or directory: 'no-such-file.txt'"),
         (["no-such-file.txt", "--text", "x"], "not allowed with argument"),

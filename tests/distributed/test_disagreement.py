@@ -111,7 +111,7 @@ def of_dtensors(rank: int, size: int) -> dict[str, str]:
     copies = [distribute_tensor(x.detach(), mesh, [Replicate()]) for x in whole]
     mixed = [given[0], part[1] if rank == 1 else given[1], given[2]]
     calls: dict[str, Callable[[], Any]] = {
-        "query must be sharded along the sequence": lambda: na.attention(*copies),
+        "query must be a plain tensor, or a DTensor sharded along": lambda: na.attention(*copies),
         "group or mesh must have the ranks of": lambda: na.attention(*given, group=own),
         "query must be a plain tensor, got a DTensor": lambda: na.attention(*mixed),
         "mesh must be None when group is given": lambda: na.attention(*given, group=own, mesh=mesh),

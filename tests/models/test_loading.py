@@ -123,11 +123,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "scaling of another type": (
         lambda folder: change_config(folder, alibi_scaling=[4]),
-        "valid ALiBi settings: config must be a mapping, got",
+        "valid ALiBi settings: alibi_scaling must be None, a method's name or a dict .*, got .4",
     ),
     "negative window": (
         lambda folder: change_config(folder, alibi_window=-3),
-        "valid ALiBi settings: window must be between 1 and",
+        "valid ALiBi settings: alibi_window must be between 1 and",
     ),
     "negative training length": (
         lambda folder: change_config(folder, seq_length=-4),

@@ -34,39 +34,12 @@ def ranks_of_patch(ranks: Any) -> Any:
     return ranks
 
 
-def still_held(call: str, seen: int, held: int) -> None:
-    """Check that a bounded cache has evicted no token yet."""
-    if seen > held:
-        raise ValueError(
-            f"{call} must come before the first token leaves a WindowCache, got it after {seen} "
-            f"tokens, of which {held} are held: use GrowingCache where tokens are taken back"
-        )
-
-
 def window_cache(held: tuple[int, int], seen: tuple[int | None, int], block: int | None) -> None:
     """Check that a bounded cache holds exactly the keys that the model sees."""
     if held != seen or block is not None:
         raise ValueError(
             f"past_key_values must hold what the patch shows, got WindowCache{held} with "
             f"window={seen[0]}, sink={seen[1]}, causal_block={block}"
-        )
-
-
-def not_recorded(recorded: bool) -> None:
-    """Check that no gradients are lost in a quantized cache."""
-    if recorded:
-        raise ValueError(
-            "dtype must be None in a GrowingCache where torch records gradients of the keys, got "
-            "'int8', which holds numbers only: use torch.no_grad()"
-        )
-
-
-def not_assigned(name: str, value: object) -> None:
-    """Refuse keys or values in the place of those that a quantized layer holds."""
-    if value is not None:
-        raise TypeError(
-            f"{name} of a quantized layer must come by update, got {type(value).__name__}: only "
-            "None may be assigned"
         )
 
 
@@ -270,16 +243,6 @@ def cache_of_group(cache: Any, layout: str, *, sharded: bool) -> None:
         )
 
 
-def held_by_group(keys: int, columns: int) -> None:
-    """Check that a spread cache gets the keys of a model that is patched with its group."""
-    if keys > columns:
-        raise ValueError(
-            "past_key_values must not be a ShardedCache in a model that is not patched with its "
-            f"group, got one with {keys} keys for {columns} columns: patch(model, scaling, "
-            "group=group)"
-        )
-
-
 def patched_with_group(sharded: bool) -> None:
     """Refuse a spread cache in a model that is patched without a group."""
     if sharded:
@@ -359,7 +322,7 @@ def described(scaling: Any) -> Any:
 
 def plain_setting(name: str, value: Any) -> Any:
     """Return a setting of a configuration as JSON can hold it: objects by their to_config."""
-    if value is None or isinstance(value, str | bool | int | float | Mapping):
+    if value is None or isinstance(value, str | bool | int | float | list | Mapping):
         return value
     if isinstance(value, type) or not callable(getattr(value, "to_config", None)):
         raise TypeError(
@@ -388,15 +351,6 @@ def of_configuration(names: Collection[str]) -> Iterator[None]:
             raise
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"alibi_{error}") from error
-
-
-def same_rows(held: tuple[int, ...], coming: tuple[int, ...]) -> None:
-    """Check that tokens fit to those that a cache holds, in (batch, heads) and head_dim."""
-    if (*held[:2], held[3]) != (*coming[:2], coming[3]):
-        raise ValueError(
-            f"past_key_values holds tokens of (batch, heads) = {tuple(held[:2])}, got "
-            f"{tuple(coming[:2])}: take a new cache for other texts"
-        )
 
 
 def config_of(config: Any, model: Any) -> None:

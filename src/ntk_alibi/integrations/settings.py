@@ -48,6 +48,9 @@ class Configured:
     def __set__(self, config: Any, value: Any) -> None:
         vars(config)[self._name] = checks.plain_setting(self._name, value)
 
+    def __delete__(self, config: Any) -> None:
+        vars(config).pop(self._name, None)
+
 
 @dataclass(frozen=True, repr=False)
 class Settings:

@@ -9,7 +9,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ntk_alibi import _arrays
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.integrations import checks
+from ntk_alibi.integrations.caches import checks
 
 
 def recorded(*states: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.integrations import checks
+from ntk_alibi.integrations.caches import checks
 from ntk_alibi.integrations.caches.growing_layer import GrowingLayer
 
 #: Room for new tokens in the first buffers.

@@ -10,7 +10,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations import checks
+from ntk_alibi.integrations.caches import checks
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

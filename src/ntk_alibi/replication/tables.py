@@ -34,6 +34,7 @@ SECTIONS = (
     "generated",
     "regimes",
     "tasks",
+    "tasks-gains",
     "farther",
     "farther-gains",
 )
@@ -182,6 +183,7 @@ def tables(summary: Summary) -> dict[str, str]:
     if regimes:
         made["regimes"] = _regimes(regimes)
         made["tasks"] = _over_multiples(regimes, shares, _share)
+        made["tasks-gains"] = _over_multiples(regimes, gains, _gain)
         made["farther"] = _over_multiples(regimes, shares, _share, farther=True)
         made["farther-gains"] = _over_multiples(regimes, gains, _gain, farther=True)
     return made
@@ -345,18 +347,17 @@ def _over_regime(models: Sequence[Summary]) -> Figure:
     made = Figure(figsize=(12, 4.6), layout="constrained")
     for axes, multiple in zip(made.subplots(1, 2, sharey=True), (4, 16), strict=True):
         cells = [[shares(g, "lines", rule, multiple) for g in groups.values()] for rule in SHOWN]
-        means, widths = _curves(SHOWN, cells)
+        values = [group[0]["regime"] for group in groups.values()]
         plots.extrapolation_curves(
-            [group[0]["regime"] for group in groups.values()],
-            means,
-            half_widths=widths,
-            quantity="lines found, %",
-            limits=(0.0, 100.0),
-            ax=axes,
+            values, _curves(SHOWN, cells)[0], quantity="lines found, %", ax=axes
         )
-        axes.set_ylim(0.0, 103.0)
+        # Intervals of three models cover the whole picture, so the models themselves are shown.
+        for curve, row in zip(axes.get_lines(), cells, strict=False):
+            points = [(x, 100 * y) for x, column in zip(values, row, strict=True) for y in column]
+            axes.scatter(*zip(*points, strict=True), s=14, color=curve.get_color(), alpha=0.5)
+        axes.set_ylim(-3.0, 103.0)
         axes.set_xlabel("training length x flattest slope")
-        axes.set_title(f"nano MPT: lines found at {multiple}x, mean and 95 % band")
+        axes.set_title(f"nano MPT: lines found at {multiple}x, mean and each training")
     return made
 
 

@@ -16,6 +16,8 @@ PROMPT = 0.5
 SETUP = """
 import os, resource, signal, threading, time
 import numpy as np, ntk_alibi as na
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a job in the background inherits it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 LENGTH = 40000
 q = np.random.default_rng(0).standard_normal((1, 8, LENGTH, 128), dtype=np.float32)
 """

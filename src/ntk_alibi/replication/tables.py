@@ -172,7 +172,9 @@ def tables(summary: Summary) -> dict[str, str]:
     made = {"machine": summary["machine"]}
     if seeds:
         made |= {
-            "endpoint": _endpoint({"nano BLOOM": seeds, **_by_regime(regimes)}),
+            "endpoint": _endpoint(
+                {"nano BLOOM": seeds, "nano MPT, all": regimes, **_by_regime(regimes)}
+            ),
             "seeds": _over_multiples(seeds, shares, _share),
             "seeds-gains": _over_multiples(seeds, gains, _gain),
             "prose-books": _by_rule({"nano BLOOM": seeds, **_by_regime(regimes)}, "prose", _nats),

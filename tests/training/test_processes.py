@@ -25,6 +25,13 @@ def fail_or_die(name: str) -> str:
     return name
 
 
+def sleep_or_fail(folder: Path | None) -> None:
+    if folder is None:
+        time.sleep(1)  # until the other process works
+        raise ValueError("folder must be a path, got None")
+    sleep(folder)
+
+
 def sleep(folder: Path) -> None:
     (folder / f"{os.getpid()}").touch()
     time.sleep(600)
@@ -51,17 +58,32 @@ def _alive(process: int) -> bool:
     return status.exists() and "\nState:\tZ" not in status.read_text()
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
-def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def _start(tmp_path: Path, function: str, items: str, processes: int) -> subprocess.Popen[bytes]:
+    """Start a program that works on items."""
     code = (
-        "from pathlib import Path; from test_processes import sleep\n"
+        f"from pathlib import Path; from test_processes import {function}\n"
         "from ntk_alibi.training.processes import each_in_a_process\n"
-        f"if __name__ == '__main__': list(each_in_a_process(sleep, [Path({str(tmp_path)!r})], 1))"
+        f"folder = Path({str(tmp_path)!r})\n"
+        f"if __name__ == '__main__': list(each_in_a_process({function}, {items}, {processes}))"
     )
     script = tmp_path.parent / f"{tmp_path.name}.py"
     script.write_text(code)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    parent = subprocess.Popen([sys.executable, str(script)], env=environment)
+    return subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
+
+
+def test_an_error_ends_the_program_while_others_work(tmp_path: Path) -> None:
+    program = _start(tmp_path, "sleep_or_fail", "[folder, None]", 2)
+    try:
+        _, said = program.communicate(timeout=120)
+    finally:
+        program.kill()
+    assert b"folder must be a path, got None" in said
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    parent = _start(tmp_path, "sleep", "[folder]", 1)
     try:
         deadline = time.monotonic() + 120
         while not (started := list(tmp_path.iterdir())) and time.monotonic() < deadline:
@@ -69,7 +91,7 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         worker = int(started[0].name)
     finally:
         parent.kill()
-        parent.wait()
+        parent.communicate()
     deadline = time.monotonic() + 60
     while _alive(worker) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from typing import TypeVar
 
 import torch
@@ -23,7 +24,7 @@ def each_in_a_process(
 ) -> Iterator[Result]:
     """Yield work(item) for each item, in the order in which they finish.
 
-    The processes end when this one does, also if it is killed.
+    The processes end with the last item, an error, or this process, also if it is killed.
 
     Args:
         work: a function that can be pickled.
@@ -37,10 +38,10 @@ def each_in_a_process(
         return
     # spawn: OpenMP has no threads in a forked child
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, initializer=_prepare) as pool:
-        working = [pool.submit(work, item) for item in items]
+    reader, writer = context.Pipe(duplex=False)
+    with ProcessPoolExecutor(processes, context, _prepare, (reader,)) as pool:
         try:
-            for done in as_completed(working):
+            for done in as_completed([pool.submit(work, item) for item in items]):
                 yield done.result()
         except BrokenProcessPool:
             raise ChildProcessError(
@@ -48,18 +49,20 @@ def each_in_a_process(
                 "continue, with fewer --processes"
             ) from None
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            writer.close()
+            reader.close()
 
 
-def _prepare() -> None:
+def _prepare(parent: Connection) -> None:
     torch.set_num_threads(1)
     set_num_threads(1)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
-def _end_with_the_parent() -> None:
-    """Wait for the parent's end, and end: two runs on one folder would overwrite each other."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def _end_with(parent: Connection) -> None:
+    """End this process when the parent closes its end of a pipe, by an error or by its own end.
+
+    Two runs on one folder would overwrite each other.
+    """
+    parent.poll(None)
+    os._exit(1)

@@ -62,7 +62,7 @@ def test_every_scheme_tries_the_same_settings_on_seeds_of_their_own() -> None:
         runs = grid.runs(StudyRecipe(scheme=scheme))
         tried[scheme] = [(x.muon_rate, x.first_weights_std, x.seed) for x in runs]
     assert len(set(map(tuple, tried.values()))) == 1
-    assert len(set(tried["alibi"])) == 8
+    assert len(set(tried["alibi"])) == len(SETTINGS) * len(GRID_SEEDS) >= 4
     assert not set(GRID_SEEDS) & set(SEEDS)
     for run in grid.runs(StudyRecipe(scheme="fox")):
         own = {"muon_rate", "first_weights_std", "seed", "until_learned"}

@@ -133,11 +133,11 @@ def test_the_grid_shows_its_runs_and_the_choice(study: Path) -> None:
     assert summary["setting"]["alibi"] == SETTING == vars(grid.SETTINGS[1])
     shown = tables.tables(summary)["grid"]
     assert row(shown, "ALiBi") == [
-        "0 of 2, loss 1.00", "**2 of 2, 500 steps**", "0 of 2, loss 3.00", "2 of 2, 600 steps",
+        "0 of 1, loss 1.00", "**1 of 1, 500 steps**", "0 of 1, loss 3.00", "1 of 1, 600 steps",
     ]  # fmt: skip
-    assert row(shown, "FoX")[0] == "**0 of 2, loss 1.00**"
+    assert row(shown, "FoX")[0] == "**0 of 1, loss 1.00**"
     hours = cpu_hours(summary)
-    assert hours["grid"] == pytest.approx(16 * 36 / 3600)
+    assert hours["grid"] == pytest.approx(8 * 36 / 3600)
     assert hours["trainings"] == pytest.approx((61 * 3 * 2 + 60) / 3600)
     assert hours["readings"] == pytest.approx(7 * 5 / 3600)
     assert f"; {sum(hours.values()):.2f} together." in tables.tables(summary)["training"]

@@ -49,7 +49,7 @@ class StudyRecipe(training.Recipe):
     record_weight: float = 0.0
     held_out: Literal["chapters", "books"] = "books"
     scheme: str = "alibi"
-    steps: int = 2000
+    steps: int = 1200
     first_weights_std: float = FIRST_WEIGHTS_STD
     position_rate: float = 0.02
     autocast: bool = True

@@ -207,7 +207,7 @@ def visible_intervals(
         options: options of the mask, as for `weights`.
 
     Returns:
-        (intervals, 3) int64: query, first key, last key.
+        An array of int64, (intervals, 3), of queries, first keys and last keys.
 
     Raises:
         TypeError, ValueError: an argument is wrong, as for `attention`.

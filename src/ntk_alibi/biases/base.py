@@ -119,9 +119,9 @@ class BiasObject(ReprHtml):
             out: a buffer for the result, of its framework, shape and dtype; filled and returned.
 
         Returns:
-            (1 or batch, heads, Q, K): a tensor if dtype is torch's, or if a parameter, lengths or
-            out is a tensor; else a NumPy array. Values are float32, rounded to nearest even;
-            distances are exact integers below 2^24.
+            The bias, (1 or batch, heads, Q, K), a tensor if dtype is torch's, or if a parameter,
+            lengths or out is a tensor, else a NumPy array. Values are float32, rounded to nearest
+            even; distances are exact integers below 2^24.
 
         Raises:
             TypeError, ValueError: an argument is wrong, or a parameter requires grad (a dense bias

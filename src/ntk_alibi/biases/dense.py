@@ -47,9 +47,9 @@ def build_alibi_tensor(
         out: a buffer for the result, of its framework, shape and dtype; filled and returned.
 
     Returns:
-        (batch * heads, 1, keys) of dtype: a NumPy array for a NumPy mask, a tensor on the mask's
-        device for a tensor (computed in main memory, then copied). Products are float32, rounded to
-        nearest even.
+        The bias, (batch * heads, 1, keys), of dtype; a NumPy array for a NumPy mask, a tensor on
+        the mask's device for a tensor (computed in main memory, then copied). Products are
+        float32, rounded to nearest even.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the scaling has per="query", which needs a bias

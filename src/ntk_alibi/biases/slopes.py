@@ -95,8 +95,8 @@ def alibi_slopes(
         rule: "press" or "geometric".
 
     Returns:
-        float32, a tensor if lengths is a tensor: (heads,); (batch, heads) for a dynamic scaling;
-            (batch, heads, queries) for a scaling with per="query".
+        Slopes in float32, a tensor if lengths is a tensor. Their shape is (heads,), for a dynamic
+        scaling (batch, heads), and with per="query" (batch, heads, queries).
 
     Raises:
         TypeError, ValueError: an argument is wrong, lengths are missing, or the scaling is a

@@ -56,7 +56,7 @@ def slopes(
         ax: axes to draw into; a new figure's by default.
 
     Returns:
-        The axes with a line for each scaling: slopes on a logarithmic axis over heads 1..H.
+        The axes with a line for each scaling, slopes on a logarithmic axis over heads 1..H.
 
     Raises:
         TypeError, ValueError: an argument is wrong, as for `alibi_slopes`.

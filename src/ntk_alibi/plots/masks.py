@@ -39,7 +39,7 @@ def mask(
             key_positions of `attention`.
 
     Returns:
-        The axes with an image (Q, K): 1 where the query sees the key, else 0.
+        The axes with an image (Q, K) that is 1 where the query sees the key, else 0.
 
     Raises:
         TypeError, ValueError: an argument is wrong, as for `attention`.
@@ -122,7 +122,7 @@ def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
         ax: axes to draw into; a new figure's by default.
 
     Returns:
-        The axes with a bar for each head: read blocks below skipped ones, in % of visible blocks.
+        The axes with a bar for each head, read blocks below skipped ones, in % of visible blocks.
 
     Raises:
         TypeError, ValueError: an argument is wrong.

@@ -79,7 +79,7 @@ def accuracy_curves(
         ax: axes to draw into; a new figure's by default.
 
     Returns:
-        The axes with a line for each method: accuracy in %, x in training lengths.
+        The axes with a line for each method, accuracy in % over training lengths.
 
     Raises:
         ValueError: task or by is unknown.

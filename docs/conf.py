@@ -87,17 +87,6 @@ def without_empty_contents(app: Any, page: str, source: list[str]) -> None:
         )
 
 
-def whole_sources(
-    app: Any, what: str, name: str, item: Any, options: Any, lines: list[str]
-) -> None:
-    """Join the lines of a source; indented, they would make a definition list."""
-    after_source = False
-    for number, line in enumerate(lines):
-        after_source = line.startswith("Source: ") or (after_source and line.startswith(" "))
-        if after_source:
-            lines[number] = line.strip()
-
-
 def show_implementations() -> None:
     """Let Sphinx show the signature of an implementation, which overloads repeat in part."""
     analyze = ModuleAnalyzer.analyze
@@ -115,7 +104,6 @@ def setup(app: Any) -> None:
     app.connect("source-read", without_empty_contents)
     app.connect("source-read", links_of_the_site)
     app.connect("builder-inited", copy_notebooks)
-    app.connect("autodoc-process-docstring", whole_sources)
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
 
 

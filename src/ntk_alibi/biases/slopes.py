@@ -109,7 +109,7 @@ def alibi_slopes(
                0.125     ], dtype=float32)
 
     Source: Press et al. 2022 (arXiv 2108.12409) and its code for head counts that are no power of
-        two.
+    two.
     """
     heads = _checks.num_heads(num_heads)
     scaling_checks.scaling(scaling)

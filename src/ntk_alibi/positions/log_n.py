@@ -51,7 +51,7 @@ class LogN:
         (1, 8, 5, 16)
 
     Source: Su 2021 (spaces.ac.cn/archives/8823) for strength 1; Nakanishi 2025 (arXiv 2501.19399)
-        for SSMax; other strengths are this package's (docs/formulas.md).
+    for SSMax; other strengths are this package's (docs/formulas.md).
     """
 
     train_length: int

@@ -128,7 +128,7 @@ class Knee(ScalingOfDistances):
         array([-2.75, -2.5 , -2.25, -2.  , -1.  ,  0.  ], dtype=float32)
 
     Source: this package (docs/formulas.md), after leaky ReRoPE (Su 2023, kexue.fm/archives/9708);
-        an infinite factor is the distance limit of LM-Infinite (Han et al. 2023, arXiv 2308.16137).
+    an infinite factor is the distance limit of LM-Infinite (Han et al. 2023, arXiv 2308.16137).
     """
 
     factor: float

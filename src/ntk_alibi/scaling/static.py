@@ -50,7 +50,7 @@ class Interpolation(StaticScaling):
         array([0.125     , 0.03125   , 0.0078125 , 0.00195312], dtype=float32)
 
     Source: S. Chen et al. 2023 (arXiv 2306.15595) for RoPE; Al-Khateeb et al. 2023 (arXiv
-        2310.13017) and keezen/ntk_alibi 2023 for ALiBi.
+    2310.13017) and keezen/ntk_alibi 2023 for ALiBi.
     """
 
     alibi_type: ClassVar[str] = "linear"
@@ -84,7 +84,7 @@ class NTK(StaticScaling):
         array([0.25      , 0.04960628, 0.00984313, 0.00195312], dtype=float32)
 
     Source: keezen/ntk_alibi 2023, whose code covers head counts that are powers of two;
-        docs/formulas.md derives the weights for any head count.
+    docs/formulas.md derives the weights for any head count.
     """
 
     alibi_type: ClassVar[str] = "ntk"

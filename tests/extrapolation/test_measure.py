@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,6 @@ import torch
 
 from ntk_alibi.evaluation.records import corpus
 from ntk_alibi.extrapolation.measure import Measurement
-from ntk_alibi.extrapolation.pairs import Pairs
 from ntk_alibi.extrapolation.recipe import StudyTraining
 from small_studies import TINY, TINY_PLAN
 
@@ -96,28 +96,40 @@ def test_the_loss_is_that_of_the_answers_at_the_training_length() -> None:
 
 
 def test_pairs_ask_for_what_was_stated_once() -> None:
-    encode = StudyTraining(TINY).encode
-    for length in (8, 30, 128, 1024):
-        case = Pairs(16).case(encode, length, np.random.default_rng(0))
-        assert length - 3 <= len(case.tokens) <= length
-        lines = case.tokens.reshape(-1, 4)
+    trained = StudyTraining(TINY)
+    names = trained.line_task(128).names
+    for length in (6, 31, 128, 1024):
+        case = trained.line_task(length).case(trained.encode, length, np.random.default_rng(0))
+        assert length - 2 <= len(case.tokens) <= length
+        lines = case.tokens.reshape(-1, 3)
         questions = len(case.answers)
         assert questions == min(16, len(lines) // 2)
         stated, asked = lines[:-questions], lines[-questions:]
-        assert len({tuple(name) for name in stated[:, :2]}) == len(stated)
+        assert len(set(stated[:, 0])) == len(stated)
+        assert {trained.tokenizer.decode([name]) for name in lines[:, 0]} <= set(names)
         assert [begin for begin, _ in case.answers] == [
-            len(case.tokens) - 4 * (questions - i) + 2 for i in range(questions)
+            len(case.tokens) - 3 * (questions - i) + 1 for i in range(questions)
         ]
         for (begin, end), distance, line in zip(case.answers, case.distances, asked, strict=True):
             assert end - begin == 1
             source = begin - distance
             assert case.tokens[source] == case.tokens[begin]
-            assert case.tokens[source - 2 : source].tolist() == line[:2].tolist()
-            assert source < 4 * len(stated)
+            assert case.tokens[source - 1] == line[0]
+            assert source < 3 * len(stated)
+
+
+def test_names_of_pairs_are_words_of_one_token() -> None:
+    trained = StudyTraining(TINY)
+    names = trained.line_task(128).names
+    assert {len(tokens) for tokens in trained.encode(list(names))} == {1}
+    assert all(re.fullmatch(" [a-z]{2,}", name) for name in names)
+    assert len(set(names)) == len(names)
+    assert " quick" in names
 
 
 def test_pairs_need_room_for_one_and_names_for_all() -> None:
-    encode = StudyTraining(TINY).encode
-    for length in (7, 4 * (4096 + 17)):
-        with pytest.raises(ValueError, match=f"length must be from 8 tokens .* got {length}"):
-            Pairs(16).case(encode, length, np.random.default_rng(0))
+    trained = StudyTraining(TINY)
+    names = len(trained.line_task(128).names)
+    for length in (5, 3 * (names + 17)):
+        with pytest.raises(ValueError, match=f"length must be from 6 tokens .* got {length}"):
+            trained.line_task(length).case(trained.encode, length, np.random.default_rng(0))

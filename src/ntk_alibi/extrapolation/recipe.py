@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
 
 from ntk_alibi.extrapolation.decoder import FIRST_WEIGHTS_STD, Decoder
-from ntk_alibi.extrapolation.pairs import Pairs
+from ntk_alibi.extrapolation.pairs import Pairs, one_token_names
 from ntk_alibi.extrapolation.schemes import SCHEMES, LayerShape
 from ntk_alibi.training import training
 
@@ -49,7 +49,7 @@ class StudyRecipe(training.Recipe):
     record_weight: float = 0.0
     held_out: Literal["chapters", "books"] = "books"
     scheme: str = "alibi"
-    steps: int = 1200
+    steps: int = 1000
     first_weights_std: float = FIRST_WEIGHTS_STD
     position_rate: float = 0.02
     autocast: bool = True
@@ -130,7 +130,11 @@ class StudyTraining(training.Training):
 
     def line_task(self, length: int) -> Pairs:
         """Return the kind of the study's records."""
-        return Pairs(QUESTIONS)
+        return Pairs(QUESTIONS, self._names)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return one_token_names(self.tokenizer)
 
     def step(self) -> float:
         """Train on one batch, measure the time, and return the loss."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ntk_alibi.evaluation.report.markdown import check_section
-from ntk_alibi.extrapolation import grid, tables
+from ntk_alibi.extrapolation import grid, pictures, tables
 from ntk_alibi.extrapolation.readings import views
 from ntk_alibi.extrapolation.schemes import SCHEMES
 from ntk_alibi.extrapolation.summary import by_seed, cpu_hours, differences, summarise
@@ -175,7 +175,7 @@ def test_models_of_different_recipes_are_not_mixed(study: Path, tmp_path: Path) 
 
 def test_every_scheme_has_a_label_and_every_section_its_text(study: Path) -> None:
     assert set(tables.LABELS) == set(SCHEMES)
-    drawn = {name.partition("/")[0] for panel in tables.PANELS.values() for name in panel}
+    drawn = {name.partition("/")[0] for panel in pictures.PANELS.values() for name in panel}
     assert drawn == set(SCHEMES)
     assert {"machine", *tables.tables(summarise(study))} == set(tables.SECTIONS)
 
@@ -186,7 +186,7 @@ def test_the_page_has_a_place_for_every_section() -> None:
 
 
 def test_the_picture_has_a_curve_for_what_qualifies(study: Path) -> None:
-    axes = tables.figure(summarise(study)).axes
+    axes = pictures.figure(summarise(study)).axes
     lines = {line.get_label(): line for line in axes[2].get_lines()}
     assert {"RoPE", "RoPE + window"} <= set(lines)
     assert "none" not in lines

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ntk_alibi import _checks
 from ntk_alibi.evaluation.report.markdown import describe_machine
-from ntk_alibi.extrapolation import grid, tables
+from ntk_alibi.extrapolation import grid, pictures, tables
 from ntk_alibi.extrapolation.measure import Measurement, MeasurePlan
 from ntk_alibi.extrapolation.readings import views
 from ntk_alibi.extrapolation.recipe import StudyRecipe, StudyTraining
@@ -76,9 +76,9 @@ def write_document(summary: Summary, document: Path) -> None:
         document: a Markdown file with markers for the sections; pictures/ is beside it.
     """
     named = {"machine": describe_machine(), **summary}
-    pictures = document.parent / "pictures"
-    pictures.joinpath("extrapolation.json").write_text(json.dumps(named) + "\n")
-    tables.figure(summary).savefig(pictures / "extrapolation.png", dpi=90)
+    folder = document.parent / "pictures"
+    folder.joinpath("extrapolation.json").write_text(json.dumps(named) + "\n")
+    pictures.figure(summary).savefig(folder / "extrapolation.png", dpi=90)
     replace_tables(document, {"machine": named["machine"], **tables.tables(summary)})
 
 

@@ -1,4 +1,4 @@
-"""Results of the study as Markdown tables and a figure.
+"""Results of the study as Markdown tables.
 
 Intervals are Student's over the seeds, each of which has its own training and its own texts.
 """
@@ -6,12 +6,10 @@ Intervals are Student's over the seeds, each of which has its own training and i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ntk_alibi import plots
 from ntk_alibi.evaluation.comparing.intervals import half_width
 from ntk_alibi.evaluation.report.markdown import table
 from ntk_alibi.extrapolation import grid
@@ -29,9 +27,6 @@ from ntk_alibi.extrapolation.summary import (
     qualifying,
     share_interval,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Names of the schemes in tables.
 LABELS = {
@@ -51,36 +46,6 @@ LABELS = {
 
 #: Reading modes that their papers count as part of the method; the method tables include them.
 PARTS_OF_METHODS = ("rope/window", "xpos/blocks")
-
-#: Curves of each panel of the figure, by the panel's title.
-PANELS = {
-    "ALiBi, read in several ways": (
-        "alibi/plain",
-        "alibi/ntk",
-        "alibi/flat",
-        "alibi/flat-log-n",
-        "alibi/knee",
-        "alibi/window",
-    ),
-    "learned biases": (
-        "learned-slopes/plain",
-        "kerple-power/plain",
-        "kerple-log/plain",
-        "bam/plain",
-        "bam-flat/plain",
-        "bam-flat-ssmax/plain",
-        "fox/plain",
-    ),
-    "none, Sandwich and rotations": (
-        "none/plain",
-        "sandwich/plain",
-        "rope/plain",
-        "rope/window",
-        "rope/ntk",
-        "xpos/plain",
-        "xpos/blocks",
-    ),
-}
 
 #: Sections of the document.
 SECTIONS = (
@@ -289,63 +254,3 @@ def _training(summary: Summary) -> str:
     hours = cpu_hours(summary)
     parts = ", ".join(f"{name} {spent:.2f}" for name, spent in hours.items())
     return f"{table(header, rows)}\n\nCPU hours: {parts}; {sum(hours.values()):.2f} together."
-
-
-def figure(summary: Summary) -> Figure:
-    """Plot accuracy and change of nats over length, with 95 % bands, for the runs that qualify.
-
-    Args:
-        summary: from `summarise`.
-    """
-    from matplotlib.figure import Figure
-
-    train_length, multiples = summary["recipe"]["train_length"], summary["plan"]["multiples"]
-    made = Figure(figsize=(14, 8), layout="constrained")
-    axes = made.subplots(2, len(PANELS), sharey="row")
-    rows: tuple[tuple[str, str, float, Any], ...] = (
-        ("pairs", "numbers found, %", 100.0, (0.0, 100.0)),
-        ("change", "nats, change from 1x", 1.0, None),
-    )
-    for row, (quantity, words, unit, limits) in enumerate(rows):
-        for column, (title, panel) in enumerate(PANELS.items()):
-            names = [x for x in panel if qualifying(summary, x.partition("/")[0])]
-            means, widths = _curves(summary, names, quantity, multiples, unit)
-            plots.extrapolation_curves(
-                [multiple * train_length for multiple in multiples],
-                means,
-                half_widths=widths,
-                train_length=train_length,
-                quantity=words,
-                limits=limits,
-                ax=axes[row, column],
-            )
-            axes[row, column].set_title(title)
-    return made
-
-
-def _curves(
-    summary: Summary,
-    names: Iterable[str],
-    quantity: str,
-    multiples: Sequence[int],
-    unit: float,
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return means and half-widths of each method at all multiples.
-
-    At multiples where a reading mode changes nothing, the figures of the plain mode are used.
-    """
-    means: dict[str, list[float]] = {}
-    widths: dict[str, list[float]] = {}
-    for name in names:
-        plain = f"{name.partition('/')[0]}/{PLAIN}"
-        cells = [
-            list(
-                (
-                    by_seed(summary, name, quantity, x) or by_seed(summary, plain, quantity, x)
-                ).values()
-            )
-            for x in multiples
-        ]
-        means[label(name)] = [unit * float(np.mean(x)) for x in cells]
-        widths[label(name)] = [unit * float(np.nan_to_num(half_width(x))) for x in cells]
-    return means, widths

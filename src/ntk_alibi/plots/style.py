@@ -268,15 +268,16 @@ def mark_training_length(ax: Axes, x: float) -> None:
 def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
     """Return a colour, marker and line style for each of several kinds of methods.
 
-    "original" gets the colour of text, a kind of `KINDS` gets its hue, stronger for later ones of
-    the same kind, and any other kind gets the next free hue.
+    "original" gets the colour of text, a kind of `KINDS` gets its hue, and any other kind gets the
+    next free hue. Several of the same kind have their hue from half to full strength, and all but
+    the first another marker.
     """
     theme = theme_of(ax)
     reserved = [KINDS[kind] for kind in kinds if kind in KINDS]
     free_hues = [hue for hue in HUES if hue not in {look[0] for look in reserved}]
     free_markers = [marker for marker in MARKERS if marker not in {look[1] for look in reserved}]
     result: list[dict[str, Any]] = []
-    others = 0
+    others = repeated = 0
     for number, kind in enumerate(kinds):
         strength = 1.0
         if kind == "original":
@@ -284,7 +285,11 @@ def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
             continue
         if kind in KINDS:
             hue, marker, line = KINDS[kind]
-            strength = 0.45 + 0.55 * (kinds[:number].count(kind) + 1) / kinds.count(kind)
+            before, after = kinds[:number].count(kind), kinds[number + 1 :].count(kind)
+            strength = 1.0 - 0.5 * after / max(1, before + after)
+            if before:
+                repeated += 1
+                marker = free_markers[-repeated % len(free_markers)]
         else:
             turn, place = divmod(others, len(free_hues))
             hue, line = free_hues[place], ("-", "-.", ":")[turn % 3]

@@ -61,15 +61,19 @@ PANELS = {
 def figure(summary: Summary) -> Figure:
     """Plot accuracy and change of nats over length, with 95 % bands, for the runs that qualify.
 
+    Panels without such a run are left out.
+
     Args:
         summary: from `summarise`.
     """
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(14, 8), layout="constrained")
-    axes = made.subplots(2, len(PANELS), sharey="row")
+    panels = {title: known for title, names in PANELS.items() if (known := _known(summary, names))}
+    panels = panels or dict.fromkeys(PANELS, ())
+    made = Figure(figsize=(4.7 * len(panels), 8), layout="constrained")
+    axes = made.subplots(2, len(panels), sharey="row", squeeze=False)
     for row, quantity in enumerate(("pairs", "change")):
-        for column, (title, names) in enumerate(PANELS.items()):
+        for column, (title, names) in enumerate(panels.items()):
             curves(summary, names, quantity, ax=axes[row, column]).set_title(title)
     return made
 
@@ -88,12 +92,7 @@ def curves(summary: Summary, names: Iterable[str], quantity: str, ax: Axes | Non
     """
     train_length, multiples = summary["recipe"]["train_length"], summary["plan"]["multiples"]
     words, unit, limits = QUANTITIES[quantity]
-    known = [
-        name
-        for name in names
-        if name in summary["measured"] and qualifying(summary, name.partition("/")[0])
-    ]
-    means, widths = _curves(summary, known, quantity, multiples, unit)
+    means, widths = _curves(summary, _known(summary, names), quantity, multiples, unit)
     return plots.extrapolation_curves(
         [multiple * train_length for multiple in multiples],
         means,
@@ -103,6 +102,15 @@ def curves(summary: Summary, names: Iterable[str], quantity: str, ax: Axes | Non
         limits=limits,
         ax=ax,
     )
+
+
+def _known(summary: Summary, names: Iterable[str]) -> Sequence[str]:
+    """Return the names that have results of runs that qualify."""
+    return [
+        name
+        for name in names
+        if name in summary["measured"] and qualifying(summary, name.partition("/")[0])
+    ]
 
 
 def _curves(

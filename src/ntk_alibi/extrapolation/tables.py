@@ -69,7 +69,7 @@ def tables(summary: Summary) -> dict[str, str]:
         summary: from `summarise`.
     """
     names = [f"{scheme}/{mode.name}" for scheme in LABELS for mode in READING_MODES]
-    names = [name for name in names if name in summary["measured"]]
+    names = [name for name in names if _has_row(summary, name)]
     methods = [name for name in names if _is_method(name)]
     others = [name for name in names if not _is_method(name)]
     multiples = summary["plan"]["multiples"]
@@ -93,6 +93,14 @@ def tables(summary: Summary) -> dict[str, str]:
         ),
         "training": _training(summary),
     }
+
+
+def _has_row(summary: Summary, name: str) -> bool:
+    """Whether a pair has results, and for readings of a trained model, a run that qualifies."""
+    scheme = name.partition("/")[0]
+    return name in summary["measured"] and (
+        name.endswith(f"/{PLAIN}") or bool(qualifying(summary, scheme))
+    )
 
 
 def _is_method(name: str) -> bool:

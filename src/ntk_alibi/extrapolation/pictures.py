@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Axis label, unit and limits of the quantities of curves.
 QUANTITIES: dict[str, tuple[str, float, tuple[float, float] | None]] = {
     "pairs": ("numbers found, %", 100.0, (0.0, 100.0)),
-    "beyond": ("numbers beyond the training length found, %", 100.0, (0.0, 100.0)),
+    "beyond": ("far numbers found, %", 100.0, (0.0, 100.0)),
     "change": ("nats, change from 1x", 1.0, None),
 }
 

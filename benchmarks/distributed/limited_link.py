@@ -66,7 +66,7 @@ def run(settings: Settings) -> Iterator[tuple[str, str]]:
     head = (
         f"{describe_machine()}; two processes in two network namespaces, whose link tc limits in "
         f"each direction (tbf), {settings.heads} heads, D = {HEAD_DIM}, one thread each; medians "
-        f"of {settings.rounds} interleaved rounds, **on a busy machine**. Interfaces counted the "
+        f"of {settings.rounds} interleaved rounds. Interfaces counted the "
         "bytes, with headers of TCP and IP."
     )
     rows = [

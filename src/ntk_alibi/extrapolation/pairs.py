@@ -2,8 +2,8 @@
 
 They are the records of evaluation/records/lines.py in their shortest form: a name is one token. A
 model that trains for a few minutes should learn to look up the number that followed the same name,
-and nothing else. With names of two tokens many models stop at the second one, which alone
-determines seven of eight lines at the training length.
+and nothing else. With names of two tokens many models match the second one alone, which gives
+seven of eight answers at the training length, and stop there.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 
 from ntk_alibi import plots
 from ntk_alibi.evaluation.comparing.intervals import half_width
-from ntk_alibi.extrapolation.summary import PLAIN, Summary, by_seed, qualifying
+from ntk_alibi.extrapolation.summary import PLAIN, Summary, by_seed, comparable
 from ntk_alibi.extrapolation.tables import label
 
 if TYPE_CHECKING:
@@ -68,8 +68,11 @@ def figure(summary: Summary) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    panels = {title: known for title, names in PANELS.items() if (known := _known(summary, names))}
-    panels = panels or dict.fromkeys(PANELS, ())
+    panels = {
+        title: names
+        for title, names in PANELS.items()
+        if any(comparable(summary, name) for name in names)
+    } or PANELS
     made = Figure(figsize=(4.7 * len(panels), 8), layout="constrained")
     axes = made.subplots(2, len(panels), sharey="row", squeeze=False)
     for row, quantity in enumerate(("pairs", "change")):
@@ -83,7 +86,7 @@ def curves(summary: Summary, names: Iterable[str], quantity: str, ax: Axes | Non
 
     Args:
         summary: from `summarise`.
-        names: pairs "scheme/reading"; those without results are left out.
+        names: pairs "scheme/reading"; those without a run that qualifies are left out.
         quantity: a key of `QUANTITIES`.
         ax: axes to draw into; a new figure's by default.
 
@@ -92,7 +95,8 @@ def curves(summary: Summary, names: Iterable[str], quantity: str, ax: Axes | Non
     """
     train_length, multiples = summary["recipe"]["train_length"], summary["plan"]["multiples"]
     words, unit, limits = QUANTITIES[quantity]
-    means, widths = _curves(summary, _known(summary, names), quantity, multiples, unit)
+    known = [name for name in names if comparable(summary, name)]
+    means, widths = _curves(summary, known, quantity, multiples, unit)
     return plots.extrapolation_curves(
         [multiple * train_length for multiple in multiples],
         means,
@@ -102,15 +106,6 @@ def curves(summary: Summary, names: Iterable[str], quantity: str, ax: Axes | Non
         limits=limits,
         ax=ax,
     )
-
-
-def _known(summary: Summary, names: Iterable[str]) -> Sequence[str]:
-    """Return the names that have results of runs that qualify."""
-    return [
-        name
-        for name in names
-        if name in summary["measured"] and qualifying(summary, name.partition("/")[0])
-    ]
 
 
 def _curves(

@@ -142,6 +142,11 @@ def qualifying(summary: Summary, scheme: str) -> list[int]:
     return [seed for seed, qualifies in both if qualifies]
 
 
+def comparable(summary: Summary, name: str) -> bool:
+    """Return whether a "scheme/reading" has results of a run that qualifies."""
+    return name in summary["measured"] and bool(qualifying(summary, name.partition("/")[0]))
+
+
 def by_seed(
     summary: Summary, name: str, quantity: str, multiple: int, *, every: bool = False
 ) -> dict[int, float]:

@@ -22,6 +22,7 @@ from ntk_alibi.extrapolation.summary import (
     SEEDS,
     Summary,
     by_seed,
+    comparable,
     cpu_hours,
     differences,
     qualifying,
@@ -69,7 +70,8 @@ def tables(summary: Summary) -> dict[str, str]:
         summary: from `summarise`.
     """
     names = [f"{scheme}/{mode.name}" for scheme in LABELS for mode in READING_MODES]
-    names = [name for name in names if _has_row(summary, name)]
+    trained = [f"{scheme}/{PLAIN}" for scheme in summary["training"]]
+    names = [name for name in names if name in trained or comparable(summary, name)]
     methods = [name for name in names if _is_method(name)]
     others = [name for name in names if not _is_method(name)]
     multiples = summary["plan"]["multiples"]
@@ -93,14 +95,6 @@ def tables(summary: Summary) -> dict[str, str]:
         ),
         "training": _training(summary),
     }
-
-
-def _has_row(summary: Summary, name: str) -> bool:
-    """Whether a pair has results, and for readings of a trained model, a run that qualifies."""
-    scheme = name.partition("/")[0]
-    return name in summary["measured"] and (
-        name.endswith(f"/{PLAIN}") or bool(qualifying(summary, scheme))
-    )
 
 
 def _is_method(name: str) -> bool:

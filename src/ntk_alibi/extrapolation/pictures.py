@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ntk_alibi import plots
+from ntk_alibi import _checks, plots
 from ntk_alibi.evaluation.comparing.intervals import half_width
 from ntk_alibi.extrapolation.summary import PLAIN, Summary, by_seed, comparable
-from ntk_alibi.extrapolation.tables import label
+from ntk_alibi.extrapolation.tables import LABELS, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +92,14 @@ def curves(summary: Summary, names: Iterable[str], quantity: str, ax: Axes | Non
 
     Returns:
         The axes that hold the picture.
+
+    Raises:
+        ValueError: quantity is unknown, or a name has no scheme of the study.
     """
+    _checks.choice("quantity", quantity, tuple(QUANTITIES))
+    names = list(names)
+    for name in names:
+        _checks.choice("the scheme of a name", name.partition("/")[0], tuple(LABELS))
     train_length, multiples = summary["recipe"]["train_length"], summary["plan"]["multiples"]
     words, unit, limits = QUANTITIES[quantity]
     known = [name for name in names if comparable(summary, name)]

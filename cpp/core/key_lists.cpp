@@ -59,7 +59,10 @@ std::int64_t OwnedKeyList::greatest_up_to(std::int64_t bound) const {
 
 // The least position from a bound on, or `none`.
 std::int64_t OwnedKeyList::least_from(std::int64_t bound) const {
-  if (consecutive_) return bound <= greatest_ ? std::max<std::int64_t>(bound, 0) : none;
+  if (consecutive_) {
+    const std::int64_t at = std::max<std::int64_t>(bound, 0);
+    return at <= greatest_ ? at : none;
+  }
   const std::vector<std::int32_t>& sorted = this->sorted();
   const auto at = std::lower_bound(sorted.begin(), sorted.end(), bound);
   return at == sorted.end() ? none : *at;
@@ -76,6 +79,14 @@ std::int64_t OwnedKeyList::one_sided_distance(std::int32_t query, const VisibleI
   if (ahead != none && query - ahead < visible.least_distance) ahead = none;
   if ((behind == none) == (ahead == none)) return 0;
   return query - (behind == none ? ahead : behind);
+}
+
+bool OwnedKeyList::is_any_visible(std::int32_t query, const VisibleInterval& visible) const {
+  const std::int64_t last = std::int64_t{query} - visible.least_distance;
+  const std::int64_t first = least_from(std::int64_t{query} - visible.greatest_distance);
+  const std::int64_t sink = least_from(0);
+  return (first != none && first <= last) ||
+         (sink != none && sink < visible.sink_end && sink <= last);
 }
 
 KeyList OwnedKeyList::view() const {

@@ -20,6 +20,8 @@ class OwnedKeyList {
   std::int64_t one_sided_distance(std::int32_t query, const VisibleInterval& visible,
                                   std::int64_t negligible) const;
 
+  bool is_any_visible(std::int32_t query, const VisibleInterval& visible) const;
+
  private:
   void sort_positions();
   const std::vector<std::int32_t>& sorted() const { return rise_ ? positions_ : sorted_; }

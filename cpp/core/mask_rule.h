@@ -16,6 +16,11 @@ struct VisibleInterval {
   std::int32_t greatest_distance;
   std::int32_t sink_end;
 
+  bool shows(std::int64_t distance, std::int64_t query_position) const {
+    return distance >= least_distance &&
+           (distance <= greatest_distance || query_position - distance < sink_end);
+  }
+
   // Hides the keys with d > 0, sinks included.
   void hide_keys_behind() {
     greatest_distance = std::min(greatest_distance, 0);

@@ -56,6 +56,15 @@ double knee_of(const AttentionBias& bias) {
                             : std::numeric_limits<double>::infinity();
 }
 
+// The value of a bias that is not linear.
+double gathered_bias(const TileBias& bias, int query, std::int64_t key, std::int64_t distance) {
+  if (bias.key_sums != nullptr) return bias.query_sums[query] - bias.key_sums[key];
+  if (bias.dense != nullptr)
+    return bias.dense[query * bias.dense_query_stride + key * bias.dense_key_stride];
+  const std::int64_t index = distance - bias.table_begin;
+  return index >= 0 && index < bias.table_size ? bias.table[index] : 0.0;
+}
+
 // The form without slopes for keys ahead.
 BiasKind one_sided_form(BiasKind kind) {
   switch (kind) {
@@ -87,6 +96,7 @@ AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first
   tile.output = row_of(p.output, p.dtype, b, h, first);
   tile.logsumexp =
       p.logsumexp ? p.logsumexp + (b * p.query_heads + h) * p.query_length + first : nullptr;
+  tile.weightless = rows.weightless;
   tile.query_stride = p.query.row_stride;
   tile.output_stride = p.output.row_stride;
   tile.query_count = static_cast<int>(count);
@@ -178,18 +188,51 @@ const double* Tiles::sums_of(std::int64_t b, std::int64_t h) const {
   return bias.sums ? bias.sums + b * bias.sums_batch_stride + h * bias.sums_head_stride : nullptr;
 }
 
-void Tiles::refuse_overflow(std::int64_t b, const AttentionTile& tile) const {
-  const auto finite = [&](const HeadRows& rows, std::int64_t first, std::int64_t count) {
-    return kernels_.rows_are_finite(rows, first, count, tile.head_dim);
-  };
-  if (finite({tile.output, tile.output_stride, tile.dtype, nullptr}, 0, tile.query_count) ||
-      !finite({tile.query, tile.query_stride, tile.dtype, nullptr}, 0, tile.query_count))
-    return;
+bool Tiles::overflowed(std::int64_t b, const AttentionTile& tile) const {
+  const HeadRows output{tile.output, tile.output_stride, tile.dtype, nullptr};
+  if (!kernels_.rows_are_finite(output, 0, tile.query_count, tile.head_dim)) return true;
+  for (int r = 0; r < tile.query_count; ++r)
+    if (tile.weightless[r] && sees_a_key(b, tile, r)) return true;
+  return false;
+}
+
+// A bias of -infinity hides keys, too. A certificate may leave out all keys beside a known sum.
+bool Tiles::sees_a_key(std::int64_t b, const AttentionTile& tile, int query) const {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const double* known = tile.skipping.known_logsumexps;
+  if (known != nullptr && known[query] > -infinity) return false;
+  const VisibleInterval interval{tile.mask.least_distances[query],
+                                 tile.mask.greatest_distances[query], tile.mask.sink_ends[query]};
+  const std::int32_t position = tile.query_positions[query];
+  if (!keys_of(b).is_any_visible(position, interval)) return false;
+  const TileBias& bias = tile.bias;
+  if (bias.table == nullptr && bias.key_sums == nullptr && bias.dense == nullptr) return true;
   const KeyList keys = keys_of(b).view();
   for (std::int64_t c = 0; c < keys.count; ++c) {
     const std::int64_t row = keys.indices ? keys.indices[c] : c;
-    if (!finite(tile.key, row, 1) || !finite(tile.value, row, 1)) return;
+    const std::int64_t distance = std::int64_t{position} - (keys.positions ? keys.positions[c] : c);
+    if (interval.shows(distance, position) && gathered_bias(bias, query, row, distance) > -infinity)
+      return true;
   }
+  return false;
+}
+
+bool Tiles::inputs_are_finite(std::int64_t b, const AttentionTile& tile) const {
+  const auto finite = [&](const HeadRows& rows, std::int64_t first, std::int64_t count) {
+    return kernels_.rows_are_finite(rows, first, count, tile.head_dim);
+  };
+  if (!finite({tile.query, tile.query_stride, tile.dtype, nullptr}, 0, tile.query_count))
+    return false;
+  const KeyList keys = keys_of(b).view();
+  for (std::int64_t c = 0; c < keys.count; ++c) {
+    const std::int64_t row = keys.indices ? keys.indices[c] : c;
+    if (!finite(tile.key, row, 1) || !finite(tile.value, row, 1)) return false;
+  }
+  return true;
+}
+
+void Tiles::refuse_overflow(std::int64_t b, const AttentionTile& tile) const {
+  if (!overflowed(b, tile) || !inputs_are_finite(b, tile)) return;
   throw std::domain_error(
       "query, key, value, scale and bias must give scores and sums within float32's range "
       "(3.4e38), "

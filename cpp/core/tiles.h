@@ -25,6 +25,7 @@ struct TileRows {
   float knees[most_queries_per_tile];
   double sums[most_queries_per_tile];
   float scales[most_queries_per_tile];
+  bool weightless[most_queries_per_tile];
 };
 
 // State shared by all tiles of a problem: kernels, key lists, and bounds for skipping.
@@ -39,7 +40,8 @@ class Tiles {
   const KernelTable& kernels() const { return kernels_; }
   const OwnedKeyList& keys_of(std::int64_t b) const { return lists_.of_row(b); }
 
-  // Throws std::domain_error if results are not finite although all inputs are.
+  // Throws std::domain_error if results are not finite although all inputs are, or if the scores of
+  // all keys that a query sees are minus infinity, which a kernel takes for hidden keys.
   void refuse_overflow(std::int64_t b, const AttentionTile& tile) const;
 
   // Adds to the statistics of a head, numbered as (batch, head).
@@ -53,6 +55,9 @@ class Tiles {
                         TileRows& rows) const;
   TileBias describe_bias(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                          const TileRows& rows) const;
+  bool overflowed(std::int64_t b, const AttentionTile& tile) const;
+  bool sees_a_key(std::int64_t b, const AttentionTile& tile, int query) const;
+  bool inputs_are_finite(std::int64_t b, const AttentionTile& tile) const;
   const double* sums_of(std::int64_t b, std::int64_t h) const;
   void add_counts(std::int64_t head, std::int64_t scored, std::int64_t visible,
                   std::int64_t weighed) const;

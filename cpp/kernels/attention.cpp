@@ -32,9 +32,11 @@ void write_tile(const AttentionTile& tile, const Scratch& s) {
     store_vector(s.rescale, 0, v, sum == 0.0f ? f32v{} : 1.0f / sum);
   }
   write_lanes(s.output, s.rescale, tile, {tile.output, tile.output_stride, tile.dtype});
-  if (tile.logsumexp != nullptr)
-    for (int r = 0; r < tile.query_count; ++r)
+  for (int r = 0; r < tile.query_count; ++r) {
+    tile.weightless[r] = s.sum[r] == 0.0f;
+    if (tile.logsumexp != nullptr)
       tile.logsumexp[r] = logsumexp(s.maximum[r], s.sum[r], tile.bias.shifts[r]);
+  }
 }
 
 // Turns the scores of a block into weights, a few keys at a time, and sums the weights.

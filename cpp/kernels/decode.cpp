@@ -294,6 +294,7 @@ void merge_parts(const AttentionTile& tile, const DecodePart* parts, std::int64_
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
   for (int d = 0; d < tile.head_dim; ++d) output[d] *= inverse;
   write_row(output, tile.head_dim, tile.dtype, static_cast<char*>(tile.output));
+  *tile.weightless = sum == 0.0f;
   if (tile.logsumexp != nullptr) *tile.logsumexp = logsumexp(maximum, sum, tile.bias.shifts[0]);
 }
 

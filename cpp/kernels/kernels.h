@@ -158,6 +158,7 @@ struct AttentionTile {
   HeadRows key;
   HeadRows value;
   double* logsumexp;  // one for each query, or null
+  bool* weightless;   // one for each query: true if the sum of its weights is 0
   std::int64_t query_stride;
   std::int64_t output_stride;
   int query_count;
@@ -264,8 +265,9 @@ struct KernelTable {
   // inputs do not change, later calls find there what they can reuse.
   std::int64_t (*attention_scratch_bytes)(const AttentionTile& tile);
   // softmax(scale_i q.k + bias) v over the visible keys, and its logsumexp; 0 and -inf where no key
-  // is visible. Up to tiles_per_group tiles may share a call if they differ only in their queries,
-  // outputs and positions. read: the blocks of keys that each tile read.
+  // is visible, or the scores of all are below float32's range in units of log 2. Up to
+  // tiles_per_group tiles may share a call if they differ only in their queries, outputs and
+  // positions. read: the blocks of keys that each tile read.
   void (*attention_tiles)(const AttentionTile* tiles, int count, void* scratch, BlocksRead* read);
   // As attention_tiles, for one tile of at most queries_per_vector queries and at most one block of
   // keys, which it reads if it is visible.

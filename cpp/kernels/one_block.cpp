@@ -99,6 +99,7 @@ class OneBlock {
       write_row(
           results + i * head_dim, head_dim, tile_.dtype,
           static_cast<char*>(tile_.output) + row_bytes(tile_.output_stride, q + i, tile_.dtype));
+      tile_.weightless[q + i] = sum_[q + i] == 0.0f;
       if (tile_.logsumexp != nullptr)
         tile_.logsumexp[q + i] = logsumexp(maximum_[q + i], sum_[q + i], tile_.bias.shifts[q + i]);
     }

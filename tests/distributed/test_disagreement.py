@@ -85,6 +85,9 @@ def of_attention(rank: int, size: int) -> dict[str, str]:
             key_padding_mask=torch.ones(1, 9 if second else LENGTH // size)
         ),
         "scale must be": lambda: attend(scale=float("nan") if second else None),
+        "query, key, value, scale and bias must give scores": lambda: attend(
+            na.ALiBi(4), [x * 1e25 if second else x for x in part]
+        ),
     }
     said = {name: sentence(call) for name, call in calls.items()}
     assert attend(na.ALiBi(4)).shape == part[0].shape  # the group works on
@@ -206,6 +209,15 @@ def of_models(rank: int, size: int) -> dict[str, str]:
         }
         said = {name: sentence(call) for name, call in calls.items()}
         model.eval()
+        for layer in model.modules():
+            if hasattr(layer, "query_key_value"):
+                layer.query_key_value.weight.mul_(100.0)
+        cache = na.ShardedCache(group)
+        model(ids[:, :-1], past_key_values=cache)
+        if second:
+            cache.held(0)[0].mul_(1e36)
+        name = "query, key, value, scale and bias must give scores"
+        said[name] = sentence(lambda: model(ids, past_key_values=cache))
         assert model(**part).loss.isfinite()  # the group works on
     with na.patch(model, group=group, layout="zigzag"):
         name = "input_ids must be cut in the layout of the patch, 'zigzag'"

@@ -190,6 +190,70 @@ def test_scores_beyond_float32_are_refused(isa: str, call: Callable[[], Any]) ->
         call()
 
 
+LOWERING: dict[str, Callable[[int], Any]] = {
+    "no bias": lambda keys: None,
+    "ALiBi": lambda keys: na.ALiBi(2),
+    "symmetric": lambda keys: na.ALiBi(2, slopes=np.float32([0.5, 0.25]), sides="symmetric"),
+    "knee": lambda keys: na.ALiBi(2, scaling=na.Knee(4, 8.0)),
+    "table": lambda keys: na.DistanceTable(np.zeros((2, keys), np.float32)),
+    "dense": lambda keys: np.zeros((1, keys), np.float32),
+}
+
+
+@pytest.mark.parametrize("make", LOWERING.values(), ids=LOWERING)
+@pytest.mark.parametrize("queries", [1, 3, 40])
+@pytest.mark.parametrize("keys", [1, 64, 200])
+def test_queries_whose_scores_are_all_below_float32_are_refused(
+    isa: str, keys: int, queries: int, make: Callable[[int], Any]
+) -> None:
+    """In units of log 2, scores of -3e38 are minus infinity, as those of hidden keys are."""
+    query, key = (np.ones((1, 2, n, 8), np.float32) for n in (queries, keys))
+    value = np.ones((1, 2, keys, 8), np.float32)
+    at = np.full(queries, keys - 1)
+    with pytest.raises(ValueError, match="must give scores and sums within float32's range"):
+        na.attention(query, key, value, make(keys), scale=-3e38 / 8, query_positions=at)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 40])
+def test_scores_below_float32_are_refused_with_forget_gates(isa: str, queries: int) -> None:
+    query, key, value = (np.ones((1, 2, n, 8), np.float32) for n in (queries, 200, 200))
+    bias = na.ForgetGates(np.full((1, 2, 200), -0.5, np.float32))
+    with pytest.raises(ValueError, match="must give scores and sums within float32's range"):
+        na.attention(query, key, value, bias, scale=-3e38 / 8)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 40])
+def test_one_key_whose_score_is_within_float32_suffices(isa: str, queries: int) -> None:
+    """Queries that see no key are 0, at any scale."""
+    query, key, value = (np.ones((1, 1, n, 8), np.float32) for n in (queries, 200, 200))
+    key[:, :, 150], value[:, :, 150] = -1, 5
+    at = np.arange(queries) + 199
+    for bias in (None, na.ALiBi(1, slopes=np.float32([1.0]))):
+        options: dict[str, Any] = {"scale": -2e38 / 8, "query_positions": at}
+        np.testing.assert_array_equal(na.attention(query, key, value, bias, **options), 5.0)
+        none = np.zeros((1, 200), np.bool_)
+        masked = na.attention(query, key, value, bias, key_padding_mask=none, **options)
+        np.testing.assert_array_equal(masked, 0.0)
+        options["key_positions"] = 5000 + np.arange(200)
+        np.testing.assert_array_equal(na.attention(query, key, value, bias, **options), 0.0)
+    hidden = np.where(np.arange(200) < 100, -np.inf, 0.0).astype(np.float32)
+    masked = na.attention(
+        query, key, value, np.broadcast_to(hidden, (queries, 200)), scale=-2e38 / 8,
+        query_positions=np.full(queries, 99),
+    )  # fmt: skip
+    np.testing.assert_array_equal(masked, 0.0)
+
+
+def test_steep_slopes_towards_far_keys_on_both_sides_are_refused(isa: str) -> None:
+    bias = na.ALiBi(2, slopes=np.float32([3e38, 3e38]), sides="symmetric")
+    for queries in (1, 6):
+        with pytest.raises(ValueError, match="must give scores and sums within float32's range"):
+            na.attention(
+                QUERY[:, :, :queries], KEY[:, :, :2], VALUE[:, :, :2], bias, causal=False,
+                query_positions=np.full(queries, 3), key_positions=np.array([0, 6]),
+            )  # fmt: skip
+
+
 BEYOND: dict[str, Callable[[Any], Any]] = {
     "table": lambda x: na.DistanceTable(np.full((2, 6), x)),
     "values": lambda x: na.T5(np.full((2, 32), x)),

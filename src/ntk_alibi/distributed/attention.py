@@ -7,6 +7,7 @@ exchange and what it guarantees.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -168,12 +169,16 @@ class _RankCall:
         if self.kernel.sums is not None:
             sums = self.kernel.sums.unflatten(1, (key_heads, -1)).flatten(0, 1)
             arriving["sums"] = send(plan, "sums", sums.transpose(1, 2).contiguous())
-        output, logsumexp = self._local(self.kernel, self._part_tolerance)
-        arrived = {name: arrive(plan, name, x) for name, x in arriving.items()}
-        output, logsumexp = self._with_remote(plan, arrived, output, logsumexp)
+        arrived, output, logsumexp = ranks.together(lambda: self._results(plan, arriving))
         if _recorded(query, key, self.value, *self._parameters):
             output, logsumexp = (tie(x, *arrived.values()) for x in (output, logsumexp))
         return output, logsumexp
+
+    def _results(self, plan: Plan, arriving: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+        """Return the blocks that arrived, and the output and logsumexp over all keys."""
+        output, logsumexp = self._local(self.kernel, self._part_tolerance)
+        arrived = {name: arrive(plan, name, x) for name, x in arriving.items()}
+        return arrived, *self._with_remote(plan, arrived, output, logsumexp)
 
     def _local(
         self, kernel: KernelBias, tolerance: Any, window: int | None = None
@@ -214,10 +219,11 @@ class _RankCall:
         bound = bounds.BiasBounds(numbers, sequence.block)
         proven = share > 0.0 and bound.proven and self.options.rotary is None
         sources, longest = sequence.key_blocks(key, numbers.sums)
+        lower = query.new_full(query.shape[:3], -np.inf, dtype=torch.float64)
         if proven:
-            lower = self._local(detached(self.kernel), 0.0, NEAR)[1]
-        else:
-            lower = query.new_full(query.shape[:3], -np.inf, dtype=torch.float64)
+            # Scores that a narrower window refuses prove nothing; those of all keys may be right.
+            with suppress(ValueError):
+                lower = self._local(detached(self.kernel), 0.0, NEAR)[1]
         tiles = sequence.query_tiles(
             query, self.factors, lower, sources, longest, self.scale, numbers.sums
         )

@@ -5,12 +5,33 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import distributed
 
 Result = TypeVar("Result")
+
+
+class Attempt(Generic[Result]):
+    """The result of a function, or its error.
+
+    Attributes:
+        error: the error, or None.
+    """
+
+    def __init__(self, make: Callable[[], Result]) -> None:
+        self.error: Exception | None = None
+        self._made: list[Result] = []
+        try:
+            self._made.append(make())
+        except Exception as error:
+            self.error = error
+
+    @property
+    def result(self) -> Result:
+        """The result of a function that did not fail."""
+        return self._made[0]
 
 
 @dataclass(frozen=True)
@@ -153,21 +174,20 @@ class Ranks:
         Args:
             make: function without collectives.
         """
-        made: list[Result] = []
-        failure: list[Exception] = []
-        try:
-            made.append(make())
-        except Exception as error:
-            failure.append(error)
+        attempt = Attempt(make)
+        if any(self.gather_flags(attempt.error is not None)):
+            self.raise_error_of_any(attempt)
+        return attempt.result
+
+    def raise_error_of_any(self, attempt: Attempt[Any]) -> None:
+        """Raise the same error on all ranks if an attempt failed on some; all ranks call this."""
 
         def describe() -> dict[str, Any]:
-            for error in failure:
-                raise error
+            if attempt.error is not None:
+                raise attempt.error
             return {}
 
-        if any(self.gather_flags(bool(failure))):
-            self.agree(describe)
-        return made[0]
+        self.agree(describe)
 
 
 def served_device(config: str, device: torch.device) -> torch.device:

@@ -17,7 +17,7 @@ from ntk_alibi import _arrays
 from ntk_alibi.biases.kernel_bias import kernel_bias_of
 from ntk_alibi.distributed import spread
 from ntk_alibi.distributed.layouts import Layout, columns_of
-from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.distributed.ranks import Attempt, Ranks
 from ntk_alibi.distributed.spread import Standing
 from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.integrations import checks
@@ -97,11 +97,12 @@ class SpreadKeys:
         if self.owner:
             self.cache.update(key, value, layer)
         keys, values = self.cache.held(layer)
-        output = torch.zeros_like(query, memory_format=torch.contiguous_format)
-        logsumexp = query.new_full(query.shape[:3], -torch.inf, dtype=torch.float32)
         flags = self._silent(forward_pass, query, key, keys, layer, scale)
-        if keys is not None and not flags[self.ranks.rank]:
-            output, logsumexp = _attention(
+
+        def over_own_keys() -> tuple[torch.Tensor, torch.Tensor]:
+            if keys is None or flags[self.ranks.rank]:
+                return _constant_results(query, 0.0, -torch.inf)
+            found = _attention(
                 forward_pass,
                 query,
                 keys,
@@ -111,7 +112,16 @@ class SpreadKeys:
                 skip_tolerance=spread.OWN_SHARE,
                 return_logsumexp=True,
             )
-        return spread.merged(self.ranks, output, logsumexp, flags).to(query.dtype)
+            return cast(tuple[torch.Tensor, torch.Tensor], found)
+
+        # An error travels as NaN, so that passes without one send nothing more.
+        attempt = Attempt(over_own_keys)
+        failed = attempt.error is not None
+        own = _constant_results(query, torch.nan, torch.nan) if failed else attempt.result
+        result = spread.merged(self.ranks, *own, flags)
+        if result.isnan().any():
+            self.ranks.raise_error_of_any(attempt)
+        return result.to(query.dtype)
 
     def _silent(
         self, forward_pass: Any, query: Any, key: Any, keys: Any, layer: int, scale: float
@@ -125,6 +135,15 @@ class SpreadKeys:
             factors = forward_pass.factors
             own = standing.silent(query, key, factors, scale, self.cache.norms(layer))
         return self.ranks.gather_flags(own)
+
+
+def _constant_results(
+    query: torch.Tensor, output: float, logsumexp: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        torch.full_like(query, output, memory_format=torch.contiguous_format),
+        query.new_full(query.shape[:3], logsumexp, dtype=torch.float32),
+    )
 
 
 def own_tokens(

@@ -170,7 +170,7 @@ def traffic(problem: Problem, size: int, wanted: dict[int, Wanted]) -> list[Traf
     wishes = -(-problem.heads * blocks // 8) * (size - 1)
     # three all-gathers of numbers, two of descriptions, the wishes, and at most as many blocks
     return [
-        Traffic({"norms": norms, "wishes": wishes}, norms + wishes + round(x), 7 * (size - 1))
+        Traffic({"norms": norms, "wishes": wishes}, norms + wishes + round(x), 8 * (size - 1))
         for x in every
     ]
 

@@ -222,6 +222,16 @@ def test_scores_below_float32_are_refused_with_forget_gates(isa: str, queries: i
         na.attention(query, key, value, bias, scale=-3e38 / 8)
 
 
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_scores_beyond_float64_are_refused(sign: float) -> None:
+    query = torch.full((1, 1, 300, 4), 1e200, dtype=torch.float64)
+    for bias in (None, na.ALiBi(1)):
+        with pytest.raises(ValueError, match="within the range of float64, got finite inputs"):
+            na.attention(query, sign * query, torch.ones_like(query), bias)
+        none = torch.full_like(query, torch.inf)
+        assert na.attention(query, sign * none, query, bias).isnan().any()
+
+
 @pytest.mark.parametrize("queries", [1, 3, 40])
 def test_one_key_whose_score_is_within_float32_suffices(isa: str, queries: int) -> None:
     """Queries that see no key are 0, at any scale."""

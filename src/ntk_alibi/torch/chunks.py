@@ -38,7 +38,8 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
 
     # Within a chunk a number that is not finite would reach queries that do not see it.
     known = _arrays.has_values(key, value)
-    size = 1 if known and not (key.isfinite().all() and value.isfinite().all()) else QUERY_CHUNK
+    finite = known and bool(key.isfinite().all() and value.isfinite().all())
+    size = 1 if known and not finite else QUERY_CHUNK
     chunks = []
     for begin in range(0, max(queries, 1), size):
         end = min(begin + size, queries)
@@ -48,13 +49,19 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
             else attend(begin, end)
         )
     outputs, logsumexps = zip(*chunks, strict=True)
-    return torch.cat(outputs, dim=2), torch.cat(logsumexps, dim=2)
+    output = torch.cat(outputs, dim=2)
+    if finite and call.query.isfinite().all() and not output.isfinite().all():
+        raise ValueError(
+            "query, key, value, scale and bias must give scores and sums within the range of "
+            f"{_arrays.wide_dtype(call.query)}, got finite inputs that exceed it"
+        )
+    return output, torch.cat(logsumexps, dim=2)
 
 
 def _attend_chunk(
     call: AttentionCall, query_positions: torch.Tensor, key_positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    dtype = torch.float64 if call.query.dtype == torch.float64 else torch.float32
+    dtype = getattr(torch, _arrays.wide_dtype(call.query))
     numbers, hidden = call.bias.values(query_positions, key_positions)
     visible = call.problem.mask.visible(query_positions, key_positions)[:, None] & ~hidden
     padding = call.problem.key_padding_mask

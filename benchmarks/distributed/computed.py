@@ -168,7 +168,7 @@ def traffic(problem: Problem, size: int, wanted: dict[int, Wanted]) -> list[Traf
     every = np.interp(range(size), list(wanted), got)
     norms = 4 * problem.heads * (blocks + problem.head_dim) * (size - 1)
     wishes = -(-problem.heads * blocks // 8) * (size - 1)
-    # three all-gathers of numbers, two of descriptions, the wishes, and at most as many blocks
+    # four all-gathers of numbers, two of descriptions, the wishes, and at most as many blocks
     return [
         Traffic({"norms": norms, "wishes": wishes}, norms + wishes + round(x), 8 * (size - 1))
         for x in every

@@ -117,7 +117,7 @@ class GradientBounds:
         size = np.abs(self.of_scores)
         sums = self.bounds.sums + self._turning
         if self.bounds.joined:  # both parts are rounded before they are added
-            sums += 2 * ROUNDING[self.bounds.call.form.name]
+            sums += 2 * self.bounds.unit
         return self._interval(
             products.query_gradient(self.of_scores),
             products.query_reach(self.errors + sums * (size + self.errors)),

@@ -264,6 +264,33 @@ def test_steep_slopes_towards_far_keys_on_both_sides_are_refused(isa: str) -> No
             )  # fmt: skip
 
 
+@pytest.mark.parametrize("tensors", [False, True])
+def test_gradients_of_two_parts_stay_within_float16(isa: str, tensors: bool) -> None:
+    """The exempt key adds 132,000 to the query's gradient, and the others subtract as much."""
+    query = np.zeros((1, 1, 1, 2), np.float16)
+    key = np.array([[1000, 1], [1000, 2], [0, 3]], np.float16).reshape(1, 1, 3, 2)
+    value = np.array([[20, 0], [-20, 0], [0, 0]], np.float16).reshape(1, 1, 3, 2)
+    bias = na.ALiBi(1, exempt=1)
+    exact = [torch.from_numpy(x).double().requires_grad_() for x in (query, key, value)]
+    (na.attention(*exact, bias, scale=1.0) * 20.0).sum().backward()
+    if tensors:
+        given = [torch.from_numpy(x).requires_grad_() for x in (query, key, value)]
+        (na.attention(*given, bias, scale=1.0) * 20.0).sum().backward()
+        found: list[Any] = [x.grad for x in given]
+    else:
+        output, logsumexp = na.attention(query, key, value, bias, scale=1.0, return_logsumexp=True)
+        of = np.full_like(output, 20)
+        gradients = attention_gradients(
+            query, key, value, output, logsumexp, of, bias=bias, scale=1.0
+        )
+        found = [gradients.query, gradients.key, gradients.value]
+    # parts of the output, up to 20, are rounded to float16; the gradient 20 and keys multiply this
+    bounds = 20 * 2**-11 * 20 * 1000, 0.0, 0.0
+    for x, y, bound in zip(found, exact, bounds, strict=True):
+        assert y.grad is not None
+        np.testing.assert_allclose(np.asarray(x), y.grad, rtol=2**-10, atol=bound)
+
+
 BEYOND: dict[str, Callable[[Any], Any]] = {
     "table": lambda x: na.DistanceTable(np.full((2, 6), x)),
     "values": lambda x: na.T5(np.full((2, 32), x)),

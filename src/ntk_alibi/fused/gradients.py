@@ -135,6 +135,9 @@ def gradients_of(
     """Return the gradients of a checked call."""
     if call.rotates:
         return _rotated_gradients(call, results, bias_gradient)
+    subsets = key_subsets(call)
+    if len(subsets) > 1 and _arrays.dtype_name(call.query.dtype) != "float32":
+        return _wide_gradients(call, results, bias_gradient)
     log_gradient = results.logsumexp_gradient
     results = results._replace(
         logsumexp=_arrays.as_floats(results.logsumexp, np.float64),
@@ -143,7 +146,6 @@ def gradients_of(
     key_gradient, of_key = _arrays.empty_pair(call.key)
     value_gradient, of_value = _arrays.empty_pair(call.value)
     key_and_value = of_key, of_value
-    subsets = key_subsets(call)
     if call.problem.key_padding_mask is not None or len(subsets) > 1:
         for gradient in key_and_value:  # the core does not write gradients of masked keys
             gradient[...] = 0
@@ -181,6 +183,26 @@ def _zeros(call: AttentionCall) -> dict[str, NDArray[Any]]:
     if bias.sums is not None:
         zeros["sums"] = np.zeros((*shape[:2], shape[3]), np.float64)
     return zeros
+
+
+def _wide_gradients(
+    call: AttentionCall, results: ForwardResults, bias_gradient: bool
+) -> AttentionGradients:
+    """Return the gradients of a call in 16 bits, whose subsets of keys are summed in float32.
+
+    The parts of two subsets may exceed float16's range although their sum does not.
+    """
+    wide = _arrays.promote_to_float32
+    inputs = {"query": call.query, "key": call.key, "value": call.value}
+    gradients = gradients_of(
+        call._replace(**{name: wide(x) for name, x in inputs.items()}),
+        results._replace(
+            output=wide(results.output), output_gradient=wide(results.output_gradient)
+        ),
+        bias_gradient=bias_gradient,
+    )
+    rounded = {name: _arrays.to_dtype_of(getattr(gradients, name), x) for name, x in inputs.items()}
+    return replace(gradients, **rounded)
 
 
 def _rotated_gradients(

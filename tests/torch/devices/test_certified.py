@@ -126,7 +126,13 @@ def test_numbers_that_are_not_finite_keep_their_blocks(broken: float) -> None:
 
 
 #: Shares of 128 x 128 causal blocks: 16 heads of 64 channels, unit variance.
-SHARES = {4096: (0.463, 0.569), 8192: (0.318, 0.454)}
+SHARES = {
+    4096: (0.464, 0.569),
+    8192: (0.318, 0.455),
+    16384: (0.189, 0.347),
+    32768: (0.102, 0.243),
+    65536: (0.053, 0.146),
+}
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""How far a right answer may be from the oracle's: rounding errors, counted from first principles.
+"""Bounds of the difference between a right answer and the oracle's, from counted rounding errors.
 
 u is the rounding error of one operation: 2^-24 in float32, in which the kernels compute for all of
 float32, bfloat16 and float16; 2^-53 for float64 tensors.

@@ -24,7 +24,7 @@ MOST_REPORTS = 5
 
 @dataclass
 class Results:
-    """What came of a campaign.
+    """The outcome of a campaign.
 
     Attributes:
         counts: cases by kind.

@@ -1,4 +1,4 @@
-"""How far right gradients may be from the oracle's; `bounds` counts the errors of the forward pass.
+"""Bounds of the errors of right gradients; `bounds` has those of the forward pass.
 
 With do, dl the gradients of output and logsumexp, ds_ij = p_ij x_ij, x_ij = do_i.v_j - do_i.o_i +
 dl_i.

@@ -46,7 +46,7 @@ def cuda() -> str:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """For many small calls, where threads would wait for each other for longer than they work."""
+    """Use one thread: in many small calls, threads would wait for each other most of the time."""
     import torch
 
     import ntk_alibi as na

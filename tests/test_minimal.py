@@ -1,4 +1,4 @@
-"""If only one test file is run, then this one: does an installed wheel work at all?"""
+"""Quick checks of an installed wheel: if only one test file is run, then this one."""
 
 import numpy as np
 

@@ -61,7 +61,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Found:
-    """What one process found out about one way.
+    """The measurements of one way by one process.
 
     Attributes:
         traffic: bytes and messages.

@@ -35,7 +35,7 @@ UNCOUNTED = (
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one process sent and received.
+    """The traffic of one process.
 
     Attributes:
         sent: bytes by the name of the collective.
@@ -81,7 +81,7 @@ class Wire:
 
     @property
     def traffic(self) -> Traffic:
-        """What was sent and received up to now."""
+        """The traffic up to now."""
         return Traffic(dict(self._sent), self._received, self._messages)
 
     def __enter__(self) -> Wire:

@@ -29,7 +29,7 @@ struct Scratch {
 // of the head. Block b is in slot b % slots.
 struct StoredBlocks {
   static constexpr int most_slots = 512;
-  // The head
+  // Rows of the head whose blocks are stored
   const void* key;
   const void* value;
   const float* key_scales;

@@ -47,7 +47,7 @@ class DrawnBias:
 
 
 class Scene(NamedTuple):
-    """What a bias can depend on.
+    """The inputs on which a bias can depend.
 
     Attributes:
         draw: the choices.

@@ -29,7 +29,7 @@ MOST_TURNS = 200_000
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a kind wants of its calls.
+    """The requirements of a kind for its calls.
 
     Attributes:
         learned: tensors and parameters require grad.

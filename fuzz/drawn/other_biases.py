@@ -100,7 +100,7 @@ class PerKey(BiasObject):
     """A stranger's bias: one number for each head and key."""
 
     def __init__(self, values: Any) -> None:
-        self._set(values=values, num_heads=values.shape[0], sides="symmetric")
+        self.define(values=values, num_heads=values.shape[0], sides="symmetric")
 
     def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
         """Return dense numbers."""

@@ -19,7 +19,7 @@ GREATEST_POSITION = 2**31 - 1
 
 @dataclass(frozen=True)
 class Places:
-    """Where queries and keys are.
+    """Positions of queries and keys.
 
     Attributes:
         options: keyword arguments of the call.

@@ -42,7 +42,7 @@ from ntk_alibi.scaling import (
 if TYPE_CHECKING:
     from ntk_alibi import plots, precision, reference
     from ntk_alibi.citation import cite
-    from ntk_alibi.integrations import patch, tp_plan
+    from ntk_alibi.integrations import patch, patched, tp_plan, unpatch
     from ntk_alibi.integrations.caches.growing import GrowingCache
     from ntk_alibi.integrations.caches.sharded import ShardedCache
     from ntk_alibi.integrations.caches.window import WindowCache

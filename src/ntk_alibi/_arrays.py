@@ -1,7 +1,7 @@
 """NumPy arrays and torch tensors behind one set of functions.
 
-Besides `_torch_state`, no other module of the NumPy layer mentions torch. Torch is never imported
-here: a tensor or a torch dtype can only arrive after the caller has imported torch.
+Besides `_torch_state`, no other module of the NumPy layer imports torch when it is loaded. Torch is
+never imported here: a tensor or a torch dtype can only arrive after the caller has imported torch.
 """
 
 from __future__ import annotations

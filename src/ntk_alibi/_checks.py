@@ -154,7 +154,7 @@ def heads(value: Any, count: int) -> list[int]:
     return [integer("heads", head, minimum=1, maximum=count) - 1 for head in value]
 
 
-#: Head dimensions that the kernels have scratch memory for.
+#: The greatest head dimension. Bounds of rounding errors in the kernels hold up to it.
 MAX_HEAD_DIM = 256
 
 

@@ -54,7 +54,8 @@ def info() -> dict[str, Any]:
 
     Returns:
         A dict with version; isa (the instruction set in use); isas (the instruction sets that this
-        machine supports); threads; packages (version of each optional package, or None).
+        machine supports); threads; packages (versions of ml_dtypes, torch, transformers, matplotlib
+        and rich, None where one is missing).
 
     Example:
         >>> import ntk_alibi as na

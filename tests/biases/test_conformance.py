@@ -35,7 +35,7 @@ class PerKey(BiasObject):
     """A bias with a number for each key and head."""
 
     def __init__(self, values: Any) -> None:
-        self._set(values=values, num_heads=len(values), sides="symmetric")
+        self.define(values=values, num_heads=len(values), sides="symmetric")
 
     def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
         return KernelBias(dense=parameter(self.values, like)[None, :, None])
@@ -45,7 +45,7 @@ class Stairs(BiasObject):
     """A bias with a step down at each square: strengths (heads,) times floor(|d|^1/2)."""
 
     def __init__(self, strengths: Any) -> None:
-        self._set(strengths=strengths, num_heads=len(strengths), sides="symmetric")
+        self.define(strengths=strengths, num_heads=len(strengths), sides="symmetric")
 
     def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
         first, last = problem.distances()
@@ -58,7 +58,7 @@ class Heights(BiasObject):
     """A bias by differences of heights, which are prefix sums (rows, heads, keys) of any sign."""
 
     def __init__(self, heights: Any) -> None:
-        self._set(heights=heights, num_heads=heights.shape[1], sides="symmetric")
+        self.define(heights=heights, num_heads=heights.shape[1], sides="symmetric")
 
     @property
     def rows(self) -> int:
@@ -72,7 +72,7 @@ class LearnedKnee(BiasObject):
     """Slopes on both sides that are divided by a learned factor from distance 8 on."""
 
     def __init__(self, slopes: Any, factors: Any) -> None:
-        self._set(slopes=slopes, factors=factors, num_heads=len(slopes), sides="symmetric")
+        self.define(slopes=slopes, factors=factors, num_heads=len(slopes), sides="symmetric")
 
     def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
         near, factor = (parameter(x, like)[None, :, None] for x in (self.slopes, self.factors))
@@ -250,7 +250,7 @@ class FewDistances(BiasObject):
     """A table over few distances, without `covered_distances`."""
 
     def __init__(self, table: Any) -> None:
-        self._set(table=table, num_heads=len(table), sides="causal")
+        self.define(table=table, num_heads=len(table), sides="causal")
 
     def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
         return KernelBias(table=parameter(self.table, like))
@@ -260,7 +260,7 @@ class FewPositions(BiasObject):
     """A bias with numbers for keys at few positions only."""
 
     def __init__(self, values: Any) -> None:
-        self._set(values=values, num_heads=len(values), sides="causal")
+        self.define(values=values, num_heads=len(values), sides="causal")
 
     def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
         _, keys = problem.positions(like)

@@ -1,4 +1,4 @@
-"""What users type: short options, lengths and records, completion, and mistakes of all kinds."""
+"""Tests of typed command lines: short options, lengths and records, completion, mistakes."""
 
 from __future__ import annotations
 

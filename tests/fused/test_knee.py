@@ -136,7 +136,7 @@ class Stranger(BiasObject):
     """A bias of any slopes."""
 
     def __init__(self, slopes: dict[str, Any]) -> None:
-        self._set(slopes=slopes, num_heads=HEADS, sides="symmetric")
+        self.define(slopes=slopes, num_heads=HEADS, sides="symmetric")
 
     def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
         return KernelBias(**self.slopes)

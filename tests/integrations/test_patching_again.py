@@ -127,7 +127,7 @@ def test_what_is_in_force_is_readable() -> None:
 
 
 class Pipeline:
-    """What holds a model as transformers' pipelines do."""
+    """A holder of a model, as transformers' pipelines are."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

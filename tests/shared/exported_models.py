@@ -1,4 +1,4 @@
-"""What the tests of exported models share: a module to export, its dynamic shapes, other input."""
+"""Shared parts of the tests of exported models: a module, its dynamic shapes, other inputs."""
 
 from __future__ import annotations
 

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import BloomConfig, BloomModel
 from typing_extensions import assert_type
 
 import ntk_alibi as na
 from ntk_alibi.fused import Stats
+from ntk_alibi.integrations import PatchHandle
 
 
 def arrays(x: NDArray[np.float32], *, asked: bool) -> None:
@@ -49,6 +51,15 @@ def tensors(x: torch.Tensor, *, asked: bool) -> None:
     assert_type(na.RoPE(4).rotate(x), torch.Tensor)
 
 
+def models(model: torch.nn.Module) -> None:
+    """Assert the types of patches."""
+    with na.patch(model, "ntk:4") as handle:
+        assert_type(handle, PatchHandle)
+        assert_type(na.patched(model), list[PatchHandle])
+    assert_type(na.unpatch(model), None)
+
+
 if __name__ == "__main__":
     arrays(np.ones((1, 2, 3, 4), np.float32), asked=False)
     tensors(torch.ones(1, 2, 3, 4), asked=True)
+    models(BloomModel(BloomConfig(vocab_size=8, hidden_size=8, n_layer=1, n_head=2)))

@@ -115,7 +115,7 @@ def _fill(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 class Expected(NamedTuple):
-    """What a patched model says about the prompts.
+    """The answers of a patched model to the prompts.
 
     Attributes:
         tokens: the tokens of greedy decoding.

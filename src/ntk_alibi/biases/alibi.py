@@ -85,7 +85,7 @@ class ALiBi(BiasObject):
         _checks.choice("sides", self.sides, SIDES)
         scaled = without_knee(self.scaling)[0] is not None
         checks.slopes_for_sides(self.slopes, self.sides, heads, scaled=scaled)
-        self._set(num_heads=heads, exempt=_checks.integer("exempt", self.exempt, minimum=0))
+        self.define(num_heads=heads, exempt=_checks.integer("exempt", self.exempt, minimum=0))
 
     def __repr__(self) -> str:
         slopes = "" if self.slopes is None else f", slopes={self.slopes!r}"

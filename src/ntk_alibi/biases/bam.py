@@ -53,7 +53,7 @@ class BAM(DistanceBias):
         least = -math.inf if epsilon else 0.0
         beta = checks.per_head("beta", self.beta, heads, above=least)
         mu = checks.per_head("mu", self.mu, heads)
-        self._set(
+        self.define(
             num_heads=heads, sides="symmetric", alpha=alpha, beta=beta, mu=mu, epsilon=epsilon
         )
 

@@ -38,7 +38,12 @@ class BiasObject(ReprHtml):
     sides: str = field(init=False, repr=False)
     heads: slice | None = field(default=None, kw_only=True, repr=False)
 
-    def _set(self, **values: Any) -> None:
+    def define(self, **values: Any) -> None:
+        """Set attributes in the constructor of a subclass, whose instances are frozen.
+
+        Args:
+            values: attributes by name. `num_heads` and `sides` have no defaults.
+        """
         for name, value in values.items():
             object.__setattr__(self, name, value)
         if self.heads is not None and "num_heads" in values:

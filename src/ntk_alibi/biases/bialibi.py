@@ -51,7 +51,7 @@ class BiALiBi(BiasObject):
         left, right = (
             checks.per_head(name, getattr(self, name), heads) for name in ("left", "right")
         )
-        self._set(num_heads=heads, sides="two_slopes", first=first, left=left, right=right)
+        self.define(num_heads=heads, sides="two_slopes", first=first, left=left, right=right)
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the slopes and the constant."""

@@ -147,10 +147,15 @@ def head_count(bias: Any) -> int:
     return int(getattr(bias, "head_count", None) or bias.num_heads)
 
 
-def fitting_bias(bias: Any, heads: int, *, causal: bool) -> None:
-    """Check that a bias object has query's number of heads and fits causal or other attention."""
+def heads_of_query(bias: Any, heads: int) -> None:
+    """Check that a bias object has query's number of heads."""
     if head_count(bias) != heads:
         raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
+
+
+def fitting_bias(bias: Any, heads: int, *, causal: bool) -> None:
+    """Check that a bias object has query's number of heads and fits causal or other attention."""
+    heads_of_query(bias, heads)
     if bias.sides == "causal" and not causal:
         raise ValueError(f"causal must be True for a bias of causal sides, got {bias!r}")
 
@@ -338,6 +343,11 @@ def slopes_for_sides(value: Any, sides: str, heads: int, *, scaled: bool) -> Non
             "scaling must be None when slopes are given: a scaling stretches standard slopes only"
         )
     if sides != "two_slopes":
+        if isinstance(value, tuple):
+            raise ValueError(
+                f"slopes must be one array or list for sides={sides!r}, got a tuple: a pair "
+                "(left, right) needs sides='two_slopes'"
+            )
         slopes("slopes", value, heads)
         return
     for side, side_slopes in zip(("left", "right"), value, strict=True):

@@ -126,7 +126,7 @@ class DistanceTable(DistanceBias):
     def __post_init__(self) -> None:
         table, begin = checks.distance_table(self.table, self.begin)
         sides = "causal" if begin >= 0 else "symmetric"
-        self._set(table=table, begin=begin, num_heads=int(table.shape[0]), sides=sides)
+        self.define(table=table, begin=begin, num_heads=int(table.shape[0]), sides=sides)
 
     def over(self, first: int, last: int, like: Any = None) -> Any:
         """Return the bias at a range of distances; see `DistanceBias`."""
@@ -178,8 +178,8 @@ class DistanceFunction(DistanceBias):
         heads: slice | None = None,
     ) -> None:
         checks.function(function)
-        self._set(heads=heads)
-        self._set(function=function, num_heads=_checks.num_heads(num_heads), sides="symmetric")
+        self.define(heads=heads)
+        self.define(function=function, num_heads=_checks.num_heads(num_heads), sides="symmetric")
         self._evaluated(0, 1)
 
     @property

@@ -43,7 +43,7 @@ class ForgetGates(BiasObject):
 
     def __post_init__(self) -> None:
         gates = checks.log_gates(self.log_gates)
-        self._set(log_gates=gates, num_heads=int(gates.shape[1]), sides="causal")
+        self.define(log_gates=gates, num_heads=int(gates.shape[1]), sides="causal")
 
     @property
     def of_tokens(self) -> bool:

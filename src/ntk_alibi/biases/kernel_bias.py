@@ -48,7 +48,7 @@ class KernelBias(NamedTuple):
         >>> from ntk_alibi.biases import BiasObject, KernelBias
         >>> class PerKey(BiasObject):
         ...     def __init__(self, values):
-        ...         self._set(values=values, num_heads=len(values), sides="symmetric")
+        ...         self.define(values=values, num_heads=len(values), sides="symmetric")
         ...     def kernel_bias(self, problem, like=None):
         ...         return KernelBias(dense=self.values[None, :, None])
         >>> PerKey(np.array([[1.0, 2.0, 4.0]])).tensor(2, 3)[0, 0]
@@ -280,7 +280,7 @@ def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
     """Return the `bias` argument of `attention` in kernel form, checked against the problem.
 
     Args:
-        bias: None, an object with the method `kernel_bias`, a KernelBias, or dense numbers.
+        bias: None, an object with the method `kernel_bias`, or dense numbers.
         problem: the checked problem.
         like: a tensor of the call if autograd is to follow the bias, or None for constants.
     """

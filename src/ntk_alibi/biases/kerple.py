@@ -41,7 +41,7 @@ class KerplePower(DistanceBias):
         r1 = checks.per_head("r1", self.r1, above=0.0)
         heads = int(r1.shape[0])
         r2 = checks.per_head("r2", self.r2, heads, above=0.0, at_most=2.0)
-        self._set(num_heads=heads, sides="symmetric", r1=r1, r2=r2)
+        self.define(num_heads=heads, sides="symmetric", r1=r1, r2=r2)
 
     def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:
         r1, r2 = parameters
@@ -78,7 +78,7 @@ class KerpleLog(DistanceBias):
         r1 = checks.per_head("r1", self.r1, above=0.0)
         heads = int(r1.shape[0])
         r2 = checks.per_head("r2", self.r2, heads, above=0.0)
-        self._set(num_heads=heads, sides="symmetric", r1=r1, r2=r2)
+        self.define(num_heads=heads, sides="symmetric", r1=r1, r2=r2)
 
     def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:
         r1, r2 = parameters

@@ -56,7 +56,7 @@ class Sandwich(DistanceBias):
         if lambdas is None:
             lambdas = heads / (8.0 * np.arange(1, heads + 1))
         lambdas = checks.per_head("lambdas", lambdas, heads, above=0.0)
-        self._set(num_heads=heads, sides="symmetric", dimension=dimension, lambdas=lambdas)
+        self.define(num_heads=heads, sides="symmetric", dimension=dimension, lambdas=lambdas)
 
     def _frequencies(self) -> list[float]:
         return [10000.0 ** (-2.0 * k / self.dimension) for k in range(self.dimension // 2)]

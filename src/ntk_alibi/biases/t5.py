@@ -52,8 +52,8 @@ class T5(DistanceBias):
         checks.without_nan("values", values)
         both = _checks.boolean("bidirectional", self.bidirectional)
         most = checks.buckets(int(values.shape[1]), self.max_distance, bidirectional=both)
-        self._set(num_heads=int(values.shape[0]), values=values, bidirectional=both)
-        self._set(sides="symmetric" if both else "causal", max_distance=most)
+        self.define(num_heads=int(values.shape[0]), values=values, bidirectional=both)
+        self.define(sides="symmetric" if both else "causal", max_distance=most)
 
     def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:
         (values,) = parameters

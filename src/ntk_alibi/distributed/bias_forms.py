@@ -21,7 +21,7 @@ class KernelFormBias(BiasObject):
     form: KernelBias
 
     def __init__(self, form: KernelBias, num_heads: int) -> None:
-        self._set(form=form, num_heads=num_heads, sides="symmetric")
+        self.define(form=form, num_heads=num_heads, sides="symmetric")
 
     def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
         """Return the form."""

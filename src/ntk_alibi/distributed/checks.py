@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ntk_alibi import _arrays, _checks, _torch_state
+from ntk_alibi.biases import checks as bias_checks
 
 
 def tensors(**values: Any) -> None:
@@ -42,9 +43,8 @@ def own_tokens(queries: int, keys: int, at_queries: Any, at_keys: Any, align: An
 
 def bias_of_rank(bias: Any, heads: int, of_tokens: bool, placed: bool) -> None:
     """Check a bias's heads; prefix sums follow the order of ranks."""
-    count = getattr(bias, "head_count", heads)
-    if count != heads:
-        raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
+    if hasattr(bias, "num_heads"):
+        bias_checks.heads_of_query(bias, heads)
     if of_tokens and placed:
         raise ValueError(
             f"key_positions must be None with a bias of tokens in order, got them with {bias!r}"

@@ -1,4 +1,4 @@
-"""Which tokens of a text each rank holds."""
+"""The layouts of a text: how its tokens are divided among ranks."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ OWN_SHARE = _core.dropped_share(0.0) / 2
 
 @dataclass(frozen=True)
 class Places:
-    """Where new tokens are, and the keys that this rank holds.
+    """Positions of new tokens, and the keys that this rank holds.
 
     Attributes:
         mask: the mask.
@@ -49,7 +49,7 @@ class Places:
 
 
 class Standing:
-    """What a rank's keys can weigh for the new tokens of one forward pass.
+    """Upper bounds of the weight of a rank's keys in one forward pass.
 
     Args:
         size: number of ranks.

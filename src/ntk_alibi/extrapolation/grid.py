@@ -22,7 +22,7 @@ from ntk_alibi.extrapolation.results import ResultsFile
 
 @dataclass(frozen=True)
 class Setting:
-    """What a scheme can choose; the fields are fields of `StudyRecipe`.
+    """A setting that a scheme can choose; its fields are fields of `StudyRecipe`.
 
     Attributes:
         muon_rate: learning rate of the matrices.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.kernel_bias import SLOPES, KernelBias
+from ntk_alibi.biases.kernel_bias import SLOPES
 from ntk_alibi.fused import checks
 from ntk_alibi.fused.call import AttentionCall, Options, call_form
 from ntk_alibi.fused.exempt import exempt_queries, first_gradient, key_subsets
@@ -58,7 +58,7 @@ def attention_gradients(
     logsumexp: Array,
     output_gradient: Array,
     logsumexp_gradient: Array | None = None,
-    bias: BiasObject | KernelBias | Array | None = None,
+    bias: BiasObject | Array | None = None,
     *,
     bias_gradient: bool = False,
     **options: Any,

@@ -162,9 +162,6 @@ def patch(
     return apply(model, *found, settings)
 
 
-__all__ = ["PatchHandle", "patch"]
-
-
 def patched(model: nn.Module) -> list[PatchHandle]:
     """Return the patches of a model that are in force, innermost last.
 
@@ -250,3 +247,6 @@ def _found(model: nn.Module) -> tuple[Family, list[nn.Module]] | None:
         if targets := family.find(model):
             return family, targets
     return None
+
+
+__all__ = ["PatchHandle", "patch", "patched", "tp_plan", "unpatch"]

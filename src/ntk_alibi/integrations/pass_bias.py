@@ -33,7 +33,7 @@ class PassBias(BiasObject):
     _core_forms: dict[tuple[int, ...], KernelBias] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self._set(num_heads=self.slopes.shape[1], sides="causal")
+        self.define(num_heads=self.slopes.shape[1], sides="causal")
 
     @property
     def parameters(self) -> tuple[Any, ...]:

@@ -116,7 +116,7 @@ class KnownFactors:
     biased: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, values: Any) -> Any:  # attention declares log_n without it
+    def of(cls, values: Any) -> Any:  # the annotation of `attention` has no KnownFactors
         """Return known factors of scores, or None for None."""
         return None if values is None else cls(values)
 

@@ -1,4 +1,4 @@
-"""What the plugin reads from a model's configuration, and what it refuses."""
+"""Settings that the plugin reads from a model's configuration, and those that it refuses."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_rotated_calls_on_devices_without_autocast() -> None:
 
 
 class OnGPU(SimpleNamespace):
-    """What kernels ask of a query on a GPU before they compute."""
+    """A query on a GPU, with the attributes that kernels read before they compute."""
 
     device = torch.device("cuda", 0)
     dtype = torch.bfloat16

@@ -25,7 +25,7 @@ Numbers = dict[str, torch.Tensor]
 
 
 class Form(NamedTuple):
-    """What is compiled: calls that differ in numbers and lengths only have the same form.
+    """The compiled form of a call; calls that differ only in numbers and lengths share it.
 
     Attributes:
         bias: the kind of bias, a name of `score_mods.BIASES`.

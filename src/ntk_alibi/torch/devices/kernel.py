@@ -1,4 +1,4 @@
-"""What every way to attend on a device has in common."""
+"""The protocol of device kernels, and the kernel that supports every call."""
 
 from __future__ import annotations
 

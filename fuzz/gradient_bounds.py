@@ -12,7 +12,8 @@ output, which is rounded to its dtype before, and by 4 u of all terms.
 
 *Sums* of ds k over keys err by those of `bounds`; sums of ds q and p do over the queries of a group
 of heads, of tiles of at least 8 queries, by (40 + G Q / 8) u of the magnitudes. Rotating back errs
-by 20 u of the greatest number that a turn can give; each run of XPOS adds its part.
+by 20 u of the greatest number that a turn can give; each run of XPOS adds its part. Factors of XPOS
+that are left out are e^-68 of a product without fading.
 
 *Parameters* get sums of ds times derivatives, which the kernels add in float32 for slopes and in
 float64 for tables, and torch's derivatives of the formulas: (80 + K / 16 + G Q / 8) u of the
@@ -110,6 +111,16 @@ class GradientBounds:
         sizes = self.bounds.call.sizes
         return self.bounds.unit * (20 + sizes.queries) if self.bounds.rotated else 0.0
 
+    def _faded(self, others: Floats, *, of_keys: bool = False) -> Floats | float:
+        """Return what factors of XPOS that are left out would add to a gradient."""
+        call = self.bounds.call
+        if not call.fades:
+            return 0.0
+        sizes = np.abs(call.factor) * np.abs(self.of_scores)
+        sizes = sizes.swapaxes(-1, -2) if of_keys else sizes
+        reach: Floats = np.exp(-68.0) * (sizes @ np.abs(others).sum(-1, keepdims=True))
+        return reach
+
     @cached_property
     def query(self) -> Interval:
         """The queries' gradient."""
@@ -118,9 +129,9 @@ class GradientBounds:
         sums = self.bounds.sums + self._turning
         if self.bounds.joined:  # both parts are rounded before they are added
             sums += 2 * self.bounds.unit
+        reach = products.query_reach(self.errors + sums * (size + self.errors))
         return self._interval(
-            products.query_gradient(self.of_scores),
-            products.query_reach(self.errors + sums * (size + self.errors)),
+            products.query_gradient(self.of_scores), reach + self._faded(self.bounds.call.exact[1])
         )
 
     @cached_property
@@ -129,6 +140,7 @@ class GradientBounds:
         products = self.bounds.call.products
         sums = self._over_queries + self._turning
         reach = products.key_reach(self.errors + sums * (np.abs(self.of_scores) + self.errors))
+        reach = reach + self._faded(self.bounds.call.exact[0], of_keys=True)
         exact = products.key_gradient(self.of_scores)
         return self._interval(self._grouped(exact), self._grouped(reach))
 

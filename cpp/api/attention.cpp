@@ -166,7 +166,8 @@ void attention(const AttentionArguments& a) {
   problem.head_dim = a.head_dim;
   problem.scale = a.scale.value_or(1.0f / std::sqrt(static_cast<float>(a.head_dim)));
   problem.key_mask = a.key_padding_mask;
-  problem.mask = {a.causal, a.window.value_or(int32_max), a.causal_block.value_or(0), a.sink};
+  problem.mask = {a.causal, a.window.value_or(MaskRule::no_window), a.causal_block.value_or(0),
+                  a.sink};
   if (a.slopes != nullptr) {
     problem.bias.kind = BiasKind::two_sided;
     problem.bias.left = problem.bias.right = {a.slopes, 0, 1, 0};

@@ -39,8 +39,11 @@ struct VisibleInterval {
 // ahead hold for it, too: a sink is visible if d >= 0, or if it is ahead, not causal, and nearer
 // than the window.
 struct MaskRule {
+  // The window of a mask without one. The greatest window hides the greatest distance.
+  static constexpr std::int64_t no_window = std::int64_t{int32_max} + 1;
+
   bool causal;
-  std::int64_t window;        // int32_max: none
+  std::int64_t window;
   std::int64_t causal_block;  // 0: none
   std::int64_t sink;
 
@@ -51,7 +54,7 @@ struct MaskRule {
 
   // Inline, since the core calls this once for each query.
   VisibleInterval interval(std::int32_t query_position) const {
-    const bool windowed = window < int32_max;
+    const bool windowed = window < no_window;
     std::int64_t greatest = windowed ? window - 1 : int32_max;
     if (causal_block > 0)
       greatest = std::min(greatest, query_position - begin_of_previous_block(query_position));

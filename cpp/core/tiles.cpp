@@ -8,11 +8,12 @@
 namespace ntk_alibi {
 namespace {
 
-// The products of distances up to this with slopes up to the other are exact enough, and finite.
+// The products of distances up to this with slopes up to the other are small enough to be added to
+// scores in float32.
 constexpr std::int64_t near_distance = 64;
-constexpr float moderate_slope = 1e30f;
+constexpr float moderate_slope = 1.0f;
 
-// Steeper slopes have the same effect: only distance 0 is left. Times log2 e this is just finite.
+// Steeper slopes count as this one, whose product with log2 e is just finite.
 constexpr float greatest_slope = 2.358e38f;
 
 std::int32_t query_position(const AttentionProblem& problem, std::int64_t b, std::int64_t i) {
@@ -134,8 +135,9 @@ void Tiles::describe_queries(std::int64_t b, std::int64_t h, std::int64_t first,
       if (std::isinf(right)) interval.hide_keys_ahead();
       rows.left_slopes[r] = finite_slope(left);
       rows.right_slopes[r] = finite_slope(right);
-      rows.far_left_slopes[r] = finite_slope(far_left);
-      rows.far_right_slopes[r] = finite_slope(far_right);
+      // A hidden side has no slopes at all: bounds that see both sides would count them.
+      rows.far_left_slopes[r] = std::isinf(left) ? 0.0f : finite_slope(far_left);
+      rows.far_right_slopes[r] = std::isinf(right) ? 0.0f : finite_slope(far_right);
       const bool moderate =
           std::max(rows.left_slopes[r], rows.right_slopes[r]) <= moderate_slope &&
           std::max(rows.far_left_slopes[r], rows.far_right_slopes[r]) <= moderate_slope;
@@ -227,6 +229,9 @@ bool Tiles::inputs_are_finite(std::int64_t b, const AttentionTile& tile) const {
   for (std::int64_t c = 0; c < keys.count; ++c) {
     const std::int64_t row = keys.indices ? keys.indices[c] : c;
     if (!finite(tile.key, row, 1) || !finite(tile.value, row, 1)) return false;
+    if (tile.bias.dense == nullptr) continue;
+    for (int r = 0; r < tile.query_count; ++r)
+      if (std::isnan(gathered_bias(tile.bias, r, row, 0))) return false;
   }
   return true;
 }

@@ -66,18 +66,30 @@ void scale_rows(const AttentionTile& tile, float* padded_rows) {
       padded_rows[static_cast<std::int64_t>(r) * width + d] *= tile.scales[r];
 }
 
+// A query that sees nothing has no gradients, whatever a padded row holds: a weight of 0 times NaN
+// would be NaN.
+void clear_row(const AttentionTile& tile, int r, const GradientScratch& s) {
+  const int width = padded(tile.head_dim);
+  for (int d = 0; d < width; ++d) {
+    s.query_rows[static_cast<std::int64_t>(r) * width + d] = 0.0f;
+    s.output_gradient_rows[static_cast<std::int64_t>(r) * width + d] = 0.0f;
+  }
+}
+
 void load_gradient(const GradientTile& gradient, const GradientScratch& s) {
   const AttentionTile& tile = *gradient.tile;
   copy_rows(tile, tile.query, tile.query_stride, s.query_rows);
   copy_rows(tile, gradient.output_gradient, gradient.output_gradient_stride,
             s.output_gradient_rows);
+  for (int r = 0; r < tile.query_count; ++r)
+    if (tile.logsumexp[r] == -infinity) clear_row(tile, r, s);
   load_tile_rows(tile, s.tile);
   for (int r = 0; r < queries_per_tile; ++r) s.tile.rescale[r] = 1.0f;
   pack(tile, s.query_rows, s.tile.scales, s.tile.query);
   pack(tile, s.output_gradient_rows, s.tile.rescale, s.output_gradient);
   scale_rows(tile, s.query_rows);
   for (int r = 0; r < queries_per_tile; ++r) {
-    const bool real = r < tile.query_count && tile.logsumexp[r] > -infinity;
+    const bool real = r < tile.query_count && tile.logsumexp[r] != -infinity;
     // With a log sum of infinity, all weights of a lane without a query or a visible key are 0.
     s.tile.log_sum[r] =
         real ? static_cast<float>((tile.logsumexp[r] - tile.bias.shifts[r]) * log2_e_double)
@@ -225,8 +237,8 @@ class GradientWalk {
       for (int v = 0; v < vectors_per_tile; ++v) {
         const f32v weight = vector_of(weights, c + u, v);
         f32v gradient = weight * (dot[u][v] - correction[v]);
-        // do.v may be NaN for a masked key.
-        if (block.masked) gradient = weight == 0.0f ? f32v{} : gradient;
+        // do.v may be NaN for a masked key, or overflow for one without weight.
+        gradient = weight == 0.0f ? f32v{} : gradient;
         store_vector(s_.tile.scores[1], c + u, v, gradient);
       }
     }

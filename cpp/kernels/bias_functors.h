@@ -62,7 +62,8 @@ struct TwoSidedKnee {
 // float32's range in units of log 2, as the usual mask constant of frameworks is.
 inline f32v unless_hidden(f32v product, f32v value) {
   constexpr float least = -3.4028234663852886e38f;
-  return value == -infinity ? value : product + max(value * log2_e, broadcast(least));
+  // max returns its second operand for NaN, which must stay NaN.
+  return value == -infinity ? value : product + max(broadcast(least), value * log2_e);
 }
 
 struct TableBias {

@@ -60,9 +60,11 @@ class Decoder {
       if (!reach.sees(block_of(tile_.keys, b)) || certificate.try_drop(b)) continue;
       ++part->read.scored;
       const float maximum = score_block(b, reach);
-      if (certificate.try_drop_scored(maximum + relative_score_error * __builtin_fabs(maximum) -
-                                      centre_score_ - certificate.least_log_sum()))
-        continue;
+      const double excess = maximum == -infinity
+                                ? -__builtin_inf()
+                                : maximum + relative_score_error * __builtin_fabs(maximum) -
+                                      centre_score_ - certificate.least_log_sum();
+      if (certificate.try_drop_scored(excess)) continue;
       ++part->read.weighed;
       add_block(b, reach, maximum, part);
       if (certificate.possible()) certificate.update(larger(known, from_centre(log_sum(*part))));

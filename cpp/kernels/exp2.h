@@ -65,7 +65,7 @@ inline f32v exp2(f32v x) {
   power = power * fraction + broadcast(1.0f);
   // The low bits of `shifted` hold the integer, which is added to the exponent.
   const f32v result = float_of(bits_of(power) + (bits_of(shifted) << 23));
-  return x < lowest ? f32v{} : result;
+  return x < lowest ? f32v{} : x == x ? result : x;
 }
 
 #endif

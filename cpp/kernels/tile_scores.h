@@ -194,7 +194,8 @@ inline double greatest_excess(const Scratch& s) {
     const f32v score = vector_of(s.block_maximum, 0, v), sum = vector_of(s.log_sum, 0, v);
     const f32v error =
         (magnitude(score) + magnitude(sum)) * broadcast(static_cast<float>(relative_score_error));
-    const f32v excess = score == -infinity ? score : score - sum + error;
+    f32v excess = score == -infinity ? score : score - sum + error;
+    excess = sum == infinity ? broadcast(-infinity) : excess;  // a lane without a query
     for (int lane = 0; lane < lanes; ++lane)
       if (!(excess[lane] <= greatest))
         greatest = excess[lane] == excess[lane] ? excess[lane] : infinity;

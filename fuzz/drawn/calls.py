@@ -95,6 +95,11 @@ class Call:
             factor = factor * self.places.pairs.log_n_factors(self.options["log_n"])
         return factor
 
+    @property
+    def fades(self) -> bool:
+        """True if the call has XPOS, whose factors fall with the distance."""
+        return self.rotation is not None and self.rotation.scale_base is not None
+
     @cached_property
     def products(self) -> Products:
         """Scores before the bias."""

@@ -221,6 +221,7 @@ def fitting_shapes(
     if heads != 0 and (key_shape[1] == 0 or heads % key_shape[1]):
         raise ValueError(f"query must have a multiple of key's {key_shape[1]} heads, got {heads}")
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
+    integer("query length", query_shape[2], minimum=0)
     integer("key length", key_shape[2], minimum=0)
 
 

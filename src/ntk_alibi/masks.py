@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _torch_state
 
+#: The window of a mask without one, as the core takes it. The greatest window, MAX_LENGTH, hides
+#: keys at the greatest distance.
+_NO_WINDOW = _checks.MAX_LENGTH + 1
+
 #: The default alignment of queries: the last one at the last key. Most calls pass this very object.
 AT_END: Literal["end"] = "end"
 
@@ -67,13 +71,13 @@ class Mask(NamedTuple):
 
     def numbers(self) -> tuple[int, ...]:
         """Return the mask as integers, as the core and torch's operator take it."""
-        window = _checks.MAX_LENGTH if self.window is None else self.window
+        window = _NO_WINDOW if self.window is None else self.window
         return int(self.causal), window, self.causal_block or 0, self.sink
 
     @classmethod
     def from_numbers(cls, causal: int, window: int, causal_block: int, sink: int) -> Mask:
         """Return the mask of `numbers`."""
-        limit = None if window == _checks.MAX_LENGTH else window
+        limit = None if window == _NO_WINDOW else window
         return cls(bool(causal), limit, causal_block or None, sink)
 
     def interval(self, positions: Any) -> tuple[Any, Any]:

@@ -205,3 +205,11 @@ def test_float16_overflows_without_a_warning() -> None:
     results = na.attention(query, key, key * 3e4, log_n=2, return_logsumexp=True)
     got = attention_gradients(query, key, key * 3e4, *results, query, log_n=2, scale=400.0)
     assert not np.isnan(got.query).any()
+
+
+def test_more_queries_than_positions_are_refused() -> None:
+    """Positions of such queries had wrapped."""
+    query = np.broadcast_to(np.float16(1), (1, 1, 2**31, 1))
+    key = np.ones((1, 1, 1, 1), np.float16)
+    with pytest.raises(ValueError, match="query length must be between 0 and 2147483647"):
+        na.attention(query, key, key)

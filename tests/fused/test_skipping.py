@@ -372,3 +372,19 @@ def test_negative_slopes_skip_nothing(start: int | None) -> None:
     bias = na.ALiBi(1, knee, slopes=np.float32([-0.01]))
     _, stats = na.attention(query, key, value, bias, skip_tolerance=0.5, return_stats=True)
     assert (stats.share == 1.0).all()
+
+
+def test_a_query_does_not_weigh_blocks_that_are_hidden_from_it(isa: str) -> None:
+    """A single query had counted a block whose keys it does not see, as three do not."""
+    query, key, value = inputs(1, 1, 1, 3, 384, 16)
+    places = np.arange(384)
+    places[64:128] = np.where(np.arange(64) % 2 == 0, 0, 3840)
+    counts = []
+    for queries in (1, 3):
+        rows = query[:, :, :1].repeat(queries, 2)
+        _, stats = na.attention(
+            rows, key, value, na.ALiBi(1), window=100, query_positions=np.full(queries, 383),
+            key_positions=places, return_stats=True,
+        )  # fmt: skip
+        counts.append(stats.weighed.tolist())
+    assert counts[0] == counts[1] == [[2]]

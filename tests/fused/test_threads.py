@@ -18,6 +18,7 @@ import pytest
 
 import ntk_alibi as na
 from attention_checks import inputs
+from ntk_alibi.biases import BiasObject, KernelBias
 
 #: Code of a new process: enough tiles for several threads, and few queries on parts of keys.
 SETUP = """
@@ -132,3 +133,40 @@ if "torch" in sys.modules:
 print(hashlib.sha256(bits()).hexdigest())
 """
     assert len({python(code), python(code, TORCH), python(code, second=TORCH)}) == 1
+
+
+class MixedSides(BiasObject):
+    """A knee whose right side is hidden from most queries, but has far slopes all the same."""
+
+    def __init__(self, queries: int) -> None:
+        right = np.full((1, 1, queries), np.inf, np.float32)
+        far_right = np.full((1, 1, queries), -0.01, np.float32)
+        right[:, :, ::160], far_right[:, :, ::160] = 0.3, 0.2
+        self.define(right=right, far_right=far_right, num_heads=1, sides="symmetric")
+
+    def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
+        left, far_left = (np.full(self.right.shape, slope, np.float32) for slope in (0.5, 0.4))
+        return KernelBias(
+            left=left, right=self.right, far_left=far_left, far_right=self.far_right, knee=40
+        )
+
+
+def test_hidden_sides_beside_others_give_the_same_bits_for_any_number_of_threads(isa: str) -> None:
+    """Bounds of a group of queries had counted far slopes of hidden sides."""
+    query, key, value = inputs(1, 1, 1, 2048, 2048, 32)
+    before = na.info()["threads"]
+    results = []
+    try:
+        for threads in (1, 16):
+            na.set_num_threads(threads)
+            results.append(
+                na.attention(
+                    query, key, value, MixedSides(2048), causal=False, return_stats=True,
+                    skip_tolerance=2.0**-9,
+                )
+            )  # fmt: skip
+    finally:
+        na.set_num_threads(before)
+    (first, stats), (second, others) = results
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(stats.visited, others.visited)

@@ -261,10 +261,11 @@ class KernelBias(NamedTuple):
         """
         if self.core is not None:
             return self.core
+        slopes = {name: _arrays.readable(side) for name, side in self.slopes.items()}
         if self.far_left is not None:
-            return _core.knee_bias(**self.slopes, knee=self.knee)
+            return _core.knee_bias(**slopes, knee=self.knee)
         if self.left is not None:
-            return _core.linear_bias(self.left, self.right)
+            return _core.linear_bias(**slopes)
         if self.table is not None:
             return _core.table_bias(_arrays.readable(self.table), self.table_begin)
         if self.sums is not None:

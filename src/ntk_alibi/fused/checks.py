@@ -159,6 +159,15 @@ def forward_results(
             raise TypeError(f"{name} must be of query's dtype {query.dtype}, got {array.dtype}")
 
 
+def exact_logsumexp(known: Any, greatest: float) -> None:
+    """Refuse rounded logsumexps that are not those of the call, where rounding is too much."""
+    if not known.all():
+        raise ValueError(
+            f"logsumexp must be float64, or that of the same call, beyond {greatest:g}: float32 "
+            f"rounds it by too much there, got other numbers in {int((~known).sum())} places"
+        )
+
+
 def key_cache(key: Any, known: tuple[int, ...], length: int) -> None:
     """Check a key cache that continues `length` keys of (batch, key heads, head_dim)."""
     if not is_quantized(key):

@@ -15,10 +15,14 @@ from ntk_alibi.biases.kernel_bias import SLOPES
 from ntk_alibi.fused import checks
 from ntk_alibi.fused.call import AttentionCall, Options, call_form
 from ntk_alibi.fused.exempt import exempt_queries, first_gradient, key_subsets
+from ntk_alibi.fused.forward import forward, rounded_logsumexp
 from ntk_alibi.fused.kernel_call import ForwardResults, attend, query_gradient
 from ntk_alibi.fused.rotated import QueryRun, RotatedCall
 from ntk_alibi.masks import Mask
 from ntk_alibi.positions.log_n import log_n_of
+
+#: The greatest magnitude of a float32 logsumexp whose rounding, at most 2^-11, is accepted.
+GREATEST_ROUNDED_LOGSUMEXP = 2.0**14
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ def attention_gradients(
         key: the keys of that call.
         value: the values of that call.
         output: the result of that call.
-        logsumexp: its second result, with return_logsumexp=True.
+        logsumexp: its second result, with return_logsumexp=True. Weights err by the rounding of a
+            logsumexp over more keys than key has, which beyond 2^14 must be float64.
         output_gradient: the gradient of output, any strides.
         logsumexp_gradient: the gradient of logsumexp, or None for zeros.
         bias: the bias of that call.
@@ -112,12 +117,30 @@ def attention_gradients(
     numbers = options.pop("scale", None), options.pop("skip_tolerance", 0.0)
     form = call_form(query.dtype, query, key, value, *numbers, *limits)
     call = AttentionCall.checked(query, key, value, bias, form, Options(**options))
+    logsumexp = _unrounded(logsumexp, call)
     results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
     gradients = gradients_of(call, results, bias_gradient=bias_gradient)
     log_n = log_n_of(options.get("log_n"))
     if bias_gradient and log_n is not None and log_n.biased:
         return _times(gradients, call.factors)
     return gradients
+
+
+def _unrounded(logsumexp: Any, call: AttentionCall) -> Any:
+    """Return a logsumexp without the rounding to float32, by which all weights would err."""
+    if _arrays.dtype_name(logsumexp.dtype) == "float64":
+        return logsumexp
+    rounded = _arrays.to_numpy(_arrays.detached(logsumexp)).astype(np.float32)
+    large = np.abs(rounded) > GREATEST_ROUNDED_LOGSUMEXP
+    large &= np.isfinite(rounded)
+    if not large.any():
+        return logsumexp
+    _, exact, _ = forward(call)
+    exact = _arrays.to_numpy(exact)
+    checks.exact_logsumexp(
+        (rounded_logsumexp(exact, call.query) == rounded)[large], GREATEST_ROUNDED_LOGSUMEXP
+    )
+    return _arrays.to_framework_of(np.where(large, exact, rounded), logsumexp)
 
 
 def _times(gradients: AttentionGradients, factors: NDArray[Any]) -> AttentionGradients:

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.candidates import Candidate
 from benchmarks.problems import Problem
-from benchmarks.timing import Call
+from ntk_alibi._timing import Call
 
 
 def flex(problem: Problem) -> Call:

@@ -31,6 +31,7 @@ PYTHON_LAYERS = [
         "_runtime",
         "_repr_html",
         "_shipped",
+        "_timing",
     ],
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision"],

@@ -52,7 +52,7 @@ PATHS = {
 
 #: Subcommands of `ntk-alibi`, and the pictures of its `plot`.
 SUBCOMMANDS = (
-    "info", "slopes", "plot", "explore", "eval", "tune", "lm-eval", "notebooks", "cite",
+    "info", "slopes", "plot", "explore", "eval", "tune", "lm-eval", "bench", "notebooks", "cite",
 )  # fmt: skip
 PICTURES = ("slopes", "bias", "field", "precision", "mask", "blocks")
 

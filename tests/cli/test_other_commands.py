@@ -1,4 +1,4 @@
-"""The commands that copy the notebooks, print BibTeX, and write an explorer's page."""
+"""The commands that copy the notebooks, print BibTeX, write an explorer's page, and time attention."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import importlib.util
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ntk_alibi as na
-from ntk_alibi.cli import main
+from ntk_alibi.cli import bench, main
 from repository import ROOT
 
 
@@ -81,9 +82,57 @@ def test_mistakes_of_explore_are_named(capsys: pytest.CaptureFixture[str]) -> No
             "--output must be one of '.html', '.htm', got '.png'",
         ),
         (["--methods", "nkt:4"], "method must be original or one of"),
+        (["--layers", "9"], "--layers: layers must be between -3 and 2, got 9"),
         (["no-such-file.txt"], "No such file or directory: 'no-such-file.txt'"),
         (["no-such-file.txt", "--text", "x"], "not allowed with argument"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main(["explore", *(["--text", "x"] if options[0][0] == "-" else []), *options])
         assert message in capsys.readouterr().err
+
+
+def test_bench_times_every_way(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "--lengths", "64", "200", "--heads", "2", "--rounds", "1"]
+    main([*arguments, "--method", "ntk:4", "--json"])
+    table = json.loads(capsys.readouterr().out)
+    ways = [row["way"] for row in table["rows"] if row["tokens"] == 200]
+    assert ways == [
+        "ntk_alibi", "ntk_alibi, every block", "NumPy, all pairs", "torch SDPA, no bias",
+        "torch SDPA, bias of all pairs",
+    ]  # fmt: skip
+    assert all(row["milliseconds"] > 0 for row in table["rows"])
+    first = table["rows"][0]
+    assert (first["ratio"], first["tokens"]) == (1, 64)
+    assert 0 < first["blocks_read_percent"] <= 100
+    main(arguments)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(table["machine"].rpartition(";")[2])
+    assert [line.split()[0] for line in lines[-10:]] == ["64"] * 5 + ["200"] * 5
+
+
+def test_the_ways_of_bench_compute_the_same() -> None:
+    rows = np.random.default_rng(0).standard_normal((3, 1, 2, 50, 8)).astype(np.float32)
+    bias = na.ALiBi(2)
+    expected = na.attention(*rows, bias)
+    ways = {"NumPy": bench.with_numpy(rows, bias), **bench.with_torch(rows, bias)}
+    for name, attend in ways.items():
+        if name != "torch SDPA, no bias":
+            np.testing.assert_allclose(np.asarray(attend()), expected, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--lengths", "0"], "--lengths must be between 1 and"),
+        (["--heads", "0"], "--heads must be between 1 and"),
+        (["--head-dim", "257"], "--head-dim must be between 1 and 256"),
+        (["--rounds", "0"], "--rounds must be between 1 and"),
+        (["--method", "ntk"], "--method"),
+    ],
+)
+def test_bench_names_wrong_options(
+    wrong: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", *wrong])
+    assert message in capsys.readouterr().err

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import ntk_alibi
 from ntk_alibi import _command_line
 from ntk_alibi.cli import (
+    bench,
     cite,
     evaluate,
     explore,
@@ -47,7 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (info, slopes, plot, explore, evaluate, tune, lm_eval, notebooks, cite):
+    for module in (
+        info, slopes, plot, explore, evaluate, tune, lm_eval, bench, notebooks, cite,
+    ):  # fmt: skip
         module.register(commands)
     return parser
 

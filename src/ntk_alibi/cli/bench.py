@@ -1,0 +1,157 @@
+"""Subcommand `ntk-alibi bench`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import ntk_alibi
+from ntk_alibi import _checks
+from ntk_alibi._timing import Call, interleaved
+from ntk_alibi.cli import subcommand
+
+#: Least seconds that a way is repeated for in each round.
+SECONDS_PER_TURN = 0.05
+
+#: Ways that form a matrix of all pairs are left out where it would take more bytes.
+MATRIX_BYTES = 2**30
+
+DEFAULT = "ntk_alibi"
+
+
+def register(commands: Any) -> None:
+    """Add the subcommand."""
+    summary = "time attention with an ALiBi bias on this machine, beside NumPy and torch"
+    example = "ntk-alibi bench --lengths 1024 8192 --method ntk:4"
+    parser = subcommand.add(commands, "bench", _run, summary, example)
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs="+",
+        default=[512, 2048, 8192],
+        metavar="TOKENS",
+        help="numbers of queries and keys (default: 512 2048 8192)",
+    )
+    parser.add_argument(
+        "--heads", type=int, default=16, help="number of attention heads (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--head-dim",
+        type=int,
+        default=64,
+        metavar="CHANNELS",
+        help="channels of a head (default: %(default)s)",
+    )
+    subcommand.methods_option(
+        parser, "--method", "method of the slopes, see below (default: %(default)s)",
+        default="original",
+    )  # fmt: skip
+    subcommand.train_length_option(parser)
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        help="turns of each way, whose median is printed (default: %(default)s)",
+    )
+    subcommand.format_option(parser)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from ntk_alibi.evaluation.report.markdown import describe_machine
+
+    subcommand.check_lengths(options)
+    scaling = subcommand.bias_method("--method", options.method, options.train_length).scaling
+    for length in options.lengths:
+        _checks.integer("--lengths", length, minimum=1)
+    _checks.integer("--head-dim", options.head_dim, minimum=1, maximum=_checks.MAX_HEAD_DIM)
+    _checks.integer("--rounds", options.rounds, minimum=1)
+    bias = ntk_alibi.ALiBi(_checks.integer("--heads", options.heads, minimum=1), scaling)
+    rows = [row for length in options.lengths for row in _measured(bias, length, options)]
+    if options.format == "json":
+        print(json.dumps({"machine": describe_machine(), "rows": rows}))
+        return
+    header = ["tokens", "way", "ms", "times ntk_alibi", "blocks read, %"]
+    cells = [[_cell(value) for value in row.values()] for row in rows]
+    if subcommand.print_plain(options, header, cells):
+        return
+    print(f"{describe_machine()}\n")
+    print(f"Causal attention, float32, {options.heads} heads of {options.head_dim}, {bias}:\n")
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    for words in (header, *cells):
+        first, second, *others = (x.rjust(n) for x, n in zip(words, widths, strict=True))
+        print("  ".join([first, second.strip().ljust(widths[1]), *others]).rstrip())
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _measured(
+    bias: ntk_alibi.ALiBi, length: int, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Yield one row for each way to attend to a text of so many tokens."""
+    random = np.random.default_rng(0)
+    shape = (3, 1, options.heads, length, options.head_dim)
+    rows: Any = random.standard_normal(shape, dtype=np.float32)
+    query, key, value = rows
+    _, stats = ntk_alibi.attention(query, key, value, bias, return_stats=True)
+    read = {DEFAULT: float(100 * stats.visited.sum() / stats.visible.sum())}
+    ways = {
+        DEFAULT: lambda: ntk_alibi.attention(query, key, value, bias),
+        f"{DEFAULT}, every block": lambda: ntk_alibi.attention(
+            query, key, value, bias, skip_tolerance=None
+        ),
+    }
+    if 4 * options.heads * length**2 <= MATRIX_BYTES:
+        ways["NumPy, all pairs"] = with_numpy(rows, bias)
+    if importlib.util.find_spec("torch"):
+        ways |= with_torch(rows, bias)
+    runtimes = {name: name.partition(",")[0].partition(" ")[0] for name in ways}
+    seconds = interleaved(ways, options.rounds, SECONDS_PER_TURN, runtimes=runtimes)
+    for way, time in seconds.items():
+        yield {
+            "tokens": length,
+            "way": way,
+            "milliseconds": 1e3 * time,
+            "ratio": time / seconds[DEFAULT],
+            "blocks_read_percent": read.get(way),
+        }
+
+
+def with_numpy(rows: Any, bias: ntk_alibi.ALiBi) -> Call:
+    """Return attention by NumPy's products, with the bias of all pairs made before."""
+    query, key, value = rows
+    dense = bias.tensor(query.shape[2], key.shape[2])
+    scale = np.float32(query.shape[3] ** -0.5)
+
+    def attend() -> Any:
+        scores = scale * query @ key.swapaxes(2, 3)
+        scores += dense
+        scores -= scores.max(-1, keepdims=True)
+        np.exp(scores, out=scores)
+        return scores @ value / scores.sum(-1, keepdims=True)
+
+    return attend
+
+
+def with_torch(rows: Any, bias: ntk_alibi.ALiBi) -> dict[str, Call]:
+    """Return attention by torch's fused kernel: without a bias, and with that of all pairs."""
+    import torch
+
+    torch.set_num_threads(ntk_alibi.info()["threads"])
+    attend = torch.nn.functional.scaled_dot_product_attention
+    query, key, value = map(torch.from_numpy, rows)
+    ways: dict[str, Call] = {
+        "torch SDPA, no bias": lambda: attend(query, key, value, is_causal=True)
+    }
+    if 4 * query.shape[1] * query.shape[2] ** 2 <= MATRIX_BYTES:
+        dense = torch.from_numpy(np.asarray(bias.tensor(query.shape[2], key.shape[2])))
+        ways["torch SDPA, bias of all pairs"] = lambda: attend(query, key, value, attn_mask=dense)
+    return ways

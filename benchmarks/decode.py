@@ -29,8 +29,11 @@ FLUSHED_NUMBERS = 2**26  # 256 MiB, more than the processor caches
 
 def measure(keys: int, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
     """Return median seconds with cold and with warm caches, errors, and the memory's speed."""
-    query = torch.randn((1, HEADS, 1, HEAD_DIM)).to(dtype)
-    key, value = (torch.randn((1, HEADS, keys, HEAD_DIM)).to(dtype) for _ in range(2))
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn((1, HEADS, length, HEAD_DIM), generator=random).to(dtype)
+        for length in (1, keys, keys)
+    )
     calls = candidates(query, key, value)
     errors = {name: _error(name, call, query, key, value) for name, call in calls.items()}
     flushed = torch.zeros(FLUSHED_NUMBERS)

@@ -238,6 +238,10 @@ void register_attention(py::module_& module) {
              py::arg("value_gradient"), py::arg("of_bias"));
   module.def("merge", &bind_merge, py::arg("outputs"), py::arg("logsumexps"), py::arg("output"),
              py::arg("logsumexp").noconvert());
+  module.attr("keys_per_block") = keys_per_block;
+  module.attr("extra_score_roundings") = extra_score_roundings;
+  module.attr("exp2_and_sum_error") = exp2_and_sum_error;
+  module.attr("underflowed_norm") = underflowed_norm;
   module.def("dropped_share", &dropped_share, py::arg("skip_tolerance"));
   module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("known"),
              py::arg("norms"), py::arg("centres"), py::arg("scales") = py::none());

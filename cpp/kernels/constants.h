@@ -20,22 +20,13 @@ static_assert(keys_per_block == 64, "log2_keys_per_block is written out");
 // u: the relative rounding error of one float32 operation.
 constexpr double unit_roundoff = 1.0 / (1 << 24);
 
-// Norms and slopes are float32 results of at most 70 additions in a row; this factor covers them.
+// Norms and slopes are float32 results of at most 70 additions in a row, or roots of sums of up to
+// 256 squares, which halves their error; this factor covers them.
 constexpr double rounding_slack = 1.0 + 1e-5;
-
-// A score has head_dim roundings from its dot product and 12 more from scaling and bias, each
-// relative to scale |q| |k|. We count the 12 twice.
-constexpr double extra_score_roundings = 24.0;
-
-// Bounds the errors of exp2 and of the sum of weights in the logarithm of that sum.
-constexpr double exp2_and_sum_error = 1e-5;
 
 // 16 u: bounds the rounding errors of a score, or of the logarithm of a sum, relative to itself.
 // They are 4, or 7 with a knee, those of a difference of two 2 more; we count 16.
 constexpr double relative_score_error = 1.0 / (1 << 20);
-
-// Squares of channels that underflow take at most this from a norm.
-constexpr float underflowed_norm = 2e-18f;
 
 }  // namespace NTK_ALIBI_ISA
 }  // namespace ntk_alibi

@@ -35,6 +35,17 @@ constexpr int keys_per_block = 64;
 // The mean of the first keys, up to this many, is the centre of a head. More hardly improve it.
 constexpr std::int64_t keys_in_centre = 256;
 
+// Errors that certificates allow for, here and in Python; docs/certified-skipping.md derives them.
+// A score has head_dim roundings from its dot product and 12 more from scaling and bias, each
+// relative to scale |q| |k|. We count the 12 twice.
+constexpr double extra_score_roundings = 24.0;
+
+// Bounds the errors of exp2 and of the sum of weights in the logarithm of that sum.
+constexpr double exp2_and_sum_error = 1e-5;
+
+// Squares of channels that underflow take at most this from a norm.
+constexpr float underflowed_norm = 2e-18f;
+
 // No ISA packs more queries into a tile.
 constexpr int most_queries_per_tile = 32;
 
@@ -175,8 +186,8 @@ struct AttentionTile {
 };
 
 // Whether tiles read the rows of keys and values where they are, which takes float32 rows without
-// gaps, and need no copy of them for a head.
-inline bool read_in_place(const AttentionTile& tile) {
+// gaps, and need no copy of them for a head. It is static so that each file has a copy of its own.
+[[maybe_unused]] static bool read_in_place(const AttentionTile& tile) {
   return tile.key.dtype == DType::float32 && tile.key.stride == tile.head_dim &&
          tile.value.stride == tile.head_dim;
 }

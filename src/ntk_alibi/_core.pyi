@@ -116,6 +116,12 @@ def merge(
     output: NDArray[Any],
     logsumexp: NDArray[np.float64],
 ) -> None: ...
+
+keys_per_block: int
+extra_score_roundings: float
+exp2_and_sum_error: float
+underflowed_norm: float
+
 def dropped_share(skip_tolerance: float | None) -> float: ...
 def measure_key_norms(
     key: NDArray[Any],

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, _core
 from ntk_alibi.biases.kernel_bias import SLOPES, KernelBias, kernel_bias_of
 from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.bias_forms import of_all_queries
@@ -218,7 +218,8 @@ class Sequence:
             greatest.append(bounds.by_tile(norms, size, np.max, 0.0))
             low = _arrays.to_numpy(lower[:, head].double())
             shift = _arrays.to_numpy((wide @ centres[:, head // group].double()).movedim(-1, 0))
-            slack = 1e-5 + (query.shape[3] + 24) * ulp * norms * longest
+            roundings = query.shape[3] + _core.extra_score_roundings
+            slack = _core.exp2_and_sum_error + roundings * ulp * norms * longest
             with np.errstate(invalid="ignore"):
                 left = shift - low + slack + 16 * ulp * (np.abs(shift) + np.abs(low))
             left = np.where(np.isfinite(low) & np.isfinite(left), left, np.inf)

@@ -113,7 +113,8 @@ class Standing:
         shift = (wide * centres[:, :, None]).sum(-1)
         known = torch.from_numpy(self._new)[:, None] & own.isfinite() & shift.isfinite()
         ulp = 16 * np.finfo(np.float64).eps
-        room = shift - own + 1e-5 + ulp * query.shape[3] * (shift.abs() + own.abs())
+        room = shift - own + ulp * query.shape[3] * (shift.abs() + own.abs())
+        room = room + _core.exp2_and_sum_error
         room = torch.where(known, room, torch.inf)
         lengths = _arrays.to_numpy(wide.norm(dim=-1)) * bounds.NORM_SLACK
         count = self._blocks[0].shape[-1]
@@ -122,8 +123,8 @@ class Standing:
             bounds.by_tile(_arrays.to_numpy(room), BLOCK, np.max, -np.inf)[None],
             **self._tiles,
         )
-        # squares that underflow take at most 2e-18 from a norm
-        greatest = norms.norms[:, :, :count, 0] * np.float32(bounds.NORM_SLACK) + np.float32(2e-18)
+        greatest = norms.norms[:, :, :count, 0] * np.float32(bounds.NORM_SLACK)
+        greatest = greatest + np.float32(_core.underflowed_norm)
         blocks = bounds.KeyBlocks(greatest, norms.centres, *self._blocks)
         return bounds.none_needed(tiles, blocks, self._bias, self._mask, self._share)
 

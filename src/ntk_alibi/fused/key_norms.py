@@ -10,7 +10,7 @@ from ntk_alibi.fused import checks
 from ntk_alibi.fused.quantized_rows import QuantizedRows, stored
 
 #: Number of keys that are skipped, or read, together.
-BLOCK = 64
+BLOCK = _core.keys_per_block
 
 
 class KeyNorms:

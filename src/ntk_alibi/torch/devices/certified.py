@@ -37,8 +37,8 @@ MOST_BLOCKS = 2**27
 #: Types of devices that have no float64, or may have none.
 WITHOUT_FLOAT64 = ("mps", "xpu")
 
-#: Relative error of a norm of up to 256 channels, and what squares that underflow take from it.
-OF_NORM, UNDERFLOW = 2.0**-16, 2e-18
+#: Relative error of a norm of up to 256 channels.
+OF_NORM = 2.0**-16
 
 #: Relative error of products whose factors were rounded to TF32's 11 bits.
 TF32 = 2.0**-10
@@ -103,8 +103,9 @@ def _of_heads(call: AttentionCall, numbers: Numbers) -> torch.Tensor:
     size = c * query_norms * reach
     least_slope = _least_slopes(slopes, rows)
     low = _lower_bounds(call, numbers, query, key, slopes)
-    unit = (call.query.shape[3] + 24) * 2.0**-24 + 2 * _product_rounding(call.query)
-    low = low - unit * size - 1e-5
+    roundings = call.query.shape[3] + _core.extra_score_roundings
+    unit = roundings * 2.0**-24 + 2 * _product_rounding(call.query)
+    low = low - unit * size - _core.exp2_and_sum_error
     nearest = _blocks(at_queries, 1, 2**31 - 1).amin(-1)[:, None, :, None]
     farthest = _blocks(torch.where(real, at_keys, HIDDEN), 1, HIDDEN).amax(-1)[:, None, None, :]
     distance = (nearest - farthest).clamp(min=0).double()
@@ -219,7 +220,7 @@ def _near_blocks(rows: int, columns: int, call: AttentionCall) -> torch.Tensor:
 def _norms(x: torch.Tensor) -> torch.Tensor:
     """Return bounds of the norms of float32 rows, in float64."""
     norms: torch.Tensor = torch.linalg.vector_norm(x, dim=-1).double()
-    return norms * (1 + OF_NORM) + UNDERFLOW
+    return norms * (1 + OF_NORM) + _core.underflowed_norm
 
 
 def _blocks(x: torch.Tensor, axis: int, beyond: float) -> torch.Tensor:

@@ -22,14 +22,11 @@ def rotary_dim(value: Any, head_dim: int) -> int:
     return channels
 
 
-def constant_stretch(value: Any, pairs: int) -> None:
-    """Check that a scaling can stretch rotary positions with this number of channel pairs."""
-    kind = getattr(value, "alibi_type", None)
+def constant_stretch(value: Any) -> None:
+    """Check that a scaling can stretch rotary positions."""
     scaling_checks.one_layer(value)
-    if isinstance(value, type) or kind not in ("linear", "ntk"):
+    if isinstance(value, type) or not hasattr(value, "stretch_rotary"):
         raise TypeError(f"scaling must be an Interpolation or an NTK, got {value!r}")
-    if kind == "ntk" and pairs < 2:
-        raise ValueError("scaling must be an Interpolation for one pair of channels, got an NTK")
 
 
 def rotary_input(x: Any, head_dim: int) -> None:

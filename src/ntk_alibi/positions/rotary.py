@@ -152,11 +152,9 @@ class RoPE(_Rotary):
         Source: Chen et al. 2023 (arXiv 2306.15595) for the interpolation; bloc97 2023 for NTK,
         described by Peng et al. 2023 (arXiv 2309.00071), section 3.1.
         """
-        checks.constant_stretch(scaling, self.pairs)
-        if scaling.alibi_type == "linear":
-            return replace(self, factor=self.factor * scaling.factor)
-        base = self.base * scaling.factor ** (self.pairs / (self.pairs - 1))
-        return replace(self, base=base)
+        checks.constant_stretch(scaling)
+        base, factor = scaling.stretch_rotary(self.base, self.factor, self.pairs)
+        return replace(self, base=base, factor=factor)
 
     def rotate(self, x: ArrayT, positions: Array | None = None) -> ArrayT:
         """Rotate vectors, such as keys that are rotated once and then cached.

@@ -55,6 +55,10 @@ class Interpolation(StaticScaling):
 
     alibi_type: ClassVar[str] = "linear"
 
+    def stretch_rotary(self, base: float, factor: float, pairs: int) -> tuple[float, float]:
+        """Return base and factor of rotary positions that are stretched, too."""
+        return base, factor * self.factor
+
     def _weights(self, exponents: Floats) -> Floats:
         return uniform(exponents)
 
@@ -88,6 +92,18 @@ class NTK(StaticScaling):
     """
 
     alibi_type: ClassVar[str] = "ntk"
+
+    def stretch_rotary(self, base: float, factor: float, pairs: int) -> tuple[float, float]:
+        """Return base and factor of rotary positions that are stretched, too.
+
+        Raises:
+            ValueError: there is one pair of channels, which NTK would leave as it is.
+        """
+        if pairs < 2:
+            raise ValueError(
+                "scaling must be an Interpolation for one pair of channels, got an NTK"
+            )
+        return base * self.factor ** (pairs / (pairs - 1)), factor
 
     def _weights(self, exponents: Floats) -> Floats:
         return by_steepness(exponents)

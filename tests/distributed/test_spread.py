@@ -10,7 +10,7 @@ import torch
 
 import ntk_alibi as na
 from ntk_alibi.biases.kernel_bias import kernel_bias_of
-from ntk_alibi.distributed.spread import Places, Standing
+from ntk_alibi.distributed.spread import Places, KeyWeightBounds
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
 
 RANKS, KEYS, DIM = 4, 200, 16
@@ -19,14 +19,14 @@ RANKS, KEYS, DIM = 4, 200, 16
 SHARE = 2.0**-25 / 3
 
 
-def standing(distance: int, bias: Any, mask: Mask = EVERYTHING, new: int = 1) -> Standing:
+def standing(distance: int, bias: Any, mask: Mask = EVERYTHING, new: int = 1) -> KeyWeightBounds:
     """Return the standing of 200 keys whose last one is `distance` before the first new token."""
     keys = np.arange(KEYS)[None]
     queries = keys[:, -1:] + distance + np.arange(new)
     ones = np.ones((1, KEYS), np.bool_)
     problem = Problem((1, 2, new, KEYS), mask)
     places = Places(mask, queries, np.ones((1, new), np.bool_), keys, ones)
-    return Standing(RANKS, places, kernel_bias_of(bias, problem))
+    return KeyWeightBounds(RANKS, places, kernel_bias_of(bias, problem))
 
 
 def tokens(seed: int, length: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

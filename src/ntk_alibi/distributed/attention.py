@@ -61,7 +61,7 @@ def attention_over_ranks(
     def tensors() -> tuple[Any, Any, Any]:
         check()
         checks.without_group(refused)
-        return checks.at_the_door(query, key, value, ranks, given)
+        return checks.local_tensors(query, key, value, ranks, given)
 
     call = _RankCall(tensors, bias, options, scale, skip_tolerance, mask)
     every = ranks.agree(call.describe)

@@ -51,7 +51,7 @@ def bias_of_rank(bias: Any, heads: int, of_tokens: bool, placed: bool) -> None:
         )
 
 
-def at_the_door(
+def local_tensors(
     query: Any, key: Any, value: Any, ranks: Any, given: dict[str, Any]
 ) -> tuple[Any, Any, Any]:
     """Return this rank's tensors: of DTensors, their local parts.

@@ -48,7 +48,7 @@ class Places:
     real: NDArray[np.bool_]
 
 
-class Standing:
+class KeyWeightBounds:
     """Upper bounds of the weight of a rank's keys in one forward pass.
 
     Args:

@@ -23,7 +23,7 @@ from ntk_alibi.fused.kernel_call import ForwardResults
 from ntk_alibi.fused.rotated import RotatedCall
 from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.torch.chunks import attention_by_chunks
-from ntk_alibi.torch.devices.door import attention_on_device
+from ntk_alibi.torch.devices.dispatch import attention_on_device
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 

@@ -1,4 +1,4 @@
-"""The door to flash-attn, with a stand-in for the package: its arguments and what it cannot do."""
+"""Calls of flash-attn, with a stand-in for the package: its arguments and what it cannot do."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 import ntk_alibi as na
 from device_calls import device_call
 from ntk_alibi.torch.devices import flex
-from ntk_alibi.torch.devices.door import KERNELS, attention_on_device, kernel_for
+from ntk_alibi.torch.devices.dispatch import KERNELS, attention_on_device, kernel_for
 from ntk_alibi.torch.devices.flash import FlashAttention
 from ntk_alibi.torch.devices.flex import FlexAttention
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,19 @@ def readable(expected: str, source: str | os.PathLike[str]) -> Iterator[None]:
         raise ValueError(f"{os.fspath(source)!r} must be {expected}: {reason}") from error
 
 
+@contextlib.contextmanager
+def naming(argument: str, expected: str) -> Iterator[None]:
+    """Turn the error of a file or folder into a ValueError that names the argument it came from."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:  # such as a full disk, of which no argument is wrong
+            raise
+        raise ValueError(
+            f"{argument} must be {expected}, got {os.fspath(error.filename)!r}: {error.strerror}"
+        ) from error
+
+
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file."""
     with readable("a JSON file", path):
@@ -39,6 +53,19 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("too many nested brackets") from None
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Format a value as strict JSON: NaN and infinity, which JSON lacks, become null."""
+    return json.dumps(_with_null(value), indent=indent, allow_nan=False)
+
+
+def _with_null(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_null(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_null(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def writable_folder(path: str | os.PathLike[str]) -> Path:

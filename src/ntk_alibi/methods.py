@@ -164,6 +164,11 @@ def label_of(scaling: Any) -> str:
     return ", ".join([_KINDS[kind][0].format(**numbers), *texts])
 
 
+def form_of(kind: str) -> str:
+    """Return the form of the names of a kind of methods, such as "knee:START:FACTOR"."""
+    return ":".join([kind, *map(str.upper, number_names(kind))])
+
+
 def number_names(kind: str) -> tuple[str, ...]:
     """Return the names of the numbers that a kind of method needs, in their order."""
     return tuple(f.name for f in fields(_KINDS[kind][1]) if f.name not in _NOT_NUMBERS)
@@ -183,6 +188,10 @@ def named_method(
     options are those of a method's name: layers, logn and ssmax.
     """
     numbers = {"start": start, "factor": factor, "share": share}
+    for name in number_names(kind) if kind in _KINDS else ():
+        argument = "factor" if name == "rate" else name
+        if numbers[argument] is None:
+            _checks.missing(argument, f"with scaling={kind}")
     texts = [
         repr(number if number == math.inf else _checks.finite(name, number)).removesuffix(".0")
         for name, number in numbers.items()
@@ -224,10 +233,9 @@ def _numbers(name: str, kind: str, words: Sequence[str]) -> list[float]:
             return [_number(word) for word in words[:count]]
     except ValueError:
         pass
-    known = ", ".join(kind + ":NUMBER" * len(number_names(kind)) for kind in _KINDS)
+    known = ", ".join(map(form_of, _KINDS))
     near = difflib.get_close_matches(kind.lower(), _KINDS, n=1)
-    form = [":".join([x, *map(str.upper, number_names(x))]) for x in near]
-    meant = f": did you mean {form[0]}?" if form else ""
+    meant = f": did you mean {form_of(near[0])}?" if near else ""
     raise ValueError(f"method must be original or one of {known}, got {name!r}{meant}")
 
 

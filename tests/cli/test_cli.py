@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import ntk_alibi as na
 from ntk_alibi import plots
 from ntk_alibi.cli import main
 from ntk_alibi.cli.plot import PICTURES
-from ntk_alibi.evaluation.comparing import plan
+from ntk_alibi.evaluation.comparing import plan, tuning
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
 from ntk_alibi.methods import parse_method
 from ntk_alibi.plots.style import THEMES
@@ -38,6 +40,17 @@ def test_slopes(capsys: pytest.CaptureFixture[str]) -> None:
     main(["slopes", "12", "--method", "dynamic-ntk:1", "--length", "8192", "--json"])
     slopes = json.loads(capsys.readouterr().out)
     assert slopes == na.alibi_slopes(12, na.NTK(4.0)).tolist()
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_slopes_per_query_are_those_of_the_last_query(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["slopes", "8", "--length", "8192", "--format", form, "--method"]
+    main([*arguments, "dynamic-ntk:2"])
+    expected = capsys.readouterr().out
+    main([*arguments, "dynamic-ntk:2:query"])
+    assert capsys.readouterr().out == expected
 
 
 @pytest.mark.parametrize(
@@ -81,14 +94,17 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["plot", "bias", "8", "--heads", "9"], "heads must be between 1 and 8, got 9"),
         (["plot", "mask", "--window", "0"], "window must be between 1"),
         (["plot", "blocks", "8", "--skip-tolerance", "2"], "skip_tolerance must be below 1"),
-        (["plot", "blocks", "8", "--output", "no/p.png"], "No such file or directory"),
+        (["plot", "blocks", "8", "--output", "no/p.png"], "--output must be a file that can be"),
         (["eval", "--model", "/nowhere"], "model must be a folder with config.json"),
         (["eval", "--model", "."], "model must be a folder with config.json"),
         (["eval", "--data", "x.jsonl"], "--tasks must be given with --data, got only --data"),
-        (["eval", "--from-json", "none.json"], "No such file or directory: 'none.json'"),
+        (
+            ["eval", "--from-json", "none.json"],
+            "--from-json must be a file that can be read, got 'none.json': No such file",
+        ),
         (
             ["eval", "--tasks", "longeval_lines_200", "--data", "none.jsonl"],
-            "No such file or directory: 'none.jsonl'",
+            "--data must be a file or folder that exists, got 'none.jsonl'",
         ),
         (["eval", "--tasks", "longeval_lines_200"], "data must be given (LongEval's file of lines"),
         (["tune", "--length", "0"], "--length must be between 1"),
@@ -121,9 +137,12 @@ def test_the_examples_of_plot_draw(
     ("arguments", "function", "expected"),
     [
         (
-            ["slopes", "8", "--methods", "ntk:2", "--length", "9"],
+            ["slopes", "8", "--methods", "ntk:2", "dynamic-ntk:2", "--length", "9"],
             "slopes",
-            ((8, {"NTK a=2": na.NTK(2.0)}), {"length": 9}),
+            (
+                (8, {"NTK a=2": na.NTK(2.0), "dynamic NTK a0=2": na.DynamicNTK(2.0, 2048)}),
+                {"length": 9},
+            ),
         ),
         (
             ["field", "4", "--methods", "dynamic-ntk:2", "--train-length", "64", "--shares", "0.5"],
@@ -256,7 +275,7 @@ def test_tune(tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture
     ]
     main(arguments)
     out = capsys.readouterr().out
-    assert "chosen: " in out
+    assert re.search(r"chosen from 2 methods: \S+ \(chosen in \d+ % of resamplings\)", out)
     assert "on held-out records, original" in out
     main([*arguments, "--json"])
     found = json.loads(capsys.readouterr().out)
@@ -272,3 +291,31 @@ def test_tune(tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture
     assert [entry["against"] for entry in found["paired"]][:1] == ["original"] * (
         found["chosen"] != "original"
     )
+
+
+def test_tune_says_that_its_choice_is_contradicted_and_prints_no_nan(
+    tiny_checkpoint: Path,
+    in_tmp: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = tuning.search
+
+    def contradicted(*given: Any, **named: Any) -> dict[str, Any]:
+        found = search(*given, **named)
+        found["paired"][0] |= {"gain": -0.5, "gain_half_width": 0.1, "nats_half_width": math.nan}
+        return found
+
+    monkeypatch.setattr(tuning, "search", contradicted)
+    arguments = [
+        *("tune", "--model", str(tiny_checkpoint), "--length", "512", "--train-length", "256"),
+        *("--methods", "ntk:2", "--records", "1", "--windows", "1"),
+    ]
+    main(arguments)
+    out = capsys.readouterr().out
+    assert "warning: on held-out records " in out
+    assert "they contradict the choice" in out
+    assert "nan" not in out
+    main([*arguments, "--json"])
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["candidates"][0]["half_width"] is None

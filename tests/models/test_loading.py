@@ -39,13 +39,14 @@ def test_others_are_as_they_come(tmp_path: Path) -> None:
 
 
 def test_a_model_is_no_name() -> None:
-    with pytest.raises(TypeError, match="model must be None, a folder or a name on the hub, got a"):
+    with pytest.raises(TypeError, match=r"a folder or a name on the hub, got BloomForCausalLM$"):
         load(load()[0])  # type: ignore[arg-type]
 
 
 def test_a_name_that_the_hub_does_not_give_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(OSError, match=r"'nobody/no-model' is no folder here, and .* hub"):
+    message = "'nobody/no-model' is not a local folder, and could not be loaded from the hub: "
+    with pytest.raises(OSError, match=message):
         load("nobody/no-model")
 
 

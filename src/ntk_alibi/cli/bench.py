@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import ntk_alibi
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _files
 from ntk_alibi._timing import Call, interleaved
 from ntk_alibi.cli import subcommand
 
@@ -73,7 +72,7 @@ def _run(options: argparse.Namespace) -> None:
     bias = ntk_alibi.ALiBi(_checks.integer("--heads", options.heads, minimum=1), scaling)
     rows = [row for length in options.lengths for row in _measured(bias, length, options)]
     if options.format == "json":
-        print(json.dumps({"machine": describe_machine(), "rows": rows}))
+        print(_files.json_text({"machine": describe_machine(), "rows": rows}))
         return
     header = ["tokens", "way", "ms", "times ntk_alibi", "blocks read, %"]
     cells = [[_cell(value) for value in row.values()] for row in rows]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from pathlib import Path
 from typing import Any
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _files
 from ntk_alibi.cli import model_run, subcommand
+
+#: Default file of the picture, and default section of the document.
+PICTURE, SECTION = "ntk-alibi-eval.png", "study"
 
 #: Numbers in the plan of a study that are options, with their help.
 _COUNTS = {
@@ -53,13 +55,12 @@ def _study_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot",
         metavar="FILE",
-        default="ntk-alibi-eval.png",
-        help="file of the picture (default: %(default)s)",
+        help=f"PNG, SVG or PDF file of the picture (default: {PICTURE})",
     )
     parser.add_argument(
         "--from-json",
         metavar="FILE",
-        help="show tables and picture of an earlier --json output; runs no model",
+        help="show tables and picture of an earlier --json output without --tasks; runs no model",
     )
     parser.add_argument(
         "--multiples",
@@ -73,7 +74,7 @@ def _study_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=int,
         metavar="TOKENS",
-        help="lengths of the records in tokens, in place of --multiples",
+        help="lengths of the records in tokens, each at most 2^22, in place of --multiples",
     )
     parser.add_argument(
         "--records",
@@ -88,9 +89,7 @@ def _study_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="Markdown file that gets the tables, between <!-- SECTION: begin --> and end",
     )
-    parser.add_argument(
-        "--section", default="study", help="section of the document (default: %(default)s)"
-    )
+    parser.add_argument("--section", help=f"section of the document (default: {SECTION})")
 
 
 def _task_options(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +136,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 #: Options of the study, and those of other tasks, which do nothing for each other.
-_OF_STUDY = ("quick", "from_json", "multiples", "lengths", "records", "document", *_COUNTS)
+_OF_STUDY = (
+    *("quick", "from_json", "multiples", "lengths", "records"),
+    *("plot", "document", "section", *_COUNTS),
+)
 _OF_TASKS = ("data", "metadata", "batch_size", "max_length", "truncation")
 
 #: Options that say which model to run, and how; --from-json runs none.
@@ -153,6 +155,10 @@ def _check_together(options: argparse.Namespace) -> None:
         flag = _flag(idle[0])
         raise ValueError(
             f"--tasks must be given with {flag}, got only {flag} {getattr(options, idle[0])}"
+        )
+    if options.section is not None and options.document is None:
+        raise ValueError(
+            f"--document must be given with --section, got only --section {options.section}"
         )
     pairs = [
         ("lengths", ("multiples",), "which stands for the same"),
@@ -174,17 +180,16 @@ def _flag(name: str) -> str:
 
 
 def _study(options: argparse.Namespace) -> None:
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    formats = [f".{name}" for name in FigureCanvasBase.get_supported_filetypes()]
     for path in _pictures(options):
-        subcommand.check_picture("--plot", path, formats)
+        subcommand.check_picture("--plot", path)
     if options.from_json is None:
         _measure(options)
     else:
         from ntk_alibi.evaluation.comparing.stored import read_summary
 
-        _show(read_summary(options.from_json), options)
+        with _files.naming("--from-json", "a file that can be read"):
+            summary = read_summary(options.from_json)
+        _show(summary, options)
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -226,24 +231,33 @@ def _plan(options: argparse.Namespace, train_length: int) -> Any:
 
 def _check_plan(options: argparse.Namespace) -> None:
     """Check the options of the plan before any work."""
+    from ntk_alibi.evaluation import checks
     from ntk_alibi.evaluation.report import markdown
 
     for multiple in options.multiples or ():
         _checks.finite("--multiples", multiple, minimum=0.0, inclusive=False)
     for length in options.lengths or ():
-        _checks.integer("--lengths", length, minimum=1)
+        _checks.integer("--lengths", length, minimum=1, maximum=checks.LONGEST_TEXT)
     for name in ("records", *_COUNTS):
         if (value := getattr(options, name)) is not None:
             _checks.integer(_flag(name), value, minimum=0)
+    if options.records is not None:
+        checks.text_lengths("--lengths", options.lengths or [1], options.records, of="--records")
     _plan(options, 1)
     if options.document is not None:
-        markdown.check_section(Path(options.document), options.section)
+        with _files.naming("--document", "a file that can be read"):
+            markdown.check_section(Path(options.document), _section(options))
 
 
 def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
     """Return the paths of the two pictures."""
-    plot = Path(options.plot)
+    plot = Path(PICTURE if options.plot is None else options.plot)
     return plot, plot.parent / f"{plot.stem}-depth{plot.suffix}"
+
+
+def _section(options: argparse.Namespace) -> str:
+    """Return the name of the section of the document."""
+    return SECTION if options.section is None else str(options.section)
 
 
 def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
@@ -263,9 +277,9 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     if options.document is not None:
         parts = [markdown.describe_machine(), f"    {shlex.join(['ntk-alibi', *options.words])}"]
         parts += map(tables.markdown, tables.study_tables(summary))
-        markdown.replace_section(Path(options.document), options.section, "\n\n".join(parts))
+        markdown.replace_section(Path(options.document), _section(options), "\n\n".join(parts))
     if options.format == "json":
-        print(json.dumps(summary))
+        print(_files.json_text(summary))
         return
     if subcommand.print_tables(tables.study_tables(summary), options):
         return
@@ -290,6 +304,8 @@ def _comparison(options: argparse.Namespace) -> None:
     if options.data is not None:
         metadata["data"] = options.data
     name = options.model or NANO_BLOOM
+    if options.data is not None and not Path(options.data).exists():
+        raise ValueError(f"--data must be a file or folder that exists, got {options.data!r}")
     tasks = task_comparison.load_known(options.tasks, metadata, name)
     model, tokenizer, train_length = load(options.model, options.dtype)
     length = model_run.train_length(options, train_length)
@@ -318,7 +334,7 @@ def _show_comparison(comparison: dict[str, Any], options: argparse.Namespace) ->
     from ntk_alibi.evaluation.report import tables
 
     if options.format == "json":
-        print(json.dumps(comparison))
+        print(_files.json_text(comparison))
         return
     if subcommand.print_tables(tables.comparison_tables(comparison), options):
         return

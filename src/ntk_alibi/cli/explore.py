@@ -8,6 +8,7 @@ from typing import Any
 
 from ntk_alibi import _files, plots
 from ntk_alibi.cli import model_run, subcommand
+from ntk_alibi.evaluation.report.markdown import counted
 from ntk_alibi.plots.explorer import FORMATS, METHODS
 
 
@@ -74,7 +75,8 @@ def _run(options: argparse.Namespace) -> None:
         cells=options.cells,
     )
     page.save(options.output)
-    print(f"page: {options.output} ({page.cells} cells of {page.step} tokens)")
+    cells, tokens = counted(page.cells, "cell"), counted(page.step, "token")
+    print(f"page: {options.output} ({cells} of {tokens})")
 
 
 def _read(path: Path) -> str:

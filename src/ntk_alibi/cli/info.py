@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 import ntk_alibi
+from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
 
 
@@ -20,7 +20,7 @@ def register(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     info = ntk_alibi.info()
     if options.format == "json":
-        print(json.dumps(info, indent=2))
+        print(_files.json_text(info, indent=2))
         return
     packages = info.pop("packages")
     rows = []

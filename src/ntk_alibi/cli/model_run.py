@@ -55,7 +55,8 @@ def check_answers_options(options: argparse.Namespace) -> None:
     subcommand.check_lengths(options)
     subcommand.check_methods(options.methods or ())
     if options.output is not None:
-        _files.writable_folder(options.output)
+        with _files.naming("--output", "a folder that can be written"):
+            _files.writable_folder(options.output)
 
 
 def train_length(options: argparse.Namespace, of_model: int) -> int:

@@ -24,9 +24,6 @@ from ntk_alibi.plots import checks
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Suffixes of the file formats that the command writes.
-FORMATS = (".png", ".svg", ".pdf")
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -81,7 +78,7 @@ def register(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     path = options.output or Path(f"ntk-alibi-{options.picture}.png")
-    subcommand.check_picture("--output", path, FORMATS)
+    subcommand.check_picture("--output", path)
     subcommand.check_lengths(options)
     with plots.style(options.theme):
         import matplotlib.pyplot as plt
@@ -111,7 +108,9 @@ def _slopes_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _slopes(options: argparse.Namespace) -> Axes:
-    scalings = {method.label: method.scaling for method in _methods(options)}
+    methods = _methods(options)
+    subcommand.check_length_of(options, methods)
+    scalings = {method.label: method.scaling for method in methods}
     return plots.slopes(options.num_heads, scalings, length=options.length)
 
 
@@ -127,7 +126,9 @@ def _field_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _field(options: argparse.Namespace) -> Axes:
-    biases = {m.label: ALiBi(options.num_heads, m.scaling) for m in _methods(options)}
+    methods = _methods(options)
+    subcommand.check_length_of(options, methods)
+    biases = {m.label: ALiBi(options.num_heads, m.scaling) for m in methods}
     shares = {} if options.shares is None else {"shares": options.shares}
     return plots.receptive_field(biases, length=options.length, **shares)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from typing import Any
 
 import ntk_alibi
+from ntk_alibi import _files
+from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.cli import subcommand
 
 
@@ -33,12 +34,15 @@ def register(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     subcommand.check_lengths(options)
-    scaling = subcommand.bias_method("--method", options.method, options.train_length).scaling
-    lengths = None if options.length is None else [options.length]
-    values = ntk_alibi.alibi_slopes(options.num_heads, scaling, lengths, rule=options.rule)
+    method = subcommand.bias_method("--method", options.method, options.train_length)
+    subcommand.check_length_of(options, [method])
+    lengths: Any = None if options.length is None else [options.length]
+    if lengths is not None and scaling_per(method.scaling) == "query":
+        lengths = [lengths]  # the prefix length of one query, the last
+    values = ntk_alibi.alibi_slopes(options.num_heads, method.scaling, lengths, rule=options.rule)
     slopes = values.reshape(-1).tolist()
     if options.format == "json":
-        print(json.dumps(slopes))
+        print(_files.json_text(slopes))
         return
     reaches = [f"{8 / slope if slope else math.inf:.0f}" for slope in slopes]
     header = ["head", "slope", "tokens until the bias is -8"]

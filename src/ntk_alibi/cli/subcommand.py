@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _checks, _files
+from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.evaluation.report.formats import FORMATS, Rows
 from ntk_alibi.methods import (
     DYNAMIC,
     ORIGINAL,
     STATIC,
     Method,
-    number_names,
+    form_of,
     parse_method,
 )
 
@@ -43,7 +44,7 @@ def add(
     return parser
 
 
-_FORMS = [":".join([kind, *map(str.upper, number_names(kind))]) for kind in (*STATIC, *DYNAMIC)]
+_FORMS = [form_of(kind) for kind in (*STATIC, *DYNAMIC)]
 
 #: Names of methods and their options, for the help of subcommands.
 METHODS_HELP = f"""methods:
@@ -93,13 +94,14 @@ def train_length_option(parser: argparse.ArgumentParser) -> None:
 
 def format_option(parser: argparse.ArgumentParser) -> None:
     """Add --format, and --json, which is short for --format json."""
-    parser.add_argument(
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument(
         "--format",
         choices=("table", "json", *FORMATS),
         default="table",
         help="form of the output (default: %(default)s)",
     )
-    parser.add_argument(
+    one.add_argument(
         "--json",
         action="store_const",
         const="json",
@@ -149,10 +151,12 @@ def _of_option(option: str) -> Iterator[None]:
 
 #: Arguments of the package that options have under another name.
 _OTHER_NAMES = {
-    "query_length": "queries",
-    "key_length": "keys",
-    "share": "shares",
-    "lengths": "length",
+    "query_length": ("queries",),
+    "key_length": ("keys",),
+    "share": ("shares",),
+    "lengths": ("length",),
+    "layer": ("layers",),
+    "scaling": ("method", "methods"),
 }
 
 
@@ -163,7 +167,8 @@ def naming_options(options: argparse.Namespace) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         word = str(error).partition(" ")[0]
-        dest = word if hasattr(options, word) else _OTHER_NAMES.get(word, "")
+        names = (word, *_OTHER_NAMES.get(word, ()))
+        dest = next((name for name in names if hasattr(options, name)), "")
         value = getattr(options, dest, None)
         if dest in _POSITIONAL or (value is None and not _asks_for(options, dest, error)):
             raise
@@ -191,17 +196,31 @@ def bias_method(option: str, name: str, train_length: int) -> Method:
     """Return the method of a name for what shows biases, which log-n factors are no part of."""
     with _of_option(option):
         method = parse_method(name, train_length)
-    if method.log_n is not None:
+        if method.log_n is not None:
+            raise ValueError(
+                f"a method must be a scaling here, without a factor of scores, got {name!r}"
+            )
+        return method
+
+
+def check_length_of(options: argparse.Namespace, methods: Iterable[Method]) -> None:
+    """Refuse --length where no method depends on it."""
+    if options.length is not None and not any(scaling_per(m.scaling) for m in methods):
         raise ValueError(
-            f"a method must be a scaling here, without a factor of scores, got {name!r}"
+            "--length must be given with a dynamic method only, such as dynamic-ntk:2:query, got "
+            f"--length {options.length}"
         )
-    return method
 
 
-def check_picture(option: str, path: Path, formats: Collection[str]) -> None:
+#: Suffixes of the file formats of pictures.
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def check_picture(option: str, path: Path, formats: Collection[str] = PICTURES) -> None:
     """Check before any work that a picture can be written to a path."""
     _checks.choice(f"the ending of {option}", path.suffix.lower(), formats)
-    _files.check_writable(path)
+    with _files.naming(option, "a file that can be written"):
+        _files.check_writable(path)
 
 
 def json_object(text: str) -> dict[str, Any]:

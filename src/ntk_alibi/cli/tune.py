@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import Any
 
+from ntk_alibi import _files
 from ntk_alibi.cli import model_run, subcommand
 
 
@@ -26,7 +26,7 @@ def register(commands: Any) -> None:
         type=int,
         metavar="TOKENS",
         required=True,
-        help="text length in tokens to choose the scaling for",
+        help="text length in tokens, at most 2^22, to choose the scaling for",
     )
     model_run.model_option(parser)
     subcommand.methods_option(
@@ -41,8 +41,7 @@ def register(commands: Any) -> None:
         "--budget",
         type=int,
         metavar="N",
-        default=32,
-        help="number of methods that the search tries (default: %(default)s)",
+        help="number of methods that the search tries without --methods (default: 32)",
     )
     parser.add_argument(
         "--records",
@@ -70,6 +69,7 @@ def register(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi import _checks
+    from ntk_alibi.evaluation import checks
     from ntk_alibi.evaluation.comparing import tuning
     from ntk_alibi.evaluation.harness import run as harness
     from ntk_alibi.models import load
@@ -77,8 +77,16 @@ def _run(options: argparse.Namespace) -> None:
 
     for name in ("records", "windows"):
         _checks.integer(f"--{name}", getattr(options, name), minimum=1)
-    _checks.integer("--budget", options.budget, minimum=2)
+    if options.budget is not None:
+        _checks.integer("--budget", options.budget, minimum=2)
+        if options.methods:
+            raise ValueError(
+                f"--budget must not be given with --methods, which are all read, got --budget "
+                f"{options.budget}"
+            )
     _checks.integer("--seed", options.seed, minimum=0)
+    checks.text_lengths("--length", [options.length], options.records, of="--records")
+    checks.text_lengths("--length", [options.length], options.windows, of="--windows")
     model_run.check_answers_options(options)
     model, tokenizer, train_length = load(options.model, options.dtype)
     settings = tuning.Search(
@@ -88,7 +96,7 @@ def _run(options: argparse.Namespace) -> None:
         options.records,
         options.windows,
         options.seed,
-        options.budget,
+        **({} if options.budget is None else {"budget": options.budget}),
     )
     name = options.model or NANO_BLOOM
     with model_run.answers_folder(options.output) as folder:
@@ -102,25 +110,38 @@ def _run(options: argparse.Namespace) -> None:
 def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
     from rich.console import Console
 
+    from ntk_alibi.evaluation.comparing import tuning
     from ntk_alibi.evaluation.report import tables
 
     if options.format == "json":
-        print(json.dumps(result))
+        print(_files.json_text(result))
         return
     if subcommand.print_tables([tables.tuning_table(result)], options):
         return
     console = Console()
     tried = len({entry["method"] for entry in result["trace"]})
-    sure = f"in {100 * result['sure']:.0f} % of resamplings"
-    console.print(f"chosen: {result['chosen']}, of {tried} methods, {sure}")
-    console.print(f"in a model's config: {json.dumps(result['config'])}", soft_wrap=True)
+    sure = f"chosen in {100 * result['sure']:.0f} % of resamplings"
+    console.print(f"chosen from {tried} methods: {result['chosen']} ({sure})")
+    console.print(f"in a model's config: {_files.json_text(result['config'])}", soft_wrap=True)
     for method, entry in result["fresh"].items():
         accuracy, low, high = (100 * entry[key] for key in ("accuracy", "low", "high"))
         console.print(f"on held-out records, {method}: {accuracy:.0f} % ({low:.0f}-{high:.0f})")
     for entry in result["paired"]:
         gain, width = (100 * entry[key] for key in ("gain", "gain_half_width"))
         pair = f"{entry['method']} minus {entry['against']}"
-        nats = f"{entry['nats']:+.3f} ± {entry['nats_half_width']:.3f} nats"
-        console.print(f"{pair}, paired: {gain:+.1f} ± {width:.1f} points, {nats}", soft_wrap=True)
+        nats = f"{entry['nats']:+.3f}{_plus_minus(entry['nats_half_width'], 3)} nats"
+        points = f"{gain:+.1f}{_plus_minus(width, 1)} points"
+        console.print(f"{pair}, paired: {points}, {nats}", soft_wrap=True)
+    for other in tuning.better_ones(result):
+        console.print(
+            f"warning: on held-out records {other} answers more questions than {result['chosen']}, "
+            "beyond the 95 % interval: they contradict the choice",
+            soft_wrap=True,
+        )
     if math.isnan(result["candidates"][0]["half_width"]):
         console.print("the interval of the nats needs at least two windows of prose (--windows)")
+
+
+def _plus_minus(half_width: float, digits: int) -> str:
+    """Format a half-width behind its number; nothing for NaN, of a single record or window."""
+    return "" if math.isnan(half_width) else f" ± {half_width:.{digits}f}"

@@ -1,12 +1,91 @@
-"""Checks of case files, names of tasks, process counts, batch sizes and prompts."""
+"""Checks of studies, case files, names of tasks, metadata, process counts, batches and prompts."""
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _files
+
+#: Tokens of one text, which takes about 100 bytes for each while it is made, and of all texts of a
+#: task together, which take about 30 bytes for each: 4 GB for so many.
+LONGEST_TEXT, MOST_TOKENS = 2**22, 2**27
+
+
+def text_lengths(
+    name: str, lengths: Iterable[Any], texts: int, *, of: str = "records", minimum: int = 1
+) -> list[int]:
+    """Return lengths in tokens, with so many texts of each, if all fit into memory.
+
+    Args:
+        name: name of the argument with the lengths.
+        lengths: the lengths.
+        texts: number of texts of each length.
+        of: name of the argument with the number of texts.
+        minimum: least length.
+    """
+    numbers = [
+        _checks.integer(name, length, minimum=minimum, maximum=LONGEST_TEXT) for length in lengths
+    ]
+    if (tokens := texts * sum(numbers)) > MOST_TOKENS:
+        raise ValueError(
+            f"{of} must have at most {MOST_TOKENS} tokens in all lengths together, got {texts} of "
+            f"each length: {tokens} tokens"
+        )
+    return numbers
+
+
+def study(model: Any, tokenizer: Any, folder: Any) -> None:
+    """Check a model, its tokenizer and the folder of answers before any work."""
+    for method in ("named_parameters", "get_output_embeddings"):
+        if isinstance(model, type) or not callable(getattr(model, method, None)):
+            raise TypeError(
+                f"model must be a BLOOM, MPT or Falcon of transformers, got {_briefly(model)}"
+            )
+    if isinstance(tokenizer, type) or not (
+        callable(tokenizer) and callable(getattr(tokenizer, "decode", None))
+    ):
+        raise TypeError(f"tokenizer must be the model's tokenizer, got {_briefly(tokenizer)}")
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"path must be a folder, got {folder!r}")
+    with _files.naming("path", "a folder that can be written"):
+        _files.writable_folder(folder)
+
+
+def of_kind(name: str, value: Any, attributes: Collection[str], expected: str) -> None:
+    """Check that a setting has what is read of it, such as those of a plan."""
+    if isinstance(value, type) or not all(hasattr(value, key) for key in attributes):
+        raise TypeError(f"{name} must be {expected}, got {_briefly(value)}")
+
+
+def _briefly(value: Any) -> str:
+    """Describe a wrong argument, whose repr may be as long as a model's."""
+    text = repr(value)
+    return text if len(text) <= 40 and "\n" not in text else type(value).__name__
+
+
+def known_metadata(given: Iterable[str], known: Collection[str]) -> None:
+    """Check the keys of metadata of tasks that read no others."""
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"metadata of these tasks must have keys of {', '.join(known)}, got {key!r}"
+                f"{_meant(key, known)}"
+            )
+
+
+def spelling(name: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse names that are nearly known; transformers takes others, or refuses them itself."""
+    for key in given:
+        if meant := _meant(key, known):
+            raise ValueError(f"{name} must have known names, got {key!r}{meant}")
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
+    return f": did you mean {near[0]}?" if near else ""
 
 
 def some_cases(path: Any, cases: Collection[Any]) -> None:

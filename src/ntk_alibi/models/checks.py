@@ -15,7 +15,7 @@ def name(model: Any) -> None:
     """Check the kind of a checkpoint's name."""
     if model is not None and not isinstance(model, str | os.PathLike):
         raise TypeError(
-            f"model must be None, a folder or a name on the hub, got a {type(model).__name__}"
+            f"model must be None, a folder or a name on the hub, got {type(model).__name__}"
         )
 
 
@@ -28,7 +28,7 @@ def reachable(name: str) -> Iterator[None]:
         if os.path.exists(name):
             raise
         raise OSError(
-            f"{name!r} is no folder here, and cannot be had from the hub: {error}"
+            f"{name!r} is not a local folder, and could not be loaded from the hub: {error}"
         ) from error
 
 

@@ -228,7 +228,7 @@ def test_parse_method() -> None:
 
 @pytest.mark.parametrize("name", ["ntk", "original:2", "yarn:2", "ntk:four", ":2", ""])
 def test_parse_method_says_what_it_knows(name: str) -> None:
-    with pytest.raises(ValueError, match="method must be original or one of interpolation:NUMBER"):
+    with pytest.raises(ValueError, match="method must be original or one of interpolation:FACTOR"):
         parse_method(name, 100)
 
 

@@ -124,3 +124,29 @@ def test_intervals_of_means_are_students() -> None:
     difference, width = paired_difference([8, 9, 7], [6, 7, 5], [10, 10, 10])
     assert (difference, width) == (pytest.approx(0.2), pytest.approx(0.0, abs=1e-12))
     assert paired_difference([5, 0], [0, 5], [10, 10])[0] == 0.0
+
+
+@pytest.mark.parametrize("length", [1024, 4096, 8192])
+def test_a_small_budget_tries_ntk_first(length: int) -> None:
+    tried = tuning.Search(length, 2048, budget=3).candidates
+    assert [name.split(":")[0] for name in tried] == ["original", "ntk", "flat"]
+    assert tuning.Search(length, 2048, budget=2).candidates == tried[:2]
+
+
+def test_what_is_no_search_is_named(tmp_path: Path) -> None:
+    model, tokenizer, length = load()
+    wrong: Any = 3
+    with pytest.raises(TypeError, match="wanted must be a Search, got 3"):
+        tuning.search(model, tokenizer, wrong, tmp_path)
+    with pytest.raises(TypeError, match="model must be a BLOOM, MPT or Falcon"):
+        tuning.search(wrong, tokenizer, tuning.Search(4096, length), tmp_path)
+    with pytest.raises(ValueError, match="length must be between 1 and 4194304"):
+        tuning.search(model, tokenizer, tuning.Search(999999999, length), tmp_path)
+
+
+def test_a_choice_that_held_out_records_contradict_is_known() -> None:
+    pair = {"method": "flat:2", "against": "original", "gain": 0.5, "gain_half_width": 0.1}
+    ntk = pair | {"against": "ntk:2", "gain": -0.2}
+    assert tuning.better_ones({"paired": [pair, ntk]}) == ["ntk:2"]
+    for width in (0.3, np.nan):
+        assert tuning.better_ones({"paired": [pair, ntk | {"gain_half_width": width}]}) == []

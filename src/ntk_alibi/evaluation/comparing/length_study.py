@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ntk_alibi.evaluation import checks
 from ntk_alibi.evaluation.comparing.plan import Plan, Samples
 from ntk_alibi.evaluation.comparing.summary import Summary, summarise
 from ntk_alibi.evaluation.harness import run as harness
@@ -24,7 +26,7 @@ def evaluate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     plan: Plan,
-    path: Path,
+    path: str | os.PathLike[str],
     *,
     quiet: bool = False,
     wrap: Callable[[Scaling | None], Scaling | None] = lambda scaling: scaling,
@@ -45,9 +47,14 @@ def evaluate(
         The summary of `summarise`, in all processes that share the work, with two more keys:
         settings: for each method, the model's settings as the harness records them;
         commands: for each method, the commands of `commands`.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
     """
     from ntk_alibi.evaluation.harness.model import StretchedLM
 
+    checks.study(model, tokenizer, path)
+    checks.of_kind("plan", plan, ("tasks", "methods", "train_length"), "a Plan")
     methods = [parse_method(method, plan.train_length) for method in plan.methods]
     tasks: dict[str, Any] = {}
     with harness.quiet():
@@ -57,12 +64,12 @@ def evaluate(
         lm = StretchedLM(model, tokenizer=tokenizer, train_length=plan.train_length, quiet=quiet)
     samples: Samples = {}
     settings = {}
-    for method in methods:
-        lm.stretch(replace(method, scaling=wrap(method.scaling)))
-        settings[method.name] = lm.get_model_info()
-        results = harness.answer(lm, {"tasks": tasks}, cache_file(lm, path))
-        samples[method.name] = results["samples"]
-    lm.release()
+    with harness.released(lm):
+        for method in methods:
+            lm.stretch(replace(method, scaling=wrap(method.scaling)))
+            settings[method.name] = lm.get_model_info()
+            results = harness.answer(lm, {"tasks": tasks}, cache_file(lm, Path(path)))
+            samples[method.name] = results["samples"]
     summary = summarise(plan, samples)
     summary |= {"settings": settings, "commands": commands(plan, name)}
     return summary

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ntk_alibi import _checks
+from ntk_alibi.evaluation import checks
 from ntk_alibi.methods import parse_method
 
 #: Methods that are compared by default.
@@ -72,11 +73,22 @@ class Plan:
         for name in (*counts, "line_questions", "topic_questions"):
             least = int(name.endswith("questions"))
             _checks.integer(name, getattr(self, name), minimum=least)
+        self._check_lengths()
         if not self.tasks:
             *others, last = (f"{kind}_records" for kind in _KINDS)
             raise ValueError(
                 f"{', '.join(others)}, {last} or prose_windows must be at least 1, got 0"
             )
+
+    def _check_lengths(self) -> None:
+        """Check before any work that the texts fit into memory while they are made."""
+        lengths = [round(multiple * self.train_length) for multiple in self.multiples]
+        name = f"multiples of the training length {self.train_length}"
+        for kind in _KINDS:
+            count = f"{kind}_records"
+            checks.text_lengths(name, lengths, getattr(self, count), of=count, minimum=0)
+        windows = self.prose_windows
+        checks.text_lengths(name, [max(lengths)], windows, of="prose_windows", minimum=0)
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:

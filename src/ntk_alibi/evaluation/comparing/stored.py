@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -9,14 +10,18 @@ from typing import Any
 from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.comparing.summary import Summary
 
-#: Keys of the entries of each list: texts, numbers, and numbers that are None without cases.
+#: Keys of the entries of each list: texts, numbers, and numbers that may be None: those of no
+#: cases, and half-widths of a single record or window, which are NaN in a study.
 _ACCURACY = ("accuracy", "low", "high")
 _ENTRIES: dict[str, tuple[Collection[str], Collection[str], Collection[str]]] = {
     "retrieval": (("task", "method"), ("multiple", "cases"), _ACCURACY),
     "by_distance": (("task", "method"), ("begin", "end", "cases"), _ACCURACY),
     "by_depth": (("task", "method"), ("multiple", "begin", "end", "cases"), _ACCURACY),
-    "perplexity": (("method",), ("begin", "end", "nats", "difference", "half_width"), ()),
+    "perplexity": (("method",), ("begin", "end", "nats", "difference"), ("half_width",)),
 }
+
+#: Keys that entries may have besides, numbers or None.
+_PERHAPS = ("gain", "gain_half_width")
 
 
 def read_summary(path: str | os.PathLike[str]) -> Summary:
@@ -34,10 +39,7 @@ def read_summary(path: str | os.PathLike[str]) -> Summary:
 
 
 def _checked(value: Any) -> Summary:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"it must be an object, got {str(value)[:40]}")
-    required = ("train_length", "methods", "retrieval", "by_distance", "perplexity")
-    _checks.keys("it", value, required=required, optional=value)
+    _check_study(value)
     _checks.integer("train_length", value["train_length"], minimum=1)
     methods = value["methods"]
     if not isinstance(methods, Mapping) or not methods or not _texts(methods.values()):
@@ -53,7 +55,36 @@ def _checked(value: Any) -> Summary:
             raise ValueError(f"{key} must be a list, got {str(summary[key])[:40]}")
         for entry in summary[key]:
             _check_entry(key, entry, methods, *names)
+            _restore_nan(entry)
     return summary
+
+
+def _check_study(value: Any) -> None:
+    """Check that a value has the keys of a study, and not those of another command."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"it must be an object, got {str(value)[:40]}")
+    for key, command in (("rows", "eval --tasks"), ("trace", "tune")):
+        if key in value:
+            raise ValueError(
+                f"it must be a study's, got the output of `ntk-alibi {command} --json`, which "
+                "--from-json does not show"
+            )
+    required = ("train_length", "methods", "retrieval", "by_distance", "perplexity")
+    _required_keys("it", value, required)
+
+
+def _restore_nan(entry: dict[str, Any]) -> None:
+    """Put NaN, which JSON lacks, back in place of the half-width of a single record or window."""
+    for width in ("half_width", "gain_half_width"):
+        if width in entry and entry[width] is None:
+            entry[width] = math.nan
+
+
+def _required_keys(name: str, value: Any, required: Collection[str]) -> None:
+    """Check that a mapping has all required keys; others may be there."""
+    if isinstance(value, Mapping):
+        value = {key: value[key] for key in required if key in value}
+    _checks.keys(name, value, required=required)
 
 
 def _check_entry(
@@ -64,17 +95,18 @@ def _check_entry(
     numbers: Collection[str],
     perhaps: Collection[str],
 ) -> None:
-    _checks.keys(
-        f"an entry of {name}", entry, required=[*texts, *numbers, *perhaps], optional=entry
-    )
+    _required_keys(f"an entry of {name}", entry, [*texts, *numbers, *perhaps])
     values = [entry[key] for key in numbers]
-    values += [entry[key] for key in perhaps if entry[key] is not None]
+    values += [v for k in (*perhaps, *_PERHAPS) if (v := entry.get(k)) is not None]
     if (
         entry["method"] not in methods
         or not _texts(entry[key] for key in texts)
         or not all(isinstance(number, int | float) for number in values)
     ):
         raise ValueError(f"an entry of {name} must have numbers of a known method, got {entry!r}")
+    for key in _ACCURACY:
+        if (number := entry.get(key)) is not None and not 0 <= number <= 1:
+            raise ValueError(f"{key} of {name} must be between 0 and 1, got {number!r}")
 
 
 def _texts(values: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ntk_alibi.evaluation.comparing.intervals import accuracy_interval, ratio_standard_error
 from ntk_alibi.evaluation.comparing.published import published_percent
+from ntk_alibi.evaluation.harness import our_tasks
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.methods import Method, model_arguments
 
@@ -49,21 +50,21 @@ def compare(
         settings: for each method, the model's settings as the harness records them.
     """
     rows, settings = [], {}
-    for method in methods:
-        lm.stretch(method)
-        settings[method.name] = lm.get_model_info()
-        results = harness.answer(lm, tasks, harness.cache_file(lm, cache))
-        for task, samples in results["samples"].items():
-            rows += [
-                {
-                    **{"task": name, "method": method.name, "label": method.label},
-                    **summary_of(part),
-                    "published": published_percent(model, task, method.name),
-                    "command": command(lm, model, method.name, task, metadata),
-                }
-                for name, part in by_length(task, samples).items()
-            ]
-    lm.release()
+    with harness.released(lm):
+        for method in methods:
+            lm.stretch(method)
+            settings[method.name] = lm.get_model_info()
+            results = harness.answer(lm, tasks, harness.cache_file(lm, cache))
+            for task, samples in results["samples"].items():
+                rows += [
+                    {
+                        **{"task": name, "method": method.name, "label": method.label},
+                        **summary_of(part),
+                        "published": published_percent(model, task, method.name),
+                        "command": command(lm, model, method.name, task, metadata),
+                    }
+                    for name, part in by_length(task, samples).items()
+                ]
     return {"model": model, "rows": rows, "settings": settings}
 
 
@@ -73,10 +74,12 @@ def load_known(tasks: Sequence[str], metadata: dict[str, Any], model: str) -> An
     The harness takes seconds to search its own tasks, so it does so only for a name that is not
     ours.
     """
-    ours = {path.stem for path in harness.tasks_path().glob("*.yaml")}
+    our_tasks.check_metadata(tasks, metadata)
     metadata = harness.with_tokenizer_of(model, {"pretrained": model, **metadata})
     with harness.quiet():
-        return harness.load_tasks(tasks, metadata, all_known=not ours.issuperset(tasks))
+        return harness.load_tasks(
+            tasks, metadata, all_known=not set(tasks).issubset(our_tasks.names())
+        )
 
 
 def by_length(task: str, samples: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -127,7 +130,7 @@ def command(lm: StretchedLM, model: str, method: str, task: str, metadata: dict[
     options += f",dtype={str(lm.model.dtype).removeprefix('torch.')}"
     if lm.limit is not None:
         options += f",max_length={lm.limit},truncation={lm.truncation_rule}"
-    made_from = harness.metadata_argument(metadata)
+    made_from = harness.metadata_argument(our_tasks.metadata_of(task, metadata))
     return shlex.join(
         [
             *("ntk-alibi", "lm-eval", "--model", "ntk_alibi", "--model_args", options),

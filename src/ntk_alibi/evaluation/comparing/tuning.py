@@ -10,16 +10,17 @@ with the original on held-out records and prose, which no search with any seed r
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks
+from ntk_alibi.evaluation import checks
 from ntk_alibi.evaluation.comparing import candidates, length_study, plan
 from ntk_alibi.evaluation.comparing.intervals import (
     accuracy_interval,
@@ -90,7 +91,7 @@ def search(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     wanted: Search,
-    path: Path,
+    path: str | os.PathLike[str],
     *,
     quiet: bool = False,
     name: str = NANO_BLOOM,
@@ -120,8 +121,13 @@ def search(
             held-out questions, and its difference in nats on the same held-out prose, with their
             95 % half-widths over records and windows;
         settings: for each finalist, the model's settings as the harness records them.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
     """
-    _checks.integer("length", wanted.length, minimum=1)
+    checks.study(model, tokenizer, path)
+    checks.of_kind("wanted", wanted, ("candidates", "budget", "length"), "a Search")
+    checks.text_lengths("length", [wanted.length], 1)
     _checks.integer("budget", wanted.budget, minimum=2)
     for method in wanted.candidates:
         parse_method(method, wanted.train_length)
@@ -244,6 +250,19 @@ def _held_out(
             }
         )
     return {"fresh": fresh, "paired": paired}
+
+
+def better_ones(found: dict[str, Any]) -> list[str]:
+    """Return the methods that answer more of the held-out questions than the chosen one.
+
+    Args:
+        found: what `search` returns. Only differences beyond their 95 % interval count.
+    """
+    return [
+        entry["against"]
+        for entry in found["paired"]
+        if entry["gain"] + entry["gain_half_width"] < 0
+    ]
 
 
 def _clusters(summary: dict[str, Any]) -> Floats:

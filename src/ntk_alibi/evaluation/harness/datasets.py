@@ -94,7 +94,7 @@ def retrieval(
     tokenizer = _tokenizer(**model)
     encode = cached_encoder(encoder(tokenizer))
     documents = []
-    for length in _lengths(lengths):
+    for length in _lengths(lengths, count):
         record_kind = _record_kind(kind, questions, length, split)
         for record in range(count):
             name = f"{kind}/{length / NAMED_UNIT:g}/{record}"
@@ -167,7 +167,7 @@ def prose(
     tokenizer = _tokenizer(**model)
     texts = _split(split) if text is None else [_lines(text)]
     documents = []
-    for length in _lengths(lengths, minimum=2):
+    for length in _lengths(lengths, windows, "windows", minimum=2):
         ranges = max(1, length // stride) if bins is None else bins
         _checks.integer("bins", ranges, minimum=1, maximum=length - 1)
         for tokens in prose_windows(encoder(tokenizer), texts, length, windows):
@@ -345,11 +345,11 @@ def _prose_document(decode: Decode, tokens: Any, bins: int, context: int | None)
     }
 
 
-def _lengths(lengths: Any, minimum: int = 1) -> list[int]:
+def _lengths(lengths: Any, texts: int, of: str = "records", minimum: int = 1) -> list[int]:
     values = lengths if isinstance(lengths, Sequence) else [lengths]
     if not values:
         raise ValueError(f"lengths must hold at least one length, got {lengths!r}")
-    return [_checks.integer("lengths", value, minimum=minimum) for value in values]
+    return checks.text_lengths("lengths", values, texts, of=of, minimum=minimum)
 
 
 def _lines(path: Any) -> list[str]:

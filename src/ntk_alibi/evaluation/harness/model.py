@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import version
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,6 +98,8 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         quiet: bool = False,
         **options: Any,
     ) -> None:
+        ours, theirs = (signature(kind).parameters for kind in (StretchedLM, HFLM))
+        checks.spelling("model_args", options.keys() - theirs.keys(), ours.keys() - {"options"})
         _checks.choice("truncation", truncation, TRUNCATIONS)
         if max_length is not None:
             _checks.integer("max_length", max_length, minimum=2)

@@ -17,7 +17,6 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ import numpy as np
 
 from ntk_alibi import _extras, _files
 from ntk_alibi.evaluation import checks
+from ntk_alibi.evaluation.harness import our_tasks
 from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name
 
 if TYPE_CHECKING:
@@ -44,11 +44,6 @@ def metadata_argument(metadata: dict[str, Any]) -> list[str]:
     return ["--metadata", json.dumps(metadata)] if metadata else []
 
 
-def tasks_path() -> Path:
-    """Return the folder of our tasks' YAML files, for the harness's `--include_path`."""
-    return Path(str(resources.files("ntk_alibi.evaluation.harness") / "tasks"))
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run the harness's command line with our model and our tasks available."""
     from lm_eval.__main__ import cli_evaluate
@@ -56,6 +51,10 @@ def main(arguments: Sequence[str]) -> None:
     from ntk_alibi.evaluation.harness import model  # noqa: F401
 
     check_files(arguments)
+    known = _known(arguments)
+    our_tasks.check_metadata(
+        [task for word in known.tasks for task in word.split(",")], known.metadata
+    )
     before = sys.argv
     sys.argv = ["lm-eval", *with_our_tasks(with_tokenizer(arguments))]
     try:
@@ -90,11 +89,13 @@ def check_files(arguments: Sequence[str]) -> None:
     known, _ = parser.parse_known_args(arguments)
     if known.output_path is not None:
         is_file = known.output_path.suffix == ".json"
-        _files.writable_folder(known.output_path.parent if is_file else known.output_path)
+        with _files.naming("--output_path", "a folder that can be written"):
+            _files.writable_folder(known.output_path.parent if is_file else known.output_path)
     if known.use_cache is not None:
         from ntk_alibi.evaluation.harness.answer_file import AnswerFile
 
-        folder = _files.writable_folder(known.use_cache.parent)
+        with _files.naming("--use_cache", "a path in a folder that can be written"):
+            folder = _files.writable_folder(known.use_cache.parent)
         for path in folder.glob(f"{glob.escape(known.use_cache.name)}_rank*.db"):
             AnswerFile(path).close()
 
@@ -105,7 +106,7 @@ def with_our_tasks(arguments: Sequence[str]) -> list[str]:
     names_folder = any(a.startswith("--include_path") for a in arguments)
     if not takes_tasks or names_folder:
         return list(arguments)
-    return [*arguments, "--include_path", str(tasks_path())]
+    return [*arguments, "--include_path", str(our_tasks.folder())]
 
 
 def with_tokenizer(arguments: Sequence[str]) -> list[str]:
@@ -115,19 +116,25 @@ def with_tokenizer(arguments: Sequence[str]) -> list[str]:
     called nano-bloom. A configuration file is left as it is, since `--metadata` would replace its
     metadata.
     """
-    from lm_eval._cli.utils import MergeDictAction
-
-    parser = argparse.ArgumentParser("lm-eval", add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", "-C")
-    parser.add_argument("--model", "-M")
-    parser.add_argument("--model_args", "-a", nargs="+", action=MergeDictAction, default={})
-    parser.add_argument("--metadata", nargs="+", action=MergeDictAction, default={})
-    known, _ = parser.parse_known_args(arguments)
+    known = _known(arguments)
     settings = {**known.model_args, **known.metadata}
     embedded = known.model == "ntk_alibi" and settings.get("pretrained") in (None, NANO_BLOOM)
     if known.config is not None or not embedded or "tokenizer" in settings:
         return list(arguments)
     return [*arguments, *metadata_argument(with_tokenizer_of(settings.get("pretrained"), {}))]
+
+
+def _known(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse those arguments of the harness's command line that we read, too."""
+    from lm_eval._cli.utils import MergeDictAction
+
+    parser = argparse.ArgumentParser("lm-eval", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", "-C")
+    parser.add_argument("--model", "-M")
+    parser.add_argument("--tasks", "-t", nargs="+", default=[])
+    parser.add_argument("--model_args", "-a", nargs="+", action=MergeDictAction, default={})
+    parser.add_argument("--metadata", nargs="+", action=MergeDictAction, default={})
+    return parser.parse_known_args(arguments)[0]
 
 
 def with_tokenizer_of(model: str | None, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +153,7 @@ def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: boo
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(
-        include_path=str(tasks_path()), include_defaults=all_known, metadata=metadata
+        include_path=str(our_tasks.folder()), include_defaults=all_known, metadata=metadata
     )
     checks.known_tasks(names, manager.task_index)
     loaded: dict[str, dict[str, Any]] = {}
@@ -155,6 +162,15 @@ def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: boo
             for kind, things in manager.load([name]).items():
                 loaded.setdefault(kind, {}).update(things)
     return loaded
+
+
+@contextlib.contextmanager
+def released(lm: StretchedLM) -> Iterator[None]:
+    """Undo the patch of a model at the end, also after an error."""
+    try:
+        yield
+    finally:
+        lm.release()
 
 
 @contextlib.contextmanager

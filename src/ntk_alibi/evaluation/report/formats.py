@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
 
 from ntk_alibi.evaluation.report import markdown
 
 Rows = Sequence[Sequence[str]]
+
+#: A number without a sign.
+_NUMBER = r"\d*\.?\d+"
 
 #: Characters that LaTeX writes in another way.
 _SPECIAL = str.maketrans(
@@ -34,7 +38,7 @@ def as_markdown(title: str, header: Sequence[str], rows: Rows) -> str:
 
 def as_latex(title: str, header: Sequence[str], rows: Rows) -> str:
     """Format a table as a LaTeX environment without packages; its title is the caption."""
-    lines = [" & ".join(cell.translate(_SPECIAL) for cell in row) for row in [header, *rows]]
+    lines = [" & ".join(map(_in_latex, row)) for row in [header, *rows]]
     body = "\n".join(f"{line} \\\\" for line in lines)
     body = body.replace("\n", "\n\\hline\n", 1)
     caption = f"\\caption{{{title.translate(_SPECIAL)}}}\n" if title else ""
@@ -43,6 +47,17 @@ def as_latex(title: str, header: Sequence[str], rows: Rows) -> str:
         f"\\begin{{table}}\n{caption}\\begin{{tabular}}{{{columns}}}\n\\hline\n{body}\n"
         "\\hline\n\\end{tabular}\n\\end{table}\n"
     )
+
+
+def _in_latex(cell: str) -> str:
+    """Format a cell, in which minus signs, half-widths and ranges of numbers get their dashes."""
+    text = cell.translate(_SPECIAL)
+    text = re.sub(rf"(?<![\w.-])({_NUMBER})-({_NUMBER})(?![\w.-])", r"\1--\2", text)
+    return re.sub(rf"^([+-]{_NUMBER})(?: \$\\pm\$({_NUMBER}))?$", _signed, text)
+
+
+def _signed(found: re.Match[str]) -> str:
+    return f"${found[1]}" + (f"\\pm{found[2]}$" if found[2] else "$")
 
 
 def _comment(mark: str, title: str) -> str:

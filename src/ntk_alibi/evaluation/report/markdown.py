@@ -24,10 +24,15 @@ def describe_machine(peers: Sequence[str] = ()) -> str:
     versions = {**info["packages"], **{name: _version(name) for name in peers}}
     packages = ", ".join(f"{k} {v}" for k, v in versions.items() if v and k != "rich")
     return (
-        f"{_processor()}, {info['threads']} threads, "
+        f"{_processor()}, {counted(info['threads'], 'thread')}, "
         f"{info['isa']}; Python {platform.python_version()}, {packages}; "
         f"{datetime.datetime.now(datetime.timezone.utc).date()}"
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and a noun, which has an -s but behind 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _processor() -> str:

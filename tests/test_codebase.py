@@ -28,6 +28,7 @@ PYTHON_LAYERS = [
         "_cmake",
         "_command_line",
         "_files",
+        "_misspelt",
         "_runtime",
         "_repr_html",
         "_shipped",

@@ -5,13 +5,12 @@ The command line, `patch`, the harness and the tables of evaluations share these
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _misspelt
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import (
     NTK,
@@ -234,8 +233,8 @@ def _numbers(name: str, kind: str, words: Sequence[str]) -> list[float]:
     except ValueError:
         pass
     known = ", ".join(map(form_of, _KINDS))
-    near = difflib.get_close_matches(kind.lower(), _KINDS, n=1)
-    meant = f": did you mean {form_of(near[0])}?" if near else ""
+    near = _misspelt.meant(kind, _KINDS, alike=0.6)
+    meant = "" if near is None else f": did you mean {form_of(near)}?"
     raise ValueError(f"method must be original or one of {known}, got {name!r}{meant}")
 
 

@@ -87,6 +87,22 @@ def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str) ->
             run(models[name], ids, padding[:, 1:])
 
 
+@families
+def test_masks_hold_zeros_and_ones(models: dict, ids: torch.Tensor, name: str) -> None:
+    """transformers takes 2, -1 or NaN for 1, and numbers to add to scores for their opposite."""
+    model, padding = models[name], MASKS["left"]
+    added = torch.where(padding.bool(), 0.0, -torch.inf)
+    wrong = [torch.full(padding.shape, number) for number in (2, -1, 0.5, math.nan)]
+    for attention in ("fused", "eager", "traceable"):
+        with na.patch(model, attention=attention):
+            expected = run(model, ids, padding)
+            for dtype in (torch.bool, torch.uint8, torch.float32, torch.bfloat16):
+                assert torch.equal(run(model, ids, padding.to(dtype)), expected)
+            for mask in (*wrong, added):
+                with pytest.raises(ValueError, match="attention_mask must hold only 0 and 1, got"):
+                    run(model, ids, mask)
+
+
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "falcon, new decoder"])
 @pytest.mark.parametrize("scaling", [na.NTK(4.0), na.Knee(6, math.inf)], ids=repr)
 def test_by_name_and_configuration(
@@ -135,7 +151,13 @@ def test_the_name_given_to_a_model_that_was_made_without_it(ids: torch.Tensor, n
 def test_the_name_given_to_other_models() -> None:
     sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(num_attention_heads=2, num_key_value_heads=2, **sizes)
-    llama = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="ntk_alibi")
+    gpt2 = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=8)
+    for other in (config, gpt2):
+        message = "attn_implementation='ntk_alibi' must be given to a BLOOM, MPT or Falcon, got "
+        with pytest.raises(ValueError, match=message):
+            transformers.AutoModelForCausalLM.from_config(other, attn_implementation="ntk_alibi")
+    llama = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    llama.config._attn_implementation = "ntk_alibi"
     with pytest.raises(RuntimeError, match="or is of another family"):
         llama(torch.zeros((1, 3), dtype=torch.long))
     rotary = transformers.FalconConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)

@@ -146,3 +146,22 @@ def test_wrong_models_say_what_to_pass() -> None:
         for function in (na.patch, na.patched, na.unpatch):
             with pytest.raises(TypeError, match=rf"model must be a torch\.nn\.Module, {advice}"):
                 function(wrong)
+
+
+def test_a_handle_has_one_block(bloom_ids: torch.Tensor) -> None:
+    """A notebook's cell that runs again must not compute the plain model in silence."""
+    model = make_model()
+    stock = run(model, bloom_ids)
+    handle = na.patch(model, "ntk:4")
+    with handle:
+        expected = run(model, bloom_ids)
+        with pytest.raises(ValueError, match="got one inside a block of its own"), handle:
+            pass
+        assert torch.equal(run(model, bloom_ids), expected)
+    with pytest.raises(ValueError, match=r"got one that was undone: call na\.patch\(model"), handle:
+        pass
+    taken = na.patch(model, "ntk:4")
+    na.unpatch(model)
+    with pytest.raises(ValueError, match="patch must be in force and have one with block"), taken:
+        pass
+    assert torch.equal(run(model, bloom_ids), stock)

@@ -124,9 +124,12 @@ def test_settings_as_keywords(ids: torch.Tensor, name: str, tmp_path: Any) -> No
         ({"alibi_window": 0}, "^alibi_window must be between 1"),
         ({"alibi_sink": 2}, "^alibi_sink must be 0 without window or causal_block, got 2"),
         ({"alibi_log_n": "8"}, "^alibi_log_n must be"),
-        ({"alibi_attention": "flash"}, "^alibi_attention must be one of"),
+        (
+            {"alibi_attention": "flash"},
+            "^alibi_attention must be one of 'fused', 'sdpa', 'eager',",
+        ),
         ({"alibi_attention": "traceable"}, "attention must not be 'traceable'"),
-        ({"alibi_attention": "sdpa"}, "attention for MPT must be one of"),
+        ({"alibi_attention": "sdpa"}, "attention for MPT must be one of 'fused', 'eager', got"),
         ({"alibi_compat": "transformers"}, "compat for MPT must be one of 'exact'"),
     ],
 )
@@ -136,6 +139,16 @@ def test_wrong_settings_are_found_when_the_model_is_made(
     make_model("mpt").save_pretrained(tmp_path)
     with pytest.raises((TypeError, ValueError), match=message):
         load(tmp_path, attn_implementation=NAME, **options)
+
+
+@families
+def test_misspelt_settings_of_a_configuration_are_named(name: str, tmp_path: Any) -> None:
+    make_model(name).save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    wrong = {"alibi_scalng": "ntk:4", "alibi_windw": 8, "alibi_type": None}
+    (tmp_path / "config.json").write_text(json.dumps({**stored, **wrong}))
+    with pytest.warns(UserWarning, match="config has alibi_scalng, alibi_windw, which no model f"):
+        load(tmp_path, attn_implementation=NAME)
 
 
 def test_objects_in_a_configuration_become_what_json_can_hold(ids: torch.Tensor) -> None:

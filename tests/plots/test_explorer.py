@@ -191,6 +191,7 @@ def test_cells_of_long_texts_hold_the_greatest_weight() -> None:
             ValueError,
             "the ending of path must be one of '.html', '.htm', got '.pdf'",
         ),
+        (lambda: explorer().save(3), TypeError, "path must be a string or a path, got 3"),
     ],
 )
 def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> None:

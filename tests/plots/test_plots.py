@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import ntk_alibi as na
 from ntk_alibi import inspection, plots
 from ntk_alibi.methods import parse_method
 from ntk_alibi.plots.style import KINDS, THEMES, labelled, line_styles, theme_of
-from pictures import METHODS, PICTURES, luminance, stats, summary
+from pictures import METHODS, PICTURES, luminance, random_model, stats, summary
 
 
 def test_the_theme_follows_the_axes() -> None:
@@ -301,3 +302,91 @@ def test_a_picture_of_nothing_is_refused(nothing: Any) -> None:
     for draw in (lambda: plots.slopes(8, nothing), lambda: plots.receptive_field(nothing)):
         with pytest.raises(ValueError, match="must show at least one scaling or bias, got"):
             draw()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plots.slopes(16, ax=3), "ax must be one matplotlib Axes, or None, got int"),
+        (lambda: plots.mask(8, ax="x"), "ax must be one matplotlib Axes, or None, got str"),
+        (
+            lambda: plots.receptive_field(na.ALiBi(4), ax=np.zeros(2)),
+            "ax must be one matplotlib Axes, or None, got ndarray",
+        ),
+        (lambda: plots.study_figure({}), "summary must have methods, train_length, retrieval, by_"),
+        (lambda: plots.study_figure(3), "summary must be the summary of a study, a dict, got 3"),
+        (lambda: plots.depth_figure({"methods": {}}), "summary must have train_length, by_depth"),
+        (lambda: plots.perplexity_curves({"methods": {}}), "summary must have perplexity"),
+        (lambda: plots.accuracy_curves({}, "lines"), "summary must have methods, train_length, r"),
+        (lambda: plots.exact_positions(3), "shares must be a mapping from labels"),
+        (lambda: plots.exact_positions({"a": 3}), r"shares\['a'\] must be a mapping from labels"),
+        (lambda: plots.exact_positions({"a": {8: "b"}}), r"shares\['a'\] must be a row of numbers"),
+        (lambda: plots.rounded_positions({"a": "b"}), r"rounded\['a'\] must be a pair of rows"),
+        (lambda: plots.rounded_positions({"a": ([1], [1, 2])}), "two rows of one length, got 1 an"),
+        (lambda: plots.alibi_rows({}), "rows must have at least one label"),
+        (lambda: plots.alibi_rows({"a": 3}), r"rows\['a'\] must be a row of numbers, got 3"),
+        (lambda: plots.attention_map(random_model(), None, "x"), "tokenizer must be the model's"),
+        (lambda: plots.explore(random_model(), None, "x"), "tokenizer must be the model's token"),
+    ],
+)
+def test_mistakes_name_the_argument(call: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+    assert plt.get_fignums() == []
+
+
+def test_titles_say_what_is_drawn() -> None:
+    """At which length a dynamic method is drawn, of which method, and what grey cells are."""
+    dynamic = na.DynamicNTK(2.0, 512, per="query")
+    title = plots.slopes(8, [None, dynamic], length=1024).get_title()
+    assert title == "Slopes, dynamic ones at 1024 tokens"
+    assert plots.slopes(8, [None, na.NTK(4.0)], length=1024).get_title() == "Slopes"
+    assert plots.slopes(8, dynamic).get_title() == "Slopes, dynamic ones at 512 tokens"
+    fields = {"a": na.ALiBi(8, dynamic), "b": na.ALiBi(8, na.DynamicNTK(2.0, 256))}
+    title = plots.receptive_field(fields).get_title()
+    assert title == "Receptive field behind, dynamic ones at their training lengths"
+    title = plots.bias_maps(na.ALiBi(4, na.NTK(4.0)), 8).get_title()
+    assert title.startswith("Bias of ALiBi(4, NTK a=4)\n")
+    assert title.endswith("grey: keys that are not seen")
+    assert "grey" not in plots.bias_maps(na.ALiBi(4, sides="symmetric"), 8).get_title()
+
+
+def test_methods_of_one_kind_are_told_apart_where_they_agree() -> None:
+    for theme in THEMES:
+        looks = line_styles(
+            Figure(facecolor=(theme == "dark" and "k") or "w").add_subplot(),
+            ["original", *["dynamic-flat"] * 3],
+        )
+        assert len({look["color"] for look in looks}) == 4
+        assert len({look["linestyle"] for look in looks[1:]}) == 3
+
+
+def test_ticks_are_at_the_lengths_that_were_measured() -> None:
+    axes = plots.accuracy_curves(summary(), "lines")
+    assert axes.get_xticks().tolist() == [1.0, 2.0, 4.0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "4"]
+
+
+def test_a_depth_figure_of_long_names_is_readable() -> None:
+    names = {
+        f"dynamic-flat:{n}:query:logn=0.5": f"dynamic flat heads r={n}, per query, log-n 0.5"
+        for n in range(4)
+    }
+    cells = [
+        {
+            "task": "lines",
+            "method": name,
+            "multiple": multiple,
+            "begin": begin,
+            "accuracy": None if begin > multiple - 1 else 0.5,
+        }
+        for name in names
+        for multiple in (1.0, 2.0)
+        for begin in (0.0, 1.0)
+    ]
+    figure = plots.depth_figure({"train_length": 512, "methods": names, "by_depth": cells})
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["no question there"]
+    figure.canvas.draw()
+    boxes = [axes.title.get_window_extent() for axes in figure.axes[:4]]
+    assert all(a.x1 <= b.x0 for a, b in itertools.pairwise(boxes))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from ntk_alibi import _checks, _files
+from ntk_alibi import _checks, _files, _misspelt
 
 #: Tokens of one text, which takes about 100 bytes for each while it is made, and of all texts of a
 #: task together, which take about 30 bytes for each: 4 GB for so many.
@@ -72,20 +71,15 @@ def known_metadata(given: Iterable[str], known: Collection[str]) -> None:
         if key not in known:
             raise ValueError(
                 f"metadata of these tasks must have keys of {', '.join(known)}, got {key!r}"
-                f"{_meant(key, known)}"
+                f"{_misspelt.question(key, known)}"
             )
 
 
 def spelling(name: str, given: Iterable[str], known: Collection[str]) -> None:
     """Refuse names that are nearly known; transformers takes others, or refuses them itself."""
     for key in given:
-        if meant := _meant(key, known):
+        if meant := _misspelt.question(key, known):
             raise ValueError(f"{name} must have known names, got {key!r}{meant}")
-
-
-def _meant(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
-    return f": did you mean {near[0]}?" if near else ""
 
 
 def some_cases(path: Any, cases: Collection[Any]) -> None:

@@ -14,16 +14,20 @@ from collections.abc import Iterable
 from typing import Any, NoReturn, cast
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
-from ntk_alibi.integrations import saving
+from ntk_alibi import _misspelt
+from ntk_alibi.integrations import checks, saving
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.patching import follow_config
 from ntk_alibi.integrations.settings import CONFIGURED, Configured
 
 NAME = "ntk_alibi"
+
+#: Settings of a configuration.
+_NAMES = tuple(f"alibi_{name}" for name in CONFIGURED)
 
 
 def register(families: Iterable[Family]) -> None:
@@ -34,6 +38,7 @@ def register(families: Iterable[Family]) -> None:
     AttentionMaskInterface.register(NAME, _hand_padding)
     AttentionInterface.register(NAME, _refuse)
     families = tuple(families)
+    _refuse_others(families)
     for family in families:
         _let_have_settings(family)
         _patch_when_made(family)
@@ -51,7 +56,13 @@ def _patch_when_made(family: Family) -> None:
         make(self, config, *args, **kwargs)
         if config._attn_implementation == NAME:
             follow_config(family, self)
-        elif given := [f"alibi_{x}" for x in CONFIGURED if getattr(config, f"alibi_{x}", None)]:
+            if others := _misspelt.settings(config, _NAMES, (*_NAMES, "alibi_bias_max")):
+                warnings.warn(
+                    f"the model's config has {', '.join(others)}, which no model follows: settings "
+                    f"of attn_implementation={NAME!r} are {', '.join(_NAMES)}",
+                    stacklevel=2,
+                )
+        elif given := [name for name in _NAMES if getattr(config, name, None)]:
             warnings.warn(
                 f"the model's config has {', '.join(given)}, which only a model made with "
                 f"attn_implementation={NAME!r} follows: this one has plain ALiBi",
@@ -66,8 +77,8 @@ def _let_have_settings(family: Family) -> None:
 
     A configuration without settings has none in its own attributes, and saves none.
     """
-    for name in CONFIGURED:
-        setattr(cast(Any, family.model).config_class, f"alibi_{name}", Configured(f"alibi_{name}"))
+    for name in _NAMES:
+        setattr(cast(Any, family.model).config_class, name, Configured(name))
 
 
 def _name_ours(family: Family) -> None:
@@ -85,6 +96,24 @@ def _name_ours(family: Family) -> None:
             raise ValueError(f'{error} ntk_alibi has `attn_implementation="{NAME}"`.') from None
 
     base.get_correct_attn_implementation = get_correct_attn_implementation
+
+
+def _refuse_others(families: Iterable[Family]) -> None:
+    """Refuse the name for models that neither are of a family nor have parts that may be."""
+    stock: Any = getattr(PreTrainedModel, "get_correct_attn_implementation", None)
+    if stock is None:  # older versions have none
+        return
+    ours = tuple(cast(Any, family.model).config_class for family in families)
+
+    @functools.wraps(stock)
+    def get_correct_attn_implementation(
+        self: Any, requested: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if requested == NAME:
+            checks.of_families(self, self.config, ours)
+        return stock(self, requested, *args, **kwargs)
+
+    cast(Any, PreTrainedModel).get_correct_attn_implementation = get_correct_attn_implementation
 
 
 def _let_ask_for_weights(family: Family) -> None:

@@ -19,6 +19,7 @@ from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.distributed.layouts import layout_of
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations import checks
+from ntk_alibi.integrations.caches import checks as cache_checks
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced, visible
@@ -54,8 +55,10 @@ def begin_pass(
         return (), kwargs  # the model itself raises the error
     _checks.plain("input_ids or inputs_embeds", inputs)
     _checks.plain("attention_mask", kwargs.get("attention_mask"))
+    checks.zeros_and_ones(_given_mask(kwargs))
     batch, queries = inputs.shape[:2]
     cache: Any = kwargs.get("past_key_values")
+    cache_checks.cache_in_use(cache, kwargs.get("use_cache"), queries)
     past = 0 if cache is None else int(cache.get_seq_length())
     capacity = past + queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
     if follows_config(model):
@@ -115,8 +118,10 @@ def _shared(
         checks.inputs_of_rank(inputs)
         _checks.plain("input_ids or inputs_embeds", inputs)
         _checks.plain("attention_mask", mask)
+        checks.zeros_and_ones(mask)
         checks.no_weights_in_group(_wants_weights(model, kwargs))
         checks.cache_of_group(cache, settings.layout, sharded=isinstance(cache, ShardedCache))
+        cache_checks.cache_in_use(cache, kwargs.get("use_cache"), inputs.shape[1])
         checks.known_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
         common = {
             "the model": f"{type(model).__name__} of {cast(Any, model).config.num_hidden_layers} "
@@ -234,6 +239,7 @@ def _held(
     checks.window_cache(held, seen, rule.causal_block)
     batch, past, queries = sizes
     total = past + queries
+    cache.expect(queries)
     keys = cache.get_mask_sizes(queries, 0)[0]
     checks.padding_again(padding is not None or shared.padding is None or past == 0)
     if padding is None:

@@ -1,4 +1,4 @@
-"""Checks of caches, padding masks and heads of patched models."""
+"""Checks of patched models: arguments, caches, groups, tracing and saved settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
+
+from ntk_alibi import _arrays
+from ntk_alibi.masks import checked_attention_mask
 
 
 def module(model: Any) -> None:
@@ -25,6 +29,16 @@ def module(model: Any) -> None:
     elif isinstance(model, tuple) and model and isinstance(model[0], nn.Module):
         advice = ": pass its first item"
     raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{advice}")
+
+
+def one_block(*, undone: bool, entered: bool) -> None:
+    """Check that a patch is in force, and in no `with` block yet, where one begins."""
+    if undone or entered:
+        state = "that was undone" if undone else "inside a block of its own"
+        raise ValueError(
+            f"patch must be in force and have one with block, got one {state}: call "
+            "na.patch(model, ...) again"
+        )
 
 
 def ranks_of_patch(ranks: Any) -> Any:
@@ -50,6 +64,14 @@ def padding_again(given: bool) -> None:
             "attention_mask must be given again with a WindowCache whose rows began with padding, "
             "got None"
         )
+
+
+def zeros_and_ones(mask: Any) -> None:
+    """Check the numbers of a padding mask (batch, keys) where they can be read at no cost."""
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or mask.dtype == torch.bool:
+        return
+    if mask.is_cpu and _arrays.has_values(mask):
+        checked_attention_mask(mask)
 
 
 def left_padding(others: Collection[int]) -> None:
@@ -276,6 +298,15 @@ def traceable_choices(settings: Any, per: str | None, *, unlimited: bool) -> Non
         raise ValueError(
             f"linear must be 'auto' or 'torch' {form}, got {settings.linear!r}, whose products "
             "torch does not trace: use attention='fused'"
+        )
+
+
+def of_families(model: Any, config: Any, families: tuple[type, ...]) -> None:
+    """Check that a model that is made with our name may hold attention of a known family."""
+    if not isinstance(config, families) and not getattr(config, "sub_configs", None):
+        raise ValueError(
+            "attn_implementation='ntk_alibi' must be given to a BLOOM, MPT or Falcon, got "
+            f"{type(model).__name__}, whose attention it is not for"
         )
 
 

@@ -16,7 +16,13 @@ from torch import nn
 from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.integrations import checks
-from ntk_alibi.integrations.settings import ATTENTIONS, COMPATS, Settings, stack_of
+from ntk_alibi.integrations.settings import (
+    ATTENTIONS,
+    COMPATS,
+    CONFIGURED_ATTENTIONS,
+    Settings,
+    stack_of,
+)
 from ntk_alibi.integrations.slope_rule import SlopeRule
 from ntk_alibi.masks import EVERYTHING
 from ntk_alibi.scaling import checks as scaling_checks
@@ -102,21 +108,26 @@ class Family:
     masks_hidden: bool = False
     linear: tuple[type[nn.Module], ...] = (nn.Linear,)
 
-    def choices(self) -> Callable[[Settings], None]:
+    def choices(self, *, configured: bool = False) -> Callable[[Settings], None]:
         """Return the function that checks choices of attention and rounding.
 
-        It can be pickled with a model.
+        It can be pickled with a model. With `configured` they are those of a configuration.
         """
-        return partial(check_choices, self.name, self.attentions, self.rounds)
+        attentions = self.attentions
+        if configured:
+            attentions = tuple(name for name in attentions if name in CONFIGURED_ATTENTIONS)
+        return partial(check_choices, self.name, attentions, self.rounds)
 
     def find(self, module: nn.Module) -> list[nn.Module]:
         """Return the models of this family inside a module."""
         return [part for part in module.modules() if isinstance(part, self.model)]
 
 
-def check(family: Family, target: nn.Module, settings: Settings) -> None:
+def check(
+    family: Family, target: nn.Module, settings: Settings, *, configured: bool = False
+) -> None:
     """Check that the target and the modeling code are those that the patch was written for."""
-    family.choices()(settings)
+    family.choices(configured=configured)(settings)
     for (owner, method), names in family.expected.items():
         function = getattr(owner, method)
         if missing := set(names) - set(inspect.signature(function).parameters):

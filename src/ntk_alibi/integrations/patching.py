@@ -44,6 +44,8 @@ _lock = threading.RLock()
 class PatchHandle:
     """A patch in force, until `undo` or the end of its `with` block.
 
+    The block ends the patch for good: for another one call `patch` again.
+
     Attributes:
         scaling: the patch's scaling.
         attention: the patch's attention.
@@ -54,6 +56,7 @@ class PatchHandle:
         self._family = family
         self._targets = targets
         self._settings = settings
+        self._entered = False
 
     @property
     def scaling(self) -> Scaling | None:
@@ -98,6 +101,13 @@ class PatchHandle:
             self._targets = []
 
     def __enter__(self) -> PatchHandle:
+        """Begin the block at whose end this patch is undone.
+
+        Raises:
+            ValueError: the patch was undone, or has such a block already.
+        """
+        checks.one_block(undone=self._state() == "undone", entered=self._entered)
+        self._entered = True
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -171,7 +181,7 @@ def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]
 
 def _replace(family: Family, target: nn.Module, settings: Settings) -> None:
     """Replace the methods of a stock model, and let a hook begin its passes."""
-    hook: Callable[..., Any] = partial(begin_pass, family.rule, family.choices())
+    hook: Callable[..., Any] = partial(begin_pass, family.rule, family.choices(configured=True))
     if settings.traceable:
         hook = traceable.hook(target)
         setattr(target, _TRACEABLE, True)
@@ -219,5 +229,5 @@ def follow_config(family: Family, target: nn.Module) -> None:
     check_version()
     settings = of_config(config)
     checks.own_masks(settings.traceable)
-    check(family, target, settings)
+    check(family, target, settings, configured=True)
     _stack(family, target, (None,))

@@ -26,6 +26,9 @@ STACK = "_ntk_alibi_settings"
 #: Forms of attention of a patched model.
 ATTENTIONS = ("fused", "sdpa", "eager", "traceable")
 
+#: Those of a model that follows its configuration.
+CONFIGURED_ATTENTIONS = tuple(name for name in ATTENTIONS if name != "traceable")
+
 #: Roundings of the bias: exact distances in float32, or the rounding of transformers.
 COMPATS = ("exact", "transformers")
 
@@ -132,6 +135,8 @@ def _of_config(config: Any) -> Settings:
     }
     scaling, log_n = options.pop("scaling", None), options.pop("log_n", None)
     checks.configured_scaling(scaling)
+    if options.get("attention") != "traceable":  # which has a message of its own
+        _checks.choice("attention", options.get("attention", "fused"), CONFIGURED_ATTENTIONS)
     scaling, log_n = scaling_and_log_n(scaling, log_n, config)
     return settings_of(scaling, log_n=log_n, **options)
 

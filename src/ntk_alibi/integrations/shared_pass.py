@@ -18,7 +18,7 @@ from ntk_alibi.biases.kernel_bias import kernel_bias_of
 from ntk_alibi.distributed import spread
 from ntk_alibi.distributed.layouts import Layout, columns_of
 from ntk_alibi.distributed.ranks import Attempt, Ranks
-from ntk_alibi.distributed.spread import Standing
+from ntk_alibi.distributed.spread import KeyWeightBounds
 from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.sharded import ShardedCache
@@ -197,7 +197,7 @@ def _spread_options(forward_pass: Any) -> dict[str, Any]:
     }
 
 
-def _standing(forward_pass: Any) -> tuple[Standing, bool]:
+def _standing(forward_pass: Any) -> tuple[KeyWeightBounds, bool]:
     """Return what this rank's keys can weigh, and whether those of any rank may be too light.
 
     All ranks call this at the same layer.
@@ -210,7 +210,7 @@ def _standing(forward_pass: Any) -> tuple[Standing, bool]:
     places = spread.Places(limits, at.astype(np.int64), new, keys, real)
     bias = forward_pass.memo(bias_of_pass)
     problem = Problem((len(new), bias.num_heads, new.shape[1], keys.shape[1]), limits)
-    standing = Standing(shared.ranks.size, places, kernel_bias_of(bias, problem))
+    standing = KeyWeightBounds(shared.ranks.size, places, kernel_bias_of(bias, problem))
     return standing, any(shared.ranks.gather_flags(standing.may_be_silent))
 
 

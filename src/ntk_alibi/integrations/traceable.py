@@ -16,8 +16,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _torch_state
 from ntk_alibi.integrations import checks
+from ntk_alibi.integrations.caches import checks as cache_checks
 from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.forms import attend_densely
 from ntk_alibi.integrations.settings import Settings
@@ -173,8 +174,13 @@ def begin(
     kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
     for name in ("input_ids", "inputs_embeds", "attention_mask"):
         _checks.plain(name, kwargs.get(name))
-    checks.unbounded_cache(isinstance(kwargs.get("past_key_values"), WindowCache))
-    mask = kwargs.get("attention_mask")
+    cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+    checks.unbounded_cache(isinstance(cache, WindowCache))
+    if not _torch_state.is_tracing():
+        inputs = [kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
+        tokens = max((x.shape[1] for x in inputs if x is not None), default=0)
+        cache_checks.cache_in_use(cache, kwargs.get("use_cache"), tokens)
+        checks.zeros_and_ones(mask)
     if mask is not None and mask.ndim == 4 and mask.dtype == torch.bool:
         least = torch.finfo(torch.float32).min
         zeros = torch.zeros(mask.shape, device=mask.device)

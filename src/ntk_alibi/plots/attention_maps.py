@@ -21,6 +21,7 @@ from ntk_alibi.plots.style import (
     finish,
     heat,
     integer_ticks,
+    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ MOST_MAPS = 256
 
 #: Tokens are labelled by their text if letters of this size fit, in points.
 LEAST_LETTERS, USUAL_LETTERS = 4.5, 8.0
+
+#: Letters of a line of the title of one of many maps at most.
+TITLE_LETTERS = 26
 
 #: Letters of a token that are shown at most.
 LONGEST_WORD = 12
@@ -162,7 +166,8 @@ def attention_maps(
             axes.tick_params(labelbottom=place + len(grid[0]) >= len(shown))
             title = f"layer {wanted.layers[layer]}, head {wanted.heads[head]}"
             method = wanted.methods[number]
-            axes.set_title(title if method is None else f"{title}\n{method.label}", fontsize=7)
+            lines = [title] if method is None else [title, wrapped(method.label, TITLE_LETTERS)]
+            axes.set_title("\n".join(lines), fontsize=7)
         color_bar(image, figure.axes, _quantity(read))
         figure.suptitle(f"Attention of {_ranges(read)}", fontsize=10)
         figure.supxlabel("key", fontsize=9)
@@ -181,6 +186,7 @@ def _read(
 ) -> AttentionWeights:
     from ntk_alibi.models.attention_weights import request  # torch is loaded for these only
 
+    checks.tokenizer(tokenizer)
     wanted = request(model, tokenizer, text, methods, layers, heads)
     checks.most("maps of methods x layers x heads", wanted.maps, MOST_MAPS)
     return wanted.read(most_cells)

@@ -77,7 +77,7 @@ def slopes(
             axes.plot(np.arange(1, len(values) + 1), values, label=label, **look)
         axes.set_yscale("log", base=2)
         head_axis(axes, num_heads)
-        finish(axes, "Slopes", "head", "slope")
+        finish(axes, f"Slopes{_at_length(named.values(), length)}", "head", "slope")
         legend(axes)
     return axes
 
@@ -151,7 +151,8 @@ def receptive_field(
             axes.plot(heads[beyond], ends.max(axis=0)[beyond], "^", color=color)
         axes.set_yscale("log", base=2)
         head_axis(axes, int(reach.shape[1]))
-        finish(axes, f"Receptive field {side}", "head", "distance, tokens")
+        title = f"Receptive field {side}{_at_length(named.values(), length)}"
+        finish(axes, title, "head", "distance, tokens")
         legend(axes)
     return axes
 
@@ -267,7 +268,10 @@ def bias_maps(
             axes.text(left + keys / 2 - 0.5, top - 0.6, label, ha="center", va="bottom", fontsize=8)
         _draw_sheet(axes, sheet, quantity, _norm(shown) if quantity == "bias" else None)
         axes.set_axis_off()
-        finish(axes, f"{quantity.capitalize()} per head: queries down, keys to the right", "", "")
+        (label,) = labelled(bias)
+        hidden = "; grey: keys that are not seen" if not np.isfinite(values).all() else ""
+        title = f"{quantity.capitalize()} of {label}\nqueries down, keys to the right{hidden}"
+        finish(axes, title, "", "")
     return axes
 
 
@@ -338,6 +342,21 @@ def _length(thing: Any, length: int | None) -> int | None:
     """Return the length to evaluate a dynamic scaling at: `length`, or its training length."""
     scaling = getattr(thing, "scaling", thing)
     return getattr(scaling, "train_length", None) if length is None else length
+
+
+def _at_length(things: Collection[Any], length: int | None) -> str:
+    """Say in a title at which length dynamic scalings are drawn, if there are any."""
+    lengths = {
+        _length(x, length)
+        for x in things
+        if getattr(x, "scaling", x) is not None
+        and scaling_per(getattr(x, "scaling", x)) is not None
+    }
+    if not lengths:
+        return ""
+    if len(lengths) > 1:
+        return ", dynamic ones at their training lengths"
+    return f", dynamic ones at {lengths.pop()} tokens"
 
 
 def _kind(thing: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,61 @@ def stats(value: Any) -> None:
     """Check that value is the `Stats` of an attention call."""
     if not hasattr(value, "visited") or not hasattr(value, "visible"):
         raise TypeError(f"stats must come from attention(..., return_stats=True), got {value!r}")
+
+
+def axes(ax: Any) -> None:
+    """Check that the axes to draw into are matplotlib's, or None."""
+    if ax is not None and not hasattr(ax, "get_xlabel"):
+        raise TypeError(f"ax must be one matplotlib Axes, or None, got {type(ax).__name__}")
+
+
+def curves(name: str, value: Any) -> None:
+    """Check a mapping from labels to what each curve shows."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping from labels to numbers, got {value!r}")
+    if not value:
+        raise ValueError(f"{name} must have at least one label, got {value!r}")
+
+
+def numbers(name: str, value: Any) -> NDArray[np.float64]:
+    """Return an argument that must be a row of numbers."""
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        array = np.zeros(())
+    if array.ndim != 1:
+        raise TypeError(f"{name} must be a row of numbers, got {value!r}")
+    return array
+
+
+def pair(name: str, value: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return an argument that must be two rows of as many numbers."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise TypeError(f"{name} must be a pair of rows of numbers, got {value!r}")
+    first, second = (numbers(name, row) for row in value)
+    if len(first) != len(second):
+        raise ValueError(
+            f"{name} must be two rows of one length, got {len(first)} and {len(second)} numbers"
+        )
+    return first, second
+
+
+def summary(value: Any, *needed: str) -> None:
+    """Check that a value is the summary of a study, with some entries."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"summary must be the summary of a study, a dict, got {value!r}")
+    if absent := [name for name in ("methods", *needed) if name not in value]:
+        raise ValueError(
+            f"summary must have {', '.join(absent)}, got one with {', '.join(value) or 'nothing'}"
+        )
+
+
+def tokenizer(value: Any) -> None:
+    """Check that a tokenizer can be called with a text, and tells the texts of tokens."""
+    if not callable(value) or not hasattr(value, "decode"):
+        raise TypeError(
+            f"tokenizer must be the model's tokenizer of transformers, got {type(value).__name__}"
+        )
 
 
 def some(things: Any) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks, _extras
+from ntk_alibi.plots import checks
 
 if TYPE_CHECKING:
     from ntk_alibi.models.attention_weights import AttentionWeights, Request
@@ -61,9 +62,12 @@ class Explorer:
         """Write the page to a file, and return its path.
 
         Raises:
+            TypeError: path is no path.
             ValueError: the path does not end in .html or .htm.
             OSError: the file cannot be written.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"path must be a string or a path, got {path!r}")
         file = Path(path)
         _checks.choice("the ending of path", file.suffix.lower(), FORMATS)
         file.write_text(self.html, encoding="utf-8")
@@ -128,6 +132,7 @@ def explore(
         import bokeh  # noqa: F401
 
         from ntk_alibi.models.attention_weights import request
+    checks.tokenizer(tokenizer)
     wanted = request(model, tokenizer, text, methods, layers, heads)
     groups = _groups(wanted)
     read = wanted.read(_cells(cells, wanted))

@@ -143,7 +143,7 @@ def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
     heads = np.arange(1, len(share) + 1)
     with drawing(ax) as axes:
         theme = theme_of(axes)
-        axes.bar(heads, share, color=mixed(HUES[0], theme, 1.0), label="read")
+        axes.bar(heads, share, color=mixed(HUES[0], theme, 1.0), label="read; its % above")
         skipped = mixed(HUES[4], theme, 0.55)
         axes.bar(heads, 100 - share, bottom=share, color=skipped, hatch="//", label="skipped")
         for head, percent in enumerate(share.tolist(), 1):

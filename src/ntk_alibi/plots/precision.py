@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ntk_alibi.plots import checks
 from ntk_alibi.plots.style import drawing, finish, legend, line_styles
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def rounded_positions(
         The axes that hold the picture.
 
     Raises:
+        TypeError, ValueError: an argument is wrong.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -39,8 +41,10 @@ def rounded_positions(
         True
         >>> plt.close(ax.figure)
     """
+    checks.curves("rounded", rounded)
+    points = {name: checks.pair(f"rounded[{name!r}]", x) for name, x in rounded.items()}
     with drawing(ax) as axes:
-        _dots(axes, rounded)
+        _dots(axes, points)
         finish(axes, "Rounded positions", "position", "position in the dtype")
         legend(axes)
     return axes
@@ -58,6 +62,7 @@ def exact_positions(shares: Mapping[str, Mapping[int, float]], ax: Axes | None =
         The axes that hold the picture.
 
     Raises:
+        TypeError, ValueError: an argument is wrong.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -68,6 +73,10 @@ def exact_positions(shares: Mapping[str, Mapping[int, float]], ax: Axes | None =
         [100.0, 50.0]
         >>> plt.close(ax.figure)
     """
+    checks.curves("shares", shares)
+    for name, points in shares.items():
+        checks.curves(f"shares[{name!r}]", points)
+        checks.numbers(f"shares[{name!r}]", list(points.values()))
     with drawing(ax) as axes:
         for (name, points), look in zip(
             shares.items(), line_styles(axes, list(shares)), strict=True
@@ -93,6 +102,7 @@ def alibi_rows(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
         The axes that hold the picture.
 
     Raises:
+        TypeError, ValueError: an argument is wrong.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -103,8 +113,10 @@ def alibi_rows(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
         'bias'
         >>> plt.close(ax.figure)
     """
+    checks.curves("rows", rows)
+    points = {name: checks.numbers(f"rows[{name!r}]", row) for name, row in rows.items()}
     with drawing(ax) as axes:
-        _dots(axes, {name: (np.arange(1 - np.size(row), 1), row) for name, row in rows.items()})
+        _dots(axes, {name: (np.arange(1 - row.size, 1), row) for name, row in points.items()})
         finish(axes, "Bias of one query", "key position relative to the query", "bias")
         legend(axes)
     return axes

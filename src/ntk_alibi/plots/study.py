@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks
+from ntk_alibi.plots import checks
 from ntk_alibi.plots.style import (
     band,
     color_bar,
@@ -20,11 +21,16 @@ from ntk_alibi.plots.style import (
     line_styles,
     mark_training_length,
     shared_legend,
+    theme_of,
+    wrapped,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+#: Letters of a line of the title of one map at most.
+TITLE_LETTERS = 27
 
 
 def study_figure(summary: dict[str, Any]) -> Figure:
@@ -48,6 +54,7 @@ def study_figure(summary: dict[str, Any]) -> Figure:
         >>> len(na.plots.study_figure(summary).axes)
         1
     """
+    checks.summary(summary, "train_length", "retrieval", "by_distance", "perplexity")
     with drawing_figure() as new_figure:
         tasks = list(dict.fromkeys(entry["task"] for entry in summary["retrieval"]))
         prose = bool(summary["perplexity"])
@@ -99,8 +106,10 @@ def accuracy_curves(
         [90.0, 50.0]
         >>> plt.close(ax.figure)
     """
-    _checks.choice("task", task, sorted({entry["task"] for entry in summary["retrieval"]}))
     _checks.choice("by", by, ("length", "distance"))
+    needed = ("retrieval",) if by == "length" else ("retrieval", "by_distance")
+    checks.summary(summary, "train_length", *needed)
+    _checks.choice("task", task, sorted({entry["task"] for entry in summary["retrieval"]}))
     entries = summary["retrieval" if by == "length" else "by_distance"]
     with drawing(ax) as axes:
         for method, label, look in _methods(axes, summary):
@@ -116,6 +125,8 @@ def accuracy_curves(
             axes.errorbar(places, 100 * accuracy, yerr=bars, label=label, capsize=2, **look)
         axes.set_ylim(0, 103)
         if by == "length":
+            measured = sorted({e["multiple"] for e in entries if e["task"] == task})
+            axes.set_xticks(measured, [f"{multiple:g}" for multiple in measured])
             xlabel = f"record length / training length ({summary['train_length']} tokens)"
             finish(axes, f"{task}: longer records", xlabel, "accuracy, %")
         else:
@@ -154,6 +165,7 @@ def perplexity_curves(summary: dict[str, Any], *, ax: Axes | None = None) -> Axe
         True
         >>> plt.close(ax.figure)
     """
+    checks.summary(summary, "perplexity")
     with drawing(ax) as axes:
         for method, label, look in _methods(axes, summary):
             cells = [e for e in summary["perplexity"] if e["method"] == method]
@@ -195,19 +207,27 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
         >>> figure.axes[0].images[0].get_array().tolist()
         [[90.0], [90.0]]
     """
+    checks.summary(summary, "train_length", "by_depth")
     with drawing_figure() as new_figure:
+        from matplotlib.patches import Patch
+
         tasks = list(dict.fromkeys(entry["task"] for entry in summary["by_depth"]))
         methods = summary["methods"]
         size = (1.9 * len(methods) + 1.2, 2.3 * len(tasks) + 0.6)
         figure = new_figure(figsize=size, layout="constrained")
+        empty = False
         grid = figure.subplots(len(tasks), len(methods), squeeze=False, sharex=True, sharey=True)
         for axes, (task, method) in zip(grid.flat, product(tasks, methods), strict=True):
             lengths, depths, percent = _by_depth(summary["by_depth"], task, method)
             image = heat(axes, percent, None, vmin=0, vmax=100)
-            axes.set_title(f"{task}, {methods[method]}", fontsize=8)
+            axes.set_title(wrapped(f"{task}, {methods[method]}", TITLE_LETTERS), fontsize=8)
             axes.set_xticks(range(len(lengths)), [f"{length:g}x" for length in lengths])
             axes.set_yticks([-0.5, len(depths) - 0.5], ["begin", "end"])
+            empty |= bool(np.isnan(percent).any())
         color_bar(image, list(grid.flat), "accuracy, %")
+        if empty:
+            key = Patch(color=theme_of(axes).hidden, label="no question there")
+            figure.legend(handles=[key], loc="outside lower right", fontsize=8)
         figure.supxlabel(f"record length (1x = {summary['train_length']} tokens)")
         figure.supylabel("position of the answer")
     return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,9 @@ KINDS = {
     "dynamic-flat": (HUES[5], "P", "--"),
     "knee": (HUES[7], ">", "-."),
 }
+
+#: Lines of the second method of a kind and of later ones: on another curve, both stay visible.
+REPEATED_LINES = (":", "-.", "-")
 
 
 @contextmanager
@@ -130,6 +134,7 @@ def _settings(theme: Theme) -> dict[str, Any]:
 def drawing(ax: Axes | None, *, size: tuple[float, float] | None = None) -> Iterator[Axes]:
     """Yield the caller's axes or new ones, with the style of their theme set."""
     _matplotlib()
+    checks.axes(ax)
     with style(_theme_name(ax)):
         if ax is None:
             import matplotlib.pyplot as plt
@@ -181,6 +186,11 @@ def finish(ax: Axes, title: str, xlabel: str, ylabel: str) -> None:
         ax.set_title(title)
     ax.set_xlabel(ax.get_xlabel() or xlabel)
     ax.set_ylabel(ax.get_ylabel() or ylabel)
+
+
+def wrapped(text: str, letters: int) -> str:
+    """Return a title in lines of at most about so many letters, which break at spaces."""
+    return textwrap.fill(text, letters, break_long_words=False, break_on_hyphens=False)
 
 
 def head_axis(ax: Axes, heads: int) -> None:
@@ -269,8 +279,8 @@ def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
     """Return a colour, marker and line style for each of several kinds of methods.
 
     "original" gets the colour of text, a kind of `KINDS` gets its hue, and any other kind gets the
-    next free hue. Several of the same kind have their hue from half to full strength, and all but
-    the first another marker.
+    next free hue. Several of the same kind have their hue mixed with the colour of text, up to half
+    of it, and all but the first another marker and line.
     """
     theme = theme_of(ax)
     reserved = [KINDS[kind] for kind in kinds if kind in KINDS]
@@ -286,8 +296,9 @@ def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
         if kind in KINDS:
             hue, marker, line = KINDS[kind]
             before, after = kinds[:number].count(kind), kinds[number + 1 :].count(kind)
-            strength = 1.0 - 0.5 * after / max(1, before + after)
+            strength = 1.0 - 0.5 * before / max(1, before + after)
             if before:
+                line = REPEATED_LINES[(before - 1) % len(REPEATED_LINES)]
                 repeated += 1
                 marker = free_markers[-repeated % len(free_markers)]
         else:
@@ -295,21 +306,23 @@ def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
             hue, line = free_hues[place], ("-", "-.", ":")[turn % 3]
             marker = free_markers[(place + turn) % len(free_markers)]
             others += 1
-        color = mixed(hue, theme, strength)
+        color = mixed(hue, theme, strength, theme.text)
         result.append({"color": color, "marker": marker, "linestyle": line})
     return result
 
 
-def mixed(hue: str, theme: Theme, strength: float) -> tuple[float, float, float]:
-    """Return a hue blended into the theme's background: strength 1 is the pure hue.
+def mixed(
+    hue: str, theme: Theme, strength: float, into: str | None = None
+) -> tuple[float, float, float]:
+    """Return a hue blended into a colour: strength 1 is the pure hue.
 
-    Hues of the dark theme are lighter.
+    The colour is the theme's background by default. Hues of the dark theme are lighter.
     """
     from matplotlib.colors import to_rgb
 
     lift = 0.3 if theme is THEMES["dark"] else 0.0
     full = [lift + (1 - lift) * part for part in to_rgb(hue)]
-    ground = to_rgb(theme.background)
+    ground = to_rgb(into or theme.background)
     red, green, blue = (
         strength * part + (1 - strength) * behind for part, behind in zip(full, ground, strict=True)
     )

@@ -12,6 +12,9 @@ from transformers import BloomConfig, BloomForCausalLM, DynamicCache
 
 import ntk_alibi as na
 from cache_states import change_rows, states
+from family_models import MAKERS, make_model
+from model_runs import generate
+from padded_batches import batch
 
 
 def model() -> Any:
@@ -147,3 +150,20 @@ def test_a_patched_model_takes_it_under_autocast() -> None:
             for cache in (DynamicCache(), na.GrowingCache(8))
         ]
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("attention", ["fused", "eager", "traceable"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_cache_in_a_call_that_has_none_is_refused(name: str, attention: Any) -> None:
+    """An MPT's config says use_cache=False: generate() then passes the whole text at each token."""
+    model, ids = make_model(name), batch()
+    with na.patch(model, "ntk:4", attention=attention):
+        expected = generate(model, ids, None, use_cache=False)
+        for make in (na.GrowingCache, DynamicCache):
+            tokens = generate(model, ids, None, past_key_values=make(), use_cache=True)
+            assert torch.equal(tokens, expected)
+            with pytest.raises(
+                ValueError,
+                match=r"use_cache must be True with past_key_values in generate\(\), got False",
+            ):
+                generate(model, ids, None, past_key_values=make(), use_cache=False)

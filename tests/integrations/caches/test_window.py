@@ -267,6 +267,7 @@ def test_what_is_held_are_the_first_and_the_last(sink: int, recorded: bool) -> N
     cache, keys, values = na.WindowCache(7, sink), [], []
     for seed, tokens in enumerate([3, 1, 1, 4, 1, 1, 1, 12, 1, 30, 1, 1, *[1] * 40]):
         new = [x.requires_grad_(recorded) for x in states(tokens, seed)]
+        cache.expect(tokens)
         cache.update(*new, 0)
         keys.append(new[0])
         values.append(new[1])
@@ -282,7 +283,9 @@ def test_what_is_held_are_the_first_and_the_last(sink: int, recorded: bool) -> N
 
 def test_rows_can_be_selected_repeated_and_reordered() -> None:
     cache = na.WindowCache(7, 2)
+    cache.expect(20)
     cache.update(*states(20), 0)
+    cache.expect(1)
     cache.update(*states(1, 1), 0)
     before = cache.layers[0].keys
     other = copy.deepcopy(cache)
@@ -290,6 +293,7 @@ def test_rows_can_be_selected_repeated_and_reordered() -> None:
     cache.batch_repeat_interleave(2)
     cache.batch_select_indices(torch.tensor([0, 3]))
     assert torch.equal(cache.layers[0].keys, before[[1, 0]])
+    cache.expect(1)
     cache.update(*states(1, 2), 0)
     assert torch.equal(cache.layers[0].keys[:, :, :2], before[[1, 0], :, :2])
     assert torch.equal(cache.layers[0].keys[:, :, 2:8], before[[1, 0], :, 3:])
@@ -299,14 +303,17 @@ def test_rows_can_be_selected_repeated_and_reordered() -> None:
     assert torch.equal(other.layers[0].keys, before)
     cache.reset()
     assert cache.get_seq_length() == 0
+    cache.expect(3)
     assert cache.update(*states(3), 0)[0].shape[2] == 3
 
 
 def test_cropping_ends_when_a_token_has_left() -> None:
     cache = na.WindowCache(7, 2)
+    cache.expect(9)
     cache.update(*states(9), 0)
     cache.crop(-4)
     assert cache.get_seq_length() == 5
+    cache.expect(5)
     cache.update(*states(5, 1), 0)
     with pytest.raises(ValueError, match="after 10 tokens, of which 9 are held: use GrowingCache"):
         cache.crop(-1)
@@ -369,3 +376,23 @@ def test_bad_caches(models: dict, ids: torch.Tensor) -> None:
         run(model, ids, MASKS["left"], past_key_values=cache)
         with pytest.raises(ValueError, match="must be given again with a WindowCache"):
             run(model, ids[:, :1], past_key_values=cache)
+
+
+@families
+def test_models_without_a_patch_are_refused(models: dict, ids: torch.Tensor, name: str) -> None:
+    model, cache = models[name], na.WindowCache(WINDOW, SINK)
+    message = r"past_key_values must not be a WindowCache .* na\.patch\(model, window=window"
+    for mask in (None, MASKS["left"]):
+        with pytest.raises(ValueError, match=message):
+            generate(model, ids, mask, past_key_values=na.WindowCache(WINDOW, SINK), use_cache=True)
+    with na.patch(model, window=WINDOW, sink=SINK):
+        expected = generate(model, ids, None, past_key_values=cache, use_cache=True)
+    if name != "falcon":  # whose own mask and bias do not fit to one another then
+        with pytest.raises(ValueError, match=message):
+            model(ids[:, :1], past_key_values=cache, use_cache=True)
+    cache.reset()
+    with pytest.raises(ValueError, match=message):
+        model(ids, past_key_values=cache, use_cache=True)
+    with na.patch(model, window=WINDOW, sink=SINK):
+        own = {"past_key_values": copy.deepcopy(cache), "use_cache": True}
+        assert torch.equal(generate(model, ids, None, **own), expected)

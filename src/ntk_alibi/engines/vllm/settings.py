@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _misspelt
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.engines.vllm.families import Family
 from ntk_alibi.scaling import Scaling, scaling_from_config, without_knee
@@ -18,9 +17,6 @@ _WITHOUT_KERNEL = ("alibi_window", "alibi_sink", "alibi_causal_block", "alibi_lo
 #: computes attention, and whether its bias is rounded as that of transformers.
 _READ = ("alibi_scaling", "bloom_gelu")
 _KNOWN = (*_READ, *_WITHOUT_KERNEL, "alibi_attention", "alibi_compat", "alibi_bias_max")
-
-#: How alike two names are that count as the same one, misspelt; 1 for equal names.
-_ALIKE = 0.8
 
 _STATIC = "'linear', 'ntk', 'flat_heads' or 'max_bias'"
 
@@ -76,15 +72,11 @@ def scaling_of(config: Any) -> Scaling | None:
 
 def _refuse_misspelt(config: Any) -> None:
     """Refuse names that are almost those of settings, which vLLM would ignore."""
-    for name, given in vars(config).items():
-        if given is None or name in _KNOWN:
-            continue
-        near = difflib.get_close_matches(name.lower(), _READ, n=1, cutoff=_ALIKE)
-        if near or name.startswith("alibi_"):
-            raise ValueError(
-                f"settings for vLLM must be named {' or '.join(_READ)}, got {name}, which vLLM "
-                "would ignore: set it to null in --hf-overrides if the model's configuration has it"
-            )
+    for name in _misspelt.settings(config, _READ, _KNOWN):
+        raise ValueError(
+            f"settings for vLLM must be named {' or '.join(_READ)}, got {name}, which vLLM "
+            "would ignore: set it to null in --hf-overrides if the model's configuration has it"
+        )
 
 
 def _check_scaling(scaling: Scaling | None, layers: int) -> None:

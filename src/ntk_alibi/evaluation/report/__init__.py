@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ntk_alibi import _misspelt
+
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.report.tables import (
         comparison_tables,
@@ -20,4 +22,4 @@ def __getattr__(name: str) -> Any:
     """Load the tables on first use, since rich is optional."""
     if name in __all__:
         return getattr(import_module("ntk_alibi.evaluation.report.tables"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(_misspelt.message(__name__, name, __all__))

@@ -2,6 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+
+def cache_in_use(cache: Any, use_cache: Any, tokens: int) -> None:
+    """Refuse the second pass of generate() with a cache in a call that says that there is none.
+
+    generate() passes the whole text then, one token more than the cache holds, and the cache would
+    hold it twice. Other calls may read a cache without a wish to keep it.
+    """
+    if cache is not None and use_cache is False and 0 < cache.get_seq_length() == tokens - 1:
+        raise ValueError(
+            "use_cache must be True with past_key_values in generate(), got False, as the config "
+            "of an MPT has it: generate(..., use_cache=True)"
+        )
+
+
+def of_patched_model(announced: int | None, seen: int) -> None:
+    """Check that a patched model announced the tokens that a bounded cache gets."""
+    if announced != seen:
+        raise ValueError(
+            "past_key_values must not be a WindowCache in a model that is not patched with its "
+            "window, which would see other tokens: na.patch(model, window=window, sink=sink)"
+        )
+
+
+def dtype_of_rows(dtype: Any) -> bool:
+    """Return whether a cache is to quantize keys and values."""
+    if dtype is not None and not (isinstance(dtype, str) and dtype == "int8"):
+        raise ValueError(f"dtype must be None or 'int8', got {dtype!r}")
+    return dtype is not None
+
 
 def still_held(call: str, seen: int, held: int) -> None:
     """Check that a bounded cache has evicted no token yet."""

@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache
 
 from ntk_alibi import _checks
 from ntk_alibi.fused.key_norms import KeyNorms
+from ntk_alibi.integrations.caches import checks
 from ntk_alibi.integrations.caches.growing_layer import GrowingLayer
 from ntk_alibi.integrations.caches.quantized_layer import QuantizedLayer
 
@@ -49,7 +50,7 @@ class GrowingCache(Cache):
 
     def __init__(self, capacity: int = 256, *, dtype: Literal["int8"] | None = None) -> None:
         least = _checks.integer("capacity", capacity, minimum=1)
-        quantized = dtype is not None and _checks.choice("dtype", dtype, ("int8",)) == "int8"
+        quantized = checks.dtype_of_rows(dtype)
         new_layer: Any = partial(QuantizedLayer if quantized else GrowingLayer, least)
         super().__init__(layer_class_to_replicate=new_layer)
         self._new_layer = new_layer

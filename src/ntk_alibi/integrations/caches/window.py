@@ -23,11 +23,13 @@ class Shared:
         window: number of last tokens to hold.
         sink: number of first tokens to hold, too.
         padding: number of padding columns to the left of each row, (batch,), or None.
+        expected: number of tokens after the pass that a patched model announced, or None.
     """
 
     window: int
     sink: int
     padding: torch.Tensor | None = None
+    expected: int | None = None
 
     @property
     def limit(self) -> int:
@@ -57,7 +59,12 @@ class WindowLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> Pair:
-        """Append keys and values, and return those that the new tokens may see."""
+        """Append keys and values, and return those that the new tokens may see.
+
+        Raises:
+            ValueError: `WindowCache.expect` did not announce these tokens.
+        """
+        checks.of_patched_model(self._shared.expected, self._seen + key_states.shape[2])
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         recorded = torch.is_grad_enabled() and (
@@ -173,12 +180,14 @@ class WindowLayer(DynamicLayer):
         checks.still_held("crop", self._seen, self._length())
         super().crop(tokens_to_remove)
         self._seen = self._length()
+        self._shared.expected = None
 
     def reset(self) -> None:
         """Remove all tokens and the buffers."""
         self._buffers = self.keys = self.values = None
         self.is_initialized = False  # older versions of transformers would fill with zeros instead
         self._seen = 0
+        self._shared.expected = None
         super().reset()
 
 
@@ -188,14 +197,16 @@ class WindowCache(Cache):
     It is for models patched by `patch(..., window=window, sink=sink)`. They see no more tokens than
     the cache holds, and therefore generate the same tokens as with any other cache, or without one.
     Its layers have buffers of 2 (window + sink) tokens. Prompts may be padded on the left. Beam
-    search works; prompt lookup works until the first token leaves the window.
+    search works; prompt lookup works until the first token leaves the window. Models without such a
+    patch, which would see other tokens, are refused when they bring theirs.
 
     Args:
         window: number of last tokens to hold, the newest included.
         sink: number of first tokens of the text to hold, too.
 
     Raises:
-        TypeError, ValueError: window is no integer >= 1, or sink no integer >= 0.
+        TypeError, ValueError: window is no integer >= 1, or sink no integer >= 0; when tokens come,
+            the model is not patched.
 
     Example:
         >>> import torch, transformers, ntk_alibi as na
@@ -222,3 +233,7 @@ class WindowCache(Cache):
         )
         new_layer: Any = partial(WindowLayer, self.shared)
         super().__init__(layer_class_to_replicate=new_layer)
+
+    def expect(self, tokens: int) -> None:
+        """Note that all layers will get this number of tokens next; a patched model says it."""
+        self.shared.expected = self.get_seq_length() + tokens

@@ -267,7 +267,6 @@ def test_what_is_held_are_the_first_and_the_last(sink: int, recorded: bool) -> N
     cache, keys, values = na.WindowCache(7, sink), [], []
     for seed, tokens in enumerate([3, 1, 1, 4, 1, 1, 1, 12, 1, 30, 1, 1, *[1] * 40]):
         new = [x.requires_grad_(recorded) for x in states(tokens, seed)]
-        cache.expect(tokens)
         cache.update(*new, 0)
         keys.append(new[0])
         values.append(new[1])
@@ -283,9 +282,7 @@ def test_what_is_held_are_the_first_and_the_last(sink: int, recorded: bool) -> N
 
 def test_rows_can_be_selected_repeated_and_reordered() -> None:
     cache = na.WindowCache(7, 2)
-    cache.expect(20)
     cache.update(*states(20), 0)
-    cache.expect(1)
     cache.update(*states(1, 1), 0)
     before = cache.layers[0].keys
     other = copy.deepcopy(cache)
@@ -293,7 +290,6 @@ def test_rows_can_be_selected_repeated_and_reordered() -> None:
     cache.batch_repeat_interleave(2)
     cache.batch_select_indices(torch.tensor([0, 3]))
     assert torch.equal(cache.layers[0].keys, before[[1, 0]])
-    cache.expect(1)
     cache.update(*states(1, 2), 0)
     assert torch.equal(cache.layers[0].keys[:, :, :2], before[[1, 0], :, :2])
     assert torch.equal(cache.layers[0].keys[:, :, 2:8], before[[1, 0], :, 3:])
@@ -303,17 +299,14 @@ def test_rows_can_be_selected_repeated_and_reordered() -> None:
     assert torch.equal(other.layers[0].keys, before)
     cache.reset()
     assert cache.get_seq_length() == 0
-    cache.expect(3)
     assert cache.update(*states(3), 0)[0].shape[2] == 3
 
 
 def test_cropping_ends_when_a_token_has_left() -> None:
     cache = na.WindowCache(7, 2)
-    cache.expect(9)
     cache.update(*states(9), 0)
     cache.crop(-4)
     assert cache.get_seq_length() == 5
-    cache.expect(5)
     cache.update(*states(5, 1), 0)
     with pytest.raises(ValueError, match="after 10 tokens, of which 9 are held: use GrowingCache"):
         cache.crop(-1)

@@ -24,12 +24,14 @@ class Shared:
         sink: number of first tokens to hold, too.
         padding: number of padding columns to the left of each row, (batch,), or None.
         expected: number of tokens after the pass that a patched model announced, or None.
+        masked: whether a model asked for the size of its mask since then.
     """
 
     window: int
     sink: int
     padding: torch.Tensor | None = None
     expected: int | None = None
+    masked: bool = False
 
     @property
     def limit(self) -> int:
@@ -62,9 +64,10 @@ class WindowLayer(DynamicLayer):
         """Append keys and values, and return those that the new tokens may see.
 
         Raises:
-            ValueError: `WindowCache.expect` did not announce these tokens.
+            ValueError: a model brings them that is not patched.
         """
-        checks.of_patched_model(self._shared.expected, self._seen + key_states.shape[2])
+        if self._shared.masked:
+            checks.of_patched_model(self._shared.expected, self._seen + key_states.shape[2])
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         recorded = torch.is_grad_enabled() and (
@@ -237,3 +240,13 @@ class WindowCache(Cache):
     def expect(self, tokens: int) -> None:
         """Note that all layers will get this number of tokens next; a patched model says it."""
         self.shared.expected = self.get_seq_length() + tokens
+        self.shared.masked = False
+
+    def get_mask_sizes(self, *arguments: Any, **options: Any) -> tuple[int, int]:
+        """Return the number of keys that queries may see, and of tokens before these keys.
+
+        transformers' models ask for it in each pass; those without a patch do not announce theirs.
+        """
+        self.shared.masked = True
+        sizes: tuple[int, int] = super().get_mask_sizes(*arguments, **options)
+        return sizes

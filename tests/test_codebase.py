@@ -36,7 +36,8 @@ PYTHON_LAYERS = [
     ],
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision"],
-    ["fused", "methods", "engines"],
+    ["fused", "methods", "model_slopes"],
+    ["engines"],
     ["torch.operator", "torch.chunks", "torch.devices", "torch.merging"],
     [
         "fused.attention",

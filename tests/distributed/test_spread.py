@@ -10,7 +10,7 @@ import torch
 
 import ntk_alibi as na
 from ntk_alibi.biases.kernel_bias import kernel_bias_of
-from ntk_alibi.distributed.spread import Places, KeyWeightBounds
+from ntk_alibi.distributed.spread import KeyWeightBounds, Places
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
 
 RANKS, KEYS, DIM = 4, 200, 16

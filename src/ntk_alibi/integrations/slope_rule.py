@@ -11,38 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ntk_alibi.biases.slopes import scaled_slopes, with_axes
-from ntk_alibi.scaling import Scaling, without_knee
-from ntk_alibi.scaling.static import ScaledExponents
+from ntk_alibi.model_slopes import ModelSlopes
+from ntk_alibi.scaling import Scaling
 
 
 @dataclass(frozen=True)
-class SlopeRule:
-    """The rule by which a model family computes its slopes.
-
-    Attributes:
-        heads: number of query heads.
-        exponent_factor: multiplies the standard exponents, before any scaling.
-        slope_divisor: divides the slopes, after the scaling.
-        counts_holes: whether distances count padding between real tokens.
-    """
-
-    heads: int
-    exponent_factor: float = 1.0
-    slope_divisor: float = 1.0
-    counts_holes: bool = False
+class SlopeRule(ModelSlopes):
+    """The rule by which a model family computes its slopes, as tensors."""
 
     def slopes(self, scaling: Scaling | None, lengths: NDArray[np.int64] | None) -> torch.Tensor:
-        """Return float32 slopes, (1 or batch, heads, 1 or queries), for lengths of the scaling.
-
-        They are those up to a knee.
-        """
-        scaling, _ = without_knee(scaling)
-        if self.exponent_factor != 1.0:
-            scaling = ScaledExponents(scaling, self.exponent_factor)
-        slopes = torch.from_numpy(scaled_slopes(self.heads, scaling, lengths)) / self.slope_divisor
-        result: torch.Tensor = with_axes(slopes)
-        return result
+        """Return the slopes up to a knee as `ModelSlopes.numbers` has them."""
+        return torch.from_numpy(self.numbers(scaling, lengths))
 
     def slopes_on(
         self, device: torch.device, scaling: Scaling | None, lengths: NDArray[np.int64] | None

@@ -11,7 +11,14 @@ import pytest
 import transformers
 
 import ntk_alibi as na
-from ntk_alibi.engines.vllm.families import BLOOM, FALCON, MPT, family_of, slopes_of_process
+from ntk_alibi.engines.vllm.families import (
+    BLOOM,
+    FALCON,
+    MPT,
+    family_of,
+    slopes_of_layer,
+    slopes_of_process,
+)
 
 HEADS = [1, 6, 8, 12, 71]
 
@@ -23,7 +30,7 @@ SCALINGS = [None, na.Interpolation(4.0), na.NTK(4.0), na.FlatHeads(8.0), na.MaxB
 def test_slopes_are_those_of_alibi_slopes(heads: int, scaling: Any) -> None:
     config = transformers.BloomConfig(n_head=heads, hidden_size=8 * heads)
     expected = na.alibi_slopes(heads, scaling)
-    assert (BLOOM.rule(config).slopes(scaling, layer=0) == expected).all()
+    assert (slopes_of_layer(BLOOM.rule(config), scaling, 0) == expected).all()
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -32,15 +39,15 @@ def test_plain_and_ntk_slopes_are_those_of_the_reference(heads: int) -> None:
     plain = na.reference.alibi_slopes(heads)
     rule = BLOOM.rule(config)
     rounding = {"rtol": 2.0**-23, "atol": 0.0}
-    np.testing.assert_allclose(rule.slopes(None, 0), plain, **rounding)
+    np.testing.assert_allclose(slopes_of_layer(rule, None, 0), plain, **rounding)
     expected = na.reference.ntk_slopes(plain, 4.0)
-    np.testing.assert_allclose(rule.slopes(na.NTK(4.0), 0), expected, **rounding)
+    np.testing.assert_allclose(slopes_of_layer(rule, na.NTK(4.0), 0), expected, **rounding)
 
 
 def test_falcon_divides_slopes_by_the_root_of_its_head_size() -> None:
     config = transformers.FalconConfig(num_attention_heads=6, hidden_size=6 * 40, alibi=True)
     expected = na.alibi_slopes(6, na.NTK(4.0)) / np.float32(math.sqrt(40))
-    assert (FALCON.rule(config).slopes(na.NTK(4.0), 0) == expected).all()
+    assert (slopes_of_layer(FALCON.rule(config), na.NTK(4.0), 0) == expected).all()
 
 
 @pytest.mark.parametrize("as_dict", [False, True])
@@ -50,9 +57,9 @@ def test_mpt_has_the_slopes_of_its_alibi_bias_max(as_dict: bool) -> None:
     if as_dict:  # as the configurations of MPT's own code
         config = SimpleNamespace(num_attention_heads=8, attn_config=options)
     plain = 2.0 ** -(2.0 * np.arange(1, 9))
-    assert (MPT.rule(config).slopes(None, 0) == plain).all()
+    assert (slopes_of_layer(MPT.rule(config), None, 0) == plain).all()
     expected = na.reference.ntk_slopes(plain, 4.0)
-    stretched = MPT.rule(config).slopes(na.NTK(4.0), 0)
+    stretched = slopes_of_layer(MPT.rule(config), na.NTK(4.0), 0)
     np.testing.assert_allclose(stretched, expected, rtol=2.0**-23, atol=0.0)
 
 
@@ -61,7 +68,7 @@ def test_a_scaling_of_some_layers_leaves_the_others_alone() -> None:
     scaling, rule = na.NTK(4.0, layers=[0, 2]), BLOOM.rule(config)
     for layer in range(3):
         expected = na.alibi_slopes(8, None if layer == 1 else na.NTK(4.0))
-        assert (rule.slopes(scaling, layer) == expected).all()
+        assert (slopes_of_layer(rule, scaling, layer) == expected).all()
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 6])

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks
-from ntk_alibi.biases.slopes import alibi_slopes
+from ntk_alibi.model_slopes import ModelSlopes
 from ntk_alibi.scaling import Scaling
-from ntk_alibi.scaling.static import USUAL_MAX_BIAS, ScaledExponents
 
 
-class SlopeRule(NamedTuple):
-    """The rule by which a model computes its slopes.
-
-    Attributes:
-        heads: number of query heads of the whole model.
-        max_bias: the exponent of the flattest slope for powers of two, before any scaling.
-        divisor: divides the slopes, after the scaling.
-    """
-
-    heads: int
-    max_bias: float = USUAL_MAX_BIAS
-    divisor: float = 1.0
-
-    def slopes(self, scaling: Scaling | None, layer: int) -> NDArray[np.float32]:
-        """Return the slopes of all heads of one layer, (heads,)."""
-        at_layer = getattr(scaling, "at_layer", None)
-        scaling = scaling if at_layer is None else at_layer(layer)
-        if self.max_bias != USUAL_MAX_BIAS:
-            scaling = ScaledExponents(scaling, self.max_bias / USUAL_MAX_BIAS)
-        slopes: NDArray[np.float32] = alibi_slopes(self.heads, scaling) / np.float32(self.divisor)
-        return slopes
+def slopes_of_layer(rule: ModelSlopes, scaling: Scaling | None, layer: int) -> NDArray[np.float32]:
+    """Return the slopes of all heads of one layer, (heads,)."""
+    at_layer = getattr(scaling, "at_layer", None)
+    slopes: NDArray[np.float32] = rule.numbers(scaling if at_layer is None else at_layer(layer))
+    return slopes[0, :, 0]
 
 
 def slopes_of_process(
@@ -65,7 +47,7 @@ class Family:
     name: str
     names: tuple[str, ...]
     uses_alibi: Callable[[Any], bool]
-    rule: Callable[[Any], SlopeRule]
+    rule: Callable[[Any], ModelSlopes]
     check: Callable[[Any], None] = lambda _: None
     corrects_gelu: bool = False
 
@@ -75,9 +57,9 @@ class Family:
         return re.fullmatch(rf"({kinds})(For\w+|Model)", architecture) is not None
 
 
-def _falcon_rule(config: Any) -> SlopeRule:
+def _falcon_rule(config: Any) -> ModelSlopes:
     heads = config.num_attention_heads
-    return SlopeRule(heads, divisor=math.sqrt(config.hidden_size // heads))
+    return ModelSlopes.of_falcon(heads, config.hidden_size // heads)
 
 
 def attention_option(config: Any, name: str) -> Any:
@@ -112,17 +94,16 @@ def _check_mpt(config: Any) -> None:
             )
 
 
-def _mpt_rule(config: Any) -> SlopeRule:
-    max_bias = attention_option(config, "alibi_bias_max")
-    given = USUAL_MAX_BIAS if max_bias is None else float(max_bias)
-    return SlopeRule(config.num_attention_heads, max_bias=given)
+def _mpt_rule(config: Any) -> ModelSlopes:
+    bias_max = attention_option(config, "alibi_bias_max")
+    return ModelSlopes.of_mpt(config.num_attention_heads, bias_max)
 
 
 BLOOM = Family(
     name="BLOOM",
     names=("Bloom",),
     uses_alibi=lambda config: True,
-    rule=lambda config: SlopeRule(config.num_attention_heads),
+    rule=lambda config: ModelSlopes.of_bloom(config.num_attention_heads),
     corrects_gelu=True,
 )
 FALCON = Family(

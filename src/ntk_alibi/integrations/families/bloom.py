@@ -27,7 +27,7 @@ from ntk_alibi.integrations.slope_rule import SlopeRule
 
 
 def _rule(model: Any) -> SlopeRule:
-    return SlopeRule(model.num_heads)
+    return SlopeRule.of_bloom(model.num_heads)
 
 
 def _layers(model: Any) -> list[nn.Module]:

@@ -8,7 +8,6 @@ is divided by sqrt(head_dim), like the products. compat="transformers" repeats t
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from ntk_alibi.integrations.tensor_parallel import OWN_OUTPUT, WHOLE
 
 
 def _rule(model: Any) -> SlopeRule:
-    return SlopeRule(model.num_heads, slope_divisor=math.sqrt(model.embed_dim // model.num_heads))
+    return SlopeRule.of_falcon(model.num_heads, model.embed_dim // model.num_heads)
 
 
 def _layers(model: Any) -> list[nn.Module]:

@@ -23,8 +23,8 @@ from ntk_alibi.integrations.tensor_parallel import PACKED
 
 
 def _rule(model: Any) -> SlopeRule:
-    steepness = model.config.attn_config.alibi_bias_max / 8
-    return SlopeRule(model.num_heads, exponent_factor=steepness, counts_holes=True)
+    bias_max = model.config.attn_config.alibi_bias_max
+    return SlopeRule.of_mpt(model.num_heads, bias_max)
 
 
 def _layers(model: Any) -> list[nn.Module]:

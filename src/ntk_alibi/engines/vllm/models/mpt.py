@@ -40,7 +40,12 @@ from vllm.model_executor.models.utils import (
 )
 from vllm.sequence import IntermediateTensors
 
-from ntk_alibi.engines.vllm.families import MPT, attention_option, slopes_of_process
+from ntk_alibi.engines.vllm.families import (
+    MPT,
+    attention_option,
+    slopes_of_layer,
+    slopes_of_process,
+)
 from ntk_alibi.engines.vllm.models.stretching import stretch
 
 
@@ -53,7 +58,7 @@ class MptAttention(nn.Module):
         super().__init__()
         size, heads = config.hidden_size, config.num_attention_heads
         head_size = size // heads
-        plain = MPT.rule(config).slopes(None, layer=0)
+        plain = slopes_of_layer(MPT.rule(config), None, 0)
         own = slopes_of_process(plain, get_tensor_model_parallel_rank(), processes_of_layer())
         scale = attention_option(config, "softmax_scale")
         self.clip = attention_option(config, "clip_qkv")

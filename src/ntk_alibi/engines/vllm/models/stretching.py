@@ -13,7 +13,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
 
 from ntk_alibi.engines.vllm import checks
-from ntk_alibi.engines.vllm.families import Family, slopes_of_process
+from ntk_alibi.engines.vllm.families import Family, slopes_of_layer, slopes_of_process
 from ntk_alibi.engines.vllm.settings import EngineSettings, settings_of
 
 _logger = init_logger("vllm.ntk_alibi")
@@ -39,9 +39,9 @@ def stretch(model: nn.Module, vllm_config: VllmConfig, family: Family) -> Engine
                 f"this vLLM is not what ntk-alibi's plugin expects: the backend of {name} holds no "
                 f"tensor of slopes, got {held!r}"
             )
-        plain = slopes_of_process(rule.slopes(None, number), *place)
+        plain = slopes_of_process(slopes_of_layer(rule, None, number), *place)
         checks.same_slopes(name, held.cpu().numpy(), plain)
-        stretched = slopes_of_process(rule.slopes(settings.scaling, number), *place)
+        stretched = slopes_of_process(slopes_of_layer(rule, settings.scaling, number), *place)
         held.copy_(torch.from_numpy(stretched))
     _logger.info(
         "ntk_alibi: %s with %r on %d layers of this process", family.name, settings, len(layers)

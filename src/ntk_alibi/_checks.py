@@ -154,6 +154,9 @@ def heads(value: Any, count: int) -> list[int]:
     return [integer("heads", head, minimum=1, maximum=count) - 1 for head in value]
 
 
+#: Numbers that a picture or a table of the command line may be computed from: 2 GiB in float32.
+MOST_NUMBERS = 2**29
+
 #: The greatest head dimension. Bounds of rounding errors in the kernels hold up to it.
 MAX_HEAD_DIM = 256
 

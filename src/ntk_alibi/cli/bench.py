@@ -65,11 +65,13 @@ def _run(options: argparse.Namespace) -> None:
 
     subcommand.check_lengths(options)
     scaling = subcommand.bias_method("--method", options.method, options.train_length).scaling
+    width = _checks.integer("--head-dim", options.head_dim, minimum=1, maximum=_checks.MAX_HEAD_DIM)
+    heads = _checks.integer("--heads", options.heads, minimum=1)
+    most = _checks.MOST_NUMBERS // (3 * heads * width)
     for length in options.lengths:
-        _checks.integer("--lengths", length, minimum=1)
-    _checks.integer("--head-dim", options.head_dim, minimum=1, maximum=_checks.MAX_HEAD_DIM)
+        _checks.integer("--lengths", length, minimum=1, maximum=max(most, 1))
     _checks.integer("--rounds", options.rounds, minimum=1)
-    bias = ntk_alibi.ALiBi(_checks.integer("--heads", options.heads, minimum=1), scaling)
+    bias = ntk_alibi.ALiBi(heads, scaling)
     rows = [row for length in options.lengths for row in _measured(bias, length, options)]
     if options.format == "json":
         print(_files.json_text({"machine": describe_machine(), "rows": rows}))
@@ -108,10 +110,12 @@ def _measured(
             query, key, value, bias, skip_tolerance=None
         ),
     }
-    if 4 * options.heads * length**2 <= MATRIX_BYTES:
-        ways["NumPy, all pairs"] = with_numpy(rows, bias)
+    small = 4 * options.heads * length**2 <= MATRIX_BYTES
+    dense = bias.tensor(length, length) if small else None
+    if dense is not None:
+        ways["NumPy, all pairs"] = with_numpy(rows, dense)
     if importlib.util.find_spec("torch"):
-        ways |= with_torch(rows, bias)
+        ways |= with_torch(rows, dense)
     runtimes = {name: name.partition(",")[0].partition(" ")[0] for name in ways}
     seconds = interleaved(ways, options.rounds, SECONDS_PER_TURN, runtimes=runtimes)
     for way, time in seconds.items():
@@ -124,10 +128,9 @@ def _measured(
         }
 
 
-def with_numpy(rows: Any, bias: ntk_alibi.ALiBi) -> Call:
-    """Return attention by NumPy's products, with the bias of all pairs made before."""
+def with_numpy(rows: Any, dense: Any) -> Call:
+    """Return attention by NumPy's products, with the bias of all pairs."""
     query, key, value = rows
-    dense = bias.tensor(query.shape[2], key.shape[2])
     scale = np.float32(query.shape[3] ** -0.5)
 
     def attend() -> Any:
@@ -140,8 +143,11 @@ def with_numpy(rows: Any, bias: ntk_alibi.ALiBi) -> Call:
     return attend
 
 
-def with_torch(rows: Any, bias: ntk_alibi.ALiBi) -> dict[str, Call]:
-    """Return attention by torch's fused kernel: without a bias, and with that of all pairs."""
+def with_torch(rows: Any, dense: Any) -> dict[str, Call]:
+    """Return attention by torch's fused kernel: without a bias, and with that of all pairs, if any.
+
+    It gets as many threads as the core has.
+    """
     import torch
 
     torch.set_num_threads(ntk_alibi.info()["threads"])
@@ -150,7 +156,7 @@ def with_torch(rows: Any, bias: ntk_alibi.ALiBi) -> dict[str, Call]:
     ways: dict[str, Call] = {
         "torch SDPA, no bias": lambda: attend(query, key, value, is_causal=True)
     }
-    if 4 * query.shape[1] * query.shape[2] ** 2 <= MATRIX_BYTES:
-        dense = torch.from_numpy(np.asarray(bias.tensor(query.shape[2], key.shape[2])))
-        ways["torch SDPA, bias of all pairs"] = lambda: attend(query, key, value, attn_mask=dense)
+    if dense is not None:
+        mask = torch.from_numpy(dense)
+        ways["torch SDPA, bias of all pairs"] = lambda: attend(query, key, value, attn_mask=mask)
     return ways

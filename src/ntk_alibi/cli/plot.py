@@ -222,7 +222,7 @@ def _blocks(options: argparse.Namespace) -> Axes:
     seed = _checks.integer("--seed", options.seed, minimum=0)
     inputs = 3 * heads * tokens * width
     checks.most(
-        "inputs of the kernel (3 x heads x --queries x --head-dim)", inputs, checks.MOST_NUMBERS
+        "inputs of the kernel (3 x heads x --queries x --head-dim)", inputs, _checks.MOST_NUMBERS
     )
     rng = np.random.default_rng(seed)
     query, key, value = rng.standard_normal((3, 1, heads, tokens, width), np.float32)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from ntk_alibi import _checks, _files, _misspelt
+from ntk_alibi.models import checks as model_checks
 
 #: Tokens of one text, which takes about 100 bytes for each while it is made, and of all texts of a
 #: task together, which take about 30 bytes for each: 4 GB for so many.
@@ -41,12 +42,10 @@ def study(model: Any, tokenizer: Any, folder: Any) -> None:
     for method in ("named_parameters", "get_output_embeddings"):
         if isinstance(model, type) or not callable(getattr(model, method, None)):
             raise TypeError(
-                f"model must be a BLOOM, MPT or Falcon of transformers, got {_briefly(model)}"
+                "model must be a BLOOM, MPT or Falcon of transformers, got "
+                f"{model_checks.briefly(model)}"
             )
-    if isinstance(tokenizer, type) or not (
-        callable(tokenizer) and callable(getattr(tokenizer, "decode", None))
-    ):
-        raise TypeError(f"tokenizer must be the model's tokenizer, got {_briefly(tokenizer)}")
+    model_checks.tokenizer(tokenizer)
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(f"path must be a folder, got {folder!r}")
     with _files.naming("path", "a folder that can be written"):
@@ -56,13 +55,7 @@ def study(model: Any, tokenizer: Any, folder: Any) -> None:
 def of_kind(name: str, value: Any, attributes: Collection[str], expected: str) -> None:
     """Check that a setting has what is read of it, such as those of a plan."""
     if isinstance(value, type) or not all(hasattr(value, key) for key in attributes):
-        raise TypeError(f"{name} must be {expected}, got {_briefly(value)}")
-
-
-def _briefly(value: Any) -> str:
-    """Describe a wrong argument, whose repr may be as long as a model's."""
-    text = repr(value)
-    return text if len(text) <= 40 and "\n" not in text else type(value).__name__
+        raise TypeError(f"{name} must be {expected}, got {model_checks.briefly(value)}")
 
 
 def known_metadata(given: Iterable[str], known: Collection[str]) -> None:

@@ -55,7 +55,8 @@ def begin_pass(
         return (), kwargs  # the model itself raises the error
     _checks.plain("input_ids or inputs_embeds", inputs)
     _checks.plain("attention_mask", kwargs.get("attention_mask"))
-    checks.zeros_and_ones(_given_mask(kwargs))
+    padding = _given_mask(kwargs)
+    checks.zeros_and_ones(padding)
     batch, queries = inputs.shape[:2]
     cache: Any = kwargs.get("past_key_values")
     cache_checks.cache_in_use(cache, kwargs.get("use_cache"), queries)
@@ -66,7 +67,7 @@ def begin_pass(
         check(settings)
     checks.patched_with_group(isinstance(cache, ShardedCache))
     checks.known_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
-    padding, sizes = _given_mask(kwargs), (batch, past, queries)
+    sizes = batch, past, queries
     bounded = isinstance(cache, WindowCache)
     if bounded:
         mask, skipped = _held(model, settings.mask, cache, padding, sizes, inputs.device)

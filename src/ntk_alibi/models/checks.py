@@ -1,4 +1,4 @@
-"""Checks of checkpoints: weights, and the settings of the configuration."""
+"""Checks of checkpoints and tokenizers: weights, and the settings of the configuration."""
 
 from __future__ import annotations
 
@@ -17,6 +17,20 @@ def name(model: Any) -> None:
         raise TypeError(
             f"model must be None, a folder or a name on the hub, got {type(model).__name__}"
         )
+
+
+def tokenizer(value: Any) -> None:
+    """Check that a tokenizer can be called with a text, and tells the texts of tokens."""
+    if isinstance(value, type) or not (
+        callable(value) and callable(getattr(value, "decode", None))
+    ):
+        raise TypeError(f"tokenizer must be the model's tokenizer, got {briefly(value)}")
+
+
+def briefly(value: Any) -> str:
+    """Describe a wrong argument, whose repr may be as long as a model's."""
+    text = repr(value)
+    return text if len(text) <= 40 and "\n" not in text else type(value).__name__
 
 
 @contextlib.contextmanager

@@ -186,7 +186,6 @@ def _read(
 ) -> AttentionWeights:
     from ntk_alibi.models.attention_weights import request  # torch is loaded for these only
 
-    checks.tokenizer(tokenizer)
     wanted = request(model, tokenizer, text, methods, layers, heads)
     checks.most("maps of methods x layers x heads", wanted.maps, MOST_MAPS)
     return wanted.read(most_cells)

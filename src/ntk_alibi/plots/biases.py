@@ -280,7 +280,7 @@ def _check_distances(biases: Collection[Any], longest: int) -> None:
     for bias in biases:
         bias_checks.bias_object(bias)
         checks.most(
-            "heads x longest", bias_checks.head_count(bias) * distances, checks.MOST_NUMBERS
+            "heads x longest", bias_checks.head_count(bias) * distances, _checks.MOST_NUMBERS
         )
 
 
@@ -293,7 +293,7 @@ def _sampled_maps(
     if key_length is not None:
         keys = _checks.integer("key_length", key_length, minimum=1)
     of_all = bias_checks.head_count(bias) * queries * keys
-    checks.most("heads x query_length x key_length", of_all, checks.MOST_NUMBERS)
+    checks.most("heads x query_length x key_length", of_all, _checks.MOST_NUMBERS)
     chosen = _checks.heads(heads, bias_checks.head_count(bias))
     longest = max(32, math.isqrt(MAP_CELLS // len(chosen)))
     rows, columns = (np.arange(n - 1, -1, -math.ceil(n / longest))[::-1] for n in (queries, keys))
@@ -346,12 +346,8 @@ def _length(thing: Any, length: int | None) -> int | None:
 
 def _at_length(things: Collection[Any], length: int | None) -> str:
     """Say in a title at which length dynamic scalings are drawn, if there are any."""
-    lengths = {
-        _length(x, length)
-        for x in things
-        if getattr(x, "scaling", x) is not None
-        and scaling_per(getattr(x, "scaling", x)) is not None
-    }
+    dynamic = [x for x in things if scaling_per(getattr(x, "scaling", x)) is not None]
+    lengths = {_length(x, length) for x in dynamic}
     if not lengths:
         return ""
     if len(lengths) > 1:

@@ -62,14 +62,6 @@ def summary(value: Any, *needed: str) -> None:
         )
 
 
-def tokenizer(value: Any) -> None:
-    """Check that a tokenizer can be called with a text, and tells the texts of tokens."""
-    if not callable(value) or not hasattr(value, "decode"):
-        raise TypeError(
-            f"tokenizer must be the model's tokenizer of transformers, got {type(value).__name__}"
-        )
-
-
 def some(things: Any) -> None:
     """Check that there is something to draw."""
     if not len(things):
@@ -83,9 +75,6 @@ def as_many(name: str, numbers: Any, count: int) -> NDArray[np.float64]:
         raise ValueError(f"{name} must be {count} numbers, got {array.size} ({numbers!r})")
     return array
 
-
-#: Numbers that a picture may be computed from: 2 GiB in float32.
-MOST_NUMBERS = 2**29
 
 #: Cells that a picture may show; more take minutes to draw, and no screen has as many.
 MOST_CELLS = 2**24

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks, _extras
-from ntk_alibi.plots import checks
 
 if TYPE_CHECKING:
     from ntk_alibi.models.attention_weights import AttentionWeights, Request
@@ -132,7 +131,6 @@ def explore(
         import bokeh  # noqa: F401
 
         from ntk_alibi.models.attention_weights import request
-    checks.tokenizer(tokenizer)
     wanted = request(model, tokenizer, text, methods, layers, heads)
     groups = _groups(wanted)
     read = wanted.read(_cells(cells, wanted))

@@ -91,7 +91,7 @@ def intervals(
         27
         >>> plt.close(ax.figure)
     """
-    _check_size(query_length, key_length, checks.MOST_NUMBERS)
+    _check_size(query_length, key_length, _checks.MOST_NUMBERS)
     runs = inspection.visible_intervals(query_length, key_length, **options)
     with drawing(ax, size=(5.0, 4.6)) as axes:
         keys = query_length if key_length is None else key_length

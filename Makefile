@@ -7,19 +7,23 @@ BIN := $(VENV)/bin
 
 # One stamp for each set of extras, renewed when what is compiled or required changes.
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.h')
+PIP := $(BIN)/python -m pip install -q -c constraints.txt
 
-.PHONY: demo test quick-test slow-test gpu-test fuzz vllm-test peer-tests lint docs docs-links sanitize clean
+# Workers take over what others have left, so that the longest tests do not end alone.
+PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal --durations 20 --durations-min 1
+
+.PHONY: demo test test-all gpu-test fuzz vllm-test peer-tests lint docs docs-links sanitize clean
 
 demo: $(VENV)/.eval
 	$(BIN)/ntk-alibi eval
 
-test: lint quick-test slow-test
+# Lint, and the core of the tests: each feature once, in its smallest form, on one instruction set.
+test: lint
+	$(PYTEST) -m "not slow and not gpu" --doctest-ignore-import-errors
 
-quick-test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto -m "not slow"
-
-slow-test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto -m slow
+# Then grids, every instruction set, torch.compile, processes, the harness, notebooks, the site, wheels.
+test-all: test $(VENV)/.test-all
+	$(PYTEST) -m "slow and not gpu"
 
 # On a machine with a CUDA device and a torch for it, in the environment GPU_PYTHON: kernels, gradients
 # and generation there against float64 on the CPU. Without a device every test is skipped.
@@ -43,10 +47,10 @@ vllm-test: $(VENV)/.test
 # transformers' own tests of the model families, stock and on patched models: of a checkout at the
 # installed version, `make peer-tests TRANSFORMERS=path`, or of a clone of its tag.
 peer-tests: $(VENV)/.test
-	$(BIN)/python -m pip install -q -c constraints.txt httpx parameterized
+	$(PIP) httpx parameterized
 	$(BIN)/python -m peers $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)")
 
-lint: $(VENV)/.lint
+lint: $(VENV)/.test
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure
 
 # The site, in build/docs, without a network. Broken links between pages are warnings, and so errors;
@@ -83,20 +87,17 @@ sanitize: $(VENV)/.test
 
 $(VENV)/.eval: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt ".[eval]"
+	$(PIP) ".[eval]"
 	touch $@
 
 $(VENV)/.test: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[test]"
+	$(PIP) -e ".[test,lint]"
 	touch $@
 
-$(VENV)/.lint: $(VENV)/.test
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[test,lint]"
-	touch $@
-
-$(VENV)/.docs: $(VENV)/.test
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[test,docs]"
+# These add packages to the build that is there.
+$(VENV)/.test-all $(VENV)/.docs: $(VENV)/.%: $(VENV)/.test
+	$(PIP) "ntk-alibi[$*]"
 	touch $@
 
 clean:

@@ -25,9 +25,14 @@ settings.register_profile("search", deadline=None, max_examples=3000)
 settings.load_profile("default")
 
 
-@pytest.fixture(params=_core.available_isas())
+@pytest.fixture(
+    params=[
+        pytest.param(isa, marks=() if isa == _core.active_isa() else pytest.mark.slow)
+        for isa in _core.available_isas()
+    ]
+)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Select every instruction set of this machine in turn."""
+    """Select every instruction set of this machine in turn; `make test` has the one in use only."""
     before = _core.active_isa()
     _core.select_isa(request.param)
     yield request.param

@@ -48,6 +48,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_timing, "REST", 0.0)
     monkeypatch.setattr(peak, "ROUNDS", 10_000)
     monkeypatch.setattr(peak, "READ_BYTES", 2**20)
+    monkeypatch.setattr(overhead, "SECONDS_PER_TURN", 0.0)
+    monkeypatch.setattr(overhead, "LENGTHS", (1, 16))
+    monkeypatch.setattr(overhead, "THREADS", (1,))
 
 
 def small(dtype: torch.dtype, *, threads: int = 1, length: int = 64) -> Case:
@@ -67,12 +70,14 @@ def test_candidates_compute_the_same(candidate: Candidate, dtype: torch.dtype) -
     assert error(candidate, small(dtype)) < (2.0 if wrong else TOLERANCES[dtype])
 
 
+@pytest.mark.slow
 def test_onnx_runtime_computes_the_same() -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     assert error(PEERS["onnxruntime"], small(torch.float32)) < TOLERANCES[torch.float32]
 
 
+@pytest.mark.slow
 def test_jax_computes_the_same() -> None:
     if not PEERS["jax"].importable():
         pytest.skip("jax is not installed")
@@ -98,6 +103,7 @@ def test_flex_attention_computes_the_same(dtype: torch.dtype) -> None:
     assert error(PEERS["torch"], case) < TOLERANCES[dtype]
 
 
+@pytest.mark.slow
 def test_real_inputs_are_those_of_the_model() -> None:
     problem = problems.build(Case(40, 16, torch.float32, 1, na.NTK(4.0), real=True))
     assert problem.query.shape == (*problem.case.batch_and_heads, 40, problem.case.head_dim)
@@ -105,6 +111,7 @@ def test_real_inputs_are_those_of_the_model() -> None:
     assert not torch.equal(problem.query[0], problem.query[1])
 
 
+@pytest.mark.slow
 def test_prompts_become_a_table_and_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +128,7 @@ def test_prompts_become_a_table_and_a_picture(
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_decoding_becomes_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "FLUSHED_NUMBERS", 1)
     monkeypatch.setattr(decode, "SECONDS_PER_WARM_TURN", 0.0)
@@ -129,8 +137,8 @@ def test_decoding_becomes_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| ours, every key | " in decode.markdown(result)
 
 
+@pytest.mark.slow
 def test_overhead_and_memory_become_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overhead, "SECONDS_PER_TURN", 0.0)
     assert "| its core alone | " in overhead.markdown(overhead.measure(1))
     monkeypatch.setattr(memory, "CANDIDATES", [candidates.BASELINE])
     result = memory.measure(1024)
@@ -138,6 +146,7 @@ def test_overhead_and_memory_become_tables(monkeypatch: pytest.MonkeyPatch) -> N
     assert candidates.BASELINE.name in memory.markdown(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_peaks_are_measured_where_there_is_a_probe(threads: int) -> None:
     assert peak.read_probe()(threads) > 0
@@ -154,7 +163,6 @@ def test_the_command_measures_and_shows_again(
         return capsys.readouterr().out
 
     results = tmp_path / "folder/results.json"
-    monkeypatch.setattr(overhead, "SECONDS_PER_TURN", 0.0)
     options = ["--rounds", "1", "--results", str(results)]
     text = output("--only", "machine,over", *options)
     assert list(json.loads(results.read_text())) == ["machine", "overhead"]
@@ -188,11 +196,13 @@ def test_the_document_has_a_place_for_each_part(tmp_path: Path) -> None:
         markdown.replace_section(Path(copy), "attention-of-cats", "text")
 
 
+@pytest.mark.slow
 def test_gradients_have_a_table() -> None:
     text = gradient.run(1, lengths=(64,))
     assert text.count("\n| ") == 7  # header, separator and five candidates
 
 
+@pytest.mark.slow
 def test_bloom_is_the_same_model_everywhere() -> None:
     stock, patched = (
         bloom._block_call(name, 96, torch.float32)() for name in (bloom.STOCK, bloom.PATCHED)
@@ -201,6 +211,7 @@ def test_bloom_is_the_same_model_everywhere() -> None:
     assert bloom._generate(bloom._model(1), 20, 3)().shape == (1, 23)
 
 
+@pytest.mark.slow
 def test_bloom_in_ctranslate2_has_the_same_logits() -> None:
     pytest.importorskip("ctranslate2")
     model = bloom._model(2)

@@ -11,6 +11,8 @@ import pytest
 
 from repository import ROOT
 
+pytestmark = pytest.mark.slow
+
 CALLS = ROOT / "tests/shared/typed_calls.py"
 
 #: Code with one error a line, from the first call on.
@@ -41,7 +43,6 @@ def test_the_calls_run() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_right_calls_have_their_types_and_wrong_ones_are_refused(
     checker: str, tmp_path: Path

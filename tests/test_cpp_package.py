@@ -23,45 +23,41 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
+#: A user's project: the example, and a program that prints what tolerances change.
+PROJECT = f"""
+cmake_minimum_required(VERSION 3.18)
+project(programs LANGUAGES CXX)
+find_package(ntk_alibi 0.1 REQUIRED)
+foreach(source "{ROOT}/examples/cpp/causal_attention.cpp" "{ROOT}/tests/shared/skip_tolerance.cpp")
+  cmake_path(GET source STEM name)
+  add_executable(${{name}} "${{source}}")
+  target_link_libraries(${{name}} PRIVATE ntk_alibi::core)
+endforeach()
+"""
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the CMake package of an installed library."""
-    if shutil.which("cmake") is None:
-        pytest.skip("cmake is not installed")
-    folder = tmp_path_factory.mktemp("installed")
-    run("cmake", "-S", ROOT, "-B", folder / "build")
-    run("cmake", "--build", folder / "build", "--parallel", str(os.cpu_count()))
-    run("cmake", "--install", folder / "build", "--prefix", folder / "prefix")
-    (config,) = (folder / "prefix").rglob("ntk_alibiConfig.cmake")
-    assert sorted(path.name for path in (folder / "prefix").rglob("*.h")) == ["attention.h"]
-    return config.parent
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of programs that were built with the CMake package of the Python package.
 
-
-@pytest.fixture
-def python_package() -> Path:
-    """Return the CMake package of the Python package."""
+    `test_compilers` builds the example with the package of an installed library.
+    """
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
     try:
-        return _cmake.cmake_dir()
+        package = _cmake.cmake_dir()
     except FileNotFoundError as error:
         pytest.skip(str(error))
-
-
-def built(source: Path, package: Path, folder: Path) -> Path:
-    """Return the folder of a project's programs, which find the CMake package."""
-    run("cmake", "-S", source, "-B", folder / "build", f"-Dntk_alibi_DIR={package}")
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "CMakeLists.txt").write_text(PROJECT)
+    run("cmake", "-S", folder, "-B", folder / "build", f"-Dntk_alibi_DIR={package}")
     run("cmake", "--build", folder / "build", "--parallel", str(os.cpu_count()))
     return folder / "build"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("package", ["installed", "python_package"])
-def test_the_example_finds_the_package_and_computes_what_python_does(
-    package: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    build = built(ROOT / "examples/cpp", request.getfixturevalue(package), tmp_path)
-    results = of_example(run(build / "causal_attention"))
+def test_the_example_finds_the_package_and_computes_what_python_does(programs: Path) -> None:
+    results = of_example(run(programs / "causal_attention"))
     wanted = of_python()
     assert results.keys() == wanted.keys()
     for place, numbers_of_python in wanted.items():
@@ -70,21 +66,14 @@ def test_the_example_finds_the_package_and_computes_what_python_does(
 
 
 @pytest.mark.slow
-def test_skip_tolerance_means_what_it_does_in_python(installed: Path, tmp_path: Path) -> None:
-    source = ROOT / "tests/shared/skip_tolerance.cpp"
-    (tmp_path / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.18)\n"
-        "project(tolerances LANGUAGES CXX)\n"
-        "find_package(ntk_alibi 0.1 REQUIRED)\n"
-        f'add_executable(skip_tolerance "{source}")\n'
-        "target_link_libraries(skip_tolerance PRIVATE ntk_alibi::core)\n"
-    )
-    program = built(tmp_path, installed, tmp_path) / "skip_tolerance"
+def test_skip_tolerance_means_what_it_does_in_python(programs: Path) -> None:
     tolerances = None, 0.0, 0.01, 0.5
     heads, keys = 4, 1500
     slopes = na.alibi_slopes(heads)
     biases = na.ALiBi(heads), na.ALiBi(heads, slopes=-slopes), None
-    rows = run(program, *("none" if t is None else str(t) for t in tolerances)).splitlines()
+    rows = run(
+        programs / "skip_tolerance", *("none" if t is None else str(t) for t in tolerances)
+    ).splitlines()
     got = np.array([row.split() for row in rows], np.float64)
     got = got.reshape(len(tolerances), len(biases), heads, -1)
     query, *inputs = numbers(1, 70, heads), numbers(2, keys, heads), numbers(3, keys, heads)

@@ -1,4 +1,4 @@
-"""The fuzzer: a minute of it, that it finds what is wrong, and that it shares no code."""
+"""The fuzzer: some of it, that it finds what is wrong, and that it shares no code."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_minute_of_random_cases_finds_nothing() -> None:
+def test_random_cases_find_nothing() -> None:
     """The seed is a new one each time; it stands in the output, and in each report."""
-    done = run("--minutes", "1")
+    done = run("--minutes", "0.4")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

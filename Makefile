@@ -48,7 +48,7 @@ vllm-test: $(VENV)/.test
 # installed version, `make peer-tests TRANSFORMERS=path`, or of a clone of its tag.
 peer-tests: $(VENV)/.test
 	$(PIP) httpx parameterized
-	$(BIN)/python -m peers $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)")
+	PYTHONPATH=tests $(BIN)/python -m peers $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)")
 
 lint: $(VENV)/.test
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure

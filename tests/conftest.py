@@ -78,8 +78,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder with a random BLOOM of one layer and the nano tokenizer."""
     import torch
     import transformers
-
-    from ntk_alibi.training.tokenizer import SPECIAL_TOKENS, build_tokenizer
+    from studies.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
     tokenizer = transformers.PreTrainedTokenizerFast(

@@ -49,7 +49,7 @@ PYTHON_LAYERS = [
     ["integrations"],
     ["models"],
     ["evaluation", "plots"],
-    ["training", "extrapolation", "replication", "cli", "__main__"],
+    ["cli", "__main__"],
 ]
 
 #: The folders that a C++ folder may include, besides the standard library.
@@ -65,9 +65,6 @@ CPP_ARROWS = {
 #: Modules that name a mask option among their parameters, fields or keywords. All others pass a
 #: `Mask` or `**options`, so that a new option touches few files.
 MASK_OPTIONS = {
-    "extrapolation.decoder",
-    "extrapolation.readings",
-    "extrapolation.schemes",
     "fused.attention",
     "integrations",
     "masks",
@@ -162,6 +159,14 @@ def test_python_arrows_point_down() -> None:
         if layer(module) > layer(name)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_package_imports_no_program_of_the_checkout() -> None:
+    for path in MODULES.values():
+        text = path.read_text()
+        assert not re.search(r"^\s*(from|import) (studies|benchmarks|fuzz|peers)\b", text, re.M), (
+            path
+        )
 
 
 def test_no_python_modules_import_each_other_in_a_circle() -> None:

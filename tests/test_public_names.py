@@ -36,7 +36,6 @@ PATHS = {
     "ntk_alibi.biases": ("BiasObject", "KernelBias", "parameter"),
     "ntk_alibi.evaluation": ("Plan", "evaluate", "parse_method", "score_lines", "score_topics"),
     "ntk_alibi.evaluation.report": ("comparison_tables", "html", "study_tables", "tuning_table"),
-    "ntk_alibi.evaluation.study": ("QUICK", "Plan", "Summary", "evaluate", "summarise"),
     "ntk_alibi.fused": (
         "AttentionGradients", "KeyNorms", "Stats", "attention", "attention_gradients", "merge",
     ),
@@ -229,13 +228,13 @@ attention_gradients.AttentionGradients(query, key, value, left, right, dense, ta
     table_begin=0, sums=None, first=None, far_left=None, far_right=None)
 attention_gradients.attention_gradients(query, key, value, output, logsumexp, output_gradient,
     logsumexp_gradient=None, bias=None, *, bias_gradient=False, **options)
-evaluation.study.Plan(train_length, methods=('original', 'interpolation:4', 'ntk:4',
+evaluation.comparing.plan.Plan(train_length, methods=('original', 'interpolation:4', 'ntk:4',
     'dynamic-ntk:2:query', 'dynamic-flat:2:query', 'dynamic-flat:2:query:logn=0.5'),
     multiples=(1, 1.5, 2, 3, 4), line_records=8, line_questions=32, topic_records=12,
     topic_questions=5, prose_windows=8, seed=2026)
-evaluation.study.evaluate(model, tokenizer, plan, path, *, quiet=False, wrap=...,
+evaluation.comparing.length_study.evaluate(model, tokenizer, plan, path, *, quiet=False, wrap=...,
     name='nano-bloom')
-evaluation.study.summarise(plan, samples)
+evaluation.comparing.summary.summarise(plan, samples)
 evaluation.report.study_tables(summary)
 evaluation.report.comparison_tables(comparison)
 evaluation.report.tuning_table(tuning)
@@ -291,7 +290,6 @@ def test_documented_paths_can_be_imported(module: str) -> None:
 def test_lazy_names_are_those_of_the_modules_that_define_them() -> None:
     for old, new in (
         ("evaluation.evaluate", "evaluation.comparing.length_study.evaluate"),
-        ("evaluation.study.Plan", "evaluation.comparing.plan.Plan"),
         ("evaluation.report.html", "evaluation.report.tables.html"),
         ("attention_gradients.attention_gradients", "fused.gradients.attention_gradients"),
         ("torch.alibi_attention.AlibiAttention", "AlibiAttention"),

@@ -40,7 +40,7 @@ def test_data_of_the_other_package_are_found(
 @pytest.mark.slow
 def test_the_other_package_has_what_wheels_leave_out(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path]
-    done = subprocess.run([*command, ROOT / "models"], capture_output=True, text=True)
+    done = subprocess.run([*command, ROOT / "ntk-alibi-models"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-
-from ntk_alibi.extrapolation.decoder import Decoder
-from ntk_alibi.extrapolation.measure import MeasurePlan
-from ntk_alibi.extrapolation.recipe import StudyRecipe
-from ntk_alibi.extrapolation.schemes import SCHEMES, LayerShape
+from studies.schemes.decoder import Decoder
+from studies.schemes.measure import MeasurePlan
+from studies.schemes.recipe import StudyRecipe
+from studies.schemes.schemes import SCHEMES, LayerShape
 
 #: A recipe of a few steps with a few tokens each.
 TINY = StudyRecipe(

@@ -1,5 +1,0 @@
-"""transformers' own tests of BLOOM, MPT and Falcon, run on patched models.
-
-`make peer-tests`, or `python -m peers --help`. The tests come from a checkout of transformers;
-nothing of them is part of this repository.
-"""

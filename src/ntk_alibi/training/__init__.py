@@ -1,1 +1,0 @@
-"""Training of the embedded model: `python -m ntk_alibi.training`."""

@@ -1,0 +1,1 @@
+"""Training of the embedded model: `python -m studies.nano_bloom`."""

@@ -1,0 +1,208 @@
+"""Train a nano BLOOM from scratch: `python -m studies.nano_bloom --output DIR`.
+
+The model is a BLOOM of 3 layers with BLOOM's standard slopes, trained with the classes of
+training.py. At its training length the flattest slope spans exp(-8), as in the published BLOOMs.
+Interrupted training resumes from the checkpoint in the output folder and ends in the same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ntk_alibi import _checks, _files
+from ntk_alibi.evaluation.comparing import length_study
+from ntk_alibi.evaluation.comparing.plan import QUICK, Plan
+from ntk_alibi.evaluation.report import tables
+from ntk_alibi.integrations import patch
+from ntk_alibi.integrations.settings import ATTENTIONS
+from studies import training
+from studies.steeper import SteepenFlattest
+
+
+@dataclass(frozen=True)
+class NanoBloomRecipe(training.Recipe):
+    """All settings of the training of a nano BLOOM.
+
+    Attributes:
+        final_steps: number of steps at train_length; the learning rate falls over the last 70 % of
+            them.
+        slope_factor: factor of the flattest slope; it is 1 except in small test models, whose
+            training length is too short for the standard slope.
+        attention: attention implementation of `patch` for forward and backward pass; the
+            implementations differ only by rounding.
+    """
+
+    final_steps: int = 900
+    slope_factor: float = 1.0
+    attention: Literal["fused", "sdpa", "eager"] = "fused"
+
+
+#: A recipe for tests: about 100 CPU-seconds, enough to rank the methods and no more.
+SMALL = NanoBloomRecipe(
+    train_length=256, slope_factor=8.0, final_steps=100, layers=2, shares=(0.0, 1.0, 0.0)
+)
+
+
+@dataclass
+class NanoBloomCurriculum(training.Curriculum):
+    """A curriculum that ends final_steps steps after it has reached the training length.
+
+    Attributes:
+        final_step: steps done at the training length.
+    """
+
+    final_step: int = 0
+
+    def advance(self, recipe: NanoBloomRecipe) -> None:
+        """Count a step, and grow the length if the accuracy on lines is above the threshold."""
+        self.final_step += self.length == recipe.train_length
+        super().advance(recipe)
+
+    def rate(self, recipe: NanoBloomRecipe) -> float:
+        """Return the factor of the learning rates: warm-up, half above 1000 tokens, decay."""
+        constant = 0.3 * recipe.final_steps
+        decay = max(0.0, (self.final_step - constant) / (recipe.final_steps - constant))
+        return self.warm_up() * (0.5 if self.length > 1000 else 1.0) * (1.0 - 0.98 * decay)
+
+    def finished(self, recipe: NanoBloomRecipe) -> bool:
+        """Return whether all steps are done."""
+        return self.final_step >= recipe.final_steps
+
+
+class NanoBloomTraining(training.Training):
+    """The training of a BLOOM.
+
+    Args:
+        recipe: settings of the training.
+    """
+
+    def __init__(self, recipe: NanoBloomRecipe) -> None:
+        super().__init__(recipe, NanoBloomCurriculum(recipe.start_length))
+
+    def make_model(self) -> Any:
+        """Build a BLOOM with random first weights."""
+        return transformers.BloomForCausalLM(
+            transformers.BloomConfig(
+                vocab_size=len(self.tokenizer),
+                hidden_size=self.recipe.hidden_size,
+                n_layer=self.recipe.layers,
+                n_head=self.recipe.heads,
+                hidden_dropout=0.0,
+                attention_dropout=0.0,
+                pad_token_id=self.tokenizer.pad_token_id,
+            )
+        )
+
+    def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Compute the model's logits at the wanted positions; see `Training`."""
+        logits: torch.Tensor = self.model(tokens, use_cache=False).logits
+        return logits[wanted]
+
+    def length_setting(self) -> dict[str, int]:
+        """Return the entry of the config that holds the training length."""
+        return {"seq_length": self.recipe.train_length}
+
+    def export(self, output: Path) -> None:
+        """Write float16 weights, config and tokenizer in the format of plain transformers."""
+        half: Any = copy.deepcopy(self.model)
+        half.half().save_pretrained(output)
+        self.tokenizer.save_pretrained(output)
+        # float32 is the dtype for computing; only the weights in the file are float16
+        _amend_json(output / "config.json", dtype="float32", **self.length_setting())
+        # transformers 4 knows this name, too.
+        _amend_json(output / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+
+
+def _amend_json(path: Path, **changes: Any) -> None:
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def train(
+    recipe: NanoBloomRecipe,
+    output: Path,
+    *,
+    quiet: bool = False,
+    kind: type[NanoBloomTraining] = NanoBloomTraining,
+) -> NanoBloomTraining:
+    """Train with a recipe, resuming from a checkpoint in output if there is one, and export.
+
+    Args:
+        recipe: settings of the training.
+        output: folder for the checkpoint (train.ckpt), the log (train.jsonl) and the model.
+        quiet: whether to hide the progress bar.
+        kind: class of the training.
+    """
+    _files.writable_folder(output)
+    checkpoint, log = output / "train.ckpt", output / "train.jsonl"
+    training = kind(recipe)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    slopes = SteepenFlattest(recipe.slope_factor) if recipe.slope_factor != 1.0 else None
+    handle = patch(training.model, slopes, attention=recipe.attention)
+    with Progress(*columns, disable=quiet) as progress, handle:
+        bar = progress.add_task("", total=recipe.final_steps)
+        training.run(
+            checkpoint,
+            log,
+            lambda line: progress.update(
+                bar, completed=training.curriculum.final_step, description=line
+            ),
+        )
+    training.export(output)
+    checkpoint.unlink(missing_ok=True)
+    return training
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line: train, evaluate the model and print the tables."""
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.nano_bloom", description=str(__doc__).partition("\n")[0]
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("nano-bloom"),
+        help="folder for checkpoint, log and model (%(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of weights and data (%(default)s)"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="train a small model for tests, about two minutes"
+    )
+    parser.add_argument(
+        "--attention",
+        choices=ATTENTIONS,
+        default=NanoBloomRecipe.attention,
+        help="attention implementation (%(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    _checks.integer("--seed", options.seed, minimum=0)
+    recipe = SMALL if options.small else NanoBloomRecipe()
+    recipe = replace(recipe, seed=options.seed, attention=options.attention)
+    training = train(recipe, options.output)
+    print(f"{options.output} holds a BLOOM trained at {recipe.train_length} tokens")
+    slopes = partial(SteepenFlattest, recipe.slope_factor)
+    plan = replace(Plan(recipe.train_length), **QUICK)
+    if options.small:  # the small model is trained on lines only
+        plan = replace(plan, topic_records=0, line_records=32)
+    summary = length_study.evaluate(
+        training.model.eval(),
+        training.tokenizer,
+        plan,
+        options.output / "evaluation",
+        wrap=slopes if recipe.slope_factor != 1.0 else lambda scaling: scaling,
+    )
+    for table in tables.study_tables(summary):
+        Console().print(table)

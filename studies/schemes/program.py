@@ -1,0 +1,145 @@
+"""Study of length extrapolation by position scheme: `python -m studies.schemes`.
+
+Each scheme first tries the settings of grid.py on seeds of their own. The study then trains a small
+decoder with each scheme and seed, with the setting chosen and the same number of steps. Each model
+reads records and prose of one to eight training lengths, both as trained and in reading modes that
+are meant to help with longer texts. Trainings resume from their checkpoints and readings from their
+stored results, so that an interruption loses at most half a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from ntk_alibi import _checks
+from ntk_alibi.evaluation.report.markdown import describe_machine
+from studies.command import (
+    check_options,
+    print_each,
+    print_tables,
+    replace_tables,
+    study_parser,
+)
+from studies.schemes import grid, pictures, tables
+from studies.schemes.measure import Measurement, MeasurePlan
+from studies.schemes.readings import views
+from studies.schemes.recipe import StudyRecipe, StudyTraining
+from studies.schemes.results import ResultsFile
+from studies.schemes.schemes import SCHEMES
+from studies.schemes.summary import SEEDS, Summary, summarise
+
+
+def train_and_evaluate(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> None:
+    """Train and measure one model; steps and results already stored in output are reused.
+
+    Args:
+        recipe: settings of the training.
+        plan: plan of the measurements.
+        output: folder of the study; the model's checkpoint, log and results go to its subfolder
+            `<scheme>-<seed>/`.
+
+    Raises:
+        ValueError: the subfolder belongs to another recipe or plan.
+    """
+    folder = output / f"{recipe.scheme}-{recipe.seed}"
+    file = ResultsFile(folder / "results.json", recipe, plan)
+    results = file.read() or {"measured": {}, "reading_cpu_seconds": 0.0}
+    expected = views(SCHEMES[recipe.scheme], plan.multiples, recipe.train_length)
+    if not expected.keys() - results["measured"]:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / "train.ckpt"
+    trained = StudyTraining(recipe)
+    trained.run(checkpoint, folder / "train.jsonl")
+    trained.save(checkpoint)
+    results["training"] = asdict(trained.curriculum)
+    before = time.process_time()
+    for key, result in Measurement(trained, plan).run(results["measured"]):
+        results["measured"][key] = result
+        now = time.process_time()
+        results["reading_cpu_seconds"] += now - before
+        before = now
+        file.write(results)
+
+
+def write_document(summary: Summary, document: Path) -> None:
+    """Write the results into a document's sections, and numbers and a picture into pictures/.
+
+    Args:
+        summary: from `summarise`.
+        document: a Markdown file with markers for the sections; pictures/ is beside it.
+    """
+    labels = {name: tables.label(name) for name in summary["measured"]}
+    named = {"machine": describe_machine(), "labels": labels, **summary}
+    folder = document.parent / "pictures"
+    folder.joinpath("extrapolation.json").write_text(json.dumps(named) + "\n")
+    pictures.figure(summary).savefig(folder / "extrapolation.png", dpi=90)
+    replace_tables(document, {"machine": named["machine"], **tables.tables(summary)})
+
+
+def _try_setting(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> list[str]:
+    outcome = grid.run(recipe, plan, output)
+    learned = outcome["learned_at"]
+    told = "did not learn" if learned is None else f"learned in {learned} steps"
+    return [f"{grid.folder_of(recipe, output).name}: {told}"]
+
+
+def _work(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> list[str]:
+    train_and_evaluate(recipe, plan, output)
+    return [f"{recipe.scheme}, seed {recipe.seed}: done"]
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    recipe: StudyRecipe | None = None,
+    plan: MeasurePlan | None = None,
+) -> None:
+    """Run the command line: try settings, train and measure all models, and print the tables.
+
+    Args:
+        arguments: arguments of the command line.
+        recipe: settings that all trainings share; the study's by default.
+        plan: plan of the measurements; the study's by default.
+    """
+    options = _options(arguments)
+    recipe, plan = recipe or StudyRecipe(), plan or MeasurePlan()
+    recipes = [replace(recipe, scheme=scheme) for scheme in options.schemes]
+    tries = [run for each in recipes for run in grid.runs(each)]
+    work = partial(_try_setting, plan=plan, output=options.output)
+    print_each(work, tries, options.processes)
+    if not options.grid_only:
+        settled = [grid.chosen(each, plan, options.output) for each in recipes]
+        trainings = [replace(each, seed=seed) for seed in options.seeds for each in settled]
+        work = partial(_work, plan=plan, output=options.output)
+        print_each(work, trainings, options.processes)
+    summary = summarise(options.output)
+    print_tables(tables.tables(summary))
+    if options.document:
+        write_document(summary, options.document)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the checked options of the command line."""
+    about = str(__doc__).partition("\n")[0]
+    parser = study_parser("python -m studies.schemes", about, output="study")
+    parser.add_argument("--schemes", nargs="*", choices=SCHEMES, default=list(SCHEMES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument(
+        "--grid-only", action="store_true", help="try the settings of each scheme, and end"
+    )
+    options = parser.parse_args(arguments)
+    for seed in options.seeds:
+        _checks.integer("--seeds", seed, minimum=0)
+    if set(options.seeds) & set(grid.GRID_SEEDS):
+        raise ValueError(
+            f"--seeds must hold none of the grid's seeds {grid.GRID_SEEDS}, got {options.seeds}"
+        )
+    check_options(options, tables.SECTIONS)
+    return options

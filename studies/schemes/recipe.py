@@ -1,0 +1,145 @@
+"""The trainings of the study: their settings, curriculum and end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Literal
+
+import torch
+
+from studies import training
+from studies.schemes.decoder import FIRST_WEIGHTS_STD, Decoder
+from studies.schemes.pairs import Pairs, one_token_names
+from studies.schemes.schemes import SCHEMES, LayerShape
+
+#: Number of questions about a record; one of the training length states as many numbers.
+QUESTIONS = 16
+
+#: Share of the steps in which the learning rate is constant.
+CONSTANT = 0.5
+
+#: Accuracy at the training length from which a task counts as learned.
+LEARNED = 0.95
+
+
+@dataclass(frozen=True)
+class StudyRecipe(training.Recipe):
+    """All settings of a training.
+
+    Except for `scheme`, `muon_rate` and `first_weights_std` they are the same for all schemes.
+
+    Attributes:
+        scheme: name of the position scheme, a key of `SCHEMES`.
+        steps: number of steps; the learning rate falls in the second half of them.
+        first_weights_std: standard deviation of the first weights.
+        position_rate: learning rate of the scheme's parameters; it is high because they are few and
+            start far from their final values.
+        autocast: whether matrices are multiplied in bfloat16.
+        until_learned: whether the training ends as soon as the task is learned.
+    """
+
+    train_length: int = 128
+    start_length: int = 32
+    threshold: float = 0.8
+    tokens: int = 2048
+    shares: tuple[float, float, float] = (0.15, 0.85, 0.0)
+    adam_rate: float = 5e-3
+    record_weight: float = 0.0
+    held_out: Literal["chapters", "books"] = "books"
+    scheme: str = "alibi"
+    steps: int = 1000
+    first_weights_std: float = FIRST_WEIGHTS_STD
+    position_rate: float = 0.02
+    autocast: bool = True
+    until_learned: bool = False
+
+
+@dataclass
+class StudyCurriculum(training.Curriculum):
+    """A curriculum whose lengths grow by the accuracy alone, within a fixed number of steps.
+
+    The running accuracy starts at 0 at each length, so that it says nothing about shorter ones.
+
+    Attributes:
+        learned_at: number of steps after which the running accuracy at the training length was
+            first at least `LEARNED`; None if it never was.
+        wall_seconds, cpu_seconds: time spent in training steps so far.
+    """
+
+    learned_at: int | None = None
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def advance(self, recipe: StudyRecipe) -> None:
+        """Count a step, note whether the task is learned, and grow the length if it is mastered."""
+        length = self.length
+        super().advance(recipe)
+        learned = length == recipe.train_length and self.lines_accuracy >= LEARNED
+        if learned and self.learned_at is None:
+            self.learned_at = self.step
+        if self.length > length:
+            self.lines_accuracy = 0.0
+
+    def rate(self, recipe: StudyRecipe) -> float:
+        """Return the factor of the learning rates: warm-up, constant, then falling to 2 %."""
+        falling = max(0.0, self.step / recipe.steps - CONSTANT) / (1.0 - CONSTANT)
+        return self.warm_up() * (1.0 - 0.98 * falling)
+
+    def finished(self, recipe: StudyRecipe) -> bool:
+        """Return whether all steps are done, or the task is learned where that ends a training."""
+        learned = recipe.until_learned and self.learned_at is not None
+        return learned or self.step >= recipe.steps
+
+
+class StudyTraining(training.Training):
+    """The training of a decoder with one position scheme.
+
+    Args:
+        recipe: settings of the training.
+    """
+
+    def __init__(self, recipe: StudyRecipe) -> None:
+        super().__init__(recipe, StudyCurriculum(recipe.start_length))
+
+    def make_model(self) -> Decoder:
+        """Build a decoder with random first weights."""
+        recipe = self.recipe
+        place = LayerShape(recipe.heads, recipe.hidden_size, recipe.train_length)
+        return Decoder(
+            len(self.tokenizer),
+            recipe.layers,
+            recipe.hidden_size,
+            recipe.heads,
+            partial(SCHEMES[recipe.scheme], place),
+            autocast=recipe.autocast,
+            first_weights_std=recipe.first_weights_std,
+        )
+
+    def make_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Make the optimizers of all trainings, and an AdamW for the scheme's parameters."""
+        learned = [p for name, p in self.model.named_parameters() if ".positions." in name]
+        more = [self.adam(learned, self.recipe.position_rate)] if learned else []
+        return [*super().make_optimizers(), *more]
+
+    def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Compute the model's logits at the wanted positions; see `Training`."""
+        logits: torch.Tensor = self.model(tokens, wanted)
+        return logits
+
+    def line_task(self, length: int) -> Pairs:
+        """Return the kind of the study's records."""
+        return Pairs(QUESTIONS, self._names)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return one_token_names(self.tokenizer)
+
+    def step(self) -> float:
+        """Train on one batch, measure the time, and return the loss."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        loss = super().step()
+        self.curriculum.wall_seconds += time.perf_counter() - wall
+        self.curriculum.cpu_seconds += time.process_time() - cpu
+        return loss

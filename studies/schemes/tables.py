@@ -1,0 +1,258 @@
+"""Results of the study as Markdown tables.
+
+Intervals are Student's over the seeds, each of which has its own training and its own texts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ntk_alibi.evaluation.comparing.intervals import half_width
+from ntk_alibi.evaluation.report.markdown import table
+from studies.schemes import grid
+from studies.schemes.readings import READING_MODES
+from studies.schemes.summary import (
+    BASELINE,
+    ENDPOINT,
+    ENDPOINT_AT,
+    PLAIN,
+    SEEDS,
+    Summary,
+    by_seed,
+    comparable,
+    cpu_hours,
+    differences,
+    qualifying,
+    share_interval,
+)
+
+#: Names of the schemes in tables.
+LABELS = {
+    "none": "none",
+    "alibi": "ALiBi",
+    "learned-slopes": "ALiBi, learned slopes",
+    "kerple-power": "KERPLE power",
+    "kerple-log": "KERPLE log",
+    "sandwich": "Sandwich",
+    "xpos": "XPOS",
+    "rope": "RoPE",
+    "bam": "BAM",
+    "bam-flat": "BAM, flat",
+    "bam-flat-ssmax": "BAM, flat, SSMax",
+    "fox": "FoX",
+}
+
+#: Reading modes that their papers count as part of the method; the method tables include them.
+PARTS_OF_METHODS = ("rope/window", "xpos/blocks")
+
+#: Sections of the document.
+SECTIONS = (
+    "status",
+    "machine",
+    "endpoint",
+    "learning",
+    "grid",
+    "pairs",
+    "beyond",
+    "prose",
+    "readings",
+    "training",
+)
+
+
+def tables(summary: Summary) -> dict[str, str]:
+    """Format each section of the document but "machine", by the section's name.
+
+    Args:
+        summary: from `summarise`.
+    """
+    names = [f"{scheme}/{mode.name}" for scheme in LABELS for mode in READING_MODES]
+    trained = [f"{scheme}/{PLAIN}" for scheme in summary["training"]]
+    names = [name for name in names if name in trained or comparable(summary, name)]
+    methods = [name for name in names if _is_method(name)]
+    others = [name for name in names if not _is_method(name)]
+    multiples = summary["plan"]["multiples"]
+    longer = multiples[1:]
+    return {
+        "status": _status(summary),
+        "endpoint": _endpoint(summary, [name for name in names if name != BASELINE]),
+        "learning": _learning(summary),
+        "grid": _grid(summary),
+        "pairs": _table(
+            summary, methods, [("pairs", m, _share) for m in multiples], seeds_at=multiples[-1]
+        ),
+        "beyond": _table(summary, methods, [("beyond", m, _share) for m in longer]),
+        "prose": _table(
+            summary, methods, [("nats", 1, _nats), *(("change", m, _change) for m in longer)]
+        ),
+        "readings": _table(
+            summary,
+            others,
+            [*(("pairs", m, _share) for m in longer), *(("change", m, _change) for m in longer)],
+        ),
+        "training": _training(summary),
+    }
+
+
+def _is_method(name: str) -> bool:
+    return name.endswith(f"/{PLAIN}") or name in PARTS_OF_METHODS
+
+
+def label(name: str) -> str:
+    """Return the label of a "scheme/reading" in tables and figures."""
+    scheme, _, reading = name.partition("/")
+    if reading == PLAIN:
+        return LABELS[scheme]
+    return f"{LABELS[scheme]} + {next(x.label for x in READING_MODES if x.name == reading)}"
+
+
+def _status(summary: Summary) -> str:
+    done = sum(len(set(SEEDS) & set(taken["seeds"])) for taken in summary["training"].values())
+    planned = len(LABELS) * len(SEEDS)
+    if done >= planned:
+        return f"All tables and the figure are from this protocol: {done} trainings."
+    return (
+        f"{done} of {planned} trainings of this protocol are finished; the tables and the figure "
+        "show these."
+    )
+
+
+def _runs(summary: Summary, name: str) -> str:
+    """Say how many of the runs of a scheme are compared beyond the training length."""
+    scheme = name.partition("/")[0]
+    count, every = len(qualifying(summary, scheme)), len(summary["training"][scheme]["seeds"])
+    return f"{count} of {every}" if count else f"0 of {every}: none at 95 %"
+
+
+def _endpoint(summary: Summary, names: Sequence[str]) -> str:
+    rows = []
+    for name in names:
+        gains = differences(summary, name)
+        own, base = (
+            [by_seed(summary, x, ENDPOINT, ENDPOINT_AT)[seed] for seed in gains]
+            for x in (name, BASELINE)
+        )
+        each = " / ".join(f"{100 * gain:+.0f}" for gain in gains.values())
+        cells = [_share(own), _share(base), _points(list(gains.values())), each]
+        rows.append([label(name), _runs(summary, name), str(len(gains)), *cells])
+    at = f"{ENDPOINT_AT}x"
+    header = ["", "runs", "pairs of runs", f"beyond, %, {at}", f"ALiBi, %, {at}"]
+    return table([*header, "difference, points", "each seed"], rows)
+
+
+def _learning(summary: Summary) -> str:
+    rows = []
+    for scheme, taken in summary["training"].items():
+        setting = summary["setting"][scheme]
+        steps = [x for x in taken["learned_at"] if x is not None]
+        each = " / ".join("-" if x is None else str(x) for x in taken["learned_at"])
+        at_first = list(by_seed(summary, f"{scheme}/{PLAIN}", "pairs", 1, every=True).values())
+        rows.append(
+            [
+                LABELS[scheme],
+                f"{setting['muon_rate']:g}",
+                f"{setting['first_weights_std']:g}",
+                f"{len(steps)} of {len(taken['seeds'])}",
+                _plus_minus(steps, "{:.0f}".format),
+                each,
+                _share(at_first),
+                _runs(summary, scheme),
+            ]
+        )
+    chosen = ["rate of the matrices", "first weights"]
+    learned = ["learned", "steps to learn", "each seed"]
+    return table(["", *chosen, *learned, "pairs, %, 1x", "at least 95 %"], rows)
+
+
+def _grid(summary: Summary) -> str:
+    rows = []
+    for scheme, runs in summary["grid"].items():
+        cells = []
+        for setting in grid.SETTINGS:
+            own = [run for run in runs if vars(setting).items() <= run.items()]
+            steps = [run["learned_at"] for run in own if run["learned_at"] is not None]
+            loss = f"loss {np.mean([run['loss'] for run in own]):.2f}"
+            told = f"{np.mean(steps):.0f} steps" if steps else loss
+            cell = f"{len(steps)} of {len(own)}, {told}"
+            cells.append(f"**{cell}**" if vars(setting) == summary["setting"][scheme] else cell)
+        rows.append([LABELS[scheme], *cells])
+    settings = [f"rate {x.muon_rate:g}, weights {x.first_weights_std:g}" for x in grid.SETTINGS]
+    return table(["", *settings], rows)
+
+
+def _table(
+    summary: Summary,
+    names: Sequence[str],
+    columns: Sequence[tuple[str, int, Callable[[Sequence[float]], str]]],
+    seeds_at: int | None = None,
+) -> str:
+    """Format a row for each name; seeds_at adds a column of each seed's pairs at a multiple.
+
+    Columns at the training length take all runs, those beyond it only runs that qualify.
+    """
+    words = {"pairs": "pairs, %", "beyond": "beyond, %", "nats": "nats", "change": "nats"}
+    header = [f"{words[quantity]}, {multiple}x" for quantity, multiple, _ in columns]
+    rows = []
+    for name in names:
+        cells = [
+            written(list(by_seed(summary, name, quantity, m, every=m == 1).values()))
+            for quantity, m, written in columns
+        ]
+        if seeds_at is not None:
+            each = by_seed(summary, name, "pairs", seeds_at).values()
+            cells.append(" / ".join(f"{100 * share:.0f}" for share in each))
+        rows.append([label(name), _runs(summary, name), *cells])
+    header += [] if seeds_at is None else [f"each seed, {seeds_at}x"]
+    return table(["", "runs", *header], rows)
+
+
+def _share(shares: Sequence[float]) -> str:
+    """Format the mean of shares in % and, for several, its interval."""
+    if not shares:
+        return ""
+    mean, low, high = share_interval(list(shares))
+    return f"{mean:.0f}" if math.isnan(low) else f"{mean:.0f} ({low:.0f}-{high:.0f})"
+
+
+def _plus_minus(
+    values: Sequence[float],
+    mean: Callable[[float], str],
+    width: Callable[[float], str] | None = None,
+) -> str:
+    """Format the mean and, for several values, half the width of its interval."""
+    if not values:
+        return ""
+    half = float(half_width(values))
+    shown = "" if math.isnan(half) else f" ± {(width or mean)(half)}"
+    return f"{mean(float(np.mean(values)))}{shown}"
+
+
+def _points(gains: Sequence[float]) -> str:
+    return _plus_minus([100 * gain for gain in gains], "{:+.0f}".format, "{:.0f}".format)
+
+
+def _nats(values: Sequence[float]) -> str:
+    return _plus_minus(values, "{:.2f}".format)
+
+
+def _change(values: Sequence[float]) -> str:
+    return _plus_minus(values, "{:+.3f}".format, "{:.3f}".format)
+
+
+def _training(summary: Summary) -> str:
+    seconds = ("cpu_seconds", "wall_seconds", "reading_cpu_seconds")
+    rows = [
+        [
+            LABELS[scheme],
+            str(len(taken["seeds"])),
+            *(f"{np.mean(taken[x]):.0f}" for x in seconds),
+        ]
+        for scheme, taken in summary["training"].items()
+    ]
+    header = ["", "runs", "CPU seconds a training", "wall seconds", "CPU seconds of its readings"]
+    hours = cpu_hours(summary)
+    parts = ", ".join(f"{name} {spent:.2f}" for name, spent in hours.items())
+    return f"{table(header, rows)}\n\nCPU hours: {parts}; {sum(hours.values()):.2f} together."

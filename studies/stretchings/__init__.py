@@ -1,0 +1,1 @@
+"""Comparison of stretchings on models of other seeds and regimes: `-m studies.stretchings`."""

@@ -1,0 +1,73 @@
+"""Comparison of stretchings on models that nothing was searched on.
+
+`python -m studies.stretchings --output FOLDER` trains the models of models.py and reads with each
+what reading.py plans. Trainings resume from their checkpoints and readings from their stored
+answers, so that an interruption loses half a minute at most.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ntk_alibi import _files
+from studies.command import (
+    check_options,
+    print_each,
+    print_tables,
+    replace_tables,
+    study_parser,
+)
+from studies.stretchings import tables
+from studies.stretchings.models import GROUPS, NanoModel
+from studies.stretchings.reading import ReadingPlan, read
+
+
+def train_and_read(model: NanoModel, output: Path, reading: ReadingPlan) -> list[str]:
+    """Train a model and read with it; steps and results already stored in output are reused.
+
+    Args:
+        model: the model.
+        output: folder of the study; the model gets a subfolder.
+        reading: numbers of records and windows.
+
+    Returns:
+        The names of the new results.
+    """
+    folder = _files.writable_folder(output / model.name)
+    model.train(folder)
+    return list(read(model, folder, reading))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line: train and read with all models, and print the tables."""
+    about = str(__doc__).partition("\n")[0]
+    parser = study_parser("python -m studies.stretchings", about, output="replication")
+    parser.add_argument(
+        "--groups", nargs="*", choices=GROUPS, default=list(GROUPS), help="models (all)"
+    )
+    options = parser.parse_args(arguments)
+    check_options(options, tables.SECTIONS)
+    models = [model for group in options.groups for model in GROUPS[group]]
+    work = partial(train_and_read, output=options.output, reading=ReadingPlan())
+    print_each(work, models, options.processes)
+    summary = tables.summarise(options.output)
+    print_tables(tables.tables(summary))
+    if options.document:
+        write_document(summary, options.document)
+
+
+def write_document(summary: tables.Summary, document: Path) -> None:
+    """Write the tables into a document's sections, and numbers and pictures into pictures/.
+
+    Args:
+        summary: from `tables.summarise`.
+        document: a Markdown file with markers for the sections; pictures/ is beside it.
+    """
+    pictures = document.parent / "pictures"
+    pictures.joinpath("replication.json").write_text(json.dumps(summary) + "\n")
+    for name, figure in tables.figures(summary).items():
+        figure.savefig(pictures / f"{name}.png", dpi=110)
+    replace_tables(document, tables.tables(summary))

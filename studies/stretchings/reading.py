@@ -1,0 +1,186 @@
+"""Readings of the study: records and methods of each model, and results as plain numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ntk_alibi import _files
+from ntk_alibi.evaluation.comparing import length_study, task_comparison
+from ntk_alibi.evaluation.comparing.plan import Plan
+from ntk_alibi.evaluation.harness.model import StretchedLM
+from ntk_alibi.methods import parse_method
+from ntk_alibi.models import load
+from studies.stretchings.models import NanoModel
+
+#: Methods by the label of their rule, as functions of the multiple r of the training length and of
+#: the training length. Dynamic rules follow the prefix of each query; static ones know r.
+RULES: dict[str, Callable[[int, int], str]] = {
+    "original": lambda r, length: "original",
+    "dynamic NTK, a = 2r": lambda r, length: "dynamic-ntk:2:query",
+    "dynamic NTK, a = r": lambda r, length: "dynamic-ntk:1:query",
+    "dynamic flat heads, a = 2r": lambda r, length: "dynamic-flat:2:query",
+    "dynamic knee, G = 7r": lambda r, length: f"dynamic-knee:{length // 2}:7:query",
+    "dynamic flat heads, log-n ½": lambda r, length: "dynamic-flat:2:query:logn=0.5",
+    "dynamic knee, log-n ½": lambda r, length: f"dynamic-knee:{length // 2}:7:query:logn=0.5",
+    "NTK, a = 2r": lambda r, length: f"ntk:{2 * r}",
+    "flat heads, a = 2r": lambda r, length: f"flat:{2 * r}",
+    "knee, G = 7r": lambda r, length: f"knee:{length // 2}:{7 * r}",
+    "flat heads, a = 2r, log-n ½": lambda r, length: f"flat:{2 * r}:logn=0.5",
+}
+
+#: The rule that all others are compared with.
+BASELINE = "dynamic NTK, a = 2r"
+
+#: The rules of the multiples that only some models read; see `NanoModel.farther`.
+FARTHER_RULES = (
+    BASELINE,
+    "dynamic flat heads, a = 2r",
+    "dynamic flat heads, log-n ½",
+    "dynamic knee, log-n ½",
+    "flat heads, a = 2r, log-n ½",
+)
+
+#: Prompts of one question each, which are answered by generation with a cache, and their multiple.
+GENERATED, GENERATED_AT = "ntk_alibi_lines_generated", 4
+
+
+@dataclass(frozen=True)
+class ReadingPlan:
+    """Numbers of records by the multiple of the training length, and of windows of prose.
+
+    Attributes:
+        records: for each multiple, the number of records of lines and of conversations.
+        passkeys: for each multiple, the number of records with one pass key.
+        windows: number of windows of prose of PROSE_AT training lengths, from whole books that the
+            models were not trained on.
+        prompts: number of prompts for generation with a cache.
+        seed: the records of a model are drawn with this plus the seed of its training.
+    """
+
+    records: tuple[tuple[int, int], ...] = ((1, 6), (2, 6), (4, 12), (8, 6), (16, 2), (32, 1))
+    passkeys: tuple[tuple[int, int], ...] = ((1, 16), (2, 16), (4, 24), (8, 12), (16, 6), (32, 3))
+    windows: int = 13
+    prompts: int = 24
+    seed: int = 51_000
+
+
+#: Multiple of the training length of the windows of prose.
+PROSE_AT = 4
+
+#: Kinds of records that are not read at the greatest multiple, which takes most of the time.
+NOT_FARTHEST = ("topic", "multikey")
+
+
+def plans(model: NanoModel, reading: ReadingPlan) -> dict[str, Plan]:
+    """Return the length studies of a model, by name."""
+    made = {}
+    counts, passkeys = dict(reading.records), dict(reading.passkeys)
+    for multiple, count in counts.items():
+        kinds = [x for x in model.tasks if multiple < max(counts) or x not in NOT_FARTHEST]
+        records = {"line_records": 0, "topic_records": 0}
+        records |= {
+            f"{kind}_records": passkeys[multiple] if kind == "passkey" else count for kind in kinds
+        }
+        made[f"records-{multiple}x"] = _plan(model, reading, multiple, records)
+    windows = {"prose_windows": reading.windows, "line_records": 0, "topic_records": 0}
+    made["prose"] = _plan(model, reading, PROSE_AT, windows)
+    for multiple, count in model.farther:
+        lines = {"line_records": count, "topic_records": 0}
+        made[f"records-{multiple}x"] = _plan(model, reading, multiple, lines, FARTHER_RULES)
+    return made
+
+
+def _plan(
+    model: NanoModel,
+    reading: ReadingPlan,
+    multiple: int,
+    counts: dict[str, int],
+    rules: Sequence[str] | None = None,
+) -> Plan:
+    length = model.recipe.train_length
+    return Plan(
+        length,
+        methods=tuple(dict.fromkeys(RULES[rule](multiple, length) for rule in rules or RULES)),
+        multiples=(multiple,),
+        seed=reading.seed + model.recipe.seed,
+        split="held-out-books",
+        **{"prose_windows": 0, **counts},
+    )
+
+
+def read(model: NanoModel, folder: Path, reading: ReadingPlan) -> Iterator[str]:
+    """Read with a trained model what is not stored yet, and store each result; yield its name.
+
+    Args:
+        model: the model.
+        folder: folder of its checkpoint, which gets a file for each result.
+        reading: numbers of records and windows.
+
+    Raises:
+        ValueError: the folder holds results of another plan.
+    """
+    answers = folder / "answers"
+    work: dict[str, Callable[[Any], Any]] = {
+        name: partial(_study, plan=plan, answers=answers / name)
+        for name, plan in plans(model, reading).items()
+    }
+    if reading.prompts:
+        work["generated"] = partial(_generated, model=model, reading=reading, answers=answers)
+    loaded = None
+    for name, measure in work.items():
+        path = folder / f"{name}.json"
+        made_by = _plain({"model": asdict(model.recipe), "reading": asdict(reading)})
+        if path.exists():
+            with _files.readable("results of the study; remove it to measure again", path):
+                if _files.read_json(path)["made_by"] != made_by:
+                    raise ValueError(f"its plan is another one than {made_by}")
+            continue
+        loaded = loaded or load(folder)
+        result = {"made_by": made_by, **measure(loaded)}
+        whole = path.with_suffix(".partial")
+        whole.write_text(json.dumps(result))
+        whole.replace(path)
+        yield f"{model.name}, {name}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON gives it back."""
+    return json.loads(json.dumps(value))
+
+
+def _study(loaded: Any, plan: Plan, answers: Path) -> dict[str, Any]:
+    model, tokenizer, _ = loaded
+    summary = length_study.evaluate(model, tokenizer, plan, answers, quiet=True)
+    kept = ("retrieval", "by_distance", "perplexity")
+    return {key: summary[key] for key in kept}
+
+
+def _generated(
+    loaded: Any, model: NanoModel, reading: ReadingPlan, answers: Path
+) -> dict[str, Any]:
+    network, tokenizer, train_length = loaded
+    length = GENERATED_AT * train_length
+    metadata = {
+        "lengths": [length],
+        "records": reading.prompts,
+        "seed": reading.seed + model.recipe.seed,
+        "split": "held-out-books",
+    }
+    names = dict.fromkeys(rule(GENERATED_AT, train_length) for rule in RULES.values())
+    tasks = task_comparison.load_known([GENERATED], {**metadata, "tokenizer": tokenizer}, "")
+    lm = StretchedLM(network, tokenizer=tokenizer, train_length=train_length, quiet=True)
+    compared = task_comparison.compare(
+        lm,
+        [parse_method(name, train_length) for name in names],
+        tasks,
+        metadata=metadata,
+        model=model.name,
+        cache=answers / "generated",
+    )
+    kept = ("method", "cases", "value", "low", "high")
+    return {"generated": [{key: row[key] for key in kept} for row in compared["rows"]]}

@@ -1,0 +1,376 @@
+"""Results of the study over all models: plain numbers, Markdown tables and figures.
+
+Every interval is Student's over models of different training seeds, of which each read records of
+its own, so that it covers trainings and texts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ntk_alibi import _files, plots
+from ntk_alibi.evaluation.comparing.intervals import half_width
+from ntk_alibi.evaluation.report.markdown import describe_machine, table
+from studies.stretchings.models import GROUPS, NanoModel
+from studies.stretchings.reading import BASELINE, GENERATED_AT, PROSE_AT, RULES, ReadingPlan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Summary: TypeAlias = dict[str, Any]
+
+#: Sections of the document.
+SECTIONS = (
+    "machine",
+    "endpoint",
+    "seeds",
+    "seeds-gains",
+    "prose-books",
+    "generated",
+    "regimes",
+    "tasks",
+    "tasks-gains",
+    "farther",
+    "farther-gains",
+)
+
+#: The greatest multiple that all models read.
+PLANNED = max(multiple for multiple, _ in ReadingPlan().records)
+
+#: The rule of the primary endpoint, which is compared with the baseline at this multiple.
+ENDPOINT_RULE, ENDPOINT_AT = "dynamic flat heads, a = 2r", 4
+
+#: Curves of the figures.
+SHOWN = (
+    "original",
+    "NTK, a = 2r",
+    "dynamic NTK, a = 2r",
+    "dynamic flat heads, a = 2r",
+    "dynamic knee, G = 7r",
+    "dynamic flat heads, log-n ½",
+)
+
+
+def summarise(output: Path) -> Summary:
+    """Collect the results of all models.
+
+    Args:
+        output: folder of the study.
+
+    Returns:
+        A dictionary with these keys:
+        machine: the description of the machine;
+        models: for each group, the models with results: name, regime, train_length, seed, and cells
+            by task, rule and multiple: share of right answers, share of those farther back than the
+            training length (None if there are none); prose: nats beyond the training length minus
+            the original's, by rule; generated: share of right answers by rule.
+
+    Raises:
+        ValueError: no model has results.
+    """
+    models = {
+        group: [
+            found
+            for model in members
+            if (found := _of_model(model, output / model.name)) is not None
+        ]
+        for group, members in GROUPS.items()
+    }
+    if not any(models.values()):
+        raise ValueError(f"{output} must hold results of models, got none")
+    return {"machine": describe_machine(), "models": models}
+
+
+def _of_model(model: NanoModel, folder: Path) -> dict[str, Any] | None:
+    found: dict[str, Any] = {"cells": {}, "prose": {}, "generated": {}}
+    for path in sorted(folder.glob("*.json")):
+        if path.stem.startswith("records-") or path.stem in ("prose", "generated"):
+            with _files.readable("results of the study", path):
+                _add(found, model, path.stem, _files.read_json(path))
+    if not found["cells"]:
+        return None
+    recipe = model.recipe
+    named = {"name": model.name, "regime": model.regime, "seed": recipe.seed}
+    return {**named, "train_length": recipe.train_length, **found}
+
+
+def _add(found: dict[str, Any], model: NanoModel, name: str, result: dict[str, Any]) -> None:
+    length = model.recipe.train_length
+    if name == "prose":
+        for rule, make in RULES.items():
+            method = make(PROSE_AT, length)
+            beyond = [
+                e["difference"]
+                for e in result["perplexity"]
+                if e["method"] == method and e["begin"] >= 1
+            ]
+            found["prose"][rule] = float(np.mean(beyond))
+        return
+    if name == "generated":
+        values = {row["method"]: row["value"] for row in result["generated"]}
+        for rule, make in RULES.items():
+            found["generated"][rule] = values[make(GENERATED_AT, length)]
+        return
+    for entry in result["retrieval"]:
+        multiple, method = entry["multiple"], entry["method"]
+        beyond = [
+            e
+            for e in result["by_distance"]
+            if (e["task"], e["method"]) == (entry["task"], method)
+            and e["begin"] >= 1
+            and e["cases"]
+        ]
+        cases = sum(e["cases"] for e in beyond)
+        right = sum(round(e["accuracy"] * e["cases"]) for e in beyond)
+        cell = {"share": entry["accuracy"], "beyond": right / cases if cases else None}
+        for rule, make in RULES.items():
+            if make(int(multiple), length) == method:
+                of_rule = found["cells"].setdefault(entry["task"], {}).setdefault(rule, {})
+                of_rule[str(int(multiple))] = cell
+
+
+def shares(
+    models: Iterable[Summary], task: str, rule: str, multiple: int, *, beyond: bool = False
+) -> list[float]:
+    """Return the share of right answers of each model that has it.
+
+    Args:
+        models: models of a summary.
+        task: a task, such as "lines".
+        rule: a key of RULES.
+        multiple: multiple of the training length.
+        beyond: whether to count only answers farther back than the training length.
+    """
+    key = "beyond" if beyond else "share"
+    cells = (m["cells"].get(task, {}).get(rule, {}).get(str(multiple), {}) for m in models)
+    return [cell[key] for cell in cells if cell.get(key) is not None]
+
+
+def gains(
+    models: Iterable[Summary], task: str, rule: str, multiple: int, *, beyond: bool = False
+) -> list[float]:
+    """Return each model's share minus its share with the baseline, as `shares` does."""
+    pairs = (
+        [shares([m], task, name, multiple, beyond=beyond) for name in (rule, BASELINE)]
+        for m in models
+    )
+    return [first[0] - second[0] for first, second in pairs if first and second]
+
+
+def tables(summary: Summary) -> dict[str, str]:
+    """Format the Markdown table of each section of the document, by the section's name.
+
+    Args:
+        summary: from `summarise`.
+    """
+    seeds, regimes = summary["models"]["seeds"], summary["models"]["regimes"]
+    made = {"machine": summary["machine"]}
+    if seeds:
+        made |= {
+            "endpoint": _endpoint(
+                {"nano BLOOM": seeds, "nano MPT, all": regimes, **_by_regime(regimes)}
+            ),
+            "seeds": _over_multiples(seeds, shares, _share),
+            "seeds-gains": _over_multiples(seeds, gains, _gain),
+            "prose-books": _by_rule({"nano BLOOM": seeds, **_by_regime(regimes)}, "prose", _nats),
+            "generated": _by_rule(
+                {"nano BLOOM": seeds, **_by_regime(regimes)}, "generated", _share
+            ),
+        }
+    if regimes:
+        made["regimes"] = _regimes(regimes)
+        made["tasks"] = _over_multiples(regimes, shares, _share)
+        made["tasks-gains"] = _over_multiples(regimes, gains, _gain)
+        made["farther"] = _over_multiples(regimes, shares, _share, farther=True)
+        made["farther-gains"] = _over_multiples(regimes, gains, _gain, farther=True)
+    return made
+
+
+def _by_regime(models: Sequence[Summary]) -> dict[str, list[Summary]]:
+    """Return the models of each regime, by a label."""
+    return {
+        f"regime {regime:g}": [m for m in models if m["regime"] == regime]
+        for regime in sorted({m["regime"] for m in models})
+    }
+
+
+def _endpoint(groups: dict[str, list[Summary]]) -> str:
+    from scipy.stats import ttest_1samp
+
+    rows = []
+    for label, models in groups.items():
+        first, base = (
+            shares(models, "lines", rule, ENDPOINT_AT, beyond=True)
+            for rule in (ENDPOINT_RULE, BASELINE)
+        )
+        paired = gains(models, "lines", ENDPOINT_RULE, ENDPOINT_AT, beyond=True)
+        if not paired:
+            continue
+        p = f"{ttest_1samp(paired, 0.0).pvalue:.3f}" if _vary(paired) else ""
+        each = " ".join(f"{100 * gain:+.0f}" for gain in paired)
+        rows.append([label, str(len(paired)), _share(base), _share(first), _gain(paired), p, each])
+    header = ["", "models", BASELINE, ENDPOINT_RULE, "gain", "p (paired t)", "each model"]
+    return table(header, rows)
+
+
+def _vary(values: Sequence[float]) -> bool:
+    return len(values) > 1 and float(np.std(values)) > 0.0
+
+
+def _over_multiples(
+    models: Sequence[Summary],
+    values: Callable[..., list[float]],
+    written: Callable[[Sequence[float]], str],
+    *,
+    farther: bool = False,
+) -> str:
+    """Format a table for each task, with a row for each rule and a column for each multiple.
+
+    The multiples are those that all models read, or with `farther` those beyond.
+    """
+    parts = []
+    for task in dict.fromkeys(task for m in models for task in m["cells"]):
+        found = {
+            int(x) for m in models for of_rule in m["cells"].get(task, {}).values() for x in of_rule
+        }
+        multiples = sorted(x for x in found if (x > PLANNED) == farther)
+        rows = [
+            [rule, *map(written, cells)]
+            for rule in RULES
+            if any(cells := [values(models, task, rule, x) for x in multiples])
+        ]
+        if rows:
+            parts.append(table([task, *(f"{x}x" for x in multiples)], rows))
+    return "\n\n".join(parts) or "No results yet."
+
+
+def _by_rule(
+    groups: dict[str, list[Summary]], key: str, written: Callable[[Sequence[float]], str]
+) -> str:
+    rows = [
+        [
+            rule,
+            *(
+                written([m[key][rule] for m in models if rule in m[key]])
+                for models in groups.values()
+            ),
+        ]
+        for rule in RULES
+    ]
+    return table(["", *groups], rows)
+
+
+def _regimes(models: Sequence[Summary]) -> str:
+    """Format lines found in each regime, at 1, 4 and 16 times the training length."""
+    columns = [(x, label, group) for x in (1, 4, 16) for label, group in _by_regime(models).items()]
+    rows = [
+        [rule, *(_share(shares(group, "lines", rule, x)) for x, _, group in columns)]
+        for rule in RULES
+    ]
+    return table(["lines", *(f"{label}, {x}x" for x, label, _ in columns)], rows)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean of shares in % and its 95 % interval, which ends at 0 and 100."""
+    mean, width = 100 * float(np.mean(values)), 100 * float(half_width(values))
+    return mean, max(0.0, mean - width), min(100.0, mean + width)
+
+
+def _share(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    mean, low, high = interval(values)
+    return f"{mean:.0f}" if math.isnan(low) else f"{mean:.0f} ({low:.0f}-{high:.0f})"
+
+
+def _gain(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    width = 100 * float(half_width(values))
+    shown = "" if math.isnan(width) else f" ± {width:.0f}"
+    return f"{100 * float(np.mean(values)):+.0f}{shown}".replace("-0 ", "+0 ")
+
+
+def _nats(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    width = float(half_width(values))
+    shown = "" if math.isnan(width) else f" ± {width:.4f}"
+    return f"{float(np.mean(values)):+.4f}{shown}"
+
+
+def figures(summary: Summary) -> dict[str, Figure]:
+    """Draw the lines found over length, and over the regime, by the name of the picture's file.
+
+    Args:
+        summary: from `summarise`.
+    """
+    seeds, regimes = summary["models"]["seeds"], summary["models"]["regimes"]
+    made = {}
+    if seeds:
+        made["stretching-lines"] = _over_length(seeds)
+    if len(_by_regime(regimes)) > 1:
+        made["stretching-regimes"] = _over_regime(regimes)
+    return made
+
+
+def _over_length(models: Sequence[Summary]) -> Figure:
+    from matplotlib.figure import Figure
+
+    multiples = sorted({int(x) for m in models for x in m["cells"]["lines"][BASELINE]})
+    train_length = models[0]["train_length"]
+    made = Figure(figsize=(8, 4.6), layout="constrained")
+    means, widths = _curves(
+        SHOWN, [[shares(models, "lines", rule, x) for x in multiples] for rule in SHOWN]
+    )
+    axes = plots.extrapolation_curves(
+        [x * train_length for x in multiples],
+        means,
+        half_widths=widths,
+        train_length=train_length,
+        quantity="lines found, %",
+        limits=(0.0, 100.0),
+        ax=made.subplots(),
+    )
+    axes.set_ylim(0.0, 103.0)
+    axes.set_title(f"nano BLOOM: lines found, mean of {len(models)} trainings and 95 % band")
+    return made
+
+
+def _over_regime(models: Sequence[Summary]) -> Figure:
+    from matplotlib.figure import Figure
+
+    groups = _by_regime(models)
+    made = Figure(figsize=(12, 4.6), layout="constrained")
+    for axes, multiple in zip(made.subplots(1, 2, sharey=True), (4, 16), strict=True):
+        cells = [[shares(g, "lines", rule, multiple) for g in groups.values()] for rule in SHOWN]
+        values = [group[0]["regime"] for group in groups.values()]
+        plots.extrapolation_curves(
+            values, _curves(SHOWN, cells)[0], quantity="lines found, %", ax=axes
+        )
+        # Intervals of three models cover the whole picture, so the models themselves are shown.
+        for curve, row in zip(axes.get_lines(), cells, strict=False):
+            points = [(x, 100 * y) for x, column in zip(values, row, strict=True) for y in column]
+            axes.scatter(*zip(*points, strict=True), s=14, color=curve.get_color(), alpha=0.5)
+        axes.set_ylim(-3.0, 103.0)
+        axes.set_xlabel("training length x flattest slope")
+        axes.set_title(f"nano MPT: lines found at {multiple}x, mean and each training")
+    return made
+
+
+def _curves(
+    rules: Sequence[str], cells: Sequence[Sequence[Sequence[float]]]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return means and half-widths in % of each rule; NaN where there are no values."""
+    means, widths = {}, {}
+    for rule, row in zip(rules, cells, strict=True):
+        means[rule] = [100 * float(np.mean(x)) if x else math.nan for x in row]
+        widths[rule] = [
+            100 * float(np.nan_to_num(half_width(x))) if len(x) > 1 else 0.0 for x in row
+        ]
+    return means, widths

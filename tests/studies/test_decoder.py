@@ -1,0 +1,177 @@
+"""The study's decoder and position schemes: causal, learnable, equal to torch's attention."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from studies.schemes.decoder import Decoder
+from studies.schemes.schemes import SCHEMES, AttentionView, LayerShape
+
+import ntk_alibi as na
+from ntk_alibi.scaling import without_knee
+from small_studies import decoder, some_tokens
+
+
+@pytest.fixture(params=SCHEMES)
+def scheme(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def test_no_token_sees_a_later_one(scheme: str) -> None:
+    model, tokens = decoder(scheme), some_tokens()
+    changed = tokens.clone()
+    changed[:, 25:] = (changed[:, 25:] + 1) % 50
+    torch.testing.assert_close(model(changed)[:, :25], model(tokens)[:, :25], rtol=0, atol=1e-6)
+    assert (model(changed)[:, 25:] - model(tokens)[:, 25:]).abs().amax(dim=-1).min() > 1e-4
+
+
+def test_every_parameter_gets_a_gradient(scheme: str) -> None:
+    model = decoder(scheme)
+    model(some_tokens()).logsumexp(-1).sum().backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+            # softmax ignores a constant added to all scores of a query, and 1 = alpha^0 is constant
+            without_effect = ("key.bias", "log_alpha") if "flat" in scheme else ("key.bias",)
+            assert parameter.grad.any() or name.endswith(without_effect), name
+
+
+def test_a_step_lowers_the_loss_of_its_batch(scheme: str) -> None:
+    model, tokens = decoder(scheme).train(), some_tokens(8)
+
+    def loss() -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(
+            model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+        )
+
+    before = loss()
+    before.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.01 * parameter.grad
+    assert loss() < before
+
+
+def test_schemes_share_their_other_first_weights(scheme: str) -> None:
+    own, others = decoder(scheme).state_dict(), decoder("none").state_dict()
+    shared = {name for name in own if ".positions." not in name}
+    assert shared == set(others)
+    assert all(torch.equal(own[name], others[name]) for name in shared)
+
+
+def test_logits_of_some_positions_are_those_of_all() -> None:
+    model, tokens = decoder("alibi"), some_tokens()
+    keep = torch.zeros(tokens.shape, dtype=torch.bool)
+    keep[0, 3] = keep[1, 20] = True
+    whole = model(tokens)
+    torch.testing.assert_close(model(tokens, keep), whole[keep], rtol=0, atol=1e-6)
+
+
+def by_torch(
+    model: Decoder, tokens: torch.Tensor, bias: torch.Tensor, factors: torch.Tensor | float = 1.0
+) -> torch.Tensor:
+    """Compute the decoder with torch's attention and a dense bias (heads, length, length).
+
+    Scores and bias are multiplied by factors (heads, length, 1).
+    """
+    x = model.embeddings_norm(model.word_embeddings(tokens))
+    causal = torch.ones(tokens.shape[1], tokens.shape[1]).tril().bool()
+    for layer in model.layers:
+        normed = layer.attention_norm(x)
+        query, key, value = (
+            part(normed).unflatten(-1, (4, -1)).transpose(1, 2)
+            for part in (layer.query, layer.key, layer.value)
+        )
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query * factors, key, value, attn_mask=(bias * factors).masked_fill(~causal, -torch.inf)
+        )
+        x = x + layer.out(attended.transpose(1, 2).flatten(2))
+        up = torch.nn.functional.gelu(layer.up(layer.feed_forward_norm(x)), approximate="tanh")
+        x = x + layer.down(up)
+    return model.final_norm(x) @ model.word_embeddings.weight.T
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        AttentionView(),
+        AttentionView(window=7),
+        AttentionView(scaling=na.NTK(4.0)),
+        AttentionView(scaling=na.FlatHeads(8.0, share=0.25)),
+        AttentionView(scaling=na.Knee(16, factor=14.0)),
+    ],
+    ids=str,
+)
+def test_alibi_is_torch_attention_with_a_dense_bias(view: AttentionView) -> None:
+    model, tokens = decoder("alibi", length=2048), some_tokens()  # long enough for BLOOM's slopes
+    model.view = view
+    distance = torch.arange(40)[:, None] - torch.arange(40)
+    scaling, knee = without_knee(view.scaling)
+    read = distance.double()
+    if knee is not None:
+        read = read.clamp(max=16) + (read - 16).clamp(min=0) / 14.0
+    bias = -torch.tensor(na.alibi_slopes(4, scaling))[:, None, None] * read.float()
+    if view.window is not None:
+        bias = bias.masked_fill(distance >= view.window, -torch.inf)
+    torch.testing.assert_close(model(tokens), by_torch(model, tokens, bias), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_ssmax_multiplies_score_and_prior_by_a_learned_log_n(window: int | None) -> None:
+    model, tokens = decoder("bam-flat-ssmax", layers=1), some_tokens()
+    model.view = AttentionView(window=window)
+    positions: Any = model.layers[0].positions
+    strength = torch.tensor([0.5, 1.0, 1.5, 2.0])
+    with torch.no_grad():
+        positions.strength.copy_(strength)
+        positions.bias.beta.copy_(torch.tensor([0.0, 0.5, 1.0, -0.1]))
+    distance = torch.arange(40)[:, None] - torch.arange(40)
+    seen = torch.arange(1, 41).clamp(max=window or 40)
+    beta = positions.bias.beta.detach()[:, None, None]
+    prior = -((distance.clamp(min=0) + 1e-5) ** beta)  # alpha is 1
+    if window is not None:
+        prior = prior.masked_fill(distance >= window, -torch.inf)
+    # a single visible key has weight 1 with any factor but 0, with which -inf would be NaN
+    factors = strength[:, None, None] * seen.clamp(min=2).log()[:, None]
+    expected = by_torch(model, tokens, prior, factors)
+    torch.testing.assert_close(model(tokens), expected, rtol=0, atol=1e-5)
+
+
+def test_a_step_moves_the_learned_factor_of_log_n() -> None:
+    model = decoder("bam-flat-ssmax")
+    model(some_tokens()).logsumexp(-1).sum().backward()
+    positions: Any = model.layers[0].positions
+    assert positions.strength.tolist() == [1.0] * 4
+    assert positions.strength.grad.abs().min() > 0
+
+
+def test_first_weights_have_the_deviation_that_is_asked_for() -> None:
+    place = LayerShape(heads=4, hidden_size=64, train_length=32)
+    for std in (0.02, 0.06):
+        made = SCHEMES["none"]
+        torch.manual_seed(0)
+        model = Decoder(500, 1, 64, 4, partial(made, place), first_weights_std=std)
+        for name in ("word_embeddings", "layers.0.query", "layers.0.down"):
+            weight = model.get_submodule(name).weight.detach()
+            # 4096 numbers or more: the deviation of their deviation is std / sqrt(8192)
+            assert float(weight.std()) == pytest.approx(std, rel=5 / 8192**0.5)
+
+
+def test_a_window_as_long_as_the_text_and_log_n_within_the_training_change_nothing() -> None:
+    for name in SCHEMES:
+        model, tokens = decoder(name), some_tokens()
+        with torch.no_grad():
+            plain = model(tokens)
+            for view in (
+                AttentionView(window=40),
+                AttentionView(causal_block=20),
+                AttentionView(log_n=na.LogN(40)),
+            ):
+                model.view = view
+                torch.testing.assert_close(model(tokens), plain, rtol=0, atol=1e-6)

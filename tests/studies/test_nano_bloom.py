@@ -1,0 +1,145 @@
+"""Training of nano BLOOM: resumption, export, curriculum, and the ranking of methods."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from studies import training
+from studies.nano_bloom import program
+from studies.nano_bloom.program import NanoBloomRecipe, NanoBloomTraining
+from studies.steeper import SteepenFlattest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import ntk_alibi as na
+from ntk_alibi.evaluation.comparing import length_study
+from ntk_alibi.evaluation.comparing.plan import Plan
+
+#: A recipe of a few steps with a few tokens each.
+TINY = NanoBloomRecipe(
+    train_length=96, start_length=64, final_steps=3, threshold=-1.0, tokens=128, layers=1,
+    hidden_size=32, heads=2,
+)  # fmt: skip
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    return weights
+
+
+def test_interrupted_training_ends_in_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program.train(TINY, tmp_path / "whole", quiet=True)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    step, steps = NanoBloomTraining.step, []
+
+    def stop_in_step_eight(self: NanoBloomTraining) -> float:
+        steps.append(1)
+        if len(steps) == 8:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(NanoBloomTraining, "step", stop_in_step_eight)
+    with pytest.raises(KeyboardInterrupt):
+        program.train(TINY, tmp_path / "resumed", quiet=True)
+    assert (tmp_path / "resumed/train.ckpt").exists()
+    program.train(TINY, tmp_path / "resumed", quiet=True)
+    assert not (tmp_path / "resumed/train.ckpt").exists()
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "resumed")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    NanoBloomTraining(TINY).save(tmp_path / "train.ckpt")
+    with pytest.raises(ValueError, match=r"must be a checkpoint of NanoBloomRecipe\(.*seed=1"):
+        program.train(replace(TINY, seed=1), tmp_path, quiet=True)
+
+
+def test_a_step_has_the_same_gradients_in_all_forms() -> None:
+    """The tolerance is ten times 2^-24 sqrt(n): float32, norm clipped to 1, some hundred terms."""
+    forms: dict[Any, tuple[float, torch.Tensor]] = {}
+    for attention in (NanoBloomRecipe.attention, "sdpa", "eager"):
+        training = NanoBloomTraining(replace(TINY, start_length=96))
+        with na.patch(training.model, attention=attention):
+            loss = training.step()
+        gradients = [p.grad.flatten() for p in training.model.parameters() if p.grad is not None]
+        forms[attention] = loss, torch.cat(gradients)
+    assert list(forms) == ["fused", "sdpa", "eager"]
+    for loss, gradients in forms.values():
+        assert loss == pytest.approx(forms["eager"][0], rel=1e-5)
+        torch.testing.assert_close(gradients, forms["eager"][1], atol=1e-6, rtol=1e-3)
+
+
+def test_what_is_exported_is_a_plain_bloom(tmp_path: Path) -> None:
+    program.train(TINY, tmp_path, quiet=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(model).__name__ == "BloomForCausalLM"
+    assert model.dtype == torch.float32
+    assert model.config.seq_length == 96
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == len(tokenizer)
+    text = "line amber-acorn: REGISTER_CONTENT is <2416>\nAnd it was so.\n"
+    tokens = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(tokens) == text
+    assert [tokenizer.decode([t]) for t in tokens[8:10]] == ["24", "16"]
+
+
+def test_the_length_grows_only_when_lines_are_answered() -> None:
+    recipe = NanoBloomRecipe(start_length=64, train_length=200, threshold=0.5)
+    state = program.NanoBloomCurriculum(64)
+    for _ in range(100):
+        state.advance(recipe)
+    assert state.length == 64
+    state.lines_accuracy = 0.6
+    lengths = []
+    for _ in range(40):
+        state.advance(recipe)
+        lengths.append(state.length)
+    assert sorted(set(lengths)) == [96, 144, 200]
+    assert state.final_step > 0
+
+
+def test_steeper_multiplies_the_flattest_slope_and_then_scales() -> None:
+    slopes = na.alibi_slopes(8, SteepenFlattest(8.0))
+    assert slopes[[0, -1]].tolist() == [0.5, 2.0**-5]
+    scaled = na.alibi_slopes(8, SteepenFlattest(8.0, na.NTK(8.0)))
+    torch.testing.assert_close(torch.from_numpy(scaled), torch.from_numpy(na.alibi_slopes(8)))
+    dynamic = na.alibi_slopes(8, SteepenFlattest(8.0, na.DynamicNTK(1.0, 10)), lengths=[80])
+    assert dynamic.shape == (1, 8)
+
+
+@pytest.mark.slow
+def test_a_small_model_orders_the_methods_at_twice_its_length(tmp_path: Path) -> None:
+    """Training from scratch takes two CPU-minutes; the test checks margins, not exact figures."""
+    training = program.train(program.SMALL, tmp_path, quiet=True)
+    plan = Plan(
+        256,
+        methods=("original", "ntk:2", "ntk:4"),
+        multiples=(1, 2),
+        line_records=64,
+        topic_records=0,
+        prose_windows=0,
+    )
+    summary = length_study.evaluate(
+        training.model.eval(),
+        training.tokenizer,
+        plan,
+        tmp_path / "study",
+        quiet=True,
+        wrap=lambda scaling: SteepenFlattest(8.0, scaling),
+    )
+    accuracy = {(c["method"], c["multiple"]): c["accuracy"] for c in summary["retrieval"]}
+    assert accuracy["original", 1] > 0.6
+    assert accuracy["ntk:2", 2] > accuracy["original", 2] + 0.1
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK"], ids=["empty", "nonsense", "cut off"])
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "train.ckpt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"train.ckpt' must be a checkpoint .*; remove it"):
+        program.train(TINY, tmp_path, quiet=True)

@@ -1,0 +1,102 @@
+"""Work in several processes: results, processes that are killed, and a parent that is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from studies.processes import each_in_a_process
+
+from repository import ROOT
+
+
+def square(number: int) -> int:
+    return number**2
+
+
+def fail_or_die(name: str) -> str:
+    if name == "fail":
+        raise ValueError("name must be another one, got 'fail'")
+    os.kill(os.getpid(), signal.SIGKILL)
+    return name
+
+
+def sleep_or_fail(folder: Path | None) -> None:
+    if folder is None:
+        time.sleep(1)  # until the other process works
+        raise ValueError("folder must be a path, got None")
+    sleep(folder)
+
+
+def sleep(folder: Path) -> None:
+    (folder / f"{os.getpid()}").touch()
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_each_item_is_worked_on(processes: int) -> None:
+    assert sorted(each_in_a_process(square, range(4), processes)) == [0, 1, 4, 9]
+    assert list(each_in_a_process(square, [], processes)) == []
+
+
+def test_an_error_is_raised_here() -> None:
+    with pytest.raises(ValueError, match="must be another one"):
+        list(each_in_a_process(fail_or_die, ["fail"], 1))
+
+
+def test_a_killed_process_is_an_error() -> None:
+    with pytest.raises(ChildProcessError, match="run the same command again"):
+        list(each_in_a_process(fail_or_die, ["die", "die"], 1))
+
+
+def _alive(process: int) -> bool:
+    status = Path(f"/proc/{process}/status")
+    return status.exists() and "\nState:\tZ" not in status.read_text()
+
+
+def _start(tmp_path: Path, function: str, items: str, processes: int) -> subprocess.Popen[bytes]:
+    """Start a program that works on items."""
+    code = (
+        f"from pathlib import Path; from test_processes import {function}\n"
+        "from studies.processes import each_in_a_process\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        f"if __name__ == '__main__': list(each_in_a_process({function}, {items}, {processes}))"
+    )
+    script = tmp_path.parent / f"{tmp_path.name}.py"
+    script.write_text(code)
+    folders = (Path(__file__).parent, ROOT, ROOT / "tests/shared")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    return subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+def test_an_error_ends_the_program_while_others_work(tmp_path: Path) -> None:
+    program = _start(tmp_path, "sleep_or_fail", "[folder, None]", 2)
+    try:
+        _, said = program.communicate(timeout=120)
+    finally:
+        program.kill()
+    assert b"folder must be a path, got None" in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    parent = _start(tmp_path, "sleep", "[folder]", 1)
+    try:
+        deadline = time.monotonic() + 120
+        while not (started := list(tmp_path.iterdir())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        worker = int(started[0].name)
+    finally:
+        parent.kill()
+        parent.communicate()
+    deadline = time.monotonic() + 60
+    while _alive(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _alive(worker)

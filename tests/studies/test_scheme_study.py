@@ -1,0 +1,168 @@
+"""The study: it survives interruptions and does all its work by one command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from studies import command, training
+from studies.schemes import grid, program
+from studies.schemes.measure import Measurement, MeasurePlan
+from studies.schemes.recipe import StudyRecipe, StudyTraining
+from studies.schemes.summary import by_seed, summarise
+from studies.schemes.tables import SECTIONS
+
+from small_studies import TINY, TINY_PLAN
+
+
+def stopped(recipe: StudyRecipe, folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the study and interrupt it in a step of the training."""
+    done = StudyTraining.step
+
+    def stop(self: StudyTraining) -> float:
+        if self.curriculum.step == step:
+            raise KeyboardInterrupt
+        return done(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+        patched.setattr(StudyTraining, "step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            program.train_and_evaluate(recipe, TINY_PLAN, folder)
+
+
+@pytest.mark.parametrize("name", ["kerple-log", "fox"])
+def test_interrupted_work_ends_in_the_same_numbers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(TINY, scheme=name)
+    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "whole")
+    stopped(recipe, tmp_path / "resumed", 2, monkeypatch)
+    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "resumed")
+    whole, resumed = (tmp_path / x / f"{name}-0" for x in ("whole", "resumed"))
+    measured, again = (
+        json.loads((x / "results.json").read_text())["measured"] for x in (whole, resumed)
+    )
+    assert set(measured) >= {"plain/1", "plain/2", "window/2"}
+    assert measured == again
+    checkpoints = (torch.load(x / "train.ckpt", weights_only=True) for x in (whole, resumed))
+    first, second = (checkpoint["model"] for checkpoint in checkpoints)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_an_interrupted_evaluation_goes_on_with_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(TINY, scheme="none")
+    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+    path = tmp_path / "none-0/results.json"
+    whole = json.loads(path.read_text())
+    part = {key: whole["measured"][key] for key in ("plain/1", "plain/2")}
+    path.write_text(json.dumps(whole | {"measured": part}))
+    asked = []
+    nats = Measurement._nats
+
+    def counted(self: Measurement, windows: torch.Tensor) -> list[float]:
+        asked.append(windows)
+        return nats(self, windows)
+
+    monkeypatch.setattr(Measurement, "_nats", counted)
+    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+    assert len(asked) == len(whole["measured"]) - 2 == 2
+    again = json.loads(path.read_text())
+    assert again.pop("reading_cpu_seconds") >= whole.pop("reading_cpu_seconds") > 0
+    assert again == whole
+
+
+def test_results_of_other_work_are_not_continued(tmp_path: Path) -> None:
+    recipe = replace(TINY, scheme="none", steps=1)
+    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+    with pytest.raises(ValueError, match="holds results of other work"):
+        program.train_and_evaluate(recipe, replace(TINY_PLAN, records=3), tmp_path)
+    with pytest.raises(ValueError, match="holds results of other work"):
+        program.train_and_evaluate(replace(recipe, steps=2), TINY_PLAN, tmp_path)
+    (tmp_path / "none-0/results.json").unlink()
+    with pytest.raises(ValueError, match="must be a checkpoint of"):
+        program.train_and_evaluate(replace(recipe, steps=2), TINY_PLAN, tmp_path)
+
+
+def test_finished_models_are_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(TINY, scheme="none", steps=1)
+    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+    monkeypatch.setattr(program, "StudyTraining", None)
+    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+
+
+def at_once(work: Any, items: Sequence[Any], processes: int) -> Iterator[Any]:
+    """Stand for `each_in_a_process`, whose processes take seconds to start."""
+    assert processes == 2
+    yield from map(work, items)
+
+
+def test_the_command_tries_chooses_trains_and_writes_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "each_in_a_process", at_once)
+    recipe = replace(TINY, steps=1)
+    document = tmp_path / "page.md"
+    document.write_text("\n".join(f"<!-- {x}: begin -->\n<!-- {x}: end -->" for x in SECTIONS))
+    arguments = ["--output", str(tmp_path / "study"), "--schemes", "alibi", "none"]
+    arguments += ["--seeds", "3", "4", "--processes", "2"]
+    program.main([*arguments, "--grid-only"], recipe=recipe, plan=TINY_PLAN)
+    assert not list(tmp_path.glob("study/*/results.json"))
+    assert len(list(tmp_path.glob("study/grid/*/outcome.json"))) == 2 * len(grid.runs(TINY))
+    assert "did not learn" in capsys.readouterr().out
+    program.main([*arguments, "--document", str(document)], recipe=recipe, plan=TINY_PLAN)
+    shown = capsys.readouterr().out
+    assert "alibi, seed 3: done" in shown
+    assert "4 of 60 trainings of this protocol are finished" in shown
+    page = document.read_text()
+    assert "| ALiBi | 0 of 2: none at 95 % |" in page
+    assert "CPU hours: grid" in page
+    stored = json.loads((tmp_path / "pictures/extrapolation.json").read_text())
+    assert stored["training"]["none"]["seeds"] == [3, 4]
+    settled = grid.chosen(replace(recipe, scheme="alibi"), TINY_PLAN, tmp_path / "study")
+    made_with = json.loads((tmp_path / "study/alibi-3/results.json").read_text())["recipe"]
+    assert made_with == json.loads(json.dumps(asdict(replace(settled, seed=3))))
+
+
+def test_the_command_refuses_the_seeds_of_the_grid_and_documents_without_sections(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ValueError, match=r"--seeds must hold none of the grid's seeds.*100"):
+        program.main(["--output", str(tmp_path), "--seeds", "0", "100"])
+    document = tmp_path / "page.md"
+    document.write_text("no markers")
+    with pytest.raises(ValueError, match="must hold the markers"):
+        program.main(["--output", str(tmp_path), "--document", str(document)])
+
+
+@pytest.mark.slow
+def test_the_command_works_in_processes(tmp_path: Path) -> None:
+    recipe, plan = replace(TINY, steps=1), replace(TINY_PLAN, records=1, windows=1)
+    program.main(
+        ["--output", str(tmp_path), "--schemes", "fox", "--seeds", "0", "--processes", "2"],
+        recipe=recipe,
+        plan=plan,
+    )
+    assert (tmp_path / "fox-0/results.json").exists()
+
+
+@pytest.mark.slow
+def test_alibi_learns_to_look_up_numbers(tmp_path: Path) -> None:
+    """After a few minutes of training the task is learned."""
+    recipe = StudyRecipe(scheme="alibi", until_learned=True)
+    program.train_and_evaluate(
+        recipe, MeasurePlan(multiples=(1, 2), records=16, windows=2), tmp_path
+    )
+    summary = summarise(tmp_path)
+    assert by_seed(summary, "alibi/plain", "pairs", 1, every=True)[0] > 0.9
+    assert by_seed(summary, "alibi/plain", "nats", 1, every=True)[0] < 5.5
+    assert summary["training"]["alibi"]["learned_at"][0] < recipe.steps

@@ -1,0 +1,106 @@
+"""Position schemes: where they start, and the ways to read with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from studies.schemes.readings import views
+from studies.schemes.schemes import SCHEMES, AttentionView, LayerShape
+
+import ntk_alibi as na
+
+
+def first_bias(name: str, place: LayerShape, distances: int) -> Any:
+    """Return the initial bias at distances 0, 1, ..., (heads, distances) float64."""
+    torch.manual_seed(0)
+    hidden = torch.randn(1, distances, place.hidden_size)
+    with torch.no_grad():
+        bias = SCHEMES[name](place)(hidden, AttentionView())["bias"].tensor(1, distances)
+    return np.asarray(bias, np.float64)[0, :, 0, ::-1]
+
+
+PLACE = LayerShape(heads=8, hidden_size=128, train_length=128)
+
+
+@pytest.mark.parametrize("name", ["alibi", "learned-slopes", "kerple-power", "bam", "fox"])
+def test_learned_biases_start_as_alibi(name: str) -> None:
+    expected = -PLACE.slopes.double().numpy()[:, None] * np.arange(512)
+    # Parameters are logarithms or logits of at most 4 in size, rounded to float32, and the function
+    # that undoes them rounds once more: 4 * 2^-24 + 2^-24, relatively. BAM adds epsilon = 1e-5.
+    np.testing.assert_allclose(first_bias(name, PLACE, 512), expected, rtol=3e-7, atol=1.01e-5)
+
+
+def test_kerple_log_starts_with_alibis_slope_and_is_as_near_as_its_docstring_says() -> None:
+    length = PLACE.train_length
+    bias = first_bias("kerple-log", PLACE, length + 1)
+    slopes = PLACE.slopes.double().numpy()
+    shares = bias[:, 1:] / (-slopes[:, None] * np.arange(1, length + 1))
+    # log(1 + x) / x is 1 - x / 2 + x^2 / 3 - ... at x = 1 / length
+    np.testing.assert_allclose(shares[:, 0], 1 - 1 / (2 * length), atol=1 / (3 * length**2) + 1e-6)
+    np.testing.assert_allclose(shares[:, length // 2 - 1], 0.81, atol=0.005)
+    np.testing.assert_allclose(shares[:, -1], np.log(2), rtol=1e-6)
+
+
+def test_the_authors_bam_starts_flat() -> None:
+    assert np.all(first_bias("bam-flat", PLACE, 512) == -1.0)
+    hidden = torch.zeros(1, 20, PLACE.hidden_size)
+    with torch.no_grad():
+        bias = SCHEMES["bam-flat-ssmax"](PLACE)(hidden, AttentionView())["bias"]
+    rows = torch.arange(20)[:, None]
+    assert torch.equal(bias, bias[:, :, :1].expand_as(bias))  # the same for all keys of a query
+    torch.testing.assert_close(bias[0, 2:, 0], -(rows[2:, 0] + 1).log())
+
+
+def test_gates_depend_on_the_text_after_a_step() -> None:
+    gates: Any = SCHEMES["fox"](PLACE)
+    hidden = torch.randn(1, 9, PLACE.hidden_size)
+    assert gates.bias(hidden).log_gates.unique(dim=2).shape[2] == 1
+    gates.bias(hidden).log_gates[..., -1].sum().backward()
+    assert gates.bias.linear.weight.grad.abs().min() > 0
+
+
+def test_readings_apply_where_they_are_defined() -> None:
+    names = {scheme: {key.partition("/")[0] for key in views(made, (1, 2), 64)}
+             for scheme, made in SCHEMES.items()}  # fmt: skip
+    everywhere = {"plain", "window"}
+    by_slopes = everywhere | {"log-n", "pi", "ntk", "flat", "knee", "flat-log-n"}
+    assert names["alibi"] == names["learned-slopes"] == by_slopes
+    assert names["rope"] == everywhere | {"log-n", "pi", "ntk"}
+    for scheme in ("kerple-power", "kerple-log", "bam", "bam-flat"):
+        assert names[scheme] == everywhere | {"log-n", "pi"}
+    assert names["bam-flat-ssmax"] == everywhere | {"pi"}  # it has a log n of its own
+    assert names["xpos"] == everywhere | {"log-n", "blocks"}
+    for scheme in ("none", "sandwich", "fox"):
+        assert names[scheme] == everywhere | {"log-n"}
+    alibi = views(SCHEMES["alibi"], (1, 4), 128)
+    assert [key for key in alibi if key.endswith("/1")] == ["plain/1"]
+    assert alibi["flat/4"] == AttentionView(scaling=na.FlatHeads(8.0, share=0.25))
+    assert alibi["knee/4"] == AttentionView(scaling=na.Knee(64, factor=28.0))
+    assert alibi["flat-log-n/4"] == AttentionView(
+        scaling=na.FlatHeads(8.0, share=0.25), log_n=na.LogN(128, 0.5)
+    )
+
+
+def test_slopes_reach_as_far_for_short_trainings() -> None:
+    for length in (128, 256, 1024):
+        slopes = LayerShape(8, 64, length).slopes
+        assert float(slopes.min()) * length == pytest.approx(4.0)
+        assert float(slopes.max()) == 0.5
+
+
+@pytest.mark.parametrize(
+    "name", ["alibi", "learned-slopes", "kerple-power", "kerple-log", "bam", "bam-flat"]
+)
+def test_interpolation_reads_each_distance_as_a_part_of_it(name: str) -> None:
+    positions = SCHEMES[name](LayerShape(4, 32, 64))
+    hidden = torch.zeros(1, 9, 32)
+    with torch.no_grad():
+        plain, stretched = (
+            np.asarray(positions(hidden, AttentionView(scaling=scaling))["bias"].tensor(1, 9))
+            for scaling in (None, na.Interpolation(4.0))
+        )
+    # for the last query, keys 4 and 8 tokens back are read as 1 and 2 tokens back
+    np.testing.assert_allclose(stretched[..., [4, 0]], plain[..., [7, 6]], rtol=1e-6, atol=1e-7)

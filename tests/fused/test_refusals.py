@@ -198,6 +198,7 @@ def test_messages_name_the_argument(call: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         call()
 
+
 ROWS = na.QuantizedRows.of(ARRAY)
 RECORDED = torch.ones(2, 4, 3, 8, requires_grad=True)
 NORMS = na.KeyNorms().update(ARRAY)

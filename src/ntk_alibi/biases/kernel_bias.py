@@ -101,7 +101,7 @@ class KernelBias(NamedTuple):
             if self.core is not None:
                 return self
             return self.mapped(_constant)
-        dtypes = dict.fromkeys(NUMBERS, _arrays.wide_dtype(like))
+        dtypes: dict[str, str | None] = dict.fromkeys(NUMBERS, _arrays.wide_dtype(like))
         dtypes |= {"sums": "float64", "dense": None}
 
         def tensor(name: str, x: Any) -> Any:

@@ -253,10 +253,10 @@ def attention(
             group=group,
             mesh=mesh,
             refused=given,
-            check=partial(_check_others, others, dropout, query=query, key=key, value=value),
+            check=partial(_check_others, others, dropout, query, key, value),
             return_logsumexp=return_logsumexp,
         )
-    _check_others(others, dropout, query=query, key=key, value=value)
+    _check_others(others, dropout, query, key, value)
     torch = _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias)
     if torch:
         for name, used in (
@@ -303,13 +303,13 @@ def attention(
     return (output, *rounded, *((stats,) if return_stats else ()))
 
 
-def _check_others(others: dict[str, Any], dropout: Any, **tensors: Any) -> None:
+def _check_others(others: Any, dropout: Any, query: Any, key: Any, value: Any) -> None:
     """Refuse arguments and surroundings that attention does not have."""
     if others:
         name = min(others, key=lambda name: name not in OF_TORCH)
         instead = f": {OF_TORCH[name]}" if name in OF_TORCH else ""
         raise TypeError(f"attention() got an unexpected keyword argument {name!r}{instead}")
     _checks.whole_sequences()
-    _checks.no_tangents(**tensors)
+    _checks.no_tangents(query=query, key=key, value=value)
     if dropout is not NO_DROPOUT:
         _checks.no_dropout(dropout)

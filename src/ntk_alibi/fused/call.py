@@ -147,8 +147,8 @@ def checked_call(
         check_rotary(rotary, query.shape[3], causal=not problem.mask.sees_ahead)
     columns = key_padding_mask is query_positions is key_positions is None
     if not columns or align is not AT_END:
-        placed = key_padding_mask, query_positions, key_positions, align
-        problem = Problem.checked(*problem[:2], *placed, like)
+        placed = key_padding_mask, query_positions, key_positions
+        problem = Problem.checked(problem.shape, problem.mask, *placed, align, like)
     kernel = kernel_bias_of(bias, problem, like)
     factors = None
     if log_n is not None:

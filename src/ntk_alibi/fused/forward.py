@@ -12,7 +12,7 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.kernel_call import attend, key_subsets
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.fused.merge import merged
+from ntk_alibi.fused.merged_parts import merged
 from ntk_alibi.fused.rotated import RotatedCall, runs_of_heads
 
 

@@ -117,12 +117,13 @@ def attention_gradients(
     Source: Dao et al. 2022 (arXiv 2205.14135), appendix B.
     """
     _checks.attention_inputs(query, key, value)
-    for name, array in (
+    given: tuple[tuple[str, Any], ...] = (
         ("output", output),
         ("output_gradient", output_gradient),
         ("logsumexp", logsumexp),
         ("logsumexp_gradient", logsumexp_gradient),
-    ):
+    )
+    for name, array in given:
         if array is None and name == "logsumexp_gradient":
             continue
         if not _arrays.is_array(array):

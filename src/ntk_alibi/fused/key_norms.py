@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
@@ -58,8 +60,9 @@ class KeyNorms:
                 another batch, number of heads or head_dim.
         """
         if not is_quantized(key):
-            _checks.attention_input("key", key)
-            _checks.floating_dtype(key.dtype, _arrays.CORE_DTYPES, "key")
+            array: Any = key
+            _checks.attention_input("key", array)
+            _checks.floating_dtype(array.dtype, _arrays.CORE_DTYPES, "key")
         batch, heads, length, head_dim = key.shape
         known = self.centres.shape
         if self.length and (batch, heads) != known[:2]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ntk_alibi.fused.merge import merged_in_core
+from ntk_alibi.fused.merged_parts import merged_in_core
 
 
 class _Merge(torch.autograd.Function):

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 import ntk_alibi as na
 from ntk_alibi.evaluation.report.markdown import table
-from ntk_alibi.fused.call import Options
+from ntk_alibi.fused.call import checked_call
+from ntk_alibi.masks import Mask
 from ntk_alibi.torch.devices.flash import FlashAttention
 from ntk_alibi.torch.devices.flex import FlexAttention
 from ntk_alibi.torch.devices.kernel import DeviceKernel
-from ntk_alibi.torch.operator import call_of_tensors
 
 #: Heads and channels of all problems.
 HEADS, DIM = 16, 64
@@ -83,7 +83,8 @@ def _candidates(bias: Any) -> dict[str, Attend]:
     def kernel(kernel: DeviceKernel) -> Attend:
         def attend(*tensors: torch.Tensor) -> torch.Tensor:
             query, key, value = tensors
-            call = call_of_tensors(query, key, value, bias, Options())
+            mask = tuple(Mask._field_defaults.values())
+            call = checked_call(query, key, value, bias, None, 0.0, mask, torch=True)
             reason = kernel.can_run(call, log=False)
             if reason is not None:
                 raise NotImplementedError(reason)

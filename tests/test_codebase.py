@@ -44,7 +44,7 @@ PYTHON_LAYERS = [
         "fused.merge",
         "distributed",
     ],  # these hand tensors that require grad to torch
-    ["fused.__init__", "attention_gradients", "citation", "inspection", "_notebook"],
+    ["fused.__init__", "citation", "inspection", "_notebook"],
     ["torch"],
     ["integrations"],
     ["models"],

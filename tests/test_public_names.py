@@ -32,7 +32,6 @@ reference scaling_from_config set_num_threads unpatch
 
 #: Names of other modules, by their documented paths.
 PATHS = {
-    "ntk_alibi.attention_gradients": ("AttentionGradients", "attention_gradients"),
     "ntk_alibi.biases": ("BiasObject", "KernelBias", "parameter"),
     "ntk_alibi.evaluation": ("Plan", "evaluate", "parse_method", "score_lines", "score_topics"),
     "ntk_alibi.evaluation.report": ("comparison_tables", "html", "study_tables", "tuning_table"),
@@ -224,9 +223,9 @@ torch.alibi_attention.AlibiAttention(num_heads, embed_dim, slopes=None, *, bias=
 integrations.PatchHandle.undo()
 integrations.patch(model, scaling=None, *, attention='fused', compat='exact', window=None,
     sink=0, causal_block=None, linear='auto')
-attention_gradients.AttentionGradients(query, key, value, left, right, dense, table=None,
+fused.gradients.AttentionGradients(query, key, value, left, right, dense, table=None,
     table_begin=0, sums=None, first=None, far_left=None, far_right=None)
-attention_gradients.attention_gradients(query, key, value, output, logsumexp, output_gradient,
+fused.gradients.attention_gradients(query, key, value, output, logsumexp, output_gradient,
     logsumexp_gradient=None, bias=None, *, bias_gradient=False, **options)
 evaluation.comparing.plan.Plan(train_length, methods=('original', 'interpolation:4', 'ntk:4',
     'dynamic-ntk:2:query', 'dynamic-flat:2:query', 'dynamic-flat:2:query:logn=0.5'),
@@ -291,7 +290,6 @@ def test_lazy_names_are_those_of_the_modules_that_define_them() -> None:
     for old, new in (
         ("evaluation.evaluate", "evaluation.comparing.length_study.evaluate"),
         ("evaluation.report.html", "evaluation.report.tables.html"),
-        ("attention_gradients.attention_gradients", "fused.gradients.attention_gradients"),
         ("torch.alibi_attention.AlibiAttention", "AlibiAttention"),
     ):
         assert resolve(old) is resolve(new)

@@ -23,7 +23,7 @@ from fuzz.drawn.wrong_values import (
     NO_SCALING,
     ones,
 )
-from ntk_alibi.attention_gradients import attention_gradients
+from ntk_alibi.fused.gradients import attention_gradients
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fuzz.drawn.arrays import Format
 from fuzz.drawn.calls import Call, Wishes, drawn_call
 from fuzz.gradient_bounds import GradientBounds
 from fuzz.kinds.forward import compare_results
-from ntk_alibi.attention_gradients import attention_gradients
+from ntk_alibi.fused.gradients import attention_gradients
 
 Floats = NDArray[np.float64]
 

@@ -44,6 +44,15 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
     return context
 
 
+def in_autocast_dtype(*tensors: Any) -> tuple[Any, ...]:
+    """Return tensors of one device in the dtype that autocast wants there."""
+    torch = sys.modules["torch"]
+    device = tensors[0].device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
+    return tensors
+
+
 def _differentiates_forward(torch: Any) -> bool:
     return bool(torch.autograd.forward_ad._current_level >= 0)
 

@@ -9,7 +9,7 @@ import pytest
 
 import ntk_alibi as na
 from attention_checks import NUMPY, check, dense, inputs, random
-from ntk_alibi.fused.call import AttentionCall, call_form
+from ntk_alibi.fused.call import AttentionCall, checked_call
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import gradients_of
 from ntk_alibi.fused.kernel_call import ForwardResults
@@ -21,8 +21,8 @@ SHAPES = {"decode": (1, 300, 64), "prefill": (130, 300, 64), "odd": (70, 90, 21)
 def call_of(
     arrays: list[Any], factors: Any = None, tolerance: float | None = 0.0, bias: Any = BIAS
 ) -> AttentionCall:
-    form = call_form(arrays[0].dtype, *arrays, None, tolerance, True, None, None, 0)
-    return AttentionCall.checked(*arrays, bias, form)._replace(factors=factors)
+    call = checked_call(*arrays, bias, None, tolerance, (True, None, None, 0))
+    return call._replace(factors=factors)
 
 
 def powers_of_two(*shape: int) -> Any:

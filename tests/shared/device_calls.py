@@ -7,20 +7,22 @@ from typing import Any
 import torch
 
 from ntk_alibi.fused.attention import attention
-from ntk_alibi.fused.call import AttentionCall, Options
+from ntk_alibi.fused.call import AttentionCall, checked_call
 from ntk_alibi.torch.devices.block_masks import BLOCK, visible_blocks
 from ntk_alibi.torch.devices.captured import captured, form_of
 from ntk_alibi.torch.devices.score_mods import mask_mod, score_mod
-from ntk_alibi.torch.operator import call_of_tensors
 
-NUMBERS = ("scale", "skip_tolerance", "causal", "window", "causal_block", "sink")
+NUMBERS = ("scale", "skip_tolerance")
+MASK = ("causal", "window", "causal_block", "sink")
 DEFAULTS = attention.__kwdefaults__ or {}
 
 
 def device_call(query: Any, key: Any, value: Any, bias: Any = None, **options: Any) -> Any:
     """Return the checked call of the arguments of `na.attention`."""
-    numbers = [options.pop(name, DEFAULTS[name]) for name in NUMBERS]
-    return call_of_tensors(query, key, value, bias, Options(**options), *numbers)
+    numbers, mask = (
+        tuple(options.pop(name, DEFAULTS[name]) for name in names) for names in (NUMBERS, MASK)
+    )
+    return checked_call(query, key, value, bias, *numbers, mask, **options, torch=True)
 
 
 def by_pairs(call: AttentionCall, *, padded: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

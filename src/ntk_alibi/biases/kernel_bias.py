@@ -18,6 +18,9 @@ from ntk_alibi.masks import Problem
 #: The names of slopes, up to a knee and beyond.
 SLOPES = ("left", "right", "far_left", "far_right")
 
+#: The names of all fields of a `KernelBias` that hold numbers.
+NUMBERS = (*SLOPES, "first", "table", "sums", "dense")
+
 
 class KernelBias(NamedTuple):
     """A bias in kernel form: one of slopes, table, sums and dense, or none of them for no bias.
@@ -75,6 +78,17 @@ class KernelBias(NamedTuple):
         named = {name: getattr(self, name) for name in SLOPES}
         return {name: side for name, side in named.items() if side is not None}
 
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The arrays or tensors that a bias has, by their names."""
+        named = {name: getattr(self, name) for name in NUMBERS}
+        return {name: held for name, held in named.items() if held is not None}
+
+    def mapped(self, convert: Callable[[str, Any], Any]) -> KernelBias:
+        """Return the bias with numbers that a function of their name and themselves gives."""
+        held = {name: convert(name, numbers) for name, numbers in self.numbers.items()}
+        return self._replace(**held, core=None)
+
     def on(self, like: Any) -> KernelBias:
         """Return the bias in like's framework and on its device; NumPy numbers if like is None.
 
@@ -86,21 +100,16 @@ class KernelBias(NamedTuple):
         if not _arrays.is_tensor(like):
             if self.core is not None:
                 return self
-            return self._map(_constant, "float32")
+            return self.mapped(_constant)
+        dtypes: dict[str, str | None] = dict.fromkeys(NUMBERS, _arrays.wide_dtype(like))
+        dtypes |= {"sums": "float64", "dense": None}
 
-        def tensor(x: Any, dtype: str | None) -> Any:
+        def tensor(name: str, x: Any) -> Any:
             if not like.is_meta and not _torch_state.is_tracing():
                 _checks.with_numbers("bias", x)
-            return _arrays.as_tensor(x, like, dtype)
+            return _arrays.as_tensor(x, like, dtypes[name])
 
-        return self._map(tensor, _arrays.wide_dtype(like))._replace(core=None)
-
-    def _map(self, convert: Callable[[Any, str | None], Any], wide: str) -> KernelBias:
-        dtypes = dict.fromkeys((*SLOPES, "table", "first"), wide) | {"sums": "float64"}
-        numbers = {name: getattr(self, name) for name in (*dtypes, "dense")}
-        return self._replace(
-            **{n: convert(x, dtypes.get(n)) for n, x in numbers.items() if x is not None}
-        )
+        return self.mapped(tensor)
 
     def checked(self, problem: Problem) -> KernelBias:
         """Return this bias if it fits a problem.
@@ -329,11 +338,11 @@ def parameter(
     return np.asarray(constant, np.float64) if widest else _checks.as_float32(name, constant)
 
 
-def _constant(x: Any, dtype: str | None) -> Any:
+def _constant(name: str, x: Any) -> Any:
     array = _checks.constant("bias", x)
-    if dtype is None or array.dtype == dtype:
+    if name == "dense":
         return array
-    return _checks.as_float32("bias", array) if dtype == "float32" else np.asarray(array, dtype)
+    return np.asarray(array, np.float64) if name == "sums" else _checks.as_float32("bias", array)
 
 
 _NONE = _core.no_bias()

@@ -21,13 +21,12 @@ from ntk_alibi.distributed.bias_forms import KernelFormBias, description, detach
 from ntk_alibi.distributed.exchange import Plan, arrive, send, tie
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sequence import Sequence
-from ntk_alibi.fused.call import CallForm, Options
-from ntk_alibi.fused.checks import rotary
+from ntk_alibi.fused.call import check_rotary, checked_call, checked_numbers
 from ntk_alibi.fused.forward import rounded_logsumexp
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.masks import checked_key_padding_mask, checked_positions
 from ntk_alibi.positions.log_n import KnownFactors, log_n_of
-from ntk_alibi.torch.operator import attention_of_tensors, in_autocast_dtype
+from ntk_alibi.torch.operator import attend_tensors
 
 #: Positions back of each query whose own keys give the lower bound of its sum.
 NEAR = 128
@@ -39,7 +38,7 @@ def attention_over_ranks(
     key: Any,
     value: Any,
     bias: Any,
-    options: Options,
+    options: dict[str, Any],
     scale: Any,
     skip_tolerance: Any,
     mask: tuple[Any, ...],
@@ -67,7 +66,7 @@ def attention_over_ranks(
     every = ranks.agree(call.describe)
     if ranks.size == 1 or call.query.numel() == 0:
         own = call.query, call.key, call.value
-        output, logsumexp = attention_of_tensors(*own, bias, options, scale, skip_tolerance, *mask)
+        output, logsumexp = _attend(*own, bias, scale, skip_tolerance, mask, **options)
     else:
         output, logsumexp = call.over(ranks, every)
     output = checks.wrapped(output, query)
@@ -86,7 +85,7 @@ class _RankCall:
         self,
         tensors: Callable[[], tuple[Any, Any, Any]],
         bias: Any,
-        options: Options,
+        options: dict[str, Any],
         scale: Any,
         skip_tolerance: Any,
         mask: tuple[Any, ...],
@@ -100,24 +99,25 @@ class _RankCall:
         given, options = self._tensors(), self.options
         checks.tensors(**dict(zip(("query", "key", "value"), given, strict=True)))
         _checks.attention_inputs(*given)
-        self.query, self.key, self.value = in_autocast_dtype(*given)
+        self.query, self.key, self.value = _torch_state.in_autocast_dtype(*given)
         query, key = self.query, self.key
         numbers = self._scale, self.tolerance, *self._mask
         shapes = query.shape, key.shape, self.value.shape
-        form = CallForm.checked(_arrays.ANY_DTYPES, query.dtype, *shapes, *numbers)
-        self.scale, self.mask = form.scale, form.problem.mask
+        problem, self.scale, _, _ = checked_numbers(query.dtype, *shapes, True, *numbers)
+        self.mask = problem.mask
         batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
-        at_queries, at_keys = options.query_positions, options.key_positions
-        checks.own_tokens(queries, keys, at_queries, at_keys, options.align)
-        self.padding = checked_key_padding_mask(options.key_padding_mask, batch, keys)
+        at_queries, at_keys = options["query_positions"], options["key_positions"]
+        checks.own_tokens(queries, keys, at_queries, at_keys, options["align"])
+        self.padding = checked_key_padding_mask(options["key_padding_mask"], batch, keys)
         at_queries = checked_positions("query_positions", at_queries, batch, queries)
         at_keys = checked_positions("key_positions", at_keys, batch, keys)
         self.positions = at_queries, at_keys
-        causal = not self.mask.sees_ahead
-        rotary(options.rotary, query.shape[3], causal=causal)
+        if options["rotary"] is not None:
+            causal = not self.mask.sees_ahead
+            check_rotary(options["rotary"], query.shape[3], causal=causal)
         of_tokens = getattr(self.bias, "of_tokens", False)
         checks.bias_of_rank(self.bias, query.shape[1], of_tokens, at_keys is not None)
-        self.log_n = log_n_of(options.log_n)
+        self.log_n = log_n_of(options["log_n"])
         return {
             "batch": batch,
             "heads": query.shape[1],
@@ -128,7 +128,7 @@ class _RankCall:
             "scale": self.scale,
             "skip_tolerance": self.tolerance,
             "bias": description(self.bias, of_tokens=of_tokens),
-            "rotary": repr(options.rotary),
+            "rotary": repr(options["rotary"]),
             "log_n": repr(getattr(self.log_n, "to_config", lambda: "known")()),
             "whether there are positions": at_keys is not None,
             "whether gradients of query are recorded": _recorded(query),
@@ -187,7 +187,7 @@ class _RankCall:
         sequence, options = self.sequence, self.options
         if kernel.dense is not None and kernel.dense.ndim and kernel.dense.shape[-1] > 1:
             kernel = kernel._replace(dense=kernel.dense[..., sequence.own])
-        absolute = self.mask.causal_block or self.mask.sink or kernel.exempt or options.rotary
+        absolute = self.mask.causal_block or self.mask.sink or kernel.exempt or options["rotary"]
         at_queries = at_keys = None
         if sequence.placed or absolute:
             at_queries = sequence.problem.query_positions
@@ -195,21 +195,22 @@ class _RankCall:
         mask = self.mask
         if window is not None:
             mask = mask._replace(window=min(window, mask.window or window), sink=0)
-        placed = options._replace(
-            key_padding_mask=self.padding,
-            query_positions=at_queries,
-            key_positions=at_keys,
-            log_n=None if self.factors is None else KnownFactors(self.factors),
-        )
-        return attention_of_tensors(
+        placed = {
+            **options,
+            "key_padding_mask": self.padding,
+            "query_positions": at_queries,
+            "key_positions": at_keys,
+            "log_n": None if self.factors is None else KnownFactors(self.factors),
+        }
+        return _attend(
             self.query,
             self.key,
             self.value,
             KernelFormBias(kernel, self.query.shape[1]),
-            placed,
             self.scale,
             tolerance,
-            *mask,
+            mask,
+            **placed,
         )
 
     def _plan(self, share: float) -> Plan:
@@ -217,7 +218,7 @@ class _RankCall:
         sequence, query, key = self.sequence, self.query, self.key
         numbers = numbers_of(self.kernel)
         bound = bounds.BiasBounds(numbers, sequence.block)
-        proven = share > 0.0 and bound.proven and self.options.rotary is None
+        proven = share > 0.0 and bound.proven and self.options["rotary"] is None
         sources, longest = sequence.key_blocks(key, numbers.sums)
         lower = query.new_full(query.shape[:3], -np.inf, dtype=torch.float64)
         if proven:
@@ -303,23 +304,20 @@ class _RankCall:
         if factors is not None:
             factors = factors[b : b + 1] if len(factors) > 1 else factors
             factors = factors[:, own] if factors.shape[1] > 1 else factors
-        options = Options(
-            None if shown.all() else shown[None],
-            at_queries,
-            at_keys,
-            rotary=self.options.rotary,
-            log_n=None if factors is None else KnownFactors(factors),
-            initial=before,
-        )
-        output, logsumexp = attention_of_tensors(
+        output, logsumexp = _attend(
             query,
             key,
             value,
             KernelFormBias(kernel, len(own)),
-            options,
             self.scale,
             self._part_tolerance,
-            *self.mask,
+            self.mask,
+            key_padding_mask=None if shown.all() else shown[None],
+            query_positions=at_queries,
+            key_positions=at_keys,
+            rotary=self.options["rotary"],
+            log_n=None if factors is None else KnownFactors(factors),
+            initial=before,
         )
         return merge((before[0], output), (before[1], logsumexp))
 
@@ -352,6 +350,10 @@ class _RankCall:
         value = torch.cat([value, self.value[b : b + 1, rows].detach()], 2)
         hidden = np.zeros(own.shape[-1], np.uint8)
         return kernel, key, value, np.concatenate([shown, hidden]), None, None
+
+
+def _attend(*arguments: Any, **options: Any) -> tuple[Any, Any]:
+    return attend_tensors(checked_call(*arguments, **options, torch=True))
 
 
 def _recorded(*arrays: Any) -> bool:

@@ -30,18 +30,12 @@ class KernelFormBias(BiasObject):
 
 def numbers_of(kernel: KernelBias) -> KernelBias:
     """Return the bias as NumPy numbers, without gradients."""
-    return _mapped(kernel, lambda x: _arrays.to_numpy(_arrays.detached(x)))
+    return kernel.mapped(lambda _, x: _arrays.to_numpy(_arrays.detached(x)))
 
 
 def detached(kernel: KernelBias) -> KernelBias:
     """Return the bias without gradients."""
-    return _mapped(kernel, _arrays.detached)
-
-
-def _mapped(kernel: KernelBias, convert: Any) -> KernelBias:
-    names = ("left", "right", "far_left", "far_right", "table", "sums", "first", "dense")
-    held = {name: getattr(kernel, name) for name in names}
-    return kernel._replace(**{n: convert(x) for n, x in held.items() if x is not None}, core=None)
+    return kernel.mapped(lambda _, x: _arrays.detached(x))
 
 
 def description(bias: Any, *, of_tokens: bool) -> str:

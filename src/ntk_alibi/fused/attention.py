@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.fused import checks
-from ntk_alibi.fused.call import DEFAULTS, AttentionCall, Options, call_form
+from ntk_alibi.fused.call import checked_call
 from ntk_alibi.fused.forward import forward, rounded_logsumexp
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
-from ntk_alibi.fused.quantized_rows import QuantizedRows
+from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized
 from ntk_alibi.masks import AT_END
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.positions.rotary import XPOS, RoPE
@@ -46,6 +45,14 @@ if TYPE_CHECKING:
         group: Any
         mesh: Any
 
+
+#: Arguments of torch's scaled_dot_product_attention, and what to do in place of them.
+OF_TORCH = {
+    "attn_mask": "pass numbers to add as bias, and padding as key_padding_mask",
+    "dropout_p": "leave it out, since the fused kernel has no dropout",
+    "enable_gqa": "leave it out, since key and value may always have fewer heads",
+    "is_causal": "pass causal, which is True by default",
+}
 
 #: The default, which needs no check.
 NO_DROPOUT = 0.0
@@ -226,10 +233,14 @@ def attention(
 
     Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
     """
-    arrays = key_padding_mask, query_positions, key_positions
+    numbers = scale, skip_tolerance, (causal, window, causal_block, sink)
     if group is not None or mesh is not None or hasattr(query, "device_mesh"):
         given: dict[str, Any] = {"initial": initial, "key_norms": key_norms}
         given["return_stats"] = return_stats or None
+        options: dict[str, Any] = {
+            "key_padding_mask": key_padding_mask, "query_positions": query_positions,
+            "key_positions": key_positions, "align": align, "rotary": rotary, "log_n": log_n,
+        }  # fmt: skip
         from ntk_alibi.distributed.attention import attention_over_ranks
 
         return attention_over_ranks(
@@ -237,64 +248,68 @@ def attention(
             key,
             value,
             bias,
-            Options(*arrays, align, rotary, log_n),
-            scale,
-            skip_tolerance,
-            (causal, window, causal_block, sink),
+            options,
+            *numbers,
             group=group,
             mesh=mesh,
             refused=given,
-            check=partial(_check_others, others, dropout, query=query, key=key, value=value),
+            check=partial(_check_others, others, dropout, query, key, value),
             return_logsumexp=return_logsumexp,
         )
-    _check_others(others, dropout, query=query, key=key, value=value)
-    placed = not (key_padding_mask is None and query_positions is None and key_positions is None)
-    options = DEFAULTS
-    usual = align is AT_END and rotary is None and log_n is None and initial is None
-    if placed or not usual:
-        options = Options(*arrays, align, rotary, log_n, checks.initial(initial, query))
+    _check_others(others, dropout, query, key, value)
+    torch = _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias)
+    if torch:
+        for name, used in (
+            ("key_norms", key_norms is not None),
+            ("return_stats", return_stats),
+            ("a quantized key or value", is_quantized(key) or is_quantized(value)),
+        ):
+            if used:
+                raise ValueError(
+                    f"{name} is for calls that torch neither records nor traces: use "
+                    "torch.no_grad() and float32, bfloat16 or float16 on the CPU"
+                )
+    call = checked_call(
+        query,
+        key,
+        value,
+        bias,
+        *numbers,
+        key_padding_mask=key_padding_mask,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        align=align,
+        rotary=rotary,
+        log_n=log_n,
+        initial=initial,
+        torch=torch,
+    )
     output: Any
     logsumexp: Any
-    if _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias):
-        checks.without_torch("key_norms", key_norms is not None)
-        checks.without_torch("return_stats", return_stats)
-        checks.without_torch(
-            "a quantized key or value", any(map(checks.is_quantized, (key, value)))
-        )
+    stats = None
+    log = return_logsumexp or initial is not None
+    if torch:
         # Imported here, since torch is optional; it is loaded if there is a tensor.
-        from ntk_alibi.torch.operator import attention_of_tensors as attend
+        from ntk_alibi.torch.operator import attend_tensors
 
-        tensors: tuple[Any, Any, Any] = (query, key, value)
-        _checks.attention_inputs(*tensors)
-        numbers = scale, skip_tolerance, causal, window, causal_block, sink
-        log = return_logsumexp or initial is not None
-        output, logsumexp = attend(*tensors, bias, options, *numbers, log=log)
-        stats = None
+        output, logsumexp = attend_tensors(call, log=log)
     else:
-        memory: Any = _arrays.memories(query, key, value)
-        if memory is None:
-            checks.inputs(query, key, value)
-        shaped = memory or (query, key, value)
-        numbers = scale, skip_tolerance, causal, window, causal_block, sink
-        form = call_form(query.dtype, *shaped, *numbers)
-        call = AttentionCall.checked(query, key, value, bias, form, options)
-        log = return_logsumexp or initial is not None
-        output, logsumexp, stats = forward(
-            call, memory, key_norms=key_norms, log=log, stats=return_stats
-        )
+        output, logsumexp, stats = forward(call, key_norms=key_norms, log=log, stats=return_stats)
     if initial is not None:
-        logs = _arrays.float64(initial[1], query), logsumexp
-        output, logsumexp = merge((initial[0], output), logs)
-    rounded = [rounded_logsumexp(logsumexp, query)] if return_logsumexp else []
-    results = [output, *rounded, *([stats] if return_stats else [])]
-    return tuple(results) if len(results) > 1 else output
+        output, logsumexp = merge((initial[0], output), (call.known, logsumexp))
+    if not return_logsumexp and not return_stats:
+        return output
+    rounded = (rounded_logsumexp(logsumexp, query),) if return_logsumexp else ()
+    return (output, *rounded, *((stats,) if return_stats else ()))
 
 
-def _check_others(others: dict[str, Any], dropout: Any, **tensors: Any) -> None:
+def _check_others(others: Any, dropout: Any, query: Any, key: Any, value: Any) -> None:
     """Refuse arguments and surroundings that attention does not have."""
     if others:
-        checks.other_arguments(others)
+        name = min(others, key=lambda name: name not in OF_TORCH)
+        instead = f": {OF_TORCH[name]}" if name in OF_TORCH else ""
+        raise TypeError(f"attention() got an unexpected keyword argument {name!r}{instead}")
     _checks.whole_sequences()
-    _checks.no_tangents(**tensors)
+    _checks.no_tangents(query=query, key=key, value=value)
     if dropout is not NO_DROPOUT:
-        checks.no_dropout(dropout)
+        _checks.no_dropout(dropout)

@@ -1,4 +1,4 @@
-"""The checked arguments of one call of attention, for all implementations."""
+"""The boundary of `na.attention`: arguments are converted and checked once, in one function."""
 
 from __future__ import annotations
 
@@ -7,94 +7,14 @@ from typing import Any, NamedTuple
 
 from ntk_alibi import _arrays, _checks, _core, _torch_state
 from ntk_alibi.biases.kernel_bias import KernelBias, kernel_bias_of
-from ntk_alibi.fused import checks
+from ntk_alibi.fused.quantized_rows import is_quantized
 from ntk_alibi.masks import AT_END, Mask, Problem
 from ntk_alibi.positions.log_n import log_n_of
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
 
-class Options(NamedTuple):
-    """Keyword arguments of `attention` other than mask options, scale and skip_tolerance."""
-
-    key_padding_mask: Any = None
-    query_positions: Any = None
-    key_positions: Any = None
-    align: str = AT_END
-    rotary: RoPE | XPOS | None = None
-    log_n: Any = None
-    initial: Any = None
-
-
-#: The options of most calls.
-DEFAULTS = Options()
-
-
-class CallForm(NamedTuple):
-    """The checked part of a call that depends on shapes and plain numbers alone.
-
-    Attributes:
-        problem: the problem with real keys only, and columns as positions.
-        scale: factor of the dot products.
-        skip_tolerance: the argument of `attention`.
-        rule: mask, scale and tolerance in the core's form; None while torch traces.
-    """
-
-    problem: Problem
-    scale: float
-    skip_tolerance: float | None
-    rule: _core.CallRule | None
-
-    @staticmethod
-    def checked(
-        dtypes: tuple[str, ...],
-        dtype: Any,
-        query_shape: tuple[int, ...],
-        key_shape: tuple[int, ...],
-        value_shape: tuple[int, ...],
-        scale: Any = None,
-        skip_tolerance: Any = 0.0,
-        causal: Any = True,
-        *limits: Any,
-    ) -> CallForm:
-        """Return the form of inputs with one of these dtypes and of unchecked numbers.
-
-        limits are the mask options other than causal.
-        """
-        checks.input_dtype(dtype, dtypes)
-        _checks.fitting_shapes(query_shape, key_shape, value_shape)
-        mask = Mask.checked(causal, *limits)
-        scale = _checks.scale(scale, query_shape[3])
-        tolerance = checks.skip_tolerance(skip_tolerance)
-        problem = Problem((*query_shape[:3], key_shape[2]), mask)
-        rule = None if _torch_state.is_tracing() else core_rule(mask, scale, tolerance)
-        return CallForm(problem, scale, tolerance, rule)
-
-
-_new_form = functools.partial(CallForm.checked, _arrays.FUSED_DTYPES)
-
-#: Forms are cached, since most calls have the form of an earlier call, of another layer.
-_known_form = functools.lru_cache(maxsize=256, typed=True)(_new_form)
-
-
-def call_form(dtype: Any, query: Any, key: Any, value: Any, *numbers: Any) -> CallForm:
-    """Return the form, cached or new, of inputs of a dtype, or of their memory.
-
-    numbers are scale, skip_tolerance and mask options.
-    """
-    try:
-        return _known_form(dtype, query.shape, key.shape, value.shape, *numbers)
-    except TypeError:  # a wrong type, or a type without a hash
-        return _new_form(dtype, query.shape, key.shape, value.shape, *numbers)
-
-
-@functools.lru_cache(maxsize=256)
-def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.CallRule:
-    """Return a mask, a scale and a tolerance in the core's form."""
-    return _core.CallRule(scale, skip_tolerance, mask.numbers())
-
-
 class AttentionCall(NamedTuple):
-    """A checked call of attention.
+    """A checked call of attention, which every way to attend takes.
 
     Attributes:
         query: (batch, heads, queries, head_dim), array or tensor.
@@ -102,7 +22,7 @@ class AttentionCall(NamedTuple):
         value: (batch, key heads, keys, head_dim).
         bias: the kernel form, of NumPy numbers or of tensors that autograd follows.
         problem: shape, mask and positions.
-        rule: mask, scale and tolerance in the core's form; None while torch traces.
+        rule: mask, scale and tolerance as the core takes them; None while torch traces.
         scale: factor of the dot products.
         skip_tolerance: the argument of `attention`.
         rotary: rotary embedding that is not applied yet, or None.
@@ -110,6 +30,7 @@ class AttentionCall(NamedTuple):
             in the bias's framework, or None.
         known: logsumexps over other keys, (batch, heads, queries) float64, which count as read when
             keys are skipped, or None.
+        memory: the storage of query, key and value if it is known, else None.
     """
 
     query: Any
@@ -123,45 +44,16 @@ class AttentionCall(NamedTuple):
     rotary: RoPE | XPOS | None = None
     factors: Any = None
     known: Any = None
-
-    @staticmethod
-    def checked(
-        query: Any,
-        key: Any,
-        value: Any,
-        bias: Any,
-        form: CallForm,
-        options: Options = DEFAULTS,
-        like: Any = None,
-    ) -> AttentionCall:
-        """Return the call of inputs with a checked form.
-
-        Args:
-            query: the queries.
-            key: the keys.
-            value: the values.
-            bias: the argument of `attention`.
-            form: the form of the inputs and the numbers.
-            options: the other keyword arguments.
-            like: a tensor of the call if the bias is to hold tensors, else None.
-        """
-        problem, scale, tolerance, rule = form
-        if options is not DEFAULTS:
-            problem = _placed(problem, query.shape[3], options, like)
-        bias = kernel_bias_of(bias, problem, like)
-        known = None if options.initial is None else _arrays.float64(options.initial[1], query)
-        factors, log_n = None, log_n_of(options.log_n)
-        if log_n is not None:
-            factors = _factors(problem, log_n, like)
-            bias = bias.times(factors) if log_n.biased else bias
-        return AttentionCall(
-            query, key, value, bias, problem, rule, scale, tolerance, options.rotary, factors, known
-        )
+    memory: Any = None
 
     @property
     def rotates(self) -> bool:
         """True if queries and keys have to be rotated first."""
         return self.rotary is not None
+
+    def of_inputs(self, query: Any, key: Any, value: Any, **others: Any) -> AttentionCall:
+        """Return the call with other inputs, and other fields by their names."""
+        return self._replace(query=query, key=key, value=value, memory=None, **others)
 
     def of_key_heads(self, heads: slice) -> AttentionCall:
         """Return the call of some heads of keys, and of the heads of queries that read them."""
@@ -169,10 +61,10 @@ class AttentionCall(NamedTuple):
         group = query_heads // max(self.key.shape[1], 1)
         own = slice(heads.start * group, heads.stop * group)
         query, factors = self.query[:, own], self.factors
-        return self._replace(
-            query=query,
-            key=self.key[:, heads],
-            value=self.value[:, heads],
+        return self.of_inputs(
+            query,
+            self.key[:, heads],
+            self.value[:, heads],
             bias=self.bias.of_heads(own),
             problem=self.problem._replace(shape=(batch, query.shape[1], *lengths)),
             factors=factors if factors is None or factors.shape[1] == 1 else factors[:, own],
@@ -181,10 +73,10 @@ class AttentionCall(NamedTuple):
 
     def part(self, queries: slice, keys: slice) -> AttentionCall:
         """Return the call of some queries and some keys."""
-        return self._replace(
-            query=self.query[:, :, queries],
-            key=self.key[:, :, keys],
-            value=self.value[:, :, keys],
+        return self.of_inputs(
+            self.query[:, :, queries],
+            self.key[:, :, keys],
+            self.value[:, :, keys],
             bias=self.bias.part(queries, keys, self.problem),
             problem=self.problem.part(queries, keys),
             factors=None if self.factors is None else self.factors[:, :, queries],
@@ -192,20 +84,180 @@ class AttentionCall(NamedTuple):
         )
 
 
-def _placed(problem: Problem, head_dim: int, options: Options, like: Any) -> Problem:
-    """Return the problem with its padding and positions; check the options."""
-    padding, query_positions, key_positions, align, rotary, *_ = options
+def checked_call(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    scale: Any,
+    skip_tolerance: Any,
+    mask: tuple[Any, ...],
+    *,
+    key_padding_mask: Any = None,
+    query_positions: Any = None,
+    key_positions: Any = None,
+    align: str = AT_END,
+    rotary: Any = None,
+    log_n: Any = None,
+    initial: Any = None,
+    torch: bool = False,
+) -> AttentionCall:
+    """Convert and check the arguments of `attention`.
+
+    Args:
+        query: the queries.
+        key: the keys.
+        value: the values.
+        bias: an object, dense numbers or None.
+        scale: factor of the dot products, or None.
+        skip_tolerance: the argument of `attention`.
+        mask: the mask options, in the order of `Mask`.
+        key_padding_mask: this and the other keywords are those of `attention`.
+        query_positions: positions, or None.
+        key_positions: positions, or None.
+        align: "end" or "start".
+        rotary: an embedding, or None.
+        log_n: an argument of `attention`.
+        initial: an output and a logsumexp, or None.
+        torch: whether torch's operator computes: the bias becomes tensors that autograd follows,
+            inputs get the dtype that autocast wants, and float64 is allowed.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or two of them contradict each other.
+    """
+    # Query, key and value. Memory of plain arrays shows that they are alike.
+    given, like, memory = query, None, None
+    if torch:
+        _checks.attention_inputs(query, key, value)
+        query, key, value = _torch_state.in_autocast_dtype(query, key, value)
+        like = query
+    else:
+        memory = _arrays.memories(query, key, value)
+        if memory is None:
+            _check_arrays(query, key, value)
+
+    # Shapes and plain numbers: most calls repeat those of an earlier call, of another layer.
+    numbers_of = checked_numbers if torch else _remembered_numbers
+    problem, scale, skip_tolerance, rule = numbers_of(
+        query.dtype, query.shape, key.shape, value.shape, torch, scale, skip_tolerance, *mask
+    )
+
+    # Padding and positions, and what reads them.
     if rotary is not None:
-        checks.rotary(rotary, head_dim, causal=not problem.mask.sees_ahead)
-    if align is AT_END and padding is query_positions is key_positions is None:
-        return problem
-    shape, mask = problem[:2]
-    return Problem.checked(shape, mask, padding, query_positions, key_positions, align, like)
+        check_rotary(rotary, query.shape[3], causal=not problem.mask.sees_ahead)
+    columns = key_padding_mask is query_positions is key_positions is None
+    if not columns or align is not AT_END:
+        placed = key_padding_mask, query_positions, key_positions
+        problem = Problem.checked(problem.shape, problem.mask, *placed, align, like)
+    kernel = kernel_bias_of(bias, problem, like)
+    factors = None
+    if log_n is not None:
+        log_n = log_n_of(log_n)
+        factors = log_n.factors(problem, like)
+        if torch:
+            factors = _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))
+        else:
+            factors = _arrays.to_float32(factors)
+        kernel = kernel.times(factors) if log_n.biased else kernel
+
+    # Results over other keys.
+    known = None
+    if initial is not None:
+        if not isinstance(initial, tuple) or len(initial) != 2:
+            raise TypeError(f"initial must be a pair (output, logsumexp), got {initial!r}")
+        names = "the output of initial", "the logsumexp of initial"
+        for name, array, shape in zip(names, initial, (query.shape, query.shape[:3]), strict=True):
+            if _arrays.is_tensor(array) != _arrays.is_tensor(query) or not _arrays.is_array(array):
+                raise TypeError(f"{name} must be of query's framework, got {type(array).__name__}")
+            _checks.plain(name, array)
+            if tuple(array.shape) != tuple(shape):
+                raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(array.shape)}")
+        if initial[0].dtype != given.dtype:
+            raise TypeError(f"{names[0]} must be of query's {given.dtype}, got {initial[0].dtype}")
+        _checks.floating_dtype(initial[1].dtype, ("float32", "float64"), names[1])
+        known = _arrays.float64(initial[1], query)
+    return AttentionCall(
+        query, key, value, kernel, problem, rule, scale, skip_tolerance,
+        rotary, factors, known, memory,
+    )  # fmt: skip
 
 
-def _factors(problem: Problem, log_n: Any, like: Any) -> Any:
-    """Return factors (1 or batch, 1 or heads, queries) of scores, float32 or like's float64."""
-    factors = log_n.factors(problem, like)
-    if like is None:
-        return _arrays.to_float32(factors)
-    return _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))
+def _check_arrays(query: Any, key: Any, value: Any) -> None:
+    """Check three arrays alike, or an array and two quantized ones."""
+    if not is_quantized(key) and not is_quantized(value):
+        return _checks.attention_inputs(query, key, value)
+    _checks.attention_input("query", query)
+    for name, rows in (("key", key), ("value", value)):
+        if not is_quantized(rows):
+            raise TypeError(
+                "key and value must both be QuantizedRows or both be arrays, got a "
+                f"{name} of type {type(rows).__name__}"
+            )
+        if _arrays.is_tensor(rows.numbers) != _arrays.is_tensor(query):
+            raise TypeError(f"{name} must be of query's framework, got {type(rows.numbers)}")
+        if _arrays.is_tensor(query) and rows.numbers.device != query.device:
+            raise ValueError(f"{name} must be on query's {query.device}, got {rows.numbers.device}")
+    return None
+
+
+def checked_numbers(
+    dtype: Any,
+    query_shape: tuple[int, ...],
+    key_shape: tuple[int, ...],
+    value_shape: tuple[int, ...],
+    torch: bool,
+    scale: Any,
+    skip_tolerance: Any,
+    *mask: Any,
+) -> tuple[Problem, float, float | None, _core.CallRule | None]:
+    """Check the part of a call that depends on shapes and plain numbers alone.
+
+    Returns:
+        The problem with real keys only, and columns as positions; the factor of dot products; the
+        tolerance; and these numbers as the core takes them, None while torch traces.
+    """
+    allowed = _arrays.ANY_DTYPES if torch else _arrays.FUSED_DTYPES
+    if not torch and _arrays.dtype_name(dtype) == "float64":
+        raise TypeError(
+            f"query must be of a dtype of {', '.join(allowed)}, got float64: pass "
+            "query.astype(numpy.float32), or see ntk_alibi.reference.attention"
+        )
+    _checks.floating_dtype(dtype, allowed, "query")
+    _checks.fitting_shapes(query_shape, key_shape, value_shape)
+    checked_mask = Mask.checked(*mask)
+    scale = _checks.scale(scale, query_shape[3])
+    if skip_tolerance is not None:
+        share = _checks.finite("skip_tolerance", skip_tolerance, minimum=0.0)
+        if share >= 1.0:
+            raise ValueError(f"skip_tolerance must be below 1, got {skip_tolerance!r}")
+        skip_tolerance = share
+    problem = Problem((*query_shape[:3], key_shape[2]), checked_mask)
+    traced = _torch_state.is_tracing()
+    rule = None if traced else core_rule(checked_mask, scale, skip_tolerance)
+    return problem, scale, skip_tolerance, rule
+
+
+_known_numbers = functools.lru_cache(maxsize=256, typed=True)(checked_numbers)
+
+
+def _remembered_numbers(*arguments: Any) -> Any:
+    try:
+        return _known_numbers(*arguments)
+    except TypeError:  # a wrong type, or a type without a hash
+        return checked_numbers(*arguments)
+
+
+@functools.lru_cache(maxsize=256)
+def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.CallRule:
+    """Return a mask, a scale and a tolerance as the core takes them."""
+    return _core.CallRule(scale, skip_tolerance, mask.numbers())
+
+
+def check_rotary(rotary: Any, head_dim: int, *, causal: bool) -> None:
+    """Check a rotary embedding of a call."""
+    if isinstance(rotary, type) or not callable(getattr(rotary, "rotated", None)):
+        raise TypeError(f"rotary must be None, a RoPE or an XPOS, got {rotary!r}")
+    if rotary.head_dim != head_dim:
+        raise ValueError(f"rotary must have query's head_dim {head_dim}, got {rotary!r}")
+    if rotary.fades and not causal:
+        raise ValueError(f"causal must be True with XPOS, which grows ahead, got {rotary!r}")

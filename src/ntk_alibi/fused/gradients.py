@@ -11,12 +11,17 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.kernel_bias import SLOPES
-from ntk_alibi.fused import checks
-from ntk_alibi.fused.call import AttentionCall, Options, call_form
-from ntk_alibi.fused.exempt import exempt_queries, first_gradient, key_subsets
+from ntk_alibi.biases.kernel_bias import NUMBERS, SLOPES
+from ntk_alibi.fused.call import AttentionCall, checked_call
 from ntk_alibi.fused.forward import forward, rounded_logsumexp
-from ntk_alibi.fused.kernel_call import ForwardResults, attend, query_gradient
+from ntk_alibi.fused.kernel_call import (
+    ForwardResults,
+    attend,
+    exempt_queries,
+    first_gradient,
+    key_subsets,
+    query_gradient,
+)
 from ntk_alibi.fused.rotated import QueryRun, RotatedCall
 from ntk_alibi.masks import Mask
 from ntk_alibi.positions.log_n import log_n_of
@@ -112,11 +117,30 @@ def attention_gradients(
     Source: Dao et al. 2022 (arXiv 2205.14135), appendix B.
     """
     _checks.attention_inputs(query, key, value)
-    checks.forward_results(query, output, logsumexp, output_gradient, logsumexp_gradient)
-    limits = [options.pop(name, default) for name, default in Mask._field_defaults.items()]
+    given: tuple[tuple[str, Any], ...] = (
+        ("output", output),
+        ("output_gradient", output_gradient),
+        ("logsumexp", logsumexp),
+        ("logsumexp_gradient", logsumexp_gradient),
+    )
+    for name, array in given:
+        if array is None and name == "logsumexp_gradient":
+            continue
+        if not _arrays.is_array(array):
+            raise TypeError(
+                f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}"
+            )
+        like_query = name.startswith("output")
+        if not like_query:
+            _checks.floating_dtype(array.dtype, _arrays.ANY_DTYPES, name)
+        shape = tuple(query.shape) if like_query else tuple(query.shape[:3])
+        if tuple(array.shape) != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
+        if like_query and array.dtype != query.dtype:
+            raise TypeError(f"{name} must be of query's dtype {query.dtype}, got {array.dtype}")
+    mask = tuple(options.pop(name, default) for name, default in Mask._field_defaults.items())
     numbers = options.pop("scale", None), options.pop("skip_tolerance", 0.0)
-    form = call_form(query.dtype, query, key, value, *numbers, *limits)
-    call = AttentionCall.checked(query, key, value, bias, form, Options(**options))
+    call = checked_call(query, key, value, bias, *numbers, mask, **options)
     logsumexp = _unrounded(logsumexp, call)
     results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
     gradients = gradients_of(call, results, bias_gradient=bias_gradient)
@@ -137,9 +161,13 @@ def _unrounded(logsumexp: Any, call: AttentionCall) -> Any:
         return logsumexp
     _, exact, _ = forward(call)
     exact = _arrays.to_numpy(exact)
-    checks.exact_logsumexp(
-        (rounded_logsumexp(exact, call.query) == rounded)[large], GREATEST_ROUNDED_LOGSUMEXP
-    )
+    other = (rounded_logsumexp(exact, call.query) != rounded)[large]
+    if other.any():
+        raise ValueError(
+            "logsumexp must be float64, or that of the same call, beyond "
+            f"{GREATEST_ROUNDED_LOGSUMEXP:g}: float32 rounds it by too much there, got other "
+            f"numbers in {int(other.sum())} places"
+        )
     return _arrays.to_framework_of(np.where(large, exact, rounded), logsumexp)
 
 
@@ -190,8 +218,7 @@ def gradients_of(
 def _gradients(
     call: AttentionCall, query: Any, key: Any, value: Any, of_bias: dict[str, Any]
 ) -> AttentionGradients:
-    names = (*SLOPES, "dense", "table", "sums", "first")
-    known = {name: of_bias.get(name) for name in names}
+    known = {name: of_bias.get(name) for name in NUMBERS}
     return AttentionGradients(query, key, value, table_begin=call.bias.table_begin, **known)
 
 
@@ -218,7 +245,7 @@ def _wide_gradients(
     wide = _arrays.promote_to_float32
     inputs = {"query": call.query, "key": call.key, "value": call.value}
     gradients = gradients_of(
-        call._replace(**{name: wide(x) for name, x in inputs.items()}),
+        call.of_inputs(**{name: wide(x) for name, x in inputs.items()}),
         results._replace(
             output=wide(results.output), output_gradient=wide(results.output_gradient)
         ),

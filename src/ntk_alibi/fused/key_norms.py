@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ntk_alibi import _core
+from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
-from ntk_alibi.fused import checks
-from ntk_alibi.fused.quantized_rows import QuantizedRows, stored
+from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized, stored
 
 #: Number of keys that are skipped, or read, together.
 BLOCK = _core.keys_per_block
@@ -58,13 +59,25 @@ class KeyNorms:
             TypeError, ValueError: key is no array of four axes, is shorter than before, or has
                 another batch, number of heads or head_dim.
         """
-        checks.key_cache(key, self.centres.shape, self.length)
+        if not is_quantized(key):
+            array: Any = key
+            _checks.attention_input("key", array)
+            _checks.floating_dtype(array.dtype, _arrays.CORE_DTYPES, "key")
         batch, heads, length, head_dim = key.shape
+        known = self.centres.shape
+        if self.length and (batch, heads) != known[:2]:
+            got = key.shape[:2]
+            raise ValueError(f"key must have (batch, heads) {known[:2]} as before, got {got}")
+        if self.length and head_dim != known[2]:
+            raise ValueError(f"key must have head_dim {known[2]} as before, got {head_dim}")
+        if length < self.length:
+            raise ValueError(f"key must have at least {self.length} keys as before, got {length}")
+        _checks.head_dim(head_dim)
         blocks = -(-length // BLOCK)
         if self.norms.shape[:2] != (batch, heads) or blocks > self.norms.shape[2]:
             grown = np.empty((batch, heads, max(blocks, 2 * self.norms.shape[2]), 3), np.float32)
-            known = self.norms.shape[2] if self.length else 0
-            grown[:, :, :known] = self.norms[:, :, :known] if known else 0.0
+            old = self.norms.shape[2] if self.length else 0
+            grown[:, :, :old] = self.norms[:, :, :old] if old else 0.0
             self.norms = grown
         if self.centres.shape != (batch, heads, head_dim):
             self.centres = np.empty((batch, heads, head_dim), np.float32)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ntk_alibi import _arrays, _checks, _torch_state
 from ntk_alibi._arrays import ArrayT
-from ntk_alibi.fused import checks, merged_parts
+from ntk_alibi.fused.merged_parts import fits_core, merged
 
 
 def merge(
@@ -53,24 +53,50 @@ def merge(
 
     Source: Milakov and Gimelshein 2018 (arXiv 1805.02867).
     """
-    checks.parts(outputs, logsumexps)
+    for name, arrays in (("outputs", outputs), ("logsumexps", logsumexps)):
+        if not isinstance(arrays, Sequence) or not all(map(_arrays.is_array, arrays)):
+            raise TypeError(f"{name} must be a list or a tuple of arrays, got {arrays!r}")
+        for array in arrays:
+            _checks.plain(name, array)
+    if len(outputs) != len(logsumexps) or not outputs:
+        raise ValueError(
+            "outputs and logsumexps must have the same length, at least 1, got "
+            f"{len(outputs)} and {len(logsumexps)}"
+        )
+    first = outputs[0]
+    shapes = tuple(first.shape), tuple(first.shape)[:-1]
+    for name, arrays, shape in zip(
+        ("outputs", "logsumexps"), (outputs, logsumexps), shapes, strict=True
+    ):
+        for array in arrays:
+            if tuple(array.shape) != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
+            if _arrays.is_tensor(array) != _arrays.is_tensor(first):
+                raise TypeError(
+                    f"{name} must all be arrays or all be tensors, got {type(array).__name__} and "
+                    f"{type(first).__name__}"
+                )
     for part in zip(outputs, logsumexps, strict=True):
         _checks.no_tangents(outputs=part[0], logsumexps=part[1])
     recorded = _arrays.require_grad(*outputs, *logsumexps) and _torch_state.is_recording()
     if out is not None:
-        checks.merge_buffers(out, outputs[0], logsumexps[0], recorded=recorded)
+        if recorded:
+            raise ValueError("out must be None where torch records gradients of the parts")
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise TypeError(f"out must be a pair (output, logsumexp), got {out!r}")
+        for buffer, like in zip(out, (first, logsumexps[0]), strict=True):
+            dtype, tensor = _arrays.dtype_name(like.dtype), _arrays.is_tensor(like)
+            _checks.out(buffer, tuple(like.shape), dtype, torch=tensor)
     parts: Any = outputs, logsumexps
     output: Any
     logsumexp: Any
-    if recorded and merged_parts.fits_core(*parts):
+    if recorded and fits_core(*parts):
         # Imported here, since torch is optional; it is loaded if there is a tensor.
         from ntk_alibi.torch.merging import merged_tensors
 
         output, logsumexp = merged_tensors(*parts)
     else:
-        output, logsumexp = merged_parts.merged(
-            outputs, logsumexps, None if out is None else out[0]
-        )
+        output, logsumexp = merged(outputs, logsumexps, None if out is None else out[0])
     logsumexp = _arrays.to_dtype(logsumexp, logsumexps[0].dtype)
     if out is None:
         return output, logsumexp

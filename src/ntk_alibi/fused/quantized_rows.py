@@ -8,9 +8,8 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, DTypeLike
-from ntk_alibi.fused import checks
 
 #: The greatest magnitude of a quantized number.
 GREATEST = 127
@@ -50,7 +49,20 @@ class QuantizedRows:
     scales: Any
 
     def __post_init__(self) -> None:
-        checks.quantized_rows(self.numbers, self.scales)
+        numbers, scales = self.numbers, self.scales
+        _checks.attention_input("numbers", numbers)
+        if not _arrays.is_array(scales) or _arrays.is_tensor(scales) != _arrays.is_tensor(numbers):
+            raise TypeError(f"scales must be of numbers' framework, got {type(scales).__name__}")
+        _checks.plain("scales", scales)
+        for name, array, dtype in (("numbers", numbers, "int8"), ("scales", scales, "float32")):
+            native = getattr(array.dtype, "isnative", True)
+            if _arrays.dtype_name(array.dtype) != dtype or not native:
+                raise TypeError(f"{name} must be of native {dtype}, got {array.dtype}")
+        shape = tuple(numbers.shape[:3])
+        if tuple(scales.shape) != shape:
+            raise ValueError(f"scales must have shape {shape}, got {tuple(scales.shape)}")
+        if _arrays.is_tensor(numbers) and numbers.device != scales.device:
+            raise ValueError(f"scales must be on numbers' {numbers.device}, got {scales.device}")
 
     @staticmethod
     def of(x: Array) -> QuantizedRows:
@@ -70,7 +82,9 @@ class QuantizedRows:
         Raises:
             TypeError, ValueError: x has another dtype, or not four axes.
         """
-        checks.floating_rows(x)
+        _checks.attention_input("x", x)
+        _checks.floating_dtype(x.dtype, _arrays.CORE_DTYPES, "x")
+        _checks.head_dim(x.shape[3])
         xp, wide = _arrays.namespace(x), _arrays.to_float32(_arrays.detached(x))
         greatest = xp.amax(xp.abs(wide), -1)
         scales = xp.where(xp.isfinite(greatest), greatest / GREATEST, math.nan)
@@ -97,7 +111,11 @@ class QuantizedRows:
 
     def __getitem__(self, index: Any) -> QuantizedRows:
         """Return some rows: the index of batch, heads and tokens leaves each axis in place."""
-        checks.index_of_rows(index)
+        axes = index if isinstance(index, tuple) else (index,)
+        if len(axes) > 3 or any(axis is None or axis is Ellipsis for axis in axes):
+            raise IndexError(
+                f"an index of QuantizedRows must be of batch, heads, tokens, got {index}"
+            )
         return QuantizedRows(self.numbers[index], self.scales[index])
 
     def __repr__(self) -> str:
@@ -105,24 +123,34 @@ class QuantizedRows:
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse NumPy's functions, which would lose the scales."""
-        checks.not_an_array(self)
+        _refuse_functions(self)
 
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
         """Refuse torch's functions, which would lose the scales."""
-        checks.not_an_array(cls)
+        _refuse_functions(cls)
+
+
+def _refuse_functions(value: Any) -> NoReturn:
+    raise TypeError(
+        f"the argument must be an array or a tensor, got {value!r}: pass its dequantized(), or use "
+        "ntk_alibi.attention"
+    )
+
+
+def is_quantized(value: Any) -> bool:
+    """Return whether keys or values are quantized."""
+    return hasattr(value, "scales")
 
 
 def stored(rows: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Return the memory of keys or values, and that of their scales if they are quantized."""
-    if checks.is_quantized(rows):
+    if is_quantized(rows):
         return _arrays.storage(rows.numbers), _arrays.readable(rows.scales)
     return _arrays.storage(rows), None
 
 
 def at_least_float32(rows: Any) -> Array:
     """Return keys or values as float32 or wider; differentiable unless they are quantized."""
-    promoted: Array = (
-        rows.dequantized() if checks.is_quantized(rows) else _arrays.promote_to_float32(rows)
-    )
+    promoted: Array = rows.dequantized() if is_quantized(rows) else _arrays.promote_to_float32(rows)
     return promoted

@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 
 from ntk_alibi import _arrays
-from ntk_alibi.fused import checks
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.quantized_rows import at_least_float32
 
@@ -66,17 +65,20 @@ class RotatedCall:
         self._rotary = cast(Any, call.rotary)
         self._fades = self._rotary.fades
         if self._fades and call.problem.traced:
-            checks.untraced_positions(call.rotary)
+            raise ValueError(
+                "query_positions and key_positions must be None with XPOS where torch traces "
+                f"attention, got them with {call.rotary!r}"
+            )
         self._positions = call.problem.positions(call.query)
         self.runs = list(self._query_runs())
 
     def part_calls(self) -> list[AttentionCall]:
         """Return one call for each run, of rotated inputs in float32 or float64."""
         call = self._call
-        rotated = call._replace(
-            query=self.rotate_query(call.query),
-            key=self.rotate_key(call.key),
-            value=at_least_float32(call.value),
+        rotated = call.of_inputs(
+            self.rotate_query(call.query),
+            self.rotate_key(call.key),
+            at_least_float32(call.value),
             rotary=None,
         )
         return [self._part_call(rotated, run) for run in self.runs]

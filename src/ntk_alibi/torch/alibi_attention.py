@@ -8,14 +8,13 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 from torch import nn
 
-from ntk_alibi import _checks, masks
+from ntk_alibi import _arrays, _checks, masks
+from ntk_alibi.biases import checks as bias_checks
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.slopes import alibi_slopes
-from ntk_alibi.fused import checks as fused_checks
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.scaling import Scaling
 from ntk_alibi.scaling import checks as scaling_checks
-from ntk_alibi.torch import checks
 from ntk_alibi.torch.learned_bias import FixedSlopes, LearnedSlopes, TwoSidedSlopes
 
 Slopes: TypeAlias = float | torch.Tensor | Literal["random", "learned", "two_sided"] | None
@@ -96,21 +95,32 @@ class AlibiAttention(nn.Module):
     ) -> None:
         super().__init__()
         heads = _checks.num_heads(num_heads)
-        size = checks.embed_dim(embed_dim, heads)
+        size = _checks.integer("embed_dim", embed_dim, minimum=1)
+        if size < heads:
+            raise ValueError(
+                f"embed_dim must be between {heads} and {_checks.MAX_LENGTH}, got {size} for "
+                f"{heads} heads: the order is AlibiAttention(num_heads, embed_dim), other than in "
+                "nn.MultiheadAttention"
+            )
         groups = heads
         if num_kv_heads is not None:
             groups = _checks.integer("num_kv_heads", num_kv_heads, minimum=1)
         _checks.multiple("embed_dim", size, "num_heads", heads)
         _checks.multiple("num_heads", heads, "num_kv_heads", groups)
-        checks.embedding_per_head(size, heads)
-        fused_checks.no_dropout(dropout)
+        most = _checks.MAX_HEAD_DIM * heads  # what fits into the kernels' scratch memory
+        if size > most:
+            raise ValueError(f"embed_dim must be at most {most} for {heads} heads, got {size}")
+        _checks.no_dropout(dropout)
         scaling_checks.scaling(scaling)
         _checks.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
         self.causal = _checks.boolean("causal", causal)
         # Dense numbers, and the bias of a module, are checked in forward, which knows the lengths.
         if not hasattr(bias, "shape") and not isinstance(bias, nn.Module):
-            checks.bias(bias, heads, causal=self.causal)
+            if hasattr(bias, "kernel_bias"):
+                bias_checks.fitting_bias(bias, heads, causal=self.causal)
+            elif bias is not None:
+                bias_checks.dense_numbers("bias", bias)
         self.bias, self.scaling = bias, scaling
         self.window = None if window is None else _checks.integer("window", window, minimum=1)
         self.align: Literal["end", "start"] = align
@@ -142,7 +152,22 @@ class AlibiAttention(nn.Module):
         Raises:
             TypeError, ValueError: an argument is wrong.
         """
-        checks.embeddings(q, k, v, mask, self.embed_dim)
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if not _arrays.is_tensor(x):
+                raise TypeError(f"{name} must be a torch tensor, got {x!r}")
+            _checks.plain(name, x)
+            if x.ndim != 3 or x.shape[2] != self.embed_dim:
+                shape = f"(batch, length, {self.embed_dim})"
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
+        if k.shape[0] != q.shape[0]:
+            raise ValueError(f"k must have q's batch {q.shape[0]}, got {k.shape[0]}")
+        if v.shape != k.shape:
+            raise ValueError(f"v must have k's shape {tuple(k.shape)}, got {tuple(v.shape)}")
+        if mask is not None and not _arrays.is_array(mask):
+            raise TypeError(f"mask must be None, a torch tensor or a NumPy array, got {mask!r}")
+        if mask is not None and mask.shape != k.shape[:2]:
+            expected, got = tuple(k.shape[:2]), tuple(mask.shape)
+            raise ValueError(f"mask must have shape (batch, keys) = {expected}, got {got}")
         output = attention(
             self._split(self.q_linear(q)),
             self._split(self.k_linear(k)),
@@ -191,14 +216,14 @@ def _slope_module(heads: int, slopes: Any, generator: torch.Generator | None) ->
         low, high = map(math.log2, RANDOM_RANGE)
         draw = torch.rand(heads, generator=generator, dtype=torch.float32)
         return FixedSlopes(torch.exp2(low + (high - low) * draw))
-    if isinstance(slopes, nn.Parameter):
-        checks.slopes_per_head(slopes, heads)
-        module = FixedSlopes(slopes)
-        del module.slopes
-        module.register_parameter("slopes", slopes)
-        return module
     if isinstance(slopes, torch.Tensor):
-        checks.slopes_per_head(slopes, heads)
-        return FixedSlopes(slopes)
+        bias_checks.slopes("slopes", slopes, heads)
+        if slopes.ndim != 1:
+            raise ValueError(f"slopes must have shape ({heads},), got {tuple(slopes.shape)}")
+        module = FixedSlopes(slopes)
+        if isinstance(slopes, nn.Parameter):
+            del module.slopes
+            module.register_parameter("slopes", slopes)
+        return module
     number = _checks.finite("slopes", slopes, minimum=0.0)
     return FixedSlopes(torch.full((heads,), number, dtype=torch.float32))

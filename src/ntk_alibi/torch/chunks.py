@@ -25,12 +25,14 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
     key, value = (
         x.repeat_interleave(group, dim=1) if group > 1 else x for x in (call.key, call.value)
     )
-    call = call._replace(key=key, value=value)
+    call = call.of_inputs(call.query, key, value)
     query_positions, key_positions = call.problem.positions(call.query)
 
     def attend(begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        part = call._replace(
-            query=call.query[:, :, begin:end],
+        part = call.of_inputs(
+            call.query[:, :, begin:end],
+            key,
+            value,
             bias=call.bias.part(slice(begin, end), slice(0, keys), call.problem),
             factors=None if call.factors is None else call.factors[:, :, begin:end],
         )

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from ntk_alibi import _arrays, _checks, _torch_state
-from ntk_alibi.biases.kernel_bias import SLOPES, KernelBias
-from ntk_alibi.fused.call import AttentionCall, CallForm, Options, core_rule
+from ntk_alibi.biases.kernel_bias import NUMBERS as BIAS_TENSORS
+from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import gradients_of
 from ntk_alibi.fused.kernel_call import ForwardResults
@@ -32,9 +33,6 @@ Results: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 
 #: Dtypes of the compiled core.
 CORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-#: The tensors of a bias, in the operator's order.
-BIAS_TENSORS = (*SLOPES, "first", "table", "sums", "dense")
 
 #: The masks and positions of a problem, in the operator's order.
 PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")
@@ -187,44 +185,9 @@ def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
     return (torch.stack(outputs), torch.stack(logsumexps)), (0, 0)
 
 
-def attention_of_tensors(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: Any,
-    options: Options,
-    *numbers: Any,
-    log: bool = True,
-) -> Results:
-    """Return output and, with log, the logsumexp.
-
-    numbers are scale, skip_tolerance and the mask's options.
-    """
-    call = call_of_tensors(query, key, value, bias, options, *numbers)
+def attend_tensors(call: AttentionCall, *, log: bool = True) -> Results:
+    """Return output and, with log, the logsumexp of a checked call of tensors."""
     return in_parts(call, lambda part: _attend(part, log=log))
-
-
-def call_of_tensors(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: Any,
-    options: Options,
-    *numbers: Any,
-) -> AttentionCall:
-    """Return the checked call of tensors, in the dtype that autocast wants."""
-    query, key, value = in_autocast_dtype(query, key, value)
-    shapes = query.shape, key.shape, value.shape
-    form = CallForm.checked(_arrays.ANY_DTYPES, query.dtype, *shapes, *numbers)
-    return AttentionCall.checked(query, key, value, bias, form, options, like=query)
-
-
-def in_autocast_dtype(*tensors: torch.Tensor) -> Tensors:
-    """Return tensors of one device in the dtype that autocast wants there."""
-    device = tensors[0].device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
-    return tensors
 
 
 def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:
@@ -243,8 +206,8 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         return attention_on_device(call, log=log)
     if query.dtype not in CORE_DTYPES:
         return attention_by_chunks(call)
-    for name in BIAS_TENSORS:
-        _checks.no_tangent("bias", getattr(bias, name))
+    for numbers in bias.numbers.values():
+        _checks.no_tangent("bias", numbers)
     placed = [getattr(problem, name) for name in PROBLEM_TENSORS]
     dense = bias.dense
     if dense is not None and dense.requires_grad:  # so that torch sums over broadcast axes

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.torch.chunks import attention_by_chunks
 
@@ -45,10 +46,8 @@ def sees_gradients(call: AttentionCall) -> bool:
     """Return whether autograd records a call, for its inputs or its bias."""
     if not torch.is_grad_enabled():
         return False
-    bias = call.bias
-    numbers = (*bias.slopes.values(), bias.table, bias.sums, bias.dense, bias.first)
-    tensors = (call.query, call.key, call.value, call.factors, *numbers)
-    return any(getattr(x, "requires_grad", False) for x in tensors)
+    tensors = call.query, call.key, call.value, call.factors, *call.bias.numbers.values()
+    return _arrays.require_grad(*tensors)
 
 
 def older_than(capability: tuple[int, int], device: torch.device) -> bool:

@@ -199,6 +199,185 @@ def test_messages_name_the_argument(call: Any, message: str) -> None:
         call()
 
 
+ROWS = na.QuantizedRows.of(ARRAY)
+RECORDED = torch.ones(2, 4, 3, 8, requires_grad=True)
+NORMS = na.KeyNorms().update(ARRAY)
+LOG = ARRAY[..., 0]
+
+
+def attend(**options: Any) -> Any:
+    return na.attention(ARRAY, ARRAY, ARRAY, **options)
+
+
+def gradients(output: Any, log: Any, of_output: Any, of_log: Any = None) -> Any:
+    return attention_gradients(ARRAY, ARRAY, ARRAY, output, log, of_output, of_log)
+
+
+#: What is called, the class of its error, and words of the message.
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "rotary": (lambda: attend(rotary=8), TypeError, "rotary must be None, a RoPE or an XPOS"),
+    "rotary class": (lambda: attend(rotary=na.RoPE), TypeError, "rotary must be None, a RoPE"),
+    "rotary of others": (
+        lambda: attend(rotary=na.RoPE(4)),
+        ValueError,
+        "rotary must have query's head_dim 8, got RoPE",
+    ),
+    "xpos": (
+        lambda: attend(rotary=na.XPOS(8), causal=False),
+        ValueError,
+        "causal must be True with XPOS, which grows ahead, got XPOS",
+    ),
+    "norms and rotary": (
+        lambda: attend(rotary=na.RoPE(8), key_norms=NORMS),
+        ValueError,
+        "key_norms must be None when rotary is given",
+    ),
+    "initial": (
+        lambda: attend(initial=[ARRAY, LOG]),
+        TypeError,
+        r"initial must be a pair \(output, logsumexp\), got \[",
+    ),
+    "framework of initial": (
+        lambda: attend(initial=(torch.ones(2, 4, 3, 8), LOG)),
+        TypeError,
+        "the output of initial must be of query's framework, got Tensor",
+    ),
+    "shape of initial": (
+        lambda: attend(initial=(ARRAY, LOG[:1])),
+        ValueError,
+        r"the logsumexp of initial must have shape \(2, 4, 3\), got \(1, 4, 3\)",
+    ),
+    "dtype of initial": (
+        lambda: attend(initial=(ARRAY.astype(np.float16), LOG)),
+        TypeError,
+        "the output of initial must be of query's float32, got float16",
+    ),
+    "log of initial": (
+        lambda: attend(initial=(ARRAY, LOG.astype(np.float16))),
+        TypeError,
+        "dtype of the logsumexp of initial must be one of float32, float64, got float16",
+    ),
+    "masked initial": (
+        lambda: attend(initial=(np.ma.masked_array(ARRAY), LOG)),
+        TypeError,
+        "the output of initial must not be a masked array",
+    ),
+    "norms": (lambda: attend(key_norms=3), TypeError, "key_norms must be None or a KeyNorms"),
+    "norms and padding": (
+        lambda: attend(key_norms=NORMS, key_padding_mask=np.ones((2, 3))),
+        ValueError,
+        "key_norms must be None with key_padding_mask or key_positions",
+    ),
+    "norms of others": (
+        lambda: attend(key_norms=na.KeyNorms().update(ARRAY[:, :, :2])),
+        ValueError,
+        r"key_norms must be of key's \(batch, heads, keys\) \(2, 4, 3\), got \(2, 4, 2\)",
+    ),
+    "norms of channels": (
+        lambda: attend(key_norms=na.KeyNorms().update(ARRAY[..., :4])),
+        ValueError,
+        "key_norms must be of key's head_dim 8, got 4",
+    ),
+    "fewer keys": (
+        lambda: na.KeyNorms().update(ARRAY).update(ARRAY[:, :, :2]),
+        ValueError,
+        "key must have at least 3 keys as before, got 2",
+    ),
+    "other heads": (
+        lambda: na.KeyNorms().update(ARRAY).update(ARRAY[:, :2]),
+        ValueError,
+        r"key must have \(batch, heads\) \(2, 4\) as before, got \(2, 2\)",
+    ),
+    "other channels": (
+        lambda: na.KeyNorms().update(ARRAY).update(ARRAY[..., :4]),
+        ValueError,
+        "key must have head_dim 8 as before, got 4",
+    ),
+    "one quantized": (
+        lambda: na.attention(ARRAY, ROWS, ARRAY),
+        TypeError,
+        "key and value must both be QuantizedRows or both be arrays, got a value of type ndarray",
+    ),
+    "quantized of arrays": (
+        lambda: na.attention(torch.ones(2, 4, 3, 8), ROWS, ROWS),
+        TypeError,
+        "key must be of query's framework, got",
+    ),
+    "quantized where recorded": (
+        lambda: na.attention(RECORDED, ROWS, ROWS),
+        ValueError,
+        "a quantized key or value is for calls that torch neither records nor traces: use torch.no",
+    ),
+    "norms where recorded": (
+        lambda: na.attention(RECORDED, RECORDED, RECORDED, key_norms=NORMS),
+        ValueError,
+        "key_norms is for calls that torch neither",
+    ),
+    "stats where recorded": (
+        lambda: na.attention(RECORDED, RECORDED, RECORDED, return_stats=True),
+        ValueError,
+        "return_stats is for calls that torch neither",
+    ),
+    "scales": (
+        lambda: na.QuantizedRows(ROWS.numbers, [1.0]),
+        TypeError,
+        "scales must be of numbers' framework, got list",
+    ),
+    "dtype of numbers": (
+        lambda: na.QuantizedRows(ARRAY, LOG),
+        TypeError,
+        "numbers must be of native int8, got float32",
+    ),
+    "shape of scales": (
+        lambda: na.QuantizedRows(ROWS.numbers, LOG[:1]),
+        ValueError,
+        r"scales must have shape \(2, 4, 3\), got \(1, 4, 3\)",
+    ),
+    "index of channels": (
+        lambda: ROWS[..., :1],
+        IndexError,
+        "an index of QuantizedRows must be of batch, heads, tokens, got",
+    ),
+    "quantized sum": (lambda: np.sum(ROWS), TypeError, "the argument must be an array or a tensor"),
+    "quantized tensor sum": (
+        lambda: torch.sum(ROWS),  # type: ignore[call-overload]
+        TypeError,
+        "the argument must be an array or a tensor, got .*: pass its dequantized",
+    ),
+    "rows to quantize": (
+        lambda: na.QuantizedRows.of(ARRAY.astype(int)),
+        TypeError,
+        "dtype of x must be one of float32",
+    ),
+    "shape of the output": (
+        lambda: gradients(ARRAY[:1], LOG, ARRAY),
+        ValueError,
+        r"output must have shape \(2, 4, 3, 8\), got \(1, 4, 3, 8\)",
+    ),
+    "dtype of the gradient": (
+        lambda: gradients(ARRAY, LOG, ARRAY.astype(np.float16)),
+        TypeError,
+        "output_gradient must be of query's dtype float32, got float16",
+    ),
+    "gradient of logs": (
+        lambda: gradients(ARRAY, LOG, ARRAY, LOG[:1]),
+        ValueError,
+        r"logsumexp_gradient must have shape \(2, 4, 3\), got",
+    ),
+    "rounded logs": (
+        lambda: gradients(ARRAY, LOG * 1e6, ARRAY),
+        ValueError,
+        "logsumexp must be float64, or that of the same call, beyond 16384: float32 rounds it by",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
 def test_float16_overflows_without_a_warning() -> None:
     query = np.full((1, 1, 1, 1), 0.2, np.float16)
     key = np.array([1, -1], np.float16).reshape(1, 1, 2, 1)

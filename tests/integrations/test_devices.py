@@ -44,7 +44,13 @@ def run(model: Any, mask: torch.Tensor | None) -> None:
 
 
 CASES = [
-    *(("bloom", scaling, form) for scaling in SCALINGS for form in FORMS),
+    ("bloom", "none", "window"),
+    ("bloom", "flat", "log n"),
+    ("bloom", "knee", "sinks"),
+    ("bloom", "knee", "log n"),
+    ("bloom", "layers", "plain"),
+    ("bloom", "layers", "sinks"),
+    *(("bloom", "ntk", form) for form in FORMS),
     *((family, "ntk", form) for family in ("mpt", "falcon") for form in FORMS),
 ]
 

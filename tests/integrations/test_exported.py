@@ -14,7 +14,7 @@ import torch
 import ntk_alibi as na
 from exported_models import LONG, LONG_MASK, SHAPES, Logits
 from family_models import LOGITS, families
-from padded_batches import MASKS
+from padded_batches import MASKS, batch
 from repository import ROOT
 
 #: Other runtimes sum in another order than torch.
@@ -22,17 +22,33 @@ NEAR = {"atol": 1e-4, "rtol": 0.0}
 
 OPTIONS = [{"scaling": na.NTK(4.0)}, {"scaling": na.Knee(6, 5.0), "log_n": na.LogN(8, 0.5)}]
 
+FAMILIES = ("bloom", "mpt", "falcon")
+
 quiet = pytest.mark.filterwarnings("ignore")  # those of the exporters and runtimes
-all_options = pytest.mark.parametrize("options", OPTIONS, ids=str)
+
+#: Families and options of the exported programs; one of them in the quick tests.
+CASES = [
+    ("falcon", OPTIONS[1]),
+    *(
+        pytest.param((name, options), marks=pytest.mark.slow)
+        for name, options in (
+            ("falcon", OPTIONS[0]),
+            *((name, options) for name in ("bloom", "mpt") for options in OPTIONS),
+        )
+    ),
+]
 
 
-def exported(model: Any, ids: torch.Tensor, options: Any) -> tuple[Any, torch.Tensor]:
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def exported(request: pytest.FixtureRequest, shallow: dict) -> tuple[Any, torch.Tensor]:
     """Return a program of the traceable form, and the logits of the fused form."""
-    module = Logits(model)
-    with torch.no_grad(), na.patch(model, **options):
+    name, options = request.param
+    module = Logits(shallow[name])
+    with torch.no_grad(), na.patch(module, **options):
         expected = module(LONG, LONG_MASK)
-    with torch.no_grad(), na.patch(model, **options, attention="traceable"):
-        return torch.export.export(module, (ids, MASKS["left"]), dynamic_shapes=SHAPES), expected
+    with torch.no_grad(), na.patch(module, **options, attention="traceable"):
+        arguments = (batch(), MASKS["left"])
+        return torch.export.export(module, arguments, dynamic_shapes=SHAPES), expected
 
 
 def check(
@@ -42,41 +58,31 @@ def check(
     torch.testing.assert_close(torch.as_tensor(logits)[kept], expected[kept], **tolerance)
 
 
-def onnx_file(program: Any, folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def onnx_file(exported: tuple[Any, torch.Tensor], tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("onnx", "onnxscript"):
         pytest.importorskip(package, reason="pip install 'ntk-alibi[export]'")
-    path = folder / "model.onnx"
-    torch.onnx.export(program, dynamo=True, verbose=False).save(path)
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    torch.onnx.export(exported[0], dynamo=True, verbose=False).save(path)
     return path
 
 
 @quiet
-@pytest.mark.slow
-@families
-@all_options
-def test_onnx_runtime(
-    models: dict, ids: torch.Tensor, tmp_path: Path, name: str, options: Any
-) -> None:
+def test_onnx_runtime(exported: tuple[Any, torch.Tensor], onnx_file: Path) -> None:
     runtime = pytest.importorskip("onnxruntime", reason="pip install 'ntk-alibi[export]'")
-    program, expected = exported(models[name], ids, options)
-    session = runtime.InferenceSession(
-        onnx_file(program, tmp_path), providers=["CPUExecutionProvider"]
-    )
+    session = runtime.InferenceSession(onnx_file, providers=["CPUExecutionProvider"])
     arguments = {"input_ids": LONG.numpy(), "attention_mask": LONG_MASK.numpy()}
-    check(session.run(None, arguments)[0], expected, **NEAR)
+    check(session.run(None, arguments)[0], exported[1], **NEAR)
 
 
 @quiet
-@pytest.mark.slow
-@families
-@all_options
-@pytest.mark.parametrize("by", ["onnx", "torch.export"])
+@pytest.mark.parametrize("by", ["onnx_file", "exported"])
 def test_openvino(
-    models: dict, ids: torch.Tensor, tmp_path: Path, name: str, options: Any, by: str
+    exported: tuple[Any, torch.Tensor], by: str, request: pytest.FixtureRequest
 ) -> None:
     openvino = pytest.importorskip("openvino", reason="pip install 'ntk-alibi[export]'")
-    program, expected = exported(models[name], ids, options)
-    source = onnx_file(program, tmp_path) if by == "onnx" else program
+    program, expected = exported
+    source = request.getfixturevalue(by) if by == "onnx_file" else program
     compiled = openvino.Core().compile_model(
         openvino.convert_model(source), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
     )
@@ -85,11 +91,13 @@ def test_openvino(
 
 @quiet
 @pytest.mark.slow
-@families
-def test_aot_inductor(models: dict, ids: torch.Tensor, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "exported", [(name, OPTIONS[0]) for name in FAMILIES], ids=str, indirect=True
+)
+def test_aot_inductor(exported: tuple[Any, torch.Tensor], tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("AOTInductor needs g++")
-    program, expected = exported(models[name], ids, OPTIONS[0])
+    program, expected = exported
     path = torch._inductor.aoti_compile_and_package(
         program, package_path=str(tmp_path / "model.pt2")
     )
@@ -99,10 +107,10 @@ def test_aot_inductor(models: dict, ids: torch.Tensor, tmp_path: Path, name: str
 @quiet
 @pytest.mark.slow
 @families
-def test_inductor(models: dict, name: str) -> None:
+def test_inductor(shallow: dict, name: str) -> None:
     if shutil.which("g++") is None:
         pytest.skip("torch.compile needs g++")
-    module = Logits(models[name])
+    module = Logits(shallow[name])
     with torch.no_grad(), na.patch(module, na.NTK(4.0)):
         expected = module(LONG, LONG_MASK)
     torch.compiler.reset()
@@ -112,47 +120,27 @@ def test_inductor(models: dict, name: str) -> None:
     torch.compiler.reset()
 
 
-def run_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: dict[str, bool]
-) -> dict[str, Any]:
-    """Run the code of docs/export.md, but for blocks with a word whose need is not met."""
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/export.md").read_text(), re.DOTALL)
-    assert len(blocks) == 6
-    names: dict[str, Any] = {}
-    for block in blocks:
-        if all(met for word, met in needs.items() if word in block):
-            exec(block, names)
-    return names
-
-
 @quiet
+@pytest.mark.slow
 def test_the_examples_of_the_page_on_export_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packages = {name: find_spec(name) is not None for name in ("onnxruntime", "openvino")}
-    packages["torch.onnx"] = find_spec("onnx") is not None and find_spec("onnxscript") is not None
-    names = run_page(
-        tmp_path, monkeypatch, {"torch.compile": False, "_inductor": False, **packages}
-    )
+    """Run the code of docs/export.md, but for blocks with a word whose need is not met."""
+    monkeypatch.chdir(tmp_path)
+    needs = {name: find_spec(name) is not None for name in ("onnxruntime", "openvino")}
+    needs["torch.onnx"] = find_spec("onnx") is not None and find_spec("onnxscript") is not None
+    needs["torch.compile"] = needs["_inductor"] = shutil.which("g++") is not None
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/export.md").read_text(), re.DOTALL)
+    assert len(blocks) == 6
+    names: dict[str, Any] = {}
+    torch.compiler.reset()
+    for block in blocks:
+        if all(met for word, met in needs.items() if word in block):
+            exec(block, names)
+    torch.compiler.reset()
     tokens, mask, expected = (names[name] for name in ("tokens", "mask", "expected"))
     check(names["logits"], expected, mask, **NEAR)
     check(names["program"].module()(tokens, mask), expected, mask, **NEAR)
-    for name in ("from_onnx_runtime", "from_openvino"):
+    for name in ("from_onnx_runtime", "from_openvino", "from_graph", "from_package"):
         if name in names:
             check(names[name], expected, mask, **NEAR)
-
-
-@quiet
-@pytest.mark.slow
-def test_the_compiled_examples_of_the_page_on_export_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("torch.compile needs g++")
-    torch.compiler.reset()
-    needs = {"torch.onnx": False, "onnxruntime": False, "openvino": False}
-    names = run_page(tmp_path, monkeypatch, needs)
-    for name in ("from_graph", "from_package"):
-        check(names[name], names["expected"], names["mask"], **NEAR)
-    torch.compiler.reset()

@@ -15,15 +15,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ntk_alibi as na
 from exported_models import LONG, LONG_MASK, SHAPES, Logits
-from family_models import LOGITS, MAKERS, families, make_model
+from family_models import LOGITS, MAKERS, compiled_families, families, make_model
 from model_runs import (
-    GENERATIONS,
     assert_gradients_close,
     drop_weights,
     enable_checkpointing,
     generate,
+    generations,
     gradients,
-    prompt_masks,
 )
 from padded_batches import LENGTH, MASKS, masks, real, run
 
@@ -76,13 +75,7 @@ def test_texts_longer_than_an_mpt_was_made_for(models: dict) -> None:
         torch.testing.assert_close(run(models["mpt"], long), expected, **LOGITS)
 
 
-@pytest.mark.parametrize("name", MAKERS)
-@prompt_masks
-@pytest.mark.parametrize(
-    "options",
-    [*GENERATIONS, {"prompt_lookup_num_tokens": 3}, {"past_key_values": None}],
-    ids=str,
-)
+@generations({"prompt_lookup_num_tokens": 3}, {"past_key_values": None})
 def test_generate(models: dict, ids: torch.Tensor, name: str, mask: Any, options: Any) -> None:
     model = models[name]
     if "prompt_lookup_num_tokens" in options:  # transformers allows one row only
@@ -190,9 +183,9 @@ def test_output_attentions(models: dict, ids: torch.Tensor, name: str) -> None:
     ids=["slopes", "knee", "log_n"],
 )
 def test_exported_for_any_batch_and_length(
-    models: dict, ids: torch.Tensor, name: str, strict: bool, options: Any
+    shallow: dict, ids: torch.Tensor, name: str, strict: bool, options: Any
 ) -> None:
-    model, arguments = Logits(models[name]), (ids, MASKS["left"])
+    model, arguments = Logits(shallow[name]), (ids, MASKS["left"])
     with na.patch(model, **options), torch.no_grad():
         expected = model(LONG, LONG_MASK)
     with na.patch(model, **options, attention="traceable"), torch.no_grad():
@@ -211,10 +204,10 @@ def test_traced_by_make_fx(models: dict, ids: torch.Tensor, name: str) -> None:
 
 # Dynamo warns so where it maps the function of a mask, as transformers 5.4 does.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@families
+@compiled_families
 @pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
-def test_compiled_in_one_graph(models: dict, ids: torch.Tensor, name: str, backend: str) -> None:
-    model = models[name]
+def test_compiled_in_one_graph(shallow: dict, ids: torch.Tensor, name: str, backend: str) -> None:
+    model = shallow[name]
     torch.compiler.reset()
     with na.patch(model, na.NTK(4.0)):
         expected, unpadded = run(model, LONG, LONG_MASK), run(model, ids)
@@ -226,10 +219,10 @@ def test_compiled_in_one_graph(models: dict, ids: torch.Tensor, name: str, backe
     torch.compiler.reset()
 
 
-@families
-def test_a_static_cache_in_one_graph(models: dict, ids: torch.Tensor, name: str) -> None:
+@compiled_families
+def test_a_static_cache_in_one_graph(shallow: dict, ids: torch.Tensor, name: str) -> None:
     """The number of tokens in the cache is a tensor, so that one graph serves all steps."""
-    model = models[name]
+    model = shallow[name]
     torch.compiler.reset()
     with na.patch(model, na.NTK(4.0)):
         expected = run(model, ids)[:, 30:]
@@ -272,9 +265,9 @@ def test_compiled_gradients(ids: torch.Tensor, name: str) -> None:
     torch.compiler.reset()
 
 
-@families
-def test_other_forms_say_which_way_to_take(models: dict, ids: torch.Tensor, name: str) -> None:
-    model = Logits(models[name])
+@compiled_families
+def test_other_forms_say_which_way_to_take(shallow: dict, ids: torch.Tensor, name: str) -> None:
+    model = Logits(shallow[name])
     torch.compiler.reset()
     message = r"use patch\(model, scaling, attention='traceable'\)"
     for attention in ("fused", "eager"):

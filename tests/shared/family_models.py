@@ -23,7 +23,7 @@ LOGITS = {"atol": 2e-5, "rtol": 0.0}
 def _bloom(heads: int, **config: Any) -> Any:
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 16 * heads, "n_layer": 3, "n_head": heads}
     return transformers.BloomForCausalLM(
-        transformers.BloomConfig(tie_word_embeddings=False, **sizes, **config)
+        transformers.BloomConfig(tie_word_embeddings=False, **{**sizes, **config})
     )
 
 
@@ -52,6 +52,11 @@ MAKERS = {
 }
 families = pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
 
+#: The smallest family in the quick tests, and the others in the slow ones.
+compiled_families = pytest.mark.parametrize(
+    "name", ["falcon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bloom", "mpt"))]
+)
+
 
 def make_model(name: str, heads: int = HEADS, **config: Any) -> Any:
     with torch.random.fork_rng():
@@ -66,6 +71,19 @@ def make_model(name: str, heads: int = HEADS, **config: Any) -> Any:
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
     return {name: make_model(name) for name in MAKERS}
+
+
+@pytest.fixture(scope="module")
+def shallow() -> dict[str, Any]:
+    """Models of one layer, for what costs time in each layer: compilers and exporters."""
+    return {
+        name: make_model(name, **{layers: 1})
+        for name, layers in (
+            ("bloom", "n_layer"),
+            ("mpt", "n_layers"),
+            ("falcon", "num_hidden_layers"),
+        )
+    }
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,27 @@ GENERATIONS: tuple[dict[str, Any], ...] = (
 prompt_masks = pytest.mark.parametrize("mask", [None, MASKS["left"]], ids=["unpadded", "left"])
 
 
+def generations(*more: dict[str, Any]) -> pytest.MarkDecorator:
+    """Give each family each way to generate, half of them with padding.
+
+    Any way meets both, and so does any family. Falcon's other layouts of heads differ in how the
+    projected queries and keys are split only, so two ways are enough.
+    """
+    ways, masks = (*GENERATIONS, *more), {"unpadded": None, "left": MASKS["left"]}
+    families = ("bloom", "mpt", "falcon")
+    cases = [(name, way, i + j) for i, name in enumerate(families) for j, way in enumerate(ways)]
+    for name in ("falcon, heads of keys", "falcon, new decoder"):
+        cases += [(name, ways[0], 1), (name, ways[1], 0)]
+    kinds = list(masks)
+    return pytest.mark.parametrize(
+        ("name", "options", "mask"),
+        [
+            pytest.param(name, way, masks[kinds[i % 2]], id=f"{name}-{way}-{kinds[i % 2]}")
+            for name, way, i in cases
+        ],
+    )
+
+
 def generate(model: Any, ids: torch.Tensor, mask: Any, **options: Any) -> torch.Tensor:
     mask = torch.ones_like(ids) if mask is None else mask
     tokens = {"pad_token_id": 0, "eos_token_id": VOCABULARY}  # some versions need one

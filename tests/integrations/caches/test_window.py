@@ -118,21 +118,23 @@ def test_all_forms_agree_and_padding_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("name", "sink", "options"),
+    ("name", "sink", "options", "padded"),
     [
-        *((name, SINK, {}) for name in MAKERS),
-        ("mpt", 0, {}),
-        ("bloom", SINK, {"num_beams": 3}),
-        ("falcon", 0, {"num_beams": 3}),
-        ("mpt", SINK, {"prefill_chunk_size": 16}),
-        ("bloom", 0, {"prefill_chunk_size": 16}),
+        *((name, SINK, {}, True) for name in MAKERS),
+        ("bloom", 0, {}, False),
+        ("mpt", 0, {}, False),
+        ("falcon", SINK, {}, False),
+        ("bloom", SINK, {"num_beams": 3}, False),
+        ("falcon", 0, {"num_beams": 3}, True),
+        ("mpt", SINK, {"prefill_chunk_size": 16}, False),
+        ("bloom", 0, {"prefill_chunk_size": 16}, True),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("mask", [None, MASKS["left"]], ids=["unpadded", "left"])
 def test_generate_in_bounded_memory(
-    models: dict, ids: torch.Tensor, name: str, sink: int, mask: Any, options: Any
+    models: dict, ids: torch.Tensor, name: str, sink: int, options: Any, padded: bool
 ) -> None:
+    mask = MASKS["left"] if padded else None
     model, new = models[name], {"max_new_tokens": 16}
     with na.patch(model, na.NTK(2.0), window=WINDOW, sink=sink):
         beams = {"num_beams": options.get("num_beams", 1)}
@@ -147,8 +149,9 @@ def test_generate_in_bounded_memory(
 
 
 @forms
-@sinks
-@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
+@pytest.mark.parametrize(
+    ("sink", "scaling"), [(0, SCALINGS[0]), (SINK, SCALINGS[0]), (SINK, SCALINGS[1])], ids=repr
+)
 @pytest.mark.parametrize("pieces", [[1] * 60, [5, 1, 3, 2, 20, 1, 7, 12, 9], [59, 1]], ids=str)
 def test_pieces_equal_one_pass(
     models: dict, name: str, attention: Any, sink: int, scaling: Any, pieces: list[int]
@@ -202,19 +205,9 @@ def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
     assert (logits[0] - logits[2]).abs().max() > 1e-3
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled(models: dict, ids: torch.Tensor) -> None:
-    torch.compiler.reset()
-    with na.patch(models["falcon"], window=WINDOW, sink=SINK):
-        expected = run(models["falcon"], ids, MASKS["left"])
-        compiled = torch.compile(models["falcon"], backend="eager")
-        torch.testing.assert_close(run(compiled, ids, MASKS["left"]), expected, **LOGITS)
-    torch.compiler.reset()
-
-
 @pytest.mark.parametrize(
     ("name", "length"),
-    [("mpt", 300), *(pytest.param(n, 5000, marks=pytest.mark.slow) for n in ("bloom", "falcon"))],
+    [("mpt", 300), ("bloom", 300), pytest.param("falcon", 2000, marks=pytest.mark.slow)],
 )
 def test_generation_without_end(name: str, length: int) -> None:
     """Tokens are written to one buffer of 2 (window + sink); logits equal the uncached pass."""

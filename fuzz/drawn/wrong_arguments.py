@@ -11,6 +11,7 @@ import torch
 
 import ntk_alibi as na
 from fuzz.oracle.bias_cases import BIAS_CASES
+from fuzz.oracle.scaling_cases import SCALING_CASES
 from fuzz.wrong_values import (
     NO_ARRAY,
     NO_BOOLEAN,
@@ -170,13 +171,13 @@ def _nan(distance: Any) -> Any:
 
 
 def _scalings() -> list[Function]:
-    factors = (*NO_NUMBER, None, 0.5, 0, -2.0)
-    dynamic = {"rate": (*NO_NUMBER, None, 0, -1), "train_length": NO_COUNT, "per": NO_CHOICE}
-    layers: tuple[Any, ...] = (3, "1", [], [-1], [0.5], [None], object())
+    dynamic = SCALING_CASES["DynamicNTK"].all_wrong
     config = {"alibi_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 20}
     return [
-        Function("NTK", na.NTK, {"factor": 2.0}, {"factor": factors, "layers": layers}),
-        Function("Interpolation", na.Interpolation, {"factor": 2.0}, {"factor": factors}),
+        *(
+            Function(name, getattr(na, name), case.right, case.all_wrong)
+            for name, case in SCALING_CASES.items()
+        ),
         Function("Knee", na.Knee, {"start": 8, "factor": 2.0}, {
             "start": (*NO_INTEGER, None), "factor": ("x", None, object(), 0, -2.0, -np.inf, np.nan),
         }),
@@ -187,8 +188,6 @@ def _scalings() -> list[Function]:
             "train_length": (*NO_INTEGER, None, 1),
             "strength": ("x", None, object(), -1, np.nan, [], [[1.0]], ["x"]), "biased": NO_BOOLEAN,
         }),
-        Function("DynamicNTK", na.DynamicNTK, {}, dynamic),
-        Function("DynamicInterpolation", na.DynamicInterpolation, {}, dynamic),
         Function("scaling_from_config", na.scaling_from_config, {"config": config}, {
             "config": (
                 "x", None, 3, {}, [config], {**config, "alibi_type": "x"}, {**config, "more": 1},
@@ -256,7 +255,9 @@ def _results() -> list[Function]:
             "dtype": (np.int32, "x", 3, object(), torch.int32), "lengths": lengths,
             "out": ("x", 3, ones(3), np.ones((1, 4, 2, 3))),
         }),
-        Function("set_num_threads", na.set_num_threads, {"num_threads": 1}, {"num_threads": (*NO_INTEGER, None)}),
+        Function("set_num_threads", na.set_num_threads, {"num_threads": 1}, {
+            "num_threads": (*NO_INTEGER, None),
+        }),
     ]  # fmt: skip
 
 

@@ -44,6 +44,26 @@ def names_of(module: Any) -> set[str]:
     return {x for x in getattr(module, "__all__", own) if not x.startswith("_")}
 
 
+def test_every_module_has_a_row_of_tests_in_contributing() -> None:
+    """The row of the longest path counts; each row is that of some module, and its tests exist."""
+    _, _, table = (ROOT / "CONTRIBUTING.md").read_text().partition("| source | tests |\n")
+    tests_of: dict[str, list[str]] = {}
+    for row in table.partition("\n\n")[0].split("\n")[1:]:
+        sources, tests = (re.findall("`(.*?)`", cell) for cell in row.strip("|").split("|"))
+        assert not tests_of.keys() & sources
+        tests_of |= dict.fromkeys(sources, tests)
+    package = ROOT / "src/ntk_alibi"
+    used = set()
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package).as_posix()
+        fitting = [x for x in tests_of if name == x or (x.endswith("/") and name.startswith(x))]
+        assert fitting or "/" not in name, f"{name} needs a row in CONTRIBUTING.md"
+        used.add(max(fitting, key=len, default="*.py"))
+    assert used == tests_of.keys()
+    for test in (test for tests in tests_of.values() for test in tests):
+        assert (ROOT / test).exists(), test
+
+
 def test_every_page_is_in_the_contents() -> None:
     contents = (DOCS / "index.md").read_text()
     for page in PAGES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.pycode import ModuleAnalyzer
 
 import ntk_alibi
+
+sys.path.insert(0, str(Path(__file__).parent))
+import names
 
 project = "ntk_alibi"
 author = "the authors of ntk_alibi"
@@ -87,6 +91,12 @@ def without_empty_contents(app: Any, page: str, source: list[str]) -> None:
         )
 
 
+def entries_of_the_reference(app: Any, page: str, source: list[str]) -> None:
+    """Blocks of names become tables and descriptions."""
+    if page.startswith("reference/"):
+        source[0] = names.expanded(source[0])
+
+
 def show_implementations() -> None:
     """Let Sphinx show the signature of an implementation, which overloads repeat in part."""
     analyze = ModuleAnalyzer.analyze
@@ -102,6 +112,7 @@ def setup(app: Any) -> None:
     """Connect the functions above to the events of Sphinx."""
     show_implementations()
     app.connect("source-read", without_empty_contents)
+    app.connect("source-read", entries_of_the_reference)
     app.connect("source-read", links_of_the_site)
     app.connect("builder-inited", copy_notebooks)
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))

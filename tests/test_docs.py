@@ -23,37 +23,45 @@ PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "notebooks" not in page.
 HOW_TO = [page for page in PAGES if page.parent.name == "how-to"]
 
 
-def test_every_public_name_is_in_the_reference() -> None:
-    reference = "".join(page.read_text() for page in sorted((DOCS / "reference").glob("*.md")))
+def test_every_public_name_is_in_the_reference_once() -> None:
+    """`docs/names.py` makes the entries; a name of a module stands there as `plots.slopes`."""
+    sys.path.insert(0, str(DOCS))
+    import names
+
     modules = {"plots": plots, "precision": na.precision, "reference": na.reference}
-    for name in na.__all__:
-        if name != "__version__":
-            directive = "automodule:: ntk_alibi." if name in modules else r"(function|class):: "
-            assert re.search(rf"{directive}{name}$", reference, re.MULTILINE), name
-    own = [n for n, thing in vars(inspection).items() if _is_public(n, thing)]
-    (listed,) = re.findall(r"ntk_alibi.inspection\n   :members: (.*)", reference)
-    assert listed.split(", ") == own
+    public = {name for name in na.__all__ if name != "__version__"} - modules.keys()
+    for path, module in {**modules, "inspection": inspection}.items():
+        public |= {f"{path}.{name}" for name in names_of(module)}
+    pages = "".join(names.expanded(page.read_text()) for page in (DOCS / "reference").glob("*.md"))
+    entries = re.findall(r"auto(?:function|class):: (?:ntk_alibi\.)?(\S+)", pages)
+    assert len(set(entries)) == len(entries)
+    assert public <= set(entries)
+    assert re.findall(r"^   (\w[\w.]*)$", pages, re.MULTILINE) == entries
 
 
-@pytest.mark.parametrize(
-    ("page", "module"), [("pictures", "plots"), ("reference", "reference")], ids=str
-)
-def test_tables_of_modules_have_every_name(page: str, module: str) -> None:
-    text = (DOCS / f"reference/{page}.md").read_text()
-    _, _, table = text.partition(f".. currentmodule:: ntk_alibi.{module}\n")
-    table, _, _ = table.partition("```")
-    assert re.findall(r"^   (\w+)$", table, re.MULTILINE) == getattr(na, module).__all__
+def names_of(module: Any) -> set[str]:
+    own = {x for x, y in vars(module).items() if getattr(y, "__module__", "") == module.__name__}
+    return {x for x in getattr(module, "__all__", own) if not x.startswith("_")}
 
 
-def test_every_entry_of_the_reference_is_in_the_table_of_its_page() -> None:
-    for page in (DOCS / "reference").glob("*.md"):
-        entries = re.findall(r"auto(?:function|class):: (?:ntk_alibi\.)?(\S+)", page.read_text())
-        for entry in entries:
-            assert re.search(rf"^   {re.escape(entry)}$", page.read_text(), re.MULTILINE), entry
-
-
-def _is_public(name: str, thing: Any) -> bool:
-    return not name.startswith("_") and getattr(thing, "__module__", "") == inspection.__name__
+def test_every_module_has_a_row_of_tests_in_contributing() -> None:
+    """The row of the longest path counts; each row is that of some module, and its tests exist."""
+    _, _, table = (ROOT / "CONTRIBUTING.md").read_text().partition("| source | tests |\n")
+    tests_of: dict[str, list[str]] = {}
+    for row in table.partition("\n\n")[0].split("\n")[1:]:
+        sources, tests = (re.findall("`(.*?)`", cell) for cell in row.strip("|").split("|"))
+        assert not tests_of.keys() & sources
+        tests_of |= dict.fromkeys(sources, tests)
+    package = ROOT / "src/ntk_alibi"
+    used = set()
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package).as_posix()
+        fitting = [x for x in tests_of if name == x or (x.endswith("/") and name.startswith(x))]
+        assert fitting or "/" not in name, f"{name} needs a row in CONTRIBUTING.md"
+        used.add(max(fitting, key=len, default="*.py"))
+    assert used == tests_of.keys()
+    for test in (test for tests in tests_of.values() for test in tests):
+        assert (ROOT / test).exists(), test
 
 
 def test_every_page_is_in_the_contents() -> None:

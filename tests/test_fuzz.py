@@ -27,7 +27,8 @@ from repository import ROOT
 
 #: Folders and files of the fuzzer from the bottom up; each imports from its layer and lower ones.
 LAYERS = [
-    ["oracle", "draw"],
+    ["draw", "wrong_values"],
+    ["oracle"],
     ["drawn"],
     ["bounds"],
     ["gradient_bounds", "compare"],
@@ -76,12 +77,22 @@ def test_cases_of_every_kind_are_right(kind: str) -> None:
 
 
 def test_every_public_bias_and_function_is_drawn() -> None:
-    """A new bias needs a function and wrong arguments in fuzz/drawn, a formula in fuzz/oracle."""
+    """A new bias needs a case in fuzz/oracle/bias_cases.py, or functions in fuzz/drawn."""
     biases = {name for name in na.__all__ if isinstance(getattr(na, name), type(na.ALiBi))}
     biases = {name for name in biases if issubclass(getattr(na, name), BiasObject)}
     assert {"ALiBi", "T5"} <= biases <= {name.split("(")[0] for name in ANYWHERE | OVER | GATES}
     called = {function.name for function in FUNCTIONS}
     assert biases | {"attention", "merge", "alibi_slopes", "build_alibi_tensor"} <= called
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda x: x.name)
+def test_every_wrong_value_is_refused_with_the_name_of_its_argument(function: Function) -> None:
+    function.call(**function.right)
+    for argument, values in function.wrong.items():
+        names = "|".join((argument, *function.also.get(argument, ())))
+        for value in values:
+            with pytest.raises((TypeError, ValueError), match=rf"\b({names})\b"):
+                function.call(**function.right | {argument: value})
 
 
 def test_a_case_is_the_same_each_time() -> None:

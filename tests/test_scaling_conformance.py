@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import html
+import pickle
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from fuzz.oracle.scaling_cases import SCALING_CASES
 from numpy.typing import NDArray
 
 import ntk_alibi as na
@@ -78,6 +82,29 @@ class Case(NamedTuple):
     lengths: Any = None
 
 
+def of_case(name: str, **options: Any) -> Case:
+    """Return the case of a scaling, whose slopes are those of `na.reference`.
+
+    FlatHeads and DynamicFlatHeads have the reference `flat_heads_slopes(slopes, factor, share)`.
+    """
+    case = SCALING_CASES[name]
+    scaling = getattr(na, name)(**case.right, **options)
+    own = {key: values[0] for key, values in case.options.items()}
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.removeprefix("Dynamic")).lower()
+    words = words.replace("interpolation", "interpolated")
+    scaled = partial(getattr(na.reference, f"{words}_slopes"), **own)
+    if not case.dynamic:
+        return Case(scaling, lambda m: scaled(m, scaling.factor))
+    lengths = REAL if scaling.per == "sequence" else PREFIXES
+
+    def slopes(m: NDArray[np.float64]) -> NDArray[np.float64]:
+        factors = [na.reference.dynamic_factor(2.0, n, 20) for n in lengths.reshape(-1)]
+        each = np.stack([scaled(m, a) for a in factors]).reshape(*lengths.shape, HEADS)
+        return each if lengths.ndim == 1 else each.swapaxes(1, 2)
+
+    return Case(scaling, slopes, lengths)
+
+
 CASES = {
     "stranger": Case(OnlyFlatHeads(), lambda m: m / [1, 1, 2, 2]),
     "stranger without hash": Case(WithoutHash(), lambda m: m / [1, 1, 2, 2]),
@@ -86,37 +113,10 @@ CASES = {
         ByTheQuery(), lambda m: m[:, None] / np.maximum(PREFIXES, 1)[:, None], PREFIXES
     ),
     "subclass": Case(SquareRoot(4.0), lambda m: m / 4.0 ** np.sqrt(-np.log2(m) / 8)),
-    "interpolation": Case(na.Interpolation(3.0), lambda m: m / 3.0),
-    "NTK": Case(na.NTK(4.0), lambda m: na.reference.ntk_slopes(m, 4.0)),
-    "flat heads": Case(
-        na.FlatHeads(8.0, 0.5), lambda m: na.reference.flat_heads_slopes(m, 8.0, 0.5)
-    ),
-    "max bias": Case(na.MaxBias(4.0), lambda m: na.reference.max_bias_slopes(m, 4.0)),
-    "dynamic flat heads": Case(
-        na.DynamicFlatHeads(2.0, 20),
-        lambda m: np.stack(
-            [
-                [
-                    na.reference.flat_heads_slopes(m, na.reference.dynamic_factor(2.0, n, 20), 0.25)
-                    for n in row
-                ]
-                for row in PREFIXES
-            ]
-        ).swapaxes(1, 2),
-        PREFIXES,
-    ),
-    "dynamic NTK": Case(
-        na.DynamicNTK(2.0, 20),
-        lambda m: np.array(
-            [na.reference.ntk_slopes(m, na.reference.dynamic_factor(2.0, n, 20)) for n in REAL]
-        ),
-        REAL,
-    ),
-    "dynamic interpolation per query": Case(
-        na.DynamicInterpolation(2.0, 20, per="query"),
-        lambda m: m[:, None] / np.maximum(2.0 * PREFIXES / 20, 1.0)[:, None],
-        PREFIXES,
-    ),
+    **{name: of_case(name) for name in SCALING_CASES},
+    "dynamic interpolation per query": of_case("DynamicInterpolation", per="query"),
+    "dynamic NTK per query": of_case("DynamicNTK", per="query"),
+    "dynamic flat heads per sequence": of_case("DynamicFlatHeads", per="sequence"),
 }
 SHOWN = [case.scaling for case in CASES.values() if hasattr(case.scaling, "_repr_html_")]
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -130,6 +130,21 @@ def written(case: Case) -> NDArray[np.float64]:
     slopes = case.slopes(na.reference.alibi_slopes(HEADS))
     axes = {1: (None, slice(None), None, None), 2: (..., None, None), 3: (..., None)}
     return slopes[axes[slopes.ndim]]
+
+
+def test_every_scaling_has_a_case() -> None:
+    scalings = {name for name in na.__all__ if hasattr(getattr(na, name), "alibi_type")}
+    assert scalings == SCALING_CASES.keys() | {"Knee", "DynamicKnee"}  # these scale distances
+
+
+@pytest.mark.parametrize("name", SCALING_CASES)
+def test_a_scaling_is_a_value_with_a_config(name: str) -> None:
+    for options in ({}, {"layers": [3, 1]}):
+        scaling = getattr(na, name)(**SCALING_CASES[name].right, **options)
+        assert pickle.loads(pickle.dumps(scaling)) == scaling
+        assert eval(repr(scaling), vars(na)) == scaling
+        assert hash(scaling) == hash(pickle.loads(pickle.dumps(scaling)))
+        assert na.scaling_from_config(scaling.to_config()) == scaling
 
 
 @EVERY

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from fuzz.drawn import distance_biases, linear_biases, other_biases
 from fuzz.drawn.bias import DrawnBias, Scene
+from fuzz.oracle.bias_cases import BIAS_CASES
 
 #: A table of so many distances takes as long as the rest of a case.
 MOST_DISTANCES = 4000
@@ -22,10 +24,7 @@ ANYWHERE: dict[str, tuple[float, Callable[[Scene], DrawnBias]]] = {
     "BiALiBi": (1, linear_biases.bialibi),
 }
 OVER_DISTANCE: dict[str, tuple[float, Callable[[Scene], DrawnBias]]] = {
-    "KerplePower": (1, distance_biases.kerple_power),
-    "KerpleLog": (1, distance_biases.kerple_log),
-    "BAM": (1, distance_biases.bam),
-    "Sandwich": (1, distance_biases.sandwich),
+    **{name: (1, partial(distance_biases.of_case, name)) for name in BIAS_CASES},
     "T5": (1, distance_biases.t5),
     "DistanceTable": (1.5, distance_biases.table),
     "DistanceFunction": (1, distance_biases.function),

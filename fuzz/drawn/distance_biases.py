@@ -1,4 +1,4 @@
-"""Biases over distance: KERPLE, BAM, Sandwich, T5, tables and functions."""
+"""Biases over distance: those of `BIAS_CASES`, T5, tables and functions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import ntk_alibi as na
 from fuzz.drawn.bias import DrawnBias, Scene, by_index, column, over_heads
 from fuzz.oracle import biases
+from fuzz.oracle.bias_cases import BIAS_CASES
 
 Floats = NDArray[np.float64]
 
@@ -19,62 +20,20 @@ Floats = NDArray[np.float64]
 FAR = 1000
 
 
-def _learned(
-    scene: Scene, passed: dict[str, Any], result: tuple[Floats, biases.Partials], bias: Any
-) -> DrawnBias:
-    values, partials = result
+def of_case(name: str, scene: Scene) -> DrawnBias:
+    """Draw a bias of `BIAS_CASES`."""
+    case = BIAS_CASES[name]
+    numbers, options = case.draw(scene.draw, scene.sizes.heads, scene.learned)
+    pairs = {key: scene.parameter(x) for key, x in numbers.items()}
+    passed = {key: x for key, (x, _) in pairs.items()}
+    exact = {key: x for key, (_, x) in pairs.items()}
+    values, partials = case.values(scene.distance, exact, options)
     parameters = [
         parameter
-        for name, x in passed.items()
-        for parameter in scene.learn(name, x, over_heads(partials[name]))
+        for key, x in passed.items()
+        for parameter in scene.learn(key, x, over_heads(partials[key]))
     ]
-    return DrawnBias(bias, values, tuple(parameters))
-
-
-def kerple_power(scene: Scene) -> DrawnBias:
-    """Draw KERPLE's power kernel."""
-    r1, a = scene.per_head(-2, 0.5)
-    r2, b = scene.parameter(scene.draw.numbers.uniform(0.05, 2.0, scene.sizes.heads))
-    result = biases.kerple_power(scene.distance, column(a), column(b))
-    return _learned(scene, {"r1": r1, "r2": r2}, result, na.KerplePower(r1, r2))
-
-
-def kerple_log(scene: Scene) -> DrawnBias:
-    """Draw KERPLE's logarithmic kernel."""
-    (r1, a), (r2, b) = scene.per_head(-2, 1), scene.per_head(-2, 1)
-    result = biases.kerple_log(scene.distance, column(a), column(b))
-    return _learned(scene, {"r1": r1, "r2": r2}, result, na.KerpleLog(r1, r2))
-
-
-def bam(scene: Scene) -> DrawnBias:
-    """Draw BAM; its exponent is negative at times, which epsilon allows."""
-    draw, heads = scene.draw, scene.sizes.heads
-    alpha, a = scene.per_head(-2, 0.5)
-    epsilon = draw.one_of((0.0, 1e-5, 1e-2))
-    negative = epsilon == 1e-2 and draw.chance(0.3)
-    exponents = draw.numbers.uniform(-1.0 if negative else 0.2, 2.0, heads)
-    beta, b = scene.parameter(exponents)
-    mu, m = scene.parameter(np.round(draw.normal(heads) * 3, draw.integer(0, 2)))
-    result = biases.bam(scene.distance, column(a), column(b), column(m), epsilon)
-    passed = {"alpha": alpha, "beta": beta, "mu": mu}
-    if epsilon == 0.0 or negative:  # the derivative at distance mu may be infinite
-        passed = {}
-        if scene.learned:
-            return kerple_log(scene)
-    return _learned(scene, passed, result, na.BAM(alpha, beta, mu, epsilon))
-
-
-def sandwich(scene: Scene) -> DrawnBias:
-    """Draw Sandwich, with its published strengths or others."""
-    heads, dimension = scene.sizes.heads, 2 * scene.draw.integer(1, 16)
-    if scene.learned or scene.draw.chance(0.5):
-        lambdas, numbers = scene.per_head(-2, 0.5)
-        bias, passed = na.Sandwich(heads, dimension, lambdas), {"lambdas": lambdas}
-    else:
-        numbers = np.array([heads / (8.0 * h) for h in range(1, heads + 1)])
-        bias, passed = na.Sandwich(heads, dimension), {}
-    result = biases.sandwich(scene.distance, column(numbers), dimension)
-    return _learned(scene, passed, result, bias)
+    return DrawnBias(getattr(na, name)(**options, **passed), values, tuple(parameters))
 
 
 def t5(scene: Scene) -> DrawnBias:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import ntk_alibi as na
+from fuzz.draw import Draw
 from fuzz.drawn.bias import DrawnBias, Scene, column, over_heads, to_shape
 from fuzz.oracle import biases, slopes
+from fuzz.oracle.scaling_cases import SCALING_CASES, interpolation
 
 Floats = NDArray[np.float64]
 
@@ -24,28 +28,33 @@ class Halved:
         return exponents + 1.0
 
 
+def drawn_scaling(draw: Draw, name: str, per: str) -> tuple[Any, Callable[[Floats], Floats]]:
+    """Draw a scaling of `SCALING_CASES`; return it and the weights of its heads."""
+    case = SCALING_CASES[name]
+    options = {key: draw.one_of(values) for key, values in case.options.items()}
+    make, weights = getattr(na, name), partial(case.weights, **options)
+    if case.dynamic:
+        length = draw.one_of((1, 7, 50, 2048, draw.integer(1, 4000)))
+        return make(draw.power(-1, 2), length, per=per, **options), weights
+    return make(draw.one_of((1.0, 4.0, draw.power(0, 4))), **options), weights
+
+
 def scaling_and_slopes(scene: Scene) -> tuple[Any, Any]:
     """Draw a scaling; return it and a function of head counts that gives its slopes."""
     draw = scene.draw
-    factor = draw.one_of((1.0, 4.0, draw.power(0, 3)))
-    rate, length = draw.power(-1, 2), draw.one_of((1, 7, 50, 2048))
-    dynamic = slopes.dynamic_factor(rate, _lengths(scene, "sequence"), length)
-    per_query = slopes.dynamic_factor(rate, _lengths(scene, "query"), length)
-    kind, scaling, factors = draw.one_of(
-        (
-            ("linear", None, 1.0),
-            ("linear", Halved(), 2.0),
-            ("linear", na.Interpolation(factor), factor),
-            ("ntk", na.NTK(factor), factor),
-            ("linear", na.DynamicInterpolation(rate, length), dynamic),
-            ("ntk", na.DynamicNTK(rate, length), dynamic),
-            ("linear", na.DynamicInterpolation(rate, length, per="query"), per_query),
-            ("ntk", na.DynamicNTK(rate, length, per="query"), per_query),
+    name = draw.one_of(("none", "halved", *SCALING_CASES))
+    scaling: Any = Halved() if name == "halved" else None
+    weights: Callable[[Floats], Floats] = interpolation
+    factor: Any = 2.0 if name == "halved" else 1.0
+    if name in SCALING_CASES:
+        per = draw.one_of(("sequence", "query"))
+        scaling, weights = drawn_scaling(draw, name, per)
+        factor = getattr(scaling, "factor", None) or slopes.dynamic_factor(
+            scaling.rate, _lengths(scene, per), scaling.train_length
         )
-    )
 
     def of_heads(heads: int) -> Floats:
-        numbers = slopes.scaled(slopes.exponents(heads), kind, factors)
+        numbers = slopes.scaled(e := slopes.exponents(heads), weights(e), factor)
         return numbers.reshape(
             *([1] * (numbers.ndim == 1)), *numbers.shape, *[1] * (numbers.ndim < 3)
         )
@@ -125,7 +134,7 @@ def standard(scene: Scene, knee: na.Knee | None = None) -> DrawnBias:
 
 
 def _plain(heads: int) -> Floats:
-    return slopes.scaled(slopes.exponents(heads), "linear", 1.0).reshape(1, heads, 1)
+    return (2.0 ** -slopes.exponents(heads)).reshape(1, heads, 1)
 
 
 def _slopes(scene: Scene) -> tuple[Any, Floats]:

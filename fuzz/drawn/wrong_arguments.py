@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 import ntk_alibi as na
-from fuzz.drawn.wrong_values import (
+from fuzz.oracle.bias_cases import BIAS_CASES
+from fuzz.oracle.scaling_cases import SCALING_CASES
+from fuzz.wrong_values import (
     NO_ARRAY,
     NO_BOOLEAN,
     NO_CHOICE,
@@ -20,10 +22,11 @@ from fuzz.drawn.wrong_values import (
     NO_MASK,
     NO_NUMBER,
     NO_POSITIONS,
-    NO_SCALING,
     ones,
 )
 from ntk_alibi.fused.gradients import attention_gradients
+
+NO_SCALING = ("ntk", 3, na.NTK, object(), {"alibi_type": "ntk"}, np.ones(4))
 
 
 @dataclass(frozen=True)
@@ -123,19 +126,6 @@ def _biases() -> list[Function]:
         Function("BiALiBi", na.BiALiBi, {"first": four, "left": four, "right": four}, {
             "first": NO_HEADS, "left": NO_HEADS, "right": NO_HEADS,
         }, {"first": ("left",)}),
-        Function("KerplePower", na.KerplePower, {"r1": four, "r2": four}, {
-            "r1": (*NO_HEADS[:-3], -four, 0 * four), "r2": (*NO_HEADS, -four, 3 * four),
-        }, {"r1": ("r2",)}),
-        Function("KerpleLog", na.KerpleLog, {"r1": four, "r2": four}, {
-            "r1": (*NO_HEADS[:-3], -four), "r2": (*NO_HEADS, -four, 0 * four),
-        }, {"r1": ("r2",)}),
-        Function("BAM", na.BAM, {"alpha": four, "beta": four}, {
-            "beta": NO_HEADS, "mu": NO_HEADS, "epsilon": (*NO_NUMBER, -1.0, None),
-        }),
-        Function("Sandwich", na.Sandwich, {"num_heads": 4}, {
-            "num_heads": NO_COUNT, "dimension": (*NO_COUNT, 3, 1),
-            "lambdas": (*NO_HEADS[:1], *NO_HEADS[2:], -four),
-        }),
         Function("T5", na.T5, {"values": ones(4, 32)}, {
             "values": (
                 "x", None, 3, four, ones(4, 3), ones(4, 0), np.full((4, 32), np.nan),
@@ -158,6 +148,13 @@ def _biases() -> list[Function]:
                 "x", None, 3, four, ones(2, 4, 3), -ones(2, 0, 3), np.ones((2, 4, 3), complex),
             ),
         }),
+        *(
+            Function(
+                name, getattr(na, name), case.options | dict.fromkeys(case.parameters, four),
+                case.wrong, case.also,
+            )
+            for name, case in BIAS_CASES.items()
+        ),
     ]  # fmt: skip
 
 
@@ -174,13 +171,13 @@ def _nan(distance: Any) -> Any:
 
 
 def _scalings() -> list[Function]:
-    factors = (*NO_NUMBER, None, 0.5, 0, -2.0)
-    dynamic = {"rate": (*NO_NUMBER, None, 0, -1), "train_length": NO_COUNT, "per": NO_CHOICE}
-    layers: tuple[Any, ...] = (3, "1", [], [-1], [0.5], [None], object())
+    dynamic = SCALING_CASES["DynamicNTK"].all_wrong
     config = {"alibi_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 20}
     return [
-        Function("NTK", na.NTK, {"factor": 2.0}, {"factor": factors, "layers": layers}),
-        Function("Interpolation", na.Interpolation, {"factor": 2.0}, {"factor": factors}),
+        *(
+            Function(name, getattr(na, name), case.right, case.all_wrong)
+            for name, case in SCALING_CASES.items()
+        ),
         Function("Knee", na.Knee, {"start": 8, "factor": 2.0}, {
             "start": (*NO_INTEGER, None), "factor": ("x", None, object(), 0, -2.0, -np.inf, np.nan),
         }),
@@ -191,8 +188,6 @@ def _scalings() -> list[Function]:
             "train_length": (*NO_INTEGER, None, 1),
             "strength": ("x", None, object(), -1, np.nan, [], [[1.0]], ["x"]), "biased": NO_BOOLEAN,
         }),
-        Function("DynamicNTK", na.DynamicNTK, {}, dynamic),
-        Function("DynamicInterpolation", na.DynamicInterpolation, {}, dynamic),
         Function("scaling_from_config", na.scaling_from_config, {"config": config}, {
             "config": (
                 "x", None, 3, {}, [config], {**config, "alibi_type": "x"}, {**config, "more": 1},
@@ -260,7 +255,9 @@ def _results() -> list[Function]:
             "dtype": (np.int32, "x", 3, object(), torch.int32), "lengths": lengths,
             "out": ("x", 3, ones(3), np.ones((1, 4, 2, 3))),
         }),
-        Function("set_num_threads", na.set_num_threads, {}, {"num_threads": (*NO_INTEGER, None)}),
+        Function("set_num_threads", na.set_num_threads, {"num_threads": 1}, {
+            "num_threads": (*NO_INTEGER, None),
+        }),
     ]  # fmt: skip
 
 

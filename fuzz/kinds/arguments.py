@@ -12,7 +12,10 @@ import ntk_alibi as na
 from fuzz.compare import WrongError
 from fuzz.draw import Draw
 from fuzz.drawn.wrong_arguments import FUNCTIONS, Function
-from fuzz.drawn.wrong_values import ANYTHING
+from fuzz.wrong_values import ANYTHING
+
+#: Anything that somebody might pass.
+VALUES = (*ANYTHING, na.NTK(2.0), na.ALiBi(4), na.RoPE(8), na.KeyNorms())
 
 
 def bad_argument(draw: Draw) -> None:
@@ -28,7 +31,7 @@ def any_argument(draw: Draw) -> None:
     """Pass anything at all: it is taken, or refused in the same way."""
     function = draw.one_of(FUNCTIONS)
     argument = draw.one_of(list(function.wrong))
-    _call(draw, function, argument, draw.one_of(ANYTHING))
+    _call(draw, function, argument, draw.one_of(VALUES))
 
 
 def _call(draw: Draw, function: Function, argument: str, value: Any) -> bool:

@@ -11,9 +11,11 @@ from fuzz.bounds import Interval
 from fuzz.compare import WrongError, compare
 from fuzz.draw import Draw
 from fuzz.drawn.arrays import Format
+from fuzz.drawn.linear_biases import drawn_scaling
 from fuzz.drawn.places import drawn_places
 from fuzz.drawn.sizes import Sizes
 from fuzz.oracle import slopes as oracle
+from fuzz.oracle.scaling_cases import SCALING_CASES
 
 #: Slopes are computed in float64 and rounded once: two ulps of float32 are more than enough.
 ERROR = 2 * 2.0**-24
@@ -22,20 +24,17 @@ ERROR = 2 * 2.0**-24
 def slopes(draw: Draw) -> None:
     """Check slopes of every scaling, and that its config gives the scaling again."""
     heads, rule = draw.integer(1, 130), _choice(draw, "press", "geometric")
-    kind, dynamic = draw.one_of(("linear", "ntk")), draw.chance(0.5)
     e = oracle.exponents(heads, rule)
-    if not dynamic:
-        factor = draw.one_of((1.0, draw.power(0, 4)))
-        static: Any = (na.Interpolation if kind == "linear" else na.NTK)(factor)
-        scaling = static if draw.chance(0.8) else None
-        expected = oracle.scaled(e, kind, factor if scaling else 1.0)
-        _compare(na.alibi_slopes(heads, scaling, rule=rule), expected)
-        _round_trip(scaling)
+    if draw.chance(0.1):
+        _compare(na.alibi_slopes(heads, rule=rule), 2.0**-e)
         return
-    rate, length, per = draw.power(-1, 2), draw.integer(1, 4000), _choice(draw, "sequence", "query")
-    scaling = (na.DynamicInterpolation if kind == "linear" else na.DynamicNTK)(
-        rate, length, per=per
-    )
+    name, per = draw.one_of(list(SCALING_CASES)), _choice(draw, "sequence", "query")
+    scaling, weights = drawn_scaling(draw, name, per)
+    _round_trip(scaling)
+    if not SCALING_CASES[name].dynamic:
+        expected = oracle.scaled(e, weights(e), scaling.factor)
+        _compare(na.alibi_slopes(heads, scaling, rule=rule), expected)
+        return
     lengths = draw.integers(
         0, draw.one_of((3, 100, 100_000)) if per == "sequence" else 60, draw.integer(1, 4)
     )
@@ -45,10 +44,10 @@ def slopes(draw: Draw) -> None:
         counts = np.maximum(lengths[:, None] - np.arange(queries - 1, -1, -1), 0)
         if draw.chance(0.3):
             lengths = counts
-    expected = oracle.scaled(e, kind, oracle.dynamic_factor(rate, counts, length))
+    factor = oracle.dynamic_factor(scaling.rate, counts, scaling.train_length)
     passed = draw.one_of((lengths, lengths.tolist(), lengths.astype(">i4")))
-    _compare(na.alibi_slopes(heads, scaling, passed, rule=rule), expected)
-    _round_trip(scaling)
+    result = na.alibi_slopes(heads, scaling, passed, rule=rule)
+    _compare(result, oracle.scaled(e, weights(e), factor))
 
 
 def _choice(draw: Draw, *names: str) -> Any:
@@ -61,7 +60,7 @@ def _compare(result: Any, expected: Any) -> None:
 
 
 def _round_trip(scaling: Any) -> None:
-    if scaling is not None and na.scaling_from_config(scaling.to_config()) != scaling:
+    if na.scaling_from_config(scaling.to_config()) != scaling:
         raise WrongError(f"scaling_from_config does not give {scaling!r} again")
 
 

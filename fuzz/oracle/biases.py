@@ -1,7 +1,7 @@
 """Biases of all pairs, and their derivatives in the parameters.
 
-d is the distance i - j, (1 or batch, 1, Q, K); parameters are (heads, 1, 1). A function returns the
-bias and, by name, its partial derivatives.
+d is the distance i - j, (1 or batch, 1, Q, K); parameters are (heads, 1, 1). `bias_cases` has the
+biases with numbers for each head.
 """
 
 from __future__ import annotations
@@ -36,44 +36,6 @@ def with_exempt(
     """Put a constant at exempt pairs that are not hidden."""
     partials = {name: np.where(is_exempt, 0.0, x) for name, x in partials.items()}
     return np.where(is_exempt & ~np.isinf(bias), constant, bias), partials
-
-
-def kerple_power(d: Floats, r1: Floats, r2: Floats) -> tuple[Floats, Partials]:
-    """Return -r1 |d|^r2."""
-    reach = np.abs(d)
-    power = reach**r2
-    log = np.log(np.where(reach == 0.0, 1.0, reach))
-    return -r1 * power, {"r1": -power, "r2": -r1 * power * log}
-
-
-def kerple_log(d: Floats, r1: Floats, r2: Floats) -> tuple[Floats, Partials]:
-    """Return -r1 log(1 + r2 |d|)."""
-    reach = np.abs(d)
-    log = np.log1p(r2 * reach)
-    return -r1 * log, {"r1": -log, "r2": -r1 * reach / (1.0 + r2 * reach)}
-
-
-def bam(
-    d: Floats, alpha: Floats, beta: Floats, mu: Floats, epsilon: float
-) -> tuple[Floats, Partials]:
-    """Return -(alpha |d - mu| + epsilon)^beta."""
-    offset = d - mu
-    base = alpha * np.abs(offset) + epsilon
-    power = base**beta
-    positive = np.where(base == 0.0, 1.0, base)
-    slope = np.where(base == 0.0, 0.0, beta * positive ** (beta - 1.0))
-    return -power, {
-        "alpha": -slope * np.abs(offset),
-        "beta": -power * np.log(positive),
-        "mu": slope * alpha * np.sign(offset),
-    }
-
-
-def sandwich(d: Floats, lambdas: Floats, dimension: int) -> tuple[Floats, Partials]:
-    """Return lambda sum_k (cos(d w_k) - 1), w_k = 10000^(-2k/D)."""
-    waves = sum(np.cos(d * 10000.0 ** (-2.0 * k / dimension)) - 1.0 for k in range(dimension // 2))
-    partial = np.asarray(waves, np.float64)
-    return lambdas * partial, {"lambdas": partial}
 
 
 def t5_buckets(

@@ -21,20 +21,12 @@ def exponents(heads: int, rule: str = "press") -> Floats:
     return np.array(first + rest)
 
 
-def weights(kind: str, e: Floats) -> Floats:
-    """Return t_h of "linear" and of "ntk" scalings."""
-    if kind == "linear" or e.max() == e.min():
-        return np.ones_like(e)
-    share: Floats = (e - e.min()) / (e.max() - e.min())
-    return share
-
-
-def scaled(e: Floats, kind: str, factor: Any) -> Floats:
+def scaled(e: Floats, weights: Floats, factor: Any) -> Floats:
     """Return slopes 2^-(e_h + t_h log2 a), heads as axis 1 of factors (batch, ...)."""
     factor = np.asarray(factor, np.float64)
     shape = (-1,) + (1,) * max(factor.ndim - 1, 0)
     logs = np.log2(factor)[:, None] if factor.ndim else math.log2(float(factor))
-    result: Floats = 2.0 ** -(e.reshape(shape) + weights(kind, e).reshape(shape) * logs)
+    result: Floats = 2.0 ** -(e.reshape(shape) + weights.reshape(shape) * logs)
     return result
 
 

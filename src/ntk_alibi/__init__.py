@@ -25,19 +25,11 @@ from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.quantized_rows import QuantizedRows
 from ntk_alibi.positions.log_n import LogN, log_n_scale
 from ntk_alibi.positions.rotary import XPOS, RoPE
-from ntk_alibi.scaling import (
-    NTK,
-    DynamicFlatHeads,
-    DynamicInterpolation,
-    DynamicKnee,
-    DynamicNTK,
-    FlatHeads,
-    Interpolation,
-    Knee,
-    MaxBias,
-    Scaling,
-    scaling_from_config,
-)
+from ntk_alibi.scaling.base import Scaling
+from ntk_alibi.scaling.config import scaling_from_config
+from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
+from ntk_alibi.scaling.knee import DynamicKnee, Knee
+from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
 if TYPE_CHECKING:
     from ntk_alibi import plots, precision, reference

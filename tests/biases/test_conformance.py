@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fuzz.oracle.bias_cases import BIAS_CASES
 
 import ntk_alibi as na
 from attention_checks import UNIT, inputs
@@ -85,10 +87,12 @@ def climbed(place: Place, heights: torch.Tensor) -> torch.Tensor:
 
 
 FOREIGN = {
-    "a number for each key": Case(PerKey, lambda place, x: x[None, :, None], (("H", "K"),)),
+    "a number for each key": Case(
+        PerKey, lambda place, x: x[None, :, None], (("H", "K"),), of_distance=False
+    ),
     "stairs": Case(Stairs, lambda p, x: -heads(x) * p.distance.abs().sqrt().floor(), (("H",),)),
     "learned knee": Case(LearnedKnee, lambda p, x, y: bent(p, x, 8, heads(y)), (("H",), ("H",))),
-    "heights": Case(Heights, climbed, (("B", "H", "K"),), at_the_end=True),
+    "heights": Case(Heights, climbed, (("B", "H", "K"),), at_the_end=True, of_distance=False),
 }
 BIASES = CASES | FOREIGN
 
@@ -144,6 +148,41 @@ def test_unsupported_calls_raise_an_error(case: Case, way: Way) -> None:
     ):
         with pytest.raises(ValueError, match=way.refusal(case)):
             attend(case, way, sources)
+
+
+def test_every_bias_has_a_case() -> None:
+    biases = {name for name in na.__all__ if isinstance(getattr(na, name), type(BiasObject))}
+    biases = {name for name in biases if issubclass(getattr(na, name), BiasObject)}
+    assert {"ALiBi", "T5"} <= biases <= {name.split(",")[0] for name in CASES}
+
+
+@pytest.mark.parametrize("name", BIAS_CASES)
+def test_a_bias_with_numbers_for_each_head_is_its_reference(name: str) -> None:
+    """`na.reference` has its formula under its name in snake case, with its parameters."""
+    case = BIAS_CASES[name]
+    numbers = [0.1 + np.random.default_rng(6).random(HEADS) for _ in case.parameters]
+    numbers = [x.astype(np.float32).astype(np.float64) for x in numbers]
+    ours = BIASES[name].make(*numbers).tensor(60, 90)
+    theirs = reference_of(name)(na.reference.distances(60, 90), *numbers, case.options)
+    np.testing.assert_allclose(ours[0], theirs, rtol=2.0**-24 * 1.001, atol=1e-12)
+
+
+def reference_of(name: str) -> Any:
+    """Return a function of distances, parameters and options."""
+    if name == "Sandwich":  # its reference is the product of embeddings over 8h/H
+        return _sandwich
+    function = getattr(na.reference, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    if name == "BAM":
+        return lambda *arguments: function(*arguments[:-1], 1e-5)
+    return lambda *arguments: function(*arguments[:-1], **arguments[-1])
+
+
+def _sandwich(distance: Any, lambdas: Any, options: dict[str, Any]) -> Any:
+    dimension = options["dimension"]
+    products = na.reference.sandwich(distance.reshape(-1), [0.0], HEADS, dimension)[..., 0]
+    ratios = 8.0 * np.arange(1, HEADS + 1)[:, None] / HEADS
+    waves = (products * ratios - dimension / 2).reshape(HEADS, *distance.shape)
+    return lambdas[:, None, None] * waves
 
 
 # vmap, compile
@@ -236,16 +275,7 @@ def test_a_notebook_shows_a_picture_or_nothing(name: str) -> None:
     for parameters in (arrays(case, way)[3:], tensors(case, way, grad=True)[3:]):
         shown = case.make(*parameters)._repr_html_()
         assert shown is None or shown.startswith("<div>")
-        assert (shown is None) == (name in WITHOUT_PICTURE)
-
-
-#: Biases that are not functions of distance.
-WITHOUT_PICTURE = (
-    "ForgetGates",
-    "ForgetGates of all rows",
-    "a number for each key",
-    "heights",
-)
+        assert (shown is None) != case.of_distance
 
 
 class FewDistances(BiasObject):

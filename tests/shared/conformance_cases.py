@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fuzz.oracle.bias_cases import BIAS_CASES
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import ntk_alibi as na
@@ -98,9 +99,17 @@ def little(
     return exempted(place, linear(place, left, right), 1, -heads(first))
 
 
-def waves(place: Place, lambdas: torch.Tensor) -> torch.Tensor:
-    angles = (place.distance * 10000.0 ** (-2.0 * k / 16) for k in range(8))
-    return heads(lambdas) * sum(angle.cos() - 1.0 for angle in angles)
+def of_case(name: str) -> Case:
+    """Return the case of a bias with numbers for each head, which the fuzzer has, too."""
+    case = BIAS_CASES[name]
+
+    def make(*numbers: Any) -> Any:
+        return getattr(na, name)(**case.options, **dict(zip(case.parameters, numbers, strict=True)))
+
+    def written(place: Place, *numbers: torch.Tensor) -> torch.Tensor:
+        return case.formula(place.distance, *map(heads, numbers), **case.options)
+
+    return Case(make, written, (("H",),) * len(case.parameters))
 
 
 def buckets(bidirectional: bool) -> Any:
@@ -152,6 +161,9 @@ def _dynamic(per: Any) -> na.DynamicNTK:
 _KNEE = na.DynamicKnee(6, rate=4.0, train_length=16)
 _KNEE_OF_ROWS = na.DynamicKnee(6, rate=4.0, train_length=16, per="sequence")
 
+#: What all forget gates have.
+GATES: Any = {"causal": True, "at_the_end": True, "of_distance": False}
+
 CASES = {
     "ALiBi": Case(alibi(), standard(), causal=True),
     "ALiBi, NTK": Case(alibi(na.NTK(4.0)), standard(na.NTK(4.0)), causal=True),
@@ -202,20 +214,7 @@ CASES = {
         (("B", "H", "Q"), ("H",)),
     ),
     "BiALiBi": Case(na.BiALiBi, little, (("H",),) * 3),
-    "KerplePower": Case(
-        na.KerplePower, lambda p, a, b: -heads(a) * p.distance.abs() ** heads(b), (("H",),) * 2
-    ),
-    "KerpleLog": Case(
-        na.KerpleLog,
-        lambda p, a, b: -heads(a) * (1 + heads(b) * p.distance.abs()).log(),
-        (("H",),) * 2,
-    ),
-    "BAM": Case(
-        na.BAM,
-        lambda p, a, b, c: -(((heads(a) * (p.distance - heads(c))).abs() + 1e-5) ** heads(b)),
-        (("H",),) * 3,
-    ),
-    "Sandwich": Case(lambda x: na.Sandwich(HEADS, 16, x), waves, (("H",),)),
+    **{name: of_case(name) for name in BIAS_CASES},
     "T5": Case(na.T5, buckets(True), (("H", 32),)),
     "T5, causal": Case(lambda x: na.T5(x, False), buckets(False), (("H", 32),), causal=True),
     "DistanceTable": Case(
@@ -225,10 +224,6 @@ CASES = {
     "DistanceFunction": Case(
         of_distance, lambda p, x: -heads(x) * (p.distance**2 + 9).sqrt(), (("H",),)
     ),
-    "ForgetGates": Case(
-        lambda x: na.ForgetGates(-x), gated, (("B", "H", "K"),), causal=True, at_the_end=True
-    ),
-    "ForgetGates of all rows": Case(
-        lambda x: na.ForgetGates(-x), gated, ((1, "H", "K"),), causal=True, at_the_end=True
-    ),
+    "ForgetGates": Case(lambda x: na.ForgetGates(-x), gated, (("B", "H", "K"),), **GATES),
+    "ForgetGates of all rows": Case(lambda x: na.ForgetGates(-x), gated, ((1, "H", "K"),), **GATES),
 }

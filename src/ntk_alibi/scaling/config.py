@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from types import ModuleType
 from typing import Any
 
 from ntk_alibi import _checks
+from ntk_alibi.scaling import dynamic, static
 from ntk_alibi.scaling.base import CONFIG_KEYS, Scaling
-from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
+from ntk_alibi.scaling.dynamic import DynamicInterpolation
 from ntk_alibi.scaling.knee import DynamicKnee, Knee
-from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
+from ntk_alibi.scaling.static import Interpolation
+
+
+def _defined_in(module: ModuleType) -> list[Any]:
+    """Return the scalings that a module defines, in its order."""
+    classes = [x for x in vars(module).values() if getattr(x, "__module__", "") == module.__name__]
+    return [x for x in classes if hasattr(x, "alibi_type")]
+
 
 #: Scalings that depend on no lengths, by their `alibi_type`.
-STATIC_TYPES: dict[str, Any] = {
-    scaling.alibi_type: scaling for scaling in (Interpolation, NTK, FlatHeads, MaxBias, Knee)
-}
-_DYNAMIC_TYPES: dict[str, Any] = {
-    scaling.alibi_type: scaling
-    for scaling in (DynamicNTK, DynamicInterpolation, DynamicFlatHeads, DynamicKnee)
-}
+STATIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(static), Knee)}
+_DYNAMIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(dynamic), DynamicKnee)}
 
 #: The fields of scalings that a config dict may leave out.
 _OPTIONAL = ("share", "per", "layers")

@@ -16,30 +16,6 @@ from ntk_alibi.scaling.base import (
 
 
 @dataclass(frozen=True, repr=False)
-class DynamicInterpolation(DynamicScaling):
-    """Position interpolation with a factor that grows with the text.
-
-    Formula::
-
-        m'_h = m_h / a,  a = max(rate n / train_length, 1)
-
-    n, the arguments and the errors are those of `DynamicNTK`.
-
-    Example:
-        >>> import ntk_alibi as na
-        >>> na.alibi_slopes(2, na.DynamicInterpolation(train_length=1024), lengths=[4096])
-        array([[0.015625  , 0.00097656]], dtype=float32)
-
-    Source: keezen/ntk_alibi 2023 names the rule for NTK; this is its interpolation form.
-    """
-
-    alibi_type: ClassVar[str] = "dynamic_linear"
-
-    def _weights(self, exponents: Floats) -> Floats:
-        return uniform(exponents)
-
-
-@dataclass(frozen=True, repr=False)
 class DynamicNTK(DynamicScaling):
     """NTK-ALiBi with a factor that grows with the text.
 
@@ -75,6 +51,30 @@ class DynamicNTK(DynamicScaling):
 
     def _weights(self, exponents: Floats) -> Floats:
         return by_steepness(exponents)
+
+
+@dataclass(frozen=True, repr=False)
+class DynamicInterpolation(DynamicScaling):
+    """Position interpolation with a factor that grows with the text.
+
+    Formula::
+
+        m'_h = m_h / a,  a = max(rate n / train_length, 1)
+
+    n, the arguments and the errors are those of `DynamicNTK`.
+
+    Example:
+        >>> import ntk_alibi as na
+        >>> na.alibi_slopes(2, na.DynamicInterpolation(train_length=1024), lengths=[4096])
+        array([[0.015625  , 0.00097656]], dtype=float32)
+
+    Source: keezen/ntk_alibi 2023 names the rule for NTK; this is its interpolation form.
+    """
+
+    alibi_type: ClassVar[str] = "dynamic_linear"
+
+    def _weights(self, exponents: Floats) -> Floats:
+        return uniform(exponents)
 
 
 @dataclass(frozen=True, repr=False)

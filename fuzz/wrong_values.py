@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import ntk_alibi as na
-
 
 def ones(*shape: int) -> Any:
     """Return ones in float32."""
@@ -53,7 +51,6 @@ NO_HEADS = (
     ["a"] * 4,
     object(),
 )
-NO_SCALING = ("ntk", 3, na.NTK, object(), {"alibi_type": "ntk"}, np.ones(4))
 
 #: Anything that somebody might pass.
 ANYTHING: tuple[Any, ...] = (
@@ -66,5 +63,4 @@ ANYTHING: tuple[Any, ...] = (
     torch.ones(3), torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool),
     torch.ones(3, device="meta"), torch.ones(2, 3).to_sparse(), torch.float32, np.float32,
     torch.tensor(1.0, requires_grad=True), torch.ones(3, dtype=torch.complex64),
-    na.NTK(2.0), na.ALiBi(4), na.RoPE(8), na.KeyNorms(),
 )  # fmt: skip

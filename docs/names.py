@@ -1,0 +1,104 @@
+"""The entries of the reference: each block `{names}` of a page becomes a table and descriptions.
+
+A line of a block is a name below `ntk_alibi`, or `folder.*` for the names that no page lists by
+itself: those of `ntk_alibi.__all__` that the folder defines, so that a new bias or scaling needs no
+line; if there are none, all public names of the module. After a colon stand members of classes, `*`
+for all.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ntk_alibi as na
+
+BLOCK = re.compile(r"^```{names}\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
+PAGES = Path(__file__).parent / "reference"
+
+
+class Entry(NamedTuple):
+    """A name below `ntk_alibi` and the members that its description has."""
+
+    name: str
+    members: tuple[str, ...]
+
+    @property
+    def thing(self) -> Any:
+        """The object."""
+        module, _, name = f"ntk_alibi.{self.name}".rpartition(".")
+        return getattr(import_module(module), name)
+
+
+def blocks(text: str) -> Iterator[list[Entry]]:
+    """Yield the lines of each block as they stand."""
+    for block in BLOCK.findall(text):
+        pairs = (line.partition(":") for line in block.split("\n"))
+        yield [Entry(name, tuple(re.findall(r"[*\w]+", members))) for name, _, members in pairs]
+
+
+def entries(lines: list[Entry]) -> list[Entry]:
+    """Return one entry for each name of a block."""
+    pages = (page.read_text() for page in PAGES.glob("*.md"))
+    listed = {entry.name for text in pages for block in blocks(text) for entry in block}
+    result = []
+    for name, members in lines:
+        names = [name]
+        if name.endswith(".*"):
+            names = [x for x in names_of(name.removesuffix(".*")) if x not in listed]
+        result += [Entry(x, members) for x in names]
+    return result
+
+
+def names_of(folder: str) -> list[str]:
+    """Return the public names of a folder or a module."""
+    path = f"ntk_alibi.{folder}"
+    places = {x: getattr(getattr(na, x), "__module__", "") for x in na.__all__}
+    defined = [x for x, place in places.items() if f"{place}.".startswith(f"{path}.")]
+    if defined:
+        return defined
+    module = import_module(path)
+    own = [x for x, y in vars(module).items() if getattr(y, "__module__", "") == path]
+    names = getattr(module, "__all__", [x for x in own if not x.startswith("_")])
+    return [f"{folder}.{x}" for x in names]
+
+
+def described(entry: Entry) -> str:
+    """Return the directive of an entry."""
+    thing = entry.thing
+    path = f"ntk_alibi.{entry.name}" if "." in entry.name else entry.name
+    if not inspect.isclass(thing):
+        return f".. autofunction:: {path}"
+    text = f".. autoclass:: {path}"
+    if entry.members == ("*",):
+        return f"{text}\n   :members:"
+    members = [x for x in entry.members if hasattr(thing, x)]
+    if members:
+        text += f"\n   :members: {', '.join(members)}"
+    if not vars(thing).keys() >= set(members):
+        text += "\n   :inherited-members:"
+    return text
+
+
+def expanded(text: str) -> str:
+    """Return a page with its blocks as a table and directives of Sphinx."""
+
+    def block(match: re.Match[str]) -> str:
+        (lines,) = blocks(match[0])
+        names = entries(lines)
+        table = "\n".join(f"   {entry.name}" for entry in names)
+        return "\n".join(
+            (
+                "```{eval-rst}",
+                ".. currentmodule:: ntk_alibi\n",
+                f".. autosummary::\n   :nosignatures:\n\n{table}\n",
+                *map(described, names),
+                "```",
+            )
+        )
+
+    return BLOCK.sub(block, text)

@@ -74,12 +74,10 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     import transformers
 
-    from ntk_alibi.training.tokenizer import SPECIAL_TOKENS, build_tokenizer
+    from ntk_alibi.models import nano_bloom_path
 
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=build_tokenizer(), **SPECIAL_TOKENS
-    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(nano_bloom_path())
     tokenizer.save_pretrained(folder)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import length_study, plan
+from harness_tasks import search_tasks_in
 from refusals import assert_one_sentence, error_of
 from repository import ROOT
 
@@ -72,11 +74,14 @@ def test_what_can_be_known_before_the_work_is_checked_before(
 
 
 @pytest.mark.parametrize(
-    "tasks", [["longeval_lines_20"], ["a,b"], ["ntk_alibi_lines", "none.yaml"]]
+    "tasks", [["longeval_lines_20"], ["a,b"], ["ntk_alibi_lines", "theirs", "none.yaml"]]
 )
 def test_unknown_tasks_are_named(
     tasks: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Path("tasks").mkdir()
+    Path("tasks/theirs.yaml").write_text("task: theirs")
+    search_tasks_in(Path("tasks"), monkeypatch)
     monkeypatch.setattr("ntk_alibi.models.load", lambda *_: pytest.fail("a model was loaded"))
     error = error_of(["eval", "--tasks", *tasks], capsys)
     assert "tasks must be names that `ntk-alibi lm-eval ls tasks` lists" in error
@@ -264,23 +269,27 @@ def test_a_full_disk_is_one_sentence(arguments: list[str]) -> None:
     assert done.stderr == "ntk-alibi: error: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.slow
-def test_a_run_on_a_full_disk_continues_later(tiny_checkpoint: Path) -> None:
-    command = [*COMMAND, "eval", "--quick", "--model", str(tiny_checkpoint), "--json"]
+def test_a_run_on_a_full_disk_continues_later(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = {"multiples": (1,), "line_records": 8, "topic_records": 0, "prose_windows": 0}
+    monkeypatch.setattr(plan, "QUICK", quick)
+    command = ["eval", "--quick", "--model", str(tiny_checkpoint), "--json"]
     command += ["--train-length", "512", "--methods", "original", "ntk:2", "--output", "answers"]
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-
-    stopped = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True)
-    assert stopped.returncode == 2
-    assert "Traceback" not in stopped.stderr
-    assert "ntk-alibi: error: " in stopped.stderr.splitlines()[-1]
-    continued = subprocess.run(command, capture_output=True, text=True, check=True)
-    command[-1] = "others"
-    whole = subprocess.run(command, capture_output=True, text=True, check=True)
-    read = (json.loads(done.stdout, parse_constant=str) for done in (continued, whole))
-    assert next(read) == next(read)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, before[1]))
+    try:
+        error = error_of(command, capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "ntk-alibi: error: " in error.splitlines()[-1]
+    assert "answers" in error
+    printed = []
+    for folder in ("answers", "others"):
+        command[-1] = folder
+        main(command)
+        printed.append(json.loads(capsys.readouterr().out, parse_constant=str))
+    assert printed[0] == printed[1]
 
 
 @pytest.mark.parametrize(
@@ -297,10 +306,16 @@ def test_a_run_on_a_full_disk_continues_later(tiny_checkpoint: Path) -> None:
         ("extrapolation", ["--processes", "0"]),
     ],
 )
-@pytest.mark.slow
-def test_other_commands_end_in_one_sentence_too(module: str, arguments: list[str]) -> None:
-    command = [sys.executable, "-m", f"ntk_alibi.{module}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"python -m ntk_alibi.{module}: error: ")
-    assert done.stderr.count("\n") == 1
+def test_other_commands_end_in_one_sentence_too(
+    module: str,
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module(f"ntk_alibi.{module}", run_name="__main__")
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"python -m ntk_alibi.{module}: error: ")
+    assert error.count("\n") == 1

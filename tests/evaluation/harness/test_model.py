@@ -13,6 +13,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 import ntk_alibi as na
+from harness_tasks import search_tasks_in
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.evaluation.records.lines import Lines
@@ -93,11 +94,11 @@ def test_a_batch_size_is_searched_once_for_a_rolling_task(monkeypatch: pytest.Mo
     assert len(searches) == 1
 
 
-@pytest.mark.slow  # the harness searches all of its tasks
 def test_results_of_the_embedded_model_go_to_a_folder_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    search_tasks_in(tmp_path, monkeypatch)
     harness.main(
         [
             *("--model", "ntk_alibi", "--model_args", "scaling=ntk:4", "--output_path", "results"),

@@ -24,7 +24,6 @@ from ntk_alibi.evaluation import checks
 from ntk_alibi.evaluation.comparing.intervals import ratio_standard_error
 from ntk_alibi.evaluation.records import corpus, haystacks
 from ntk_alibi.evaluation.records.lines import Lines
-from ntk_alibi.evaluation.records.prose import prose_windows
 from ntk_alibi.evaluation.records.record import (
     Case,
     Decode,
@@ -165,12 +164,15 @@ def prose(
     if context is not None:
         _checks.integer("context", context, minimum=0)
     tokenizer = _tokenizer(**model)
-    texts = _split(split) if text is None else [_lines(text)]
+    if text is None:
+        texts = corpus.SPLITS[_checks.choice("split", split, corpus.SPLITS)]()
+    else:
+        texts = [_lines(text)]
     documents = []
     for length in _lengths(lengths, windows, "windows", minimum=2):
         ranges = max(1, length // stride) if bins is None else bins
         _checks.integer("bins", ranges, minimum=1, maximum=length - 1)
-        for tokens in prose_windows(encoder(tokenizer), texts, length, windows):
+        for tokens in corpus.prose_windows(encoder(tokenizer), texts, length, windows):
             documents.append(_prose_document(decoder(tokenizer), tokens, ranges, context))
     return {"test": Dataset.from_list(documents)}
 
@@ -286,13 +288,13 @@ def _with_length(name: str, document: dict[str, Any], value: Any) -> dict[str, A
     return {name: value, f"{name}_{document['length']}": value}
 
 
-def _split(name: str) -> list[list[str]]:
-    _checks.choice("split", name, corpus.SPLITS)
-    return corpus.SPLITS[name]()
+@cache
+def _sentences(split: str) -> tuple[str, ...]:
+    return corpus.sentences([chapter for text in corpus.SPLITS[split]() for chapter in text])
 
 
 def _record_kind(kind: str, questions: int | None, length: int, split: str) -> RecordKind:
-    sentences = corpus.sentences([chapter for text in _split(split) for chapter in text])
+    sentences = _sentences(_checks.choice("split", split, corpus.SPLITS))
     most = max(1, length // TOKENS_PER_QUESTION)
     make: dict[str, Callable[[], Any]] = {
         "lines": lambda: Lines(prose=sentences),

@@ -11,7 +11,7 @@ It differs from the harness's HFLM in four ways:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -195,7 +195,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             "max_length": self.limit,
             "truncation": self.truncation_rule if self.limit else "nothing is cut off",
             "share_prefixes": self.share_prefixes,
-            "versions": {name: version(name) for name in PACKAGES},
+            "versions": _versions(),
         }
 
     def truncate(self, tokens: list[int], limit: int) -> list[int]:
@@ -388,6 +388,11 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             strict=True,
         )
         return [(number, (float(ll.sum()), bool(g.all()))) for (number, _, _), ll, g in parts]
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in PACKAGES}
 
 
 def _device() -> str:

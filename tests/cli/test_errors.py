@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from harness_tasks import search_tasks_in
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import length_study, plan
-from harness_tasks import search_tasks_in
-from refusals import assert_one_sentence, error_of
+from refusals import error_of
 from repository import ROOT
 
 RECORD = {"prompt": "line a is <5>. What is a? <", "expected_number": 5}
@@ -29,48 +29,6 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder.png").mkdir()
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["slopes", "8", "--length", "-5"], "--length must be between 1"),
-        (["slopes", "8", "--train-length", "0"], "--train-length must be between 1"),
-        (["plot", "bias", "8", "--queries", "0"], "query_length must be between 1"),
-        (["plot", "bias", "8", "--queries", "100000"], "must be at most 536870912 in a picture"),
-        (["plot", "bias", "100000"], "cells of all heads must be at most 16777216 in a picture"),
-        (["plot", "mask", "--queries", "100000"], "query_length x key_length must be at most"),
-        (["plot", "mask", "--intervals", "--queries", "100000"], "query_length x key_length must"),
-        (["plot", "field", "1000000"], "heads x longest must be at most"),
-        (["plot", "blocks", "8", "--queries", "2147483647"], "inputs of the kernel"),
-        (["plot", "precision", "--queries", "2147483647"], "--queries must be at most 16777216"),
-        (["plot", "slopes", "8", "--output", "folder.png"], "'folder.png': Is a directory"),
-        (["eval", "--methods", "x"], "method must be original or one of"),
-        (["eval", "--output", "file"], "--output must be a folder .*, got 'file': File exists"),
-        (["eval", "--output", "/dev/null/x"], "--output must be a .*, got '/dev/null/x': Not a di"),
-        (["eval", "--plot", "no/p.png"], "--plot must be .*, got 'no/p.png': No such file or di"),
-        (["eval", "--plot", "p.xyz"], "the ending of --plot must be one of"),
-        (["eval", "--plot", "p.pgf"], "the ending of --plot must be one of '.png', '.svg', '.pdf'"),
-        (["eval", "--document", "no.md"], "--document must be a file .*, got 'no.md': No such"),
-        (["eval", "--lengths", "999999999"], "--lengths must be between 1 and 4194304"),
-        (["eval", "--records", "999999999"], "--records must have at most 134217728 tokens"),
-        (["tune", "--length", "999999999"], "--length must be between 1 and 4194304"),
-        (["tune", "--length", "9", "--windows", "99999999"], "--windows must have at most"),
-        (["explore", "--text", "a", "--output", "no/a.html"], "--output must be a file that can"),
-        (["eval", "--batch-size", "0"], "--batch-size must be between 1"),
-        (["tune", "--length", "9", "--methods", "x"], "method must be original or one of"),
-        (["tune", "--length", "9", "--output", "file"], "got 'file': File exists"),
-        (["tune", "--length", "9", "--seed", "-1"], "--seed must be between 0"),
-    ],
-)
-def test_what_can_be_known_before_the_work_is_checked_before(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("ntk_alibi.models.load", lambda *_: pytest.fail("a model was loaded"))
-    assert_one_sentence(arguments, message, capsys)
 
 
 @pytest.mark.parametrize(

@@ -91,21 +91,6 @@ def test_score_topics(prediction: str, right: bool) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        (lambda: score_lines(5, 5), TypeError),
-        (lambda: score_lines("5", "5"), TypeError),
-        (lambda: score_topics("x", "x"), TypeError),
-        (lambda: score_topics(None, ["x"]), TypeError),
-        (lambda: score_topics("x", []), ValueError),
-    ],
-)
-def test_scorers_refuse_other_things(call: object, error: type[Exception]) -> None:
-    with pytest.raises(error, match="must"):
-        call()  # type: ignore[operator]
-
-
 def test_interval_of_single_cases_is_wilsons() -> None:
     # Values of scipy.stats.binomtest(k, n).proportion_ci(method="wilson").
     for k, n, low, high in [

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness without its own tasks, whose thousands of files take it seconds to search."""
+"""The harness without its own tasks, whose thousands of files take it seconds to search."""
 
 from __future__ import annotations
 

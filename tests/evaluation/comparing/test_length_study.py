@@ -110,6 +110,15 @@ def test_an_interrupted_study_resumes(
     assert len(read) == 1 + (8 + 2) * 4 + 8 * 4
 
 
+def test_an_error_leaves_no_patch(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(harness, "answer", lambda *_: {}["a mistake"])
+        with pytest.raises(KeyError, match="a mistake"):
+            length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
+    assert not na.patched(model)
+
+
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return json.dumps(one) == json.dumps(other)
 
@@ -244,11 +253,6 @@ def test_options_of_methods_say_what_they_know(name: str, message: str) -> None:
         parse_method(name, 2048)
     with pytest.raises(TypeError, match="the name of a method must be a string, got 5"):
         parse_method(5, 2048)  # type: ignore[arg-type]
-
-
-def test_a_plan_reads_something() -> None:
-    with pytest.raises(ValueError, match="must be at least 1"):
-        Plan(2048, line_records=0, topic_records=0, prose_windows=0)
 
 
 def test_short_records_have_fewer_questions() -> None:

@@ -1,6 +1,7 @@
 """English prose that ships with the package, and windows of tokens from running prose.
 
-It is the King James Bible with a paragraph per chapter. The copyright has expired. The text comes from Debian's bible-kjv-text 4.38 without verse numbers.
+It is the King James Bible with a paragraph per chapter. The copyright has expired. The text comes
+from Debian's bible-kjv-text 4.38 without verse numbers.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import ntk_alibi as na
 from ntk_alibi import plots
 from ntk_alibi.cli import main
 from ntk_alibi.cli.plot import PICTURES
-from ntk_alibi.evaluation.comparing import candidates, plan, tuning
+from ntk_alibi.evaluation.comparing import plan, tuning
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
 from ntk_alibi.methods import parse_method
 from ntk_alibi.plots.style import THEMES
@@ -241,7 +241,7 @@ def test_tune(
     found = json.loads(capsys.readouterr().out)
     assert [entry["method"] for entry in found["candidates"]] == ["original", "ntk:2"]
     assert not list(in_tmp.iterdir())
-    monkeypatch.setattr(candidates, "families", lambda *_: ("original", "ntk:2"))
+    monkeypatch.setattr(tuning, "families", lambda *_: ("original", "ntk:2"))
     main([*arguments[:7], "--records", "2", "--windows", "1", "--budget", "4", "--json"])
     found = json.loads(capsys.readouterr().out)
     stages = [entry["stage"] for entry in found["trace"]]

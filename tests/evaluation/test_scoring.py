@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ntk_alibi.evaluation import score_lines, score_topics
 from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
-from ntk_alibi.evaluation.harness.longeval import is_right, read_cases
+from ntk_alibi.evaluation.harness.local_files import is_right, read_cases
 
 PREDICTION = re.compile(r"Label: (.*?), Predict: (.*?)(?:, Parsed: (\d+))?, prompt length: \d+")
 

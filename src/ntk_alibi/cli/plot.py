@@ -19,7 +19,7 @@ from ntk_alibi.biases.slopes import SIDES
 from ntk_alibi.cli import subcommand
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.methods import Method
-from ntk_alibi.plots import checks
+from ntk_alibi.plots.style import MOST_CELLS, check_most
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -221,7 +221,7 @@ def _blocks(options: argparse.Namespace) -> Axes:
     width = _checks.integer("--head-dim", options.head_dim, minimum=1)
     seed = _checks.integer("--seed", options.seed, minimum=0)
     inputs = 3 * heads * tokens * width
-    checks.most(
+    check_most(
         "inputs of the kernel (3 x heads x --queries x --head-dim)", inputs, _checks.MOST_NUMBERS
     )
     rng = np.random.default_rng(seed)
@@ -262,7 +262,7 @@ def _precision(options: argparse.Namespace) -> Axes:
 
     names = ("bfloat16", "float16", "float32")
     tokens = _checks.integer("--queries", options.queries, minimum=1)
-    checks.most("--queries", tokens, checks.MOST_CELLS)
+    check_most("--queries", tokens, MOST_CELLS)
     positions = {name: precision.last_positions(name, tokens) for name in names}
     windows = [2**k for k in range(7, 18)]
     shares = {name: {n: precision.exact_fraction(name, n) for n in windows} for name in names}

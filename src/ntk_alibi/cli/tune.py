@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _files
-from ntk_alibi.cli import model_run, subcommand
+from ntk_alibi.cli import subcommand
 
 
 def register(commands: Any) -> None:
@@ -28,7 +28,7 @@ def register(commands: Any) -> None:
         required=True,
         help="text length in tokens, at most 2^22, to choose the scaling for",
     )
-    model_run.model_option(parser)
+    subcommand.model_option(parser)
     subcommand.methods_option(
         parser,
         "--methods",
@@ -64,14 +64,14 @@ def register(commands: Any) -> None:
         default=7,
         help="seed of the random records (default: %(default)s)",
     )
-    model_run.answers_options(parser)
+    subcommand.answers_options(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi import _checks
-    from ntk_alibi.evaluation import checks
     from ntk_alibi.evaluation.comparing import tuning
     from ntk_alibi.evaluation.harness import run as harness
+    from ntk_alibi.evaluation.records.record import text_lengths
     from ntk_alibi.models import load
     from ntk_alibi.models.loading import NANO_BLOOM
 
@@ -85,13 +85,13 @@ def _run(options: argparse.Namespace) -> None:
                 f"{options.budget}"
             )
     _checks.integer("--seed", options.seed, minimum=0)
-    checks.text_lengths("--length", [options.length], options.records, of="--records")
-    checks.text_lengths("--length", [options.length], options.windows, of="--windows")
-    model_run.check_answers_options(options)
+    text_lengths("--length", [options.length], options.records, of="--records")
+    text_lengths("--length", [options.length], options.windows, of="--windows")
+    subcommand.check_answers_options(options)
     model, tokenizer, train_length = load(options.model, options.dtype)
     settings = tuning.Search(
         options.length,
-        model_run.train_length(options, train_length),
+        subcommand.train_length(options, train_length),
         tuple(options.methods),
         options.records,
         options.windows,
@@ -99,7 +99,7 @@ def _run(options: argparse.Namespace) -> None:
         **({} if options.budget is None else {"budget": options.budget}),
     )
     name = options.model or NANO_BLOOM
-    with model_run.answers_folder(options.output) as folder:
+    with subcommand.answers_folder(options.output) as folder:
         result = tuning.search(
             model, tokenizer, settings, Path(folder), quiet=options.format == "json", name=name
         )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ntk_alibi as na
-from ntk_alibi.evaluation.comparing import candidates, tuning
+from ntk_alibi.evaluation.comparing import tuning
 from ntk_alibi.evaluation.comparing.intervals import half_width, paired_difference
 from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load
@@ -59,7 +59,7 @@ def test_candidates_follow_the_length() -> None:
 @pytest.mark.parametrize("layers", [1, 2, 3, 24])
 def test_refinements_are_methods_near_the_method(layers: int) -> None:
     for name in (*tuning.Search(8192, 2048).candidates, "flat:8:0.5:layers=0"):
-        near = candidates.refinements(name, layers)
+        near = tuning.refinements(name, layers)
         assert name not in near
         assert len(set(near)) == len(near)
         if "layers" in name:
@@ -94,9 +94,14 @@ def test_nano_bloom_is_stretched_where_it_forgets(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_search_beats_ntk_on_nano_bloom(tmp_path: Path) -> None:
+def test_the_search_beats_ntk_on_nano_bloom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search of half of the families and two refinements."""
     model, tokenizer, length = load()
-    wanted = tuning.Search(4 * length, length, records=4, windows=2, budget=20)
+    some = tuning.families(3 * length, length)[:8]
+    monkeypatch.setattr(tuning, "families", lambda *_: some)
+    wanted = tuning.Search(3 * length, length, records=4, windows=2, budget=10)
     found = tuning.search(model, tokenizer, wanted, tmp_path, quiet=True)
     tried = [entry["method"] for entry in found["trace"]]
     assert tried[0] == "original"

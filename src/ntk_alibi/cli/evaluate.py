@@ -62,25 +62,26 @@ def _study_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="show tables and picture of an earlier --json output without --tasks; runs no model",
     )
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--multiples",
+        "X",
+        "lengths of the records in training lengths (default: 1 1.5 2 3 4)",
+        kind=float,
         nargs="+",
-        type=float,
-        metavar="X",
-        help="lengths of the records in training lengths (default: 1 1.5 2 3 4)",
     )
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--lengths",
+        "TOKENS",
+        "lengths of the records in tokens, each at most 2^22, in place of --multiples",
         nargs="+",
-        type=int,
-        metavar="TOKENS",
-        help="lengths of the records in tokens, each at most 2^22, in place of --multiples",
     )
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--records",
-        type=int,
-        metavar="N",
-        help="records of lines, and conversations, for each length (default: 8 and 12)",
+        "N",
+        "records of lines, and conversations, for each length (default: 8 and 12)",
     )
     for name, what in _COUNTS.items():
         parser.add_argument(_flag(name), type=int, metavar="N", help=what)
@@ -107,14 +108,9 @@ def _task_options(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="""metadata of the tasks, such as '{"lengths": [2048, 4096], "seed": 1}'""",
     )
-    others.add_argument(
-        "--batch-size", type=int, metavar="N", help="prompts per batch (default: 1)"
-    )
-    others.add_argument(
-        "--max-length",
-        type=int,
-        metavar="TOKENS",
-        help="truncate prompts longer than this many tokens",
+    subcommand.number_option(others, "--batch-size", "N", "prompts per batch (default: 1)")
+    subcommand.number_option(
+        others, "--max-length", "TOKENS", "truncate prompts longer than this many tokens"
     )
     others.add_argument(
         "--truncation",

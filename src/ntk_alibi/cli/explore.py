@@ -35,16 +35,17 @@ def register(commands: Any) -> None:
         nargs="+",
         default=METHODS,
     )
-    parser.add_argument(
-        "--layers", type=int, nargs="+", help="layers to show, from 0 on (default: all)"
+    subcommand.number_option(
+        parser, "--layers", "LAYERS", "layers to show, from 0 on (default: all)", nargs="+"
     )
-    parser.add_argument(
-        "--heads", type=int, nargs="+", help="heads to show, from 1 on (default: all)"
+    subcommand.number_option(
+        parser, "--heads", "HEADS", "heads to show, from 1 on (default: all)", nargs="+"
     )
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--cells",
-        type=int,
-        help="cells along a map at most, which hold the greatest weight of several tokens "
+        "CELLS",
+        "cells along a map at most, which hold the greatest weight of several tokens "
         "(default: as many as fit into about 11 MB)",
     )
     subcommand.dtype_option(parser)

@@ -76,22 +76,29 @@ def methods_option(parser: argparse.ArgumentParser, option: str, what: str, **ot
     parser.epilog = f"{METHODS_HELP}\n\n{parser.epilog}"
 
 
+def number_option(
+    parser: Any,
+    option: str,
+    unit: str,
+    what: str,
+    default: float | None = None,
+    kind: type = int,
+    **others: Any,
+) -> None:
+    """Add an option with a number, or numbers, in a unit; its help tells the default, if any."""
+    if default is not None:
+        what += " (default: %(default)s)"
+    parser.add_argument(option, type=kind, metavar=unit, default=default, help=what, **others)
+
+
 def length_option(parser: argparse.ArgumentParser) -> None:
     """Add --length, the number of tokens of the text."""
-    parser.add_argument(
-        "--length", type=int, metavar="TOKENS", help="text length in tokens, for dynamic methods"
-    )
+    number_option(parser, "--length", "TOKENS", "text length in tokens, for dynamic methods")
 
 
 def train_length_option(parser: argparse.ArgumentParser) -> None:
     """Add --train-length, the length at which the model was trained."""
-    parser.add_argument(
-        "--train-length",
-        type=int,
-        metavar="TOKENS",
-        default=2048,
-        help="training length in tokens (default: %(default)s)",
-    )
+    number_option(parser, "--train-length", "TOKENS", "training length in tokens", 2048)
 
 
 def format_option(parser: argparse.ArgumentParser) -> None:
@@ -261,11 +268,8 @@ def dtype_option(parser: argparse.ArgumentParser) -> None:
 
 def answers_options(parser: argparse.ArgumentParser) -> None:
     """Add --train-length, --dtype, -o and --format, for commands that collect answers."""
-    parser.add_argument(
-        "--train-length",
-        type=int,
-        metavar="TOKENS",
-        help="training length in tokens (default: from the config)",
+    number_option(
+        parser, "--train-length", "TOKENS", "training length in tokens (default: from the config)"
     )
     dtype_option(parser)
     parser.add_argument(

@@ -21,12 +21,12 @@ def register(commands: Any) -> None:
         "ntk-alibi tune --length 8192\n"
         "  ntk-alibi tune --model bigscience/bloom-560m --length 4096 --methods ntk:2 ntk:4",
     )
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--length",
-        type=int,
-        metavar="TOKENS",
+        "TOKENS",
+        "text length in tokens, at most 2^22, to choose the scaling for",
         required=True,
-        help="text length in tokens, at most 2^22, to choose the scaling for",
     )
     subcommand.model_option(parser)
     subcommand.methods_option(
@@ -37,33 +37,15 @@ def register(commands: Any) -> None:
         nargs="+",
         default=(),
     )
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--budget",
-        type=int,
-        metavar="N",
-        help="number of methods that the search tries without --methods (default: 32)",
+        "N",
+        "number of methods that the search tries without --methods (default: 32)",
     )
-    parser.add_argument(
-        "--records",
-        type=int,
-        metavar="N",
-        default=8,
-        help="number of records of lines (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--windows",
-        type=int,
-        metavar="N",
-        default=4,
-        help="number of windows of prose (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        default=7,
-        help="seed of the random records (default: %(default)s)",
-    )
+    subcommand.number_option(parser, "--records", "N", "number of records of lines", 8)
+    subcommand.number_option(parser, "--windows", "N", "number of windows of prose", 4)
+    subcommand.number_option(parser, "--seed", "N", "seed of the random records", 7)
     subcommand.answers_options(parser)
 
 

@@ -59,16 +59,8 @@ ROWS = [
         TypeError,
         "ax must be one matplotlib Axes, or None, got ndarray",
     ),
-    (
-        lambda: plots.study_figure({}),
-        ValueError,
-        "summary must have methods, train_length, retrieval, by_",
-    ),
-    (
-        lambda: plots.study_figure(3),
-        TypeError,
-        "summary must be the summary of a study, a dict, got 3",
-    ),
+    (lambda: plots.study_figure({}), ValueError, "summary must have methods, train_length, retrie"),
+    (lambda: plots.study_figure(3), TypeError, "summary must be the summary of a study, a dict, g"),
     (
         lambda: plots.depth_figure({"methods": {}}),
         ValueError,
@@ -81,11 +73,7 @@ ROWS = [
         "summary must have methods, train_length, r",
     ),
     (lambda: plots.exact_positions(3), TypeError, "shares must be a mapping from labels"),
-    (
-        lambda: plots.exact_positions({"a": 3}),
-        TypeError,
-        r"shares\['a'\] must be a mapping from labels",
-    ),
+    (lambda: plots.exact_positions({"a": 3}), TypeError, r"shares\['a'\] must be a mapping from l"),
     (
         lambda: plots.exact_positions({"a": {8: "b"}}),
         TypeError,
@@ -118,16 +106,8 @@ ROWS = [
         ValueError,
         "cells of all heads must be at most 16777216 in a picture, got 102400000",
     ),
-    (
-        lambda: plots.mask(5000),
-        ValueError,
-        "query_length x key_length must be at most 16777216 in a picture, got 25000000",
-    ),
-    (
-        lambda: plots.intervals(30000),
-        ValueError,
-        "query_length x key_length must be at most 536870912 in a picture, got 900000000",
-    ),
+    (lambda: plots.mask(5000), ValueError, "query_length x key_length must be at most 16777216 in"),
+    (lambda: plots.intervals(30000), ValueError, "query_length x key_length must be at most 53687"),
     (
         lambda: plots.receptive_field(na.ALiBi(10_000)),
         ValueError,
@@ -138,36 +118,12 @@ ROWS = [
         ValueError,
         "heads x longest must be at most 536870912 in a picture, got 2147483648",
     ),
-    (
-        lambda: plots.slopes(8, []),
-        ValueError,
-        "a picture must show at least one scaling or bias, got",
-    ),
-    (
-        lambda: plots.receptive_field([]),
-        ValueError,
-        "a picture must show at least one scaling or bias, got",
-    ),
-    (
-        lambda: plots.slopes(8, ()),
-        ValueError,
-        "a picture must show at least one scaling or bias, got",
-    ),
-    (
-        lambda: plots.receptive_field(()),
-        ValueError,
-        "a picture must show at least one scaling or bias, got",
-    ),
-    (
-        lambda: plots.slopes(8, {}),
-        ValueError,
-        "a picture must show at least one scaling or bias, got",
-    ),
-    (
-        lambda: plots.receptive_field({}),
-        ValueError,
-        "a picture must show at least one scaling or bias, got",
-    ),
+    (lambda: plots.slopes(8, []), ValueError, "a picture must show at least one scaling or bias,"),
+    (lambda: plots.receptive_field([]), ValueError, "a picture must show at least one scaling or"),
+    (lambda: plots.slopes(8, ()), ValueError, "a picture must show at least one scaling or bias,"),
+    (lambda: plots.receptive_field(()), ValueError, "a picture must show at least one scaling or"),
+    (lambda: plots.slopes(8, {}), ValueError, "a picture must show at least one scaling or bias,"),
+    (lambda: plots.receptive_field({}), ValueError, "a picture must show at least one scaling or"),
     (
         lambda: plots.attention_map(random_model(), Letters(), "x", layer=2),
         ValueError,
@@ -193,22 +149,10 @@ ROWS = [
     (lambda: attention_maps(text="x" * 11586), ValueError, "text must have at most 11585 tokens"),
     (lambda: attention_maps(layers=[]), TypeError, "layers must be None or numbers of layers"),
     (lambda: attention_maps(heads=3), TypeError, "heads must be None or numbers of heads"),
-    (
-        lambda: attention_maps(methods="ntk:4"),
-        TypeError,
-        "methods must be None or a sequence of met",
-    ),
+    (lambda: attention_maps(methods="ntk:4"), TypeError, "methods must be None or a sequence of m"),
     (lambda: attention_maps(methods=["nkt:4"]), ValueError, "method must be original or one of"),
-    (
-        lambda: attention_maps(methods=[4]),
-        TypeError,
-        "a method must be a name such as 'ntk:4', a sca",
-    ),
-    (
-        lambda: attention_maps(methods=[na.NTK]),
-        TypeError,
-        "a method must be a name such as 'ntk:4'",
-    ),
+    (lambda: attention_maps(methods=[4]), TypeError, "a method must be a name such as 'ntk:4', a"),
+    (lambda: attention_maps(methods=[na.NTK]), TypeError, "a method must be a name such as 'ntk:4"),
     (
         lambda: attention_maps(methods=["ntk:2"] * 65),
         ValueError,
@@ -218,11 +162,7 @@ ROWS = [
 
 OF_THE_EXPLORER = [
     (lambda: explorer(cells=0), ValueError, "cells must be between 1"),
-    (
-        lambda: explorer(cells=1025),
-        ValueError,
-        "cells must be at most 1024 for 32 maps of methods x layers x heads, got 1025",
-    ),
+    (lambda: explorer(cells=1025), ValueError, "cells must be at most 1024 for 32 maps of methods"),
     (
         lambda: explorer(methods=[f"ntk:{n}" for n in range(1, 4098)]),
         ValueError,
@@ -234,11 +174,7 @@ OF_THE_EXPLORER = [
     (lambda: explorer(methods=["nkt:2"]), ValueError, "method must be original or one of"),
     (lambda: explorer(layers=[2]), ValueError, "layer must be between -2 and 1, got 2"),
     (lambda: explorer(heads=[0]), ValueError, "heads must be between 1 and 4, got 0"),
-    (
-        lambda: explorer().save("weights.pdf"),
-        ValueError,
-        "the ending of path must be one of '.html', '.htm', got '.pdf'",
-    ),
+    (lambda: explorer().save("weights.pdf"), ValueError, "the ending of path must be one of '.htm"),
     (lambda: explorer().save(3), TypeError, "path must be a string or a path, got 3"),
     (
         lambda: plots.explore(random_model(), None, "x"),

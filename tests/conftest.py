@@ -78,12 +78,11 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder with a random BLOOM of one layer and the nano tokenizer."""
     import torch
     import transformers
-    from studies.tokenizer import SPECIAL_TOKENS, build_tokenizer
+
+    from ntk_alibi.models import nano_bloom_path
 
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=build_tokenizer(), **SPECIAL_TOKENS
-    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(nano_bloom_path())
     tokenizer.save_pretrained(folder)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -19,7 +19,6 @@ from ntk_alibi.evaluation.comparing import plan, tuning
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
 from ntk_alibi.methods import parse_method
 from ntk_alibi.plots.style import THEMES
-from refusals import assert_one_sentence
 
 PLOTS = [["plot", name] for name in PICTURES]
 
@@ -72,50 +71,6 @@ def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[s
 def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["slopes", "0"], "num_heads must be between 1"),
-        (["slopes", "8", "--method", "yarn:2"], "method must be original or one of"),
-        (["slopes", "8", "--method", "dynamic-ntk:1"], "lengths must be given"),
-        (
-            ["plot", "slopes", "8", "--output", "p.gif"],
-            "--output must be one of '.png', '.svg', '.pdf'",
-        ),
-        (["plot", "slopes", "8", "--methods", "x"], "error: --methods: method must be original or"),
-        (["explore", "In the beginning"], "No such file or directory: 'In the beginning' (--text"),
-        (
-            ["explore", "--text", "a", "--output", "a.pdf"],
-            "--output must be one of '.html', '.htm'",
-        ),
-        (["plot", "field", "8", "--shares", "2"], "share must be between 0 and 1, got 2.0"),
-        (["plot", "bias", "8", "--heads", "9"], "heads must be between 1 and 8, got 9"),
-        (["plot", "mask", "--window", "0"], "window must be between 1"),
-        (["plot", "blocks", "8", "--skip-tolerance", "2"], "skip_tolerance must be below 1"),
-        (["plot", "blocks", "8", "--output", "no/p.png"], "--output must be a file that can be"),
-        (["eval", "--model", "/nowhere"], "model must be a folder with config.json"),
-        (["eval", "--model", "."], "model must be a folder with config.json"),
-        (["eval", "--data", "x.jsonl"], "--tasks must be given with --data, got only --data"),
-        (
-            ["eval", "--from-json", "none.json"],
-            "--from-json must be a file that can be read, got 'none.json': No such file",
-        ),
-        (
-            ["eval", "--tasks", "longeval_lines_200", "--data", "none.jsonl"],
-            "--data must be a file or folder that exists, got 'none.jsonl'",
-        ),
-        (["eval", "--tasks", "longeval_lines_200"], "data must be given (LongEval's file of lines"),
-        (["tune", "--length", "0"], "--length must be between 1"),
-        (["tune", "--length", "64", "--train-length", "0"], "--train-length must be between 1"),
-        (["eval", "--train-length", "0"], "--train-length must be between 1"),
-    ],
-)
-def test_mistakes_are_one_sentence(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], in_tmp: Path
-) -> None:
-    assert_one_sentence(arguments, message, capsys)
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -268,7 +223,12 @@ def test_eval_of_longevals_files(
     assert found["settings"]["ntk:2"]["max_length"] == 40
 
 
-def test_tune(tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune(
+    tiny_checkpoint: Path,
+    in_tmp: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     arguments = [
         *("tune", "--model", str(tiny_checkpoint), "--length", "512", "--train-length", "256"),
         *("--methods", "ntk:2", "--records", "2", "--windows", "2"),
@@ -281,11 +241,12 @@ def test_tune(tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture
     found = json.loads(capsys.readouterr().out)
     assert [entry["method"] for entry in found["candidates"]] == ["original", "ntk:2"]
     assert not list(in_tmp.iterdir())
-    main([*arguments[:7], "--records", "2", "--windows", "1", "--budget", "19", "--json"])
+    monkeypatch.setattr(tuning, "families", lambda *_: ("original", "ntk:2"))
+    main([*arguments[:7], "--records", "2", "--windows", "1", "--budget", "4", "--json"])
     found = json.loads(capsys.readouterr().out)
     stages = [entry["stage"] for entry in found["trace"]]
     assert set(stages) == {"families", "refinements", "finalists"}
-    assert stages.count("families") + stages.count("refinements") == 19
+    assert stages.count("families") == stages.count("refinements") == 2
     scaling = na.scaling_from_config(found["config"]["alibi_scaling"])
     assert scaling == parse_method(found["chosen"], 256).scaling
     assert [entry["against"] for entry in found["paired"]][:1] == ["original"] * (

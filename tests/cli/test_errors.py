@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from harness_tasks import search_tasks_in
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import length_study, plan
-from refusals import assert_one_sentence, error_of
+from refusals import error_of
 from repository import ROOT
 
 RECORD = {"prompt": "line a is <5>. What is a? <", "expected_number": 5}
@@ -30,53 +32,14 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["slopes", "8", "--length", "-5"], "--length must be between 1"),
-        (["slopes", "8", "--train-length", "0"], "--train-length must be between 1"),
-        (["plot", "bias", "8", "--queries", "0"], "query_length must be between 1"),
-        (["plot", "bias", "8", "--queries", "100000"], "must be at most 536870912 in a picture"),
-        (["plot", "bias", "100000"], "cells of all heads must be at most 16777216 in a picture"),
-        (["plot", "mask", "--queries", "100000"], "query_length x key_length must be at most"),
-        (["plot", "mask", "--intervals", "--queries", "100000"], "query_length x key_length must"),
-        (["plot", "field", "1000000"], "heads x longest must be at most"),
-        (["plot", "blocks", "8", "--queries", "2147483647"], "inputs of the kernel"),
-        (["plot", "precision", "--queries", "2147483647"], "--queries must be at most 16777216"),
-        (["plot", "slopes", "8", "--output", "folder.png"], "'folder.png': Is a directory"),
-        (["eval", "--methods", "x"], "method must be original or one of"),
-        (["eval", "--output", "file"], "--output must be a folder .*, got 'file': File exists"),
-        (["eval", "--output", "/dev/null/x"], "--output must be a .*, got '/dev/null/x': Not a di"),
-        (["eval", "--plot", "no/p.png"], "--plot must be .*, got 'no/p.png': No such file or di"),
-        (["eval", "--plot", "p.xyz"], "the ending of --plot must be one of"),
-        (["eval", "--plot", "p.pgf"], "the ending of --plot must be one of '.png', '.svg', '.pdf'"),
-        (["eval", "--document", "no.md"], "--document must be a file .*, got 'no.md': No such"),
-        (["eval", "--lengths", "999999999"], "--lengths must be between 1 and 4194304"),
-        (["eval", "--records", "999999999"], "--records must have at most 134217728 tokens"),
-        (["tune", "--length", "999999999"], "--length must be between 1 and 4194304"),
-        (["tune", "--length", "9", "--windows", "99999999"], "--windows must have at most"),
-        (["explore", "--text", "a", "--output", "no/a.html"], "--output must be a file that can"),
-        (["eval", "--batch-size", "0"], "--batch-size must be between 1"),
-        (["tune", "--length", "9", "--methods", "x"], "method must be original or one of"),
-        (["tune", "--length", "9", "--output", "file"], "got 'file': File exists"),
-        (["tune", "--length", "9", "--seed", "-1"], "--seed must be between 0"),
-    ],
-)
-def test_what_can_be_known_before_the_work_is_checked_before(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("ntk_alibi.models.load", lambda *_: pytest.fail("a model was loaded"))
-    assert_one_sentence(arguments, message, capsys)
-
-
-@pytest.mark.parametrize(
-    "tasks", [["longeval_lines_20"], ["a,b"], ["ntk_alibi_lines", "none.yaml"]]
+    "tasks", [["longeval_lines_20"], ["a,b"], ["ntk_alibi_lines", "theirs", "none.yaml"]]
 )
 def test_unknown_tasks_are_named(
     tasks: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Path("tasks").mkdir()
+    Path("tasks/theirs.yaml").write_text("task: theirs")
+    search_tasks_in(Path("tasks"), monkeypatch)
     monkeypatch.setattr("ntk_alibi.models.load", lambda *_: pytest.fail("a model was loaded"))
     error = error_of(["eval", "--tasks", *tasks], capsys)
     assert "tasks must be names that `ntk-alibi lm-eval ls tasks` lists" in error
@@ -264,23 +227,27 @@ def test_a_full_disk_is_one_sentence(arguments: list[str]) -> None:
     assert done.stderr == "ntk-alibi: error: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.slow
-def test_a_run_on_a_full_disk_continues_later(tiny_checkpoint: Path) -> None:
-    command = [*COMMAND, "eval", "--quick", "--model", str(tiny_checkpoint), "--json"]
+def test_a_run_on_a_full_disk_continues_later(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = {"multiples": (1,), "line_records": 8, "topic_records": 0, "prose_windows": 0}
+    monkeypatch.setattr(plan, "QUICK", quick)
+    command = ["eval", "--quick", "--model", str(tiny_checkpoint), "--json"]
     command += ["--train-length", "512", "--methods", "original", "ntk:2", "--output", "answers"]
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-
-    stopped = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True)
-    assert stopped.returncode == 2
-    assert "Traceback" not in stopped.stderr
-    assert "ntk-alibi: error: " in stopped.stderr.splitlines()[-1]
-    continued = subprocess.run(command, capture_output=True, text=True, check=True)
-    command[-1] = "others"
-    whole = subprocess.run(command, capture_output=True, text=True, check=True)
-    read = (json.loads(done.stdout, parse_constant=str) for done in (continued, whole))
-    assert next(read) == next(read)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, before[1]))
+    try:
+        error = error_of(command, capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "ntk-alibi: error: " in error.splitlines()[-1]
+    assert "answers" in error
+    printed = []
+    for folder in ("answers", "others"):
+        command[-1] = folder
+        main(command)
+        printed.append(json.loads(capsys.readouterr().out, parse_constant=str))
+    assert printed[0] == printed[1]
 
 
 @pytest.mark.parametrize(
@@ -297,10 +264,16 @@ def test_a_run_on_a_full_disk_continues_later(tiny_checkpoint: Path) -> None:
         ("extrapolation", ["--processes", "0"]),
     ],
 )
-@pytest.mark.slow
-def test_other_commands_end_in_one_sentence_too(module: str, arguments: list[str]) -> None:
-    command = [sys.executable, "-m", f"ntk_alibi.{module}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"python -m ntk_alibi.{module}: error: ")
-    assert done.stderr.count("\n") == 1
+def test_other_commands_end_in_one_sentence_too(
+    module: str,
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module(f"ntk_alibi.{module}", run_name="__main__")
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"python -m ntk_alibi.{module}: error: ")
+    assert error.count("\n") == 1

@@ -15,8 +15,7 @@ import ntk_alibi as na
 from ntk_alibi import _files
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.report import comparison_tables, study_tables, tuning_table
-from ntk_alibi.evaluation.report.formats import FORMATS
-from ntk_alibi.evaluation.report.markdown import counted
+from ntk_alibi.evaluation.report.markdown import FORMATS, counted
 from ntk_alibi.evaluation.report.tables import formatted
 from pictures import summary
 

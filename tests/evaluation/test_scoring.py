@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ntk_alibi.evaluation import score_lines, score_topics
 from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
-from ntk_alibi.evaluation.harness.longeval import is_right, read_cases
+from ntk_alibi.evaluation.harness.local_files import is_right, read_cases
 
 PREDICTION = re.compile(r"Label: (.*?), Predict: (.*?)(?:, Parsed: (\d+))?, prompt length: \d+")
 
@@ -89,21 +89,6 @@ def test_score_topics(prediction: str, right: bool) -> None:
     assert (
         score_topics(prediction, ["The role of art in society", "The benefits of reading"]) is right
     )
-
-
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        (lambda: score_lines(5, 5), TypeError),
-        (lambda: score_lines("5", "5"), TypeError),
-        (lambda: score_topics("x", "x"), TypeError),
-        (lambda: score_topics(None, ["x"]), TypeError),
-        (lambda: score_topics("x", []), ValueError),
-    ],
-)
-def test_scorers_refuse_other_things(call: object, error: type[Exception]) -> None:
-    with pytest.raises(error, match="must"):
-        call()  # type: ignore[operator]
 
 
 def test_interval_of_single_cases_is_wilsons() -> None:

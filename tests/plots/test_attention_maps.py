@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -113,52 +112,3 @@ def test_a_model_of_nan_is_refused_and_left_as_it_was() -> None:
         plots.attention_maps(model, Letters(), "cdef", methods=["ntk:4"])
     assert na.patched(model) == []
     assert not model.transformer.h[0].self_attention._forward_hooks
-
-
-def draw(**options: Any) -> Any:
-    return plots.attention_maps(random_model(), Letters(), options.pop("text", "x"), **options)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: plots.attention_map(random_model(), Letters(), "x", layer=2),
-            ValueError,
-            "layer must be between -2 and 1, got 2",
-        ),
-        (
-            lambda: plots.attention_map(random_model(), Letters(), "x", head=0),
-            ValueError,
-            "heads must be between 1 and 4, got 0",
-        ),
-        (
-            lambda: plots.attention_map("bloom", Letters(), "x"),
-            TypeError,
-            "model must be a torch.nn.Module, got str",
-        ),
-        (
-            lambda: plots.attention_map(torch.nn.Linear(1, 1), Letters(), "x"),
-            TypeError,
-            "model must be a transformers model whose config names num_hidden_layers",
-        ),
-        (lambda: draw(text=""), ValueError, "number of tokens of text must be between 1"),
-        (lambda: draw(text=3), TypeError, "text must be a string, got 3"),
-        (lambda: draw(text="x" * 11586), ValueError, "text must have at most 11585 tokens"),
-        (lambda: draw(layers=[]), TypeError, "layers must be None or numbers of layers"),
-        (lambda: draw(heads=3), TypeError, "heads must be None or numbers of heads"),
-        (lambda: draw(methods="ntk:4"), TypeError, "methods must be None or a sequence of met"),
-        (lambda: draw(methods=["nkt:4"]), ValueError, "method must be original or one of"),
-        (lambda: draw(methods=[4]), TypeError, "a method must be a name such as 'ntk:4', a sca"),
-        (lambda: draw(methods=[na.NTK]), TypeError, "a method must be a name such as 'ntk:4'"),
-        (
-            lambda: draw(methods=["ntk:2"] * 65),
-            ValueError,
-            "maps of methods x layers x heads must be at most 256 in a picture, got 260",
-        ),
-    ],
-)
-def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
-    assert plt.get_fignums() == []

@@ -166,39 +166,6 @@ def test_cells_of_long_texts_hold_the_greatest_weight() -> None:
     assert "a cell shows the greatest weight of 4 x 4 tokens" in made.html
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: explorer(cells=0), ValueError, "cells must be between 1"),
-        (
-            lambda: explorer(cells=1025),
-            ValueError,
-            "cells must be at most 1024 for 32 maps of methods x layers x heads, got 1025",
-        ),
-        (
-            lambda: explorer(methods=[f"ntk:{n}" for n in range(1, 4098)]),
-            ValueError,
-            "methods or layers must be fewer: a page holds at most 32768 maps of methods x layers",
-        ),
-        (lambda: explorer(methods=["ntk:2", na.NTK(2.0)]), ValueError, "methods must differ, got"),
-        (lambda: explorer(methods=[]), ValueError, r"methods must hold at least one, got \[\]"),
-        (lambda: explorer(methods="ntk:2"), TypeError, "methods must be None or a sequence"),
-        (lambda: explorer(methods=["nkt:2"]), ValueError, "method must be original or one of"),
-        (lambda: explorer(layers=[2]), ValueError, "layer must be between -2 and 1, got 2"),
-        (lambda: explorer(heads=[0]), ValueError, "heads must be between 1 and 4, got 0"),
-        (
-            lambda: explorer().save("weights.pdf"),
-            ValueError,
-            "the ending of path must be one of '.html', '.htm', got '.pdf'",
-        ),
-        (lambda: explorer().save(3), TypeError, "path must be a string or a path, got 3"),
-    ],
-)
-def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
-
-
 @pytest.mark.parametrize("values", [[0.0, 1.0, 1e-12, 0.3], [[1.0, 0.5], [0.25, 2.0**-31]]])
 def test_weights_are_stored_to_their_precision(values: Any) -> None:
     square = np.broadcast_to(np.float32(values), (1, 1, 1, 2, 2) if np.ndim(values) > 1 else (4, 4))

@@ -22,7 +22,7 @@ import ntk_alibi as na
 from ntk_alibi import inspection, plots
 from ntk_alibi.methods import parse_method
 from ntk_alibi.plots.style import KINDS, THEMES, labelled, line_styles, theme_of
-from pictures import METHODS, PICTURES, luminance, random_model, stats, summary
+from pictures import METHODS, PICTURES, luminance, summary
 
 
 def test_the_theme_follows_the_axes() -> None:
@@ -199,49 +199,6 @@ def test_curves_of_measurements() -> None:
     assert [line.get_label() for line in only.get_lines()] == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: plots.slopes(0), ValueError, "num_heads must be between 1"),
-        (lambda: plots.slopes(8, na.NTK), TypeError, "scaling must be None or an object"),
-        (lambda: plots.receptive_field(na.ALiBi(4), shares=[2]), ValueError, "share must be"),
-        (lambda: plots.receptive_field(3), TypeError, "bias must be an object with num_heads"),
-        (lambda: plots.bias_maps(na.ALiBi(4), heads=[5]), ValueError, "heads must be between 1 an"),
-        (lambda: plots.bias_maps(na.ALiBi(4), heads=3), TypeError, "heads must be None or numbers"),
-        (lambda: plots.bias_maps(na.ALiBi(4), quantity="x"), ValueError, "quantity must be one of"),
-        (lambda: plots.mask(4, window=0), ValueError, "window must be between 1"),
-        (lambda: plots.blocks(np.ones(3)), TypeError, "stats must come from attention"),
-        (lambda: plots.blocks(stats(), batch=1), ValueError, "batch must be between 0 and 0"),
-        (lambda: plots.style("sepia").__enter__(), ValueError, "theme must be one of 'light', 'd"),
-        (
-            lambda: plots.accuracy_map([1], [1, 2], [[0.5]]),
-            ValueError,
-            r"accuracy must have shape \(depths, lengths\) = \(2, 1\), got \(1, 1\)",
-        ),
-        (
-            lambda: plots.accuracy_map([1], [1], [[50]]),
-            ValueError,
-            "accuracy must be between 0 and",
-        ),
-        (lambda: plots.accuracy_curves(summary(), "x"), ValueError, "task must be one of 'lines'"),
-        (
-            lambda: plots.extrapolation_curves([1, 2], {"a": [1]}),
-            ValueError,
-            r"values\['a'\] must be 2 numbers, got 1",
-        ),
-        (
-            lambda: plots.benchmark_curves([1, 2], {"a": [1, 2, 3]}),
-            ValueError,
-            r"seconds\['a'\] must be 2 numbers, got 3",
-        ),
-    ],
-)
-def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
-    assert plt.get_fignums() == []
-
-
 def test_a_backend_that_turns_interactive_mode_on_leaves_it_on(tmp_path: Path) -> None:
     backend = "from matplotlib.backends.backend_agg import *\nimport matplotlib\n"
     (tmp_path / "like_jupyter.py").write_text(backend + "matplotlib.interactive(True)\n")
@@ -279,60 +236,6 @@ def test_maps_of_long_texts_show_every_nth_query_and_key() -> None:
     map_of_head = shown[-1500:, :1500]
     expected = bias.tensor(3000, 3000)[0, 1][1::2, 1::2]
     np.testing.assert_array_equal(np.tril(map_of_head.filled(0)), np.tril(expected))
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: plots.bias_maps(na.ALiBi(8), 20000),
-        lambda: plots.bias_maps(na.ALiBi(100_000), 32),
-        lambda: plots.mask(5000),
-        lambda: plots.intervals(30000),
-        lambda: plots.receptive_field(na.ALiBi(10_000)),
-        lambda: plots.bias_by_distance(na.ALiBi(2), 2**30),
-    ],
-)
-def test_pictures_of_too_many_numbers_are_refused(draw: Any) -> None:
-    with pytest.raises(ValueError, match=r"must be at most \d+ in a picture, got \d+"):
-        draw()
-
-
-@pytest.mark.parametrize("nothing", [[], (), {}])
-def test_a_picture_of_nothing_is_refused(nothing: Any) -> None:
-    for draw in (lambda: plots.slopes(8, nothing), lambda: plots.receptive_field(nothing)):
-        with pytest.raises(ValueError, match="must show at least one scaling or bias, got"):
-            draw()
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: plots.slopes(16, ax=3), "ax must be one matplotlib Axes, or None, got int"),
-        (lambda: plots.mask(8, ax="x"), "ax must be one matplotlib Axes, or None, got str"),
-        (
-            lambda: plots.receptive_field(na.ALiBi(4), ax=np.zeros(2)),
-            "ax must be one matplotlib Axes, or None, got ndarray",
-        ),
-        (lambda: plots.study_figure({}), "summary must have methods, train_length, retrieval, by_"),
-        (lambda: plots.study_figure(3), "summary must be the summary of a study, a dict, got 3"),
-        (lambda: plots.depth_figure({"methods": {}}), "summary must have train_length, by_depth"),
-        (lambda: plots.perplexity_curves({"methods": {}}), "summary must have perplexity"),
-        (lambda: plots.accuracy_curves({}, "lines"), "summary must have methods, train_length, r"),
-        (lambda: plots.exact_positions(3), "shares must be a mapping from labels"),
-        (lambda: plots.exact_positions({"a": 3}), r"shares\['a'\] must be a mapping from labels"),
-        (lambda: plots.exact_positions({"a": {8: "b"}}), r"shares\['a'\] must be a row of numbers"),
-        (lambda: plots.rounded_positions({"a": "b"}), r"rounded\['a'\] must be a pair of rows"),
-        (lambda: plots.rounded_positions({"a": ([1], [1, 2])}), "two rows of one length, got 1 an"),
-        (lambda: plots.alibi_rows({}), "rows must have at least one label"),
-        (lambda: plots.alibi_rows({"a": 3}), r"rows\['a'\] must be a row of numbers, got 3"),
-        (lambda: plots.attention_map(random_model(), None, "x"), "tokenizer must be the model's"),
-        (lambda: plots.explore(random_model(), None, "x"), "tokenizer must be the model's token"),
-    ],
-)
-def test_mistakes_name_the_argument(call: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        call()
-    assert plt.get_fignums() == []
 
 
 def test_titles_say_what_is_drawn() -> None:

@@ -36,26 +36,15 @@ def register(commands: Any) -> None:
         metavar="TOKENS",
         help="numbers of queries and keys (default: 512 2048 8192)",
     )
-    parser.add_argument(
-        "--heads", type=int, default=16, help="number of attention heads (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--head-dim",
-        type=int,
-        default=64,
-        metavar="CHANNELS",
-        help="channels of a head (default: %(default)s)",
-    )
+    subcommand.number_option(parser, "--heads", "HEADS", "number of attention heads", 16)
+    subcommand.number_option(parser, "--head-dim", "CHANNELS", "channels of a head", 64)
     subcommand.methods_option(
         parser, "--method", "method of the slopes, see below (default: %(default)s)",
         default="original",
     )  # fmt: skip
     subcommand.train_length_option(parser)
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=5,
-        help="turns of each way, whose median is printed (default: %(default)s)",
+    subcommand.number_option(
+        parser, "--rounds", "ROUNDS", "turns of each way, whose median is printed", 5
     )
     subcommand.format_option(parser)
 

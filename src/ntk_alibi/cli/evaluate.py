@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _checks, _files
-from ntk_alibi.cli import model_run, subcommand
+from ntk_alibi.cli import subcommand
 
 #: Default file of the picture, and default section of the document.
 PICTURE, SECTION = "ntk-alibi-eval.png", "study"
@@ -38,14 +38,14 @@ def register(commands: Any) -> None:
         "      --data longeval --methods original ntk:2",
     )
     parser.add_argument("--quick", action="store_true", help="small run of about a minute")
-    model_run.model_option(parser)
+    subcommand.model_option(parser)
     subcommand.methods_option(
         parser,
         "--methods",
         "methods to compare, see below (default: original and five others)",
         nargs="+",
     )
-    model_run.answers_options(parser)
+    subcommand.answers_options(parser)
     _study_options(parser)
     _task_options(parser)
 
@@ -62,25 +62,26 @@ def _study_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="show tables and picture of an earlier --json output without --tasks; runs no model",
     )
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--multiples",
+        "X",
+        "lengths of the records in training lengths (default: 1 1.5 2 3 4)",
+        kind=float,
         nargs="+",
-        type=float,
-        metavar="X",
-        help="lengths of the records in training lengths (default: 1 1.5 2 3 4)",
     )
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--lengths",
+        "TOKENS",
+        "lengths of the records in tokens, each at most 2^22, in place of --multiples",
         nargs="+",
-        type=int,
-        metavar="TOKENS",
-        help="lengths of the records in tokens, each at most 2^22, in place of --multiples",
     )
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--records",
-        type=int,
-        metavar="N",
-        help="records of lines, and conversations, for each length (default: 8 and 12)",
+        "N",
+        "records of lines, and conversations, for each length (default: 8 and 12)",
     )
     for name, what in _COUNTS.items():
         parser.add_argument(_flag(name), type=int, metavar="N", help=what)
@@ -107,14 +108,9 @@ def _task_options(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="""metadata of the tasks, such as '{"lengths": [2048, 4096], "seed": 1}'""",
     )
-    others.add_argument(
-        "--batch-size", type=int, metavar="N", help="prompts per batch (default: 1)"
-    )
-    others.add_argument(
-        "--max-length",
-        type=int,
-        metavar="TOKENS",
-        help="truncate prompts longer than this many tokens",
+    subcommand.number_option(others, "--batch-size", "N", "prompts per batch (default: 1)")
+    subcommand.number_option(
+        others, "--max-length", "TOKENS", "truncate prompts longer than this many tokens"
     )
     others.add_argument(
         "--truncation",
@@ -127,7 +123,7 @@ def _run(options: argparse.Namespace) -> None:
     _check_together(options)
     if options.batch_size is not None:
         _checks.integer("--batch-size", options.batch_size, minimum=1)
-    model_run.check_answers_options(options)
+    subcommand.check_answers_options(options)
     if options.tasks is None:
         _check_plan(options)
         _study(options)
@@ -185,7 +181,7 @@ def _study(options: argparse.Namespace) -> None:
     if options.from_json is None:
         _measure(options)
     else:
-        from ntk_alibi.evaluation.comparing.stored import read_summary
+        from ntk_alibi.evaluation.comparing.summary import read_summary
 
         with _files.naming("--from-json", "a file that can be read"):
             summary = read_summary(options.from_json)
@@ -200,9 +196,9 @@ def _measure(options: argparse.Namespace) -> None:
     from ntk_alibi.models.loading import NANO_BLOOM
 
     model, tokenizer, train_length = load(options.model, options.dtype)
-    plan = _plan(options, model_run.train_length(options, train_length))
+    plan = _plan(options, subcommand.train_length(options, train_length))
     name = options.model or NANO_BLOOM
-    with model_run.answers_folder(options.output) as folder:
+    with subcommand.answers_folder(options.output) as folder:
         summary = length_study.evaluate(
             model, tokenizer, plan, folder, quiet=options.format == "json", name=name
         )
@@ -231,18 +227,18 @@ def _plan(options: argparse.Namespace, train_length: int) -> Any:
 
 def _check_plan(options: argparse.Namespace) -> None:
     """Check the options of the plan before any work."""
-    from ntk_alibi.evaluation import checks
+    from ntk_alibi.evaluation.records.record import LONGEST_TEXT, text_lengths
     from ntk_alibi.evaluation.report import markdown
 
     for multiple in options.multiples or ():
         _checks.finite("--multiples", multiple, minimum=0.0, inclusive=False)
     for length in options.lengths or ():
-        _checks.integer("--lengths", length, minimum=1, maximum=checks.LONGEST_TEXT)
+        _checks.integer("--lengths", length, minimum=1, maximum=LONGEST_TEXT)
     for name in ("records", *_COUNTS):
         if (value := getattr(options, name)) is not None:
             _checks.integer(_flag(name), value, minimum=0)
     if options.records is not None:
-        checks.text_lengths("--lengths", options.lengths or [1], options.records, of="--records")
+        text_lengths("--lengths", options.lengths or [1], options.records, of="--records")
     _plan(options, 1)
     if options.document is not None:
         with _files.naming("--document", "a file that can be read"):
@@ -308,7 +304,7 @@ def _comparison(options: argparse.Namespace) -> None:
         raise ValueError(f"--data must be a file or folder that exists, got {options.data!r}")
     tasks = task_comparison.load_known(options.tasks, metadata, name)
     model, tokenizer, train_length = load(options.model, options.dtype)
-    length = model_run.train_length(options, train_length)
+    length = subcommand.train_length(options, train_length)
     methods = [parse_method(method, length) for method in options.methods or DEFAULT_METHODS]
     with harness.quiet():
         lm = StretchedLM(
@@ -320,7 +316,7 @@ def _comparison(options: argparse.Namespace) -> None:
             truncation=options.truncation or "middle",
             quiet=options.format == "json",
         )
-    with model_run.answers_folder(options.output) as folder:
+    with subcommand.answers_folder(options.output) as folder:
         comparison = task_comparison.compare(
             lm, methods, tasks, metadata=metadata, model=name, cache=folder
         )

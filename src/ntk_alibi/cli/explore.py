@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _files, plots
-from ntk_alibi.cli import model_run, subcommand
+from ntk_alibi.cli import subcommand
 from ntk_alibi.evaluation.report.markdown import counted
 from ntk_alibi.plots.explorer import FORMATS, METHODS
 
@@ -27,7 +27,7 @@ def register(commands: Any) -> None:
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("file", nargs="?", type=Path, help="file with the text, in UTF-8")
     given.add_argument("--text", help="the text itself")
-    model_run.model_option(parser)
+    subcommand.model_option(parser)
     subcommand.methods_option(
         parser,
         "--methods",
@@ -35,19 +35,20 @@ def register(commands: Any) -> None:
         nargs="+",
         default=METHODS,
     )
-    parser.add_argument(
-        "--layers", type=int, nargs="+", help="layers to show, from 0 on (default: all)"
+    subcommand.number_option(
+        parser, "--layers", "LAYERS", "layers to show, from 0 on (default: all)", nargs="+"
     )
-    parser.add_argument(
-        "--heads", type=int, nargs="+", help="heads to show, from 1 on (default: all)"
+    subcommand.number_option(
+        parser, "--heads", "HEADS", "heads to show, from 1 on (default: all)", nargs="+"
     )
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--cells",
-        type=int,
-        help="cells along a map at most, which hold the greatest weight of several tokens "
+        "CELLS",
+        "cells along a map at most, which hold the greatest weight of several tokens "
         "(default: as many as fit into about 11 MB)",
     )
-    model_run.dtype_option(parser)
+    subcommand.dtype_option(parser)
     parser.add_argument(
         "-o",
         "--output",

@@ -19,7 +19,7 @@ from ntk_alibi.biases.slopes import SIDES
 from ntk_alibi.cli import subcommand
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.methods import Method
-from ntk_alibi.plots import checks
+from ntk_alibi.plots.style import MOST_CELLS, check_most
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,12 +116,13 @@ def _slopes(options: argparse.Namespace) -> Axes:
 
 def _field_options(parser: argparse.ArgumentParser) -> None:
     _slopes_options(parser)
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--shares",
-        type=float,
+        "SHARE",
+        "shares of the greatest weight (default: 1/e and 0.01)",
+        kind=float,
         nargs="+",
-        metavar="SHARE",
-        help="shares of the greatest weight (default: 1/e and 0.01)",
     )
 
 
@@ -144,12 +145,8 @@ def _bias_options(parser: argparse.ArgumentParser) -> None:
         help="keys that a query sees: those behind it, both sides alike, or one side for each half "
         "of the heads (default: %(default)s)",
     )
-    parser.add_argument(
-        "--heads",
-        type=int,
-        nargs="+",
-        metavar="HEAD",
-        help="heads to draw, from 1 on (default: all)",
+    subcommand.number_option(
+        parser, "--heads", "HEAD", "heads to draw, from 1 on (default: all)", nargs="+"
     )
     parser.add_argument(
         "--quantity",
@@ -185,34 +182,17 @@ def _blocks_options(parser: argparse.ArgumentParser) -> None:
     _heads_argument(parser)
     _method_option(parser)
     _visibility_options(parser)
-    parser.add_argument(
-        "--queries",
-        type=int,
-        metavar="N",
-        default=2048,
-        help="number of tokens (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--head-dim",
-        type=int,
-        metavar="N",
-        default=64,
-        help="channels per head (default: %(default)s)",
-    )
-    parser.add_argument(
+    subcommand.number_option(parser, "--queries", "N", "number of tokens", 2048)
+    subcommand.number_option(parser, "--head-dim", "N", "channels per head", 64)
+    subcommand.number_option(
+        parser,
         "--skip-tolerance",
-        type=float,
-        metavar="SHARE",
-        default=0.0,
-        help="greatest share of a query's softmax mass that may be skipped (default: %(default)s)",
+        "SHARE",
+        "greatest share of a query's softmax mass that may be skipped",
+        0.0,
+        kind=float,
     )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        default=0,
-        help="seed of the random inputs (default: %(default)s)",
-    )
+    subcommand.number_option(parser, "--seed", "N", "seed of the random inputs", 0)
 
 
 def _blocks(options: argparse.Namespace) -> Axes:
@@ -221,7 +201,7 @@ def _blocks(options: argparse.Namespace) -> Axes:
     width = _checks.integer("--head-dim", options.head_dim, minimum=1)
     seed = _checks.integer("--seed", options.seed, minimum=0)
     inputs = 3 * heads * tokens * width
-    checks.most(
+    check_most(
         "inputs of the kernel (3 x heads x --queries x --head-dim)", inputs, _checks.MOST_NUMBERS
     )
     rng = np.random.default_rng(seed)
@@ -241,13 +221,7 @@ def _blocks(options: argparse.Namespace) -> Axes:
 
 
 def _precision_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--queries",
-        type=int,
-        metavar="N",
-        default=4096,
-        help="number of positions (default: %(default)s)",
-    )
+    subcommand.number_option(parser, "--queries", "N", "number of positions", 4096)
     parser.add_argument(
         "--slope",
         type=float,
@@ -262,7 +236,7 @@ def _precision(options: argparse.Namespace) -> Axes:
 
     names = ("bfloat16", "float16", "float32")
     tokens = _checks.integer("--queries", options.queries, minimum=1)
-    checks.most("--queries", tokens, checks.MOST_CELLS)
+    check_most("--queries", tokens, MOST_CELLS)
     positions = {name: precision.last_positions(name, tokens) for name in names}
     windows = [2**k for k in range(7, 18)]
     shares = {name: {n: precision.exact_fraction(name, n) for n in windows} for name in names}
@@ -297,27 +271,19 @@ def _method(options: argparse.Namespace) -> Method:
 
 
 def _lengths_options(parser: argparse.ArgumentParser, default: int) -> None:
-    parser.add_argument(
-        "--queries",
-        type=int,
-        metavar="N",
-        default=default,
-        help="number of queries (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--keys", type=int, metavar="N", help="number of keys (default: as many as queries)"
-    )
+    subcommand.number_option(parser, "--queries", "N", "number of queries", default)
+    subcommand.number_option(parser, "--keys", "N", "number of keys (default: as many as queries)")
 
 
 def _visibility_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--window", type=int, metavar="TOKENS", help="number of latest tokens that a query sees"
+    subcommand.number_option(
+        parser, "--window", "TOKENS", "number of latest tokens that a query sees"
     )
-    parser.add_argument(
-        "--causal-block", type=int, metavar="TOKENS", help="block length of block-wise attention"
+    subcommand.number_option(
+        parser, "--causal-block", "TOKENS", "block length of block-wise attention"
     )
-    parser.add_argument(
-        "--sink", type=int, metavar="TOKENS", help="number of first tokens that all queries see"
+    subcommand.number_option(
+        parser, "--sink", "TOKENS", "number of first tokens that all queries see"
     )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _checks, _files
 from ntk_alibi.biases.slopes import scaling_per
-from ntk_alibi.evaluation.report.formats import FORMATS, Rows
+from ntk_alibi.evaluation.report.markdown import FORMATS, Rows
 from ntk_alibi.methods import (
     DYNAMIC,
     ORIGINAL,
@@ -74,22 +76,29 @@ def methods_option(parser: argparse.ArgumentParser, option: str, what: str, **ot
     parser.epilog = f"{METHODS_HELP}\n\n{parser.epilog}"
 
 
+def number_option(
+    parser: Any,
+    option: str,
+    unit: str,
+    what: str,
+    default: float | None = None,
+    kind: type = int,
+    **others: Any,
+) -> None:
+    """Add an option with a number, or numbers, in a unit; its help tells the default, if any."""
+    if default is not None:
+        what += " (default: %(default)s)"
+    parser.add_argument(option, type=kind, metavar=unit, default=default, help=what, **others)
+
+
 def length_option(parser: argparse.ArgumentParser) -> None:
     """Add --length, the number of tokens of the text."""
-    parser.add_argument(
-        "--length", type=int, metavar="TOKENS", help="text length in tokens, for dynamic methods"
-    )
+    number_option(parser, "--length", "TOKENS", "text length in tokens, for dynamic methods")
 
 
 def train_length_option(parser: argparse.ArgumentParser) -> None:
     """Add --train-length, the length at which the model was trained."""
-    parser.add_argument(
-        "--train-length",
-        type=int,
-        metavar="TOKENS",
-        default=2048,
-        help="training length in tokens (default: %(default)s)",
-    )
+    number_option(parser, "--train-length", "TOKENS", "training length in tokens", 2048)
 
 
 def format_option(parser: argparse.ArgumentParser) -> None:
@@ -232,3 +241,68 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'must be a JSON object such as {{"seed": 1}}, got {text}')
     return value
+
+
+#: Folder in the working directory that keeps the answers of an unfinished run.
+UNFINISHED = ".ntk-alibi-eval.unfinished"
+
+
+def model_option(parser: argparse.ArgumentParser) -> None:
+    """Add --model, a checkpoint."""
+    parser.add_argument(
+        "--model",
+        metavar="DIR_OR_HUB_NAME",
+        help="checkpoint folder or hub name (default: the embedded nano BLOOM)",
+    )
+
+
+def dtype_option(parser: argparse.ArgumentParser) -> None:
+    """Add --dtype, that of a model's weights."""
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="dtype of the model's weights (default: %(default)s)",
+    )
+
+
+def answers_options(parser: argparse.ArgumentParser) -> None:
+    """Add --train-length, --dtype, -o and --format, for commands that collect answers."""
+    number_option(
+        parser, "--train-length", "TOKENS", "training length in tokens (default: from the config)"
+    )
+    dtype_option(parser)
+    parser.add_argument(
+        "-o", "--output", metavar="FOLDER", help="folder that keeps the answer to each record"
+    )
+    format_option(parser)
+
+
+def check_answers_options(options: argparse.Namespace) -> None:
+    """Check lengths, methods and the folder of answers before any work."""
+    check_lengths(options)
+    check_methods(options.methods or ())
+    if options.output is not None:
+        with _files.naming("--output", "a folder that can be written"):
+            _files.writable_folder(options.output)
+
+
+def train_length(options: argparse.Namespace, of_model: int) -> int:
+    """Return --train-length, or the model's own training length if it is not given."""
+    given: int | None = options.train_length
+    return of_model if given is None else given
+
+
+@contextlib.contextmanager
+def answers_folder(output: str | None) -> Iterator[Path]:
+    """Yield the folder of answers: the user's, or a temporary one that is removed at the end.
+
+    An error leaves it, so that the next run continues from the answers.
+    """
+    from ntk_alibi.evaluation.harness.run import is_first_process
+
+    folder = Path(UNFINISHED if output is None else output)
+    yield folder
+    sys.stdout.flush()  # a full disk is an error before the answers are removed
+    if is_first_process() and output is None:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _files
-from ntk_alibi.cli import model_run, subcommand
+from ntk_alibi.cli import subcommand
 
 
 def register(commands: Any) -> None:
@@ -21,14 +21,14 @@ def register(commands: Any) -> None:
         "ntk-alibi tune --length 8192\n"
         "  ntk-alibi tune --model bigscience/bloom-560m --length 4096 --methods ntk:2 ntk:4",
     )
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--length",
-        type=int,
-        metavar="TOKENS",
+        "TOKENS",
+        "text length in tokens, at most 2^22, to choose the scaling for",
         required=True,
-        help="text length in tokens, at most 2^22, to choose the scaling for",
     )
-    model_run.model_option(parser)
+    subcommand.model_option(parser)
     subcommand.methods_option(
         parser,
         "--methods",
@@ -37,41 +37,23 @@ def register(commands: Any) -> None:
         nargs="+",
         default=(),
     )
-    parser.add_argument(
+    subcommand.number_option(
+        parser,
         "--budget",
-        type=int,
-        metavar="N",
-        help="number of methods that the search tries without --methods (default: 32)",
+        "N",
+        "number of methods that the search tries without --methods (default: 32)",
     )
-    parser.add_argument(
-        "--records",
-        type=int,
-        metavar="N",
-        default=8,
-        help="number of records of lines (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--windows",
-        type=int,
-        metavar="N",
-        default=4,
-        help="number of windows of prose (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        default=7,
-        help="seed of the random records (default: %(default)s)",
-    )
-    model_run.answers_options(parser)
+    subcommand.number_option(parser, "--records", "N", "number of records of lines", 8)
+    subcommand.number_option(parser, "--windows", "N", "number of windows of prose", 4)
+    subcommand.number_option(parser, "--seed", "N", "seed of the random records", 7)
+    subcommand.answers_options(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi import _checks
-    from ntk_alibi.evaluation import checks
     from ntk_alibi.evaluation.comparing import tuning
     from ntk_alibi.evaluation.harness import run as harness
+    from ntk_alibi.evaluation.records.record import text_lengths
     from ntk_alibi.models import load
     from ntk_alibi.models.loading import NANO_BLOOM
 
@@ -85,13 +67,13 @@ def _run(options: argparse.Namespace) -> None:
                 f"{options.budget}"
             )
     _checks.integer("--seed", options.seed, minimum=0)
-    checks.text_lengths("--length", [options.length], options.records, of="--records")
-    checks.text_lengths("--length", [options.length], options.windows, of="--windows")
-    model_run.check_answers_options(options)
+    text_lengths("--length", [options.length], options.records, of="--records")
+    text_lengths("--length", [options.length], options.windows, of="--windows")
+    subcommand.check_answers_options(options)
     model, tokenizer, train_length = load(options.model, options.dtype)
     settings = tuning.Search(
         options.length,
-        model_run.train_length(options, train_length),
+        subcommand.train_length(options, train_length),
         tuple(options.methods),
         options.records,
         options.windows,
@@ -99,7 +81,7 @@ def _run(options: argparse.Namespace) -> None:
         **({} if options.budget is None else {"budget": options.budget}),
     )
     name = options.model or NANO_BLOOM
-    with model_run.answers_folder(options.output) as folder:
+    with subcommand.answers_folder(options.output) as folder:
         result = tuning.search(
             model, tokenizer, settings, Path(folder), quiet=options.format == "json", name=name
         )

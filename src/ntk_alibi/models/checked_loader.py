@@ -10,8 +10,6 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
-from ntk_alibi.models import checks
-
 
 class WholeCausalLM(AutoModelForCausalLM):
     """transformers' AutoModelForCausalLM, without its random numbers in place of weights."""
@@ -26,11 +24,16 @@ class WholeCausalLM(AutoModelForCausalLM):
         """Load a model as transformers does.
 
         Raises:
-            ValueError: the checkpoint lacks weights, or has weights of other shapes.
+            ValueError: the checkpoint lacks weights, or has weights of other shapes. Weights that
+                are tied to others are not missing.
         """
         # Transformers' own error for shapes does not name the weights.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
         model, info = loaded
-        checks.whole(info)
+        problems = (("mismatched_keys", "have other shapes"), ("missing_keys", "are missing"))
+        for key, problem in problems:
+            names = sorted(entry if isinstance(entry, str) else entry[0] for entry in info[key])
+            if names:
+                raise ValueError(f"{len(names)} weights {problem}, first {names[0]}")
         return model

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _checks, _extras, _files
 from ntk_alibi._shipped import shipped
 from ntk_alibi.methods import train_length_of
-from ntk_alibi.models import checks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,7 +39,10 @@ def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
     None and "nano-bloom" stand for the embedded model, but a folder called nano-bloom, such as
     training writes, takes precedence over the embedded model.
     """
-    checks.name(model)
+    if model is not None and not isinstance(model, str | os.PathLike):
+        raise TypeError(
+            f"model must be None, a folder or a name on the hub, got {type(model).__name__}"
+        )
     if model is None or (model == NANO_BLOOM and not os.path.exists(model)):
         return os.fspath(nano_bloom_path())
     return os.fspath(model)
@@ -87,8 +89,49 @@ def load(
             "model must be a folder with config.json, weights and tokenizer, or a name on the hub, "
             f"got {name!r}"
         )
-    with reading(name), checks.reachable(name):
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        loaded = WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).eval()
-    checks.usable(loaded)
+    with reading(name):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            loaded = WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).eval()
+        except OSError as error:  # transformers does not always name what the hub does not give
+            if os.path.exists(name):
+                raise
+            raise OSError(
+                f"{name!r} is not a local folder, and could not be loaded from the hub: {error}"
+            ) from error
+    check_usable(loaded)
     return loaded, tokenizer, train_length_of(loaded.config)
+
+
+def check_usable(model: PreTrainedModel) -> None:
+    """Check that a model's weights are finite and its configuration's ALiBi settings are valid.
+
+    A patch replaces those settings, so nothing else would read them.
+    """
+    import torch
+
+    from ntk_alibi.integrations.settings import of_config
+
+    try:
+        of_config(model.config)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"config of the model must hold valid ALiBi settings: {error}") from error
+    for name, weights in model.named_parameters():
+        if weights.is_floating_point() and not weights.is_meta and weights.numel():
+            extremes = torch.stack(torch.aminmax(weights.detach()))
+            if not extremes.isfinite().all():
+                raise ValueError(f"model must have finite weights, got NaN or infinity in {name}")
+
+
+def check_tokenizer(value: Any) -> None:
+    """Check that a tokenizer can be called with a text, and tells the texts of tokens."""
+    if isinstance(value, type) or not (
+        callable(value) and callable(getattr(value, "decode", None))
+    ):
+        raise TypeError(f"tokenizer must be the model's tokenizer, got {briefly(value)}")
+
+
+def briefly(value: Any) -> str:
+    """Describe a wrong argument, whose repr may be as long as a model's."""
+    text = repr(value)
+    return text if len(text) <= 40 and "\n" not in text else type(value).__name__

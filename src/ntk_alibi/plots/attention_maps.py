@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntk_alibi.plots import checks
 from ntk_alibi.plots.style import (
+    check_most,
     color_bar,
     drawing,
     drawing_figure,
@@ -187,7 +187,7 @@ def _read(
     from ntk_alibi.models.attention_weights import request  # torch is loaded for these only
 
     wanted = request(model, tokenizer, text, methods, layers, heads)
-    checks.most("maps of methods x layers x heads", wanted.maps, MOST_MAPS)
+    check_most("maps of methods x layers x heads", wanted.maps, MOST_MAPS)
     return wanted.read(most_cells)
 
 

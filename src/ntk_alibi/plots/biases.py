@@ -13,8 +13,9 @@ from ntk_alibi import _arrays, _checks, inspection
 from ntk_alibi.biases import checks as bias_checks
 from ntk_alibi.biases.slopes import alibi_slopes, scaling_per
 from ntk_alibi.methods import ORIGINAL, kind_of
-from ntk_alibi.plots import checks
 from ntk_alibi.plots.style import (
+    MOST_CELLS,
+    check_most,
     drawing,
     finish,
     head_axis,
@@ -279,7 +280,7 @@ def _check_distances(biases: Collection[Any], longest: int) -> None:
     distances = _checks.integer("longest", longest, minimum=1)
     for bias in biases:
         bias_checks.bias_object(bias)
-        checks.most(
+        check_most(
             "heads x longest", bias_checks.head_count(bias) * distances, _checks.MOST_NUMBERS
         )
 
@@ -293,11 +294,11 @@ def _sampled_maps(
     if key_length is not None:
         keys = _checks.integer("key_length", key_length, minimum=1)
     of_all = bias_checks.head_count(bias) * queries * keys
-    checks.most("heads x query_length x key_length", of_all, _checks.MOST_NUMBERS)
+    check_most("heads x query_length x key_length", of_all, _checks.MOST_NUMBERS)
     chosen = _checks.heads(heads, bias_checks.head_count(bias))
     longest = max(32, math.isqrt(MAP_CELLS // len(chosen)))
     rows, columns = (np.arange(n - 1, -1, -math.ceil(n / longest))[::-1] for n in (queries, keys))
-    checks.most("cells of all heads", len(chosen) * rows.size * columns.size, checks.MOST_CELLS)
+    check_most("cells of all heads", len(chosen) * rows.size * columns.size, MOST_CELLS)
     values = _arrays.to_numpy(bias.tensor(queries, keys))[0]
     return chosen, values[np.ix_(np.array(chosen), rows, columns)].astype(np.float64)
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ntk_alibi import _checks, inspection
-from ntk_alibi.plots import checks
 from ntk_alibi.plots.style import (
     HUES,
+    MOST_CELLS,
+    check_most,
     drawing,
     finish,
     head_axis,
@@ -52,7 +53,7 @@ def mask(
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
         >>> plt.close(ax.figure)
     """
-    _check_size(query_length, key_length, checks.MOST_CELLS)
+    _check_size(query_length, key_length, MOST_CELLS)
     seen = inspection.weights(query_length, key_length, **options)[0] > 0
     with drawing(ax, size=(5.0, 4.6)) as axes:
         from matplotlib.colors import ListedColormap, to_rgb
@@ -137,7 +138,8 @@ def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
         True
         >>> plt.close(ax.figure)
     """
-    checks.stats(stats)
+    if not hasattr(stats, "visited") or not hasattr(stats, "visible"):
+        raise TypeError(f"stats must come from attention(..., return_stats=True), got {stats!r}")
     row = _checks.integer("batch", batch, minimum=0, maximum=len(stats.visible) - 1)
     share = 100 * stats.share[row]
     heads = np.arange(1, len(share) + 1)
@@ -162,7 +164,7 @@ def _check_size(query_length: int, key_length: int | None, limit: int) -> None:
     keys = queries
     if key_length is not None:
         keys = _checks.integer("key_length", key_length, minimum=1)
-    checks.most("query_length x key_length", queries * keys, limit)
+    check_most("query_length x key_length", queries * keys, limit)
 
 
 def _options_text(options: dict[str, Any]) -> str:

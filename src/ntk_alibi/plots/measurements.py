@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from ntk_alibi.plots import checks
 from ntk_alibi.plots.style import (
     band,
     drawing,
@@ -50,7 +49,14 @@ def accuracy_map(
         ['100', '50', '100', '0', '100', '90']
         >>> plt.close(ax.figure)
     """
-    percent = 100 * checks.accuracies("accuracy", accuracy, (len(depths), len(lengths)))
+    shares = np.asarray(accuracy, np.float64)
+    if shares.shape != (shape := (len(depths), len(lengths))):
+        raise ValueError(
+            f"accuracy must have shape (depths, lengths) = {shape}, got {shares.shape}"
+        )
+    if (shares < 0).any() or (shares > 1).any():
+        raise ValueError(f"accuracy must be between 0 and 1, got {shares.min()} to {shares.max()}")
+    percent = 100 * shares
     size = (1.8 + 0.7 * len(lengths), 1.3 + 0.4 * len(depths))
     with drawing(ax, size=(max(4.5, size[0]), max(2.5, size[1]))) as axes:
         heat(axes, percent, "accuracy, %", vmin=0, vmax=100)
@@ -107,11 +113,11 @@ def extrapolation_curves(
     with drawing(ax) as axes:
         styles = line_styles(axes, list(values))
         for (label, numbers), look in zip(values.items(), styles, strict=True):
-            curve = checks.as_many(f"values[{label!r}]", numbers, len(lengths))
+            curve = _as_many(f"values[{label!r}]", numbers, len(lengths))
             axes.plot(lengths, curve, label=label, **look)
             if half_widths and label in half_widths:
                 name = f"half_widths[{label!r}]"
-                width = checks.as_many(name, half_widths[label], len(lengths))
+                width = _as_many(name, half_widths[label], len(lengths))
                 band(axes, lengths, curve, width, look["color"], limits)
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{length:g}" for length in lengths])
@@ -162,7 +168,7 @@ def benchmark_curves(
     with drawing(ax) as axes:
         theme = theme_of(axes)
         for (label, numbers), look in zip(seconds.items(), line_styles(axes, kinds), strict=True):
-            curve = 1e3 * checks.as_many(f"seconds[{label!r}]", numbers, len(lengths))
+            curve = 1e3 * _as_many(f"seconds[{label!r}]", numbers, len(lengths))
             if np.isnan(curve).all():
                 continue
             if label in ours:
@@ -173,7 +179,7 @@ def benchmark_curves(
                 look |= {"linewidth": 1.0, "markersize": 4}
             axes.plot(lengths, curve, label=label, **look)
         if limit is not None:
-            least = 1e3 * checks.as_many("limit", limit, len(lengths))
+            least = 1e3 * _as_many("limit", limit, len(lengths))
             label = "all pairs at the machine's peak"
             axes.plot(lengths, least, color=theme.quiet, linestyle=":", label=label)
         axes.set_xscale("log", base=2)
@@ -184,3 +190,11 @@ def benchmark_curves(
         finish(axes, "Time", "tokens", "ms")
         legend(axes, below=-0.26)
     return axes
+
+
+def _as_many(name: str, numbers: Any, count: int) -> NDArray[np.float64]:
+    """Return `count` numbers as an array, with NaN for None."""
+    array = np.array(list(numbers), np.float64)
+    if array.shape != (count,):
+        raise ValueError(f"{name} must be {count} numbers, got {array.size} ({numbers!r})")
+    return array

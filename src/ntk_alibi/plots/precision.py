@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from ntk_alibi.plots import checks
 from ntk_alibi.plots.style import drawing, finish, legend, line_styles
 
 if TYPE_CHECKING:
@@ -41,8 +40,18 @@ def rounded_positions(
         True
         >>> plt.close(ax.figure)
     """
-    checks.curves("rounded", rounded)
-    points = {name: checks.pair(f"rounded[{name!r}]", x) for name, x in rounded.items()}
+    _check_labels("rounded", rounded)
+    points = {}
+    for label, pair in rounded.items():
+        name = f"rounded[{label!r}]"
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(f"{name} must be a pair of rows of numbers, got {pair!r}")
+        first, second = (_numbers(name, row) for row in pair)
+        if len(first) != len(second):
+            raise ValueError(
+                f"{name} must be two rows of one length, got {len(first)} and {len(second)} numbers"
+            )
+        points[label] = first, second
     with drawing(ax) as axes:
         _dots(axes, points)
         finish(axes, "Rounded positions", "position", "position in the dtype")
@@ -73,10 +82,10 @@ def exact_positions(shares: Mapping[str, Mapping[int, float]], ax: Axes | None =
         [100.0, 50.0]
         >>> plt.close(ax.figure)
     """
-    checks.curves("shares", shares)
+    _check_labels("shares", shares)
     for name, points in shares.items():
-        checks.curves(f"shares[{name!r}]", points)
-        checks.numbers(f"shares[{name!r}]", list(points.values()))
+        _check_labels(f"shares[{name!r}]", points)
+        _numbers(f"shares[{name!r}]", list(points.values()))
     with drawing(ax) as axes:
         for (name, points), look in zip(
             shares.items(), line_styles(axes, list(shares)), strict=True
@@ -113,13 +122,32 @@ def alibi_rows(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
         'bias'
         >>> plt.close(ax.figure)
     """
-    checks.curves("rows", rows)
-    points = {name: checks.numbers(f"rows[{name!r}]", row) for name, row in rows.items()}
+    _check_labels("rows", rows)
+    points = {name: _numbers(f"rows[{name!r}]", row) for name, row in rows.items()}
     with drawing(ax) as axes:
         _dots(axes, {name: (np.arange(1 - row.size, 1), row) for name, row in points.items()})
         finish(axes, "Bias of one query", "key position relative to the query", "bias")
         legend(axes)
     return axes
+
+
+def _check_labels(name: str, value: Any) -> None:
+    """Check a mapping from labels to what each curve shows."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping from labels to numbers, got {value!r}")
+    if not value:
+        raise ValueError(f"{name} must have at least one label, got {value!r}")
+
+
+def _numbers(name: str, value: Any) -> NDArray[np.float64]:
+    """Return an argument that must be a row of numbers."""
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        array = np.zeros(())
+    if array.ndim != 1:
+        raise TypeError(f"{name} must be a row of numbers, got {value!r}")
+    return array
 
 
 def _dots(axes: Axes, points: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks
-from ntk_alibi.plots import checks
 from ntk_alibi.plots.style import (
     band,
     color_bar,
@@ -33,6 +33,16 @@ if TYPE_CHECKING:
 TITLE_LETTERS = 27
 
 
+def _check_summary(value: Any, *needed: str) -> None:
+    """Check that a value is the summary of a study, with some entries."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"summary must be the summary of a study, a dict, got {value!r}")
+    if absent := [name for name in ("methods", *needed) if name not in value]:
+        raise ValueError(
+            f"summary must have {', '.join(absent)}, got one with {', '.join(value) or 'nothing'}"
+        )
+
+
 def study_figure(summary: dict[str, Any]) -> Figure:
     """Draw a whole study: accuracy by length and by distance, perplexity by position.
 
@@ -54,7 +64,7 @@ def study_figure(summary: dict[str, Any]) -> Figure:
         >>> len(na.plots.study_figure(summary).axes)
         1
     """
-    checks.summary(summary, "train_length", "retrieval", "by_distance", "perplexity")
+    _check_summary(summary, "train_length", "retrieval", "by_distance", "perplexity")
     with drawing_figure() as new_figure:
         tasks = list(dict.fromkeys(entry["task"] for entry in summary["retrieval"]))
         prose = bool(summary["perplexity"])
@@ -108,7 +118,7 @@ def accuracy_curves(
     """
     _checks.choice("by", by, ("length", "distance"))
     needed = ("retrieval",) if by == "length" else ("retrieval", "by_distance")
-    checks.summary(summary, "train_length", *needed)
+    _check_summary(summary, "train_length", *needed)
     _checks.choice("task", task, sorted({entry["task"] for entry in summary["retrieval"]}))
     entries = summary["retrieval" if by == "length" else "by_distance"]
     with drawing(ax) as axes:
@@ -165,7 +175,7 @@ def perplexity_curves(summary: dict[str, Any], *, ax: Axes | None = None) -> Axe
         True
         >>> plt.close(ax.figure)
     """
-    checks.summary(summary, "perplexity")
+    _check_summary(summary, "perplexity")
     with drawing(ax) as axes:
         for method, label, look in _methods(axes, summary):
             cells = [e for e in summary["perplexity"] if e["method"] == method]
@@ -207,7 +217,7 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
         >>> figure.axes[0].images[0].get_array().tolist()
         [[90.0], [90.0]]
     """
-    checks.summary(summary, "train_length", "by_depth")
+    _check_summary(summary, "train_length", "by_depth")
     with drawing_figure() as new_figure:
         from matplotlib.patches import Patch
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ntk_alibi import _checks, methods
-from ntk_alibi.plots import checks
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -130,11 +129,22 @@ def _settings(theme: Theme) -> dict[str, Any]:
     }
 
 
+#: Cells that a picture may show; more take minutes to draw, and no screen has as many.
+MOST_CELLS = 2**24
+
+
+def check_most(what: str, count: int, limit: int) -> None:
+    """Check a number of numbers or cells before they are computed."""
+    if count > limit:
+        raise ValueError(f"{what} must be at most {limit} in a picture, got {count}")
+
+
 @contextmanager
 def drawing(ax: Axes | None, *, size: tuple[float, float] | None = None) -> Iterator[Axes]:
     """Yield the caller's axes or new ones, with the style of their theme set."""
     _matplotlib()
-    checks.axes(ax)
+    if ax is not None and not hasattr(ax, "get_xlabel"):
+        raise TypeError(f"ax must be one matplotlib Axes, or None, got {type(ax).__name__}")
     with style(_theme_name(ax)):
         if ax is None:
             import matplotlib.pyplot as plt
@@ -336,8 +346,8 @@ def labelled(things: Any) -> dict[str, Any]:
     repr in which its scaling has that label. If another object has the label already, as scalings
     of two training lengths do, the short repr is the label.
     """
-    if isinstance(things, Mapping | list | tuple):
-        checks.some(things)
+    if isinstance(things, Mapping | list | tuple) and not things:
+        raise ValueError(f"a picture must show at least one scaling or bias, got {things!r}")
     if isinstance(things, Mapping):
         return dict(things)
     result: dict[str, Any] = {}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,8 @@ from rich.console import Console
 from torch.nn import functional as F
 
 import ntk_alibi as na
+from harness_tasks import search_tasks_in
+from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.intervals import ratio_standard_error
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS, Plan
@@ -27,7 +27,7 @@ from ntk_alibi.evaluation.comparing.summary import DEPTH_BINS
 from ntk_alibi.evaluation.harness import datasets
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.model import StretchedLM
-from ntk_alibi.evaluation.records import prose
+from ntk_alibi.evaluation.records import corpus
 from ntk_alibi.evaluation.report.tables import study_tables
 from ntk_alibi.methods import (
     model_arguments,
@@ -110,6 +110,15 @@ def test_an_interrupted_study_resumes(
     assert len(read) == 1 + (8 + 2) * 4 + 8 * 4
 
 
+def test_an_error_leaves_no_patch(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(harness, "answer", lambda *_: {}["a mistake"])
+        with pytest.raises(KeyError, match="a mistake"):
+            length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
+    assert not na.patched(model)
+
+
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return json.dumps(one) == json.dumps(other)
 
@@ -139,12 +148,9 @@ def test_the_command_of_a_cell_gives_it_again(
     command = shlex.split(found["commands"]["ntk:2"]["lines/512"])
     assert command[:2] == ["ntk-alibi", "lm-eval"]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    command += ["--output_path", str(tmp_path / "out.json")]
-    done = subprocess.run(
-        [sys.executable, "-m", "ntk_alibi.cli", *command[1:]], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    search_tasks_in(tmp_path, monkeypatch)
+    main([*command[1:], "--output_path", str(tmp_path / "out.json")])
     (path,) = tmp_path.glob("out*.json")
     results = json.loads(path.read_text())
     (cell,) = (
@@ -172,12 +178,12 @@ def test_nats_are_those_of_transformers(tiny_checkpoint: Path, tmp_path: Path) -
 
 def test_too_little_prose_is_an_error() -> None:
     with pytest.raises(ValueError, match="prose must hold 3 windows of 5 tokens, got 2"):
-        prose.prose_windows(lambda texts: [[1] * 7 for _ in texts], [["a", "b"]], 5, 3)
+        corpus.prose_windows(lambda texts: [[1] * 7 for _ in texts], [["a", "b"]], 5, 3)
 
 
 def test_a_window_of_prose_is_from_one_text() -> None:
     texts = [["aaa", "bb"], ["cccc"], ["ddddddd"]]
-    windows = prose.prose_windows(lambda x: [[ord(c) for c in t] for t in x], texts, 3, 4)
+    windows = corpus.prose_windows(lambda x: [[ord(c) for c in t] for t in x], texts, 3, 4)
     assert ["".join(map(chr, w)) for w in windows] == ["aaa", "ccc", "ddd", "ddd"]
 
 
@@ -247,11 +253,6 @@ def test_options_of_methods_say_what_they_know(name: str, message: str) -> None:
         parse_method(name, 2048)
     with pytest.raises(TypeError, match="the name of a method must be a string, got 5"):
         parse_method(5, 2048)  # type: ignore[arg-type]
-
-
-def test_a_plan_reads_something() -> None:
-    with pytest.raises(ValueError, match="must be at least 1"):
-        Plan(2048, line_records=0, topic_records=0, prose_windows=0)
 
 
 def test_short_records_have_fewer_questions() -> None:

@@ -11,8 +11,13 @@ import pytest
 from rich.console import Console
 
 from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
-from ntk_alibi.evaluation.comparing.published import RESULTS, published_percent
-from ntk_alibi.evaluation.comparing.task_comparison import compare, load_known, summary_of
+from ntk_alibi.evaluation.comparing.task_comparison import (
+    RESULTS,
+    compare,
+    load_known,
+    published_percent,
+    summary_of,
+)
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.evaluation.report import tables
 from ntk_alibi.methods import parse_method

@@ -200,33 +200,6 @@ def test_counts() -> None:
     assert datasets.perplexity([[4.0, 8]]) == pytest.approx(math.exp(0.5))
 
 
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        (lambda: datasets.retrieval("riddles"), "kind must be one of"),
-        (lambda: datasets.retrieval("lines", [10]), "length must hold a record of lines"),
-        (lambda: datasets.retrieval("lines", [0]), "lengths must be between 1"),
-        (lambda: datasets.retrieval("lines", records=0), "records must be between 1"),
-        (lambda: datasets.retrieval("passkey", [9], questions=1), "must hold a record of passkey"),
-        (lambda: datasets.sliding_prose(context=1), "context must be between 2"),
-        (lambda: datasets.retrieval("lines", []), "lengths must hold at least one length"),
-        (lambda: datasets.retrieval("lines", seed=-1), "seed must be between 0"),
-        (lambda: datasets.retrieval("lines", seed="x"), "seed must be an integer, got 'x'"),
-        (lambda: datasets.retrieval("lines", tokenizer=5), "tokenizer must be a name, .*got 5"),
-        (lambda: datasets.prose(windows=0), "windows must be between 1"),
-        (lambda: datasets.prose(stride=0), "stride must be between 1"),
-        (lambda: datasets.prose(context=-1), "context must be between 0"),
-        (lambda: datasets.prose([64], bins=64), "bins must be between 1 and 63"),
-        (lambda: datasets.prose([1]), "lengths must be between 2"),
-        (lambda: datasets.prose(text=5), "text must be the path of a file, got 5"),
-        (lambda: datasets.prose(text="/dev/null"), "/dev/null must hold at least one case"),
-    ],
-)
-def test_wrong_arguments(call: Any, error: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=error):
-        call()
-
-
 def test_prompts_that_were_changed_are_refused() -> None:
     with harness.quiet():
         task = harness.load_tasks(["ntk_alibi_passkey"], {"lengths": [300], "records": 1})["tasks"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.evaluation.harness.longbench import documents
+from ntk_alibi.evaluation.harness.local_files import documents
 from ntk_alibi.evaluation.harness.model import StretchedLM
 
 pytest.importorskip("jieba", reason="the harness's LongBench needs ntk-alibi[longbench]")

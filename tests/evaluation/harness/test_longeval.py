@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.evaluation.harness.longeval import cases, find_file, is_right, read_cases
+from ntk_alibi.evaluation.harness.local_files import cases, find_file, is_right, read_cases
 from ntk_alibi.evaluation.harness.model import StretchedLM
 
 

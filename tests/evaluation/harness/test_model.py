@@ -13,6 +13,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 import ntk_alibi as na
+from harness_tasks import search_tasks_in
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.evaluation.records.lines import Lines
@@ -93,11 +94,11 @@ def test_a_batch_size_is_searched_once_for_a_rolling_task(monkeypatch: pytest.Mo
     assert len(searches) == 1
 
 
-@pytest.mark.slow  # the harness searches all of its tasks
 def test_results_of_the_embedded_model_go_to_a_folder_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    search_tasks_in(tmp_path, monkeypatch)
     harness.main(
         [
             *("--model", "ntk_alibi", "--model_args", "scaling=ntk:4", "--output_path", "results"),
@@ -262,29 +263,3 @@ def test_a_scaling_in_the_arguments_is_a_patch(tiny_checkpoint: Path, name: str)
         assert info["scaling"] == {"alibi_type": "default"}
     else:
         assert na.scaling_from_config(info["scaling"]) == method.scaling
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scaling": "yarn", "factor": 2}, "method must be original or one of"),
-        ({"truncation": "right"}, "truncation must be one of 'middle', 'left', got 'right'"),
-        ({"max_length": 1}, "max_length must be between 2"),
-        ({"batch_size": "auto"}, "max_length must be given with batch_size=auto"),
-        ({"batch_size": 0}, "batch_size must be between 1"),
-        ({"batch_size": "-1"}, "batch_size must be between 1"),
-        ({"batch_size": "x"}, "batch_size must be an integer, got 'x'"),
-        ({"batch_size": 2.5}, "batch_size must be an integer, got 2.5"),
-        ({"scaling": "ntk", "factor": "x"}, "factor must be a number, got 'x'"),
-        ({"scaling": 5}, "method must be original or one of"),
-        ({"scaling": "ntk", "facto": 4}, "model_args must .* 'facto': did you mean factor?"),
-        ({"scaling": "ntk"}, "factor must be given with scaling=ntk"),
-        ({"scaling": "dynamic-ntk"}, "factor must be given with scaling=dynamic-ntk"),
-        ({"scaling": "knee", "factor": 4}, "start must be given with scaling=knee"),
-        ({"pretrained": 5}, "pretrained must be a folder, a name or a model, got 5"),
-        ({"dtype": "x"}, "must be a whole checkpoint .*AttributeError"),
-    ],
-)
-def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        StretchedLM(**options)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from ntk_alibi.evaluation.comparing import task_comparison
-from ntk_alibi.evaluation.harness import datasets, longbench, longeval, our_tasks, run
+from ntk_alibi.evaluation.harness import datasets, local_files, our_tasks, run
 
 LINES = ["ntk_alibi_lines"]
 
@@ -22,8 +22,8 @@ def parameters(function: Any) -> set[str]:
 @pytest.mark.parametrize("task", our_tasks.names())
 def test_the_keys_of_a_task_are_those_that_its_function_reads(task: str) -> None:
     retrieval, prose = parameters(datasets.retrieval), parameters(datasets.prose)
-    expected = parameters(longeval.cases)
-    assert expected == parameters(longbench.documents)
+    expected = parameters(local_files.cases)
+    assert expected == parameters(local_files.documents)
     if task.startswith("ntk_alibi"):
         expected = retrieval - {"questions"} if task.endswith("_generated") else retrieval
     if task.startswith("ntk_alibi_prose"):

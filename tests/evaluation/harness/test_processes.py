@@ -12,37 +12,65 @@ from typing import Any
 
 import pytest
 
+from ntk_alibi.cli import main
+from repository import ROOT
+
 LAUNCH = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
 
-
-def launch(folder: Path, arguments: list[str], *, processes: int) -> str:
-    """Run a module in a new folder with a number of processes and return its output."""
-    folder.mkdir()
-    cases = [{"prompt": f"line a is <{i}>. " * i, "expected_number": i} for i in range(1, 4)]
-    (folder / "lines_200.jsonl").write_text("\n".join(map(json.dumps, cases)))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ["-m", "accelerate.commands.launch", *LAUNCH, f"--main_process_port={port}"]
-    command = [sys.executable, *(launcher if processes > 1 else []), "-m", *arguments]
-    environment = {
-        **os.environ,
-        **{"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    }
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+COMMANDS = {
+    "eval": ["eval", "--quick", "--methods", "original", "ntk:2"],
+    "eval --tasks": ["eval", "--tasks", "longeval_lines_200", "--data", ".", "--methods", "ntk:2"],
+    "tune": ["tune", "--length", "256", "--records", "4", "--windows", "2", "--methods", "ntk:2"],
+}
 
 
-def run(folder: Path, checkpoint: Path, *, processes: int) -> dict[str, Any]:
-    arguments = [
-        *("ntk_alibi.evaluation", "--model", "ntk_alibi"),
+def commands(checkpoint: Path) -> list[list[str]]:
+    """Return the command lines of `COMMANDS`, and one of the harness."""
+    ours = [[*command, "--model", str(checkpoint), "--json"] for command in COMMANDS.values()]
+    theirs = [
+        *("lm-eval", "--model", "ntk_alibi"),
         *("--model_args", f"pretrained={checkpoint},scaling=ntk,factor=4"),
         *("--tasks", "ntk_alibi_lines,ntk_alibi_prose,longeval_lines_200"),
         *("--metadata", "lengths=[512,1024]", "records=3", "windows=3", "data=."),
         *("--output_path", "results.json", "--log_samples"),
     ]
-    printed = launch(folder, arguments, processes=processes)
+    return [*ours, theirs]
+
+
+def cases(folder: Path) -> None:
+    """Write a file of cases."""
+    folder.mkdir()
+    lines = [{"prompt": f"line a is <{i}>. " * i, "expected_number": i} for i in range(1, 4)]
+    (folder / "lines_200.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+
+def on_two_processes(folder: Path, checkpoint: Path) -> str:
+    """Run the commands in a new folder, in a launch of two processes; return their output."""
+    cases(folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = ROOT / "tests/shared/command_lines.py"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "accelerate.commands.launch", *LAUNCH),
+            *(f"--main_process_port={port}", str(program)),
+            json.dumps(commands(checkpoint)),
+        ],
+        cwd=folder,
+        env={
+            **os.environ,
+            **{"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def of_harness(folder: Path, printed: str) -> dict[str, Any]:
+    """Return the results that the harness wrote, with each single answer."""
     assert printed.count("|ntk_alibi_lines ") == 1  # only one process prints
     (path,) = folder.glob("results*.json")
     results: dict[str, Any] = json.loads(path.read_text())
@@ -53,30 +81,31 @@ def run(folder: Path, checkpoint: Path, *, processes: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_two_processes_give_what_one_gives(tmp_path: Path, tiny_checkpoint: Path) -> None:
-    one = run(tmp_path / "one", tiny_checkpoint, processes=1)
-    two = run(tmp_path / "two", tiny_checkpoint, processes=2)
+def test_two_processes_give_what_one_gives(
+    tmp_path: Path,
+    tiny_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = on_two_processes(tmp_path / "two", tiny_checkpoint)
+    assert not list((tmp_path / "two").glob("*.unfinished"))  # the last process removed them
+    cases(tmp_path / "one")
+    monkeypatch.chdir(tmp_path / "one")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    reader = json.JSONDecoder(parse_constant=str)
+    *ours, theirs = commands(tiny_checkpoint)
+    rest = said
+    for command in ours:
+        capsys.readouterr()
+        main(command)
+        alone = json.loads(capsys.readouterr().out, parse_constant=str)
+        together, end = reader.raw_decode(rest := rest.lstrip())
+        rest = rest[end:]
+        assert together == alone, command
+    main(theirs)
+    one = of_harness(tmp_path / "one", capsys.readouterr().out)
+    two = of_harness(tmp_path / "two", rest)
     assert two["results"] == one["results"]
     assert len(one["single"]) == 6 + 6 + 3
     assert two["single"] == one["single"]
     assert two["n-samples"]["ntk_alibi_lines"] == {"original": 6, "effective": 6}
-
-
-COMMANDS = {
-    "eval": ["eval", "--quick", "--methods", "original", "ntk:2"],
-    "eval --tasks": ["eval", "--tasks", "longeval_lines_200", "--data", ".", "--methods", "ntk:2"],
-    "tune": ["tune", "--length", "256", "--records", "4", "--windows", "2", "--methods", "ntk:2"],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
-def test_two_processes_print_what_one_prints(
-    tmp_path: Path, tiny_checkpoint: Path, arguments: list[str]
-) -> None:
-    command = ["ntk_alibi.cli", *arguments, "--model", str(tiny_checkpoint), "--json"]
-    one = launch(tmp_path / "one", command, processes=1)
-    two = launch(tmp_path / "two", command, processes=2)
-    one_said, two_said = (json.loads(printed, parse_constant=str) for printed in (one, two))
-    assert two_said == one_said
-    assert not list((tmp_path / "two").glob("*.unfinished"))  # the last process removed them

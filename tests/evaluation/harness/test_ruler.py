@@ -10,9 +10,11 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import lm_eval.tasks
 import numpy as np
 import pytest
 
+from harness_tasks import search_tasks_in
 from ntk_alibi import _extras
 from ntk_alibi.evaluation.comparing.task_comparison import by_length, load_known, summary_of
 from ntk_alibi.evaluation.harness import run as harness
@@ -101,7 +103,7 @@ def test_a_length_without_prompts_is_no_score() -> None:
 
 
 @pytest.mark.slow
-def test_ruler_without_a_network(tmp_path: Path) -> None:
+def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command draws and scores prompts; loaded tasks have the same prompts."""
     for package in ("nltk", "wonderwords"):
         pytest.importorskip(package, reason="RULER needs pip install 'ntk-alibi[ruler]'")
@@ -119,6 +121,8 @@ def test_ruler_without_a_network(tmp_path: Path) -> None:
     assert 0 <= scores["512,none"] <= 1
     (logged,) = (tmp_path / "out/nano-bloom").glob("samples_niah_single_1*.jsonl")
     samples = [json.loads(line) for line in logged.read_text().splitlines()]
+    ruler = Path(lm_eval.tasks.__file__).parent / "ruler"
+    search_tasks_in(ruler, monkeypatch)  # the command has searched all
     states = random.getstate(), np.random.get_state()[2]
     task = load_known(["niah_single_1"], metadata, "nano-bloom")["tasks"]["niah_single_1"]
     assert (random.getstate(), np.random.get_state()[2]) == states

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import lm_eval
@@ -78,11 +79,6 @@ CHATS: list[dict[str, Any]] = [
     {"num_fewshot": 2, "fewshot_as_multiturn": False},
     {"system_instruction": "Be brief."},
 ]
-CASES = [(None, options) for options in PLAIN]
-CASES += [
-    (name, {**options, "apply_chat_template": True}) for name in TEMPLATES for options in CHATS
-]
-
 #: How the models encode: as their tokenizer does; or with <s> before each text, another token in
 #: place of an empty context, and several prompts in a batch.
 ENCODINGS: dict[str, dict[str, Any]] = {
@@ -90,10 +86,22 @@ ENCODINGS: dict[str, dict[str, Any]] = {
     "begin of text": {"prefix_token_id": 5, "batch_size": 2},
 }
 
+#: Each pair of an encoding, a template and options; every template has all options.
+CASES: list[tuple[str, str | None, dict[str, Any]]] = [
+    (encoding, None, options) for encoding in ENCODINGS for options in PLAIN
+] + [
+    (list(ENCODINGS)[(i + j) % 2], name, {**options, "apply_chat_template": True})
+    for i, name in enumerate(TEMPLATES)
+    for j, options in enumerate(CHATS)
+]
 
-@pytest.fixture(scope="module", params=ENCODINGS.values(), ids=ENCODINGS)
-def models(request: pytest.FixtureRequest) -> tuple[StretchedLM, HFLM]:
-    options = request.param
+#: A case of each encoding in the quick tests.
+QUICK = (4, 6)
+
+
+@cache
+def models(encoding: str) -> tuple[StretchedLM, HFLM]:
+    options = ENCODINGS[encoding]
     with harness.quiet():
         # Its cache scores a one-token continuation with the first token of a longer one (0.4.13).
         theirs = HFLM(
@@ -137,13 +145,18 @@ def samples(lm: Any, template: str | None, options: dict[str, Any]) -> dict[str,
     }
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*generation flags")
-@pytest.mark.parametrize(("template", "options"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("encoding", "template", "options"),
+    [
+        pytest.param(*case, marks=[] if i in QUICK else [pytest.mark.slow])
+        for i, case in enumerate(CASES)
+    ],
+)
 def test_every_response_is_that_of_hf(
-    models: tuple[StretchedLM, HFLM], template: str | None, options: dict[str, Any]
+    encoding: str, template: str | None, options: dict[str, Any]
 ) -> None:
-    ours, theirs = (samples(lm, template, options) for lm in models)
+    ours, theirs = (samples(lm, template, options) for lm in models(encoding))
     assert ours.keys() == theirs.keys() == TASKS.keys()
     for name in TASKS:
         assert [requests for requests, _ in ours[name]] == [r for r, _ in theirs[name]]

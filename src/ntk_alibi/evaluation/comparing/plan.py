@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation import checks
+from ntk_alibi.evaluation.records.record import text_lengths
 from ntk_alibi.methods import parse_method
 
 #: Methods that are compared by default.
@@ -86,9 +86,9 @@ class Plan:
         name = f"multiples of the training length {self.train_length}"
         for kind in _KINDS:
             count = f"{kind}_records"
-            checks.text_lengths(name, lengths, getattr(self, count), of=count, minimum=0)
+            text_lengths(name, lengths, getattr(self, count), of=count, minimum=0)
         windows = self.prose_windows
-        checks.text_lengths(name, [max(lengths)], windows, of="prose_windows", minimum=0)
+        text_lengths(name, [max(lengths)], windows, of="prose_windows", minimum=0)
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ with the original on held-out records and prose, which no search with any seed r
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -20,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation import checks
-from ntk_alibi.evaluation.comparing import candidates, length_study, plan
+from ntk_alibi.evaluation.comparing import length_study, plan
 from ntk_alibi.evaluation.comparing.intervals import (
     accuracy_interval,
     half_width,
     paired_difference,
 )
-from ntk_alibi.methods import ORIGINAL, parse_method
-from ntk_alibi.models.loading import NANO_BLOOM
+from ntk_alibi.evaluation.records.record import text_lengths
+from ntk_alibi.methods import ORIGINAL, number_names, parse_method
+from ntk_alibi.models.loading import NANO_BLOOM, briefly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,7 +71,7 @@ class Search:
         """`methods` with the original first; by default those that the search begins with."""
         if self.methods:
             return tuple(dict.fromkeys((ORIGINAL, *self.methods)))
-        return candidates.families(self.length, self.train_length)[: self.budget]
+        return families(self.length, self.train_length)[: self.budget]
 
     def plan(self, methods: Sequence[str], *, held_out: bool, share: float = 1.0) -> plan.Plan:
         """Return the plan of a length study for some of the methods and a share of the records."""
@@ -125,9 +126,10 @@ def search(
     Raises:
         TypeError, ValueError: an argument is wrong.
     """
-    checks.study(model, tokenizer, path)
-    checks.of_kind("wanted", wanted, ("candidates", "budget", "length"), "a Search")
-    checks.text_lengths("length", [wanted.length], 1)
+    length_study.check_study(model, tokenizer, path)
+    if not isinstance(wanted, Search):
+        raise TypeError(f"wanted must be a Search, got {briefly(wanted)}")
+    text_lengths("length", [wanted.length], 1)
     _checks.integer("budget", wanted.budget, minimum=2)
     for method in wanted.candidates:
         parse_method(method, wanted.train_length)
@@ -187,11 +189,65 @@ def _finalists(
 
     screen("families", wanted.candidates)
     ranked = _ranked(tried.values())
-    near = [candidates.refinements(name, layers) for name in ranked[:REFINED]]
+    near = [refinements(name, layers) for name in ranked[:REFINED]]
     screen("refinements", [name for names in near for name in names])
     ranked = _ranked(tried.values())
     ntk = [name for name in ranked if name.startswith("ntk:")][:1]
     return tuple(dict.fromkeys((ORIGINAL, *ntk, *ranked[:FINALISTS])))
+
+
+#: Greatest number of groups that the layers of a model are divided into.
+LAYER_GROUPS = 3
+
+
+def families(length: float, train_length: int) -> tuple[str, ...]:
+    """Return methods of all kinds, with factors around length / train_length.
+
+    A search with a small budget tries the first of them: the original, NTK and flat heads.
+    """
+    ratio = max(1.0, length / train_length)
+    names = [ORIGINAL]
+    for step in (1, 2, 4):
+        names += [f"ntk:{_short(step * ratio)}", f"flat:{_short(step * ratio)}"]
+    names.append(f"interpolation:{_short(ratio)}")
+    names += [f"flat:{_short(2 * ratio)}:{share}" for share in ("0.125", "0.5")]
+    for start, step in itertools.product((train_length // 8, train_length // 2), (7, 28)):
+        names.append(f"knee:{max(start, 1)}:{_short(step * ratio)}")
+    names += ["dynamic-ntk:1:query", "dynamic-ntk:2:query", "dynamic-flat:2:query"]
+    names.append(f"dynamic-knee:{max(train_length // 2, 1)}:7:query")
+    return tuple(name for name in dict.fromkeys(names) if not name.endswith(":1"))
+
+
+def refinements(name: str, layers: int) -> tuple[str, ...]:
+    """Return methods near a method: with log-n factors, in some layers, with other factors."""
+    if name == ORIGINAL:
+        return tuple(f"{ORIGINAL}:logn={strength}" for strength in ("0.5", "1"))
+    kind, *words = name.split(":")
+    last = len(number_names(kind)) - 1
+    near = []
+    for step in (1.5, 1 / 1.5):
+        factor = float(words[last]) * step
+        if factor > 1 or kind.startswith("dynamic"):
+            near.append(":".join([kind, *words[:last], _short(factor), *words[last + 1 :]]))
+    return (
+        *(f"{name}:logn={strength}" for strength in ("0.5", "1")),
+        *(f"{name}:layers={'+'.join(map(str, some))}" for some in _some_layers(layers)),
+        *near,
+    )
+
+
+def _some_layers(layers: int) -> list[list[int]]:
+    """Return the layers of each group, and of all groups but one."""
+    count = min(LAYER_GROUPS, layers)
+    edges = [layers * group // count for group in range(count + 1)]
+    groups = [list(range(*pair)) for pair in itertools.pairwise(edges)]
+    every = set(range(layers))
+    without = [sorted(every.difference(group)) for group in groups]
+    return [] if count < 2 else [*groups, *(without if count > 2 else [])]
+
+
+def _short(number: float) -> str:
+    return f"{float(f'{number:.3g}'):g}"
 
 
 def _entries(

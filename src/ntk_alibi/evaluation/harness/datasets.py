@@ -20,11 +20,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation import checks
 from ntk_alibi.evaluation.comparing.intervals import ratio_standard_error
 from ntk_alibi.evaluation.records import corpus, haystacks
 from ntk_alibi.evaluation.records.lines import Lines
-from ntk_alibi.evaluation.records.prose import prose_windows
 from ntk_alibi.evaluation.records.record import (
     Case,
     Decode,
@@ -32,6 +30,7 @@ from ntk_alibi.evaluation.records.record import (
     cached_encoder,
     decoder,
     encoder,
+    text_lengths,
 )
 from ntk_alibi.evaluation.records.topics import Topics
 from ntk_alibi.evaluation.records.words import OTHER_LINE_NAMES
@@ -165,12 +164,15 @@ def prose(
     if context is not None:
         _checks.integer("context", context, minimum=0)
     tokenizer = _tokenizer(**model)
-    texts = _split(split) if text is None else [_lines(text)]
+    if text is None:
+        texts = corpus.SPLITS[_checks.choice("split", split, corpus.SPLITS)]()
+    else:
+        texts = [_lines(text)]
     documents = []
     for length in _lengths(lengths, windows, "windows", minimum=2):
         ranges = max(1, length // stride) if bins is None else bins
         _checks.integer("bins", ranges, minimum=1, maximum=length - 1)
-        for tokens in prose_windows(encoder(tokenizer), texts, length, windows):
+        for tokens in corpus.prose_windows(encoder(tokenizer), texts, length, windows):
             documents.append(_prose_document(decoder(tokenizer), tokens, ranges, context))
     return {"test": Dataset.from_list(documents)}
 
@@ -245,9 +247,14 @@ class RecordTask(ConfigurableTask):  # type: ignore[misc]
 
     def construct_requests(self, doc: Any, ctx: Any, **options: Any) -> list[Instance]:
         """Make a request for each answer or range of the document."""
-        checks.unchanged_prompt(ctx, doc["text"])
-        options = {k: v for k, v in options.items() if k == "metadata"}
         text = doc["text"]
+        if ctx != text:  # the harness has added something
+            raise ValueError(
+                "num_fewshot, system_instruction and apply_chat_template must not be given for "
+                "tasks with questions at positions of a text, got a prompt of "
+                f"{len(ctx)} characters for a text of {len(text)}"
+            )
+        options = {k: v for k, v in options.items() if k == "metadata"}
         return [
             Instance(
                 request_type="loglikelihood",
@@ -286,13 +293,13 @@ def _with_length(name: str, document: dict[str, Any], value: Any) -> dict[str, A
     return {name: value, f"{name}_{document['length']}": value}
 
 
-def _split(name: str) -> list[list[str]]:
-    _checks.choice("split", name, corpus.SPLITS)
-    return corpus.SPLITS[name]()
+@cache
+def _sentences(split: str) -> tuple[str, ...]:
+    return corpus.sentences([chapter for text in corpus.SPLITS[split]() for chapter in text])
 
 
 def _record_kind(kind: str, questions: int | None, length: int, split: str) -> RecordKind:
-    sentences = corpus.sentences([chapter for text in _split(split) for chapter in text])
+    sentences = _sentences(_checks.choice("split", split, corpus.SPLITS))
     most = max(1, length // TOKENS_PER_QUESTION)
     make: dict[str, Callable[[], Any]] = {
         "lines": lambda: Lines(prose=sentences),
@@ -349,7 +356,7 @@ def _lengths(lengths: Any, texts: int, of: str = "records", minimum: int = 1) ->
     values = lengths if isinstance(lengths, Sequence) else [lengths]
     if not values:
         raise ValueError(f"lengths must hold at least one length, got {lengths!r}")
-    return checks.text_lengths("lengths", values, texts, of=of, minimum=minimum)
+    return text_lengths("lengths", values, texts, of=of, minimum=minimum)
 
 
 def _lines(path: Any) -> list[str]:
@@ -357,7 +364,8 @@ def _lines(path: Any) -> list[str]:
         raise TypeError(f"text must be the path of a file, got {path!r}")
     with open(path, encoding="utf-8") as file:
         lines = [line.rstrip("\n") for line in file if line.strip()]
-    checks.some_cases(path, lines)
+    if not lines:
+        raise ValueError(f"{path} must hold at least one case, got none")
     return lines
 
 

@@ -11,7 +11,7 @@ It differs from the harness's HFLM in four ways:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,12 @@ from lm_eval.models.huggingface import HFLM
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from ntk_alibi import _checks
-from ntk_alibi.evaluation import checks
-from ntk_alibi.evaluation.harness.passes import Pass, nested, place
+from ntk_alibi import _checks, _misspelt
+from ntk_alibi.evaluation.harness.passes import Pass, nested, place, tokens_with_edges
 from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.methods import ORIGINAL, Method, named_method, train_length_of
-from ntk_alibi.models import checks as model_checks
 from ntk_alibi.models.checked_loader import WholeCausalLM
-from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name, reading
+from ntk_alibi.models.loading import NANO_BLOOM, check_usable, checkpoint_name, reading
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -99,11 +97,18 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         ours, theirs = (signature(kind).parameters for kind in (StretchedLM, HFLM))
-        checks.spelling("model_args", options.keys() - theirs.keys(), ours.keys() - {"options"})
+        for name in options.keys() - theirs.keys():  # transformers takes or refuses others
+            if meant := _misspelt.question(name, ours.keys() - {"options"}):
+                raise ValueError(f"model_args must have known names, got {name!r}{meant}")
         _checks.choice("truncation", truncation, TRUNCATIONS)
         if max_length is not None:
             _checks.integer("max_length", max_length, minimum=2)
-        checks.batch_size(options.get("batch_size", 1), max_length)
+        size = options.get("batch_size", 1)  # such as 4, "4", "auto" and "auto:2"
+        if not str(size).startswith("auto"):
+            number = int(size) if str(size).lstrip("-").isdecimal() else size
+            _checks.integer("batch_size", number, minimum=1)
+        elif max_length is None:
+            _checks.missing("max_length", "with batch_size=auto, which tests batches of it")
         options = {"dtype": "float32", "device": _device(), "max_length": max_length, **options}
         if pretrained is None or isinstance(pretrained, str):
             pretrained = checkpoint_name(pretrained)
@@ -113,7 +118,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             super().__init__(pretrained, **options)
         else:
             raise TypeError(f"pretrained must be a folder, a name or a model, got {pretrained!r}")
-        model_checks.usable(self.model)
+        check_usable(self.model)
         self._split_among_processes()
         # Every method gets the same texts.
         self._places = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_places)
@@ -195,7 +200,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             "max_length": self.limit,
             "truncation": self.truncation_rule if self.limit else "nothing is cut off",
             "share_prefixes": self.share_prefixes,
-            "versions": {name: version(name) for name in PACKAGES},
+            "versions": _versions(),
         }
 
     def truncate(self, tokens: list[int], limit: int) -> list[int]:
@@ -281,30 +286,11 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 
         A span is None if its ends do not lie between tokens. All are None if the text is too long.
         """
-        tokens, edges = self._tokens_with_edges(text)
+        tokens, edges = tokens_with_edges(self.tokenizer, self.tok_encode(text), text)
         if len(tokens) > self.max_length:
             edges = {}
         spans = [(edges.get(begin), edges.get(end)) for begin, end in places]
         return tokens, [None if b is None or e is None else (b, e) for b, e in spans]
-
-    def _tokens_with_edges(self, text: str) -> tuple[list[int], dict[int, int]]:
-        """Return the tokens of a text, and the number of tokens before each character offset.
-
-        Only offsets between two tokens, and the end, are keys. There are none if the tokenizer does
-        not report offsets; each request then gets a separate pass.
-        """
-        tokens: list[int] = self.tok_encode(text)
-        if not self.tokenizer.is_fast:
-            return tokens, {}
-        encoded = self.tokenizer(text, return_offsets_mapping=True)
-        if encoded["input_ids"] != tokens:
-            return tokens, {}
-        places = [*encoded["offset_mapping"], (len(text), len(text))]
-        return tokens, {
-            end: i + 1
-            for i, (_, end) in enumerate(places[:-1])
-            if i + 2 == len(places) or (end and places[i + 1][0] >= end and places[i + 1][1] > end)
-        }
 
     def _encode(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if context.rstrip():
@@ -388,6 +374,11 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             strict=True,
         )
         return [(number, (float(ll.sum()), bool(g.all()))) for (number, _, _), ll, g in parts]
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in PACKAGES}
 
 
 def _device() -> str:

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ntk_alibi.evaluation import checks
+from ntk_alibi import _misspelt
 
 #: Keys that say which tokenizer the records are made with.
 OF_MODELS = ("tokenizer", "pretrained")
@@ -61,5 +61,10 @@ def check_metadata(tasks: Collection[str], metadata: Mapping[str, Any]) -> None:
     named = [name for task in tasks for name in fnmatch.filter(ours, task) or [task]]
     keys = [keys_of(name) for name in named]
     if keys and None not in keys:
-        known = dict.fromkeys(key for of_task in keys for key in of_task or ())
-        checks.known_metadata(metadata, [*known, *OF_MODELS])
+        known = [*dict.fromkeys(key for of_task in keys for key in of_task or ()), *OF_MODELS]
+        for key in metadata:
+            if key not in known:
+                raise ValueError(
+                    f"metadata of these tasks must have keys of {', '.join(known)}, got {key!r}"
+                    f"{_misspelt.question(key, known)}"
+                )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -48,3 +49,24 @@ def place(context: str, continuation: str) -> tuple[int, int]:
     It includes whitespace at the end of the context, as `_encode_pair` of the harness has it.
     """
     return len(context.rstrip()), len(context) + len(continuation)
+
+
+def tokens_with_edges(
+    tokenizer: Any, tokens: list[int], text: str
+) -> tuple[list[int], dict[int, int]]:
+    """Return the tokens of a text, and the number of tokens before each character offset.
+
+    Only offsets between two tokens, and the end, are keys. There are none if the tokenizer does
+    not report offsets; each request then gets a separate pass.
+    """
+    if not tokenizer.is_fast:
+        return tokens, {}
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    if encoded["input_ids"] != tokens:
+        return tokens, {}
+    places = [*encoded["offset_mapping"], (len(text), len(text))]
+    return tokens, {
+        end: i + 1
+        for i, (_, end) in enumerate(places[:-1])
+        if i + 2 == len(places) or (end and places[i + 1][0] >= end and places[i + 1][1] > end)
+    }

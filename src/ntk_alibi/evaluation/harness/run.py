@@ -13,6 +13,7 @@ import glob
 import hashlib
 import json
 import logging
+import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ntk_alibi import _extras, _files
-from ntk_alibi.evaluation import checks
 from ntk_alibi.evaluation.harness import our_tasks
 from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name
 
@@ -155,7 +155,12 @@ def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: boo
     manager = TaskManager(
         include_path=str(our_tasks.folder()), include_defaults=all_known, metadata=metadata
     )
-    checks.known_tasks(names, manager.task_index)
+    # The harness also takes paths of YAML files.
+    if unknown := [n for n in names if n not in manager.task_index and not os.path.isfile(n)]:
+        raise ValueError(
+            "tasks must be names that `ntk-alibi lm-eval ls tasks` lists, separated by spaces, got "
+            f"{', '.join(map(repr, unknown))}"
+        )
     loaded: dict[str, dict[str, Any]] = {}
     for name in names:
         with _harness_errors(), _seeds():
@@ -214,7 +219,11 @@ def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, 
 
     if lm.world_size > 1:
         for name, task in tasks["tasks"].items():
-            checks.enough_documents(name, len(task.eval_docs), lm.world_size)
+            if (documents := len(task.eval_docs)) < lm.world_size:
+                raise ValueError(
+                    f"{name} must have a document for each of the {lm.world_size} processes, got "
+                    f"{documents}"
+                )
     with quiet(), _harness_errors(), _cached(lm, cache) as model:
         output = evaluate(model, tasks, bootstrap_iters=0)  # None in all processes but the first
     selected = [output and {key: output[key] for key in ("results", "samples")}]

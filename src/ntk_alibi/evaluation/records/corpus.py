@@ -1,6 +1,7 @@
-"""English prose that ships with the package: the King James Bible with a paragraph per chapter.
+"""English prose that ships with the package, and windows of tokens from running prose.
 
-The copyright has expired. The text comes from Debian's bible-kjv-text 4.38 without verse numbers.
+It is the King James Bible with a paragraph per chapter. The copyright has expired. The text comes
+from Debian's bible-kjv-text 4.38 without verse numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ import re
 from collections.abc import Callable
 from functools import cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ntk_alibi._shipped import shipped
+from ntk_alibi.evaluation.records.record import Encode
+
+#: Paragraphs that are encoded at a time, until there are enough windows.
+PARAGRAPHS_AT_A_TIME = 16
 
 #: Every HELD_OUT_STEP-th chapter is held out from training.
 HELD_OUT_STEP = 16
@@ -69,6 +77,34 @@ SPLITS: dict[str, Callable[[], list[list[str]]]] = {
 def sentences(chapters: list[str]) -> tuple[str, ...]:
     """Split chapters into sentences."""
     return tuple(s for chapter in chapters for s in re.split(r"(?<=[.?!]) ", chapter))
+
+
+def prose_windows(
+    encode: Encode, texts: list[list[str]], length: int, count: int
+) -> list[NDArray[np.int64]]:
+    """Cut the first `count` windows of `length` tokens from texts, each window from one text.
+
+    Args:
+        encode: function that encodes pieces of text.
+        texts: lists of paragraphs that follow each other.
+        length: number of tokens in a window.
+        count: number of windows.
+
+    Raises:
+        ValueError: the texts hold fewer windows.
+    """
+    windows: list[NDArray[np.int64]] = []
+    for paragraphs in texts:
+        tokens: list[int] = []  # of this text, behind its last window
+        for first in range(0, len(paragraphs), PARAGRAPHS_AT_A_TIME):
+            for paragraph in encode(paragraphs[first : first + PARAGRAPHS_AT_A_TIME]):
+                tokens += paragraph
+            whole = len(tokens) // length * length
+            windows += list(np.array(tokens[:whole], np.int64).reshape(-1, length))
+            del tokens[:whole]
+            if len(windows) >= count:
+                return windows[:count]
+    raise ValueError(f"prose must hold {count} windows of {length} tokens, got {len(windows)}")
 
 
 @cache

@@ -9,12 +9,14 @@ earlier ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ntk_alibi import _checks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -117,6 +119,34 @@ def check_room(room: int, kind: str, length: int) -> None:
     """Check that a record of a kind and its questions leave room in length."""
     if room < 1:
         raise ValueError(f"length must hold a record of {kind} and its questions, got {length}")
+
+
+#: Tokens of one text, which takes about 100 bytes for each while it is made, and of all texts of a
+#: task together, which take about 30 bytes for each: 4 GB for so many.
+LONGEST_TEXT, MOST_TOKENS = 2**22, 2**27
+
+
+def text_lengths(
+    name: str, lengths: Iterable[Any], texts: int, *, of: str = "records", minimum: int = 1
+) -> list[int]:
+    """Return lengths in tokens, with so many texts of each, if all fit into memory.
+
+    Args:
+        name: name of the argument with the lengths.
+        lengths: the lengths.
+        texts: number of texts of each length.
+        of: name of the argument with the number of texts.
+        minimum: least length.
+    """
+    numbers = [
+        _checks.integer(name, length, minimum=minimum, maximum=LONGEST_TEXT) for length in lengths
+    ]
+    if (tokens := texts * sum(numbers)) > MOST_TOKENS:
+        raise ValueError(
+            f"{of} must have at most {MOST_TOKENS} tokens in all lengths together, got {texts} of "
+            f"each length: {tokens} tokens"
+        )
+    return numbers
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntk_alibi import _notebook
-from ntk_alibi.evaluation.report.formats import FORMATS
+from ntk_alibi.evaluation.report.markdown import FORMATS
 
 Entry = dict[str, Any]
 

@@ -1,0 +1,157 @@
+"""What users type that is refused, and what the one line of the error says, before any work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from refusals import assert_one_sentence
+
+ROWS = [
+    (["slopes", "0"], "num_heads must be between 1"),
+    (["slopes", "8", "--method", "yarn:2"], "method must be original or one of"),
+    (["slopes", "8", "--method", "dynamic-ntk:1"], "lengths must be given"),
+    (["slopes", "8", "--length", "-5"], "--length must be between 1"),
+    (["slopes", "8", "--train-length", "0"], "--train-length must be between 1"),
+    (["slopes", "8", "--method", "ntk:2", "--length", "9"], "--length must be given with a dy"),
+    (["slopes", "8", "--method", "knee:8:2"], "--method: scaling must act on slopes here"),
+    (["slopes", "8", "--method", "ntk:nan"], "--method: factor must be a finite number"),
+    (["slopes", "8", "--method", "dynamic-ntk:2"], "--length: lengths must be given"),
+    (["slopes", "-8"], "num_heads must be between 1"),
+    (
+        ["plot", "slopes", "8", "--output", "p.gif"],
+        "--output must be one of '.png', '.svg', '.pdf'",
+    ),
+    (["plot", "slopes", "8", "--methods", "x"], "error: --methods: method must be original or"),
+    (["plot", "field", "8", "--shares", "2"], "share must be between 0 and 1, got 2.0"),
+    (["plot", "bias", "8", "--heads", "9"], "heads must be between 1 and 8, got 9"),
+    (["plot", "mask", "--window", "0"], "window must be between 1"),
+    (["plot", "blocks", "8", "--skip-tolerance", "2"], "skip_tolerance must be below 1"),
+    (["plot", "blocks", "8", "--output", "no/p.png"], "--output must be a file that can be"),
+    (["plot", "bias", "8", "--queries", "0"], "query_length must be between 1"),
+    (["plot", "bias", "8", "--queries", "100000"], "must be at most 536870912 in a picture"),
+    (["plot", "bias", "100000"], "cells of all heads must be at most 16777216 in a picture"),
+    (["plot", "mask", "--queries", "100000"], "query_length x key_length must be at most"),
+    (["plot", "mask", "--intervals", "--queries", "100000"], "query_length x key_length must"),
+    (["plot", "field", "1000000"], "heads x longest must be at most"),
+    (["plot", "blocks", "8", "--queries", "2147483647"], "inputs of the kernel"),
+    (["plot", "precision", "--queries", "2147483647"], "--queries must be at most 16777216"),
+    (["plot", "slopes", "8", "--output", "folder.png"], "'folder.png': Is a directory"),
+    (["plot", "field", "8", "--length", "9"], "--length must be given with a dynamic method"),
+    (["plot", "slopes", "8", "--methods", "knee:8:2"], "--methods: scaling must act on slopes"),
+    (["plot", "slopes", "8", "--methods", "original:logn=1"], "--methods: a method must be a"),
+    (["plot", "bias", "8", "--queries", "0"], "--queries: query_length must be between 1"),
+    (["plot", "bias", "8", "--keys", "-1"], "--keys: key_length must be between 1"),
+    (["plot", "bias", "8", "--heads", "0"], "--heads: heads must be between 1 and 8"),
+    (["plot", "field", "8", "--shares", "nan"], "--shares: share must be a finite number"),
+    (["plot", "mask", "--window", "-1"], "--window: window must be between 1"),
+    (["plot", "mask", "--causal-block", "0"], "--causal-block: causal_block must be between 1"),
+    (["plot", "slopes", "8", "-o", "folder"], "the ending of --output must be one of"),
+    (["plot", "slopes", "8", "-o", "text/p.png"], "got 'text/p.png': Not a directory"),
+    (["plot", "precision", "--slope", "nan"], "--slope: slope must be a finite number"),
+    (["explore", "In the beginning"], "No such file or directory: 'In the beginning' (--text"),
+    (
+        ["explore", "--text", "a", "--output", "a.pdf"],
+        "--output must be one of '.html', '.htm'",
+    ),
+    (["explore", "--text", "a", "--output", "no/a.html"], "--output must be a file that can"),
+    (
+        ["explore", "--text", "x", "--output", "page.png"],
+        "--output must be one of '.html', '.htm', got '.png'",
+    ),
+    (["explore", "--text", "x", "--methods", "nkt:4"], "method must be original or one of"),
+    (["explore", "no-such-file.txt"], "No such file or directory: 'no-such-file.txt'"),
+    (["eval", "--model", "/nowhere"], "model must be a folder with config.json"),
+    (["eval", "--model", "."], "model must be a folder with config.json"),
+    (["eval", "--data", "x.jsonl"], "--tasks must be given with --data, got only --data"),
+    (
+        ["eval", "--from-json", "none.json"],
+        "--from-json must be a file that can be read, got 'none.json': No such file",
+    ),
+    (
+        ["eval", "--tasks", "longeval_lines_200", "--data", "none.jsonl"],
+        "--data must be a file or folder that exists, got 'none.jsonl'",
+    ),
+    (["eval", "--tasks", "longeval_lines_200"], "data must be given (LongEval's file of lines"),
+    (["eval", "--train-length", "0"], "--train-length must be between 1"),
+    (["eval", "--methods", "x"], "method must be original or one of"),
+    (["eval", "--output", "file"], "--output must be a folder .*, got 'file': File exists"),
+    (["eval", "--output", "/dev/null/x"], "--output must be a .*, got '/dev/null/x': Not a di"),
+    (["eval", "--plot", "no/p.png"], "--plot must be .*, got 'no/p.png': No such file or di"),
+    (["eval", "--plot", "p.xyz"], "the ending of --plot must be one of"),
+    (["eval", "--plot", "p.pgf"], "the ending of --plot must be one of '.png', '.svg', '.pdf'"),
+    (["eval", "--document", "no.md"], "--document must be a file .*, got 'no.md': No such"),
+    (["eval", "--lengths", "999999999"], "--lengths must be between 1 and 4194304"),
+    (["eval", "--records", "999999999"], "--records must have at most 134217728 tokens"),
+    (["eval", "--batch-size", "0"], "--batch-size must be between 1"),
+    (["eval", "--lengths", "0"], "--lengths must be between 1"),
+    (["eval", "--lengths", "9", "--multiples", "1"], "--multiples must not be given with --le"),
+    (["eval", "--records", "-1"], "--records must be between 0"),
+    (["eval", "--records", "1", "--line-records", "2"], "--line-records must not be given"),
+    (["eval", "--records", "0", "--prose-windows", "0"], "must be at least 1, got 0"),
+    (["eval", "--max-length", "9"], "--tasks must be given with --max-length"),
+    (["eval", "--batch-size", "4"], "--tasks must be given with --batch-size"),
+    (["eval", "--tasks", "x", "--lengths", "9"], "--lengths must not be given with --tasks"),
+    (["eval", "--tasks", "x", "--quick"], "--quick must not be given with --tasks"),
+    (["eval", "--from-json", "text", "--methods", "ntk:2"], "--methods must not be given with"),
+    (["eval", "--from-json", "folder"], "got 'folder': Is a directory"),
+    (["eval", "--from-json", "bytes"], "'bytes' must be a JSON file"),
+    (["eval", "--methods", "ntk"], "--methods: method must be original or one of"),
+    (["eval", "--methods", "NTK:4"], "did you mean ntk:FACTOR?"),
+    (["eval", "--methods", "ntk:0.5"], "--methods: factor must be a finite number >= 1"),
+    (["eval", "--methods", ""], "--methods: method must be"),
+    (["eval", "--multiples", "nan"], "--multiples must be a finite number > 0"),
+    (["eval", "--document", "folder"], "got 'folder': Is a directory"),
+    (["eval", "--output", "text"], "got 'text': File exists"),
+    (["eval", "--tasks", "x", "--plot", "p.png"], "--plot must not be given with --tasks"),
+    (["eval", "--tasks", "x", "--section", "s"], "--document must be given with --section"),
+    (["eval", "--quick", "--section", "foo"], "--document must be given with --section, got"),
+    (
+        ["eval", "--tasks", "ntk_alibi_lines", "--metadata", '{"foo": 1}'],
+        "--metadata: metadata of these tasks must have keys of lengths, records, seed, split, ",
+    ),
+    (["eval", "--plot", "folder"], "the ending of --plot must be one of"),
+    (["eval", "--model", "text"], "--model: model must be a folder with config.json"),
+    (["tune", "--length", "0"], "--length must be between 1"),
+    (["tune", "--length", "64", "--train-length", "0"], "--train-length must be between 1"),
+    (["tune", "--length", "999999999"], "--length must be between 1 and 4194304"),
+    (["tune", "--length", "9", "--windows", "99999999"], "--windows must have at most"),
+    (["tune", "--length", "9", "--methods", "x"], "method must be original or one of"),
+    (["tune", "--length", "9", "--output", "file"], "got 'file': File exists"),
+    (["tune", "--length", "9", "--seed", "-1"], "--seed must be between 0"),
+    (
+        ["tune", "--length", "64", "--methods", "ntk:2", "--budget", "3"],
+        "--budget must not be given with --methods",
+    ),
+    (["tune", "--length", "64", "--methods", "flat"], "did you mean flat:FACTOR?"),
+    (["tune", "--length", "64", "--windows", "0"], "--windows must be between 1"),
+    (["bench", "--lengths", "0"], "--lengths must be between 1 and"),
+    (["bench", "--lengths", "999999999"], "--lengths must be between 1 and 174762, got 999999999"),
+    (["bench", "--heads", "0"], "--heads must be between 1 and"),
+    (["bench", "--head-dim", "257"], "--head-dim must be between 1 and 256"),
+    (["bench", "--rounds", "0"], "--rounds must be between 1 and"),
+    (["bench", "--method", "ntk"], "--method"),
+    (["cite", "nkt:4"], "method must be original or one of"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), ROWS)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lines.jsonl").write_text(json.dumps({"prompt": "line a is <5>.", "expected_number": 5}))
+    Path("file").write_text("x")
+    Path("text").write_text("x")
+    Path("bytes").write_bytes(b"\xff\xfe")
+    Path("folder").mkdir()
+    Path("folder.png").mkdir()
+    if "--model" not in arguments:
+        monkeypatch.setattr("ntk_alibi.models.load", lambda *_: pytest.fail("a model was loaded"))
+    assert_one_sentence(arguments, message, capsys)

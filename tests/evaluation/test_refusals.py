@@ -1,0 +1,174 @@
+"""Plans, records, models and answers that are refused, and what the error says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ntk_alibi as na
+from ntk_alibi.evaluation import score_lines, score_topics
+from ntk_alibi.evaluation.comparing import length_study, tuning
+from ntk_alibi.evaluation.comparing.plan import Plan
+from ntk_alibi.evaluation.comparing.tuning import Search
+from ntk_alibi.evaluation.harness import datasets
+from ntk_alibi.evaluation.harness.model import StretchedLM
+from ntk_alibi.models import load
+
+PLAN = Plan(256, ("ntk:2",), (1,), line_records=1, topic_records=0, prose_windows=0)
+
+
+def plan(**options: Any) -> Plan:
+    return Plan(**{"train_length": 2048, **options})
+
+
+ROWS = [
+    (lambda: plan(train_length=0), ValueError, "train_length must be between 1"),
+    (lambda: plan(methods=()), ValueError, r"methods must hold at least one, got \(\)"),
+    (lambda: plan(methods="ntk:2"), ValueError, "methods must hold at least one, got 'ntk:2'"),
+    (lambda: plan(methods=("nkt:2",)), ValueError, "method must be original or one of"),
+    (lambda: plan(multiples=()), ValueError, "multiples must hold at least one"),
+    (lambda: plan(multiples=(0.0,)), ValueError, "multiples must be a finite number > 0"),
+    (lambda: plan(multiples=("1",)), TypeError, "multiples must be a number"),
+    (lambda: plan(line_records=-1), ValueError, "line_records must be between 0"),
+    (lambda: plan(prose_windows=1.5), TypeError, "prose_windows must be an integer"),
+    (lambda: plan(line_questions=0), ValueError, "line_questions must be between 1"),
+    (lambda: plan(seed=-1), ValueError, "seed must be between 0"),
+    (
+        lambda: Plan(2048, line_records=0, topic_records=0, prose_windows=0),
+        ValueError,
+        "line_records, topic_records, .* or prose_windows must be at least 1, got 0",
+    ),
+    (
+        lambda: replace(PLAN, multiples=(1000000.0,)),
+        ValueError,
+        "multiples of the training length 256 must be between 0 and 4194",
+    ),
+    (
+        lambda: replace(PLAN, line_records=10**6),
+        ValueError,
+        "line_records must have at most 134217728 tokens in all lengths",
+    ),
+    (
+        lambda: replace(PLAN, prose_windows=10**6),
+        ValueError,
+        "prose_windows must have at most 134217728 tokens",
+    ),
+    (lambda: datasets.retrieval("riddles"), ValueError, "kind must be one of"),
+    (lambda: datasets.retrieval("lines", [10]), ValueError, "length must hold a record of lines"),
+    (lambda: datasets.retrieval("lines", [0]), ValueError, "lengths must be between 1"),
+    (lambda: datasets.retrieval("lines", records=0), ValueError, "records must be between 1"),
+    (
+        lambda: datasets.retrieval("passkey", [9], questions=1),
+        ValueError,
+        "must hold a record of passkey",
+    ),
+    (lambda: datasets.sliding_prose(context=1), ValueError, "context must be between 2"),
+    (lambda: datasets.retrieval("lines", []), ValueError, "lengths must hold at least one length"),
+    (lambda: datasets.retrieval("lines", seed=-1), ValueError, "seed must be between 0"),
+    (lambda: datasets.retrieval("lines", seed="x"), TypeError, "seed must be an integer, got 'x'"),
+    (
+        lambda: datasets.retrieval("lines", tokenizer=5),
+        TypeError,
+        "tokenizer must be a name, .*got 5",
+    ),
+    (lambda: datasets.prose(windows=0), ValueError, "windows must be between 1"),
+    (lambda: datasets.prose(stride=0), ValueError, "stride must be between 1"),
+    (lambda: datasets.prose(context=-1), ValueError, "context must be between 0"),
+    (lambda: datasets.prose([64], bins=64), ValueError, "bins must be between 1 and 63"),
+    (lambda: datasets.prose([1]), ValueError, "lengths must be between 2"),
+    (lambda: datasets.prose(text=5), TypeError, "text must be the path of a file, got 5"),
+    (lambda: datasets.prose(text="/dev/null"), ValueError, "/dev/null must hold at least one case"),
+    (
+        lambda: StretchedLM(scaling="yarn", factor=2),
+        ValueError,
+        "method must be original or one of",
+    ),
+    (lambda: StretchedLM(truncation="right"), ValueError, "truncation must be one of 'middle', 'l"),
+    (lambda: StretchedLM(max_length=1), ValueError, "max_length must be between 2"),
+    (lambda: StretchedLM(batch_size="auto"), ValueError, "max_length must be given with batch_siz"),
+    (lambda: StretchedLM(batch_size=0), ValueError, "batch_size must be between 1"),
+    (lambda: StretchedLM(batch_size="-1"), ValueError, "batch_size must be between 1"),
+    (lambda: StretchedLM(batch_size="x"), TypeError, "batch_size must be an integer, got 'x'"),
+    (lambda: StretchedLM(batch_size=2.5), TypeError, "batch_size must be an integer, got 2.5"),
+    (lambda: StretchedLM(scaling="ntk", factor="x"), TypeError, "factor must be a number, got 'x'"),
+    (lambda: StretchedLM(scaling=5), ValueError, "method must be original or one of"),
+    (
+        lambda: StretchedLM(scaling="ntk", facto=4),
+        ValueError,
+        "model_args must .* 'facto': did you mean factor?",
+    ),
+    (lambda: StretchedLM(scaling="ntk"), ValueError, "factor must be given with scaling=ntk"),
+    (
+        lambda: StretchedLM(scaling="dynamic-ntk"),
+        ValueError,
+        "factor must be given with scaling=dynamic-ntk",
+    ),
+    (
+        lambda: StretchedLM(scaling="knee", factor=4),
+        ValueError,
+        "start must be given with scaling=knee",
+    ),
+    (lambda: StretchedLM(pretrained=5), TypeError, "pretrained must be a folder, a name or a mode"),
+    (lambda: StretchedLM(dtype="x"), ValueError, "must be a whole checkpoint .*AttributeError"),
+    (lambda: score_lines(5, 5), TypeError, "prediction must be a string and"),
+    (lambda: score_lines("5", "5"), TypeError, "prediction must be a string and"),
+    (lambda: score_topics("x", "x"), TypeError, "prediction must be a string and"),
+    (lambda: score_topics(None, ["x"]), TypeError, "prediction must be a string and"),
+    (lambda: score_topics("x", []), ValueError, "topics must hold at least the expected topic, go"),
+]
+
+#: Changes of the arguments of a study, or of a search where they hold "wanted".
+OF_STUDIES = [
+    ({"path": 3}, TypeError, "path must be a folder, got 3"),
+    ({"plan": 3}, TypeError, "plan must be a Plan, got 3"),
+    ({"plan": Plan}, TypeError, "plan must be a Plan, got type"),
+    ({"tokenizer": None}, TypeError, "tokenizer must be the model's tokenizer, got None"),
+    ({"tokenizer": "model"}, TypeError, "tokenizer must be the model's tokenizer, got 'model'"),
+    ({"model": "nano-bloom"}, TypeError, "model must be a BLOOM, MPT or Falcon .*, got 'nano-bloo"),
+    ({"path": "file"}, ValueError, "path must be a folder that can be written, got 'file'"),
+    ({"wanted": 3}, TypeError, "wanted must be a Search, got 3"),
+    ({"wanted": Search(4096, 64), "model": 3}, TypeError, "model must be a BLOOM, MPT or Falcon o"),
+    ({"wanted": Search(999999999, 64)}, ValueError, "length must be between 1 and 4194304"),
+    ({"wanted": Search(4096, 64, budget=1)}, ValueError, "budget must be between 2"),
+    ({"wanted": Search(4096, 64, ("yarn:2",))}, ValueError, "method must be original or one of"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ROWS)
+def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize(("change", "error", "message"), OF_STUDIES)
+def test_what_is_no_study_is_named_before_any_work(
+    change: dict[str, Any],
+    error: type[Exception],
+    message: str,
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("x")
+    model, tokenizer, _ = load(tiny_checkpoint)
+    given: Any = {"model": model, "tokenizer": tokenizer, "path": tmp_path, **change}
+    if "wanted" not in change:
+        given = {"plan": PLAN, **given}
+    with pytest.raises(error, match=message):
+        (tuning.search if "wanted" in change else length_study.evaluate)(**given)
+    assert not na.patched(model)
+
+
+def test_swapped_arguments_are_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    swapped: Any = (tokenizer, model)
+    with pytest.raises(
+        TypeError, match="model must be a BLOOM, MPT or Falcon of transformers, got"
+    ):
+        length_study.evaluate(*swapped, PLAN, tmp_path)
+    with pytest.raises(TypeError, match=r"tokenizer must be .*, got BloomForCausalLM$"):
+        length_study.evaluate(model, swapped[1], PLAN, tmp_path)

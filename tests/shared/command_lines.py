@@ -5,5 +5,6 @@ import sys
 
 from ntk_alibi.cli import main
 
-for command in json.loads(sys.argv[1]):
-    main(command)
+if __name__ == "__main__":
+    for command in json.loads(sys.argv[1]):
+        main(command)

@@ -32,7 +32,12 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "tasks", [["longeval_lines_20"], ["a,b"], ["ntk_alibi_lines", "theirs", "none.yaml"]]
+    "tasks",
+    [
+        ["longeval_lines_20"],
+        ["a,b"],
+        ["ntk_alibi_lines", "theirs", "tasks/theirs.yaml", "none.yaml"],
+    ],
 )
 def test_unknown_tasks_are_named(
     tasks: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

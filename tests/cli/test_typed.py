@@ -74,7 +74,8 @@ def test_eval_takes_lengths_and_records(
     assert json.loads(capsys.readouterr().out) == lengths
     cells = lengths["commands"]["original"]
     assert set(cells) == {f"{task}/{n}" for task in ("lines", "topics") for n in (300, 513)}
-    for command in cells.values():
+    for cell, command in cells.items():
+        assert f'"lengths": [{cell.partition("/")[2]}]' in command
         assert '"records": 1,' in command
         assert '"seed": 3}' in command
     found = {entry["multiple"] for entry in lengths["retrieval"]}

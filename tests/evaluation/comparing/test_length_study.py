@@ -187,6 +187,19 @@ def test_a_window_of_prose_is_from_one_text() -> None:
     assert ["".join(map(chr, w)) for w in windows] == ["aaa", "ccc", "ddd", "ddd"]
 
 
+def test_windows_of_prose_follow_each_other_and_only_what_they_hold_is_encoded() -> None:
+    paragraphs = [f"{number:03d}" for number in range(200)]
+    asked: list[str] = []
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        asked.extend(texts)
+        return [[ord(c) for c in text] for text in texts]
+
+    windows = corpus.prose_windows(encode, [paragraphs], 7, 20)
+    assert "".join(chr(c) for w in windows for c in w) == "".join(paragraphs)[:140]
+    assert len(asked) < 100
+
+
 def test_a_ratio_has_the_standard_error_of_its_clusters() -> None:
     # clusters of equal size: the error of the mean of their shares
     shares = np.array([0.5, 1.0, 0.75, 0.25])

@@ -258,15 +258,15 @@ def test_a_run_on_a_full_disk_continues_later(
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
-        ("evaluation", ["--model", "ntk_alibi", "--tasks", "x", "--output_path", "file"]),
-        ("training", ["--output", "file"]),
-        ("training", ["--seed", "-1"]),
-        ("extrapolation", ["--seeds", "-1"]),
-        ("extrapolation", ["--seeds", "0", "100"]),
-        ("extrapolation", ["--schemes", "--output", "none"]),
-        ("extrapolation", ["--document", "none.md"]),
-        ("extrapolation", ["--output", "file"]),
-        ("extrapolation", ["--processes", "0"]),
+        ("ntk_alibi.evaluation", ["--model", "ntk_alibi", "--tasks", "x", "--output_path", "file"]),
+        ("studies.nano_bloom", ["--output", "file"]),
+        ("studies.nano_bloom", ["--seed", "-1"]),
+        ("studies.schemes", ["--seeds", "-1"]),
+        ("studies.schemes", ["--seeds", "0", "100"]),
+        ("studies.schemes", ["--schemes", "--output", "none"]),
+        ("studies.schemes", ["--document", "none.md"]),
+        ("studies.schemes", ["--output", "file"]),
+        ("studies.schemes", ["--processes", "0"]),
     ],
 )
 def test_other_commands_end_in_one_sentence_too(
@@ -277,7 +277,7 @@ def test_other_commands_end_in_one_sentence_too(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["program", *arguments])
     with pytest.raises(SystemExit) as stop:
-        runpy.run_module(f"ntk_alibi.{module}", run_name="__main__")
+        runpy.run_module(module, run_name="__main__")
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith(f"python -m ntk_alibi.{module}: error: ")

@@ -280,5 +280,5 @@ def test_other_commands_end_in_one_sentence_too(
         runpy.run_module(module, run_name="__main__")
     assert stop.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"python -m ntk_alibi.{module}: error: ")
+    assert error.startswith(f"python -m {module}: error: ")
     assert error.count("\n") == 1

@@ -25,6 +25,37 @@ settings.register_profile("search", deadline=None, max_examples=3000)
 settings.load_profile("default")
 
 
+#: Tests, by the beginnings of their paths, that need packages of the extra test-all: the harness,
+#: scipy, Jupyter, Sphinx and engines for exported models. `make test-all` runs them.
+NEED_TEST_ALL = (
+    "src/ntk_alibi/evaluation/harness",
+    "tests/cli/test_cli.py::test_eval",
+    "tests/cli/test_cli.py::test_tune",
+    "tests/cli/test_errors.py",
+    "tests/cli/test_refusals.py::test_a_mistake_is_one_sentence",
+    "tests/cli/test_typed.py",
+    "tests/evaluation/comparing",
+    "tests/evaluation/harness",
+    "tests/evaluation/test_refusals.py",
+    "tests/evaluation/test_scoring.py",
+    "tests/integrations/test_exported.py",
+    "tests/models/test_loading.py",
+    "tests/studies/test_scheme_study.py",
+    "tests/studies/test_scheme_tables.py",
+    "tests/studies/test_stretchings.py",
+    "tests/test_docs.py",
+    "tests/test_notebook.py",
+    "tests/test_notebooks.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests as slow that need more packages than `make test` installs."""
+    for item in items:
+        if item.nodeid.startswith(NEED_TEST_ALL):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(
     params=[
         pytest.param(isa, marks=() if isa == _core.active_isa() else pytest.mark.slow)

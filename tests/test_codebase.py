@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -299,6 +300,17 @@ def test_without_transformers_the_integrations_say_what_to_install(packages: tup
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     message = f"ntk_alibi.integrations needs {packages[0]}: pip install 'ntk-alibi[{packages[0]}]'"
     assert message in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "package",
+    "IPython argcomplete jieba lm_eval nbformat nltk onnx onnxruntime onnxscript openvino "
+    "pytest_examples scipy selenium sphinx sqlitedict".split(),
+)
+def test_all_packages_of_the_extra_test_all_are_there(package: str) -> None:
+    """Where one is missing, tests would be skipped in silence."""
+    assert find_spec(package) is not None
 
 
 def test_the_public_names_are_there() -> None:

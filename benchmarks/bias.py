@@ -8,7 +8,7 @@ import torch
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor as transformers_builder
 
 import ntk_alibi as na
-from ntk_alibi._timing import Call, interleaved
+from ntk_alibi.cli.timing import Call, interleaved
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 
 BATCH, HEADS, KEYS = 8, 112, 8192

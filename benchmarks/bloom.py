@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, BloomConfig, BloomForCausalLM, DynamicCa
 
 import ntk_alibi as na
 from benchmarks.memory import peak_beyond_now
-from ntk_alibi._timing import Call, interleaved
+from ntk_alibi.cli.timing import Call, interleaved
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 from ntk_alibi.models import nano_bloom_path
 

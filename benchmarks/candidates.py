@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import ntk_alibi as na
 from benchmarks.problems import Case, Problem
-from ntk_alibi._timing import Call
+from ntk_alibi.cli.timing import Call
 from ntk_alibi.torch.sdpa import causal_linear_attention
 
 #: A peer is left out where a call takes more seconds or bytes than these.

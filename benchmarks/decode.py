@@ -12,7 +12,7 @@ import ntk_alibi as na
 from benchmarks import peak
 from benchmarks.prefill_tables import milliseconds
 from benchmarks.problems import HEADS, dtype_name
-from ntk_alibi._timing import Call, interleaved
+from ntk_alibi.cli.timing import Call, interleaved
 from ntk_alibi.evaluation.report.markdown import table
 
 KEYS = (8192, 32768, 131072)

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import ntk_alibi as na
-from ntk_alibi._timing import interleaved
+from ntk_alibi.cli.timing import interleaved
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 
 HEADS, HEAD_DIM = 16, 64

@@ -17,7 +17,7 @@ import torch
 from benchmarks import problems
 from benchmarks.prefill import CANDIDATES, thread_counts
 from benchmarks.problems import Case
-from ntk_alibi._timing import Call
+from ntk_alibi.cli.timing import Call
 from ntk_alibi.evaluation.report.markdown import table
 
 LENGTH, HEAD_DIM = 8192, 64

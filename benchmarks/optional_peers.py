@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.candidates import Candidate
 from benchmarks.problems import Problem
-from ntk_alibi._timing import Call
+from ntk_alibi.cli.timing import Call
 
 
 def flex(problem: Problem) -> Call:

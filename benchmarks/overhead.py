@@ -12,7 +12,7 @@ from benchmarks import problems
 from benchmarks.candidates import BASELINE, key_row
 from benchmarks.problems import Case
 from ntk_alibi import _core
-from ntk_alibi._timing import REST, Call, interleaved
+from ntk_alibi.cli.timing import REST, Call, interleaved
 from ntk_alibi.evaluation.report.markdown import table
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -16,7 +16,7 @@ from benchmarks import peak, problems
 from benchmarks.candidates import BASELINE, OURS, TORCH, Candidate
 from benchmarks.optional_peers import OPTIONAL
 from benchmarks.problems import Case, Problem
-from ntk_alibi._timing import REST, Call, interleaved
+from ntk_alibi.cli.timing import REST, Call, interleaved
 
 CANDIDATES = [BASELINE, *TORCH, *OPTIONAL, *OURS]
 

@@ -32,7 +32,7 @@ from benchmarks.candidates import Candidate
 from benchmarks.problems import Case
 
 import ntk_alibi as na
-from ntk_alibi import _timing
+from ntk_alibi.cli import timing
 from ntk_alibi.evaluation.report import markdown
 from repository import ROOT
 
@@ -45,7 +45,7 @@ TOLERANCES = {torch.float32: 64 * 2.0**-22, torch.bfloat16: 4 * 2.0**-8}
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_timing, "REST", 0.0)
+    monkeypatch.setattr(timing, "REST", 0.0)
     monkeypatch.setattr(peak, "ROUNDS", 10_000)
     monkeypatch.setattr(peak, "READ_BYTES", 2**20)
     monkeypatch.setattr(overhead, "SECONDS_PER_TURN", 0.0)

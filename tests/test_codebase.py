@@ -22,22 +22,11 @@ PACKAGE = ROOT / "src/ntk_alibi"
 #: Layers from the bottom up: files and folders of the package, a folder's own `__init__` by that
 #: name. A module imports from its own layer and from lower ones only.
 PYTHON_LAYERS = [
-    ["_core", "_core_library", "_extras", "_torch_state"],
-    [
-        "_arrays",
-        "_checks",
-        "_cmake",
-        "_command_line",
-        "_files",
-        "_misspelt",
-        "_runtime",
-        "_repr_html",
-        "_shipped",
-        "_timing",
-    ],
+    ["_core", "_installed", "_torch_state"],
+    ["_arrays", "_checks", "_files", "_runtime", "_repr_html"],
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision"],
-    ["fused", "methods", "model_slopes"],
+    ["fused", "methods"],
     ["engines"],
     ["torch.operator", "torch.chunks", "torch.devices", "torch.merging"],
     [
@@ -50,7 +39,7 @@ PYTHON_LAYERS = [
     ["integrations"],
     ["models"],
     ["evaluation", "plots"],
-    ["cli", "__main__"],
+    ["cli", "__main__", "evaluation.__main__"],
 ]
 
 #: The folders that a C++ folder may include, besides the standard library.

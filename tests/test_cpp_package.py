@@ -13,7 +13,7 @@ import pytest
 
 import ntk_alibi as na
 from cpp_programs import numbers, of_example, of_python
-from ntk_alibi import _cmake
+from ntk_alibi import _installed
 from repository import ROOT
 
 
@@ -45,7 +45,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
     try:
-        package = _cmake.cmake_dir()
+        package = _installed.cmake_dir()
     except FileNotFoundError as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("programs")

@@ -30,7 +30,7 @@ from benchmarks.distributed.problem import Problem
 from benchmarks.distributed.ways import WAYS
 from benchmarks.distributed.wire import Wire
 from benchmarks.problems import threads
-from ntk_alibi._timing import interleaved
+from ntk_alibi.cli.timing import interleaved
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 
 NAMES = ("ntkalibi0", "ntkalibi1")  # of namespaces, and of the interfaces in them

@@ -5,8 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _core_library as _core_library  # first, since others import the core
-from ntk_alibi import _extras, _misspelt, _notebook, _runtime
+from ntk_alibi import _installed  # first, since it loads the core that others import
+
+# isort: split
+from ntk_alibi import _checks, _notebook, _runtime
 from ntk_alibi._core import __version__
 from ntk_alibi._runtime import info, set_num_threads
 from ntk_alibi.biases.alibi import ALiBi
@@ -113,8 +115,8 @@ _runtime.start()
 def __getattr__(name: str) -> Any:
     """Load the lazy names on first use."""
     if name not in _LAZY:
-        raise AttributeError(_misspelt.message(__name__, name, __all__))
-    with _extras.needed_by(name):
+        raise AttributeError(_checks.no_attribute(__name__, name, __all__))
+    with _installed.needed_by(name):
         module = import_module(_LAZY[name])
     return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
 

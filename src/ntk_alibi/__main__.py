@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ntk_alibi import _cmake, _command_line
+from ntk_alibi import _installed
+from ntk_alibi.cli import errors
 
 parser = argparse.ArgumentParser(
     prog="python -m ntk_alibi",
@@ -19,5 +20,5 @@ parser.add_argument(
     help="print the folder of ntk_alibiConfig.cmake, for CMake's ntk_alibi_DIR",
 )
 parser.parse_args()
-with _command_line.sentences("python -m ntk_alibi"):
-    print(_cmake.cmake_dir())
+with errors.sentences("python -m ntk_alibi"):
+    print(_installed.cmake_dir())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ntk_alibi import _checks, _misspelt
+from ntk_alibi import _checks
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import (
     NTK,
@@ -233,7 +233,7 @@ def _numbers(name: str, kind: str, words: Sequence[str]) -> list[float]:
     except ValueError:
         pass
     known = ", ".join(map(form_of, _KINDS))
-    near = _misspelt.meant(kind, _KINDS, alike=0.6)
+    near = _checks.meant(kind, _KINDS, alike=0.6)
     meant = "" if near is None else f": did you mean {form_of(near)}?"
     raise ValueError(f"method must be original or one of {known}, got {name!r}{meant}")
 

@@ -1,9 +1,9 @@
 """Entry point of `python -m studies.nano_bloom`."""
 
-from ntk_alibi import _command_line
+from ntk_alibi.cli import errors
 
 if __name__ == "__main__":
-    with _command_line.sentences("python -m studies.nano_bloom"):
+    with errors.sentences("python -m studies.nano_bloom"):
         from studies.nano_bloom.program import main
 
         main()

@@ -1,9 +1,9 @@
 """Entry point of `python -m studies.schemes`."""
 
-from ntk_alibi import _command_line
+from ntk_alibi.cli import errors
 
 if __name__ == "__main__":
-    with _command_line.sentences("python -m studies.schemes"):
+    with errors.sentences("python -m studies.schemes"):
         from studies.schemes.program import main
 
         main()

@@ -1,9 +1,9 @@
 """Entry point of `python -m studies.stretchings`."""
 
-from ntk_alibi import _command_line
+from ntk_alibi.cli import errors
 
 if __name__ == "__main__":
-    with _command_line.sentences("python -m studies.stretchings"):
+    with errors.sentences("python -m studies.stretchings"):
         from studies.stretchings.program import main
 
         main()

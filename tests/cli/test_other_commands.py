@@ -84,7 +84,7 @@ def test_bench_times_every_way(
     one_thread: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "SECONDS_PER_TURN", 0.0)
-    monkeypatch.setattr("ntk_alibi._timing.REST", 0.0)
+    monkeypatch.setattr("ntk_alibi.cli.timing.REST", 0.0)
     arguments = ["bench", "--lengths", "64", "200", "--heads", "2", "--rounds", "1"]
     main([*arguments, "--method", "ntk:4", "--json"])
     table = json.loads(capsys.readouterr().out)

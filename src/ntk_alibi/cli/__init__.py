@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 
 import ntk_alibi
-from ntk_alibi import _command_line
 from ntk_alibi.cli import (
     bench,
     cite,
+    errors,
     evaluate,
     explore,
     info,
@@ -30,10 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
         _complete(parser)
-    with _command_line.sentences("ntk-alibi"):  # --help may meet a closed pipe
+    with errors.sentences("ntk-alibi"):  # --help may meet a closed pipe
         options = parser.parse_args(arguments)
     options.words = list(sys.argv[1:] if arguments is None else arguments)
-    with _command_line.sentences("ntk-alibi", options.extra), subcommand.naming_options(options):
+    with errors.sentences("ntk-alibi", options.extra), subcommand.naming_options(options):
         options.run(options)
 
 

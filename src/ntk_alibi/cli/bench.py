@@ -11,8 +11,8 @@ import numpy as np
 
 import ntk_alibi
 from ntk_alibi import _checks, _files
-from ntk_alibi._timing import Call, interleaved
 from ntk_alibi.cli import subcommand
+from ntk_alibi.cli.timing import Call, interleaved
 
 #: Least seconds that a way is repeated for in each round.
 SECONDS_PER_TURN = 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _misspelt
+from ntk_alibi import _checks
 from ntk_alibi.evaluation.scoring import score_lines, score_topics
 
 if TYPE_CHECKING:
@@ -27,4 +27,4 @@ def __getattr__(name: str) -> Any:
     """Load on first use what scoring LongEval's files does not need."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(_misspelt.message(__name__, name, __all__))
+    raise AttributeError(_checks.no_attribute(__name__, name, __all__))

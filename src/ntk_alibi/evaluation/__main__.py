@@ -5,9 +5,9 @@ It runs lm-evaluation-harness with our model and tasks, so that `accelerate laun
 
 import sys
 
-from ntk_alibi import _command_line
+from ntk_alibi.cli import errors
 
-with _command_line.sentences("python -m ntk_alibi.evaluation"):
+with errors.sentences("python -m ntk_alibi.evaluation"):
     from ntk_alibi.evaluation.harness.run import main
 
     main(sys.argv[1:])

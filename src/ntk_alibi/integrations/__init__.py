@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ntk_alibi import _extras
+from ntk_alibi import _installed
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import Scaling
 
-with _extras.needed_by("ntk_alibi.integrations"):
+with _installed.needed_by("ntk_alibi.integrations"):
     from torch import nn
 
     from ntk_alibi.integrations import attn_implementation, checks

@@ -17,7 +17,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
-from ntk_alibi import _misspelt
+from ntk_alibi import _checks
 from ntk_alibi.integrations import checks, saving
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.passed_through import Padding
@@ -56,7 +56,7 @@ def _patch_when_made(family: Family) -> None:
         make(self, config, *args, **kwargs)
         if config._attn_implementation == NAME:
             follow_config(family, self)
-            if others := _misspelt.settings(config, _NAMES, (*_NAMES, "alibi_bias_max")):
+            if others := _checks.almost_settings(config, _NAMES, (*_NAMES, "alibi_bias_max")):
                 warnings.warn(
                     f"the model's config has {', '.join(others)}, which no model follows: settings "
                     f"of attn_implementation={NAME!r} are {', '.join(_NAMES)}",

@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _checks, _extras, _files
-from ntk_alibi._shipped import shipped
+from ntk_alibi import _checks, _files, _installed
 from ntk_alibi.methods import train_length_of
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def nano_bloom_path() -> Path:
         >>> model.config.model_type, model.num_parameters() < 10**6
         ('bloom', True)
     """
-    return shipped("ntk_alibi.models", "nano_bloom", "the nano BLOOM")
+    return _installed.shipped("ntk_alibi.models", "nano_bloom", "the nano BLOOM")
 
 
 def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
@@ -74,7 +73,7 @@ def load(
         OSError: the hub does not have the model, or cannot be reached.
         ImportError: torch or transformers is not installed.
     """
-    with _extras.needed_by("load"):
+    with _installed.needed_by("load"):
         import torch
         from transformers import AutoTokenizer
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _checks, _extras
+from ntk_alibi import _checks, _installed
 
 if TYPE_CHECKING:
     from ntk_alibi.models.attention_weights import AttentionWeights, Request
@@ -127,7 +127,7 @@ def explore(
         >>> page.step, "<script src" in page.html
         (1, False)
     """
-    with _extras.needed_by("explore"):
+    with _installed.needed_by("explore"):
         import bokeh  # noqa: F401
 
         from ntk_alibi.models.attention_weights import request

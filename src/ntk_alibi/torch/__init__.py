@@ -1,8 +1,8 @@
 """The torch layer: modules, operators and functions that import torch."""
 
-from ntk_alibi import _extras
+from ntk_alibi import _installed
 
-with _extras.needed_by("ntk_alibi.torch"):
+with _installed.needed_by("ntk_alibi.torch"):
     from ntk_alibi.torch.sharding import shard
 
 __all__ = ["shard"]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from harness_tasks import search_tasks_in
-from ntk_alibi import _extras
+from ntk_alibi import _installed
 from ntk_alibi.evaluation.comparing.task_comparison import by_length, load_known, summary_of
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.models import nano_bloom_path
@@ -28,15 +28,15 @@ def test_a_missing_package_names_its_extra(module: str, monkeypatch: pytest.Monk
     for name in (module, "prepare_niah"):
         monkeypatch.delitem(sys.modules, f"lm_eval.tasks.ruler.{name}", raising=False)
     message = r"a task needs wonderwords: pip install 'ntk-alibi\[ruler\]'"
-    with pytest.raises(ModuleNotFoundError, match=message), _extras.needed_by("a task"):
+    with pytest.raises(ModuleNotFoundError, match=message), _installed.needed_by("a task"):
         import_module(f"lm_eval.tasks.ruler.{module}")
 
 
 def test_other_errors_of_imports_stay() -> None:
     message = "No module named 'nothing_like_it'"
-    with pytest.raises(ModuleNotFoundError, match=message), _extras.needed_by("a task"):
+    with pytest.raises(ModuleNotFoundError, match=message), _installed.needed_by("a task"):
         import_module("nothing_like_it")
-    with pytest.raises(ImportError, match="cannot import name"), _extras.needed_by("a task"):
+    with pytest.raises(ImportError, match="cannot import name"), _installed.needed_by("a task"):
         from json import nothing_like_it  # type: ignore[attr-defined]  # noqa: F401
 
 

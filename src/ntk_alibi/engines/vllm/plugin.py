@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ntk_alibi import _extras
+from ntk_alibi import _installed
 from ntk_alibi.engines.vllm import checks
 from ntk_alibi.engines.vllm.families import family_of
 from ntk_alibi.engines.vllm.settings import refuse_unapplied, settings_of
@@ -29,7 +29,7 @@ def register() -> None:
     Raises:
         RuntimeError: this vLLM checks its configuration in another way.
     """
-    with _extras.needed_by("ntk_alibi.engines.vllm"):
+    with _installed.needed_by("ntk_alibi.engines.vllm"):
         from vllm import ModelRegistry
         from vllm.config import VllmConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ntk_alibi import _checks, _misspelt
+from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.engines.vllm.families import Family
 from ntk_alibi.scaling import Scaling, scaling_from_config, without_knee
@@ -72,7 +72,7 @@ def scaling_of(config: Any) -> Scaling | None:
 
 def _refuse_misspelt(config: Any) -> None:
     """Refuse names that are almost those of settings, which vLLM would ignore."""
-    for name in _misspelt.settings(config, _READ, _KNOWN):
+    for name in _checks.almost_settings(config, _READ, _KNOWN):
         raise ValueError(
             f"settings for vLLM must be named {' or '.join(_READ)}, got {name}, which vLLM "
             "would ignore: set it to null in --hf-overrides if the model's configuration has it"

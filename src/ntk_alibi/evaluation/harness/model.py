@@ -22,7 +22,7 @@ from lm_eval.models.huggingface import HFLM
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from ntk_alibi import _checks, _misspelt
+from ntk_alibi import _checks
 from ntk_alibi.evaluation.harness.passes import Pass, nested, place, tokens_with_edges
 from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.methods import ORIGINAL, Method, named_method, train_length_of
@@ -98,7 +98,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     ) -> None:
         ours, theirs = (signature(kind).parameters for kind in (StretchedLM, HFLM))
         for name in options.keys() - theirs.keys():  # transformers takes or refuses others
-            if meant := _misspelt.question(name, ours.keys() - {"options"}):
+            if meant := _checks.question(name, ours.keys() - {"options"}):
                 raise ValueError(f"model_args must have known names, got {name!r}{meant}")
         _checks.choice("truncation", truncation, TRUNCATIONS)
         if max_length is not None:

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ntk_alibi import _misspelt
+from ntk_alibi import _checks
 
 #: Keys that say which tokenizer the records are made with.
 OF_MODELS = ("tokenizer", "pretrained")
@@ -66,5 +66,5 @@ def check_metadata(tasks: Collection[str], metadata: Mapping[str, Any]) -> None:
             if key not in known:
                 raise ValueError(
                     f"metadata of these tasks must have keys of {', '.join(known)}, got {key!r}"
-                    f"{_misspelt.question(key, known)}"
+                    f"{_checks.question(key, known)}"
                 )

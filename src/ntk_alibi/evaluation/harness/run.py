@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntk_alibi import _extras, _files
+from ntk_alibi import _files, _installed
 from ntk_alibi.evaluation.harness import our_tasks
 from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name
 
@@ -71,7 +71,7 @@ def _harness_errors() -> Iterator[None]:
     Where a task lacks a package, name the extra that brings it.
     """
     try:
-        with _extras.needed_by("a task of lm-evaluation-harness"):
+        with _installed.needed_by("a task of lm-evaluation-harness"):
             yield
     except AssertionError as error:
         raise ValueError(str(error)) from error

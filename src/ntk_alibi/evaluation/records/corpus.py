@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi._shipped import shipped
+from ntk_alibi._installed import shipped
 from ntk_alibi.evaluation.records.record import Encode
 
 #: Paragraphs that are encoded at a time, until there are enough windows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _misspelt
+from ntk_alibi import _checks
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.report.tables import (
@@ -22,4 +22,4 @@ def __getattr__(name: str) -> Any:
     """Load the tables on first use, since rich is optional."""
     if name in __all__:
         return getattr(import_module("ntk_alibi.evaluation.report.tables"), name)
-    raise AttributeError(_misspelt.message(__name__, name, __all__))
+    raise AttributeError(_checks.no_attribute(__name__, name, __all__))

@@ -1,0 +1,126 @@
+"""What is installed: the core with its OpenMP library, optional packages, data, CMake's files.
+
+Wheels bring no OpenMP library: a second one beside torch's would have a second pool of threads, and
+both would wait by spinning (docs/building.md). A build from source holds the data of the package.
+Wheels for PyPI leave them to the package ntk-alibi-models, so that slopes, biases and attention
+come without megabytes of a model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module, resources, util
+from pathlib import Path
+
+#: Errors of the linkers of Linux and macOS, with the library that they do not find.
+_MISSING = re.compile(r"(lib[\w.+-]+): cannot open shared object|Library not loaded: \S*/(lib\S+)")
+
+#: The extra that brings a package.
+EXTRAS = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "matplotlib": "plot",
+    "bokeh": "explore",
+    "vllm": "vllm",
+    "ntk_alibi_models": "models",
+    **dict.fromkeys(("fuzzywuzzy", "jieba", "rouge"), "longbench"),
+    **dict.fromkeys(("nltk", "wonderwords"), "ruler"),
+}
+
+#: The package that has the data where this one does not.
+APART = "ntk_alibi_models"
+
+
+def load_core() -> None:
+    """Import the compiled core, with torch's OpenMP library if the system has none.
+
+    Raises:
+        ImportError: there is no OpenMP library, or the core cannot be imported for another reason.
+    """
+    try:
+        import_module("ntk_alibi._core")
+    except ImportError as error:
+        missing = _MISSING.search(str(error))
+        if missing is None:
+            raise
+        library = missing.group(1) or missing.group(2)
+        if not _loaded_from_torch(library):
+            raise ImportError(
+                f"ntk_alibi needs the library {library}, which was not found: install OpenMP "
+                "(libgomp1 on Debian and Ubuntu, libgomp on Fedora, libomp with brew) or torch, "
+                "which brings it"
+            ) from error
+        import_module("ntk_alibi._core")
+
+
+def _loaded_from_torch(library: str) -> bool:
+    """Load the library of this name that torch brings; torch itself is not imported."""
+    torch = util.find_spec("torch")
+    for folder in (torch and torch.submodule_search_locations) or ():
+        path = Path(folder) / "lib" / library
+        if path.is_file():
+            ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+            return True
+    return False
+
+
+@contextmanager
+def needed_by(name: str) -> Iterator[None]:
+    """Say, where an import in the block fails, which extra to install for `name`."""
+    try:
+        yield
+    except ImportError as error:
+        package = _missing(error)
+        if package not in EXTRAS:
+            raise
+        message = f"{name} needs {package}: pip install 'ntk-alibi[{EXTRAS[package]}]'"
+        raise ModuleNotFoundError(message, name=package) from error
+
+
+def _missing(error: BaseException) -> str | None:
+    """Return the package that was not found, also where another library gave advice of its own."""
+    if isinstance(error, ModuleNotFoundError):
+        return error.name
+    return None if error.__cause__ is None else _missing(error.__cause__)
+
+
+def shipped(package: str, name: str, what: str) -> Path:
+    """Return the path of a file or folder of data.
+
+    Args:
+        package: the package that holds it in a build from source.
+        name: its name.
+        what: words for it, for the error.
+
+    Raises:
+        ModuleNotFoundError: neither this package nor ntk-alibi-models has it; the message says what
+            to install.
+    """
+    own = Path(str(resources.files(package) / name))
+    if own.exists():
+        return own
+    with needed_by(what):
+        import_module(APART)
+    return Path(str(resources.files(APART) / name))
+
+
+def cmake_dir() -> Path:
+    """Return the folder of `ntk_alibiConfig.cmake`, for CMake's `ntk_alibi_DIR`.
+
+    Raises:
+        FileNotFoundError: this installation has none.
+    """
+    core = import_module("ntk_alibi._core")
+    folder = Path(str(core.__file__)).parent / "cmake"
+    if not (folder / "ntk_alibiConfig.cmake").is_file():
+        raise FileNotFoundError(
+            f"the CMake package must be in {str(folder)!r}, beside the compiled core, got no such "
+            "folder: install ntk-alibi with pip"
+        )
+    return folder
+
+
+load_core()

@@ -1,15 +1,30 @@
-"""The command line of a study: its folder, its processes, and the document with its tables."""
+"""What all studies do: their options, work in processes of one thread, and a document's tables."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
+import ntk_alibi
 from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.report.markdown import check_section, replace_section
-from studies.processes import Item, each_in_a_process
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def study_parser(prog: str, description: str, output: str) -> argparse.ArgumentParser:
@@ -61,13 +76,78 @@ def print_each(
         print(*lines, sep="\n", flush=True)
 
 
-def print_tables(tables: Mapping[str, str]) -> None:
-    """Print tables with their names."""
+def report(
+    tables: Mapping[str, str],
+    document: Path | None,
+    numbers: tuple[str, Mapping[str, Any]],
+    figures: Callable[[], Mapping[str, Figure]],
+    dpi: int,
+) -> None:
+    """Print tables with their names, and write them into a document if there is one.
+
+    Args:
+        tables: the tables by the names of the document's sections.
+        document: a Markdown file with markers for the sections; pictures/ is beside it.
+        numbers: a file name in pictures/, and what it gets as JSON.
+        figures: function that draws the figures, by their file names without the ending.
+        dpi: resolution of the figures.
+    """
     for name, text in tables.items():
         print(f"\n{name}\n\n{text}")
-
-
-def replace_tables(document: Path, tables: Mapping[str, str]) -> None:
-    """Replace the sections of a document by tables of the same names."""
+    if document is None:
+        return
+    pictures = document.parent / "pictures"
+    pictures.joinpath(numbers[0]).write_text(json.dumps(numbers[1]) + "\n")
+    for name, figure in figures().items():
+        figure.savefig(pictures / f"{name}.png", dpi=dpi)
     for name, text in tables.items():
         replace_section(document, name, text)
+
+
+def each_in_a_process(
+    work: Callable[[Item], Result], items: Sequence[Item], processes: int
+) -> Iterator[Result]:
+    """Yield work(item) for each item, in the order in which they finish.
+
+    The processes end with the last item, an error, or this process, also if it is killed.
+
+    Args:
+        work: a function that can be pickled.
+        items: values that can be pickled.
+        processes: number of processes.
+
+    Raises:
+        ChildProcessError: a process was killed.
+    """
+    if not items:
+        return
+    # spawn: OpenMP has no threads in a forked child
+    context = multiprocessing.get_context("spawn")
+    reader, writer = context.Pipe(duplex=False)
+    with ProcessPoolExecutor(processes, context, _prepare, (reader,)) as pool:
+        try:
+            for done in as_completed([pool.submit(work, item) for item in items]):
+                yield done.result()
+        except BrokenProcessPool:
+            raise ChildProcessError(
+                "a process was killed, perhaps for lack of memory; run the same command again to "
+                "continue, with fewer --processes"
+            ) from None
+        finally:
+            writer.close()
+            reader.close()
+
+
+def _prepare(parent: Connection) -> None:
+    torch.set_num_threads(1)
+    ntk_alibi.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Connection) -> None:
+    """End this process when the parent closes its end of a pipe, by an error or by its own end.
+
+    Two runs on one folder would overwrite each other.
+    """
+    parent.poll(None)
+    os._exit(1)

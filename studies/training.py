@@ -1,7 +1,7 @@
 """Training of small language models from scratch on retrieval records and prose.
 
-The base classes here are independent of the model. nano_bloom.py trains the embedded BLOOM with
-them, and extrapolation/recipe.py trains decoders with different position schemes. Three choices let
+The base classes here are independent of the model. nano_bloom/ trains the embedded BLOOM with
+them, and schemes/recipe.py trains decoders with different position schemes. Three choices let
 small models learn within minutes on two cores:
 
 - a curriculum of lengths: records start with a line or two and grow by half whenever the running
@@ -212,11 +212,12 @@ class Training(ABC):
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
-        self._record(logits.argmax(-1) == expected, answers[:, 1:][counted])
+        self.note_accuracy(logits.argmax(-1) == expected, answers[:, 1:][counted])
         self.curriculum.advance(self.recipe)
         return loss.item()
 
-    def _record(self, right: torch.Tensor, answers: torch.Tensor) -> None:
+    def note_accuracy(self, right: torch.Tensor, answers: torch.Tensor) -> None:
+        """Update the running accuracies by the answers' tokens of a batch."""
         for name, kind in (("lines_accuracy", _LINES), ("topics_accuracy", _TOPICS)):
             of_kind = answers == kind
             if of_kind.any():

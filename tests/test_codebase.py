@@ -159,6 +159,13 @@ def test_the_package_imports_no_program_of_the_checkout() -> None:
         )
 
 
+def test_studies_use_of_the_private_modules_those_of_errors_only() -> None:
+    for path in (ROOT / "studies").rglob("*.py"):
+        modules = {short(module) for module in imports(path)}
+        private = {module for module in modules if re.search(r"(^|\.)_", module)}
+        assert private <= {"_checks", "_files"}, f"{path} imports {private}"
+
+
 def test_no_python_modules_import_each_other_in_a_circle() -> None:
     """This holds within a layer, too, and for imports inside of functions."""
     arrows = {name: imports(path) for name, path in MODULES.items()}

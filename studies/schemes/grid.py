@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from studies.schemes.measure import Measurement, MeasurePlan
+from studies.schemes.measure import Measurement, MeasurePlan, ResultsFile
 from studies.schemes.recipe import StudyRecipe, StudyTraining
-from studies.schemes.results import ResultsFile
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Measurements of the study's models: retrieval and prose loss in several reading modes.
+"""Measurements of the study's models in several reading modes: retrieval and prose loss.
 
 Records and windows of prose belong to the seed of the training: models of one seed read the same
 texts, whatever their scheme is, and models of different seeds read different ones.
@@ -6,18 +6,22 @@ texts, whatever their scheme is, and models of different seeds read different on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
+from ntk_alibi import _files
 from ntk_alibi.evaluation.records import corpus
 from ntk_alibi.evaluation.records.record import Case
 from studies.schemes.decoder import Decoder
 from studies.schemes.readings import views
+from studies.schemes.recipe import StudyRecipe
 from studies.schemes.schemes import AttentionView
 from studies.training import Training
 
@@ -79,25 +83,26 @@ class Measurement:
             }
             if not todo:
                 continue
-            cases, windows = self._cases(multiple), self._windows(multiple)
+            cases, windows = self.cases(multiple), self.windows(multiple)
             for key, view in todo.items():
                 self._model.view = view
-                yield key, {**self._answers(cases), "nats": self._nats(windows)}
+                yield key, {**self.answers(cases), "nats": self.nats(windows)}
         self._model.view = AttentionView()
 
     def loss(self) -> float:
         """Return the mean nats of an answer at the training length, read as trained."""
         self._model.view = AttentionView()
-        loss: float = self._answers(self._cases(1))["loss"]
+        loss: float = self.answers(self.cases(1))["loss"]
         return loss
 
-    def _cases(self, multiple: int) -> list[Case]:
+    def cases(self, multiple: int) -> list[Case]:
+        """Draw the records at a multiple of the training length."""
         rng = np.random.default_rng([*self._seeds, multiple])
         length = multiple * self._train_length
         records = range(self._plan.records)
         return [self._record_kind.case(self._encode, length, rng) for _ in records]
 
-    def _windows(self, multiple: int) -> torch.Tensor:
+    def windows(self, multiple: int) -> torch.Tensor:
         """Cut windows of prose, (windows, length), that end in the same tokens at all multiples.
 
         A window lies within one held-out text. The tokens that are predicted do not overlap.
@@ -124,7 +129,7 @@ class Measurement:
         return self._train_length // 2
 
     @torch.inference_mode()
-    def _answers(self, cases: list[Case]) -> dict[str, Any]:
+    def answers(self, cases: list[Case]) -> dict[str, Any]:
         """Return for each question whether the likeliest tokens are right, and what `run` says."""
         right: list[bool] = []
         nats: list[float] = []
@@ -147,7 +152,7 @@ class Measurement:
         return {"right": right, "distances": distances, "loss": float(np.mean(nats))}
 
     @torch.inference_mode()
-    def _nats(self, windows: torch.Tensor) -> list[float]:
+    def nats(self, windows: torch.Tensor) -> list[float]:
         """Return the mean nats per token over the last half training length of each window."""
         scored = self._scored
         nats: list[float] = []
@@ -164,3 +169,40 @@ class Measurement:
 def _batches(rows: Any, length: int) -> Iterator[Any]:
     step = max(1, BATCH_TOKENS // length)
     return (rows[begin : begin + step] for begin in range(0, len(rows), step))
+
+
+class ResultsFile:
+    """A JSON file of results of one recipe and plan.
+
+    Args:
+        path: path of the file.
+        recipe: settings of the training that is measured.
+        plan: plan of the measurements.
+    """
+
+    def __init__(self, path: Path, recipe: StudyRecipe, plan: MeasurePlan) -> None:
+        self._path = path
+        self._work = json.loads(json.dumps({"recipe": asdict(recipe), "plan": asdict(plan)}))
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the stored results; None if there is no file.
+
+        Raises:
+            ValueError: the file is damaged, or holds results of another recipe or plan.
+        """
+        if not self._path.exists():
+            return None
+        results: dict[str, Any] = _files.read_json(self._path)
+        with _files.readable("results of the study; remove it to measure again", self._path):
+            same = {key: results.pop(key) for key in self._work} == self._work
+        if not same:
+            raise ValueError(
+                f"{self._path} holds results of other work than {self._work}; remove its folder"
+            )
+        return results
+
+    def write(self, results: dict[str, Any]) -> None:
+        """Write results, together with recipe and plan, in place of earlier ones."""
+        whole = self._path.with_suffix(".partial")
+        whole.write_text(json.dumps({**self._work, **results}))
+        whole.replace(self._path)

@@ -10,7 +10,6 @@ stored results, so that an interruption loses at most half a minute.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -18,21 +17,13 @@ from functools import partial
 from pathlib import Path
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation.report.markdown import describe_machine
-from studies.command import (
-    check_options,
-    print_each,
-    print_tables,
-    replace_tables,
-    study_parser,
-)
-from studies.schemes import grid, pictures, tables
-from studies.schemes.measure import Measurement, MeasurePlan
+from studies.command import check_options, print_each, report, study_parser
+from studies.schemes import grid, tables
+from studies.schemes.measure import Measurement, MeasurePlan, ResultsFile
 from studies.schemes.readings import views
 from studies.schemes.recipe import StudyRecipe, StudyTraining
-from studies.schemes.results import ResultsFile
 from studies.schemes.schemes import SCHEMES
-from studies.schemes.summary import SEEDS, Summary, summarise
+from studies.schemes.summary import SEEDS, summarise
 
 
 def train_and_evaluate(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> None:
@@ -66,21 +57,6 @@ def train_and_evaluate(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> 
         results["reading_cpu_seconds"] += now - before
         before = now
         file.write(results)
-
-
-def write_document(summary: Summary, document: Path) -> None:
-    """Write the results into a document's sections, and numbers and a picture into pictures/.
-
-    Args:
-        summary: from `summarise`.
-        document: a Markdown file with markers for the sections; pictures/ is beside it.
-    """
-    labels = {name: tables.label(name) for name in summary["measured"]}
-    named = {"machine": describe_machine(), "labels": labels, **summary}
-    folder = document.parent / "pictures"
-    folder.joinpath("extrapolation.json").write_text(json.dumps(named) + "\n")
-    pictures.figure(summary).savefig(folder / "extrapolation.png", dpi=90)
-    replace_tables(document, {"machine": named["machine"], **tables.tables(summary)})
 
 
 def _try_setting(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> list[str]:
@@ -120,9 +96,16 @@ def main(
         work = partial(_work, plan=plan, output=options.output)
         print_each(work, trainings, options.processes)
     summary = summarise(options.output)
-    print_tables(tables.tables(summary))
-    if options.document:
-        write_document(summary, options.document)
+    shown = tables.tables(summary)
+    labels = {name: tables.label(name) for name in summary["measured"]}
+    named = {"machine": shown["machine"], "labels": labels, **summary}
+    report(
+        shown,
+        options.document,
+        ("extrapolation.json", named),
+        lambda: {"extrapolation": tables.figure(summary)},
+        dpi=90,
+    )
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ntk_alibi import _files
-from ntk_alibi.evaluation.comparing.intervals import half_width
 from studies.schemes import grid
 from studies.schemes.readings import READING_MODES, views
 from studies.schemes.recipe import LEARNED
@@ -177,15 +176,6 @@ def differences(summary: Summary, name: str) -> dict[int, float]:
     """
     own, base = (by_seed(summary, x, ENDPOINT, ENDPOINT_AT) for x in (name, BASELINE))
     return {seed: own[seed] - base[seed] for seed in own if seed in base}
-
-
-def share_interval(shares: list[float]) -> tuple[float, float, float]:
-    """Return the mean of shares in %, and the ends of its t interval, which are 0 and 100 at most.
-
-    The ends are NaN for a single number.
-    """
-    mean, width = 100 * float(np.mean(shares)), 100 * float(half_width(shares))
-    return mean, float(np.maximum(mean - width, 0.0)), float(np.minimum(mean + width, 100.0))
 
 
 def cpu_hours(summary: Summary) -> dict[str, float]:

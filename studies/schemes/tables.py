@@ -1,17 +1,19 @@
-"""Results of the study as Markdown tables.
+"""Results of the study as Markdown tables, and as curves over length.
 
 Intervals are Student's over the seeds, each of which has its own training and its own texts.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ntk_alibi.evaluation.comparing.intervals import half_width
-from ntk_alibi.evaluation.report.markdown import table
+from ntk_alibi import _checks, plots
+from ntk_alibi.evaluation.report.markdown import describe_machine, table
+from studies.means import curves as means_and_widths
+from studies.means import plus_minus, points, share
 from studies.schemes import grid
 from studies.schemes.readings import READING_MODES
 from studies.schemes.summary import (
@@ -26,8 +28,11 @@ from studies.schemes.summary import (
     cpu_hours,
     differences,
     qualifying,
-    share_interval,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Names of the schemes in tables.
 LABELS = {
@@ -43,6 +48,43 @@ LABELS = {
     "bam-flat": "BAM, flat",
     "bam-flat-ssmax": "BAM, flat, SSMax",
     "fox": "FoX",
+}
+
+#: Axis label, unit and limits of the quantities of curves.
+QUANTITIES: dict[str, tuple[str, float, tuple[float, float] | None]] = {
+    "pairs": ("numbers found, %", 100.0, (0.0, 100.0)),
+    "beyond": ("far numbers found, %", 100.0, (0.0, 100.0)),
+    "change": ("nats, change from 1x", 1.0, None),
+}
+
+#: Curves of each panel of the figure, by the panel's title.
+PANELS = {
+    "ALiBi, read in several ways": (
+        "alibi/plain",
+        "alibi/ntk",
+        "alibi/flat",
+        "alibi/flat-log-n",
+        "alibi/knee",
+        "alibi/window",
+    ),
+    "learned biases": (
+        "learned-slopes/plain",
+        "kerple-power/plain",
+        "kerple-log/plain",
+        "bam/plain",
+        "bam-flat/plain",
+        "bam-flat-ssmax/plain",
+        "fox/plain",
+    ),
+    "none, Sandwich and rotations": (
+        "none/plain",
+        "sandwich/plain",
+        "rope/plain",
+        "rope/window",
+        "rope/ntk",
+        "xpos/plain",
+        "xpos/blocks",
+    ),
 }
 
 #: Reading modes that their papers count as part of the method; the method tables include them.
@@ -64,7 +106,7 @@ SECTIONS = (
 
 
 def tables(summary: Summary) -> dict[str, str]:
-    """Format each section of the document but "machine", by the section's name.
+    """Format each section of the document, by the section's name.
 
     Args:
         summary: from `summarise`.
@@ -78,20 +120,21 @@ def tables(summary: Summary) -> dict[str, str]:
     longer = multiples[1:]
     return {
         "status": _status(summary),
+        "machine": describe_machine(),
         "endpoint": _endpoint(summary, [name for name in names if name != BASELINE]),
         "learning": _learning(summary),
         "grid": _grid(summary),
         "pairs": _table(
-            summary, methods, [("pairs", m, _share) for m in multiples], seeds_at=multiples[-1]
+            summary, methods, [("pairs", m, share) for m in multiples], seeds_at=multiples[-1]
         ),
-        "beyond": _table(summary, methods, [("beyond", m, _share) for m in longer]),
+        "beyond": _table(summary, methods, [("beyond", m, share) for m in longer]),
         "prose": _table(
             summary, methods, [("nats", 1, _nats), *(("change", m, _change) for m in longer)]
         ),
         "readings": _table(
             summary,
             others,
-            [*(("pairs", m, _share) for m in longer), *(("change", m, _change) for m in longer)],
+            [*(("pairs", m, share) for m in longer), *(("change", m, _change) for m in longer)],
         ),
         "training": _training(summary),
     }
@@ -136,7 +179,7 @@ def _endpoint(summary: Summary, names: Sequence[str]) -> str:
             for x in (name, BASELINE)
         )
         each = " / ".join(f"{100 * gain:+.0f}" for gain in gains.values())
-        cells = [_share(own), _share(base), _points(list(gains.values())), each]
+        cells = [share(own), share(base), points(list(gains.values())), each]
         rows.append([label(name), _runs(summary, name), str(len(gains)), *cells])
     at = f"{ENDPOINT_AT}x"
     header = ["", "runs", "pairs of runs", f"beyond, %, {at}", f"ALiBi, %, {at}"]
@@ -156,9 +199,9 @@ def _learning(summary: Summary) -> str:
                 f"{setting['muon_rate']:g}",
                 f"{setting['first_weights_std']:g}",
                 f"{len(steps)} of {len(taken['seeds'])}",
-                _plus_minus(steps, "{:.0f}".format),
+                plus_minus(steps, ".0f"),
                 each,
-                _share(at_first),
+                share(at_first),
                 _runs(summary, scheme),
             ]
         )
@@ -209,37 +252,12 @@ def _table(
     return table(["", "runs", *header], rows)
 
 
-def _share(shares: Sequence[float]) -> str:
-    """Format the mean of shares in % and, for several, its interval."""
-    if not shares:
-        return ""
-    mean, low, high = share_interval(list(shares))
-    return f"{mean:.0f}" if math.isnan(low) else f"{mean:.0f} ({low:.0f}-{high:.0f})"
-
-
-def _plus_minus(
-    values: Sequence[float],
-    mean: Callable[[float], str],
-    width: Callable[[float], str] | None = None,
-) -> str:
-    """Format the mean and, for several values, half the width of its interval."""
-    if not values:
-        return ""
-    half = float(half_width(values))
-    shown = "" if math.isnan(half) else f" ± {(width or mean)(half)}"
-    return f"{mean(float(np.mean(values)))}{shown}"
-
-
-def _points(gains: Sequence[float]) -> str:
-    return _plus_minus([100 * gain for gain in gains], "{:+.0f}".format, "{:.0f}".format)
-
-
 def _nats(values: Sequence[float]) -> str:
-    return _plus_minus(values, "{:.2f}".format)
+    return plus_minus(values, ".2f")
 
 
 def _change(values: Sequence[float]) -> str:
-    return _plus_minus(values, "{:+.3f}".format, "{:.3f}".format)
+    return plus_minus(values, "+.3f", ".3f")
 
 
 def _training(summary: Summary) -> str:
@@ -256,3 +274,73 @@ def _training(summary: Summary) -> str:
     hours = cpu_hours(summary)
     parts = ", ".join(f"{name} {spent:.2f}" for name, spent in hours.items())
     return f"{table(header, rows)}\n\nCPU hours: {parts}; {sum(hours.values()):.2f} together."
+
+
+def figure(summary: Summary) -> Figure:
+    """Plot accuracy and change of nats over length, with 95 % bands, for the runs that qualify.
+
+    Panels without such a run are left out.
+
+    Args:
+        summary: from `summarise`.
+    """
+    from matplotlib.figure import Figure
+
+    panels = {
+        title: names
+        for title, names in PANELS.items()
+        if any(comparable(summary, name) for name in names)
+    } or PANELS
+    made = Figure(figsize=(4.7 * len(panels), 8), layout="constrained")
+    axes = made.subplots(2, len(panels), sharey="row", squeeze=False)
+    for row, quantity in enumerate(("pairs", "change")):
+        for column, (title, names) in enumerate(panels.items()):
+            curves(summary, names, quantity, ax=axes[row, column]).set_title(title)
+    return made
+
+
+def curves(summary: Summary, names: Iterable[str], quantity: str, ax: Axes | None = None) -> Axes:
+    """Plot a quantity over length, with 95 % bands, for the runs that qualify.
+
+    Args:
+        summary: from `summarise`.
+        names: pairs "scheme/reading"; those without a run that qualifies are left out.
+        quantity: a key of `QUANTITIES`.
+        ax: axes to draw into; a new figure's by default.
+
+    Returns:
+        The axes that hold the picture.
+
+    Raises:
+        ValueError: quantity is unknown, or a name has no scheme of the study.
+    """
+    _checks.choice("quantity", quantity, tuple(QUANTITIES))
+    names = list(names)
+    for name in names:
+        _checks.choice("the scheme of a name", name.partition("/")[0], tuple(LABELS))
+    train_length, multiples = summary["recipe"]["train_length"], summary["plan"]["multiples"]
+    words, unit, limits = QUANTITIES[quantity]
+    known = [name for name in names if comparable(summary, name)]
+    # At multiples where a reading mode changes nothing, the figures of the plain mode are used.
+    cells = {
+        label(name): [
+            list(
+                (
+                    by_seed(summary, name, quantity, x) or by_seed(summary, plain, quantity, x)
+                ).values()
+            )
+            for x in multiples
+        ]
+        for name in known
+        if (plain := f"{name.partition('/')[0]}/{PLAIN}")
+    }
+    means, widths = means_and_widths(cells, unit)
+    return plots.extrapolation_curves(
+        [multiple * train_length for multiple in multiples],
+        means,
+        half_widths=widths,
+        train_length=train_length,
+        quantity=words,
+        limits=limits,
+        ax=ax,
+    )

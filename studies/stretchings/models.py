@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import transformers
 
 from studies.nano_bloom import program
 from studies.nano_bloom.program import NanoBloomRecipe, NanoBloomTraining
-from studies.stretchings.nano_mpt import NanoMPTRecipe, NanoMPTTraining
 
 #: Exponents of the flattest slopes of the nano MPTs, which all have this training length.
 BIAS_MAXIMA, MPT_TRAIN_LENGTH = (8, 7, 6, 5), 512
@@ -27,6 +29,46 @@ MPT_STEPS = 600
 #: nano MPTs of this regime read.
 BLOOM_REGIME = 8.0
 FARTHER = ((64, 2), (128, 1))
+
+
+@dataclass(frozen=True)
+class NanoMPTRecipe(NanoBloomRecipe):
+    """All settings of the training of a nano MPT.
+
+    Attributes:
+        alibi_bias_max: b; the slopes of H heads are 2^(-b / H), 2^(-2b / H), ..., 2^-b.
+    """
+
+    alibi_bias_max: int = 8
+
+
+class NanoMPTTraining(NanoBloomTraining):
+    """The training of an MPT.
+
+    Args:
+        recipe: settings of the training.
+    """
+
+    def make_model(self) -> Any:
+        """Build an MPT with random first weights."""
+        recipe = self.recipe
+        return transformers.MptForCausalLM(
+            transformers.MptConfig(
+                vocab_size=len(self.tokenizer),
+                d_model=recipe.hidden_size,
+                n_layers=recipe.layers,
+                n_heads=recipe.heads,
+                max_seq_len=recipe.train_length,
+                attn_config={"alibi": True, "alibi_bias_max": recipe.alibi_bias_max},
+                pad_token_id=self.tokenizer.pad_token_id,
+                bos_token_id=self.tokenizer.bos_token_id,
+                eos_token_id=self.tokenizer.eos_token_id,
+            )
+        )
+
+    def length_setting(self) -> dict[str, int]:
+        """Return the entry of the config that holds the training length."""
+        return {"max_seq_len": self.recipe.train_length}
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,12 @@ answers, so that an interruption loses half a minute at most.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from ntk_alibi import _files
-from studies.command import (
-    check_options,
-    print_each,
-    print_tables,
-    replace_tables,
-    study_parser,
-)
+from studies.command import check_options, print_each, report, study_parser
 from studies.stretchings import tables
 from studies.stretchings.models import GROUPS, NanoModel
 from studies.stretchings.reading import ReadingPlan, read
@@ -54,20 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     work = partial(train_and_read, output=options.output, reading=ReadingPlan())
     print_each(work, models, options.processes)
     summary = tables.summarise(options.output)
-    print_tables(tables.tables(summary))
-    if options.document:
-        write_document(summary, options.document)
-
-
-def write_document(summary: tables.Summary, document: Path) -> None:
-    """Write the tables into a document's sections, and numbers and pictures into pictures/.
-
-    Args:
-        summary: from `tables.summarise`.
-        document: a Markdown file with markers for the sections; pictures/ is beside it.
-    """
-    pictures = document.parent / "pictures"
-    pictures.joinpath("replication.json").write_text(json.dumps(summary) + "\n")
-    for name, figure in tables.figures(summary).items():
-        figure.savefig(pictures / f"{name}.png", dpi=110)
-    replace_tables(document, tables.tables(summary))
+    report(
+        tables.tables(summary),
+        options.document,
+        ("replication.json", summary),
+        lambda: tables.figures(summary),
+        dpi=110,
+    )

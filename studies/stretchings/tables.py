@@ -6,7 +6,6 @@ its own, so that it covers trainings and texts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ntk_alibi import _files, plots
-from ntk_alibi.evaluation.comparing.intervals import half_width
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
+from studies.means import curves, plus_minus, points, share
 from studies.stretchings.models import GROUPS, NanoModel
 from studies.stretchings.reading import BASELINE, GENERATED_AT, PROSE_AT, RULES, ReadingPlan
 
@@ -175,19 +174,17 @@ def tables(summary: Summary) -> dict[str, str]:
             "endpoint": _endpoint(
                 {"nano BLOOM": seeds, "nano MPT, all": regimes, **_by_regime(regimes)}
             ),
-            "seeds": _over_multiples(seeds, shares, _share),
-            "seeds-gains": _over_multiples(seeds, gains, _gain),
+            "seeds": _over_multiples(seeds, shares, share),
+            "seeds-gains": _over_multiples(seeds, gains, points),
             "prose-books": _by_rule({"nano BLOOM": seeds, **_by_regime(regimes)}, "prose", _nats),
-            "generated": _by_rule(
-                {"nano BLOOM": seeds, **_by_regime(regimes)}, "generated", _share
-            ),
+            "generated": _by_rule({"nano BLOOM": seeds, **_by_regime(regimes)}, "generated", share),
         }
     if regimes:
         made["regimes"] = _regimes(regimes)
-        made["tasks"] = _over_multiples(regimes, shares, _share)
-        made["tasks-gains"] = _over_multiples(regimes, gains, _gain)
-        made["farther"] = _over_multiples(regimes, shares, _share, farther=True)
-        made["farther-gains"] = _over_multiples(regimes, gains, _gain, farther=True)
+        made["tasks"] = _over_multiples(regimes, shares, share)
+        made["tasks-gains"] = _over_multiples(regimes, gains, points)
+        made["farther"] = _over_multiples(regimes, shares, share, farther=True)
+        made["farther-gains"] = _over_multiples(regimes, gains, points, farther=True)
     return made
 
 
@@ -213,7 +210,7 @@ def _endpoint(groups: dict[str, list[Summary]]) -> str:
             continue
         p = f"{ttest_1samp(paired, 0.0).pvalue:.3f}" if _vary(paired) else ""
         each = " ".join(f"{100 * gain:+.0f}" for gain in paired)
-        rows.append([label, str(len(paired)), _share(base), _share(first), _gain(paired), p, each])
+        rows.append([label, str(len(paired)), share(base), share(first), points(paired), p, each])
     header = ["", "models", BASELINE, ENDPOINT_RULE, "gain", "p (paired t)", "each model"]
     return table(header, rows)
 
@@ -269,39 +266,14 @@ def _regimes(models: Sequence[Summary]) -> str:
     """Format lines found in each regime, at 1, 4 and 16 times the training length."""
     columns = [(x, label, group) for x in (1, 4, 16) for label, group in _by_regime(models).items()]
     rows = [
-        [rule, *(_share(shares(group, "lines", rule, x)) for x, _, group in columns)]
+        [rule, *(share(shares(group, "lines", rule, x)) for x, _, group in columns)]
         for rule in RULES
     ]
     return table(["lines", *(f"{label}, {x}x" for x, label, _ in columns)], rows)
 
 
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean of shares in % and its 95 % interval, which ends at 0 and 100."""
-    mean, width = 100 * float(np.mean(values)), 100 * float(half_width(values))
-    return mean, max(0.0, mean - width), min(100.0, mean + width)
-
-
-def _share(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    mean, low, high = interval(values)
-    return f"{mean:.0f}" if math.isnan(low) else f"{mean:.0f} ({low:.0f}-{high:.0f})"
-
-
-def _gain(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    width = 100 * float(half_width(values))
-    shown = "" if math.isnan(width) else f" ± {width:.0f}"
-    return f"{100 * float(np.mean(values)):+.0f}{shown}".replace("-0 ", "+0 ")
-
-
 def _nats(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    width = float(half_width(values))
-    shown = "" if math.isnan(width) else f" ± {width:.4f}"
-    return f"{float(np.mean(values)):+.4f}{shown}"
+    return plus_minus(values, "+.4f", ".4f")
 
 
 def figures(summary: Summary) -> dict[str, Figure]:
@@ -325,8 +297,8 @@ def _over_length(models: Sequence[Summary]) -> Figure:
     multiples = sorted({int(x) for m in models for x in m["cells"]["lines"][BASELINE]})
     train_length = models[0]["train_length"]
     made = Figure(figsize=(8, 4.6), layout="constrained")
-    means, widths = _curves(
-        SHOWN, [[shares(models, "lines", rule, x) for x in multiples] for rule in SHOWN]
+    means, widths = curves(
+        {rule: [shares(models, "lines", rule, x) for x in multiples] for rule in SHOWN}
     )
     axes = plots.extrapolation_curves(
         [x * train_length for x in multiples],
@@ -348,29 +320,16 @@ def _over_regime(models: Sequence[Summary]) -> Figure:
     groups = _by_regime(models)
     made = Figure(figsize=(12, 4.6), layout="constrained")
     for axes, multiple in zip(made.subplots(1, 2, sharey=True), (4, 16), strict=True):
-        cells = [[shares(g, "lines", rule, multiple) for g in groups.values()] for rule in SHOWN]
+        cells = {
+            rule: [shares(g, "lines", rule, multiple) for g in groups.values()] for rule in SHOWN
+        }
         values = [group[0]["regime"] for group in groups.values()]
-        plots.extrapolation_curves(
-            values, _curves(SHOWN, cells)[0], quantity="lines found, %", ax=axes
-        )
+        plots.extrapolation_curves(values, curves(cells)[0], quantity="lines found, %", ax=axes)
         # Intervals of three models cover the whole picture, so the models themselves are shown.
-        for curve, row in zip(axes.get_lines(), cells, strict=False):
+        for curve, row in zip(axes.get_lines(), cells.values(), strict=False):
             points = [(x, 100 * y) for x, column in zip(values, row, strict=True) for y in column]
             axes.scatter(*zip(*points, strict=True), s=14, color=curve.get_color(), alpha=0.5)
         axes.set_ylim(-3.0, 103.0)
         axes.set_xlabel("training length x flattest slope")
         axes.set_title(f"nano MPT: lines found at {multiple}x, mean and each training")
     return made
-
-
-def _curves(
-    rules: Sequence[str], cells: Sequence[Sequence[Sequence[float]]]
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return means and half-widths in % of each rule; NaN where there are no values."""
-    means, widths = {}, {}
-    for rule, row in zip(rules, cells, strict=True):
-        means[rule] = [100 * float(np.mean(x)) if x else math.nan for x in row]
-        widths[rule] = [
-            100 * float(np.nan_to_num(half_width(x))) if len(x) > 1 else 0.0 for x in row
-        ]
-    return means, widths

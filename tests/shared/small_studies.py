@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import torch
+from studies import training
 from studies.schemes.decoder import Decoder
 from studies.schemes.measure import MeasurePlan
 from studies.schemes.recipe import StudyRecipe
@@ -24,3 +29,20 @@ def decoder(scheme: str, layers: int = 2, length: int = 32) -> Decoder:
 
 def some_tokens(rows: int = 2, length: int = 40) -> torch.Tensor:
     return torch.randint(50, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+@contextmanager
+def interrupted(kind: type[training.Training], step: int) -> Iterator[None]:
+    """Interrupt the trainings of a class, which write a checkpoint after each step, in a step."""
+    done = kind.step
+
+    def stop(self: training.Training) -> float:
+        if self.curriculum.step == step:
+            raise KeyboardInterrupt
+        return done(self)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+        patched.setattr(kind, "step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            yield

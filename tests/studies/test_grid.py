@@ -15,7 +15,7 @@ from studies.schemes.recipe import LEARNED, StudyCurriculum, StudyRecipe, StudyT
 from studies.schemes.schemes import SCHEMES
 from studies.schemes.summary import SEEDS
 
-from small_studies import TINY, TINY_PLAN
+from small_studies import TINY, TINY_PLAN, interrupted
 
 
 def after(recipe: StudyRecipe, accuracies: list[float]) -> StudyCurriculum:
@@ -103,7 +103,7 @@ def test_a_run_ends_when_it_has_learned(tmp_path: Path, monkeypatch: pytest.Monk
     def right(self: StudyTraining, hits: torch.Tensor, answers: torch.Tensor) -> None:
         self.curriculum.lines_accuracy = 0.3 * (self.curriculum.step + 1)
 
-    monkeypatch.setattr(StudyTraining, "_record", right)
+    monkeypatch.setattr(StudyTraining, "note_accuracy", right)
     outcome = grid.run(run, TINY_PLAN, tmp_path)
     assert (outcome["learned_at"], outcome["steps"]) == (4, 4)
 
@@ -113,18 +113,9 @@ def test_a_run_resumes_and_its_outcome_is_kept(
 ) -> None:
     run = grid.runs(replace(TINY, scheme="kerple-power"))[3]
     whole = grid.run(run, TINY_PLAN, tmp_path / "whole")
+    with interrupted(StudyTraining, 2):
+        grid.run(run, TINY_PLAN, tmp_path)
     done = StudyTraining.step
-
-    def stop(self: StudyTraining) -> float:
-        if self.curriculum.step == 2:
-            raise KeyboardInterrupt
-        return done(self)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(training, "CHECKPOINT_SECONDS", 0.0)
-        patched.setattr(StudyTraining, "step", stop)
-        with pytest.raises(KeyboardInterrupt):
-            grid.run(run, TINY_PLAN, tmp_path)
     steps = []
 
     def counted(self: StudyTraining) -> float:

@@ -15,10 +15,16 @@ from ntk_alibi.evaluation.records import corpus
 from small_studies import TINY, TINY_PLAN
 
 
-def test_each_case_and_window_is_read_once_and_the_same_text_ends_it() -> None:
-    trained = StudyTraining(TINY)
+@pytest.fixture(scope="module")
+def trained() -> StudyTraining:
+    return StudyTraining(TINY)
+
+
+def test_each_case_and_window_is_read_once_and_the_same_text_ends_it(
+    trained: StudyTraining,
+) -> None:
     evaluation = Measurement(trained, TINY_PLAN)
-    short, long = (evaluation._windows(multiple) for multiple in (1, 2))
+    short, long = (evaluation.windows(multiple) for multiple in (1, 2))
     assert torch.equal(short, long[:, -64:])
     keys = [key for key, _ in evaluation.run({"plain/2"})]
     assert keys == [
@@ -33,11 +39,10 @@ def test_each_case_and_window_is_read_once_and_the_same_text_ends_it() -> None:
     ]
 
 
-def test_answers_are_right_where_greedy_decoding_gives_them() -> None:
-    trained = StudyTraining(TINY)
+def test_answers_are_right_where_greedy_decoding_gives_them(trained: StudyTraining) -> None:
     evaluation = Measurement(trained, TINY_PLAN)
-    cases = evaluation._cases(1)
-    right = evaluation._answers(cases)["right"]
+    cases = evaluation.cases(1)
+    right = evaluation.answers(cases)["right"]
     expected = []
     with torch.inference_mode():
         for case in cases:
@@ -56,8 +61,8 @@ def test_each_seed_has_texts_of_its_own_and_schemes_share_them() -> None:
 
     def texts(scheme: str, seed: int) -> tuple[list[bytes], list[bytes]]:
         of = Measurement(StudyTraining(replace(TINY, scheme=scheme, seed=seed)), plan)
-        windows = [row.numpy().tobytes() for row in of._windows(1)]
-        return [case.tokens.tobytes() for case in of._cases(2)], windows
+        windows = [row.numpy().tobytes() for row in of.windows(1)]
+        return [case.tokens.tobytes() for case in of.cases(2)], windows
 
     first, other, third = texts("alibi", 0), texts("none", 0), texts("alibi", 1)
     assert first == other
@@ -67,8 +72,9 @@ def test_each_seed_has_texts_of_its_own_and_schemes_share_them() -> None:
     assert not set(first[0]) & set(third[0])  # records are drawn from many
 
 
-def test_windows_lie_within_one_held_out_book_and_are_not_trained_on() -> None:
-    trained = StudyTraining(TINY)
+def test_windows_lie_within_one_held_out_book_and_are_not_trained_on(
+    trained: StudyTraining,
+) -> None:
     books = [
         trained.tokenizer.decode(
             [token for part in trained.encode([f"{c}\n" for c in book]) for token in part]
@@ -76,18 +82,17 @@ def test_windows_lie_within_one_held_out_book_and_are_not_trained_on() -> None:
         for book in corpus.held_out_texts("books")
     ]
     training_text = "\n".join(corpus.training_text(TINY.held_out))
-    for window in Measurement(trained, replace(TINY_PLAN, windows=8))._windows(2):
+    for window in Measurement(trained, replace(TINY_PLAN, windows=8)).windows(2):
         text = trained.tokenizer.decode(window)
         assert sum(text in book for book in books) == 1
         assert text.strip() not in training_text
 
 
-def test_the_loss_is_that_of_the_answers_at_the_training_length() -> None:
-    trained = StudyTraining(TINY)
+def test_the_loss_is_that_of_the_answers_at_the_training_length(trained: StudyTraining) -> None:
     evaluation = Measurement(trained, TINY_PLAN)
     nats = []
     with torch.inference_mode():
-        for case in evaluation._cases(1):
+        for case in evaluation.cases(1):
             tokens = torch.from_numpy(case.tokens)[None]
             logs = trained.model(tokens)[0].log_softmax(-1)
             nats += [-float(logs[at - 1, tokens[0, at]]) for at, _ in case.answers]
@@ -95,8 +100,7 @@ def test_the_loss_is_that_of_the_answers_at_the_training_length() -> None:
     assert evaluation.loss() == dict(evaluation.run(()))["plain/1"]["loss"]
 
 
-def test_pairs_ask_for_what_was_stated_once() -> None:
-    trained = StudyTraining(TINY)
+def test_pairs_ask_for_what_was_stated_once(trained: StudyTraining) -> None:
     names = trained.line_task(128).names
     for length in (6, 31, 128, 1024):
         case = trained.line_task(length).case(trained.encode, length, np.random.default_rng(0))
@@ -118,8 +122,7 @@ def test_pairs_ask_for_what_was_stated_once() -> None:
             assert source < 3 * len(stated)
 
 
-def test_names_of_pairs_are_words_of_one_token() -> None:
-    trained = StudyTraining(TINY)
+def test_names_of_pairs_are_words_of_one_token(trained: StudyTraining) -> None:
     names = trained.line_task(128).names
     assert {len(tokens) for tokens in trained.encode(list(names))} == {1}
     assert all(re.fullmatch(" [a-z]{2,}", name) for name in names)
@@ -127,8 +130,7 @@ def test_names_of_pairs_are_words_of_one_token() -> None:
     assert " quick" in names
 
 
-def test_pairs_need_room_for_one_and_names_for_all() -> None:
-    trained = StudyTraining(TINY)
+def test_pairs_need_room_for_one_and_names_for_all(trained: StudyTraining) -> None:
     names = len(trained.line_task(128).names)
     for length in (5, 3 * (names + 17)):
         with pytest.raises(ValueError, match=f"length must be from 6 tokens .* got {length}"):

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from studies import training
 from studies.nano_bloom import program
 from studies.nano_bloom.program import NanoBloomRecipe, NanoBloomTraining
 from studies.steeper import SteepenFlattest
@@ -18,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import ntk_alibi as na
 from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.plan import Plan
+from small_studies import interrupted
 
 #: A recipe of a few steps with a few tokens each.
 TINY = NanoBloomRecipe(
@@ -31,21 +31,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def test_interrupted_training_ends_in_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_training_ends_in_the_same_weights(tmp_path: Path) -> None:
     program.train(TINY, tmp_path / "whole", quiet=True)
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
-    step, steps = NanoBloomTraining.step, []
-
-    def stop_in_step_eight(self: NanoBloomTraining) -> float:
-        steps.append(1)
-        if len(steps) == 8:
-            raise KeyboardInterrupt
-        return step(self)
-
-    monkeypatch.setattr(NanoBloomTraining, "step", stop_in_step_eight)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(NanoBloomTraining, 7):
         program.train(TINY, tmp_path / "resumed", quiet=True)
     assert (tmp_path / "resumed/train.ckpt").exists()
     program.train(TINY, tmp_path / "resumed", quiet=True)

@@ -10,39 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from studies import command, training
+from studies import command
 from studies.schemes import grid, program
 from studies.schemes.measure import Measurement, MeasurePlan
 from studies.schemes.recipe import StudyRecipe, StudyTraining
 from studies.schemes.summary import by_seed, summarise
 from studies.schemes.tables import SECTIONS
 
-from small_studies import TINY, TINY_PLAN
-
-
-def stopped(recipe: StudyRecipe, folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the study and interrupt it in a step of the training."""
-    done = StudyTraining.step
-
-    def stop(self: StudyTraining) -> float:
-        if self.curriculum.step == step:
-            raise KeyboardInterrupt
-        return done(self)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(training, "CHECKPOINT_SECONDS", 0.0)
-        patched.setattr(StudyTraining, "step", stop)
-        with pytest.raises(KeyboardInterrupt):
-            program.train_and_evaluate(recipe, TINY_PLAN, folder)
+from small_studies import TINY, TINY_PLAN, interrupted
 
 
 @pytest.mark.parametrize("name", ["kerple-log", "fox"])
-def test_interrupted_work_ends_in_the_same_numbers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_work_ends_in_the_same_numbers(name: str, tmp_path: Path) -> None:
     recipe = replace(TINY, scheme=name)
     program.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "whole")
-    stopped(recipe, tmp_path / "resumed", 2, monkeypatch)
+    with interrupted(StudyTraining, 2):
+        program.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "resumed")
     program.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "resumed")
     whole, resumed = (tmp_path / x / f"{name}-0" for x in ("whole", "resumed"))
     measured, again = (
@@ -65,13 +48,13 @@ def test_an_interrupted_evaluation_goes_on_with_what_it_lacks(
     part = {key: whole["measured"][key] for key in ("plain/1", "plain/2")}
     path.write_text(json.dumps(whole | {"measured": part}))
     asked = []
-    nats = Measurement._nats
+    nats = Measurement.nats
 
     def counted(self: Measurement, windows: torch.Tensor) -> list[float]:
         asked.append(windows)
         return nats(self, windows)
 
-    monkeypatch.setattr(Measurement, "_nats", counted)
+    monkeypatch.setattr(Measurement, "nats", counted)
     program.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
     assert len(asked) == len(whole["measured"]) - 2 == 2
     again = json.loads(path.read_text())

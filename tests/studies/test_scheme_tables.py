@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies.schemes import grid, pictures, tables
+from studies.schemes import grid, tables
 from studies.schemes.readings import views
 from studies.schemes.schemes import SCHEMES
 from studies.schemes.summary import by_seed, cpu_hours, differences, summarise
@@ -177,7 +177,7 @@ def test_models_of_different_recipes_are_not_mixed(study: Path, tmp_path: Path) 
 
 def test_every_scheme_has_a_label_and_every_section_its_text(study: Path) -> None:
     assert set(tables.LABELS) == set(SCHEMES)
-    drawn = {name.partition("/")[0] for panel in pictures.PANELS.values() for name in panel}
+    drawn = {name.partition("/")[0] for panel in tables.PANELS.values() for name in panel}
     assert drawn == set(SCHEMES)
     assert {"machine", *tables.tables(summarise(study))} == set(tables.SECTIONS)
 
@@ -188,7 +188,7 @@ def test_the_page_has_a_place_for_every_section() -> None:
 
 
 def test_the_picture_has_a_curve_for_what_qualifies(study: Path) -> None:
-    axes = pictures.figure(summarise(study)).axes
+    axes = tables.figure(summarise(study)).axes
     titles = [panel.get_title() for panel in axes]
     assert titles == 2 * ["ALiBi, read in several ways", "none, Sandwich and rotations"]
     lines = {line.get_label(): line for line in axes[1].get_lines()}
@@ -206,6 +206,6 @@ def test_the_picture_has_a_curve_for_what_qualifies(study: Path) -> None:
 def test_curves_refuse_what_the_study_does_not_have(study: Path) -> None:
     summary = summarise(study)
     with pytest.raises(ValueError, match=r"quantity must be .*got 'nats'"):
-        pictures.curves(summary, ["alibi/plain"], "nats")
+        tables.curves(summary, ["alibi/plain"], "nats")
     with pytest.raises(ValueError, match=r"scheme of a name must be .*got 'alibbi'"):
-        pictures.curves(summary, ["alibbi/plain"], "pairs")
+        tables.curves(summary, ["alibbi/plain"], "pairs")

@@ -1,4 +1,4 @@
-"""Work in several processes: results, processes that are killed, and a parent that is."""
+"""What all studies do: work in processes, also if one or the parent is killed, and means."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from studies.processes import each_in_a_process
+from studies import means
+from studies.command import each_in_a_process
 
 from repository import ROOT
 
@@ -62,8 +64,8 @@ def _alive(process: int) -> bool:
 def _start(tmp_path: Path, function: str, items: str, processes: int) -> subprocess.Popen[bytes]:
     """Start a program that works on items."""
     code = (
-        f"from pathlib import Path; from test_processes import {function}\n"
-        "from studies.processes import each_in_a_process\n"
+        f"from pathlib import Path; from test_command import {function}\n"
+        "from studies.command import each_in_a_process\n"
         f"folder = Path({str(tmp_path)!r})\n"
         f"if __name__ == '__main__': list(each_in_a_process({function}, {items}, {processes}))"
     )
@@ -100,3 +102,14 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     while _alive(worker) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _alive(worker)
+
+
+def test_means_have_students_intervals_and_shares_end_at_all_and_nothing() -> None:
+    mean, low, high = means.share_interval([1.0, 0.9, 1.0])
+    assert (round(mean, 1), high) == (96.7, 100.0)
+    assert low == pytest.approx(96.667 - 4.3027 * 5.7735 / 3**0.5, abs=1e-2)
+    shown = [means.share([]), means.share([0.5]), means.points([]), means.points([0.001, -0.003])]
+    assert shown == ["", "50", "", "+0 ± 3"]
+    found, widths = means.curves({"one": [[0.5], [], [0.4, 0.6]]})
+    assert found["one"] == pytest.approx([50.0, np.nan, 50.0], nan_ok=True)
+    assert widths["one"] == pytest.approx([0.0, 0.0, 12.706 * 10], rel=1e-4)

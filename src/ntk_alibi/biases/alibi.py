@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +15,15 @@ from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias, parameter
 from ntk_alibi.biases.slopes import (
     SIDES,
+    ModelSlopes,
     Sides,
     both_sides,
     hidden_sides,
-    left_right_slopes,
     scaling_per,
     with_axes,
 )
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import Bend, Scaling, without_knee
+from ntk_alibi.scaling import Bend, Scaling, at_layer, without_knee
 from ntk_alibi.scaling import checks as scaling_checks
 
 
@@ -113,21 +112,17 @@ class ALiBi(BiasObject):
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the slopes for a problem; a dynamic scaling depends on its real tokens."""
-        scaling, knee = without_knee(self.scaling)
         if self.slopes is not None:
-            left, right = self._own_slopes(problem, like)
+            slopes = self._own_slopes(problem, like)
         elif like is not None and _torch_state.is_tracing():
             from ntk_alibi.biases.traced_slopes import traced_slopes
 
-            left, right = traced_slopes(like, self.num_heads, self.scaling, self.sides)
+            slopes = traced_slopes(like, self.num_heads, self.scaling, self.sides)
         else:
-            if scaling_per(self.scaling) is None:
-                with contextlib.suppress(TypeError):  # the scaling has no hash
-                    known: Any = self.scaling
-                    return _static_bias(self.num_heads, known, self.sides, self.exempt)
-            counts = None if scaling is None else _token_counts(scaling, problem)
-            left, right = left_right_slopes(self.num_heads, scaling, self.sides, counts)
-        bias = KernelBias(left, right, exempt=self.exempt)
+            rule = _standard_rule(self.num_heads)
+            return bias_of_rule(rule, self.scaling, self.sides, problem, self.exempt)
+        knee = without_knee(self.scaling)[1]
+        bias = KernelBias(*slopes, exempt=self.exempt)
         return bias if knee is None else bent(bias, knee.bend(_token_counts(knee, problem)))
 
     def _own_slopes(self, problem: Problem, like: Any) -> tuple[Any, Any]:
@@ -138,6 +133,87 @@ class ALiBi(BiasObject):
         where = _arrays.namespace(left).where
         left, right = (where(h, np.inf, x) for h, x in zip(hidden, (left, right), strict=True))
         return left, right
+
+
+@dataclass(frozen=True, eq=False)
+class ModelALiBi(BiasObject):
+    """The ALiBi of a layer of a model: slopes by the rule of its family, stretched by a scaling.
+
+    Args:
+        rule: the rule, for all heads of the model.
+        scaling: the scaling of this layer, or None.
+        sides: "causal", or "symmetric" for encoders.
+    """
+
+    rule: ModelSlopes
+    scaling: Scaling | None = None
+    sides: Sides = field(default="causal", kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.define(num_heads=self.rule.heads)
+
+    @classmethod
+    def of_layer(
+        cls, rule: ModelSlopes, scaling: Scaling | None, layer: int, sides: Sides = "causal"
+    ) -> ModelALiBi:
+        """Return the bias of a layer: the same object for layers with the same scaling."""
+        scaling = at_layer(scaling, layer)
+        try:
+            return _model_alibi(rule, cast(Any, scaling), sides)
+        except TypeError:  # the scaling has no hash
+            return cls(rule, scaling, sides=sides)
+
+    def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
+        """Return the slopes for a problem; a dynamic scaling depends on its real tokens."""
+        del like
+        return bias_of_rule(self.rule, self.scaling, self.sides, problem)
+
+
+_standard_rule = functools.lru_cache(maxsize=64)(ModelSlopes)
+
+
+@functools.lru_cache(maxsize=256)
+def _model_alibi(rule: ModelSlopes, scaling: Scaling | None, sides: Sides) -> ModelALiBi:
+    return ModelALiBi(rule, scaling, sides=sides)
+
+
+def bias_of_rule(
+    rule: ModelSlopes, scaling: Scaling | None, sides: Sides, problem: Problem, exempt: int = 0
+) -> KernelBias:
+    """Return the bias of slopes by a rule; one that depends on no lengths is remembered."""
+    if scaling_per(scaling) is None:
+        try:
+            return _static_bias(rule, cast(Any, scaling), sides, exempt)
+        except TypeError:  # the scaling has no hash
+            pass
+    return _bias_of_counts(rule, scaling, sides, _token_counts(scaling, problem), exempt)
+
+
+def _bias_of_counts(
+    rule: ModelSlopes,
+    scaling: Scaling | None,
+    sides: Sides,
+    counts: NDArray[np.int64] | None,
+    exempt: int,
+) -> KernelBias:
+    knee = without_knee(scaling)[1]
+    bias = KernelBias(*rule.of_sides(sides, scaling, counts), exempt=exempt)
+    return bias if knee is None else bent(bias, knee.bend(counts))
+
+
+@functools.lru_cache(maxsize=64)
+def _static_bias(
+    rule: ModelSlopes, scaling: Scaling | None, sides: Sides, exempt: int
+) -> KernelBias:
+    """Return the bias of a scaling that depends on no lengths.
+
+    It is cached, since for few tokens its construction would cost more than the attention.
+    """
+    bias = _bias_of_counts(rule, scaling, sides, None, exempt)
+    bias.check_far_slopes()
+    for side in bias.slopes.values():
+        side.flags.writeable = False
+    return bias._replace(core=bias.in_core(()))
 
 
 def bent(bias: KernelBias, bend: Bend) -> KernelBias:
@@ -173,19 +249,3 @@ def _token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64
     columns = np.arange(keys - queries, keys)
     prefixes: NDArray[np.int64] = counts[:, np.maximum(columns + 1, 0)]
     return prefixes
-
-
-@functools.lru_cache(maxsize=64)
-def _static_bias(num_heads: int, scaling: Scaling | None, sides: Sides, exempt: int) -> KernelBias:
-    """Return the bias of a scaling that depends on no lengths.
-
-    It is cached, since for few tokens its construction would cost more than the attention.
-    """
-    scaling, knee = without_knee(scaling)
-    bias = KernelBias(*left_right_slopes(num_heads, scaling, sides, None))
-    if knee is not None:
-        bias = bent(bias, knee.bend(None))
-    bias.check_far_slopes()
-    for side in bias.slopes.values():
-        side.flags.writeable = False
-    return bias._replace(exempt=exempt, core=bias.in_core(()))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks, _core, masks
 from ntk_alibi._arrays import Array, ArrayT, DTypeLike
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.biases.slopes import float_with_axes, scaled_slopes, scaling_per
+from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
 from ntk_alibi.masks import Problem
 from ntk_alibi.scaling import Scaling
 from ntk_alibi.scaling import checks as scaling_checks
@@ -70,7 +70,7 @@ def build_alibi_tensor(
     scaling_checks.key_only(scaling, scaling_per(scaling))
     batch, key_length = mask.shape
     lengths = mask.sum(axis=1, dtype=np.int64) if scaling_per(scaling) else None
-    slopes = float_with_axes(scaled_slopes(heads, scaling, lengths))
+    slopes = ModelSlopes(heads).numbers(scaling, lengths)
 
     def write(storage: NDArray[Any], dtype: _core.DType) -> None:
         _core.key_bias(mask, slopes, getattr(_core.Anchor, anchor), dtype, storage)

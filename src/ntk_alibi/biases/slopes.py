@@ -1,8 +1,10 @@
-"""ALiBi slopes for any head count, stretched by a scaling."""
+"""ALiBi slopes for any head count and of any model family, stretched by a scaling."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import numpy as np
@@ -11,11 +13,13 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases import checks
-from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling import Floats, Scaling, without_knee
 from ntk_alibi.scaling import checks as scaling_checks
+from ntk_alibi.scaling.static import USUAL_MAX_BIAS
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Self
 
 Sides: TypeAlias = Literal["causal", "symmetric", "halves", "two_slopes"]
 SIDES = ("causal", "symmetric", "halves", "two_slopes")
@@ -39,12 +43,6 @@ def left_heads(heads: int) -> int:
 def both_sides(slopes: Any) -> tuple[Any, Any]:
     """Return left and right slopes: those of a pair, or one array for both."""
     return slopes if isinstance(slopes, tuple) else (slopes, slopes)
-
-
-def float_with_axes(slopes: NDArray[Any]) -> NDArray[np.float32]:
-    """Return slopes as float32 (1 or batch, heads, 1 or queries)."""
-    axes: NDArray[np.float32] = with_axes(_checks.as_float32("slopes", slopes))
-    return axes
 
 
 def with_axes(slopes: Any) -> Any:
@@ -119,7 +117,8 @@ def alibi_slopes(
         checked = checks.lengths(lengths, ndim=(1, 2) if scaling_per(scaling) == "query" else (1,))
         if scaling_per(scaling) == "query" and checked.ndim == 1:
             checked = prefix_lengths(checked, int(checked.max(initial=0)))
-    return _arrays.to_framework_of(scaled_slopes(heads, scaling, checked, rule=rule), lengths)
+    exponents = _core.alibi_exponents(heads, getattr(_core.SlopeRule, rule))
+    return _arrays.to_framework_of(scaled_slopes(exponents, scaling, checked), lengths)
 
 
 def scaling_per(scaling: Scaling | None) -> Literal["sequence", "query"] | None:
@@ -139,31 +138,69 @@ def prefix_lengths(lengths: NDArray[np.int64], query_length: int) -> NDArray[np.
 
 
 def scaled_slopes(
-    num_heads: int,
-    scaling: Scaling | None,
-    lengths: NDArray[np.int64] | None,
-    *,
-    rule: str = "press",
+    exponents: Floats, scaling: Scaling | None, lengths: NDArray[np.int64] | None
 ) -> NDArray[np.float32]:
-    """Return `alibi_slopes` of checked arguments; lengths are of the kind that `per` names."""
-    exponents = _core.alibi_exponents(num_heads, getattr(_core.SlopeRule, rule))
+    """Return 2^-e of scaled exponents (heads,); lengths are of the kind that `per` names."""
+    heads = len(exponents)
     if scaling is not None:
-        scaled = np.asarray(scaling.scale_exponents(exponents, lengths), np.float64)
-        scaling_checks.scaled_exponents(scaling, scaled, num_heads)
-        exponents = scaled
+        exponents = np.asarray(scaling.scale_exponents(exponents, lengths), np.float64)
+        scaling_checks.scaled_exponents(scaling, exponents, heads)
     return np.exp2(-exponents).astype(np.float32)
 
 
-def left_right_slopes(
-    num_heads: int, scaling: Scaling | None, sides: Sides, lengths: NDArray[np.int64] | None
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return left and right slopes, (1 or batch, heads, 1 or queries); +inf hides a side."""
-    if sides != "halves":
-        slopes = float_with_axes(scaled_slopes(num_heads, scaling, lengths))
-    else:
-        halves = (left_heads(num_heads), num_heads - left_heads(num_heads))
-        slopes = np.concatenate(
-            [float_with_axes(scaled_slopes(n, scaling, lengths)) for n in halves if n], axis=1
-        )
-    hidden, infinity = hidden_sides(sides, num_heads), np.float32(np.inf)
-    return np.where(hidden[0], infinity, slopes), np.where(hidden[1], infinity, slopes)
+@dataclass(frozen=True)
+class ModelSlopes:
+    """The rule by which a model computes its slopes.
+
+    Attributes:
+        heads: number of query heads of the whole model.
+        max_bias: the exponent of the flattest slope for powers of two, before any scaling.
+        slope_divisor: divides the slopes, after the scaling.
+        counts_holes: whether distances count padding between real tokens.
+    """
+
+    heads: int
+    max_bias: float = USUAL_MAX_BIAS
+    slope_divisor: float = 1.0
+    counts_holes: bool = False
+
+    @classmethod
+    def of_bloom(cls, heads: int) -> Self:
+        """Return the rule of BLOOM."""
+        return cls(heads)
+
+    @classmethod
+    def of_mpt(cls, heads: int, bias_max: float | None) -> Self:
+        """Return the rule of MPT, whose bias_max is 8 if its configuration has none."""
+        most = USUAL_MAX_BIAS if bias_max is None else float(bias_max)
+        return cls(heads, max_bias=most, counts_holes=True)
+
+    @classmethod
+    def of_falcon(cls, heads: int, head_dim: int) -> Self:
+        """Return the rule of Falcon, whose bias is divided by sqrt(head_dim) like the products."""
+        return cls(heads, slope_divisor=math.sqrt(head_dim))
+
+    def numbers(
+        self, scaling: Scaling | None, lengths: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float32]:
+        """Return float32 slopes, (1 or batch, heads, 1 or queries), for lengths of the scaling.
+
+        They are those up to a knee.
+        """
+        exponents = _core.alibi_exponents(self.heads, _core.SlopeRule.press)
+        exponents = exponents * (self.max_bias / USUAL_MAX_BIAS)
+        slopes = scaled_slopes(exponents, without_knee(scaling)[0], lengths)
+        result: NDArray[np.float32] = with_axes(slopes / np.float32(self.slope_divisor))
+        return result
+
+    def of_sides(
+        self, sides: Sides, scaling: Scaling | None, lengths: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return left and right slopes in the shape of `numbers`; +inf hides a side."""
+        parts = [self.heads]
+        if sides == "halves":
+            parts = [left_heads(self.heads), self.heads - left_heads(self.heads)]
+        rules = [replace(self, heads=heads) for heads in parts if heads]
+        slopes = np.concatenate([rule.numbers(scaling, lengths) for rule in rules], axis=1)
+        hidden, infinity = hidden_sides(sides, self.heads), np.float32(np.inf)
+        return np.where(hidden[0], infinity, slopes), np.where(hidden[1], infinity, slopes)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from ntk_alibi.biases.slopes import left_right_slopes
+from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.scaling import STATIC_TYPES, Scaling, scaling_from_config, without_knee
 
 
@@ -61,7 +61,7 @@ def _slopes(
     sides: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     config = {"alibi_type": alibi_type, **dict(zip(names, numbers, strict=True))}
-    left, right = left_right_slopes(num_heads, scaling_from_config(config), sides, None)
+    left, right = ModelSlopes(num_heads).of_sides(sides, scaling_from_config(config))
     return torch.tensor(left, device=like.device), torch.tensor(right, device=like.device)
 
 

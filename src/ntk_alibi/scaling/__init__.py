@@ -14,7 +14,7 @@ Any object with the method of `Scaling` is a scaling. `Knee` and `DynamicKnee` s
 instead of slopes.
 """
 
-from ntk_alibi.scaling.base import Floats, Per, Scaling
+from ntk_alibi.scaling.base import Floats, Per, Scaling, at_layer
 from ntk_alibi.scaling.config import STATIC_TYPES, scaling_from_config
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
 from ntk_alibi.scaling.knee import Bend, DynamicKnee, Knee, without_knee
@@ -35,6 +35,7 @@ __all__ = [
     "MaxBias",
     "Per",
     "Scaling",
+    "at_layer",
     "scaling_from_config",
     "without_knee",
 ]

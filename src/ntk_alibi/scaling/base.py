@@ -51,6 +51,12 @@ class Scaling(Protocol):
         ...
 
 
+def at_layer(scaling: Any, layer: int) -> Any:
+    """Return the scaling of one layer of a model, or None."""
+    of_layer = getattr(scaling, "at_layer", None)
+    return scaling if of_layer is None else of_layer(layer)
+
+
 #: The keys of a config dict that are not named as the fields of scalings are.
 CONFIG_KEYS = {"rate": "factor", "train_length": "original_max_position_embeddings"}
 

@@ -6,14 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ntk_alibi import _checks, _core
 from ntk_alibi.scaling.base import (
     FlattestHeads,
     Floats,
-    Scaling,
     StaticScaling,
     by_exponent,
     by_steepness,
@@ -183,20 +179,3 @@ class MaxBias(StaticScaling):
         heads = _checks.num_heads(num_heads)
         highest = float(_core.alibi_exponents(heads, _core.SlopeRule.press).max())
         return USUAL_MAX_BIAS * (highest + math.log2(self.factor)) / highest
-
-
-@dataclass(frozen=True)
-class ScaledExponents:
-    """A scaling, or None, applied to the standard exponents times a factor."""
-
-    scaling: Scaling | None
-    factor: float
-
-    def scale_exponents(
-        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
-    ) -> Floats:
-        """Return the exponents times the factor, scaled; see `Scaling`."""
-        exponents = exponents * self.factor
-        if self.scaling is None:
-            return exponents
-        return self.scaling.scale_exponents(exponents, lengths)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks
-from ntk_alibi.biases.model_slopes import ModelSlopes
+from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.scaling import Scaling
 
 

@@ -1,0 +1,90 @@
+"""The ALiBi of a layer of a model, whose family may have slopes of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+import ntk_alibi as na
+from attention_checks import inputs
+from ntk_alibi.biases.alibi import ModelALiBi
+from ntk_alibi.biases.slopes import ModelSlopes
+from ntk_alibi.masks import Problem
+
+#: Slopes, quotients and products are rounded once each.
+RTOL = 3 * 2.0**-24
+
+SCALINGS = [
+    None,
+    na.NTK(4.0),
+    na.Knee(5, 3.0),
+    na.DynamicNTK(1.0, 4),
+    na.DynamicNTK(1.0, 4, per="query"),
+    na.DynamicKnee(3, 2.0, 4),
+]
+
+
+@pytest.mark.parametrize("sides", ["causal", "symmetric"])
+@pytest.mark.parametrize("scaling", [None, na.NTK(4.0)], ids=repr)
+def test_slopes_are_those_of_the_family(scaling: Any, sides: Any) -> None:
+    bloom = na.reference.alibi_slopes(12)
+    mpt = -build_mpt_alibi_tensor(12, 2, alibi_bias_max=4)[:, 0, 0].double().numpy()
+    for rule, slopes, divisor in [
+        (ModelSlopes.of_bloom(12), bloom, 1.0),
+        (ModelSlopes.of_mpt(12, 4), mpt, 1.0),
+        (ModelSlopes.of_falcon(12, 64), bloom, 8.0),
+    ]:
+        slopes = slopes if scaling is None else na.reference.ntk_slopes(slopes, 4.0)
+        slopes = slopes / divisor
+        meant = na.reference.symmetric_bias(slopes, 7, 9)
+        if sides == "causal":
+            meant = na.reference.linear_bias(slopes, np.full(12, np.inf), 7, 9)
+        found = ModelALiBi(rule, scaling, sides=sides).tensor(7, 9)
+        np.testing.assert_allclose(found, meant, rtol=RTOL + (rule.max_bias != 8) * 1e-6, atol=0)
+
+
+@pytest.mark.parametrize("sides", ["causal", "symmetric"])
+@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
+def test_blooms_is_alibi_in_attention(scaling: Any, sides: Any) -> None:
+    arrays = inputs(2, 6, 2, 9, 20, 8)
+    real = np.arange(20) >= np.array([[0], [7]])
+    both = (
+        ModelALiBi(ModelSlopes.of_bloom(6), scaling, sides=sides),
+        na.ALiBi(6, scaling, sides=sides),
+    )
+    options = {"causal": sides == "causal", "key_padding_mask": real}
+    np.testing.assert_array_equal(*(na.attention(*arrays, bias, **options) for bias in both))
+    tensors = [torch.tensor(x, requires_grad=True) for x in arrays]
+    results = [na.attention(*tensors, bias, **options) for bias in both]
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+class WithoutHash(na.NTK):
+    """A scaling that cannot be remembered."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_layers_with_the_same_scaling_share_a_bias() -> None:
+    rule = ModelSlopes.of_falcon(8, 64)
+    of_layer = [ModelALiBi.of_layer(rule, na.NTK(4.0, layers=[1, 2]), layer) for layer in range(4)]
+    assert of_layer[0] is of_layer[3]
+    assert of_layer[1] is of_layer[2]
+    assert of_layer[0] == ModelALiBi(rule)
+    assert of_layer[1] == ModelALiBi(rule, na.NTK(4.0))
+    assert of_layer[1] is not ModelALiBi.of_layer(rule, na.NTK(4.0), 1, "symmetric")
+    unknown = ModelALiBi.of_layer(rule, WithoutHash(4.0), 0)
+    np.testing.assert_array_equal(unknown.tensor(3, 5), of_layer[1].tensor(3, 5))
+
+
+def test_the_kernel_form_of_a_static_scaling_is_made_once() -> None:
+    rule = ModelSlopes.of_mpt(8, None)
+    first, second = (
+        ModelALiBi(rule, na.NTK(4.0)).kernel_bias(Problem((1, 8, queries, 50)))
+        for queries in (50, 1)
+    )
+    assert first is second

@@ -6,7 +6,7 @@
 #include "kernels/bias_functors.h"
 #include "kernels/certificate.h"
 #include "kernels/exp2.h"
-#include "kernels/logsumexp.h"
+#include "kernels/softmax.h"
 #include "kernels/tile_scores.h"
 
 namespace ntk_alibi {
@@ -27,16 +27,10 @@ void begin_tile(const AttentionTile& tile, const Scratch& s) {
 }
 
 void write_tile(const AttentionTile& tile, const Scratch& s) {
-  for (int v = 0; v < vectors_per_tile; ++v) {
-    const f32v sum = vector_of(s.sum, 0, v);
-    store_vector(s.rescale, 0, v, sum == 0.0f ? f32v{} : 1.0f / sum);
-  }
+  for (int v = 0; v < vectors_per_tile; ++v)
+    store_vector(s.rescale, 0, v, inverse_of_sum(vector_of(s.sum, 0, v)));
   write_lanes(s.output, s.rescale, tile, {tile.output, tile.output_stride, tile.dtype});
-  for (int r = 0; r < tile.query_count; ++r) {
-    tile.weightless[r] = s.sum[r] == 0.0f;
-    if (tile.logsumexp != nullptr)
-      tile.logsumexp[r] = logsumexp(s.maximum[r], s.sum[r], tile.bias.shifts[r]);
-  }
+  for (int r = 0; r < tile.query_count; ++r) write_sum(tile, r, s.maximum[r], s.sum[r]);
 }
 
 // Turns the scores of a block into weights, a few keys at a time, and sums the weights.
@@ -45,10 +39,7 @@ class Weighing {
  public:
   Weighing(const Scratch& s, const ScoredBlock& block) : s_(s), block_(block) {
     for (int v = 0; v < vectors_per_tile; ++v) {
-      const f32v maximum = vector_of(s.maximum, 0, v);
-      // Before the first visible key, both score and maximum are -infinity: their difference is
-      // NaN.
-      reached_[v] = maximum == -infinity ? f32v{} : maximum;
+      origin_[v] = origin_of_scores(vector_of(s.maximum, 0, v));
       sum_[v] = f32v{};
     }
   }
@@ -57,7 +48,7 @@ class Weighing {
     for (int v = 0; v < vectors_per_tile; ++v) {
       f32v weight[Words::keys_per_weight];
       for (int u = 0; u < Words::keys_per_weight; ++u) {
-        weight[u] = exp2(vector_of(block_.scores, c + u, v) - reached_[v]);
+        weight[u] = exp2(vector_of(block_.scores, c + u, v) - origin_[v]);
         sum_[v] += weight[u];
       }
       Words::store_weights(block_.scores, c, v, weight);
@@ -82,7 +73,7 @@ class Weighing {
  private:
   const Scratch& s_;
   const ScoredBlock& block_;
-  f32v reached_[vectors_per_tile];
+  f32v origin_[vectors_per_tile];
   f32v sum_[vectors_per_tile];
 };
 
@@ -111,9 +102,8 @@ void raise_maximum(const Scratch& s) {
   for (int v = 0; v < vectors_per_tile; ++v) {
     const f32v before = vector_of(s.maximum, 0, v);
     const f32v maximum = max(before, vector_of(s.block_maximum, 0, v));
-    const f32v reached = maximum == -infinity ? f32v{} : maximum;
     store_vector(s.maximum, 0, v, maximum);
-    store_vector(s.rescale, 0, v, exp2(before - reached));
+    store_vector(s.rescale, 0, v, exp2(before - origin_of_scores(maximum)));
     store_vector(s.log_sum, 0, v, max(maximum, vector_of(s.log_sum, 0, v)));
   }
 }
@@ -131,7 +121,7 @@ class TileWalk {
         s_(s),
         rows_(rows),
         reach_(tile),
-        certificate_(tile, greatest_query_norm<Words>(tile, s), least_slopes(tile, s)) {
+        certificate_(tile, greatest_query_norm<Words>(tile, s)) {
     middle_ = reach_.last_block_behind(tile);
     score_centre<Words>(tile, s);
     if (tile.skipping.known_logsumexps != nullptr) certificate_.update(least_log_sum(s));

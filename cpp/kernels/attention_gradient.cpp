@@ -150,8 +150,7 @@ class GradientWalk {
         s_(s),
         rows_(tile_, s.rows),
         reach_(tile_),
-        certificate_(tile_, greatest_query_norm<Float32Words>(tile_, s.tile),
-                     least_slopes(tile_, s.tile)) {
+        certificate_(tile_, greatest_query_norm<Float32Words>(tile_, s.tile)) {
     // The forward pass gave the sum, so the certificate holds from the first block on.
     score_centre<Float32Words>(tile_, s.tile);
     const double least = least_log_sum(s.tile);

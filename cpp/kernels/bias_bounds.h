@@ -22,6 +22,21 @@ struct LeastSlopes {
   double knee = __builtin_inf();
 };
 
+inline LeastSlopes least_slopes(const AttentionTile& tile) {
+  const TileBias& bias = tile.bias;
+  const bool bent = bias.knees != nullptr;
+  LeastSlopes least;
+  for (int i = 0; bias.left_slopes != nullptr && i < tile.query_count; ++i) {
+    const float left = bias.left_slopes[i], right = bias.right_slopes[i];
+    least.left = smaller(least.left, left * log2_e);
+    least.right = smaller(least.right, right * log2_e);
+    least.far_left = smaller(least.far_left, (bent ? bias.far_left_slopes[i] : left) * log2_e);
+    least.far_right = smaller(least.far_right, (bent ? bias.far_right_slopes[i] : right) * log2_e);
+    if (bent) least.knee = smaller(least.knee, bias.knees[i]);
+  }
+  return least;
+}
+
 // Bounds that hold for every query of a tile; infinity where there is no proof.
 // docs/certified-skipping.md derives them.
 //   each(b)        the bias of any key of block b
@@ -29,6 +44,8 @@ struct LeastSlopes {
 //   ahead_from(b)  log2 sum_j 2^bias_ij over the keys of block b and the blocks after it
 class BiasBounds {
  public:
+  explicit BiasBounds(const AttentionTile& tile) : BiasBounds(tile, least_slopes(tile)) {}
+
   BiasBounds(const AttentionTile& tile, const LeastSlopes& slopes)
       : tile_(tile),
         left_(slopes.left, slopes.far_left, slopes.knee, tile.bias.query_knee),

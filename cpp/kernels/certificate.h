@@ -12,14 +12,32 @@ inline double known_log_sum(const AttentionTile& tile, int query) {
   return (tile.skipping.known_logsumexps[query] - tile.bias.shifts[query]) * log2_e_double;
 }
 
+// Bounds from scores and log sums that a kernel computed, for one query (Number is double) or for a
+// vector of queries.
+
+// A lower bound of a log sum less the score of the centre.
+template <class Number>
+Number least_from_centre(Number log_sum, Number centre_score) {
+  const Number error = (magnitude(log_sum) + magnitude(centre_score)) * relative_score_error;
+  return log_sum - centre_score - error;
+}
+
+// An upper bound of a score less a log sum. No score exceeds a sum of infinity, and a score of
+// -infinity, as masked keys have, exceeds none.
+template <class Number>
+Number greatest_excess(Number score, Number log_sum) {
+  const Number error = (magnitude(score) + magnitude(log_sum)) * relative_score_error;
+  const Number excess = log_sum == infinity ? -log_sum : score - log_sum + error;
+  return score == -infinity ? score : excess;
+}
+
 // Keeps account of the keys that a tile has skipped. All logarithms are to the base 2 and in
 // float64. A query's sum is sum_j 2^score_j, where scores are measured from that of the centre c:
 // scale q.(k_j - c) + bias. The weights are the same.
 class Certificate {
  public:
   // query_norm: the greatest norm of the tile's queries, times the scale.
-  Certificate(const AttentionTile& tile, double query_norm, const LeastSlopes& slopes)
-      : tile_(tile), bias_(tile, slopes) {
+  Certificate(const AttentionTile& tile, double query_norm) : tile_(tile), bias_(tile) {
     possible_ = tile.skipping.norms != nullptr && tile.skipping.max_dropped_share > 0.0 &&
                 tile.keys.count > 0 && bias_.exist();
     score_per_norm_ = query_norm * rounding_slack;

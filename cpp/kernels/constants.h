@@ -26,7 +26,7 @@ constexpr double rounding_slack = 1.0 + 1e-5;
 
 // 16 u: bounds the rounding errors of a score, or of the logarithm of a sum, relative to itself.
 // They are 4, or 7 with a knee, those of a difference of two 2 more; we count 16.
-constexpr double relative_score_error = 1.0 / (1 << 20);
+constexpr float relative_score_error = 1.0f / (1 << 20);
 
 }  // namespace NTK_ALIBI_ISA
 }  // namespace ntk_alibi

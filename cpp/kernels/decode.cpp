@@ -12,7 +12,7 @@
 #include "kernels/exp2.h"
 #include "kernels/key_list.h"
 #include "kernels/knee.h"
-#include "kernels/logsumexp.h"
+#include "kernels/softmax.h"
 #include "kernels/transpose.h"
 #include "kernels/words.h"
 
@@ -40,7 +40,7 @@ class Decoder {
 
   void run(DecodePart* part) {
     const TileReach reach(tile_);
-    Certificate certificate(tile_, query_norm(), slopes());
+    Certificate certificate(tile_, query_norm());
     part->maximum = -infinity;
     part->sum = 0.0f;
     part->read = {};
@@ -48,7 +48,7 @@ class Decoder {
     for (int d = 0; d < tile_.head_dim; ++d) part->output[d] = 0.0f;
     double known = task_.log_sum;
     if (tile_.skipping.known_logsumexps != nullptr) {
-      certificate.update(from_centre(known_log_sum(tile_, 0)));
+      certificate.update(least_from_centre(known_log_sum(tile_, 0), centre_score_));
       known = larger(known, certificate.least_log_sum());
     }
     certificate.begin_with(known);
@@ -60,14 +60,12 @@ class Decoder {
       if (!reach.sees(block_of(tile_.keys, b)) || certificate.try_drop(b)) continue;
       ++part->read.scored;
       const float maximum = score_block(b, reach);
-      const double excess = maximum == -infinity
-                                ? -__builtin_inf()
-                                : maximum + relative_score_error * __builtin_fabs(maximum) -
-                                      centre_score_ - certificate.least_log_sum();
-      if (certificate.try_drop_scored(excess)) continue;
+      const double log_sum_so_far = certificate.least_log_sum() + centre_score_;
+      if (certificate.try_drop_scored(greatest_excess<double>(maximum, log_sum_so_far))) continue;
       ++part->read.weighed;
       add_block(b, reach, maximum, part);
-      if (certificate.possible()) certificate.update(larger(known, from_centre(log_sum(*part))));
+      if (certificate.possible())
+        certificate.update(larger(known, least_from_centre(log_sum(*part), centre_score_)));
     }
     part->log_sum = certificate.least_log_sum();
   }
@@ -78,29 +76,12 @@ class Decoder {
                            : -__builtin_inf();
   }
 
-  // A lower bound of a log sum less the score of the centre.
-  double from_centre(double log_sum) const {
-    const double error = __builtin_fabs(log_sum) + __builtin_fabs(centre_score_);
-    return log_sum - centre_score_ - relative_score_error * error;
-  }
-
   // A bound of the query's norm; 0 without skipping, which does not use it.
   double query_norm() const {
     double square = 0.0;
     if (tile_.skipping.norms == nullptr) return square;
     for (int d = 0; d < tile_.head_dim; ++d) square += static_cast<double>(query_[d]) * query_[d];
     return __builtin_sqrt(square) + underflowed_norm;
-  }
-
-  LeastSlopes slopes() const {
-    const TileBias& bias = tile_.bias;
-    if (bias.kind == BiasKind::none) return {};
-    const bool bent = bias.knees != nullptr;
-    const double unit = log2_e;
-    return {bias.left_slopes[0] * unit, bias.right_slopes[0] * unit,
-            (bent ? bias.far_left_slopes : bias.left_slopes)[0] * unit,
-            (bent ? bias.far_right_slopes : bias.right_slopes)[0] * unit,
-            bent ? bias.knees[0] : __builtin_inf()};
   }
 
   const char* row(const HeadRows& rows, std::int64_t key) const {
@@ -137,8 +118,7 @@ class Decoder {
     const int count = reach.keys_to_read(tile_, begin);
     const float before = part->maximum;
     if (!(maximum <= before)) part->maximum = maximum;
-    // Before the first visible key both maxima are -infinity: their difference is NaN.
-    const float reached = part->maximum == -infinity ? 0.0f : part->maximum;
+    const float reached = origin_of_scores(part->maximum);
     const float rescale = exp2(broadcast(before - reached))[0];
     f32v sum = {};
     for (int c = 0; c < keys_per_block; c += lanes) {
@@ -293,11 +273,10 @@ void merge_parts(const AttentionTile& tile, const DecodePart* parts, std::int64_
     sum += parts[p].sum * share;
     for (int d = 0; d < tile.head_dim; ++d) output[d] += parts[p].output[d] * share;
   }
-  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+  const float inverse = inverse_of_sum(sum);
   for (int d = 0; d < tile.head_dim; ++d) output[d] *= inverse;
   write_row(output, tile.head_dim, tile.dtype, static_cast<char*>(tile.output));
-  *tile.weightless = sum == 0.0f;
-  if (tile.logsumexp != nullptr) *tile.logsumexp = logsumexp(maximum, sum, tile.bias.shifts[0]);
+  write_sum(tile, 0, maximum, sum);
 }
 
 }  // namespace NTK_ALIBI_ISA

@@ -8,7 +8,7 @@
 
 #include "kernels/bias_functors.h"
 #include "kernels/exp2.h"
-#include "kernels/logsumexp.h"
+#include "kernels/softmax.h"
 #include "kernels/tile_scores.h"
 #include "kernels/visible_blocks.h"
 
@@ -74,11 +74,10 @@ class OneBlock {
   }
 
   void weigh() {
-    // A query that sees no key has the maximum -infinity: differences would be NaN.
-    const f32v reached = maximum_ == -infinity ? f32v{} : maximum_;
+    const f32v origin = origin_of_scores(maximum_);
     f32v sum = {};
     for (int c = 0; c < count_; ++c) {
-      const f32v weight = exp2(vector_of(s_.scores[0], c, 0) - reached);
+      const f32v weight = exp2(vector_of(s_.scores[0], c, 0) - origin);
       store_vector(s_.scores[0], c, 0, weight);
       sum += weight;
     }
@@ -99,9 +98,7 @@ class OneBlock {
       write_row(
           results + i * head_dim, head_dim, tile_.dtype,
           static_cast<char*>(tile_.output) + row_bytes(tile_.output_stride, q + i, tile_.dtype));
-      tile_.weightless[q + i] = sum_[q + i] == 0.0f;
-      if (tile_.logsumexp != nullptr)
-        tile_.logsumexp[q + i] = logsumexp(maximum_[q + i], sum_[q + i], tile_.bias.shifts[q + i]);
+      write_sum(tile_, q + i, maximum_[q + i], sum_[q + i]);
     }
   }
 
@@ -118,8 +115,6 @@ class OneBlock {
     }
     return keys;
   }
-
-  float inverse_sum(int q) const { return sum_[q] == 0.0f ? 0.0f : 1.0f / sum_[q]; }
 
   // With Guarded, a weight of 0, as masked keys have, contributes 0 even if the value is not
   // finite.
@@ -139,7 +134,7 @@ class OneBlock {
     }
     NTK_ALIBI_UNROLL
     for (int i = 0; i < queries_per_step; ++i) {
-      const f32v inverse = broadcast(inverse_sum(q + i));
+      const f32v inverse = broadcast(inverse_of_sum(sum_[q + i]));
       NTK_ALIBI_UNROLL
       for (int v = 0; v < Vectors; ++v)
         store(results + i * tile_.head_dim + d + v * lanes, sum[i][v] * inverse);
@@ -153,7 +148,7 @@ class OneBlock {
         const float weight = weights_of(c, q)[i];
         if (weight != 0.0f) sum += weight * reinterpret_cast<const float*>(values_[c])[d];
       }
-      results[i * tile_.head_dim + d] = sum * inverse_sum(q + i);
+      results[i * tile_.head_dim + d] = sum * inverse_of_sum(sum_[q + i]);
     }
   }
 

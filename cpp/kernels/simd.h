@@ -93,6 +93,7 @@ inline float horizontal_sum(f32v v) {
 #endif
 
 inline f32v magnitude(f32v v) { return float_of(bits_of(v) & 0x7fffffffu); }
+inline double magnitude(double x) { return __builtin_fabs(x); }
 
 // --- conversion from the 16-bit formats, exact ---------------------------------------------------
 

@@ -156,30 +156,14 @@ void score_centre(const AttentionTile& tile, const Scratch& s) {
   }
 }
 
-inline LeastSlopes least_slopes(const AttentionTile& tile, const Scratch& s) {
-  LeastSlopes least;
-  const int far = tile.bias.knees == nullptr ? 0 : 2;
-  for (int r = 0; r < tile.query_count; ++r) {
-    least.left = smaller(least.left, lane_row(s.slopes, 0)[r]);
-    least.right = smaller(least.right, lane_row(s.slopes, 1)[r]);
-    least.far_left = smaller(least.far_left, lane_row(s.slopes, far)[r]);
-    least.far_right = smaller(least.far_right, lane_row(s.slopes, far + 1)[r]);
-    if (far > 0) least.knee = smaller(least.knee, lane_row(s.slopes, 4)[r]);
-  }
-  return least;
-}
-
-// A lower bound, over the queries, of the log sum so far minus the score of the centre. A log sum
-// of infinity bounds nothing else.
+// A lower bound, over the queries, of the log sum so far less the score of the centre.
 inline double least_log_sum(const Scratch& s) {
   f32v least = broadcast(infinity);
   for (int v = 0; v < vectors_per_tile; ++v) {
-    const f32v sum = vector_of(s.log_sum, 0, v), centre = vector_of(s.centre_score, 0, v);
-    const f32v error =
-        (magnitude(sum) + magnitude(centre)) * broadcast(static_cast<float>(relative_score_error));
-    f32v bound = sum - centre - error;
+    const f32v sum = vector_of(s.log_sum, 0, v);
+    f32v bound = least_from_centre(sum, vector_of(s.centre_score, 0, v));
     bound = bound == bound ? bound : broadcast(-infinity);  // NaN after an overflow
-    bound = sum == infinity ? sum : bound;
+    bound = sum == infinity ? sum : bound;                  // it bounds nothing else
     least = bound < least ? bound : least;
   }
   double minimum = infinity;
@@ -187,15 +171,13 @@ inline double least_log_sum(const Scratch& s) {
   return minimum;
 }
 
-// An upper bound, over the queries, of the block's greatest score minus the log sum so far.
+// An upper bound, over the queries, of the block's greatest score less the log sum so far. Lanes
+// without a query have a log sum of infinity.
 inline double greatest_excess(const Scratch& s) {
   double greatest = -__builtin_inf();
   for (int v = 0; v < vectors_per_tile; ++v) {
-    const f32v score = vector_of(s.block_maximum, 0, v), sum = vector_of(s.log_sum, 0, v);
-    const f32v error =
-        (magnitude(score) + magnitude(sum)) * broadcast(static_cast<float>(relative_score_error));
-    f32v excess = score == -infinity ? score : score - sum + error;
-    excess = sum == infinity ? broadcast(-infinity) : excess;  // a lane without a query
+    const f32v excess =
+        greatest_excess(vector_of(s.block_maximum, 0, v), vector_of(s.log_sum, 0, v));
     for (int lane = 0; lane < lanes; ++lane)
       if (!(excess[lane] <= greatest))
         greatest = excess[lane] == excess[lane] ? excess[lane] : infinity;

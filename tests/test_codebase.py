@@ -32,6 +32,7 @@ PYTHON_LAYERS = [
     [
         "fused.attention",
         "fused.merge",
+        "fused.prepared",
         "distributed",
     ],  # these hand tensors that require grad to torch
     ["fused.__init__", "citation", "inspection", "_notebook"],

@@ -9,9 +9,10 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.fused.call import checked_call
-from ntk_alibi.fused.forward import forward, rounded_logsumexp
+from ntk_alibi.fused.forward import rounded_logsumexp
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
+from ntk_alibi.fused.prepared import attend
 from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized
 from ntk_alibi.masks import AT_END
 from ntk_alibi.positions.log_n import LogN
@@ -282,19 +283,11 @@ def attention(
         rotary=rotary,
         log_n=log_n,
         initial=initial,
+        key_norms=key_norms,
         torch=torch,
     )
-    output: Any
-    logsumexp: Any
-    stats = None
     log = return_logsumexp or initial is not None
-    if torch:
-        # Imported here, since torch is optional; it is loaded if there is a tensor.
-        from ntk_alibi.torch.operator import attend_tensors
-
-        output, logsumexp = attend_tensors(call, log=log)
-    else:
-        output, logsumexp, stats = forward(call, key_norms=key_norms, log=log, stats=return_stats)
+    output, logsumexp, stats = attend(call, log=log, stats=return_stats)
     if initial is not None:
         output, logsumexp = merge((initial[0], output), (call.known, logsumexp))
     if not return_logsumexp and not return_stats:

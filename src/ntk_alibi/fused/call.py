@@ -22,7 +22,7 @@ class AttentionCall(NamedTuple):
         value: (batch, key heads, keys, head_dim).
         bias: the kernel form, of NumPy numbers or of tensors that autograd follows.
         problem: shape, mask and positions.
-        rule: mask, scale and tolerance as the core takes them; None while torch traces.
+        rule: mask, scale and tolerance as the core takes them; None if torch's operator computes.
         scale: factor of the dot products.
         skip_tolerance: the argument of `attention`.
         rotary: rotary embedding that is not applied yet, or None.
@@ -31,6 +31,7 @@ class AttentionCall(NamedTuple):
         known: logsumexps over other keys, (batch, heads, queries) float64, which count as read when
             keys are skipped, or None.
         memory: the storage of query, key and value if it is known, else None.
+        norms: norms and centres of a `KeyNorms` of these keys, or None.
     """
 
     query: Any
@@ -45,6 +46,7 @@ class AttentionCall(NamedTuple):
     factors: Any = None
     known: Any = None
     memory: Any = None
+    norms: Any = None
 
     @property
     def rotates(self) -> bool:
@@ -53,7 +55,7 @@ class AttentionCall(NamedTuple):
 
     def of_inputs(self, query: Any, key: Any, value: Any, **others: Any) -> AttentionCall:
         """Return the call with other inputs, and other fields by their names."""
-        return self._replace(query=query, key=key, value=value, memory=None, **others)
+        return self._replace(query=query, key=key, value=value, memory=None, norms=None, **others)
 
     def of_key_heads(self, heads: slice) -> AttentionCall:
         """Return the call of some heads of keys, and of the heads of queries that read them."""
@@ -100,6 +102,7 @@ def checked_call(
     rotary: Any = None,
     log_n: Any = None,
     initial: Any = None,
+    key_norms: Any = None,
     torch: bool = False,
 ) -> AttentionCall:
     """Convert and check the arguments of `attention`.
@@ -119,6 +122,7 @@ def checked_call(
         rotary: an embedding, or None.
         log_n: an argument of `attention`.
         initial: an output and a logsumexp, or None.
+        key_norms: a `KeyNorms`, or None.
         torch: whether torch's operator computes: the bias becomes tensors that autograd follows,
             inputs get the dtype that autocast wants, and float64 is allowed.
 
@@ -170,15 +174,35 @@ def checked_call(
             if _arrays.is_tensor(array) != _arrays.is_tensor(query) or not _arrays.is_array(array):
                 raise TypeError(f"{name} must be of query's framework, got {type(array).__name__}")
             _checks.plain(name, array)
+            _checks.no_tangents(**{name: array})
             if tuple(array.shape) != tuple(shape):
                 raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(array.shape)}")
         if initial[0].dtype != given.dtype:
             raise TypeError(f"{names[0]} must be of query's {given.dtype}, got {initial[0].dtype}")
         _checks.floating_dtype(initial[1].dtype, ("float32", "float64"), names[1])
         known = _arrays.float64(initial[1], query)
+
+    # Norms of the keys, which have to be consecutive.
+    norms = None
+    if key_norms is not None:
+        if not hasattr(key_norms, "norms"):
+            raise TypeError(f"key_norms must be None or a KeyNorms, got {key_norms!r}")
+        _checks.at_most_one(rotary=rotary, key_norms=key_norms)
+        consecutive = problem.key_padding_mask is problem.key_positions is None
+        if not consecutive or kernel.exempt:
+            raise ValueError("key_norms must be None with key_padding_mask or key_positions")
+        key_shape = tuple(key.shape)
+        got = (*key_norms.norms.shape[:2], key_norms.length, key_norms.centres.shape[2])
+        if got[:3] != key_shape[:3]:
+            raise ValueError(
+                f"key_norms must be of key's (batch, heads, keys) {key_shape[:3]}, got {got[:3]}"
+            )
+        if got[3] != key_shape[3]:
+            raise ValueError(f"key_norms must be of key's head_dim {key_shape[3]}, got {got[3]}")
+        norms = key_norms.norms, key_norms.centres
     return AttentionCall(
         query, key, value, kernel, problem, rule, scale, skip_tolerance,
-        rotary, factors, known, memory,
+        rotary, factors, known, memory, norms,
     )  # fmt: skip
 
 
@@ -214,7 +238,7 @@ def checked_numbers(
 
     Returns:
         The problem with real keys only, and columns as positions; the factor of dot products; the
-        tolerance; and these numbers as the core takes them, None while torch traces.
+        tolerance; and these numbers as the core takes them, None if torch's operator computes.
     """
     allowed = _arrays.ANY_DTYPES if torch else _arrays.FUSED_DTYPES
     if not torch and _arrays.dtype_name(dtype) == "float64":
@@ -232,8 +256,7 @@ def checked_numbers(
             raise ValueError(f"skip_tolerance must be below 1, got {skip_tolerance!r}")
         skip_tolerance = share
     problem = Problem((*query_shape[:3], key_shape[2]), checked_mask)
-    traced = _torch_state.is_tracing()
-    rule = None if traced else core_rule(checked_mask, scale, skip_tolerance)
+    rule = None if torch else core_rule(checked_mask, scale, skip_tolerance)
     return problem, scale, skip_tolerance, rule
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.kernel_call import attend, key_subsets
-from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merged_parts import merged
 from ntk_alibi.fused.rotated import RotatedCall, runs_of_heads
 
@@ -42,28 +41,18 @@ class Stats:
 
 
 def forward(
-    call: AttentionCall,
-    *,
-    key_norms: KeyNorms | None = None,
-    log: bool = True,
-    stats: bool = False,
+    call: AttentionCall, *, log: bool = True, stats: bool = False
 ) -> tuple[Any, Any, Stats | None]:
     """Return output, logsumexp (float64; None without log) and stats (or None) of a call."""
     if call.rotates:
-        _checks.at_most_one(rotary=call.rotary, key_norms=key_norms)
         return _rotated(call, log=log, stats=stats)
     subsets = key_subsets(call)
-    if key_norms is not None:
-        _check_key_norms(key_norms, call, len(subsets))
     output: Any
     logsumexp: Any
     counts = np.zeros((*call.query.shape[:2], len(fields(Stats))), np.int64) if stats else None
-    norms = None if key_norms is None else (key_norms.norms, key_norms.centres)
     if len(subsets) == 1:
         known = None if call.known is None else _arrays.as_floats(call.known, np.float64)
-        output, logsumexp = attend(
-            call, subsets[0], counts=counts, norms=norms, log=log, known=known
-        )
+        output, logsumexp = attend(call, subsets[0], counts=counts, log=log, known=known)
     else:  # the subsets would both count what is known
         outputs, logs = zip(
             *(attend(call, subset, counts=counts) for subset in subsets), strict=True
@@ -73,24 +62,6 @@ def forward(
     if logsumexp is not None:
         logsumexp = _arrays.to_framework_of(logsumexp, call.query)
     return output, logsumexp, None if counts is None else Stats(*np.moveaxis(counts, 2, 0))
-
-
-def _check_key_norms(norms: Any, call: AttentionCall, subsets: int) -> None:
-    """Check that key norms are those of this call's keys, which are consecutive."""
-    if not hasattr(norms, "norms"):
-        raise TypeError(f"key_norms must be None or a KeyNorms, got {norms!r}")
-    problem, key_shape = call.problem, tuple(call.key.shape)
-    if subsets > 1 or not (problem.key_padding_mask is None and problem.key_positions is None):
-        raise ValueError("key_norms must be None with key_padding_mask or key_positions")
-    got = (*norms.norms.shape[:2], norms.length)
-    if got != key_shape[:3]:
-        raise ValueError(
-            f"key_norms must be of key's (batch, heads, keys) {key_shape[:3]}, got {got}"
-        )
-    if norms.centres.shape[2] != key_shape[3]:
-        raise ValueError(
-            f"key_norms must be of key's head_dim {key_shape[3]}, got {norms.centres.shape[2]}"
-        )
 
 
 def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:

@@ -118,7 +118,6 @@ def attend(
     subset: KeySubset,
     *,
     counts: NDArray[np.int64] | None = None,
-    norms: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     log: bool = True,
     known: NDArray[np.float64] | None = None,
 ) -> tuple[Array, NDArray[np.float64] | None]:
@@ -145,7 +144,7 @@ def attend(
         written,
         logsumexp,
         counts,
-        norms,
+        call.norms,
         known,
         scales,
     )

@@ -1,0 +1,79 @@
+"""Attention below its boundary: calls whose arguments are checked and converted already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ntk_alibi import _arrays, _torch_state
+from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.fused.call import AttentionCall, core_rule
+from ntk_alibi.fused.forward import Stats, forward, rounded_logsumexp
+from ntk_alibi.masks import Problem
+
+
+def attend(
+    call: AttentionCall, *, log: bool = True, stats: bool = False
+) -> tuple[Any, Any, Stats | None]:
+    """Return output, logsumexp (float64; None without log) and stats (or None) of a checked call.
+
+    The core computes if the call has its rule, else torch's operator, which autograd follows.
+    """
+    if call.rule is not None:
+        return forward(call, log=log, stats=stats)
+    # Imported here, since torch is optional; it is loaded if there is a tensor.
+    from ntk_alibi.torch.operator import attend_tensors
+
+    return (*attend_tensors(call, log=log), None)
+
+
+def attend_prepared(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: KernelBias,
+    problem: Problem,
+    scale: float,
+    factors: Any = None,
+    *,
+    in_core: bool,
+    skip_tolerance: float | None = 0.0,
+    norms: Any = None,
+    log: bool = False,
+) -> tuple[Any, Any]:
+    """Return the output and, with log, the logsumexp of a problem that the caller made once.
+
+    Nothing is checked here, so several layers can share what `attention` would check in each.
+
+    Args:
+        query: (batch, heads, queries, head_dim), as the problem says.
+        key: (batch, key heads, keys, head_dim), or `QuantizedRows`.
+        value: as key.
+        bias: the bias in kernel form, checked against the problem, as `kernel_bias_of` returns it:
+            of NumPy numbers in the core, else of tensors like query in autocast's dtype.
+        problem: shape, mask, padding and positions.
+        scale: factor of the dot products.
+        factors: factors besides the scale, (1 or batch, 1 or heads, queries), in the bias's
+            framework and dtype, or None.
+        in_core: whether the core computes, as it may unless `_arrays.needs_torch` of query, key,
+            value and the bias's parameters.
+        skip_tolerance: the argument of `attention`.
+        norms: a `KeyNorms` of these very keys; in the core only, with all keys at default positions
+            and without exempt tokens.
+        log: whether to return the logsumexp.
+
+    Returns:
+        The output, and the logsumexp as `attention` returns it, or None.
+    """
+    rule = memory = None
+    if in_core:
+        rule = core_rule(problem.mask, scale, skip_tolerance)
+        memory = _arrays.memories(query, key, value)
+        norms = None if norms is None else (norms.norms, norms.centres)
+    else:
+        query, key, value = _torch_state.in_autocast_dtype(query, key, value)
+    call = AttentionCall(
+        query, key, value, bias, problem, rule, scale, skip_tolerance,
+        factors=factors, memory=memory, norms=norms,
+    )  # fmt: skip
+    output, logsumexp, _ = attend(call, log=log)
+    return output, rounded_logsumexp(logsumexp, query) if log else None

@@ -1,0 +1,55 @@
+"""Prepared calls are those of `attention`, whose arguments were checked once for several layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ntk_alibi as na
+from attention_checks import inputs
+from ntk_alibi.biases.kernel_bias import kernel_bias_of
+from ntk_alibi.fused.prepared import attend_prepared
+from ntk_alibi.masks import Mask, Problem
+
+SHAPE = (2, 4, 5, 70)
+BIAS = na.ALiBi(4, na.NTK(2.0))
+PADDING = np.ones((2, 70), np.uint8)
+PADDING[1, :9] = 0
+
+
+@pytest.mark.parametrize("padding", [None, PADDING], ids=["all real", "padding"])
+@pytest.mark.parametrize("kind", ["array", "tensor", "grad"])
+def test_a_prepared_call_is_that_of_attention(kind: str, padding: Any) -> None:
+    given: list[Any] = inputs(2, 4, 2, 5, 70, 16)
+    if kind != "array":
+        given = [torch.from_numpy(x).requires_grad_(kind == "grad") for x in given]
+    query, in_core = given[0], kind != "grad"
+    problem = Problem.checked(SHAPE, Mask(window=40), padding, None, None)
+    bias = kernel_bias_of(BIAS, problem, None if in_core else query)
+    log_n = na.LogN(32)
+    factors = log_n.factors(problem, None if in_core else query)
+    factors = factors.float() if kind == "grad" else factors.astype(np.float32)
+    found = attend_prepared(*given, bias, problem, 0.2, factors, in_core=in_core, log=True)
+    options: dict[str, Any] = {"window": 40, "key_padding_mask": padding, "scale": 0.2}
+    expected = na.attention(*given, BIAS, **options, log_n=log_n, return_logsumexp=True)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert type(mine) is type(theirs)
+        assert (mine == theirs).all()
+    if kind == "grad":
+        mine, theirs = (torch.autograd.grad(x[0].sum(), given) for x in (found, expected))
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_a_prepared_call_takes_norms_and_quantized_rows() -> None:
+    query, key, value = inputs(2, 4, 2, 5, 70, 16)
+    norms, problem = na.KeyNorms().update(key), Problem(SHAPE)
+    bias = kernel_bias_of(BIAS, problem)
+    output, log = attend_prepared(query, key, value, bias, problem, 0.25, in_core=True, norms=norms)
+    assert log is None
+    assert (output == na.attention(query, key, value, BIAS, key_norms=norms)).all()
+    rows = [na.QuantizedRows.of(x) for x in (key, value)]
+    output, _ = attend_prepared(query, *rows, bias, problem, 0.25, in_core=True)
+    assert (output == na.attention(query, *rows, BIAS)).all()

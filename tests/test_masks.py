@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ntk_alibi as na
 from ntk_alibi.inspection import weights
-from ntk_alibi.masks import Mask
+from ntk_alibi.masks import Mask, Problem
 
 
 @st.composite
@@ -98,3 +98,77 @@ def test_the_reference_sees_what_the_words_say(options: dict[str, Any], seen: st
     """The expected masks are written by hand for the query at position 3 of 7 keys."""
     (row,) = na.reference.visible([3], range(7), **options)
     assert "".join("1" if sees else "." for sees in row) == seen
+
+
+@st.composite
+def drawn_problems(draw: st.DrawFn) -> Problem:
+    """Draw a problem of two rows, with or without padding and positions."""
+    rule, _, _, _ = draw(drawn_masks())
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    queries, keys = draw(st.integers(1, 20)), draw(st.integers(1, 40))
+    real = at_queries = at_keys = None
+    if draw(st.booleans()):
+        real = (random.random((2, keys)) < draw(st.sampled_from((0.5, 0.9)))).astype(np.uint8)
+    if draw(st.booleans()):
+        at_queries = random.integers(0, 50, (draw(st.sampled_from((1, 2))), queries))
+        if draw(st.booleans()):
+            at_keys = random.integers(0, 50, (draw(st.sampled_from((1, 2))), keys))
+    shape = (2, 3, queries, keys)
+    return Problem.checked(shape, Mask.checked(**rule), real, at_queries, at_keys)
+
+
+def seen_pairs(problem: Problem) -> Any:
+    """Return which keys each query of a problem sees, (1 or batch, queries, keys)."""
+    seen = problem.mask.visible(*problem.positions())
+    padding = problem.key_padding_mask
+    return seen if padding is None else seen & (padding[:, None] == 1)
+
+
+@given(problem=drawn_problems(), data=st.data())
+def test_a_part_has_the_positions_and_sees_the_pairs_of_the_whole(
+    problem: Problem, data: st.DataObject
+) -> None:
+    places = []
+    for count in problem.shape[2:]:
+        begin = data.draw(st.integers(0, count - 1))
+        places.append(slice(begin, data.draw(st.integers(begin + 1, count))))
+    part = problem.part(*places)
+    assert part.shape == (2, 3, *(at.stop - at.start for at in places))
+    for own, whole, at in zip(part.positions(), problem.positions(), places, strict=True):
+        np.testing.assert_array_equal(own, whole[:, at])
+    pairs = seen_pairs(problem)[:, places[0], places[1]]
+    np.testing.assert_array_equal(seen_pairs(part), pairs)
+    queries, keys = part.positions()
+    distances = np.broadcast_to(queries[:, :, None] - keys[:, None], pairs.shape)[pairs]
+    least, most = part.distances()
+    assert ((least <= distances) & (distances <= most)).all()
+    np.testing.assert_array_equal(part.visible_count().max(), pairs.sum(-1).max())
+
+
+@given(problem=drawn_problems())
+def test_the_tokens_of_a_prefix_are_its_positions_where_not_only_padding_stands(
+    problem: Problem,
+) -> None:
+    padding = problem.key_padding_mask
+    real = np.ones((2, problem.shape[3]), np.uint8) if padding is None else padding
+    at_queries, at_keys = (np.broadcast_to(x, (2, x.shape[1])) for x in problem.positions())
+    expected = []
+    for row, queries in enumerate(at_queries):
+        tokens = set(at_keys[row][real[row] == 1])
+        holes = set(at_keys[row][real[row] == 0]) - tokens
+        expected.append([len(set(range(p + 1)) - holes) for p in queries.tolist()])
+    found = np.broadcast_to(problem.token_counts("query"), at_queries.shape)
+    np.testing.assert_array_equal(found, expected)
+    rows = np.broadcast_to(problem.token_counts("sequence"), (2,))
+    np.testing.assert_array_equal(rows, real.sum(axis=1, dtype=np.int64))
+
+
+def test_given_counts_stand_for_those_of_positions_and_padding() -> None:
+    """Evicted tokens have neither positions nor padding among the keys."""
+    counts = np.array([130]), np.array([[129, 130]])
+    problem = Problem((1, 2, 2, 5), counts=counts)
+    np.testing.assert_array_equal(problem.token_counts("sequence"), [130])
+    np.testing.assert_array_equal(problem.token_counts("query"), [[129, 130]])
+    part = problem.part(slice(1, 2), slice(0, 3))
+    np.testing.assert_array_equal(part.token_counts("sequence"), [130])
+    np.testing.assert_array_equal(part.token_counts("query"), [[130]])

@@ -63,15 +63,19 @@ def scaling_and_slopes(scene: Scene) -> tuple[Any, Any]:
 
 
 def _lengths(scene: Scene, per: str) -> Any:
+    """Return the real keys of rows, or the tokens up to queries: none where only padding stands."""
     pairs, sizes = scene.places.pairs, scene.sizes
     real = np.ones((1, sizes.keys), np.bool_) if pairs.real is None else pairs.real
     if per == "sequence":
         return real.sum(axis=1)
-    if scene.places.placed or "key_positions" in scene.places.options:
-        return pairs.queries + 1
-    columns = np.arange(sizes.keys - sizes.queries, sizes.keys)
-    counts = np.concatenate([np.zeros((len(real), 1)), np.cumsum(real, axis=1)], axis=1)
-    return counts[:, np.maximum(columns + 1, 0)]
+    queries, keys = (
+        np.broadcast_to(x, (len(real), x.shape[1])) for x in (pairs.queries, pairs.keys)
+    )
+    counts = np.maximum(queries + 1, 0)
+    for row, at in enumerate(keys):
+        holes = [p for p in set(at[~real[row]].tolist()) if p not in set(at[real[row]].tolist())]
+        counts[row] -= (np.array(holes, np.int64)[:, None] <= queries[row]).sum(axis=0)
+    return counts
 
 
 def _sides(scene: Scene) -> str:

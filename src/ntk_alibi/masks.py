@@ -143,6 +143,8 @@ class Problem(NamedTuple):
         query_positions, key_positions: integers (1 or batch, length), or None for the columns, the
             last query at the last key.
         placed: whether queries may have other positions than the last keys.
+        counts: how many tokens the text of each row has, (1 or batch,), and its prefix up to each
+            query, (1 or batch, queries); None where positions and padding say them.
     """
 
     shape: tuple[int, ...]
@@ -151,6 +153,7 @@ class Problem(NamedTuple):
     query_positions: Any = None
     key_positions: Any = None
     placed: bool = False
+    counts: tuple[Any, Any] | None = None
 
     @staticmethod
     def checked(
@@ -210,6 +213,31 @@ class Problem(NamedTuple):
             keys = self.shape[3]
         return self.mask.visible_count(queries, keys, self.key_padding_mask)
 
+    def token_counts(self, per: str) -> NDArray[np.int64]:
+        """Count the tokens on which slopes of a dynamic scaling depend.
+
+        Args:
+            per: "sequence" for the real keys of each row, (1 or batch,); "query" for the positions
+                up to each query's, (1 or batch, queries), without those where only padding stands.
+        """
+        if self.counts is not None:
+            return _checks.constant("attention_mask", self.counts[per == "query"])
+        real = self.key_padding_mask
+        real = None if real is None else _arrays.to_numpy(real) != 0
+        if per == "sequence":
+            return np.array([self.shape[3]]) if real is None else real.sum(axis=1)
+        queries, keys = self.positions()
+        counts: NDArray[np.int64] = np.maximum(queries + 1, 0)
+        if real is None:
+            return counts
+        counts, keys = (
+            np.array(np.broadcast_to(x, (len(real), x.shape[1]))) for x in (counts, keys)
+        )
+        for own, at_keys, row in zip(counts, keys, real, strict=True):
+            holes = np.setdiff1d(at_keys[~row], at_keys[row])
+            own -= np.searchsorted(holes, own)
+        return counts
+
     def distances(self) -> tuple[int, int]:
         """Return the least and the greatest visible distance; (0, -1) if there is none."""
         batch, _, queries, keys = self.shape
@@ -224,23 +252,23 @@ class Problem(NamedTuple):
     def part(self, queries: slice, keys: slice) -> Problem:
         """Return the problem of some queries and keys, at the same positions.
 
-        Default positions stay default if the last query stays at the last key: all positions then
-        fall by `keys.start`, which changes no distance.
+        A bias is asked for the whole problem, and its kernel form cut likewise.
         """
         batch, heads, all_queries, all_keys = self.shape
-        aligned = keys.stop - queries.stop == all_keys - all_queries
         real, at_queries, at_keys = (
             self.key_padding_mask, self.query_positions, self.key_positions
         )  # fmt: skip
-        if not aligned and at_queries is None:
-            at_queries, at_keys = (x.astype(np.int32) for x in self.positions())
-        if real is not None:
-            real = _arrays.contiguous(real[:, keys])
+        moved = keys.start > 0 or keys.stop - queries.stop != all_keys - all_queries
+        if moved and at_queries is None:
+            at_queries = np.arange(all_keys - all_queries, all_keys, dtype=np.int32)[None]
+        if moved and at_keys is None:
+            at_keys = np.arange(all_keys, dtype=np.int32)[None]
         return self._replace(
             shape=(batch, heads, queries.stop - queries.start, keys.stop - keys.start),
-            key_padding_mask=real,
+            key_padding_mask=None if real is None else _arrays.contiguous(real[:, keys]),
             query_positions=None if at_queries is None else at_queries[:, queries],
             key_positions=None if at_keys is None else at_keys[:, keys],
+            counts=self.counts and (self.counts[0], self.counts[1][:, queries]),
         )
 
 

@@ -165,6 +165,21 @@ def test_dynamic_scalings_count_real_tokens(isa: str, per: Any) -> None:
         np.testing.assert_allclose(result[row : row + 1, :, begin:], expected, atol=3e-6)
 
 
+def test_dynamic_scalings_count_no_holes_of_given_positions() -> None:
+    """MPT's positions count holes of the padding mask; its slopes do not."""
+    query, key, value = inputs(2, 4, 4, 60, 60, 16)
+    mask = np.random.default_rng(3).random((2, 60)) < 0.7
+    mask[1, :9] = False
+    positions = np.maximum(np.arange(60) - mask.argmax(axis=1)[:, None], 0)
+    scaling = na.DynamicNTK(4.0, 16, per="query")
+    given = {"key_padding_mask": mask, "query_positions": positions, "key_positions": positions}
+    result = na.attention(query, key, value, na.ALiBi(4, scaling), **given)
+    slopes = na.alibi_slopes(4, scaling, mask.cumsum(axis=1))
+    expected = na.attention(query, key, value, na.ALiBi(4, slopes=slopes), **given)
+    kept = np.broadcast_to(mask[:, None], result.shape[:3])
+    np.testing.assert_array_equal(result[kept], expected[kept])
+
+
 def test_halves_and_two_slopes(isa: str) -> None:
     query, key, value = inputs(1, 4, 4, 50, 50, 16)
     two = (np.float32([0.5, 0.1, 0.01, 0.2]), np.float32([0.3, 0.0, 0.5, 1.0]))

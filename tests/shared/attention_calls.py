@@ -119,17 +119,21 @@ def positions(
     return {"key_positions": k, "query_positions": q}, q, k
 
 
-def real_tokens(
-    per: str, mask: NDArray[Any] | None, where: dict[str, Any], q: NDArray[Any], keys: int
-) -> Any:
-    """Count the real keys of each row, or those up to each query, for a dynamic scaling."""
-    real = np.ones((1, keys), np.int64) if mask is None else mask.astype(np.int64)
+def real_tokens(per: str, mask: NDArray[Any] | None, q: NDArray[Any], k: NDArray[Any]) -> Any:
+    """Count the real keys of each row, or the tokens up to each query, for a dynamic scaling.
+
+    There is one at each position from 0 on, except where only padding stands.
+    """
+    real = np.ones((1, k.shape[-1]), np.bool_) if mask is None else mask.astype(np.bool_)
     if per == "sequence":
         return real.sum(axis=1)
-    if where:
-        return np.atleast_2d(q) + 1
-    prefixes = np.concatenate([np.zeros((len(real), 1), np.int64), real.cumsum(axis=1)], axis=1)
-    return prefixes[:, np.maximum(np.arange(keys - q.shape[-1], keys) + 1, 0)]
+    rows = np.broadcast_to(q, (len(real), q.shape[-1]))
+    keys = np.broadcast_to(k, real.shape)
+    holes = [set(at[~row]) - set(at[row]) for at, row in zip(keys, real, strict=True)]
+    return np.array(
+        [[max(p + 1, 0) - sum(h <= p for h in own) for p in row]
+         for row, own in zip(rows.tolist(), holes, strict=True)]
+    ).reshape(rows.shape)  # fmt: skip
 
 
 def own_slopes(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -267,7 +271,7 @@ def _bias(
         return None, np.zeros(shape)
     alibi = linear(random, causal, shape[:3], counting)
     per = getattr(alibi.scaling, "per", None)
-    lengths = None if per is None else real_tokens(per, mask, given, q, shape[3])
+    lengths = None if per is None else real_tokens(per, mask, q, k)
     return alibi, dense(alibi, q, k, lengths)
 
 

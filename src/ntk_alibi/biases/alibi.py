@@ -231,21 +231,6 @@ def bent(bias: KernelBias, bend: Bend) -> KernelBias:
 
 
 def _token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64] | None:
-    """Return the lengths for a dynamic scaling: real tokens of each row or each query's prefix."""
+    """Return the numbers of tokens for a dynamic scaling, None for another one."""
     per = scaling_per(scaling)
-    if per is None:
-        return None
-    queries, keys = problem.shape[2:]
-    real = problem.key_padding_mask
-    real = np.ones((1, keys), np.uint8) if real is None else _arrays.to_numpy(real)
-    if per == "sequence":
-        rows: NDArray[np.int64] = real.sum(axis=1, dtype=np.int64)
-        return rows
-    if problem.query_positions is not None:
-        positions = _arrays.to_numpy(problem.query_positions)
-        lengths: NDArray[np.int64] = positions.astype(np.int64) + 1
-        return lengths
-    counts = np.pad(real.cumsum(axis=1, dtype=np.int64), ((0, 0), (1, 0)))
-    columns = np.arange(keys - queries, keys)
-    prefixes: NDArray[np.int64] = counts[:, np.maximum(columns + 1, 0)]
-    return prefixes
+    return None if per is None else problem.token_counts(per)

@@ -131,15 +131,13 @@ class RotatedCall:
     def _seen(self, begin: int, end: int) -> slice:
         """Return the columns that queries may see, which end at the last query's column.
 
-        They begin at column 0 if there are sinks or exempt tokens, which are counted from there.
+        They begin at column 0, where sinks stand, if there are any.
         """
         mask, (queries, keys) = self._call.problem.mask, self._call.problem.shape[2:]
         first, ends = keys - queries + begin, max(keys - queries + end, 0)
-        if mask.sink or self._call.bias.exempt:
+        if mask.sink:
             return slice(0, ends)
         begins = max(mask.interval(first)[0], 0)
-        if mask.causal_block is not None:  # a part counts blocks from its first key
-            begins = begins // mask.causal_block * mask.causal_block
         return slice(min(begins, ends), ends)
 
     def _factors(self, queries: slice, keys: slice) -> tuple[Any, Any]:

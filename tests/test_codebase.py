@@ -25,13 +25,12 @@ PYTHON_LAYERS = [
     ["_core", "_installed", "_torch_state"],
     ["_arrays", "_checks", "_files", "_runtime", "_repr_html"],
     ["masks", "scaling", "reference"],
-    ["biases", "positions", "precision"],
+    ["biases", "positions", "precision", "torch.merging"],
     ["fused", "methods"],
     ["engines"],
-    ["torch.operator", "torch.chunks", "torch.devices", "torch.merging"],
+    ["torch.operator", "torch.chunks", "torch.devices"],
     [
         "fused.attention",
-        "fused.merge",
         "fused.prepared",
         "distributed",
     ],  # these hand tensors that require grad to torch

@@ -11,8 +11,7 @@ import ntk_alibi as na
 from attention_checks import NUMPY, check, dense, inputs, random
 from ntk_alibi.fused.call import AttentionCall, checked_call
 from ntk_alibi.fused.forward import forward
-from ntk_alibi.fused.gradients import gradients_of
-from ntk_alibi.fused.kernel_call import ForwardResults
+from ntk_alibi.fused.gradients import ForwardResults, gradients_of
 
 BIAS = na.ALiBi(4, sides="symmetric")
 SHAPES = {"decode": (1, 300, 64), "prefill": (130, 300, 64), "odd": (70, 90, 21)}

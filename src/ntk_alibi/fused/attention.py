@@ -11,7 +11,7 @@ from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.fused.call import checked_call
 from ntk_alibi.fused.forward import rounded_logsumexp
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.fused.merge import merge
+from ntk_alibi.fused.merge import merged
 from ntk_alibi.fused.prepared import attend
 from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized
 from ntk_alibi.masks import AT_END
@@ -289,7 +289,7 @@ def attention(
     log = return_logsumexp or initial is not None
     output, logsumexp, stats = attend(call, log=log, stats=return_stats)
     if initial is not None:
-        output, logsumexp = merge((initial[0], output), (call.known, logsumexp))
+        output, logsumexp = merged((initial[0], output), (call.known, logsumexp))
     if not return_logsumexp and not return_stats:
         return output
     rounded = (rounded_logsumexp(logsumexp, query),) if return_logsumexp else ()

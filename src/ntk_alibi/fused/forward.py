@@ -1,17 +1,23 @@
-"""The forward pass on the compiled core; torch/operator.py handles autograd and vmap."""
+"""The forward pass on the compiled core, for subsets of keys, groups of heads and runs of queries.
+
+With exempt tokens there are two subsets: the exempt keys and the other keys. Scores of exempt keys,
+and all scores of exempt queries, have no slope but a constant for each query. Within one call of
+the core it does not change the softmax, so it is added to the logsumexp afterwards.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi._arrays import Array
 from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.fused.kernel_call import attend, key_subsets
-from ntk_alibi.fused.merged_parts import merged
+from ntk_alibi.fused.merge import merged
+from ntk_alibi.fused.quantized_rows import stored
 from ntk_alibi.fused.rotated import RotatedCall, runs_of_heads
 
 
@@ -52,16 +58,121 @@ def forward(
     counts = np.zeros((*call.query.shape[:2], len(fields(Stats))), np.int64) if stats else None
     if len(subsets) == 1:
         known = None if call.known is None else _arrays.as_floats(call.known, np.float64)
-        output, logsumexp = attend(call, subsets[0], counts=counts, log=log, known=known)
+        output, logsumexp = attend_subset(call, subsets[0], counts=counts, log=log, known=known)
     else:  # the subsets would both count what is known
         outputs, logs = zip(
-            *(attend(call, subset, counts=counts) for subset in subsets), strict=True
+            *(attend_subset(call, subset, counts=counts) for subset in subsets), strict=True
         )
         tensors = [_arrays.to_framework_of(x, call.query) for x in logs]
         output, logsumexp = merged(outputs, tensors)
     if logsumexp is not None:
         logsumexp = _arrays.to_framework_of(logsumexp, call.query)
     return output, logsumexp, None if counts is None else Stats(*np.moveaxis(counts, 2, 0))
+
+
+class KeySubset(NamedTuple):
+    """A subset of the keys, and its bias.
+
+    Attributes:
+        bias: the bias in the core's form.
+        mask: (batch, keys), 1 for the keys of the subset, or None for all.
+        shift: added to the subset's logsumexp, (1 or batch, heads, 1 or queries), or None.
+        exempt: whether these are the exempt keys.
+    """
+
+    bias: _core.AttentionBias
+    mask: NDArray[np.uint8] | None
+    shift: NDArray[np.float32] | None = None
+    exempt: bool = False
+
+
+def key_subsets(call: AttentionCall) -> list[KeySubset]:
+    """Return one subset with all keys, or two: the exempt keys and the others."""
+    bias, problem = call.bias, call.problem
+    mask = problem.key_padding_mask
+    if not bias.exempt:
+        return [KeySubset(bias.core or bias.in_core(problem.shape), mask)]
+    batch, heads, _, keys = problem.shape
+    exempt = problem.positions()[1] < bias.exempt
+    real = np.ones((batch, keys), np.bool_) if mask is None else mask.astype(np.bool_)
+    rows, zero = exempt_queries(call), np.float32(0)
+    flat = {n: np.where(np.isinf(side), side, zero) for n, side in bias.slopes.items()}
+    sloped = {n: np.where(rows & ~np.isinf(side), zero, side) for n, side in bias.slopes.items()}
+    flat_bias, sloped_bias = (
+        bias._replace(**slopes, core=None).in_core(problem.shape) for slopes in (flat, sloped)
+    )
+    shifts: list[Any] = [None, None]
+    if bias.first is not None:
+        first = np.broadcast_to(bias.first[None, :, None], (batch, heads, 1))
+        shifts = [np.where(shifted, -first, zero) for shifted in shifted_queries(call)]
+    return [
+        KeySubset(flat_bias, (real & exempt).view(np.uint8), shifts[0], True),
+        KeySubset(sloped_bias, (real & ~exempt).view(np.uint8), shifts[1]),
+    ]
+
+
+def exempt_queries(call: AttentionCall) -> NDArray[np.bool_]:
+    """Return a mask of the exempt queries, (1 or batch, 1, queries)."""
+    exempt: NDArray[np.bool_] = (call.problem.positions()[0] < call.bias.exempt)[:, None]
+    return exempt
+
+
+def shifted_queries(call: AttentionCall) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the queries whose scores `first` lowers: with the first key, and with other keys.
+
+    The first token's score with itself has no constant. Queries before it have one with all keys:
+    there are some if there are more queries than keys.
+    """
+    itself: NDArray[np.bool_] = (call.problem.positions()[0] == 0)[:, None]
+    return ~itself, exempt_queries(call)
+
+
+def attend_subset(
+    call: AttentionCall,
+    subset: KeySubset,
+    *,
+    counts: NDArray[np.int64] | None = None,
+    log: bool = True,
+    known: NDArray[np.float64] | None = None,
+) -> tuple[Array, NDArray[np.float64] | None]:
+    """Return output and logsumexp (None without log) over a subset of the keys.
+
+    The logsumexp is float64: the backward pass computes weights from it, which float32 would round.
+    """
+    scales, memory = None, call.memory
+    if memory is None:
+        (key, key_scales), (value, value_scales) = stored(call.key), stored(call.value)
+        memory = _arrays.storage(call.query), key, value
+        if key_scales is not None and value_scales is not None:
+            scales = _core.KeyScales(key_scales, value_scales)
+    query, key, value = memory
+    output, written = _arrays.empty_pair(call.query, query)
+    logsumexp = np.empty(call.query.shape[:3], np.float64) if log else None
+    _core.attention(
+        query,
+        key,
+        value,
+        subset.bias,
+        call.rule,
+        tokens_of(call, subset),
+        written,
+        logsumexp,
+        counts,
+        call.norms,
+        known,
+        scales,
+    )
+    if subset.shift is not None and logsumexp is not None:
+        logsumexp += subset.shift
+    return output, logsumexp
+
+
+def tokens_of(call: AttentionCall, subset: KeySubset) -> _core.Tokens | None:
+    """Return positions, mask and factors as the core takes them, or None if there are none."""
+    queries, keys = call.problem.query_positions, call.problem.key_positions
+    if queries is None and keys is None and subset.mask is None and call.factors is None:
+        return None
+    return _core.Tokens(queries, keys, subset.mask, call.factors)
 
 
 def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import NUMBERS, SLOPES
 from ntk_alibi.fused.call import AttentionCall, checked_call
-from ntk_alibi.fused.forward import forward, rounded_logsumexp
-from ntk_alibi.fused.kernel_call import (
-    ForwardResults,
-    attend,
+from ntk_alibi.fused.forward import (
+    KeySubset,
+    attend_subset,
     exempt_queries,
-    first_gradient,
+    forward,
     key_subsets,
-    query_gradient,
+    rounded_logsumexp,
+    shifted_queries,
+    tokens_of,
 )
 from ntk_alibi.fused.rotated import QueryRun, RotatedCall
 from ntk_alibi.masks import Mask
@@ -57,6 +58,15 @@ class AttentionGradients:
     first: NDArray[np.float32] | None = None
     far_left: NDArray[np.float32] | None = None
     far_right: NDArray[np.float32] | None = None
+
+
+class ForwardResults(NamedTuple):
+    """Results of the forward pass and their incoming gradients."""
+
+    output: Any
+    logsumexp: Any
+    output_gradient: Any
+    logsumexp_gradient: Any = None
 
 
 def attention_gradients(
@@ -201,18 +211,82 @@ def gradients_of(
         for gradient in key_and_value:  # the core does not write gradients of masked keys
             gradient[...] = 0
     of_bias = _zeros(call) if bias_gradient else {}
-    of_query = [query_gradient(call, x, results, key_and_value, of_bias) for x in subsets]
+    of_query = [_query_gradient(call, x, results, key_and_value, of_bias) for x in subsets]
     if bias_gradient and call.bias.exempt:
         for name in call.bias.slopes:  # slopes do not act on exempt queries
             of_bias[name][np.broadcast_to(exempt_queries(call), of_bias[name].shape)] = 0
         if call.bias.first is not None:
-            output, log = attend(call, subsets[0])
-            of_bias["first"] = first_gradient(
+            output, log = attend_subset(call, subsets[0])
+            of_bias["first"] = _first_gradient(
                 call, results.output_gradient, results.output, results.logsumexp,
                 results.logsumexp_gradient, output, np.asarray(log),
             )  # fmt: skip
     whole = of_query[0] if len(of_query) == 1 else of_query[0] + of_query[1]
     return _gradients(call, whole, key_gradient, value_gradient, of_bias)
+
+
+def _query_gradient(
+    call: AttentionCall,
+    subset: KeySubset,
+    results: ForwardResults,
+    key_and_value: tuple[NDArray[Any], NDArray[Any]],
+    bias_gradients: dict[str, NDArray[Any]],
+) -> Array:
+    """Return the query's gradient over a subset of the keys.
+
+    Gradients of the subset's keys and values are written to key_and_value; gradients of the bias
+    are added to bias_gradients.
+    """
+    log = results.logsumexp if subset.shift is None else results.logsumexp - subset.shift
+    gradient, written = _arrays.empty_pair(call.query)
+    of_bias: dict[str, Any] = {} if subset.exempt else bias_gradients
+    storage = _arrays.storage
+    _core.attention_gradients(
+        storage(call.query),
+        storage(call.key),
+        storage(call.value),
+        subset.bias,
+        call.rule,
+        tokens_of(call, subset),
+        storage(results.output),
+        log,
+        storage(results.output_gradient),
+        results.logsumexp_gradient,
+        written,
+        key_and_value[0],
+        key_and_value[1],
+        _core.BiasGradients(**of_bias),
+    )
+    return gradient
+
+
+def _first_gradient(
+    call: AttentionCall,
+    output_gradient: Any,
+    output: Any,
+    logsumexp: NDArray[np.float64],
+    logsumexp_gradient: NDArray[np.float32] | None,
+    subset_output: Any,
+    subset_logsumexp: NDArray[np.float64],
+) -> NDArray[np.float32]:
+    """Return the gradient of the constant `first`, (batch, heads, queries).
+
+    The constant is subtracted from all scores of one subset. The sum of ds_ij over a subset is the
+    sum of its weights times do_i.o_i(subset) - do_i.o_i + dl_i; over all keys it is dl_i.
+    """
+    do, whole, part = (
+        np.asarray(_arrays.to_numpy(x), np.float64)
+        for x in (output_gradient, output, subset_output)
+    )
+    log = logsumexp
+    seen = ~np.isneginf(log)
+    dl = 0.0 if logsumexp_gradient is None else logsumexp_gradient
+    share = np.exp(subset_logsumexp - np.where(seen, log, 0.0))
+    of_subset = share * ((do * (part - whole)).sum(axis=-1) + dl)
+    of_rest = np.where(seen, dl, 0.0) - of_subset
+    with_first, with_others = shifted_queries(call)
+    gradient = np.where(with_first, of_subset, 0.0) + np.where(with_others, of_rest, 0.0)
+    return -gradient.astype(np.float32)
 
 
 def _gradients(

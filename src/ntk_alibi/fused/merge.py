@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from ntk_alibi import _arrays, _checks, _torch_state
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _arrays, _checks, _core, _torch_state
 from ntk_alibi._arrays import ArrayT
-from ntk_alibi.fused.merged_parts import fits_core, merged
 
 
 def merge(
@@ -78,25 +81,16 @@ def merge(
                 )
     for part in zip(outputs, logsumexps, strict=True):
         _checks.no_tangents(outputs=part[0], logsumexps=part[1])
-    recorded = _arrays.require_grad(*outputs, *logsumexps) and _torch_state.is_recording()
+    parts: Any = outputs, logsumexps
     if out is not None:
-        if recorded:
+        if _recorded(*parts):
             raise ValueError("out must be None where torch records gradients of the parts")
         if not isinstance(out, tuple) or len(out) != 2:
             raise TypeError(f"out must be a pair (output, logsumexp), got {out!r}")
         for buffer, like in zip(out, (first, logsumexps[0]), strict=True):
             dtype, tensor = _arrays.dtype_name(like.dtype), _arrays.is_tensor(like)
             _checks.out(buffer, tuple(like.shape), dtype, torch=tensor)
-    parts: Any = outputs, logsumexps
-    output: Any
-    logsumexp: Any
-    if recorded and fits_core(*parts):
-        # Imported here, since torch is optional; it is loaded if there is a tensor.
-        from ntk_alibi.torch.merging import merged_tensors
-
-        output, logsumexp = merged_tensors(*parts)
-    else:
-        output, logsumexp = merged(outputs, logsumexps, None if out is None else out[0])
+    output, logsumexp = merged(*parts, None if out is None else out[0])
     logsumexp = _arrays.to_dtype(logsumexp, logsumexps[0].dtype)
     if out is None:
         return output, logsumexp
@@ -104,3 +98,71 @@ def merge(
         if result is not buffer:
             buffer[...] = result
     return out
+
+
+def merged(outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None) -> tuple[Any, Any]:
+    """Return the output and the float64 logsumexp of checked parts.
+
+    The core computes if it takes the parts, and writes the output to `out` if it is given; the
+    operations of NumPy or torch, which take all others, do not.
+    """
+    first = outputs[0]
+    if not (
+        first.ndim == 4
+        and _arrays.dtype_name(first.dtype) in _arrays.CORE_DTYPES
+        and all(part.dtype == first.dtype for part in outputs)
+        and getattr(first.dtype, "isnative", True)
+        and _arrays.has_values(*outputs, *logsumexps)
+        and all(_arrays.in_memory(x) for x in (*outputs, *logsumexps))
+    ):
+        return _merged_by_operations(outputs, logsumexps)
+    if _recorded(outputs, logsumexps):
+        # Imported here, since torch is optional; it is loaded if there is a tensor.
+        from ntk_alibi.torch.merging import merged_tensors
+
+        return merged_tensors(_merged_in_core, outputs, logsumexps)
+    return _merged_in_core(outputs, logsumexps, out)
+
+
+def _recorded(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> bool:
+    return _arrays.require_grad(*outputs, *logsumexps) and _torch_state.is_recording()
+
+
+def _merged_in_core(
+    outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None
+) -> tuple[Any, Any]:
+    """Return the output, in `out` if it is given, and the float64 logsumexp; the core computes."""
+    output, written = _arrays.empty_pair(outputs[0]) if out is None else (out, _arrays.storage(out))
+    logs = [_arrays.as_floats(log, np.float64) for log in logsumexps]
+    logsumexp = np.empty(logs[0].shape, np.float64)
+    memory = [_unchanged(_arrays.storage(part), written) for part in outputs]
+    _core.merge(memory, logs, written, logsumexp)
+    return output, _arrays.to_framework_of(logsumexp, output)
+
+
+def _unchanged(part: NDArray[Any], written: NDArray[Any]) -> NDArray[Any]:
+    """Return a part, or a copy if rows of it would be written before they are read.
+
+    The core reads a row of all parts before it writes that row, so a part may be the result itself.
+    """
+    same = part.ctypes.data == written.ctypes.data and part.strides == written.strides
+    return part.copy() if np.may_share_memory(part, written) and not same else part
+
+
+def _merged_by_operations(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the output and the float64 logsumexp by operations of NumPy or torch.
+
+    They take float64, other devices, other numbers of axes, traces and vmap.
+    """
+    xp = _arrays.namespace(outputs[0])
+    parts = xp.stack([_arrays.float64(part, outputs[0]) for part in outputs])
+    logs = xp.stack([_arrays.float64(log, outputs[0]) for log in logsumexps])
+    largest = _arrays.detached(xp.amax(logs, 0))
+    weights = xp.exp(logs - xp.where(xp.isneginf(largest), 0.0, largest))
+    total = xp.sum(weights, 0)
+    none = total == 0.0
+    total = xp.where(none, 1.0, total)
+    logsumexp = xp.where(none, -math.inf, largest + xp.log(total))
+    weights = (weights / total)[..., None]
+    output = xp.sum(xp.where(weights == 0.0, 0.0, weights * parts), 0)
+    return _arrays.to_dtype(output, outputs[0].dtype), logsumexp

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
-from ntk_alibi.fused.merged_parts import merged_in_core
+Merged: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, Any]]
 
 
 class _Merge(torch.autograd.Function):
-    """Inputs are the outputs of all parts, then their logsumexps."""
+    """Inputs are a function that merges, the outputs of all parts, and their logsumexps."""
 
     @staticmethod
-    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        ctx: Any, merged: Merged, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         parts = len(tensors) // 2
-        output, logsumexp = merged_in_core(tensors[:parts], tensors[parts:])
+        output, logsumexp = merged(tensors[:parts], tensors[parts:])
         ctx.save_for_backward(*tensors, output, logsumexp)
         return output, logsumexp
 
     @staticmethod
     def backward(
         ctx: Any, output_gradient: torch.Tensor, logsumexp_gradient: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[torch.Tensor | None, ...]:
         """Return w do and w (do.(o_part - o) + dl), with w = exp(logsumexp_part - logsumexp)."""
         *tensors, output, logsumexp = ctx.saved_tensors
         parts = len(tensors) // 2
@@ -36,13 +38,13 @@ class _Merge(torch.autograd.Function):
             change = (output_gradient.float() * step).sum(-1) + logsumexp_gradient.float()
             of_outputs.append((weight * output_gradient.float()).to(part.dtype))
             of_logs.append((weight[..., 0] * change).to(log.dtype))
-        return (*of_outputs, *of_logs)
+        return (None, *of_outputs, *of_logs)
 
 
 def merged_tensors(
-    outputs: Sequence[torch.Tensor], logsumexps: Sequence[torch.Tensor]
+    merged: Merged, outputs: Sequence[torch.Tensor], logsumexps: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output and the float64 logsumexp, which autograd follows."""
+    """Return the output and the float64 logsumexp of `merged`, which autograd follows."""
     apply: Any = _Merge.apply
-    result: tuple[torch.Tensor, torch.Tensor] = apply(*outputs, *logsumexps)
+    result: tuple[torch.Tensor, torch.Tensor] = apply(merged, *outputs, *logsumexps)
     return result

@@ -19,8 +19,7 @@ from ntk_alibi.biases.kernel_bias import NUMBERS as BIAS_TENSORS
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.forward import forward
-from ntk_alibi.fused.gradients import gradients_of
-from ntk_alibi.fused.kernel_call import ForwardResults
+from ntk_alibi.fused.gradients import ForwardResults, gradients_of
 from ntk_alibi.fused.rotated import RotatedCall
 from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.torch.chunks import attention_by_chunks

@@ -22,14 +22,12 @@ from benchmarks.distributed.measured import (
 )
 from benchmarks.distributed.problem import RUN, Problem, tokens
 from benchmarks.distributed.wire import Traffic
-from ntk_alibi import _core
+from ntk_alibi import _core, masks
 from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.attention import NEAR
-from ntk_alibi.distributed.bias_forms import numbers_of
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sequence import Sequence
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
-from ntk_alibi.masks import Mask
 
 #: For each process, the blocks that are wanted from it, (1, heads, blocks).
 Wanted = list[NDArray[np.bool_]]
@@ -194,14 +192,13 @@ def blocks_wanted(problems: list[Problem], size: int) -> dict[Problem, dict[int,
         sequence = _sequence(first, replace(ranks, rank=rank))
         sources, longest = sequence.key_blocks(key, None)
         for problem in problems:
-            numbers = numbers_of(sequence.bias(problem.bias, query))
             # in the running exchange this logsumexp is not rounded to float32
             lower = na.attention(
                 query, key, value, problem.bias, window=NEAR, return_logsumexp=True
             )[1]
             scale = problem.head_dim**-0.5
             tiles = sequence.query_tiles(query, None, lower, sources, longest, scale, None)
-            bias = bounds.BiasBounds(numbers, sequence.block)
+            bias = bounds.BiasBounds(sequence.bias(problem.bias, query), sequence.block)
             mask, share = sequence.problem.mask, _core.dropped_share(0.0) / 2
             found[problem][rank] = bounds.needed_blocks(tiles, sources, bias, mask, share)
     return found
@@ -237,8 +234,7 @@ def _sequence(problem: Problem, ranks: Ranks) -> Sequence:
     return Sequence.gathered(
         ranks,
         [each] * ranks.size,
-        (1, problem.heads, length),
-        Mask(causal=True),
+        masks.Problem((1, problem.heads, length, length)),
         None,
         (None, None),
         torch.device("cpu"),

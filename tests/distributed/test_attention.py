@@ -69,6 +69,11 @@ CASES: dict[str, Case] = {
     "rotary": ({}, lambda _: None, {"rotary": na.RoPE(32)}),
     "negative slopes": ({}, lambda _: na.ALiBi(4, slopes=np.full(4, -0.01, np.float32)), {}),
     "gates": ({"batch": 2}, lambda at: na.ForgetGates(gates(2, 600)[..., at]), {}),
+    "gates, window and sinks": (
+        {},
+        lambda at: na.ForgetGates(gates(1, 600)[..., at]),
+        {"window": 200, "sink": 4},
+    ),
     "gates, window": ({}, lambda at: na.ForgetGates(gates(1, 600)[..., at]), {"window": 200}),
     "everything is read": ({}, lambda _: na.ALiBi(4), {"skip_tolerance": None}),
 }
@@ -115,7 +120,7 @@ def together(size: int, *names: str) -> Results:
 
 @pytest.fixture(scope="module")
 def two() -> Results:
-    names = "equal_to_one_process", "padded_and_learned", "any_order", "half_precision", "refusals"
+    names = "equal_to_one_process", "padded_and_learned", "any_order", "half_precision"
     return together(2, *names)
 
 
@@ -296,55 +301,6 @@ def adversary(rank: int, size: int) -> float:
 def test_what_does_not_travel_weighs_nothing_in_the_worst_case(four: Results) -> None:
     # the keys have no common part, so that the centre hardly moves the norms
     assert max(four["adversary"]) < 2.0**-24
-
-
-def refusals(rank: int, size: int) -> list[str]:
-    group = distributed.group.WORLD
-    query, key, value = (x[:, :, :64] for x in inputs(128))
-    other = rank == 1
-    calls: list[Callable[[], Any]] = [
-        lambda: na.attention(query, key[..., :16] if other else key, value, group=group),
-        lambda: na.attention(
-            *(x.double() if other else x for x in (query, key, value)), group=group
-        ),
-        lambda: na.attention(query, key, value, na.ALiBi(4, na.NTK(2.0 + rank)), group=group),
-        lambda: na.attention(query, key, value, na.ALiBi(8), group=group),
-        lambda: na.attention(query.numpy(), key, value, group=group),
-        lambda: na.attention(query, key, value, group=group, return_stats=True),
-        lambda: na.attention(query[:, :, :9], key, value, group=group),
-        lambda: na.attention(query, key, value, group="gloo"),
-        lambda: na.attention(query, key, value, group=group, mesh="cp"),
-        lambda: na.attention(query, key, value, align="start", group=group),
-        lambda: na.attention(query, key, value, query_positions=torch.arange(64), group=group),
-    ]
-    said = []
-    for call in calls:
-        with pytest.raises((TypeError, ValueError)) as error:
-            call()
-        said.append(str(error.value))
-    # the group works on
-    assert na.attention(query, key, value, na.ALiBi(4), group=group).shape == query.shape
-    return said
-
-
-def test_every_rank_hears_the_same_sentence(two: Results) -> None:
-    first, second = two["refusals"]
-    assert first == second
-    expected = [
-        "on rank 1: value must have key's shape",
-        "dtype must be the same on all ranks, got torch.float32 on rank 0 and torch.float64",
-        "bias must be the same on all ranks, got ALiBi of 4 heads, scaling NTK(factor=2.0)",
-        "on rank 0: bias must have query's 4 heads, got ALiBi(num_heads=8",
-        "on rank 0: query must be a torch tensor with group, got ndarray",
-        "on rank 0: return_stats must not be given together with group or mesh, got True",
-        "on rank 0: query must have as many tokens as key on each rank, unless query_positions",
-        "group must be a torch.distributed.ProcessGroup or a DeviceMesh, got str",
-        "on rank 0: mesh must be None when group is given, got 'cp'",
-        "on rank 0: align must be 'end' with group, got 'start'",
-        "on rank 0: key_positions must be given with query_positions and group, got None",
-    ]
-    for sentence, beginning in zip(first, expected, strict=True):
-        assert sentence.startswith(beginning)
 
 
 def test_heads_of_a_model() -> None:

@@ -13,7 +13,6 @@ from torch import distributed
 
 import ntk_alibi as na
 from family_models import VOCABULARY, make_model
-from ntk_alibi.torch import shard
 from processes import run
 from shared_texts import LOGITS, assert_small, differences
 
@@ -191,35 +190,8 @@ def on_a_mesh(rank: int, size: int, folder: Path) -> dict[str, list[float]]:
     return found
 
 
-def refusals(rank: int, size: int) -> list[str]:
-    group, model, said = distributed.group.WORLD, make_model("bloom"), []
-    ids = batch()["input_ids"][:1, :300]
-
-    def fails(call: Any) -> None:
-        with pytest.raises((TypeError, ValueError)) as error:
-            call()
-        said.append(str(error.value))
-
-    fails(lambda: na.patch(model, layout="zigzag"))
-    fails(lambda: na.patch(model, group=group, layout="striped"))  # type: ignore[arg-type]
-    fails(lambda: shard({"input_ids": ids[:, :7]}, group, layout="zigzag"))
-    with na.patch(model, group=group, layout="zigzag"):
-        fails(lambda: model(ids, past_key_values=na.ShardedCache(group)))
-        fails(lambda: model(ids[:, : 70 + rank]))
-    with na.patch(model, group=group, layout="zigzag" if rank == 1 else "contiguous"):
-        fails(lambda: model(ids[:, :64]))
-    with na.patch(model, group=group), torch.inference_mode():
-        cache = na.ShardedCache(group)
-        model(ids, past_key_values=cache)
-        fails(lambda: model(ids[:, : 1 + (rank == 2)], past_key_values=cache))
-        wrong = torch.ones(1, 9 if rank == 3 else 301)
-        fails(lambda: model(ids[:, :1], attention_mask=wrong, past_key_values=cache))
-        assert model(ids[:, :1], past_key_values=cache).logits.shape[1] == 1  # the group works on
-    return said
-
-
 def everything(rank: int, size: int, folder: Path) -> dict[str, Any]:
-    work = silence, passes, generation, refusals
+    work = silence, passes, generation
     found = {function.__name__: function(rank, size) for function in work}
     return {**found, "on_a_mesh": on_a_mesh(rank, size, folder)}
 
@@ -248,22 +220,6 @@ def test_heads_and_texts_are_divided_together(results: list[dict[str, Any]]) -> 
         for name, (*errors, step) in found["on_a_mesh"].items():
             assert_small(errors, name)
             assert step < LOGITS, name
-
-
-def test_what_would_be_wrong_is_refused(results: list[dict[str, Any]]) -> None:
-    expected = [
-        "layout must be 'contiguous' without group, got 'zigzag'",
-        "layout must be one of 'contiguous', 'zigzag', got 'striped'",
-        "batch must have at least 8 tokens, two a rank, got 7",
-        "on rank 0: layout must be 'contiguous' with past_key_values, which cuts the prompt into",
-        "input_ids must be the parts of shard(batch, group, layout='zigzag'), [71, 71, 72, 72] tok",
-        "the patch must be the same on all ranks, got None, attention='fused', group of 4 ranks on",
-        "input_ids must be the same on all ranks, got (1, 1) on rank 0 and (1, 2) on rank 2",
-        "on rank 3: attention_mask must",
-    ]
-    for found in results:
-        for sentence, beginning in zip(found["refusals"], expected, strict=True):
-            assert sentence.startswith(beginning)
 
 
 def test_ranks_whose_keys_weigh_nothing_send_nothing(results: list[dict[str, Any]]) -> None:

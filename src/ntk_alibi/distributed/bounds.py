@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ntk_alibi import _arrays
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.masks import Mask
 
@@ -112,12 +113,12 @@ class BiasBounds:
     """Upper bounds of a bias between tiles and blocks, by head.
 
     Args:
-        bias: the kernel form, of NumPy numbers, over all keys of the sequence.
+        bias: the kernel form over all keys of the sequence.
         tile: number of queries in a tile.
     """
 
     def __init__(self, bias: KernelBias, tile: int) -> None:
-        self._bias = bias
+        self._bias = bias = bias.mapped(lambda _, x: _arrays.to_numpy(x))
         self._least: dict[str, Floats] = {}
         for name, slopes in bias.slopes.items():
             reduced = slopes.astype(np.float64)
@@ -128,6 +129,12 @@ class BiasBounds:
             table = bias.table.astype(np.float64)
             self._from = np.maximum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
             self._up_to = np.maximum.accumulate(table, axis=1)
+
+    @property
+    def sums(self) -> NDArray[Any] | None:
+        """Prefix sums of this rank's keys, (1 or batch, heads, keys), or None."""
+        sums: NDArray[Any] | None = self._bias.sums
+        return sums
 
     @property
     def proven(self) -> bool:

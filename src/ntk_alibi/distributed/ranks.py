@@ -56,24 +56,21 @@ class Ranks:
             TypeError, ValueError: group is neither; the mesh has several dimensions; this process
                 is not among the ranks.
         """
+        others: Any = distributed.GroupMember.NON_GROUP_MEMBER
         if hasattr(group, "get_group"):
             if group.ndim != 1:
                 raise ValueError(
                     f"mesh must have one dimension, such as mesh['cp'], got {group.ndim} dimensions"
                 )
-            group = group.get_group()
+            group = others if group.get_coordinate() is None else group.get_group()
+        if group is others:
+            raise ValueError("group must contain this process, got one of other processes")
         if not isinstance(group, distributed.ProcessGroup):
             raise TypeError(
                 "group must be a torch.distributed.ProcessGroup or a DeviceMesh, got "
                 f"{type(group).__name__}"
             )
-        rank = distributed.get_rank(group)
-        if rank < 0:
-            raise ValueError(
-                "group must contain this process, got one that rank "
-                f"{distributed.get_rank()} is not in"
-            )
-        return Ranks(group, distributed.get_world_size(group), rank)
+        return Ranks(group, distributed.get_world_size(group), distributed.get_rank(group))
 
     def are_those_of(self, group: Any) -> bool:
         """Return whether a group or a mesh has these processes, in this order."""

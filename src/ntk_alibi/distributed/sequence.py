@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _core
-from ntk_alibi.biases.kernel_bias import SLOPES, KernelBias, kernel_bias_of
+from ntk_alibi.biases.kernel_bias import KernelBias, kernel_bias_of
 from ntk_alibi.distributed import bounds
-from ntk_alibi.distributed.bias_forms import of_all_queries
 from ntk_alibi.distributed.exchange import before, sum_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.masks import Mask, Problem
+from ntk_alibi.masks import Problem
 
 #: Number of keys in a block of short sequences, and greatest number of blocks of long ones.
 LEAST_BLOCK, MOST_BLOCKS = 64, 2048
@@ -41,8 +41,7 @@ class Sequence:
     def gathered(
         ranks: Ranks,
         every: list[dict[str, Any]],
-        shape: tuple[int, int, int],
-        mask: Mask,
+        own: Problem,
         padding: NDArray[np.uint8] | None,
         positions: tuple[Any, Any],
         device: torch.device,
@@ -52,28 +51,28 @@ class Sequence:
         Args:
             ranks: the processes.
             every: the descriptions of all ranks.
-            shape: batch, heads and queries of this rank.
-            mask: the mask.
+            own: this rank's problem, of its keys alone.
             padding: this rank's key_padding_mask, or None.
             positions: this rank's positions of queries and keys, (1 or batch, length), or None.
             device: where tensors travel from.
         """
         lengths = [x["own keys"] for x in every]
-        own = lengths[ranks.rank]
+        batch, _, _, keys = own.shape
         real = None
         if any(x["own padding"] for x in every):
-            numbers = np.ones((shape[0], own), np.uint8) if padding is None else padding
+            numbers = np.ones((batch, keys), np.uint8) if padding is None else padding
             real = _gathered(ranks, numbers, lengths, device)
-        queries, keys = positions
-        if keys is None:
-            keys = np.arange(sum(lengths), dtype=np.int32)[None]
+        at_queries, at_keys = positions
+        if at_keys is None:
+            at_keys = np.arange(sum(lengths), dtype=np.int32)[None]
             begin = sum(lengths[: ranks.rank])
-            queries = keys[:, begin : begin + own]
+            at_queries = at_keys[:, begin : begin + keys]
         else:
-            queries = keys if queries is None else queries
+            at_queries = at_keys if at_queries is None else at_queries
             rows = max(x["own rows of positions"] for x in every)
-            keys = _gathered(ranks, np.broadcast_to(keys, (rows, own)), lengths, device)
-        problem = Problem((*shape, sum(lengths)), mask, real, queries, keys, placed=True)
+            at_keys = _gathered(ranks, np.broadcast_to(at_keys, (rows, keys)), lengths, device)
+        shape = (*own.shape[:3], sum(lengths))
+        problem = Problem(shape, own.mask, real, at_queries, at_keys, placed=True)
         return Sequence(ranks, lengths, problem, positions[1] is not None)
 
     @property
@@ -92,12 +91,6 @@ class Sequence:
         count = -(-sum(self.lengths) // MOST_BLOCKS)
         return max(LEAST_BLOCK, 1 << (count - 1).bit_length())
 
-    def part(self, columns: NDArray[np.int64], row: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return positions and padding of columns in one row of the batch, (columns,) each."""
-        positions, real = self.problem.key_positions, self.problem.key_padding_mask
-        placed = positions[row if len(positions) > 1 else 0, columns]
-        return placed, np.ones(len(columns), np.uint8) if real is None else real[row, columns]
-
     def bias(self, bias: Any, like: torch.Tensor) -> KernelBias:
         """Return the bias of this rank's queries and all keys in kernel form.
 
@@ -105,7 +98,7 @@ class Sequence:
         over the ranks.
         """
         of_tokens = getattr(bias, "of_tokens", False)
-        problem = self._own_problem() if of_tokens else self.problem
+        problem = self._of_own_keys() if of_tokens else self.problem
         kernel = self.ranks.together(lambda: kernel_bias_of(bias, problem, like))
         if of_tokens:
             sums = kernel.sums.expand(problem.shape[0], -1, -1)
@@ -114,22 +107,16 @@ class Sequence:
             return kernel
         if _learned(kernel.table):
             kernel = kernel_bias_of(bias, self._whole_problem(), like)
-        names = [*SLOPES, "table", "first"]
-        if kernel.dense is not None and of_all_queries(kernel.dense):
-            names.append("dense")
         shared = {
             name: sum_over_ranks(self.ranks, x)
-            for name in names
-            if _learned(x := getattr(kernel, name))
+            for name, x in kernel.numbers.items()
+            if _learned(x) and (name != "dense" or _of_all_queries(x))
         }
         return kernel._replace(**shared, core=None) if shared else kernel
 
-    def _own_problem(self) -> Problem:
-        """Return the problem of this rank's queries and keys."""
-        real = self.problem.key_padding_mask
-        shape = (*self.problem.shape[:3], self.lengths[self.ranks.rank])
-        part = None if real is None else np.ascontiguousarray(real[:, self.own])
-        return Problem(shape, self.problem.mask, part)
+    def _of_own_keys(self) -> Problem:
+        """Return the problem of this rank's queries and keys, at their columns."""
+        return at_columns(self.problem.part(slice(0, self.problem.shape[2]), self.own))
 
     def _whole_problem(self) -> Problem:
         """Return a problem with the distances of all ranks, equal on all of them."""
@@ -238,6 +225,48 @@ class Sequence:
             bounds.by_tile(seen_to, size, np.max, -bounds.NOWHERE),
             most,
         )
+
+
+def at_columns(problem: Problem) -> Problem:
+    """Return a problem whose last query is at its last key, without positions."""
+    return problem._replace(query_positions=None, key_positions=None, placed=False)
+
+
+def description(bias: Any) -> str:
+    """Describe a bias so that two ranks with other numbers have other descriptions.
+
+    Numbers of single queries and of tokens belong to one rank.
+    """
+    if bias is None:
+        return "None"
+    digest = hashlib.sha256()
+
+    def add(numbers: Any) -> None:
+        array = _arrays.to_numpy(numbers)
+        digest.update(f"{array.shape}".encode())
+        digest.update(array.tobytes())
+
+    if not hasattr(bias, "head_count"):
+        if not _arrays.is_array(bias):
+            return type(bias).__name__
+        if _of_all_queries(bias):
+            add(bias)
+        return f"dense numbers, {digest.hexdigest()[:12]}"
+    if not getattr(bias, "of_tokens", False) and bias.query_length is None:
+        for numbers in bias.parameters:
+            add(numbers)
+    for name, value in sorted(vars(bias).items()):
+        if not _arrays.is_array(value) and not name.startswith("_"):
+            told = getattr(value, "__qualname__", None) if callable(value) else None
+            digest.update(f"{name} {told or repr(value)}".encode())
+    name, scaling = type(bias).__name__, getattr(bias, "scaling", None)
+    numbers = digest.hexdigest()[:12]
+    return f"{name} of {bias.head_count} heads, scaling {scaling}, numbers {numbers}"
+
+
+def _of_all_queries(dense: Any) -> bool:
+    """Return whether dense numbers are the same for all queries, and so for those of all ranks."""
+    return bool(dense.ndim < 2 or dense.shape[-2] == 1)
 
 
 def _learned(numbers: Any) -> bool:

@@ -18,7 +18,6 @@ from torch import distributed
 from ntk_alibi import _arrays, _core
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.distributed import bounds
-from ntk_alibi.distributed.bias_forms import numbers_of
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.fused.key_norms import BLOCK, KeyNorms
 from ntk_alibi.fused.merge import merge
@@ -63,7 +62,7 @@ class KeyWeightBounds:
     def __init__(self, size: int, places: Places, bias: KernelBias) -> None:
         self._mask, self._new = places.mask, places.new
         self._share = OWN_SHARE / max(size - 1, 1)
-        self._bias = bounds.BiasBounds(numbers_of(bias), BLOCK)
+        self._bias = bounds.BiasBounds(bias, BLOCK)
         at, shown = places.queries, np.ones(places.queries.shape, np.bool_)
         first, last, _, _ = bounds.block_positions(at, shown, BLOCK)
         seen_from, seen_to = places.mask.interval(at)

@@ -236,12 +236,6 @@ def attention(
     """
     numbers = scale, skip_tolerance, (causal, window, causal_block, sink)
     if group is not None or mesh is not None or hasattr(query, "device_mesh"):
-        given: dict[str, Any] = {"initial": initial, "key_norms": key_norms}
-        given["return_stats"] = return_stats or None
-        options: dict[str, Any] = {
-            "key_padding_mask": key_padding_mask, "query_positions": query_positions,
-            "key_positions": key_positions, "align": align, "rotary": rotary, "log_n": log_n,
-        }  # fmt: skip
         from ntk_alibi.distributed.attention import attention_over_ranks
 
         return attention_over_ranks(
@@ -249,11 +243,20 @@ def attention(
             key,
             value,
             bias,
-            options,
             *numbers,
+            key_padding_mask=key_padding_mask,
+            query_positions=query_positions,
+            key_positions=key_positions,
+            align=align,
+            rotary=rotary,
+            log_n=log_n,
             group=group,
             mesh=mesh,
-            refused=given,
+            refused={
+                "initial": initial,
+                "key_norms": key_norms,
+                "return_stats": return_stats or None,
+            },
             check=partial(_check_others, others, dropout, query, key, value),
             return_logsumexp=return_logsumexp,
         )

@@ -71,6 +71,11 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda v=v: na.DynamicNTK(v), ValueError, f"rate must be a finite number > 0, got {v}")
         for v in (0.0, -1.0, NAN, INF)
     ],
+    (
+        lambda: na.alibi_slopes(8, na.DynamicNTK(), lengths=[3]),
+        ValueError,
+        "train_length must be given for .* got None",
+    ),
     (lambda: na.DynamicNTK(1.0, 0), ValueError, "train_length must be between 1 and .*, got 0"),
     (lambda: na.DynamicNTK(1.0, 2.5), TypeError, "train_length must be an integer, got 2.5"),
     (lambda: na.DynamicNTK(per="token"), ValueError, "per must be one of 'sequence', 'query'"),

@@ -20,7 +20,7 @@ OBJECTS: list[Any] = [
     na.ALiBi(112),
     na.ALiBi(6, sides="halves"),
     na.ALiBi(3, sides="symmetric"),
-    na.ALiBi(4, na.DynamicNTK(per="query")),
+    na.ALiBi(4, na.DynamicNTK(train_length=512, per="query")),
     na.ALiBi(2, slopes=torch.zeros(2, requires_grad=True)),
     na.ALiBi(2, slopes=(np.ones((3, 2, 5)), np.full((3, 2), np.inf)), sides="two_slopes"),
     na.ALiBi(2, slopes=-np.ones(2, np.float32)),
@@ -88,6 +88,14 @@ def test_a_scaling_shows_slopes_of_a_model() -> None:
     assert [row[1] for row in dynamic] == [
         row[2] for row in dynamic
     ]  # the factor is 1 at 512 tokens
+
+
+def test_a_scaling_without_a_training_length_shows_multiples_of_it() -> None:
+    shown = na.DynamicNTK()._repr_html_()
+    header = [cell.text for cell in ElementTree.fromstring(shown).findall("details/table/*/tr/th")]
+    assert header == ["head", "plain", "at the training length", "at 4 training lengths"]
+    assert cells(na.DynamicNTK()) == cells(na.DynamicNTK(train_length=512))
+    assert na.ALiBi(4, na.DynamicNTK())._repr_html_() is None
 
 
 def test_jupyter_takes_it() -> None:

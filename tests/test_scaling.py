@@ -46,7 +46,7 @@ def test_scalings_are_values(scaling: na.Scaling) -> None:
 
 def test_numbers_of_any_kind_make_the_same_scaling() -> None:
     assert na.NTK(4) == na.NTK(np.float32(4.0)) == na.NTK(factor=np.int64(4))
-    assert na.DynamicNTK(1, np.int64(2048)) == na.DynamicNTK()
+    assert na.DynamicNTK(1, np.int64(2048)) == na.DynamicNTK(train_length=2048)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
@@ -108,13 +108,35 @@ def test_configs_of_btlm_and_jais() -> None:
         ({"alibi_type": "ntk"}, "'factor' is missing"),
         ({"alibi_type": "ntk", "factor": 2.0, "rate": 1}, "'rate' is unknown"),
         ({"alibi_type": "default", "factor": 2.0}, "'factor' is unknown"),
-        ({"alibi_type": "dynamic", "factor": 1.0}, "'original_max_position_embeddings' is missing"),
         ({"alibi_type": "ntk", "factor": 0.5}, "factor must be a finite number >= 1, got 0.5"),
     ],
 )
 def test_wrong_configs_say_what_is_wrong(config: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         na.scaling_from_config(config)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        na.DynamicNTK(),
+        na.DynamicInterpolation(),
+        na.DynamicFlatHeads(),
+        na.DynamicFlatHeads(layers=[1]),
+        na.DynamicKnee(8),
+    ],
+    ids=repr,
+)
+def test_a_training_length_may_be_that_of_the_model(scaling: Any) -> None:
+    assert "original_max_position_embeddings" not in scaling.to_config()
+    filled = scaling.trained_at(64)
+    assert filled.train_length == 64
+    assert filled.trained_at(32) == filled
+    assert filled.layers == scaling.layers
+    bias = na.ALiBi(4, filled.at_layer(1)).tensor(2, 128)
+    assert bias.shape[-1] == 128
+    with pytest.raises(ValueError, match=r"train_length must be given for Dynamic.* got None"):
+        na.ALiBi(4, scaling.at_layer(1)).tensor(2, 128)
 
 
 def test_layers_are_numbers() -> None:

@@ -229,7 +229,7 @@ def _results() -> list[Function]:
     )  # fmt: skip
     mask = np.ones((2, 3))
     lengths = ("x", 3, [1.5], [-1], [[[1]]], [2**31], ["a"], [True], np.ones(2), object())
-    scaled = {"num_heads": 4, "scaling": na.DynamicNTK(), "lengths": [3]}
+    scaled = {"num_heads": 4, "scaling": na.DynamicNTK(train_length=20), "lengths": [3]}
     return [
         Function("merge", na.merge, parts, {
             "outputs": lists, "logsumexps": lists,

@@ -18,7 +18,7 @@ from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.slopes import alibi_slopes, scaling_per
 from ntk_alibi.masks import Mask, Problem
-from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling import Scaling, trained_at
 from ntk_alibi.scaling.knee import ScalingOfDistances
 
 #: Colours that are readable on white and on black.
@@ -27,7 +27,7 @@ HUES = ("#888888", "#1c86c7", "#d9700f")
 #: Head count of the model whose slopes illustrate a scaling.
 EXAMPLE_HEADS = 16
 
-#: Training length of a dynamic scaling that names none.
+#: Training length of a dynamic scaling that has none; its slopes depend on multiples only.
 EXAMPLE_LENGTH = 2048
 
 #: Size of a picture and its left and bottom margins, in pixels.
@@ -90,14 +90,17 @@ def _bias_page(bias: Any) -> str | None:
 def scaling_html(scaling: Scaling) -> str:
     """Render slopes of a model of 16 heads, unscaled and scaled: picture and table."""
     train_length = getattr(scaling, "train_length", None)
-    name, scaling = repr(scaling), _at_its_layers(scaling)
+    name, scaling = repr(scaling), trained_at(_at_its_layers(scaling), EXAMPLE_LENGTH)
     if scaling_per(scaling) is None:
         scaled = {"scaled": alibi_slopes(EXAMPLE_HEADS, scaling)}
     else:
-        train_length = EXAMPLE_LENGTH if train_length is None else train_length
+        tokens = EXAMPLE_LENGTH if train_length is None else train_length
+        texts = (f"at {tokens} tokens", f"at {4 * tokens} tokens")
+        if train_length is None:
+            texts = ("at the training length", "at 4 training lengths")
         scaled = {
-            f"at {tokens} tokens": alibi_slopes(EXAMPLE_HEADS, scaling, _lengths(scaling, tokens))
-            for tokens in (train_length, 4 * train_length)
+            text: alibi_slopes(EXAMPLE_HEADS, scaling, _lengths(scaling, length))
+            for text, length in zip(texts, (tokens, 4 * tokens), strict=True)
         }
     named = {"plain": alibi_slopes(EXAMPLE_HEADS)} | scaled
     rows = {name: np.asarray(slopes).reshape(-1) for name, slopes in named.items()}

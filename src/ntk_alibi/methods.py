@@ -24,6 +24,7 @@ from ntk_alibi.scaling import (
     MaxBias,
     Scaling,
     scaling_from_config,
+    trained_at,
 )
 
 #: Name of the unchanged model.
@@ -113,6 +114,8 @@ def parse_method(name: str, train_length: int) -> Method:
 def as_method(value: Any, train_length: int) -> Method:
     """Return the method that a user means: a name, a scaling, its dict, None, or a `Method`.
 
+    A scaling without a training length gets this one.
+
     Raises:
         TypeError, ValueError: value is none of these, or wrong as `parse_method` has it.
 
@@ -131,7 +134,7 @@ def as_method(value: Any, train_length: int) -> Method:
         raise TypeError(
             f"a method must be a name such as 'ntk:4', a scaling, its dict or None, got {value!r}"
         )
-    return Method(label_of(scaling), label_of(scaling), scaling)
+    return Method(label_of(scaling), label_of(scaling), trained_at(scaling, train_length))
 
 
 def kind_of(scaling: Any) -> str | None:
@@ -218,10 +221,15 @@ def model_arguments(name: str) -> str:
 
 def train_length_of(config: Any) -> int:
     """Return the training length in a model's config, or BLOOM's if it does not contain one."""
+    return stated_train_length(config) or BLOOM_TRAIN_LENGTH
+
+
+def stated_train_length(config: Any) -> int | None:
+    """Return the training length in a model's config, or None if it does not contain one."""
     for name in ("seq_length", "max_seq_len", "max_position_embeddings"):
         if length := getattr(config, name, None):
             return _checks.integer(f"{name} of the model's config", length, minimum=1)
-    return BLOOM_TRAIN_LENGTH
+    return None
 
 
 def _numbers(name: str, kind: str, words: Sequence[str]) -> list[float]:

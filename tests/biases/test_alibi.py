@@ -241,7 +241,12 @@ def test_tensor_goes_out_where_a_tensor_or_a_torch_dtype_comes_in() -> None:
     assert isinstance(na.ALiBi(2).tensor(2, 2, torch.float16), torch.Tensor)
     assert isinstance(na.ALiBi(2, slopes=torch.ones(2)).tensor(2, 2), torch.Tensor)
     lengths = torch.tensor([1, 2])
-    assert na.ALiBi(2, na.DynamicNTK()).tensor(2, 2, lengths=lengths).shape == (2, 2, 2, 2)
+    assert na.ALiBi(2, na.DynamicNTK(train_length=2048)).tensor(2, 2, lengths=lengths).shape == (
+        2,
+        2,
+        2,
+        2,
+    )
 
 
 @masks
@@ -266,7 +271,12 @@ def test_nothing_in_nothing_out() -> None:
     assert na.build_alibi_tensor(torch.ones((0, 0)), 4, torch.bfloat16).shape == (0, 1, 0)
     assert na.ALiBi(4).tensor(0, 7).shape == (1, 4, 0, 7)
     assert na.ALiBi(4).tensor(7, 0).shape == (1, 4, 7, 0)
-    assert na.ALiBi(4, na.DynamicNTK()).tensor(2, 2, lengths=[]).shape == (0, 4, 2, 2)
+    assert na.ALiBi(4, na.DynamicNTK(train_length=2048)).tensor(2, 2, lengths=[]).shape == (
+        0,
+        4,
+        2,
+        2,
+    )
 
 
 def test_anchor_last_keeps_near_tokens_apart_in_bfloat16() -> None:

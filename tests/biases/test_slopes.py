@@ -133,12 +133,16 @@ def test_lengths_do_not_matter_to_static_scalings() -> None:
 def test_what_comes_in_decides_what_goes_out() -> None:
     assert isinstance(na.alibi_slopes(8), np.ndarray)
     lengths = torch.tensor([10, 5000])
-    slopes = na.alibi_slopes(8, na.DynamicNTK(), lengths=lengths)
+    slopes = na.alibi_slopes(8, na.DynamicNTK(train_length=2048), lengths=lengths)
     assert isinstance(slopes, torch.Tensor)
     assert slopes.dtype == torch.float32
     assert slopes.shape == (2, 8)
 
 
 def test_no_rows_give_no_slopes() -> None:
-    assert na.alibi_slopes(8, na.DynamicNTK(), lengths=[]).shape == (0, 8)
-    assert na.alibi_slopes(8, na.DynamicNTK(per="query"), lengths=[]).shape == (0, 8, 0)
+    assert na.alibi_slopes(8, na.DynamicNTK(train_length=2048), lengths=[]).shape == (0, 8)
+    assert na.alibi_slopes(8, na.DynamicNTK(train_length=2048, per="query"), lengths=[]).shape == (
+        0,
+        8,
+        0,
+    )

@@ -26,6 +26,7 @@ from ntk_alibi.integrations.settings import (
     attention_of_config,
     of_config,
     stack_of,
+    warn_of_another_train_length,
     write_plainly,
 )
 from ntk_alibi.positions.log_n import LogN
@@ -140,6 +141,7 @@ def apply(
     linear.check(settings)
     for target in targets:
         check(family, target, settings)
+    warn_of_another_train_length(settings.scaling, targets[0].config)
     if all(stack_of(target)[-1:] == (settings,) for target in targets):
         warnings.warn(
             "model is patched by the same call already, and this patch nests in that one: its "
@@ -230,4 +232,5 @@ def follow_config(family: Family, target: nn.Module) -> None:
     settings = of_config(config)
     checks.own_masks(settings.traceable)
     check(family, target, settings, configured=True)
+    warn_of_another_train_length(settings.scaling, config)
     _stack(family, target, (None,))

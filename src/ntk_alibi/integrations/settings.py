@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,9 +15,9 @@ from ntk_alibi.distributed.layouts import LAYOUTS, Layout
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations import checks
 from ntk_alibi.masks import EVERYTHING, Mask
-from ntk_alibi.methods import parse_method, train_length_of
+from ntk_alibi.methods import parse_method, stated_train_length, train_length_of
 from ntk_alibi.positions.log_n import LogN, log_n_of
-from ntk_alibi.scaling import Scaling, scaling_from_config
+from ntk_alibi.scaling import Scaling, scaling_from_config, trained_at
 from ntk_alibi.scaling import checks as scaling_checks
 
 #: The attribute that holds a patched model's settings, innermost last, None for those of its
@@ -161,7 +162,8 @@ def scaling_and_log_n(scaling: Any, log_n: Any, config: Any) -> tuple[Any, Any]:
     Args:
         scaling: what `patch` takes.
         log_n: what `patch` takes.
-        config: the model's configuration, whose training length methods by name have.
+        config: the model's configuration, whose training length is that of methods by name, and of
+            scalings without one.
     """
     if isinstance(scaling, str):
         method = parse_method(scaling, train_length_of(config))
@@ -169,7 +171,20 @@ def scaling_and_log_n(scaling: Any, log_n: Any, config: Any) -> tuple[Any, Any]:
         return method.scaling, log_n if method.log_n is None else method.log_n
     if isinstance(scaling, Mapping):
         scaling = scaling_from_config(scaling)
+    if hasattr(scaling, "trained_at"):
+        scaling = trained_at(scaling, train_length_of(config))
     return scaling, log_n
+
+
+def warn_of_another_train_length(scaling: Any, config: Any) -> None:
+    """Warn of a scaling whose training length is far from the one in the model's config."""
+    given, stated = getattr(scaling, "train_length", None), stated_train_length(config)
+    if given and stated and max(given, stated) > 2 * min(given, stated):
+        warnings.warn(
+            f"train_length of {scaling!r} is {given}, but the model's config says {stated}: leave "
+            "it out to take that of the model",
+            stacklevel=4,
+        )
 
 
 def settings_of(

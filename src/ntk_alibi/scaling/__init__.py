@@ -14,7 +14,7 @@ Any object with the method of `Scaling` is a scaling. `Knee` and `DynamicKnee` s
 instead of slopes.
 """
 
-from ntk_alibi.scaling.base import Floats, Per, Scaling, at_layer
+from ntk_alibi.scaling.base import Floats, Per, Scaling, at_layer, trained_at
 from ntk_alibi.scaling.config import STATIC_TYPES, scaling_from_config
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
 from ntk_alibi.scaling.knee import Bend, DynamicKnee, Knee, without_knee
@@ -37,5 +37,6 @@ __all__ = [
     "Scaling",
     "at_layer",
     "scaling_from_config",
+    "trained_at",
     "without_knee",
 ]

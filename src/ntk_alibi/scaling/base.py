@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks
 from ntk_alibi._repr_html import ReprHtml
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Floats: TypeAlias = NDArray[np.float64]
 Per: TypeAlias = Literal["sequence", "query"]
@@ -24,7 +27,8 @@ class Scaling(Protocol):
     The class attribute `per` declares which `lengths` the method needs: "sequence" for one length
     per row, "query" for one per query, None (or no such attribute) for a scaling that does not
     depend on lengths. A scaling of some layers of a model only has a method `at_layer(number)`,
-    which returns the scaling of one layer, or None.
+    which returns the scaling of one layer, or None; one that may lack the training length of the
+    model has a method `trained_at(train_length)`, which returns it with that length.
 
     Example:
         >>> import ntk_alibi as na
@@ -55,6 +59,12 @@ def at_layer(scaling: Any, layer: int) -> Any:
     """Return the scaling of one layer of a model, or None."""
     of_layer = getattr(scaling, "at_layer", None)
     return scaling if of_layer is None else of_layer(layer)
+
+
+def trained_at(scaling: Any, train_length: int) -> Any:
+    """Return a scaling with a model's training length, if it needs one and has none."""
+    filled = getattr(scaling, "trained_at", None)
+    return scaling if filled is None else filled(train_length)
 
 
 #: The keys of a config dict that are not named as the fields of scalings are.
@@ -123,10 +133,8 @@ class OfLayers(ReprHtml):
         """Return the plain dict that `scaling_from_config` reads."""
         config: dict[str, Any] = {"alibi_type": self.alibi_type}
         for name, value in vars(self).items():
-            if name != "layers":
-                config[CONFIG_KEYS.get(name, name)] = value
-            elif value is not None:
-                config[name] = list(value)
+            if value is not None:
+                config[CONFIG_KEYS.get(name, name)] = list(value) if name == "layers" else value
         return config
 
 
@@ -171,21 +179,31 @@ class GrowingFactor(OfLayers):
     """A scaling whose factor grows with the text: max(rate n / train_length, 1)."""
 
     rate: float = 1.0
-    train_length: int = 2048
+    train_length: int | None = None
     per: Per = field(default="sequence", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         rate = _checks.finite("rate", self.rate, minimum=0.0, inclusive=False)
-        train_length = _checks.integer("train_length", self.train_length, minimum=1)
         object.__setattr__(self, "rate", rate)
-        object.__setattr__(self, "train_length", train_length)
+        if self.train_length is not None:
+            train_length = _checks.integer("train_length", self.train_length, minimum=1)
+            object.__setattr__(self, "train_length", train_length)
         _checks.choice("per", self.per, ("sequence", "query"))
+
+    def trained_at(self, train_length: int) -> Self:
+        """Return this scaling with a model's training length, unless it has one of its own."""
+        return replace(self, train_length=train_length) if self.train_length is None else self
 
     def _factor(self, lengths: NDArray[np.int64] | None) -> Floats:
         """Return the factor for each length."""
         if lengths is None:
             raise ValueError(f"lengths must be given for {self!r}, got None")
+        if self.train_length is None:
+            raise ValueError(
+                f"train_length must be given for {self!r} here, got None: only patch(model, "
+                "scaling) takes it from the model"
+            )
         with np.errstate(over="ignore"):  # infinite exponents are refused with their reason
             factor: Floats = np.maximum(self.rate * lengths / self.train_length, 1.0)
         return factor

@@ -26,7 +26,7 @@ STATIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(static), 
 _DYNAMIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(dynamic), DynamicKnee)}
 
 #: The fields of scalings that a config dict may leave out.
-_OPTIONAL = ("share", "per", "layers")
+_OPTIONAL = ("train_length", "share", "per", "layers")
 
 
 def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
@@ -38,8 +38,8 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
             1 by the length of the sequence). The former has the key `alibi_type` and the keys of
             its type. "default" has none and means no scaling; "linear", "ntk", "flat_heads" and
             "max_bias" need `factor`; "dynamic",
-            "dynamic_linear" and "dynamic_flat_heads" need `factor` (the rate a0) and
-            `original_max_position_embeddings` (the training length), and take `per`; those of flat
+            "dynamic_linear" and "dynamic_flat_heads" need `factor` (the rate a0), and take
+            `original_max_position_embeddings` (the training length) and `per`; those of flat
             heads take `share`. "knee" and "dynamic_knee" need `start` besides the keys of the
             others. All but "default" take `layers`, a list of layer numbers. A key that is left out
             has the default of the scaling.
@@ -71,8 +71,8 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
         return None
     kind = STATIC_TYPES.get(alibi_type) or _DYNAMIC_TYPES[alibi_type]
     keys = {CONFIG_KEYS.get(field.name, field.name): field.name for field in fields(kind)}
-    optional = [key for key in keys if key in _OPTIONAL]
-    required = ["alibi_type", *(key for key in keys if key not in _OPTIONAL)]
+    optional = [key for key, name in keys.items() if name in _OPTIONAL]
+    required = ["alibi_type", *(key for key in keys if key not in optional)]
     _checks.keys("config", config, required=required, optional=optional)
     scaling: Scaling = kind(**{name: config[key] for key, name in keys.items() if key in config})
     return scaling

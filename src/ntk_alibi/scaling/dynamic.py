@@ -30,13 +30,14 @@ class DynamicNTK(DynamicScaling):
 
     Args:
         rate: a0, a finite number > 0, usually 1 to 2.
-        train_length: training length of the model in tokens, >= 1.
+        train_length: training length of the model in tokens, >= 1; None for that of the model that
+            `patch` gets.
         per: "sequence" or "query", as above.
         layers: numbers of the layers that it applies to, as for `NTK`.
 
     Raises:
         TypeError: rate or train_length is not a number.
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range; at the first use, train_length is None.
 
     Example:
         >>> import ntk_alibi as na
@@ -90,13 +91,15 @@ class DynamicFlatHeads(FlattestHeads, DynamicScaling):
 
     Args:
         rate: a0, a finite number > 0.
-        train_length: training length of the model in tokens, >= 1.
+        train_length: training length of the model in tokens, >= 1; None for that of the model that
+            `patch` gets.
         share: the share of the heads that are flattened, above 0 and at most 1.
         per: "query" or "sequence", as for `DynamicNTK`.
         layers: numbers of the layers that it applies to, as for `NTK`.
 
     Raises:
-        TypeError, ValueError: an argument is no number, or out of range.
+        TypeError, ValueError: an argument is no number, or out of range; at the first use,
+            train_length is None.
 
     Example:
         >>> import ntk_alibi as na
@@ -109,7 +112,7 @@ class DynamicFlatHeads(FlattestHeads, DynamicScaling):
     """
 
     rate: float = 2.0
-    train_length: int = 2048
+    train_length: int | None = None
     share: float = 0.25
     per: Per = field(default="query", kw_only=True)
     alibi_type: ClassVar[str] = "dynamic_flat_heads"

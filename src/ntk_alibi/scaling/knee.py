@@ -162,12 +162,14 @@ class DynamicKnee(GrowingFactor, ScalingOfDistances):
     Args:
         start: w, the distance of the knee in tokens, an integer >= 0.
         rate: a0, a finite number > 0.
-        train_length: training length of the model in tokens, >= 1.
+        train_length: training length of the model in tokens, >= 1; None for that of the model that
+            `patch` gets.
         per: "query" or "sequence", as for `DynamicNTK`.
         layers: numbers of the layers that the knee applies to, as for `NTK`.
 
     Raises:
-        TypeError, ValueError: an argument is no number, or out of range.
+        TypeError, ValueError: an argument is no number, or out of range; at the first use,
+            train_length is None.
 
     Example:
         >>> import ntk_alibi as na
@@ -180,7 +182,7 @@ class DynamicKnee(GrowingFactor, ScalingOfDistances):
     """
 
     rate: float = 7.0
-    train_length: int = 2048
+    train_length: int | None = None
     per: Per = field(default="query", kw_only=True)
     alibi_type: ClassVar[str] = "dynamic_knee"
 

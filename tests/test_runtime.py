@@ -57,6 +57,10 @@ def test_set_num_threads() -> None:
     assert na.info()["threads"] == 5
     na.set_num_threads(0)
     assert na.info()["threads"] == default
+    with pytest.raises(ValueError, match="num_threads must be between 0 and 4096, got -1"):
+        na.set_num_threads(-1)
+    with pytest.raises(TypeError, match=r"num_threads must be an integer, got 1\.5"):
+        na.set_num_threads(1.5)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

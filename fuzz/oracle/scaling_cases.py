@@ -1,7 +1,7 @@
 """Cases of scalings: the weights of the heads, options to draw, and what they refuse.
 
-A case stands by the name of its class. The fuzzer and the tests in `tests/test_scaling_conformance`
-are made from it. Weights are written anew from docs/formulas.md.
+A case stands by the name of its class. The fuzzer and `tests/scaling/test_conformance.py` are made
+from it. Weights are written anew from docs/formulas.md.
 """
 
 from __future__ import annotations

@@ -316,11 +316,3 @@ def test_every_isa_gives_the_same_bits() -> None:
     finally:
         _core.select_isa(before)
     assert len(results) == 1
-
-
-@pytest.mark.parametrize("sides", ["causal", "symmetric", "halves"])
-@pytest.mark.parametrize("pair", [(np.ones(4), np.full(4, 3.0)), (torch.ones(4), torch.ones(4))])
-def test_a_pair_of_slopes_is_for_two_slopes_only(sides: Any, pair: Any) -> None:
-    """The right slopes had no effect on causal attention, and another meaning on both sides."""
-    with pytest.raises(ValueError, match=r"a pair .* needs sides='two_slopes'"):
-        na.ALiBi(4, slopes=pair, sides=sides)

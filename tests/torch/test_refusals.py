@@ -39,6 +39,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"causal": 1}, TypeError, "causal must be True or False, got 1"),
     ({"dropout": 0.1}, ValueError, "dropout must be 0 .* got 0.1: .*eager"),
     ({"window": 0}, ValueError, "window must be between 1 and .*, got 0"),
+    ({"align": "x"}, ValueError, "align must be one of 'end', 'start', got 'x'"),
 ]
 
 

@@ -1,8 +1,12 @@
-"""Error messages for wrong arguments of rotary embeddings and log-n scaling."""
+"""Error messages for wrong arguments of rotary embeddings and log-n scaling, each made to happen.
+
+`tests/test_fuzz.py` hands every argument many more wrong values; here are the sentences.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +16,14 @@ import torch
 import ntk_alibi as na
 from rotary_cases import QUERY, attend
 
-WRONG = [
+
+class WithFactors:
+    """An object with the method of `LogN` that attention asks for."""
+
+    factors = None
+
+
+REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: na.RoPE(7), ValueError, "head_dim must be even for rotary positions, got 7"),
     (lambda: na.XPOS(5), ValueError, "head_dim must be even for rotary positions, got 5"),
     (lambda: na.RoPE(8, rotary_dim=3), ValueError, "rotary_dim must be even .* got 3"),
@@ -35,6 +46,30 @@ WRONG = [
     (lambda: attend(rotary=na.RoPE), TypeError, "rotary must be None, a RoPE or an XPOS, got"),
     (lambda: attend(rotary="rope"), TypeError, "rotary must be None, .* got 'rope'"),
     (lambda: attend(rotary=na.XPOS(8), causal=False), ValueError, "causal must be True with XPOS"),
+    (lambda: na.RoPE(8).stretched(na.NTK), TypeError, "scaling must be an Interpolation or an NTK"),
+    (lambda: na.RoPE(8).rotate(QUERY.astype(int)), TypeError, "dtype of x must be one of float32"),
+    (lambda: na.LogN(1), ValueError, "train_length must be between 2 and"),
+    (lambda: na.LogN(8, -1.0), ValueError, "strength must be a finite number >= 0, got -1.0"),
+    (lambda: na.LogN(8, (1.0, 1e37)), ValueError, r"strength must be at most 1e\+36, got 1e\+37"),
+    (
+        lambda: na.LogN(8, []),
+        ValueError,
+        r"strength must be a number, or one for each head, got",
+    ),
+    (lambda: na.LogN(8, biased=1), TypeError, "biased must be True or False, got 1"),
+    (
+        lambda: attend(log_n=na.LogN(8, (1.0, 2.0, 3.0))),
+        ValueError,
+        "strength of log_n must be one number, or one for each of 2 heads, got 3",
+    ),
+    (
+        lambda: attend(log_n={"strength": 1}),
+        ValueError,
+        "log_n must have the keys train_length",
+    ),
+    (lambda: attend(log_n=na.LogN), TypeError, "log_n must be None, a training length or a LogN"),
+    (lambda: attend(log_n="8"), TypeError, "log_n must be None, .*, got '8'"),
+    (lambda: attend(log_n=WithFactors()), TypeError, "log_n must be None, .*, got <"),
     (lambda: attend(log_n=1), ValueError, "log_n must be between 2 and .*, got 1"),
     (lambda: attend(log_n=2.5), TypeError, "log_n must be an integer, got 2.5"),
     (lambda: attend(log_n=8, window=0), ValueError, "window must be between 1 and .*, got 0"),
@@ -62,7 +97,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), WRONG)
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
 def test_bad_input_is_named(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()

@@ -1,0 +1,174 @@
+"""Scalings as values, their configs, and scalings written by users."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+import ntk_alibi as na
+
+#: `test_conformance.py` has all scalings of slopes.
+KNEES = [
+    na.Knee(1024, 28.0),
+    na.DynamicKnee(64, 3.5, 1024, per="sequence"),
+    na.Knee(64, 5.0, layers={4, 2}),
+]
+
+
+@pytest.mark.parametrize("knee", KNEES, ids=repr)
+def test_knees_are_values_with_a_config(knee: Any) -> None:
+    assert isinstance(knee, na.Scaling)
+    assert pickle.loads(pickle.dumps(knee)) == knee
+    assert eval(repr(knee), vars(na)) == knee
+    assert hash(pickle.loads(pickle.dumps(knee))) == hash(knee)
+    assert na.scaling_from_config(knee.to_config()) == knee
+
+
+def test_scalings_are_frozen() -> None:
+    for scaling in (na.NTK(4.0), na.DynamicNTK(), na.Knee(4, 2.0)):
+        with pytest.raises(FrozenInstanceError):
+            scaling.layers = (3,)
+
+
+def test_numbers_of_any_kind_make_the_same_scaling() -> None:
+    assert na.NTK(4) == na.NTK(np.float32(4.0)) == na.NTK(factor=np.int64(4))
+    assert na.DynamicNTK(1, np.int64(2048)) == na.DynamicNTK(train_length=2048)
+
+
+def test_configs_in_the_manner_of_transformers() -> None:
+    length = {"original_max_position_embeddings": 1024}
+    for config, scaling in [
+        ({"alibi_type": "default"}, None),
+        ({"alibi_type": "linear", "factor": 2.0}, na.Interpolation(2.0)),
+        ({"alibi_type": "ntk", "factor": 4}, na.NTK(4.0)),
+        ({"alibi_type": "dynamic", "factor": 1.5, **length}, na.DynamicNTK(1.5, 1024)),
+        (
+            {"alibi_type": "dynamic", "factor": 1.5, **length, "per": "query"},
+            na.DynamicNTK(1.5, 1024, per="query"),
+        ),
+        ({"alibi_type": "dynamic_linear", "factor": 1, **length}, na.DynamicInterpolation(1, 1024)),
+        ({"alibi_type": "flat_heads", "factor": 8}, na.FlatHeads(8.0)),
+        ({"alibi_type": "flat_heads", "factor": 8, "share": 0.5}, na.FlatHeads(8.0, 0.5)),
+        (
+            {"alibi_type": "dynamic_flat_heads", "factor": 2, **length, "per": "sequence"},
+            na.DynamicFlatHeads(2.0, 1024, per="sequence"),
+        ),
+        ({"alibi_type": "max_bias", "factor": 2}, na.MaxBias(2.0)),
+        ({"alibi_type": "knee", "start": 1024, "factor": 28}, na.Knee(1024, 28.0)),
+        ({"alibi_type": "knee", "start": 0, "factor": math.inf}, na.Knee(0, math.inf)),
+        (
+            {"alibi_type": "dynamic_knee", "start": 64, "factor": 7, **length},
+            na.DynamicKnee(64, 7.0, 1024),
+        ),
+        ({"alibi_type": "ntk", "factor": 4, "layers": [2, 0]}, na.NTK(4.0, layers=(0, 2))),
+    ]:
+        assert na.scaling_from_config(config) == scaling
+
+
+def test_configs_of_btlm_and_jais() -> None:
+    """Their code divides the slopes by the factor, or by max(1, keys / train_seq_len)."""
+    assert na.scaling_from_config({"type": "linear", "factor": 2.0}) == na.Interpolation(2.0)
+    scaling = na.scaling_from_config({"type": "linear", "train_seq_len": 2048, "factor": None})
+    assert scaling == na.DynamicInterpolation(1.0, 2048)
+    for length, factor in ((1000, 1.0), (2048, 1.0), (3072, 1.5), (8192, 4.0)):
+        slopes = na.alibi_slopes(8, scaling, [length])[0]
+        np.testing.assert_allclose(slopes, na.alibi_slopes(8) / factor, rtol=2.0**-23)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        na.DynamicNTK(),
+        na.DynamicInterpolation(),
+        na.DynamicFlatHeads(),
+        na.DynamicFlatHeads(layers=[1]),
+        na.DynamicKnee(8),
+    ],
+    ids=repr,
+)
+def test_a_training_length_may_be_that_of_the_model(scaling: Any) -> None:
+    assert "original_max_position_embeddings" not in scaling.to_config()
+    filled = scaling.trained_at(64)
+    assert filled.train_length == 64
+    assert filled.trained_at(32) == filled
+    assert filled.layers == scaling.layers
+    bias = na.ALiBi(4, filled.at_layer(1)).tensor(2, 128)
+    assert bias.shape[-1] == 128
+    with pytest.raises(ValueError, match=r"train_length must be given for Dynamic.* got None"):
+        na.ALiBi(4, scaling.at_layer(1)).tensor(2, 128)
+
+
+def test_layers_are_numbers() -> None:
+    scaling = na.NTK(4.0, layers=np.array([3, 1, 3]))
+    assert scaling.layers == (1, 3)
+    assert scaling.at_layer(3) == na.NTK(4.0)
+    assert scaling.at_layer(2) is None
+    assert na.NTK(4.0).at_layer(2) == na.NTK(4.0)
+    assert repr(scaling) == "NTK(factor=4.0, layers=(1, 3))"
+    assert json.loads(json.dumps(scaling.to_config()))["layers"] == [1, 3]
+
+
+def test_layers_are_shown() -> None:
+    assert "layers=(1,)" in na.NTK(4.0, layers=[1])._repr_html_()
+    assert na.Knee(4, 2.0, layers=[1])._repr_html_()
+
+
+class HalfOfTheHeads:
+    """A user's own scaling: only the flatter half of the heads is interpolated."""
+
+    def scale_exponents(self, exponents, lengths=None):
+        return exponents + (exponents > np.median(exponents))
+
+
+class ByLength:
+    per = "sequence"
+
+    def scale_exponents(self, exponents, lengths=None):
+        return exponents[None] + np.log2(lengths[:, None])
+
+
+def test_users_own_scalings() -> None:
+    slopes = na.alibi_slopes(4, HalfOfTheHeads())
+    assert slopes.tolist() == [2.0**-2, 2.0**-4, 2.0**-7, 2.0**-9]
+    slopes = na.alibi_slopes(4, ByLength(), lengths=[1, 8])
+    assert slopes[:, 0].tolist() == [2.0**-2, 2.0**-5]
+    mask = np.array([[0, 1, 1]])
+    bias = na.build_alibi_tensor(mask, 4, np.float32, ByLength())
+    assert bias[:, 0, 2].tolist() == [2.0**-3, 2.0**-5, 2.0**-7, 2.0**-9]
+
+
+@pytest.mark.parametrize(
+    ("heads", "share", "flat"),
+    [(8, 0.25, 2), (8, 0.26, 3), (1, 0.01, 1), (30, 0.1, 3), (112, 0.25, 28), (6, 1.0, 6)],
+)
+def test_the_flattest_heads_are_flattened_and_no_other(heads: int, share: float, flat: int) -> None:
+    plain = na.alibi_slopes(heads)
+    ratio = plain / na.alibi_slopes(heads, na.FlatHeads(8.0, share))
+    assert sorted(plain[ratio == 8.0]) == sorted(plain)[:flat]
+    assert (ratio[ratio != 8.0] == 1.0).all()
+
+
+@pytest.mark.parametrize("heads", [1, 8, 12, 40])
+def test_max_bias_is_what_other_formats_store(heads: int) -> None:
+    """MPT's own function makes the slopes of a number of this kind; for 8 heads ours are theirs."""
+    scaling = na.MaxBias(4.0)
+    number = scaling.max_alibi_bias(heads)
+    plain = na.alibi_slopes(heads).astype(np.float64)
+    np.testing.assert_allclose(na.alibi_slopes(heads, scaling), plain ** (number / 8.0), rtol=1e-6)
+    assert na.alibi_slopes(heads, scaling).min() == pytest.approx(plain.min() / 4.0, rel=1e-6)
+    if heads == 8:
+        theirs = -build_mpt_alibi_tensor(heads, 2, alibi_bias_max=number)[:, 0, 0].numpy()
+        np.testing.assert_allclose(na.alibi_slopes(heads, scaling), theirs, rtol=1e-6)
+
+
+def test_an_infinite_factor_survives_json() -> None:
+    knee = na.Knee(np.int64(7), np.float32(np.inf))
+    assert knee == na.Knee(7, math.inf)
+    assert na.scaling_from_config(json.loads(json.dumps(knee.to_config()))) == knee

@@ -12,14 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases import checks as bias_checks
-from ntk_alibi.biases.kernel_bias import kernel_bias_of
-from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.biases.base import head_count, kernel_bias_of
+from ntk_alibi.biases.slopes import checked_lengths, scaling_per
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.masks import Mask, Problem
 
 #: Number of distances, from 0 on, that `receptive_field` searches by default.
 LONGEST = 2**16
+
+
+def check_bias(bias: Any) -> None:
+    """Check that a bias is an object with num_heads and tensor, such as ALiBi."""
+    if not hasattr(bias, "num_heads") or not callable(getattr(bias, "tensor", None)):
+        raise TypeError(
+            "bias must be an object with num_heads and tensor(query_length, key_length) such as "
+            f"ALiBi(8), got {bias!r}"
+        )
 
 
 def bias_by_distance(
@@ -55,14 +63,14 @@ def bias_by_distance(
         >>> bias_by_distance(na.ALiBi(2), 4)[0]
         array([ 0.    , -0.0625, -0.125 , -0.1875])
     """
-    bias_checks.bias_object(bias)
+    check_bias(bias)
     count = _checks.integer("longest", longest, minimum=1)
     _checks.choice("side", side, ("behind", "ahead"))
-    tokens = None if length is None else int(bias_checks.lengths([length])[0])
+    tokens = None if length is None else int(checked_lengths([length])[0])
     if not hasattr(bias, "kernel_bias"):
         ends = (1, count) if side == "behind" else (count, 1)
         dense: NDArray[np.float64] = _arrays.to_numpy(bias.tensor(*ends)).astype(np.float64)
-        return np.ascontiguousarray(dense[0].reshape(bias_checks.head_count(bias), count)[:, ::-1])
+        return np.ascontiguousarray(dense[0].reshape(head_count(bias), count)[:, ::-1])
     return _row(bias, count, count if tokens is None else tokens, side)
 
 
@@ -70,7 +78,7 @@ def _row(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:
     """Return the bias of one query at distances from 0 on, in a text of so many tokens."""
     dynamic = scaling_per(getattr(bias, "scaling", None)) is not None
     keys = max(count, tokens) if dynamic else count
-    shape = (bias.rows, bias_checks.head_count(bias), bias.query_length or 1, keys)
+    shape = (bias.rows, head_count(bias), bias.query_length or 1, keys)
     mask, real = Mask(causal=bias.sides == "causal"), None
     if dynamic and tokens < keys:
         real = (np.arange(keys) >= keys - tokens)[None].view(np.uint8)
@@ -226,5 +234,5 @@ def visible_intervals(
 
 def _heads(bias: Any) -> int:
     if hasattr(bias, "num_heads"):
-        return bias_checks.head_count(bias)
+        return head_count(bias)
     return int(bias.shape[-3]) if np.ndim(bias) >= 3 else 1

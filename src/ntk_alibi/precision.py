@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ntk_alibi import _checks
 from ntk_alibi._arrays import DTypeLike
-from ntk_alibi.positions import checks as position_checks
+from ntk_alibi.positions.rotary import RoPE
 
 Floats: TypeAlias = NDArray[np.float64]
 Form: TypeAlias = Literal["absolute", "relative"]
@@ -280,11 +280,10 @@ def rope_tables(
     Source: Baichuan's article on position collisions (2023), its repair of RoPE.
     """
     name = _name(dtype)
-    pairs = position_checks.rotary_dim(None, _checks.head_dim(head_dim)) // 2
-    base = _checks.finite("base", base, minimum=1.0, inclusive=False)
+    rope = RoPE(head_dim, base)
     inner = "float32" if _checks.boolean("repaired", repaired) else name
     positions = _rounded(np.arange(_window(length, "length"), dtype=np.float64), inner)
-    frequencies = _rounded(base ** (-np.arange(pairs) / pairs), inner)
+    frequencies = _rounded(rope.base ** (-np.arange(rope.pairs) / rope.pairs), inner)
     angles = _rounded(np.multiply.outer(positions, frequencies), inner)
     return _rounded(np.cos(angles), name), _rounded(np.sin(angles), name)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from ntk_alibi.biases.kernel_bias import kernel_bias_of
+from ntk_alibi.biases.base import kernel_bias_of
 from ntk_alibi.distributed.spread import KeyWeightBounds, Places
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
 

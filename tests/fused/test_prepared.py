@@ -10,7 +10,7 @@ import torch
 
 import ntk_alibi as na
 from attention_checks import inputs
-from ntk_alibi.biases.kernel_bias import kernel_bias_of
+from ntk_alibi.biases.base import kernel_bias_of
 from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.masks import Mask, Problem
 

@@ -13,8 +13,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 import ntk_alibi as na
 from attention_checks import inputs
 from bias_cases import NUMBERS, R1, R2, results
+from ntk_alibi.biases.base import kernel_bias_of
 from ntk_alibi.biases.distance import DistanceBias
-from ntk_alibi.biases.kernel_bias import kernel_bias_of
 from ntk_alibi.fused.gradients import attention_gradients
 from ntk_alibi.masks import EVERYTHING, Problem
 from ntk_alibi.torch import operator

@@ -6,7 +6,8 @@ describes.
 """
 
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.kernel_bias import KernelBias, parameter
+from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.biases.parameters import parameter
 from ntk_alibi.masks import Mask, Problem
 
 __all__ = ["BiasObject", "KernelBias", "Mask", "Problem", "parameter"]

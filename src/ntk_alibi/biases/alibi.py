@@ -10,21 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _torch_state
-from ntk_alibi.biases import checks
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.kernel_bias import KernelBias, parameter
+from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.biases.parameters import parameter
 from ntk_alibi.biases.slopes import (
     SIDES,
     ModelSlopes,
     Sides,
     both_sides,
+    check_slopes,
     hidden_sides,
     scaling_per,
     with_axes,
 )
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import Bend, Scaling, at_layer, without_knee
-from ntk_alibi.scaling import checks as scaling_checks
+from ntk_alibi.scaling import Bend, Scaling, at_layer, checked_scaling, without_knee
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,10 +80,29 @@ class ALiBi(BiasObject):
 
     def __post_init__(self) -> None:
         heads = _checks.num_heads(self.num_heads)
-        scaling_checks.scaling(self.scaling)
+        checked_scaling(self.scaling)
         _checks.choice("sides", self.sides, SIDES)
-        scaled = without_knee(self.scaling)[0] is not None
-        checks.slopes_for_sides(self.slopes, self.sides, heads, scaled=scaled)
+        slopes = self.slopes
+        if self.sides == "two_slopes":
+            if not isinstance(slopes, tuple) or len(slopes) != 2:
+                raise ValueError(
+                    f"slopes must be a pair (left, right) for sides='two_slopes', got {slopes!r}"
+                )
+        elif isinstance(slopes, tuple):
+            raise ValueError(
+                f"slopes must be one array or list for sides={self.sides!r}, got a tuple: a pair "
+                "(left, right) needs sides='two_slopes'"
+            )
+        if slopes is not None and without_knee(self.scaling)[0] is not None:
+            raise ValueError(
+                "scaling must be None when slopes are given: a scaling stretches standard slopes "
+                "only"
+            )
+        if self.sides == "two_slopes":
+            check_slopes("slopes (left)", slopes[0], heads)
+            check_slopes("slopes (right)", slopes[1], heads)
+        elif slopes is not None:
+            check_slopes("slopes", slopes, heads)
         self.define(num_heads=heads, exempt=_checks.integer("exempt", self.exempt, minimum=0))
 
     def __repr__(self) -> str:
@@ -123,12 +142,13 @@ class ALiBi(BiasObject):
             return bias_of_rule(rule, self.scaling, self.sides, problem, self.exempt)
         knee = without_knee(self.scaling)[1]
         bias = KernelBias(*slopes, exempt=self.exempt)
-        return bias if knee is None else bent(bias, knee.bend(_token_counts(knee, problem)))
+        if knee is None:
+            return bias
+        return bent(bias.checked(problem), knee.bend(_token_counts(knee, problem)))
 
     def _own_slopes(self, problem: Problem, like: Any) -> tuple[Any, Any]:
         sides = (parameter(side, like, name="slopes") for side in both_sides(self.slopes))
         left, right = map(with_axes, sides)
-        checks.slope_shapes(tuple(left.shape), tuple(right.shape), problem.shape[2])
         hidden = _arrays.to_framework_of(hidden_sides(self.sides, self.num_heads), left)
         where = _arrays.namespace(left).where
         left, right = (where(h, np.inf, x) for h, x in zip(hidden, (left, right), strict=True))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ntk_alibi import _checks
-from ntk_alibi.biases import checks
 from ntk_alibi.biases.distance import DistanceBias
+from ntk_alibi.biases.parameters import per_head
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +47,12 @@ class BAM(DistanceBias):
     epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        alpha = checks.per_head("alpha", self.alpha, above=0.0)
+        alpha = per_head("alpha", self.alpha, above=0.0)
         heads = int(alpha.shape[0])
         epsilon = _checks.finite("epsilon", self.epsilon, minimum=0.0)
         least = -math.inf if epsilon else 0.0
-        beta = checks.per_head("beta", self.beta, heads, above=least)
-        mu = checks.per_head("mu", self.mu, heads)
+        beta = per_head("beta", self.beta, heads, above=least)
+        mu = per_head("mu", self.mu, heads)
         self.define(
             num_heads=heads, sides="symmetric", alpha=alpha, beta=beta, mu=mu, epsilon=epsilon
         )

@@ -1,4 +1,4 @@
-"""The base class of all biases."""
+"""The base class of all biases, and what a call asks of its argument `bias`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, DTypeLike
 from ntk_alibi._repr_html import ReprHtml
-from ntk_alibi.biases import checks
 from ntk_alibi.biases.dense import dense_bias
-from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
+from ntk_alibi.biases.parameters import check_floating
+from ntk_alibi.biases.slopes import checked_lengths
 from ntk_alibi.masks import Mask, Problem
 
 
@@ -47,8 +48,7 @@ class BiasObject(ReprHtml):
         for name, value in values.items():
             object.__setattr__(self, name, value)
         if self.heads is not None and "num_heads" in values:
-            heads = checks.slice_of_heads(self.heads, values["num_heads"])
-            object.__setattr__(self, "heads", heads)
+            object.__setattr__(self, "heads", _slice_of(self.heads, values["num_heads"]))
 
     @property
     def head_count(self) -> int:
@@ -134,8 +134,12 @@ class BiasObject(ReprHtml):
         """
         queries = _checks.integer("query_length", query_length, minimum=0)
         keys = _checks.integer("key_length", key_length, minimum=0)
-        rows = checks.row_lengths(lengths, keys)
-        name = checks.result_dtype(dtype, out)
+        rows = checked_lengths([keys] if lengths is None else lengths)
+        if rows.max(initial=0) > keys:
+            raise ValueError(f"lengths must be at most key_length {keys}, got {rows.max()}")
+        wanted = getattr(out, "dtype", np.float32) if dtype is None else dtype
+        of = None if out is None else "out"
+        name = _checks.floating_dtype(wanted, _arrays.CORE_DTYPES, of)
         torch = _arrays.is_torch_dtype(dtype) or any(
             map(_arrays.is_tensor, (*self.parameters, lengths, out))
         )
@@ -157,6 +161,70 @@ class BiasObject(ReprHtml):
 
     def __hash__(self) -> int:
         return hash((type(self), _comparable(self._values())))
+
+
+def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
+    """Return the `bias` argument of `attention` in kernel form, checked against the problem.
+
+    Args:
+        bias: None, an object with the method `kernel_bias`, or dense numbers.
+        problem: the checked problem.
+        like: a tensor of the call if autograd is to follow the bias, or None for constants.
+    """
+    if bias is None:
+        return NO_BIAS
+    make = getattr(bias, "kernel_bias", None)
+    if make is not None and not isinstance(bias, type):
+        some_heads = getattr(bias, "heads", None) is not None
+        if some_heads or bias.num_heads != problem.shape[1] or problem.mask.sees_ahead:
+            check_fitting(bias, problem.shape[1], causal=not problem.mask.sees_ahead)
+        kernel = bias.of_own_heads(problem, like) if some_heads else make(problem, like)
+        if not isinstance(kernel, KernelBias):
+            raise TypeError(f"kernel_bias must return a KernelBias, got {kernel!r} from {bias!r}")
+        if kernel.core is not None and not _arrays.is_tensor(like):
+            return kernel
+    else:
+        check_dense(bias)
+        kernel = KernelBias(dense=bias)
+    return kernel.on(like).checked(problem)
+
+
+def head_count(bias: Any) -> int:
+    """Return the number of heads of a bias object, which may know no `heads`."""
+    return int(getattr(bias, "head_count", None) or bias.num_heads)
+
+
+def check_fitting(bias: Any, heads: int, *, causal: bool | None = None) -> None:
+    """Check that a bias object has query's heads and, if known, fits causal or other attention."""
+    if head_count(bias) != heads:
+        raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
+    if causal is False and bias.sides == "causal":
+        raise ValueError(f"causal must be True for a bias of causal sides, got {bias!r}")
+
+
+def check_dense(bias: Any) -> None:
+    """Check that a bias that is no object is a floating array or tensor."""
+    if not _arrays.is_array(bias):
+        is_scaling = hasattr(bias, "scale_exponents") and not isinstance(bias, type)
+        advice = f": pass ALiBi(num_heads, {bias!r})" if is_scaling else ""
+        raise TypeError(
+            f"bias must be None, a bias object, an array or a tensor, got {bias!r}{advice}"
+        )
+    _checks.plain("bias", bias)
+    check_floating("bias", bias.dtype)
+
+
+def _slice_of(heads: Any, num_heads: int) -> slice:
+    """Return a slice of heads with its start and stop."""
+    if not isinstance(heads, slice):
+        raise TypeError(f"heads must be a slice such as slice(0, 4), got {heads!r}")
+    begin, end, step = heads.indices(num_heads)
+    beyond = heads.stop is not None and heads.stop > num_heads
+    if step != 1 or begin >= end or beyond:
+        raise ValueError(
+            f"heads must be a slice of some of {num_heads} heads in a row, got {heads!r}"
+        )
+    return slice(begin, end)
 
 
 def _comparable(value: Any) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ntk_alibi.biases import checks
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.kernel_bias import KernelBias, parameter
+from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.biases.parameters import parameter, per_head
 from ntk_alibi.biases.slopes import with_axes
 from ntk_alibi.masks import Problem
 
@@ -46,11 +46,9 @@ class BiALiBi(BiasObject):
     right: Any
 
     def __post_init__(self) -> None:
-        first = checks.per_head("first", self.first)
+        first = per_head("first", self.first)
         heads = int(first.shape[0])
-        left, right = (
-            checks.per_head(name, getattr(self, name), heads) for name in ("left", "right")
-        )
+        left, right = (per_head(name, getattr(self, name), heads) for name in ("left", "right"))
         self.define(num_heads=heads, sides="two_slopes", first=first, left=left, right=right)
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:

@@ -13,8 +13,7 @@ from ntk_alibi._arrays import Array, ArrayT, DTypeLike
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import Scaling
-from ntk_alibi.scaling import checks as scaling_checks
+from ntk_alibi.scaling import Scaling, checked_scaling, without_knee
 
 
 def build_alibi_tensor(
@@ -65,9 +64,9 @@ def build_alibi_tensor(
     mask = masks.checked_attention_mask(attention_mask)
     heads = _checks.num_heads(num_heads)
     name = _checks.floating_dtype(dtype, (*_arrays.CORE_DTYPES, "float64"))
-    scaling_checks.scaling(scaling)
+    checked_scaling(scaling)
     _checks.choice("anchor", anchor, ("first", "last"))
-    scaling_checks.key_only(scaling, scaling_per(scaling))
+    check_key_only(scaling)
     batch, key_length = mask.shape
     lengths = mask.sum(axis=1, dtype=np.int64) if scaling_per(scaling) else None
     slopes = ModelSlopes(heads).numbers(scaling, lengths)
@@ -79,6 +78,21 @@ def build_alibi_tensor(
     filled = _filled(write, shape, name, out, torch=_arrays.is_tensor(attention_mask))
     result: Any = _arrays.on_device_of(attention_mask, filled)
     return cast("ArrayT", result)
+
+
+def check_key_only(scaling: Any) -> None:
+    """Check that the bias under a scaling is a number per query plus a number per key."""
+    if without_knee(scaling)[1] is not None:
+        raise ValueError(
+            "scaling must not be a knee here, where all queries share one bias: beyond the knee it "
+            f"is no longer a number per query plus one per key; got {scaling!r}. "
+            "ALiBi(num_heads, scaling) and patch(...) with compat='exact' take it"
+        )
+    if scaling_per(scaling) == "query":
+        raise ValueError(
+            "scaling must not have per='query' here, where all queries share one bias; got "
+            f"{scaling!r}. ALiBi(...).tensor(...) and patch(...) with compat='exact' take it"
+        )
 
 
 def dense_bias(

@@ -15,13 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _torch_state
-from ntk_alibi.biases import checks
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.kernel_bias import KernelBias, parameter
+from ntk_alibi.biases.kernel_bias import KernelBias, check_covered
+from ntk_alibi.biases.parameters import numbers, parameter, without_nan
 from ntk_alibi.masks import Problem
 
 #: Constant tables of at most this many numbers are cached.
 KEPT = 2**20
+
+#: The number of distances that a table may span: 2 GiB for 8 heads.
+MAX_SPAN = 2**26
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +67,11 @@ class DistanceBias(BiasObject):
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the table over the distances of a problem."""
         first, last = self._span(problem)
-        checks.span((first, last))
+        if last - first >= MAX_SPAN:
+            raise ValueError(
+                f"positions must be less than {MAX_SPAN} apart for a bias that is a table, got "
+                f"distances {first} to {last}"
+            )
         tensors = any(map(_arrays.is_tensor, self.parameters))
         precise = _arrays.is_tensor(like) and (
             _torch_state.is_tracing() or _arrays.dtype_name(like.dtype) == "float64"
@@ -124,13 +131,15 @@ class DistanceTable(DistanceBias):
     _kept: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        table, begin = checks.distance_table(self.table, self.begin)
+        table = numbers("table", self.table, ("heads", "distances"), least=1)
+        without_nan("table", table)
+        begin = _checks.integer("begin", self.begin, minimum=-_checks.MAX_LENGTH)
         sides = "causal" if begin >= 0 else "symmetric"
         self.define(table=table, begin=begin, num_heads=int(table.shape[0]), sides=sides)
 
     def over(self, first: int, last: int, like: Any = None) -> Any:
         """Return the bias at a range of distances; see `DistanceBias`."""
-        checks.covered(self.begin, self.table.shape[1], (first, last))
+        check_covered(self.begin, self.table.shape[1], (first, last))
         begin = max(first - self.begin, 0)
         part = self.table[:, begin : begin + last - first + 1]
         return parameter(part, like, widest=True)
@@ -177,7 +186,8 @@ class DistanceFunction(DistanceBias):
         *,
         heads: slice | None = None,
     ) -> None:
-        checks.function(function)
+        if not callable(function):
+            raise TypeError(f"function must be callable, got {function!r}")
         self.define(heads=heads)
         self.define(function=function, num_heads=_checks.num_heads(num_heads), sides="symmetric")
         self._evaluated(0, 1)
@@ -194,6 +204,13 @@ class DistanceFunction(DistanceBias):
         return _arrays.namespace(like).broadcast_to(wide, (self.num_heads, wide.shape[-1]))
 
     def _evaluated(self, first: int, last: int) -> Any:
+        count = last - first + 1
         values = self.function(np.arange(first, last + 1, dtype=np.float64))
-        checks.function_result(values, self.num_heads, last - first + 1)
+        shape = tuple(values.shape) if hasattr(values, "shape") else None
+        if shape not in ((count,), (self.num_heads, count)):
+            raise ValueError(
+                f"function must return ({self.num_heads}, {count}) or ({count},) for {count} "
+                f"distances, got {repr(values) if shape is None else shape}"
+            )
+        without_nan("function's values", values)
         return values

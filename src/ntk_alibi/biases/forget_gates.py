@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ntk_alibi import _arrays
-from ntk_alibi.biases import checks
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.kernel_bias import KernelBias, parameter
+from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.biases.parameters import has_numbers, numbers, parameter
 from ntk_alibi.masks import Problem
+
+#: Prefix sums of log gates are float64; up to this size their differences are exact to 2e-7.
+MAX_GATE_SUM = 1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +48,16 @@ class ForgetGates(BiasObject):
     log_gates: Any
 
     def __post_init__(self) -> None:
-        gates = checks.log_gates(self.log_gates)
+        gates = numbers("log_gates", self.log_gates, ("batch", "heads", "keys"))
+        if gates.shape[1] == 0:
+            raise ValueError(f"log_gates must have shape (batch, heads, keys), got {gates.shape}")
+        if has_numbers(gates):
+            read = _arrays.to_numpy(gates)
+            if (read > 0.0).any():  # padding may hold any other number
+                raise ValueError(
+                    "log_gates must be <= 0, logarithms of gates up to 1, got "
+                    f"{read[read > 0.0][0]}"
+                )
         self.define(log_gates=gates, num_heads=int(gates.shape[1]), sides="causal")
 
     @property
@@ -57,14 +72,33 @@ class ForgetGates(BiasObject):
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the prefix sums C of the log gates of real tokens: bias_ij = C_i - C_j."""
-        checks.gate_shape(tuple(self.log_gates.shape), problem.shape)
+        (batch, heads, _, keys), shape = problem.shape, tuple(self.log_gates.shape)
+        if shape not in ((1, heads, keys), (batch, heads, keys)):
+            raise ValueError(
+                f"log_gates must have shape ({batch}, {heads}, {keys}), for query and key, got "
+                f"{shape}"
+            )
         xp = _arrays.namespace(like)
         gates = parameter(self.log_gates, like, widest=True)
         if problem.key_padding_mask is not None:
             real = _arrays.boolean(problem.key_padding_mask, like)
             gates = xp.where(real[:, None, :], gates, 0.0)
-        checks.finite_gates(gates)
+        if has_numbers(gates):
+            _check_sums(_arrays.to_numpy(gates))
         return KernelBias(sums=xp.cumsum(gates, -1))
 
     def _repr_html_(self) -> None:
         """Show no picture: the bias is not a function of distance."""
+
+
+def _check_sums(gates: NDArray[Any]) -> None:
+    """Check that the gates of real keys are finite, and that their sums are exact enough."""
+    if not np.isfinite(gates).all():
+        raise ValueError("log_gates must be finite where keys are real, got NaN or -infinity")
+    with np.errstate(over="ignore"):
+        least = gates.sum(axis=-1).min(initial=0.0)
+    if least < -MAX_GATE_SUM:
+        raise ValueError(
+            f"log_gates must sum to at least {-MAX_GATE_SUM:g} for each head, so that float64 "
+            f"holds their differences, got {least:g}"
+        )

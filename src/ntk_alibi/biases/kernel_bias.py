@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core, _torch_state
-from ntk_alibi.biases import checks
+from ntk_alibi.biases.parameters import without_nan
 from ntk_alibi.masks import Problem
 
 #: The names of slopes, up to a knee and beyond.
@@ -127,28 +127,61 @@ class KernelBias(NamedTuple):
         if self.left is not None:
             self._check_slopes(problem.shape)
         if self.table is not None:
-            checks.heads_of("table", int(self.table.shape[0]), problem.shape[1])
+            _check_heads("table", self.table.shape[0], problem.shape)
             if not problem.traced:
-                checks.covered(self.table_begin, int(self.table.shape[1]), problem.distances())
+                check_covered(self.table_begin, int(self.table.shape[1]), problem.distances())
         if self.sums is not None:
-            checks.prefix_sums(tuple(self.sums.shape), problem.shape, placed=problem.placed)
+            self._check_sums(problem)
         if self.dense is not None:
-            checks.broadcastable("bias", tuple(self.dense.shape), problem.shape)
+            shape = tuple(self.dense.shape)
+            axes = zip(reversed(shape), reversed(problem.shape), strict=False)
+            if len(shape) > 4 or any(size not in (1, whole) for size, whole in axes):
+                raise ValueError(f"bias must be broadcastable to {problem.shape}, got {shape}")
         return self
 
     def _check_slopes(self, shape: tuple[int, ...]) -> None:
-        checks.kernel_slopes(self.left, self.right, shape)
-        if self.far_left is not None:
-            checks.kernel_slopes(self.far_left, self.far_right, shape)
-            _checks.integer("knee", self.knee, minimum=0)
+        batch, _, queries, _ = shape
+        for left, right in ((self.left, self.right), (self.far_left, self.far_right)):
+            if left is None:
+                continue
+            if left.shape[0] != right.shape[0] and 1 not in (left.shape[0], right.shape[0]):
+                raise ValueError(
+                    f"slopes must have one batch size, got {left.shape[0]} on the left and "
+                    f"{right.shape[0]} on the right"
+                )
+            for side in (left, right):
+                if side.shape[2] not in (1, queries):
+                    raise ValueError(
+                        f"slopes must be given for {queries} queries, got {side.shape[2]}"
+                    )
+                _check_heads("slopes", side.shape[1], shape)
+                if side.shape[0] not in (1, batch):
+                    raise ValueError(
+                        f"slopes must be for 1 row or the batch of {batch}, got {side.shape[0]}"
+                    )
+        _checks.integer("knee", self.knee, minimum=0)
         self.check_far_slopes()
+
+    def _check_sums(self, problem: Problem) -> None:
+        batch, heads, queries, keys = problem.shape
+        if queries > keys:
+            raise ValueError(
+                f"query must be at most as long as key ({keys}) with forget gates, got {queries}"
+            )
+        if problem.placed:
+            raise ValueError(
+                "query_positions must be None and align 'end' with forget gates, whose queries are "
+                "the last keys"
+            )
+        shape = tuple(self.sums.shape)
+        if shape not in ((1, heads, keys), (batch, heads, keys)):
+            raise ValueError(f"sums must have shape ({batch}, {heads}, {keys}), got {shape}")
 
     def check_far_slopes(self) -> None:
         """Check that slopes beyond a knee, if there are any in main memory, are finite."""
         for side in filter(_arrays.is_array, (self.far_left, self.far_right)):
-            if not _arrays.in_memory(side):
-                continue
-            checks.without_nan("slopes beyond the knee (slope / factor)", abs(side))
+            if _arrays.in_memory(side):
+                without_nan("slopes beyond the knee (slope / factor)", abs(side))
 
     def part(self, queries: slice, keys: slice, problem: Problem) -> KernelBias:
         """Return the bias of some queries and keys of a problem, with unchanged numbers.
@@ -202,7 +235,12 @@ class KernelBias(NamedTuple):
             ValueError: the bias is a table or prefix sums, which have no numbers of queries, or has
                 a constant for its first token.
         """
-        checks.linear_or_dense(table=self.table, sums=self.sums, first=self.first)
+        for name in ("table", "sums", "first"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    "bias must be linear or dense where log_n is biased, got one in the form of "
+                    f"{name}: pass bias.tensor(query_length, key_length)"
+                )
 
         def times(numbers: Any, factors: Any) -> Any:
             xp, most = _arrays.namespace(numbers), _checks.FLOAT32_MAX
@@ -286,56 +324,18 @@ class KernelBias(NamedTuple):
         return _NONE
 
 
-def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
-    """Return the `bias` argument of `attention` in kernel form, checked against the problem.
-
-    Args:
-        bias: None, an object with the method `kernel_bias`, or dense numbers.
-        problem: the checked problem.
-        like: a tensor of the call if autograd is to follow the bias, or None for constants.
-    """
-    if bias is None:
-        return NO_BIAS
-    make = getattr(bias, "kernel_bias", None)
-    if make is not None and not isinstance(bias, type):
-        some_heads = getattr(bias, "heads", None) is not None
-        if some_heads or bias.num_heads != problem.shape[1] or problem.mask.sees_ahead:
-            checks.fitting_bias(bias, problem.shape[1], causal=not problem.mask.sees_ahead)
-        kernel = bias.of_own_heads(problem, like) if some_heads else make(problem, like)
-        if not isinstance(kernel, KernelBias):
-            raise TypeError(f"kernel_bias must return a KernelBias, got {kernel!r} from {bias!r}")
-        if kernel.core is not None and not _arrays.is_tensor(like):
-            return kernel
-    else:
-        checks.dense_numbers("bias", bias)
-        kernel = KernelBias(dense=bias)
-    return kernel.on(like).checked(problem)
+def check_covered(begin: int, size: int, seen: tuple[int, int]) -> None:
+    """Check that a table covers all distances that are seen."""
+    if seen[0] <= seen[1] and not begin <= seen[0] <= seen[1] < begin + size:
+        raise ValueError(
+            f"table must cover the distances {seen[0]} to {seen[1]} that are seen, got {size} from "
+            f"{begin} on"
+        )
 
 
-def parameter(
-    x: Any, like: Any, *, name: str = "a parameter of the bias", widest: bool = False
-) -> Any:
-    """Convert a parameter of a bias to like's framework, for use in `kernel_bias`.
-
-    Args:
-        x: an array or a tensor.
-        like: the argument of `kernel_bias`: None for NumPy numbers, or a tensor of the call.
-        name: the parameter's name in messages.
-        widest: True for float64; False for float32, and float64 if like is a float64 tensor.
-
-    Raises:
-        ValueError: x requires grad, but would become a constant.
-    """
-    if _arrays.is_tensor(like):
-        dtype = "float64" if widest else _arrays.wide_dtype(like)
-        array = x if _arrays.is_tensor(x) else np.asarray(x, np.float64)
-        if not like.is_meta and not _torch_state.is_tracing():
-            _checks.with_numbers(name, array)
-        if dtype == "float32" and _arrays.has_values(array):
-            _checks.as_float32(name, _arrays.to_numpy(array))
-        return _arrays.as_tensor(array, like, dtype)
-    constant = _checks.constant(name, x)
-    return np.asarray(constant, np.float64) if widest else _checks.as_float32(name, constant)
+def _check_heads(name: str, heads: int, shape: tuple[int, ...]) -> None:
+    if heads != shape[1]:
+        raise ValueError(f"{name} must have the bias's {shape[1]} heads, got {heads}")
 
 
 def _constant(name: str, x: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ntk_alibi.biases import checks
 from ntk_alibi.biases.distance import DistanceBias
+from ntk_alibi.biases.parameters import per_head
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +38,9 @@ class KerplePower(DistanceBias):
     r2: Any
 
     def __post_init__(self) -> None:
-        r1 = checks.per_head("r1", self.r1, above=0.0)
+        r1 = per_head("r1", self.r1, above=0.0)
         heads = int(r1.shape[0])
-        r2 = checks.per_head("r2", self.r2, heads, above=0.0, at_most=2.0)
+        r2 = per_head("r2", self.r2, heads, above=0.0, at_most=2.0)
         self.define(num_heads=heads, sides="symmetric", r1=r1, r2=r2)
 
     def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:
@@ -75,9 +75,9 @@ class KerpleLog(DistanceBias):
     r2: Any
 
     def __post_init__(self) -> None:
-        r1 = checks.per_head("r1", self.r1, above=0.0)
+        r1 = per_head("r1", self.r1, above=0.0)
         heads = int(r1.shape[0])
-        r2 = checks.per_head("r2", self.r2, heads, above=0.0)
+        r2 = per_head("r2", self.r2, heads, above=0.0)
         self.define(num_heads=heads, sides="symmetric", r1=r1, r2=r2)
 
     def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi._arrays import Array
-from ntk_alibi.biases import checks
 from ntk_alibi.biases.distance import DistanceBias
-from ntk_alibi.biases.kernel_bias import parameter
+from ntk_alibi.biases.parameters import parameter, per_head
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +54,7 @@ class Sandwich(DistanceBias):
         lambdas = self.lambdas
         if lambdas is None:
             lambdas = heads / (8.0 * np.arange(1, heads + 1))
-        lambdas = checks.per_head("lambdas", lambdas, heads, above=0.0)
+        lambdas = per_head("lambdas", lambdas, heads, above=0.0)
         self.define(num_heads=heads, sides="symmetric", dimension=dimension, lambdas=lambdas)
 
     def _frequencies(self) -> list[float]:
@@ -102,8 +101,13 @@ class Sandwich(DistanceBias):
         _checks.attention_inputs(query, key, key)
         _checks.floating_dtype(query.dtype, _arrays.ANY_DTYPES)
         _checks.fitting_shapes(query.shape, key.shape, key.shape)
-        checks.heads_of("query", query.shape[1], self.num_heads)
-        factor = checks.nonzero_scale(scale, query.shape[3])
+        if query.shape[1] != self.num_heads:
+            raise ValueError(
+                f"query must have the bias's {self.num_heads} heads, got {query.shape[1]}"
+            )
+        factor = _checks.scale(scale, query.shape[3])
+        if factor == 0.0:
+            raise ValueError(f"scale must not be 0, got {scale!r}")
         (batch, _, queries, _), keys = query.shape, key.shape[2]
         q = masks.checked_positions("query_positions", query_positions, batch, queries)
         k = masks.checked_positions("key_positions", key_positions, batch, keys)

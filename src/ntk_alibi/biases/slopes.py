@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
-from ntk_alibi.biases import checks
-from ntk_alibi.scaling import Floats, Scaling, without_knee
-from ntk_alibi.scaling import checks as scaling_checks
+from ntk_alibi.biases.parameters import check_floating, has_numbers
+from ntk_alibi.scaling import Floats, Scaling, checked_scaling, without_knee
 from ntk_alibi.scaling.static import USUAL_MAX_BIAS
 
 if TYPE_CHECKING:
@@ -50,6 +49,43 @@ def with_axes(slopes: Any) -> Any:
     if slopes.ndim == 1:
         return slopes[None, :, None]
     return slopes[:, :, None] if slopes.ndim == 2 else slopes
+
+
+def check_slopes(name: str, value: Any, heads: int) -> None:
+    """Check slopes (heads,), (batch, heads) or (batch, heads, queries): floating, not NaN."""
+    _checks.plain(name, value)
+    array = value if _arrays.is_tensor(value) else np.asarray(value)
+    check_floating(name, array.dtype)
+    shape = tuple(array.shape)
+    if len(shape) not in (1, 2, 3):
+        raise ValueError(
+            f"{name} must have shape (heads,), (batch, heads) or (batch, heads, queries), "
+            f"got {shape}"
+        )
+    got = shape[0] if len(shape) == 1 else shape[1]
+    if got != heads:
+        raise ValueError(f"{name} must have {heads} heads, got {got} (shape {shape})")
+    if has_numbers(value):
+        numbers = _arrays.to_numpy(value)
+        if np.isnan(numbers).any():
+            raise ValueError(f"{name} must not hold NaN")
+        if np.isneginf(numbers).any():
+            raise ValueError(f"{name} must not hold -infinity; +infinity hides a side")
+
+
+def checked_lengths(value: Any, *, ndim: tuple[int, ...] = (1,)) -> NDArray[np.int64]:
+    """Return numbers of tokens as int64: integers in [0, 2^31), with a rank that ndim allows."""
+    array = _checks.constant("lengths", value)
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"lengths must be integers, got {value!r}")
+    if array.ndim not in ndim:
+        shapes = " or ".join({1: "(batch,)", 2: "(batch, queries)"}[n] for n in ndim)
+        raise ValueError(f"lengths must have shape {shapes}, got {array.shape}")
+    if array.size and not (array.min() >= 0 and array.max() <= _checks.MAX_LENGTH):
+        raise ValueError(f"lengths must be between 0 and {_checks.MAX_LENGTH}, got {value!r}")
+    return array.astype(np.int64)
 
 
 SLOPE_RULES = ("press", "geometric")
@@ -110,11 +146,11 @@ def alibi_slopes(
     two.
     """
     heads = _checks.num_heads(num_heads)
-    scaling_checks.scaling(scaling)
+    checked_scaling(scaling)
     _checks.choice("rule", rule, SLOPE_RULES)
     checked = None
     if scaling_per(scaling) is not None and lengths is not None:
-        checked = checks.lengths(lengths, ndim=(1, 2) if scaling_per(scaling) == "query" else (1,))
+        checked = checked_lengths(lengths, ndim=(1, 2) if scaling_per(scaling) == "query" else (1,))
         if scaling_per(scaling) == "query" and checked.ndim == 1:
             checked = prefix_lengths(checked, int(checked.max(initial=0)))
     exponents = _core.alibi_exponents(heads, getattr(_core.SlopeRule, rule))
@@ -144,7 +180,16 @@ def scaled_slopes(
     heads = len(exponents)
     if scaling is not None:
         exponents = np.asarray(scaling.scale_exponents(exponents, lengths), np.float64)
-        scaling_checks.scaled_exponents(scaling, exponents, heads)
+        shape = exponents.shape
+        if len(shape) not in (1, 2, 3) or shape[0 if len(shape) == 1 else 1] != heads:
+            raise ValueError(
+                f"scale_exponents must return ({heads},), (batch, {heads}) or (batch, {heads}, "
+                f"queries), got {shape} from {scaling!r}"
+            )
+        if not np.isfinite(exponents).all():
+            raise ValueError(
+                f"scale_exponents must return finite numbers, got {exponents} from {scaling!r}"
+            )
     return np.exp2(-exponents).astype(np.float32)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ntk_alibi import _checks
-from ntk_alibi.biases import checks
 from ntk_alibi.biases.distance import DistanceBias
+from ntk_alibi.biases.parameters import numbers, without_nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +48,14 @@ class T5(DistanceBias):
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        values = checks.numbers("values", self.values, ("heads", "buckets"), least=1)
-        checks.without_nan("values", values)
+        values = numbers("values", self.values, ("heads", "buckets"), least=1)
+        without_nan("values", values)
         both = _checks.boolean("bidirectional", self.bidirectional)
-        most = checks.buckets(int(values.shape[1]), self.max_distance, bidirectional=both)
+        count, least = int(values.shape[1]), 4 if both else 2
+        if count < least:
+            raise ValueError(f"values must have at least {least} buckets, got {count}")
+        exact = count // least  # distances below this number have buckets of their own
+        most = _checks.integer("max_distance", self.max_distance, minimum=exact + 1)
         self.define(num_heads=int(values.shape[0]), values=values, bidirectional=both)
         self.define(sides="symmetric" if both else "causal", max_distance=most)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ntk_alibi import _arrays, _checks, _core, _torch_state
-from ntk_alibi.biases.checks import heads_of_query
+from ntk_alibi.biases.base import check_fitting
 from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.exchange import Plan, arrive, send, tie
 from ntk_alibi.distributed.ranks import Ranks
@@ -175,7 +175,7 @@ class _RankCall:
         self._positions = at_queries, at_keys
         bias, of_tokens = self._bias, getattr(self._bias, "of_tokens", False)
         if hasattr(bias, "num_heads"):
-            heads_of_query(bias, heads)
+            check_fitting(bias, heads)
         if of_tokens and at_keys is not None:
             raise ValueError(
                 f"key_positions must be None with a bias of tokens in order, got them with {bias!r}"

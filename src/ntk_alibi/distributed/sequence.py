@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _core
-from ntk_alibi.biases.kernel_bias import KernelBias, kernel_bias_of
+from ntk_alibi.biases.base import kernel_bias_of
+from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.exchange import before, sum_over_ranks
 from ntk_alibi.distributed.ranks import Ranks

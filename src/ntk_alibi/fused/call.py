@@ -6,7 +6,8 @@ import functools
 from typing import Any, NamedTuple
 
 from ntk_alibi import _arrays, _checks, _core, _torch_state
-from ntk_alibi.biases.kernel_bias import KernelBias, kernel_bias_of
+from ntk_alibi.biases.base import kernel_bias_of
+from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.quantized_rows import is_quantized
 from ntk_alibi.masks import AT_END, Mask, Problem
 from ntk_alibi.positions.log_n import log_n_of

@@ -14,7 +14,7 @@ from packaging.version import Version
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.biases.dense import check_key_only
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.settings import (
     ATTENTIONS,
@@ -25,7 +25,6 @@ from ntk_alibi.integrations.settings import (
 )
 from ntk_alibi.integrations.slope_rule import SlopeRule
 from ntk_alibi.masks import EVERYTHING
-from ntk_alibi.scaling import checks as scaling_checks
 
 #: Versions of transformers whose modeling code the patches were read against;
 #: tests/integrations/test_versions.py lists the ones tested. The upper bound is exclusive.
@@ -160,7 +159,7 @@ def check_choices(name: str, attentions: tuple[str, ...], rounds: bool, settings
     _checks.choice(f"attention for {name}", settings.attention, attentions)
     _checks.choice(f"compat for {name}", settings.compat, COMPATS if rounds else COMPATS[:1])
     if settings.compat == "transformers":
-        scaling_checks.key_only(settings.scaling, scaling_per(settings.scaling))
+        check_key_only(settings.scaling)
         _checks.choice(
             "attention with compat='transformers'", settings.attention, ("fused", "eager")
         )

@@ -17,8 +17,7 @@ from ntk_alibi.integrations import checks
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.methods import parse_method, stated_train_length, train_length_of
 from ntk_alibi.positions.log_n import LogN, log_n_of
-from ntk_alibi.scaling import Scaling, scaling_from_config, trained_at
-from ntk_alibi.scaling import checks as scaling_checks
+from ntk_alibi.scaling import Scaling, checked_scaling, scaling_from_config, trained_at
 
 #: The attribute that holds a patched model's settings, innermost last, None for those of its
 #: configuration. A deep copy of the model has separate settings.
@@ -210,7 +209,7 @@ def settings_of(
         layout: which of its tokens each rank holds.
         limits: window, sink and causal_block of `patch`.
     """
-    scaling_checks.model_scaling(scaling)
+    checked_scaling(scaling, of_layer=False)
     _checks.choice("attention", attention, ATTENTIONS)
     _checks.choice("compat", compat, COMPATS)
     _checks.choice("linear", linear, LINEARS)

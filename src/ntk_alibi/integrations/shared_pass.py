@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ntk_alibi import _arrays
-from ntk_alibi.biases.kernel_bias import kernel_bias_of
+from ntk_alibi.biases.base import kernel_bias_of
 from ntk_alibi.distributed import spread
 from ntk_alibi.distributed.layouts import Layout, columns_of
 from ntk_alibi.distributed.ranks import Attempt, Ranks

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, inspection
-from ntk_alibi.biases import checks as bias_checks
+from ntk_alibi.biases.base import head_count
 from ntk_alibi.biases.slopes import alibi_slopes, scaling_per
 from ntk_alibi.methods import ORIGINAL, kind_of
 from ntk_alibi.plots.style import (
@@ -248,7 +248,7 @@ def bias_maps(
         ['head 1', 'head 2', 'head 3']
         >>> plt.close(ax.figure)
     """
-    bias_checks.bias_object(bias)
+    inspection.check_bias(bias)
     _checks.choice("quantity", quantity, ("bias", "weight"))
     chosen, values = _sampled_maps(bias, query_length, key_length, heads)
     shown = values if quantity == "bias" else np.exp(values)
@@ -279,10 +279,8 @@ def bias_maps(
 def _check_distances(biases: Collection[Any], longest: int) -> None:
     distances = _checks.integer("longest", longest, minimum=1)
     for bias in biases:
-        bias_checks.bias_object(bias)
-        check_most(
-            "heads x longest", bias_checks.head_count(bias) * distances, _checks.MOST_NUMBERS
-        )
+        inspection.check_bias(bias)
+        check_most("heads x longest", head_count(bias) * distances, _checks.MOST_NUMBERS)
 
 
 def _sampled_maps(
@@ -293,9 +291,9 @@ def _sampled_maps(
     keys = queries
     if key_length is not None:
         keys = _checks.integer("key_length", key_length, minimum=1)
-    of_all = bias_checks.head_count(bias) * queries * keys
+    of_all = head_count(bias) * queries * keys
     check_most("heads x query_length x key_length", of_all, _checks.MOST_NUMBERS)
-    chosen = _checks.heads(heads, bias_checks.head_count(bias))
+    chosen = _checks.heads(heads, head_count(bias))
     longest = max(32, math.isqrt(MAP_CELLS // len(chosen)))
     rows, columns = (np.arange(n - 1, -1, -math.ceil(n / longest))[::-1] for n in (queries, keys))
     check_most("cells of all heads", len(chosen) * rows.size * columns.size, MOST_CELLS)

@@ -6,7 +6,7 @@ The kernels take a factor for each query, besides the scale.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
 from ntk_alibi.masks import Mask, Problem
-from ntk_alibi.positions import checks
+
+#: Greatest strength of log-n scaling: factors of 2^31 keys then stay within float32's range.
+MOST_STRENGTH = 1e36
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,20 @@ class LogN:
     biased: bool = False
 
     def __post_init__(self) -> None:
-        length = checks.train_length("train_length", self.train_length)
+        # at least 2, since its logarithm is a divisor
+        length = _checks.integer("train_length", self.train_length, minimum=2)
         object.__setattr__(self, "train_length", length)
-        object.__setattr__(self, "strength", checks.strength(self.strength))
+        strength: Any = self.strength
+        if isinstance(strength, Sequence | np.ndarray) and not isinstance(strength, str | bytes):
+            numbers = np.asarray(strength)
+            if numbers.ndim != 1 or not len(numbers):
+                raise ValueError(
+                    f"strength must be a number, or one for each head, got {strength!r}"
+                )
+            strength = tuple(map(_one_strength, numbers.tolist()))
+        else:
+            strength = _one_strength(strength)
+        object.__setattr__(self, "strength", strength)
         _checks.boolean("biased", self.biased)
 
     @property
@@ -73,8 +86,11 @@ class LogN:
 
     def check_heads(self, heads: int) -> None:
         """Check that strengths for each head are those of so many heads."""
-        if isinstance(self.strength, tuple):
-            checks.strength_per_head(len(self.strength), heads)
+        if isinstance(self.strength, tuple) and len(self.strength) != heads:
+            raise ValueError(
+                f"strength of log_n must be one number, or one for each of {heads} heads, got "
+                f"{len(self.strength)}"
+            )
 
     def factors(self, problem: Problem, like: Any = None) -> Any:
         """Return the factors, (1 or batch, 1 or heads, queries) float64 in like's framework."""
@@ -102,6 +118,13 @@ class LogN:
         """Return a plain dict of the arguments."""
         strength = list(self.strength) if isinstance(self.strength, tuple) else self.strength
         return {"train_length": self.train_length, "strength": strength, "biased": self.biased}
+
+
+def _one_strength(value: Any) -> float:
+    number = _checks.finite("strength", value, minimum=0.0)
+    if number > MOST_STRENGTH:
+        raise ValueError(f"strength must be at most {MOST_STRENGTH:g}, got {value!r}")
+    return number
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +159,9 @@ def log_n_of(value: Any) -> Any:
         optional = ("strength", "biased")
         _checks.keys("log_n", value, required=["train_length"], optional=optional)
         return LogN(**value)
-    return LogN(checks.log_n_length(value))
+    if not isinstance(value, int | float | np.number):
+        raise TypeError(f"log_n must be None, a training length or a LogN, got {value!r}")
+    return LogN(_checks.integer("log_n", value, minimum=2))
 
 
 def log_n_scale(
@@ -186,7 +211,6 @@ def log_n_scale(
     rows = max((len(x) for x in arrays if x is not None and x.ndim == 2), default=1)
     rule, shape = Mask.checked(**mask), (rows, 1, queries, keys)
     problem = Problem.checked(shape, rule, arrays[0], arrays[1], arrays[2])
-    length = checks.train_length("train_length", train_length)
     example = next((x for x in arrays if _arrays.is_tensor(x)), None)
-    result: Array = _arrays.to_float32(LogN(length).factors(problem, example)[:, 0])
+    result: Array = _arrays.to_float32(LogN(train_length).factors(problem, example)[:, 0])
     return result

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from ntk_alibi import _arrays, _checks, _torch_state, masks
 from ntk_alibi._arrays import Array, ArrayT
-from ntk_alibi.positions import checks
-from ntk_alibi.scaling import NTK, Interpolation
+from ntk_alibi.scaling import NTK, Interpolation, check_one_layer
 
 Layout: TypeAlias = Literal["pairs", "halves"]
 
@@ -31,7 +30,12 @@ class _Rotary:
         head_dim = _checks.head_dim(self.head_dim)
         base = _checks.finite("base", self.base, minimum=1.0, inclusive=False)
         layout = _checks.choice("layout", self.layout, ("pairs", "halves"))
-        channels = checks.rotary_dim(self.rotary_dim, head_dim)
+        name, channels = "rotary_dim", self.rotary_dim
+        if channels is None:
+            name, channels = "head_dim", head_dim
+        channels = _checks.integer(name, channels, minimum=1, maximum=head_dim)
+        if channels % 2:
+            raise ValueError(f"{name} must be even for rotary positions, got {channels}")
         for name, value in zip(
             ("head_dim", "base", "layout", "rotary_dim"),
             (head_dim, base, layout, channels),
@@ -152,7 +156,9 @@ class RoPE(_Rotary):
         Source: Chen et al. 2023 (arXiv 2306.15595) for the interpolation; bloc97 2023 for NTK,
         described by Peng et al. 2023 (arXiv 2309.00071), section 3.1.
         """
-        checks.constant_stretch(scaling)
+        check_one_layer(scaling)
+        if isinstance(scaling, type) or not hasattr(scaling, "stretch_rotary"):
+            raise TypeError(f"scaling must be an Interpolation or an NTK, got {scaling!r}")
         base, factor = scaling.stretch_rotary(self.base, self.factor, self.pairs)
         return replace(self, base=base, factor=factor)
 
@@ -174,7 +180,10 @@ class RoPE(_Rotary):
             >>> na.RoPE(2).rotate(np.ones((1, 1, 1, 2)), np.array([0]))
             array([[[[1., 1.]]]])
         """
-        checks.rotary_input(x, self.head_dim)
+        _checks.attention_input("x", x)
+        _checks.floating_dtype(x.dtype, (*_arrays.CORE_DTYPES, "float64"), "x")
+        if x.shape[3] != self.head_dim:
+            raise ValueError(f"x must have head_dim {self.head_dim}, got {tuple(x.shape)}")
         if not _torch_state.is_tracing():
             masks.checked_positions("positions", positions, x.shape[0], x.shape[2])
         at = _arrays.rows_of_integers(positions, x.shape[2], x)

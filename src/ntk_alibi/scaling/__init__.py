@@ -14,7 +14,15 @@ Any object with the method of `Scaling` is a scaling. `Knee` and `DynamicKnee` s
 instead of slopes.
 """
 
-from ntk_alibi.scaling.base import Floats, Per, Scaling, at_layer, trained_at
+from ntk_alibi.scaling.base import (
+    Floats,
+    Per,
+    Scaling,
+    at_layer,
+    check_one_layer,
+    checked_scaling,
+    trained_at,
+)
 from ntk_alibi.scaling.config import STATIC_TYPES, scaling_from_config
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
 from ntk_alibi.scaling.knee import Bend, DynamicKnee, Knee, without_knee
@@ -36,6 +44,8 @@ __all__ = [
     "Per",
     "Scaling",
     "at_layer",
+    "check_one_layer",
+    "checked_scaling",
     "scaling_from_config",
     "trained_at",
     "without_knee",

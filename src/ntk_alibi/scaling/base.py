@@ -55,6 +55,30 @@ class Scaling(Protocol):
         ...
 
 
+def checked_scaling(value: Any, *, of_layer: bool = True) -> Any:
+    """Return the checked scaling of a model, of one layer unless of_layer is False."""
+    if value is not None and (
+        isinstance(value, type) or not callable(getattr(value, "scale_exponents", None))
+    ):
+        of_patch = ", the name of a method, which patch takes" if isinstance(value, str) else ""
+        raise TypeError(
+            "scaling must be None or an object with a method scale_exponents(exponents, lengths) "
+            f"such as NTK(factor=4.0), got {value!r}{of_patch}"
+        )
+    if of_layer:
+        check_one_layer(value)
+    return value
+
+
+def check_one_layer(scaling: Any) -> None:
+    """Refuse a scaling of some layers where no layer is known."""
+    if getattr(scaling, "layers", None) is not None:
+        raise ValueError(
+            f"scaling must be that of one layer here, got {scaling!r}: pass its at_layer(number), "
+            "or use patch(model, scaling), which knows the layers"
+        )
+
+
 def at_layer(scaling: Any, layer: int) -> Any:
     """Return the scaling of one layer of a model, or None."""
     of_layer = getattr(scaling, "at_layer", None)

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from ntk_alibi import _arrays, _checks, masks
-from ntk_alibi.biases import checks as bias_checks
 from ntk_alibi.biases.alibi import ALiBi
-from ntk_alibi.biases.slopes import alibi_slopes
+from ntk_alibi.biases.base import check_dense, check_fitting
+from ntk_alibi.biases.slopes import alibi_slopes, check_slopes
 from ntk_alibi.fused.attention import attention
-from ntk_alibi.scaling import Scaling
-from ntk_alibi.scaling import checks as scaling_checks
+from ntk_alibi.scaling import Scaling, checked_scaling
 from ntk_alibi.torch.learned_bias import FixedSlopes, LearnedSlopes, TwoSidedSlopes
 
 Slopes: TypeAlias = float | torch.Tensor | Literal["random", "learned", "two_sided"] | None
@@ -111,16 +110,16 @@ class AlibiAttention(nn.Module):
         if size > most:
             raise ValueError(f"embed_dim must be at most {most} for {heads} heads, got {size}")
         _checks.no_dropout(dropout)
-        scaling_checks.scaling(scaling)
+        checked_scaling(scaling)
         _checks.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
         self.causal = _checks.boolean("causal", causal)
         # Dense numbers, and the bias of a module, are checked in forward, which knows the lengths.
         if not hasattr(bias, "shape") and not isinstance(bias, nn.Module):
             if hasattr(bias, "kernel_bias"):
-                bias_checks.fitting_bias(bias, heads, causal=self.causal)
+                check_fitting(bias, heads, causal=self.causal)
             elif bias is not None:
-                bias_checks.dense_numbers("bias", bias)
+                check_dense(bias)
         self.bias, self.scaling = bias, scaling
         self.window = None if window is None else _checks.integer("window", window, minimum=1)
         self.align: Literal["end", "start"] = align
@@ -217,7 +216,7 @@ def _slope_module(heads: int, slopes: Any, generator: torch.Generator | None) ->
         draw = torch.rand(heads, generator=generator, dtype=torch.float32)
         return FixedSlopes(torch.exp2(low + (high - low) * draw))
     if isinstance(slopes, torch.Tensor):
-        bias_checks.slopes("slopes", slopes, heads)
+        check_slopes("slopes", slopes, heads)
         if slopes.ndim != 1:
             raise ValueError(f"slopes must have shape ({heads},), got {tuple(slopes.shape)}")
         module = FixedSlopes(slopes)

@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn import functional
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases import checks as bias_checks
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.bam import BAM
 from ntk_alibi.biases.bialibi import BiALiBi
 from ntk_alibi.biases.forget_gates import ForgetGates
 from ntk_alibi.biases.kerple import KerpleLog, KerplePower
+from ntk_alibi.biases.parameters import per_head
 from ntk_alibi.biases.slopes import alibi_slopes
 from ntk_alibi.biases.t5 import T5
 
@@ -304,7 +304,7 @@ class LearnedForgetGates(nn.Module):
         super().__init__()
         size = _checks.integer("embed_dim", embed_dim, minimum=1)
         heads = _checks.num_heads(num_heads)
-        first = _arrays.to_numpy(bias_checks.per_head("bias", bias, heads))
+        first = _arrays.to_numpy(per_head("bias", bias, heads))
         self.linear = nn.Linear(size, heads)
         with torch.no_grad():
             self.linear.bias.copy_(torch.tensor(first))
@@ -338,7 +338,7 @@ def _given(
     name: str, value: Any, heads: int, at_most: float = math.inf, *, above: float = 0.0
 ) -> torch.Tensor:
     """Return a caller's initial values of a parameter, (heads,) float64."""
-    numbers = bias_checks.per_head(name, value, heads, above=above, at_most=at_most)
+    numbers = per_head(name, value, heads, above=above, at_most=at_most)
     return torch.tensor(_arrays.to_numpy(numbers), dtype=torch.float64)
 
 

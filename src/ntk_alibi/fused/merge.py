@@ -81,20 +81,19 @@ def merge(
                 )
     for part in zip(outputs, logsumexps, strict=True):
         _checks.no_tangents(outputs=part[0], logsumexps=part[1])
-    parts: Any = outputs, logsumexps
     if out is not None:
-        if _recorded(*parts):
+        if _recorded(outputs, logsumexps):
             raise ValueError("out must be None where torch records gradients of the parts")
         if not isinstance(out, tuple) or len(out) != 2:
             raise TypeError(f"out must be a pair (output, logsumexp), got {out!r}")
         for buffer, like in zip(out, (first, logsumexps[0]), strict=True):
             dtype, tensor = _arrays.dtype_name(like.dtype), _arrays.is_tensor(like)
             _checks.out(buffer, tuple(like.shape), dtype, torch=tensor)
-    output, logsumexp = merged(*parts, None if out is None else out[0])
-    logsumexp = _arrays.to_dtype(logsumexp, logsumexps[0].dtype)
+    output, logsumexp = merged(outputs, logsumexps, None if out is None else out[0])
+    rounded: Any = _arrays.to_dtype(logsumexp, logsumexps[0].dtype)
     if out is None:
-        return output, logsumexp
-    for buffer, result in zip(out, (output, logsumexp), strict=True):
+        return output, rounded
+    for buffer, result in zip(out, (output, rounded), strict=True):
         if result is not buffer:
             buffer[...] = result
     return out

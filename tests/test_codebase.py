@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src/ntk_alibi"
 #: Layers from the bottom up: files and folders of the package, a folder's own `__init__` by that
 #: name. A module imports from its own layer and from lower ones only.
 PYTHON_LAYERS = [
-    ["_core", "_installed", "_torch_state"],
+    ["_core", "_installed"],
     ["_arrays", "_checks", "_files", "_runtime", "_repr_html"],
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision", "torch.merging"],

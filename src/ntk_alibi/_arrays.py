@@ -1,7 +1,7 @@
-"""NumPy arrays and torch tensors behind one set of functions.
+"""NumPy arrays and torch tensors behind one set of functions, and the state of torch.
 
-Besides `_torch_state`, no other module of the NumPy layer imports torch when it is loaded. Torch is
-never imported here: a tensor or a torch dtype can only arrive after the caller has imported torch.
+No module of the NumPy layer imports torch when it is loaded. Torch is never imported here: a tensor
+or a torch dtype can only arrive after the caller has imported torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _core, _torch_state
+from ntk_alibi import _core
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +65,74 @@ def is_array(value: object) -> bool:
     return isinstance(value, np.ndarray) or is_tensor(value)
 
 
+def is_tracing() -> bool:
+    """Return whether torch is tracing, so that tensors have no values, or others at later calls."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    modes = torch._C._TorchDispatchModeKey  # those of FakeTensorMode and of make_fx
+    return any(torch._C._get_dispatch_mode(mode) for mode in (modes.FAKE, modes.PROXY))
+
+
+def is_recording() -> bool:
+    """Return whether torch records operations on tensors that require grad."""
+    return bool(sys.modules["torch"].is_grad_enabled())
+
+
+def is_watched() -> bool:
+    """Return whether a mode of torch sees each operation, or forward-mode differentiation does."""
+    torch = sys.modules["torch"]
+    return bool(
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Return a context in which torch rounds no inputs of operations on a type of device."""
+    torch = sys.modules["torch"]
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext()
+    context: AbstractContextManager[Any] = torch.autocast(device, enabled=False)
+    return context
+
+
+def in_autocast_dtype(*tensors: Any) -> tuple[Any, ...]:
+    """Return tensors of one device in the dtype that autocast wants there."""
+    torch = sys.modules["torch"]
+    device = tensors[0].device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
+    return tensors
+
+
+def has_tangent(value: Any) -> bool:
+    """Return whether a value is a tensor with a tangent of forward-mode differentiation."""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.autograd.forward_ad._current_level < 0:
+        return False
+    if not isinstance(value, torch.Tensor):
+        return False
+    return torch.autograd.forward_ad.unpack_dual(value).tangent is not None
+
+
+def is_wrapper(value: Any) -> bool:
+    """Return whether a value is a tensor whose class has its own operations, as DTensor has.
+
+    Memory of such a tensor does not hold its numbers. While torch is tracing no memory is read.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or is_tracing() or not isinstance(value, torch.Tensor):
+        return False
+    plain: Any = torch.Tensor
+    return type(value).__torch_dispatch__ is not plain.__torch_dispatch__
+
+
 def needs_torch(query: Any, key: Any, value: Any, bias: Any) -> bool:
     """Return whether attention on these tensors has to go through torch's operator.
 
@@ -73,7 +141,7 @@ def needs_torch(query: Any, key: Any, value: Any, bias: Any) -> bool:
     """
     torch = sys.modules["torch"]
     if (
-        _torch_state.is_tracing()
+        is_tracing()
         or not query.is_cpu
         or query.dtype is torch.float64
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -95,35 +163,12 @@ def require_grad(*values: Any) -> bool:
     return False
 
 
-def memories(query: Any, key: Any, value: Any) -> tuple[NDArray[Any], ...] | None:
-    """Return the storage of plain arrays, or dense tensors in main memory, of one dtype; else None.
-
-    It costs less than asking for layout and device.
-    """
-    torch: Any = sys.modules.get("torch")
-    kind = type(query)
-    known = kind is np.ndarray or (torch is not None and kind is torch.Tensor)
-    if not (known and kind is type(key) is type(value)):
-        return None
-    dtype = query.dtype
-    if not (dtype == key.dtype and dtype == value.dtype):
-        return None
-    if kind is np.ndarray:
-        return query, key, value
-    try:
-        if dtype is torch.bfloat16:
-            return storage(query), storage(key), storage(value)
-        return query.numpy(), key.numpy(), value.numpy()
-    except (RuntimeError, TypeError):  # it is not dense, or elsewhere, or requires grad
-        return None
-
-
 def has_values(*arrays: Any) -> bool:
     """Return whether all arrays hold numbers; traced and mapped tensors do not."""
     torch = sys.modules.get("torch")
     if torch is None:
         return True
-    if _torch_state.is_tracing():
+    if is_tracing():
         return all(x is None for x in arrays)
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return not any(is_tensor(x) and (x.is_meta or wrapped(x)) for x in arrays)
@@ -137,11 +182,6 @@ def in_memory(example: Any) -> bool:
 def contiguous(array: Any) -> Any:
     """Return an array or a tensor whose memory is contiguous."""
     return array.contiguous() if is_tensor(array) else np.ascontiguousarray(array)
-
-
-def strided() -> Any:
-    """Return the layout of dense tensors."""
-    return sys.modules["torch"].strided
 
 
 def namespace(example: Any) -> Any:
@@ -180,14 +220,6 @@ def boolean(value: Any, example: Any) -> Any:
     return to_numpy(value).astype(np.bool_)
 
 
-def with_channels(array: Any, channels: Any) -> Array:
-    """Append channels to an array (batch, heads, length, dim), broadcast to its other axes."""
-    xp = namespace(array)
-    shape = (*array.shape[:3], channels.shape[3])
-    added = xp.broadcast_to(channels, shape)
-    return cast(Array, xp.concatenate([array, to_dtype(added, array.dtype)], -1))
-
-
 def float64_range(first: int, last: int, example: Any) -> Any:
     """Return the integers from first to last as float64, in example's framework and device."""
     if not is_tensor(example):
@@ -212,38 +244,6 @@ def dtype_name(dtype: Any) -> str:
 @functools.lru_cache(maxsize=64)
 def _numpy_dtype_name(dtype: Hashable) -> str:
     return "bfloat16" if dtype == "bfloat16" else np.dtype(cast(Any, dtype)).name
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a floating type; ml_dtypes registers bfloat16."""
-    if name != "bfloat16":
-        return np.dtype(name)
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        message = "bfloat16 NumPy arrays need ml_dtypes: pip install 'ntk-alibi[bf16]'"
-        raise ImportError(message) from error
-    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return bfloat16
-
-
-def empty(shape: tuple[int, ...], dtype: str, *, torch: bool) -> Array:
-    """Return an uninitialised contiguous array, or tensor in main memory."""
-    if torch:
-        module = sys.modules["torch"]
-        tensor: Array = module.empty(shape, dtype=getattr(module, dtype))
-        return tensor
-    return np.empty(shape, numpy_dtype(dtype))
-
-
-def on_memory(memory: NDArray[Any], dtype: str, *, torch: bool) -> Array:
-    """Return filled memory of a dtype as an array, or as a tensor, which a trace keeps."""
-    if not torch:
-        return memory.view(numpy_dtype(dtype))
-    tensor = sys.modules["torch"].from_numpy(memory)
-    return cast(
-        Array, tensor.view(sys.modules["torch"].bfloat16) if dtype == "bfloat16" else tensor
-    )
 
 
 def empty_like(example: Any) -> Array:
@@ -292,14 +292,6 @@ def to_numpy(value: Any) -> NDArray[Any]:
     return tensor.numpy()  # type: ignore[no-any-return]
 
 
-def filled(array: Any, values: NDArray[Any]) -> Array:
-    """Fill an array or tensor with values rounded to its dtype, and return it."""
-    if is_tensor(array):
-        return cast(Array, array.copy_(sys.modules["torch"].from_numpy(np.array(values))))
-    array[...] = values
-    return cast(Array, array)
-
-
 def to_framework_of(array: NDArray[Any], example: Any) -> Array:
     """Return the array as a tensor on example's device if example is a tensor, else unchanged."""
     if not is_tensor(example) or is_tensor(array):
@@ -307,15 +299,12 @@ def to_framework_of(array: NDArray[Any], example: Any) -> Array:
     return on_device_of(example, sys.modules["torch"].from_numpy(array))
 
 
-def to_dtype(array: Any, dtype: Any) -> Array:
+def to_dtype(array: Any, dtype: Any) -> Any:
     """Return an array rounded to one of NumPy's dtypes, or a tensor to one of torch's."""
-    rounded: Array
     if is_tensor(array):
-        rounded = array.to(dtype)
-    else:
-        with np.errstate(over="ignore"):  # beyond float16's range is infinity, as in torch
-            rounded = array.astype(dtype, copy=False)
-    return rounded
+        return array.to(dtype)
+    with np.errstate(over="ignore"):  # beyond float16's range is infinity, as in torch
+        return array.astype(dtype, copy=False)
 
 
 def detached(array: Any) -> Any:
@@ -336,11 +325,6 @@ def to_float64(array: Any, out: Any) -> Array:
         out[...] = result
         result = out
     return result
-
-
-def to_dtype_of(array: Any, example: Any) -> Any:
-    """Return the array in the dtype of an example of its framework; differentiable."""
-    return to_dtype(array, example.dtype)
 
 
 def promote_to_float32(array: Any) -> Any:

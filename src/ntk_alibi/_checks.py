@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _torch_state
+from ntk_alibi import _arrays
 from ntk_alibi._arrays import DTypeLike
 
 #: Lengths and positions are 32-bit in the kernels.
@@ -180,8 +181,7 @@ def head_dim(value: Any) -> int:
 
 def attention_input(name: str, array: Any) -> None:
     """Check an array or a dense tensor (batch, heads, length, head_dim)."""
-    tensor = _arrays.is_tensor(array)
-    if not tensor and not isinstance(array, np.ndarray):
+    if not _arrays.is_array(array):
         raise TypeError(
             f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}"
         )
@@ -190,7 +190,7 @@ def attention_input(name: str, array: Any) -> None:
         raise ValueError(
             f"{name} must have shape (batch, heads, length, head_dim), got {tuple(array.shape)}"
         )
-    if tensor and array.is_nested:
+    if getattr(array, "is_nested", False):
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {array.layout}")
 
 
@@ -201,20 +201,15 @@ def attention_inputs(query: Any, key: Any, value: Any) -> None:
     """
     for name, array in (("query", query), ("key", key), ("value", value)):
         attention_input(name, array)
-        if array is not query:
-            _like_query(name, array, query)
-
-
-def _like_query(name: str, array: Any, query: Any) -> None:
-    tensor = _arrays.is_tensor(query)
-    if _arrays.is_tensor(array) != tensor or array.dtype != query.dtype:
-        kind = "tensor" if tensor else "NumPy array"
-        raise TypeError(
-            f"{name} must be a {kind} of {query.dtype} as query, got {type(array).__name__} of "
-            f"{array.dtype}"
-        )
-    if tensor and array.device != query.device:
-        raise ValueError(f"{name} must be on query's device {query.device}, got {array.device}")
+        tensor = not isinstance(query, np.ndarray)
+        if isinstance(array, np.ndarray) is tensor or array.dtype != query.dtype:
+            kind = "tensor" if tensor else "NumPy array"
+            raise TypeError(
+                f"{name} must be a {kind} of {query.dtype} as query, got {type(array).__name__} of "
+                f"{array.dtype}"
+            )
+        if tensor and array.device != query.device:
+            raise ValueError(f"{name} must be on query's device {query.device}, got {array.device}")
 
 
 def fitting_shapes(
@@ -263,19 +258,19 @@ def plain(name: str, value: Any) -> None:
         raise TypeError(
             f"{name} must not be a masked array, whose mask would be lost: pass {name}.filled(...)"
         )
-    if _torch_state.is_wrapper(value):
+    if _arrays.is_wrapper(value):
         raise TypeError(
             f"{name} must be a plain tensor, got a {type(value).__name__}: of a DTensor pass "
             f"{name}.full_tensor(), and use a FakeTensor inside of its FakeTensorMode"
         )
-    if _arrays.is_tensor(value) and value.layout is not _arrays.strided():
+    if _arrays.is_tensor(value) and value.layout is not _arrays.namespace(value).strided:
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {value.layout}")
 
 
 def no_tangents(**values: Any) -> None:
     """Refuse tensors with tangents, except float64, which torch's own operations compute with."""
     for name, value in values.items():
-        if _torch_state.has_tangent(value) and str(value.dtype) != "torch.float64":
+        if _arrays.has_tangent(value) and str(value.dtype) != "torch.float64":
             raise ValueError(
                 f"{name} must be float64 to carry a tangent of forward-mode differentiation, "
                 f"got {value.dtype}"
@@ -284,7 +279,7 @@ def no_tangents(**values: Any) -> None:
 
 def no_tangent(name: str, value: Any) -> None:
     """Refuse a tensor with a tangent where only its numbers would be read."""
-    if _torch_state.has_tangent(value):
+    if _arrays.has_tangent(value):
         raise ValueError(
             f"{name} must not carry a tangent of forward-mode differentiation here: only attention "
             "on float64 tensors propagates it"
@@ -292,8 +287,16 @@ def no_tangent(name: str, value: Any) -> None:
 
 
 def whole_sequences() -> None:
-    """Refuse attention where torch's `context_parallel` leaves each process a part of the keys."""
-    if _torch_state.cuts_sequences():
+    """Refuse attention where torch's `context_parallel` leaves each process a part of the keys.
+
+    It has no public sign, but replaces torch's attention by a function of its own package.
+    """
+    package, torch = "torch.distributed.tensor.experimental", sys.modules.get("torch")
+    if torch is None or package not in sys.modules:
+        return
+    attend = torch.nn.functional.scaled_dot_product_attention
+    torchs_own = attend is torch._C._nn.scaled_dot_product_attention
+    if not torchs_own and str(attend.__module__).startswith(package):
         raise ValueError(
             "attention must be called outside of torch's context_parallel, which leaves each "
             "process a part of the sequence: ntk_alibi sees no keys and positions of other parts"
@@ -325,12 +328,12 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
 
 def constant(name: str, value: Any) -> NDArray[Any]:
     """Return an array or a tensor as NumPy; refuse a tensor that torch records or traces."""
-    if _arrays.is_tensor(value) and _torch_state.is_tracing():
+    if _arrays.is_tensor(value) and _arrays.is_tracing():
         raise ValueError(
             f"{name} must not be a tensor where torch traces: its numbers are read once, and would "
             "be wrong at later calls"
         )
-    if _arrays.is_tensor(value) and value.requires_grad and _torch_state.is_recording():
+    if _arrays.is_tensor(value) and value.requires_grad and _arrays.is_recording():
         raise ValueError(
             f"{name} must not require grad here, where the result is a constant: pass "
             f"{name}.detach()"

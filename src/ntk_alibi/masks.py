@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks, _torch_state
+from ntk_alibi import _arrays, _checks
 
 #: The window of a mask without one, as the core takes it. The greatest window, MAX_LENGTH, hides
 #: keys at the greatest distance.
@@ -344,8 +344,8 @@ def checked_positions(name: str, value: Any, batch: int, length: int) -> NDArray
 
 def _unread(arrays: tuple[Any, ...], like: Any) -> bool:
     """Return whether torch traces or maps, so that values of arrays cannot be read."""
-    if like is None or _torch_state.is_tracing():
-        return _torch_state.is_tracing()
+    if like is None or _arrays.is_tracing():
+        return _arrays.is_tracing()
     if like.is_meta:
         return True
     return not _arrays.has_values(*(x for x in arrays if not getattr(x, "is_meta", False)))

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks, _torch_state
+from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.parameters import parameter
@@ -133,7 +133,7 @@ class ALiBi(BiasObject):
         """Return the slopes for a problem; a dynamic scaling depends on its real tokens."""
         if self.slopes is not None:
             slopes = self._own_slopes(problem, like)
-        elif like is not None and _torch_state.is_tracing():
+        elif like is not None and _arrays.is_tracing():
             from ntk_alibi.biases.traced_slopes import traced_slopes
 
             slopes = traced_slopes(like, self.num_heads, self.scaling, self.sides)
@@ -243,7 +243,7 @@ def bent(bias: KernelBias, bend: Bend) -> KernelBias:
     def far(side: Any) -> Any:
         """Return the slopes beyond the knee; those of a hidden side have no effect."""
         slopes = bend.far_slopes(xp.where(xp.isinf(side), xp.zeros_like(side), side))
-        return _arrays.to_dtype_of(slopes, side)
+        return _arrays.to_dtype(slopes, side.dtype)
 
     with _arrays.quiet(bias.left):  # the checks refuse what is beyond float32's range
         left, right = far(bias.left), far(bias.right)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
@@ -112,8 +113,11 @@ def dense_bias(
     values = np.broadcast_to(values, (len(values), *problem.shape[1:]))
     if out is not None:
         _checks.out(out, values.shape, dtype, torch=torch)
-    empty = _arrays.empty(values.shape, dtype, torch=torch) if out is None else out
-    return _arrays.filled(empty, values)
+    empty: Any = _empty(values.shape, dtype, torch=torch) if out is None else out
+    written: Any = sys.modules["torch"].from_numpy(np.array(values)) if torch else values
+    empty[...] = written
+    result: Array = empty
+    return result
 
 
 def _relative(
@@ -147,5 +151,37 @@ def _filled(
     bits = "int16" if core_dtype == "bfloat16" else core_dtype
     memory = np.empty(shape, bits) if new else _arrays.storage(out)
     write(memory, _arrays.CORE_DTYPES[core_dtype])
-    result: Any = _arrays.on_memory(memory, core_dtype, torch=torch) if new else out
+    result: Any = _on_memory(memory, core_dtype, torch=torch) if new else out
     return result if dtype == core_dtype else _arrays.to_float64(result, out)
+
+
+def _empty(shape: tuple[int, ...], dtype: str, *, torch: bool) -> Array:
+    """Return an uninitialised contiguous array, or tensor in main memory."""
+    if torch:
+        module = sys.modules["torch"]
+        tensor: Array = module.empty(shape, dtype=getattr(module, dtype))
+        return tensor
+    return np.empty(shape, _numpy_dtype(dtype))
+
+
+def _on_memory(memory: NDArray[Any], dtype: str, *, torch: bool) -> Array:
+    """Return filled memory of a dtype as an array, or as a tensor, which a trace keeps."""
+    if not torch:
+        return memory.view(_numpy_dtype(dtype))
+    tensor = sys.modules["torch"].from_numpy(memory)
+    return cast(
+        Array, tensor.view(sys.modules["torch"].bfloat16) if dtype == "bfloat16" else tensor
+    )
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of a floating type; ml_dtypes registers bfloat16."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        message = "bfloat16 NumPy arrays need ml_dtypes: pip install 'ntk-alibi[bf16]'"
+        raise ImportError(message) from error
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks, _torch_state
+from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias, check_covered
 from ntk_alibi.biases.parameters import numbers, parameter, without_nan
@@ -74,7 +74,7 @@ class DistanceBias(BiasObject):
             )
         tensors = any(map(_arrays.is_tensor, self.parameters))
         precise = _arrays.is_tensor(like) and (
-            _torch_state.is_tracing() or _arrays.dtype_name(like.dtype) == "float64"
+            _arrays.is_tracing() or _arrays.dtype_name(like.dtype) == "float64"
         )
         if like is None or not (tensors or precise):
             return KernelBias(table=self._numbers(first, last), table_begin=first)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ntk_alibi import _arrays, _checks, _core, _torch_state
+from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.biases.parameters import without_nan
 from ntk_alibi.masks import Problem
 
@@ -105,7 +105,7 @@ class KernelBias(NamedTuple):
         dtypes |= {"sums": "float64", "dense": None}
 
         def tensor(name: str, x: Any) -> Any:
-            if not like.is_meta and not _torch_state.is_tracing():
+            if not like.is_meta and not _arrays.is_tracing():
                 _checks.with_numbers("bias", x)
             return _arrays.as_tensor(x, like, dtypes[name])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ntk_alibi import _arrays, _checks, _torch_state
+from ntk_alibi import _arrays, _checks
 
 #: NumPy's kinds of complex numbers, strings, dates and time spans.
 NO_NUMBERS = "cSUmM"
@@ -77,7 +77,7 @@ def check_floating(name: str, dtype: Any) -> None:
 
 def has_numbers(value: Any) -> bool:
     """Return whether an array or a tensor holds numbers that can be read."""
-    return not (_torch_state.is_tracing() or getattr(value, "is_meta", False))
+    return not (_arrays.is_tracing() or getattr(value, "is_meta", False))
 
 
 def without_nan(name: str, array: Any) -> None:
@@ -106,7 +106,7 @@ def parameter(
     if _arrays.is_tensor(like):
         dtype = "float64" if widest else _arrays.wide_dtype(like)
         array = x if _arrays.is_tensor(x) else np.asarray(x, np.float64)
-        if not like.is_meta and not _torch_state.is_tracing():
+        if not like.is_meta and not _arrays.is_tracing():
             _checks.with_numbers(name, array)
         if dtype == "float32" and _arrays.has_values(array):
             _checks.as_float32(name, _arrays.to_numpy(array))

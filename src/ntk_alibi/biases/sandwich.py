@@ -116,8 +116,8 @@ class Sandwich(DistanceBias):
         rows, columns = (parameter(x, query, widest=True)[:, None] for x in embedded)
         rows = lambdas * rows
         return (
-            _arrays.with_channels(query, rows),
-            _arrays.with_channels(key, columns),
+            _with_channels(query, rows),
+            _with_channels(key, columns),
             factor,
         )
 
@@ -129,3 +129,12 @@ class Sandwich(DistanceBias):
             positions = np.arange(first, first + length, dtype=np.int32)[None]
         angles = positions[..., None] * np.array(self._frequencies())
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
+
+
+def _with_channels(array: Any, channels: Any) -> Array:
+    """Append channels to an array (batch, heads, length, dim), broadcast to its other axes."""
+    xp = _arrays.namespace(array)
+    shape = (*array.shape[:3], channels.shape[3])
+    added = xp.broadcast_to(channels, shape)
+    joined: Array = xp.concatenate([array, _arrays.to_dtype(added, array.dtype)], -1)
+    return joined

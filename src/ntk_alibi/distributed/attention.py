@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ntk_alibi import _arrays, _checks, _core, _torch_state
+from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.biases.base import check_fitting
 from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.exchange import Plan, arrive, send, tie
@@ -59,7 +59,7 @@ def attention_over_ranks(
         return_logsumexp: whether to return the logsumexp, too.
         options: padding, positions, align, rotary and log_n.
     """
-    if _torch_state.is_tracing():
+    if _arrays.is_tracing():
         raise ValueError("group must be None where torch traces, got a group")
     on = [x for x in (group, mesh, getattr(query, "device_mesh", None)) if x is not None]
     ranks, call = Ranks.of(on[0]), _RankCall(bias)
@@ -365,7 +365,7 @@ class _RankCall:
 
 
 def _recorded(*arrays: Any) -> bool:
-    return _torch_state.is_recording() and _arrays.require_grad(*arrays)
+    return _arrays.is_recording() and _arrays.require_grad(*arrays)
 
 
 def _row(numbers: Any, b: int) -> Any:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, NamedTuple
 
-from ntk_alibi import _arrays, _checks, _core, _torch_state
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.biases.base import kernel_bias_of
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.quantized_rows import is_quantized
@@ -134,10 +138,10 @@ def checked_call(
     given, like, memory = query, None, None
     if torch:
         _checks.attention_inputs(query, key, value)
-        query, key, value = _torch_state.in_autocast_dtype(query, key, value)
+        query, key, value = _arrays.in_autocast_dtype(query, key, value)
         like = query
     else:
-        memory = _arrays.memories(query, key, value)
+        memory = memories(query, key, value)
         if memory is None:
             _check_arrays(query, key, value)
 
@@ -205,6 +209,29 @@ def checked_call(
         query, key, value, kernel, problem, rule, scale, skip_tolerance,
         rotary, factors, known, memory, norms,
     )  # fmt: skip
+
+
+def memories(query: Any, key: Any, value: Any) -> tuple[NDArray[Any], ...] | None:
+    """Return the storage of plain arrays, or dense tensors in main memory, of one dtype; else None.
+
+    It costs less than asking for layout and device.
+    """
+    torch: Any = sys.modules.get("torch")
+    kind = type(query)
+    known = kind is np.ndarray or (torch is not None and kind is torch.Tensor)
+    if not (known and kind is type(key) is type(value)):
+        return None
+    dtype = query.dtype
+    if not (dtype == key.dtype and dtype == value.dtype):
+        return None
+    if kind is np.ndarray:
+        return query, key, value
+    try:
+        if dtype is torch.bfloat16:
+            return _arrays.storage(query), _arrays.storage(key), _arrays.storage(value)
+        return query.numpy(), key.numpy(), value.numpy()
+    except (RuntimeError, TypeError):  # it is not dense, or elsewhere, or requires grad
+        return None
 
 
 def _check_arrays(query: Any, key: Any, value: Any) -> None:

@@ -325,7 +325,9 @@ def _wide_gradients(
         ),
         bias_gradient=bias_gradient,
     )
-    rounded = {name: _arrays.to_dtype_of(getattr(gradients, name), x) for name, x in inputs.items()}
+    rounded = {
+        name: _arrays.to_dtype(getattr(gradients, name), x.dtype) for name, x in inputs.items()
+    }
     return replace(gradients, **rounded)
 
 
@@ -347,9 +349,9 @@ def _rotated_gradients(
     query_sum = xp.concatenate([run.fade_query(gradients.query) for run, gradients in pairs], 2)
     return _gradients(
         call,
-        _arrays.to_dtype_of(rotated.rotate_query(query_sum, back=True), call.query),
-        _arrays.to_dtype_of(rotated.rotate_key(key_sum, back=True), call.key),
-        _arrays.to_dtype_of(value_sum, call.value),
+        _arrays.to_dtype(rotated.rotate_query(query_sum, back=True), call.query.dtype),
+        _arrays.to_dtype(rotated.rotate_key(key_sum, back=True), call.key.dtype),
+        _arrays.to_dtype(value_sum, call.value.dtype),
         _joined_bias_gradients(pairs, call.problem.shape),
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks, _core, _torch_state
+from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import ArrayT
 
 
@@ -124,7 +124,7 @@ def merged(outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None) -
 
 
 def _recorded(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> bool:
-    return _arrays.require_grad(*outputs, *logsumexps) and _torch_state.is_recording()
+    return _arrays.require_grad(*outputs, *logsumexps) and _arrays.is_recording()
 
 
 def _merged_in_core(

@@ -90,7 +90,7 @@ class RotatedCall:
     def joined(self, outputs: Sequence[Any], logsumexps: Sequence[Any] | None) -> tuple[Any, Any]:
         """Return output and logsumexp of the whole call, from those of the runs."""
         xp = _arrays.namespace(self._call.query)
-        output = _arrays.to_dtype_of(xp.concatenate(outputs, 2), self._call.query)
+        output = _arrays.to_dtype(xp.concatenate(outputs, 2), self._call.query.dtype)
         return output, None if logsumexps is None else xp.concatenate(logsumexps, 2)
 
     def rotate_query(self, query: Any, *, back: bool = False) -> Any:
@@ -155,7 +155,7 @@ class RotatedCall:
         def factor(distance: Any) -> Any:
             logs = _arrays.to_float64(distance, None)[..., None] * decays
             powers = xp.where(logs < FADED, 0.0, xp.exp(xp.clip(logs, FADED, None)))
-            return _arrays.to_dtype_of(powers, _arrays.promote_to_float32(example))[:, None]
+            return _arrays.to_dtype(powers, _arrays.promote_to_float32(example).dtype)[:, None]
 
         return factor(q - centre), factor(centre - k)
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ntk_alibi import _arrays, _checks, _torch_state
+from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.distributed.layouts import layout_of
 from ntk_alibi.distributed.ranks import Ranks
@@ -79,7 +79,7 @@ def begin_pass(
     _warn_of_older_slopes(settings.scaling, past)
     if _wants_weights(model, kwargs):
         settings = replace(settings, attention="eager")
-    checks.traceable(settings.attention, tracing=_torch_state.is_tracing())
+    checks.traceable(settings.attention, tracing=_arrays.is_tracing())
     if bounded:
         past = mask.shape[1] - queries
     kwargs["attention_mask"] = ForwardPass(

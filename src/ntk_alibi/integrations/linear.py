@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ntk_alibi import _arrays, _core, _torch_state
+from ntk_alibi import _arrays, _core
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.overriding import overridden, override, restore
 from ntk_alibi.integrations.settings import Settings
@@ -117,7 +117,7 @@ def _is_plain(least: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
     return (
         type(x) is torch.Tensor
         and not _arrays.needs_torch(x, weight, bias, None)
-        and not _torch_state.is_watched()
+        and not _arrays.is_watched()
         and all(type(y) in (nn.Parameter, torch.Tensor) for y in (weight, bias) if y is not None)
         and all(_is_dense(y) for y in (x, weight, bias) if y is not None)
         and weight.numel() >= least

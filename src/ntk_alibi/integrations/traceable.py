@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ntk_alibi import _checks, _torch_state
+from ntk_alibi import _arrays, _checks
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches import checks as cache_checks
 from ntk_alibi.integrations.caches.window import WindowCache
@@ -176,7 +176,7 @@ def begin(
         _checks.plain(name, kwargs.get(name))
     cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
     checks.unbounded_cache(isinstance(cache, WindowCache))
-    if not _torch_state.is_tracing():
+    if not _arrays.is_tracing():
         inputs = [kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
         tokens = max((x.shape[1] for x in inputs if x is not None), default=0)
         cache_checks.cache_in_use(cache, kwargs.get("use_cache"), tokens)

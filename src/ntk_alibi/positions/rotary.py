@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from ntk_alibi import _arrays, _checks, _torch_state, masks
+from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.scaling import NTK, Interpolation, check_one_layer
 
@@ -68,7 +68,7 @@ class _Rotary:
         angles = _arrays.to_float64(positions, None)[..., None] * (
             -frequencies if back else frequencies
         )
-        cos, sin = (_arrays.to_dtype_of(f(angles), x)[:, None] for f in (module.cos, module.sin))
+        cos, sin = (_arrays.to_dtype(f(angles), x.dtype)[:, None] for f in (module.cos, module.sin))
         split = 2 * self.pairs
         if self.layout == "pairs":
             first, second = x[..., 0:split:2], x[..., 1:split:2]
@@ -184,10 +184,10 @@ class RoPE(_Rotary):
         _checks.floating_dtype(x.dtype, (*_arrays.CORE_DTYPES, "float64"), "x")
         if x.shape[3] != self.head_dim:
             raise ValueError(f"x must have head_dim {self.head_dim}, got {tuple(x.shape)}")
-        if not _torch_state.is_tracing():
+        if not _arrays.is_tracing():
             masks.checked_positions("positions", positions, x.shape[0], x.shape[2])
         at = _arrays.rows_of_integers(positions, x.shape[2], x)
-        result: ArrayT = _arrays.to_dtype_of(self.rotated(x, at), x)
+        result: ArrayT = _arrays.to_dtype(self.rotated(x, at), x.dtype)
         return result
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ntk_alibi import _arrays, _checks, _torch_state
+from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.kernel_bias import NUMBERS as BIAS_TENSORS
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.call import AttentionCall, core_rule
@@ -193,7 +193,7 @@ def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) ->
     """Return the results of a call, whose parts without rotation are attended by a function."""
     if not call.rotates:
         return attend(call)
-    with _torch_state.without_autocast(call.query.device.type):  # rotated inputs are not rounded
+    with _arrays.without_autocast(call.query.device.type):  # rotated inputs are not rounded
         rotated = RotatedCall(call)
         outputs, logsumexps = zip(*map(attend, rotated.part_calls()), strict=True)
         return rotated.joined(outputs, None if logsumexps[0] is None else logsumexps)

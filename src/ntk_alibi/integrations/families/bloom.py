@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomGelu, BloomModel
 
-from ntk_alibi import _torch_state
+from ntk_alibi import _arrays
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.integrations.begin_pass import INPUTS
@@ -108,7 +108,7 @@ def _stock_form(
     streaming = forward_pass.streaming
     jumps = streaming is not None and streaming.mask.sink > 0
     jumps = jumps or (per is not None and forward_pass.skipped is not None)
-    traced = scaling is not None and _torch_state.is_tracing()  # NumPy could not follow the mask
+    traced = scaling is not None and _arrays.is_tracing()  # NumPy could not follow the mask
     if jumps or traced or per == "query" or forward_pass.bends:
         tensor = forward_pass.relative_bias(mask).to(dtype).flatten(0, 1)
     elif scaling is None:

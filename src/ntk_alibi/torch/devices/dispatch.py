@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ntk_alibi import _torch_state
+from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.torch.devices.flash import FlashAttention
 from ntk_alibi.torch.devices.flex import FlexAttention
@@ -26,7 +26,7 @@ def attention_on_device(
     The call has the dtype that autocast wants; the products of float32 numbers, with which kernels
     and certificates are exact, are not rounded to it.
     """
-    with _torch_state.without_autocast(call.query.device.type):
+    with _arrays.without_autocast(call.query.device.type):
         return kernel_for(call, log=log).attend(call, log=log)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-from ntk_alibi import _torch_state
+from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.torch.devices.block_masks import BLOCK, block_mask, visible_blocks
 from ntk_alibi.torch.devices.captured import Form, Numbers, captured, form_of
@@ -72,7 +72,7 @@ class FlexAttention:
             ),
             "torch maps the call": torch._C._functorch.peek_interpreter_stack() is not None,
             "torch traces the call without Dynamo": (
-                _torch_state.is_tracing() and not torch.compiler.is_dynamo_compiling()
+                _arrays.is_tracing() and not torch.compiler.is_dynamo_compiling()
             ),
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
@@ -107,7 +107,7 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
 
 def _function(form: Form, device: str) -> Callable[..., Any]:
     """Return the function of a form; while torch traces, it is compiled with its surroundings."""
-    return function_of(form) if _torch_state.is_tracing() else _compiled(form, device)
+    return function_of(form) if _arrays.is_tracing() else _compiled(form, device)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import decode, memory, overhead, peak, picture, prefill, prefill_tables
+from benchmarks import decode, memory, overhead, peak, prefill, prefill_results
 from benchmarks.problems import Case, dtype_name
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 
@@ -64,7 +64,7 @@ def run(settings: Settings) -> Iterator[tuple[str, str]]:
         if part := _read(settings.results).get(name):
             yield f"attention-{name}", _markdown(name, part)
     if cases := _drawn(_read(settings.results)):
-        picture.draw(cases, settings.results.with_suffix(".png"))
+        prefill_results.draw(cases, settings.results.with_suffix(".png"))
         yield "attention-picture", f"![Milliseconds over tokens, ours and peers]({PICTURE})"
 
 
@@ -95,7 +95,7 @@ def _markdown(name: str, part: dict[str, Any]) -> str:
     return f"{head}\n\n{PARTS[name].markdown(part['numbers'])}"
 
 
-def _drawn(results: dict[str, Any]) -> list[prefill_tables.Result]:
+def _drawn(results: dict[str, Any]) -> list[prefill_results.Result]:
     """Return the cases for the picture; none if fewer than two of their parts are measured."""
     names = [name for name in results if name == "short" or name.startswith("prefill")]
     cases = [case for name in names for case in results[name]["numbers"]]
@@ -108,7 +108,7 @@ def _prefill(cases: Callable[[], list[Case]]) -> Part:
 
     return Part(
         lambda settings: prefill.measure(chosen(settings), settings.rounds),
-        prefill_tables.markdown,
+        prefill_results.markdown,
         lambda settings: prefill.estimate(chosen(settings), settings.rounds),
     )
 

@@ -51,7 +51,7 @@ def _block_table(rounds: int) -> str:
         (2048, torch.bfloat16),
         (8192, torch.bfloat16),
     ):
-        calls = {name: _block_call(name, length, dtype) for name in (STOCK, PATCHED)}
+        calls = {name: block_call(name, length, dtype) for name in (STOCK, PATCHED)}
         seconds = interleaved(calls, rounds, SECONDS_PER_TURN)
         memory = [_in_child(name, length, dtype) / 1e9 for name in calls]
         rows.append(
@@ -91,19 +91,19 @@ def _decode_table(rounds: int) -> str:
 def _model_table(rounds: int) -> str:
     """Measure a float32 model of several layers: logits of all tokens, and each further token."""
     rows = []
-    model, stock = _model(LAYERS), _model(LAYERS)
+    model, stock = make_model(LAYERS), make_model(LAYERS)
     na.patch(model)
-    with _converted(stock) as peer:
+    with converted(stock) as peer:
         for length in (512, 2048, 4096):
-            prefill: dict[str, Call] = {PATCHED: _forward(model, length)}
-            one = {PATCHED: _generate(model, length, 1)}
-            more = {PATCHED: _generate(model, length, 1 + TOKENS)}
+            prefill: dict[str, Call] = {PATCHED: forward(model, length)}
+            one = {PATCHED: generate(model, length, 1)}
+            more = {PATCHED: generate(model, length, 1 + TOKENS)}
             if peer:
-                prefill[CTRANSLATE2] = _peer_forward(peer, length)
-                one[CTRANSLATE2] = _peer_generate(peer, length, 1)
-                more[CTRANSLATE2] = _peer_generate(peer, length, 1 + TOKENS)
+                prefill[CTRANSLATE2] = peer_forward(peer, length)
+                one[CTRANSLATE2] = peer_generate(peer, length, 1)
+                more[CTRANSLATE2] = peer_generate(peer, length, 1 + TOKENS)
             if length == 2048:
-                prefill[STOCK] = _forward(stock, length)
+                prefill[STOCK] = forward(stock, length)
             both = {
                 f"{name} {n}": call
                 for n, calls in enumerate((one, more))
@@ -132,7 +132,7 @@ def _tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(nano_bloom_path())
 
 
-def _model(layers: int, dtype: torch.dtype = torch.float32) -> Any:
+def make_model(layers: int, dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(0)
     vocabulary = len(_tokenizer())
     config = BloomConfig(
@@ -144,17 +144,17 @@ def _model(layers: int, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def _block(state: str, dtype: torch.dtype) -> Any:
-    model = _model(1, dtype).transformer
+    model = make_model(1, dtype).transformer
     if state == PATCHED:
         na.patch(model)
     return model
 
 
-def _block_call(state: str, length: int, dtype: torch.dtype) -> Call:
-    return _forward(_block(state, dtype), length)
+def block_call(state: str, length: int, dtype: torch.dtype) -> Call:
+    return forward(_block(state, dtype), length)
 
 
-def _forward(model: Any, length: int) -> Call:
+def forward(model: Any, length: int) -> Call:
     tokens = _tokens(length)
 
     def call() -> object:
@@ -174,7 +174,7 @@ def _step(model: Any, cache: Any) -> Call:
     return call
 
 
-def _generate(model: Any, length: int, count: int) -> Call:
+def generate(model: Any, length: int, count: int) -> Call:
     tokens = _tokens(length)
 
     def call() -> object:
@@ -191,7 +191,7 @@ def _generate(model: Any, length: int, count: int) -> Call:
 
 
 @contextlib.contextmanager
-def _converted(model: Any) -> Iterator[Any]:
+def converted(model: Any) -> Iterator[Any]:
     """Yield the model converted to CTranslate2, or None if that is not installed."""
     if importlib.util.find_spec("ctranslate2") is None:
         yield None
@@ -207,12 +207,12 @@ def _converted(model: Any) -> Iterator[Any]:
         )
 
 
-def _peer_forward(peer: Any, length: int) -> Call:
+def peer_forward(peer: Any, length: int) -> Call:
     tokens = _tokens(length).tolist()
     return lambda: peer.forward_batch(tokens)
 
 
-def _peer_generate(peer: Any, length: int, count: int) -> Call:
+def peer_generate(peer: Any, length: int, count: int) -> Call:
     words = [_tokenizer().convert_ids_to_tokens(_tokens(length)[0].tolist())]
     return lambda: peer.generate_batch(
         words, min_length=count, max_length=count, include_prompt_in_result=False
@@ -230,8 +230,8 @@ def main() -> None:
     """Measure one block's memory in this process."""
     state, length, dtype = sys.argv[1:]
     model = _block(state, getattr(torch, dtype))
-    _forward(model, 64)()  # loads libraries, whose memory does not count
-    print(peak_beyond_now(_forward(model, int(length))))
+    forward(model, 64)()  # loads libraries, whose memory does not count
+    print(peak_beyond_now(forward(model, int(length))))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import ntk_alibi as na
 from benchmarks import peak
-from benchmarks.prefill_tables import milliseconds
+from benchmarks.prefill_results import milliseconds
 from benchmarks.problems import HEADS, dtype_name
 from ntk_alibi.cli.timing import Call, interleaved
 from ntk_alibi.evaluation.report.markdown import table

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ntk_alibi as na
 from ntk_alibi.evaluation.records import corpus
-from ntk_alibi.evaluation.records.lines import Lines
+from ntk_alibi.evaluation.records.longeval import Lines
 from ntk_alibi.evaluation.records.record import cached_encoder, encoder
 from ntk_alibi.models.loading import nano_bloom_path
 

@@ -35,9 +35,8 @@ from torch.nn import functional as F
 from ntk_alibi import _files
 from ntk_alibi.evaluation.records import corpus
 from ntk_alibi.evaluation.records.haystacks import MultiKey, Passkey
-from ntk_alibi.evaluation.records.lines import Lines
+from ntk_alibi.evaluation.records.longeval import Lines, Topics
 from ntk_alibi.evaluation.records.record import Case, Encode, RecordKind, cached_encoder, encoder
-from ntk_alibi.evaluation.records.topics import Topics
 from ntk_alibi.evaluation.records.words import LINE_NAMES
 from studies.tokenizer import SPECIAL_TOKENS, build_tokenizer
 

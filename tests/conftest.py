@@ -40,6 +40,7 @@ NEED_TEST_ALL = (
     "tests/evaluation/test_scoring.py",
     "tests/integrations/test_exported.py",
     "tests/models/test_loading.py",
+    "tests/studies/test_command.py::test_means",
     "tests/studies/test_scheme_study.py",
     "tests/studies/test_scheme_tables.py",
     "tests/studies/test_stretchings.py",

@@ -22,9 +22,8 @@ from benchmarks import (
     optional_peers,
     overhead,
     peak,
-    picture,
     prefill,
-    prefill_tables,
+    prefill_results,
     problems,
 )
 from benchmarks.__main__ import main
@@ -120,11 +119,11 @@ def test_prompts_become_a_table_and_a_picture(
     monkeypatch.setattr(prefill, "SECONDS_PER_TURN", 0.0)
     cases = [small(dtype, length=length) for dtype in DTYPES for length in (32, 64)]
     results = json.loads(json.dumps(prefill.measure(cases, 1)))
-    text = prefill_tables.markdown(results)
+    text = prefill_results.markdown(results)
     assert text.count("| L = 32 | L = 64 | error |") == 2
     for candidate in kept:
         assert text.count(f"\n| {candidate.name} | ") == 2
-    picture.draw(results, tmp_path / "picture.png")
+    prefill_results.draw(results, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
@@ -205,20 +204,20 @@ def test_gradients_have_a_table() -> None:
 @pytest.mark.slow
 def test_bloom_is_the_same_model_everywhere() -> None:
     stock, patched = (
-        bloom._block_call(name, 96, torch.float32)() for name in (bloom.STOCK, bloom.PATCHED)
+        bloom.block_call(name, 96, torch.float32)() for name in (bloom.STOCK, bloom.PATCHED)
     )
     torch.testing.assert_close(patched[0], stock[0], rtol=0, atol=1e-4)
-    assert bloom._generate(bloom._model(1), 20, 3)().shape == (1, 23)
+    assert bloom.generate(bloom.make_model(1), 20, 3)().shape == (1, 23)
 
 
 @pytest.mark.slow
 def test_bloom_in_ctranslate2_has_the_same_logits() -> None:
     pytest.importorskip("ctranslate2")
-    model = bloom._model(2)
-    with bloom._converted(model) as peer:
-        logits = np.array(bloom._peer_forward(peer, 64)())
-        (generated,) = bloom._peer_generate(peer, 20, 3)()
-    expected = bloom._forward(model, 64)()
+    model = bloom.make_model(2)
+    with bloom.converted(model) as peer:
+        logits = np.array(bloom.peer_forward(peer, 64)())
+        (generated,) = bloom.peer_generate(peer, 20, 3)()
+    expected = bloom.forward(model, 64)()
     np.testing.assert_allclose(logits, expected.logits.numpy(), atol=1e-4)
     assert len(generated.sequences_ids[0]) == 3
 

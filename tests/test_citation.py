@@ -21,9 +21,9 @@ def keys(text: str) -> list[str]:
 
 def test_each_reference_stands_once_and_is_whole() -> None:
     assert len(keys(BIB)) == BIB.count("@") == len(set(keys(BIB)))
-    marks = [citation._mark(entry) for entry in citation._entries()]
+    marks = [citation.mark_of(entry) for entry in citation.references()]
     assert len(set(marks)) == len(marks)
-    for entry in citation._entries():
+    for entry in citation.references():
         assert entry.count("{") == entry.count("}")
         for field in ("author", "title", "year"):
             assert f"  {field} = {{" in entry

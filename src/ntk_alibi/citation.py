@@ -45,7 +45,7 @@ def cite(*things: Any) -> str:
     """
     entries = {OWN.format(summary=(ntk_alibi.__doc__ or "").strip(), version=ntk_alibi.__version__)}
     texts = [text for thing in things for text in _sources(thing)]
-    found = [entry for entry in _entries() if any(_mark(entry) in text for text in texts)]
+    found = [entry for entry in references() if any(mark_of(entry) in text for text in texts)]
     return "\n".join([*entries, *found])
 
 
@@ -63,12 +63,13 @@ def _sources(thing: Any) -> list[str]:
     return re.findall(r"Source: (.*)", inspect.getdoc(owner) or "", re.DOTALL)
 
 
-def _entries() -> list[str]:
+def references() -> list[str]:
+    """Return the entries of references.bib."""
     text = resources.files("ntk_alibi").joinpath("references.bib").read_text("utf-8")
     return [entry.strip() + "\n" for entry in text.split("\n\n")]
 
 
-def _mark(entry: str) -> str:
+def mark_of(entry: str) -> str:
     """Return the arXiv number or the address by which docstrings name a reference."""
     field = re.search(r"(?:eprint = \{|url = \{https://(?:github.com/)?)([^}]*)\}", entry)
     assert field is not None, entry

@@ -67,12 +67,6 @@ def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[s
     assert not command or f"example:\n  ntk-alibi {' '.join(command)}" in text
 
 
-@pytest.fixture
-def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize("name", PICTURES)
 @pytest.mark.parametrize(("theme", "ending"), [("light", "png"), ("dark", "svg")])
 def test_the_examples_of_plot_draw(

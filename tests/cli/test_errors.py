@@ -23,12 +23,10 @@ RECORD = {"prompt": "line a is <5>. What is a? <", "expected_number": 5}
 
 
 @pytest.fixture(autouse=True)
-def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lines.jsonl").write_text(json.dumps(RECORD))
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "folder.png").mkdir()
-    return tmp_path
+def files(in_tmp: Path) -> None:
+    (in_tmp / "lines.jsonl").write_text(json.dumps(RECORD))
+    (in_tmp / "file").write_text("x")
+    (in_tmp / "folder.png").mkdir()
 
 
 @pytest.mark.parametrize(

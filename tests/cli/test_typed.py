@@ -22,13 +22,7 @@ COMMAND = [sys.executable, "-m", "ntk_alibi.cli"]
 COMMANDS = [["info"], ["slopes"], ["eval"], ["tune"], *(["plot", name] for name in PICTURES)]
 
 
-@pytest.fixture(autouse=True)
-def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "text").write_text("x")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("in_tmp")
 
 
 def help_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -127,7 +121,7 @@ def test_an_interrupted_run_is_one_sentence(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal arrives while the model answers; Python prints the exit's text to stderr."""
-    monkeypatch.setattr(StretchedLM, "_read", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(StretchedLM, "read", lambda *_: signal.raise_signal(signal.SIGINT))
     # A shell lets the jobs that it puts into the background ignore the signal.
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

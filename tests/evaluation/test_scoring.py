@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ntk_alibi.evaluation import score_lines, score_topics
 from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
-from ntk_alibi.evaluation.harness.local_files import is_right, read_cases
+from ntk_alibi.evaluation.harness.local_files import read_cases
 
 PREDICTION = re.compile(r"Label: (.*?), Predict: (.*?)(?:, Parsed: (\d+))?, prompt length: \d+")
 
@@ -62,7 +62,7 @@ def test_score_topics_on_real_answers(longeval: Path) -> None:
     right = []
     for (label, prediction, _), case in zip(predictions, cases, strict=True):
         assert case["expected"][0] == label
-        right.append(is_right(case, prediction))
+        right.append(score_topics(prediction, case["expected"]))
     assert right[0]  # " The psychology of creativity. USER: Okay, I'll be sure to"
     assert not right[1]  # " <TOPIC>.USER: Yes, I remember this topic. Thanks for"
     assert right[2]  # lower case

@@ -13,14 +13,7 @@ import ntk_alibi as na
 from family_models import MAKERS, make_model
 from ntk_alibi import plots
 from ntk_alibi.models import attention_weights
-from pictures import Letters, random_model
-
-
-def weights_of(model: Any, text: str, scaling: Any = None) -> Any:
-    """Return weights (layers, heads, queries, keys) that transformers computes."""
-    with na.patch(model, scaling, attention="eager"), torch.no_grad():
-        found = model(**Letters()(text, "pt"), output_attentions=True).attentions
-    return torch.cat(found).numpy()
+from pictures import Letters, random_model, weights_of
 
 
 @pytest.mark.parametrize("scaling", [None, na.NTK(8.0)])
@@ -29,7 +22,7 @@ def test_a_map_is_the_models_weights(scaling: Any) -> None:
     with na.patch(model, scaling, attention="eager"):
         axes = plots.attention_map(model, Letters(), text, layer=0, head=4)
     shown = axes.images[0].get_array()
-    np.testing.assert_array_equal(shown.filled(0.0), weights_of(model, text, scaling)[0, 3])
+    np.testing.assert_array_equal(shown.filled(0.0), weights_of(text, scaling)[0, 3])
     np.testing.assert_array_equal(np.ma.getmaskarray(shown), ~np.tril(np.ones((16, 16), bool)))
     assert axes.get_xticklabels()[0].get_text() == f"<{ord('i') % 99}>"
     assert (
@@ -47,7 +40,7 @@ def test_tokens_are_labelled_where_their_text_fits() -> None:
 def test_a_cell_of_a_long_text_shows_the_greatest_weight(tokens: int) -> None:
     model, text = random_model(), "abc" * (tokens // 3) + "x" * (tokens % 3)
     axes = plots.attention_map(model, Letters(), text, layer=1, head=2)
-    expected = weights_of(model, text)[1, 1]
+    expected = weights_of(text)[1, 1]
     step = -(-tokens // plots.attention_maps.__globals__["MOST_CELLS"])
     shown = axes.images[0].get_array()
     for row, column in ((0, 0), (100, 7), (shown.shape[0] - 1, 3), (shown.shape[0] - 1, -1)):
@@ -71,7 +64,7 @@ def test_heads_and_methods_stand_side_by_side() -> None:
     assert [label for _, label in titles[:3]] == ["original", "NTK a=8", "knee w=4, G=2"]
     for number, scaling in enumerate((None, na.NTK(8.0), na.Knee(4, 2.0))):
         shown = panels[9 + number].images[0].get_array().filled(0.0)
-        np.testing.assert_array_equal(shown, weights_of(model, text, scaling)[1, 3])
+        np.testing.assert_array_equal(shown, weights_of(text, scaling)[1, 3])
     assert len({axes.images[0].get_clim() for axes in panels}) == 1
     assert na.patched(model) == []
 

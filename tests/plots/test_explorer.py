@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import ntk_alibi as na
 from chromium import TEXT, page
 from ntk_alibi import plots
-from pictures import Letters, random_model
+from pictures import explorer, random_model, weights_of
 
 pytest.importorskip("bokeh", reason="bokeh is not installed")
 
@@ -67,19 +66,6 @@ models.find((m) => m.type === "CategoricalSlider").value = arguments[0];
 """
 
 
-def weights_of(scaling: Any) -> Any:
-    """Return weights (layers, heads, queries, keys) that transformers computes."""
-    model = random_model()
-    with na.patch(model, scaling, attention="eager"), torch.no_grad():
-        found = model(**Letters()(TEXT_OF_PROMPT, "pt"), output_attentions=True).attentions
-    return torch.cat(found).numpy()
-
-
-def explorer(**options: Any) -> plots.explorer.Explorer:
-    methods = options.pop("methods", ["original", "ntk:2", "ntk:8", "knee:4:2"])
-    return plots.explore(random_model(), Letters(), TEXT_OF_PROMPT, methods, **options)
-
-
 def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
     made = explorer()
     saved = made.save(tmp_path / "page.html").read_text("utf-8")
@@ -111,7 +97,9 @@ def test_a_browser_shows_weights_under_the_pointer_and_of_chosen_methods(tmp_pat
         title, numbers = shown(driver)
         assert title == "layer 1, head 4: original"
         np.testing.assert_array_equal(np.isnan(numbers), ~np.tril(np.ones((16, 16), bool)))
-        np.testing.assert_allclose(np.nan_to_num(numbers), weights_of(None)[1, 3], rtol=PRECISION)
+        np.testing.assert_allclose(
+            np.nan_to_num(numbers), weights_of(TEXT_OF_PROMPT)[1, 3], rtol=PRECISION
+        )
 
         def point(figure: int, x: float, y: float) -> Any:
             """Return actions that move to a share of the figure's width and height."""
@@ -131,14 +119,16 @@ def test_a_browser_shows_weights_under_the_pointer_and_of_chosen_methods(tmp_pat
         weight = re.search(r"weight:? (\S+)", tip)
         assert weight is not None, tip
         three_digits = 0.5e-2 + PRECISION  # of a number that begins with 1
-        assert float(weight[1]) == pytest.approx(weights_of(None)[1, 3, 9, 5], rel=three_digits)
+        assert float(weight[1]) == pytest.approx(
+            weights_of(TEXT_OF_PROMPT)[1, 3, 9, 5], rel=three_digits
+        )
         assert re.search(r"distance:? 4\b", tip), tip
 
         driver.execute_script(CHOOSE, 0, "NTK")
         until(lambda: shown(driver)[0] == "layer 1, head 4: NTK a=2")
         driver.execute_script(SLIDE, "a=8")
         until(lambda: shown(driver)[0] == "layer 1, head 4: NTK a=8")
-        expected = weights_of(na.NTK(8.0))
+        expected = weights_of(TEXT_OF_PROMPT, na.NTK(8.0))
         np.testing.assert_allclose(np.nan_to_num(shown(driver)[1]), expected[1, 3], rtol=PRECISION)
 
         at = point(1, 1.5 / 4, 0.5 / 2)
@@ -169,7 +159,7 @@ def test_cells_of_long_texts_hold_the_greatest_weight() -> None:
 @pytest.mark.parametrize("values", [[0.0, 1.0, 1e-12, 0.3], [[1.0, 0.5], [0.25, 2.0**-31]]])
 def test_weights_are_stored_to_their_precision(values: Any) -> None:
     square = np.broadcast_to(np.float32(values), (1, 1, 1, 2, 2) if np.ndim(values) > 1 else (4, 4))
-    codes, causal = plots.explorer._codes(np.ascontiguousarray(square))
+    codes, causal = plots.explorer.codes_of(np.ascontiguousarray(square))
     back = np.where(codes == 1, 0.0, 2.0 ** ((codes.astype(float) - 65535) / 2048))
     assert not causal
     expected = np.where(square < 2.0**-32, 0.0, square).ravel()

@@ -67,6 +67,19 @@ class Letters:
         return f"<{ids[0]}>"
 
 
+def weights_of(text: str, scaling: Any = None) -> Any:
+    """Return weights (layers, heads, queries, keys) of the model that transformers computes."""
+    model = random_model()
+    with na.patch(model, scaling, attention="eager"), torch.no_grad():
+        found = model(**Letters()(text, "pt"), output_attentions=True).attentions
+    return torch.cat(found).numpy()
+
+
+def explorer(**options: Any) -> plots.explorer.Explorer:
+    methods = options.pop("methods", ["original", "ntk:2", "ntk:8", "knee:4:2"])
+    return plots.explore(random_model(), Letters(), "in the beginning", methods, **options)
+
+
 PICTURES: dict[str, Callable[..., Axes]] = {
     "accuracy_curves": lambda **k: plots.accuracy_curves(summary(), "lines", **k),
     "accuracy_curves_by_distance": lambda **k: plots.accuracy_curves(

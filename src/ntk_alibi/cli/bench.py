@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import ntk_alibi
-from ntk_alibi import _checks, _files
+from ntk_alibi import _checks
 from ntk_alibi.cli import subcommand
 from ntk_alibi.cli.timing import Call, interleaved
 
@@ -62,14 +62,12 @@ def _run(options: argparse.Namespace) -> None:
     _checks.integer("--rounds", options.rounds, minimum=1)
     bias = ntk_alibi.ALiBi(heads, scaling)
     rows = [row for length in options.lengths for row in _measured(bias, length, options)]
-    if options.format == "json":
-        print(_files.json_text({"machine": describe_machine(), "rows": rows}))
-        return
     header = ["tokens", "way", "ms", "times ntk_alibi", "blocks read, %"]
     cells = [[_cell(value) for value in row.values()] for row in rows]
-    if subcommand.print_plain(options, header, cells):
+    machine = describe_machine()
+    if not subcommand.print_rows(options, {"machine": machine, "rows": rows}, header, cells):
         return
-    print(f"{describe_machine()}\n")
+    print(f"{machine}\n")
     print(f"Causal attention, float32, {options.heads} heads of {options.head_dim}, {bias}:\n")
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     for words in (header, *cells):

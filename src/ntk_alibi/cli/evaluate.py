@@ -190,20 +190,15 @@ def _study(options: argparse.Namespace) -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     """Run the study, and show its summary in the first process."""
-    from ntk_alibi.evaluation.comparing import length_study
-    from ntk_alibi.evaluation.harness import run as harness
-    from ntk_alibi.models import load
-    from ntk_alibi.models.loading import NANO_BLOOM
+    from ntk_alibi.evaluation.comparing.length_study import evaluate
 
-    model, tokenizer, train_length = load(options.model, options.dtype)
-    plan = _plan(options, subcommand.train_length(options, train_length))
-    name = options.model or NANO_BLOOM
-    with subcommand.answers_folder(options.output) as folder:
-        summary = length_study.evaluate(
-            model, tokenizer, plan, folder, quiet=options.format == "json", name=name
-        )
-        if harness.is_first_process():
-            _show(summary, options)
+    model, tokenizer, train_length, name = subcommand.load_model(options)
+    plan, quiet = _plan(options, train_length), options.format == "json"
+    subcommand.collect(
+        options,
+        lambda folder: evaluate(model, tokenizer, plan, folder, quiet=quiet, name=name),
+        _show,
+    )
 
 
 def _plan(options: argparse.Namespace, train_length: int) -> Any:
@@ -274,10 +269,7 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
         parts = [markdown.describe_machine(), f"    {shlex.join(['ntk-alibi', *options.words])}"]
         parts += map(tables.markdown, tables.study_tables(summary))
         markdown.replace_section(Path(options.document), _section(options), "\n\n".join(parts))
-    if options.format == "json":
-        print(_files.json_text(summary))
-        return
-    if subcommand.print_tables(tables.study_tables(summary), options):
+    if not subcommand.print_tables(options, summary, tables.study_tables):
         return
     console = Console()
     console.print(f"pictures: {', '.join(str(path) for _, path in pictures)}")
@@ -293,18 +285,15 @@ def _comparison(options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.harness import run as harness
     from ntk_alibi.evaluation.harness.model import StretchedLM
     from ntk_alibi.methods import parse_method
-    from ntk_alibi.models import load
     from ntk_alibi.models.loading import NANO_BLOOM
 
     metadata = {**(options.metadata or {})}
     if options.data is not None:
+        if not Path(options.data).exists():
+            raise ValueError(f"--data must be a file or folder that exists, got {options.data!r}")
         metadata["data"] = options.data
-    name = options.model or NANO_BLOOM
-    if options.data is not None and not Path(options.data).exists():
-        raise ValueError(f"--data must be a file or folder that exists, got {options.data!r}")
-    tasks = task_comparison.load_known(options.tasks, metadata, name)
-    model, tokenizer, train_length = load(options.model, options.dtype)
-    length = subcommand.train_length(options, train_length)
+    tasks = task_comparison.load_known(options.tasks, metadata, options.model or NANO_BLOOM)
+    model, tokenizer, length, name = subcommand.load_model(options)
     methods = [parse_method(method, length) for method in options.methods or DEFAULT_METHODS]
     with harness.quiet():
         lm = StretchedLM(
@@ -316,12 +305,13 @@ def _comparison(options: argparse.Namespace) -> None:
             truncation=options.truncation or "middle",
             quiet=options.format == "json",
         )
-    with subcommand.answers_folder(options.output) as folder:
-        comparison = task_comparison.compare(
+    subcommand.collect(
+        options,
+        lambda folder: task_comparison.compare(
             lm, methods, tasks, metadata=metadata, model=name, cache=folder
-        )
-        if harness.is_first_process():
-            _show_comparison(comparison, options)
+        ),
+        _show_comparison,
+    )
 
 
 def _show_comparison(comparison: dict[str, Any], options: argparse.Namespace) -> None:
@@ -329,11 +319,7 @@ def _show_comparison(comparison: dict[str, Any], options: argparse.Namespace) ->
 
     from ntk_alibi.evaluation.report import tables
 
-    if options.format == "json":
-        print(_files.json_text(comparison))
-        return
-    if subcommand.print_tables(tables.comparison_tables(comparison), options):
-        return
-    truncation = next(iter(comparison["settings"].values()))["truncation"]
-    limit = "" if options.max_length is None else f", {options.max_length} tokens"
-    Console().print(f"truncation: {truncation}{limit}")
+    if subcommand.print_tables(options, comparison, tables.comparison_tables):
+        truncation = next(iter(comparison["settings"].values()))["truncation"]
+        limit = "" if options.max_length is None else f", {options.max_length} tokens"
+        Console().print(f"truncation: {truncation}{limit}")

@@ -22,12 +22,12 @@ def _run(options: argparse.Namespace) -> None:
     if options.format == "json":
         print(_files.json_text(info, indent=2))
         return
-    packages = info.pop("packages")
     rows = []
-    for name, value in {**info, **packages}.items():
+    for name, value in {**info, **info["packages"]}.items():
         text = ", ".join(value) if isinstance(value, list) else value
-        rows.append([name, "not installed" if text is None else str(text)])
-    if subcommand.print_plain(options, ["name", "value"], rows):
+        if name != "packages":
+            rows.append([name, "not installed" if text is None else str(text)])
+    if not subcommand.print_rows(options, info, ["name", "value"], rows):
         return
     for name, value in rows:
         print(f"{name:12} {value}")

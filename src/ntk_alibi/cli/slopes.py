@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import ntk_alibi
-from ntk_alibi import _files
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.cli import subcommand
 
@@ -41,16 +40,13 @@ def _run(options: argparse.Namespace) -> None:
         lengths = [lengths]  # the prefix length of one query, the last
     values = ntk_alibi.alibi_slopes(options.num_heads, method.scaling, lengths, rule=options.rule)
     slopes = values.reshape(-1).tolist()
-    if options.format == "json":
-        print(_files.json_text(slopes))
-        return
     reaches = [f"{8 / slope if slope else math.inf:.0f}" for slope in slopes]
     header = ["head", "slope", "tokens until the bias is -8"]
     rows = [
         [str(head), f"{slope:.6g}", reach]
         for head, (slope, reach) in enumerate(zip(slopes, reaches, strict=True), 1)
     ]
-    if subcommand.print_plain(options, header, rows):
+    if not subcommand.print_rows(options, slopes, header, rows):
         return
     print("head  slope       tokens until the bias is -8")
     for head, slope, reach in rows:

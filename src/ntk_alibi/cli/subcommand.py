@@ -119,26 +119,31 @@ def format_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def print_plain(options: argparse.Namespace, header: Sequence[str], rows: Rows) -> bool:
-    """Print a table in the format of the options if it is a plain one; return whether it is."""
-    if options.format not in FORMATS:
-        return False
-    print(FORMATS[options.format]("", header, rows), end="")
-    return True
+def print_rows(options: argparse.Namespace, result: Any, header: Sequence[str], rows: Rows) -> bool:
+    """Print a result as JSON, or as rows in a format; return whether a reader's table is wanted."""
+    if options.format == "json":
+        print(_files.json_text(result))
+    elif options.format in FORMATS:
+        print(FORMATS[options.format]("", header, rows), end="")
+    return bool(options.format == "table")
 
 
-def print_tables(tables: Sequence[Any], options: argparse.Namespace) -> bool:
-    """Print rich tables in the format of the options; return whether it is a plain one."""
+def print_tables(
+    options: argparse.Namespace, result: Any, tables: Callable[[Any], Sequence[Any]]
+) -> bool:
+    """Print a result as JSON, or its rich tables; return whether they were printed for a reader."""
     from rich.console import Console
 
     from ntk_alibi.evaluation.report.tables import formatted
 
-    if options.format in FORMATS:
-        print("\n".join(formatted(table, options.format) for table in tables), end="")
-        return True
-    for table in tables:
-        Console().print(table)
-    return False
+    if options.format == "json":
+        print(_files.json_text(result))
+    elif options.format in FORMATS:
+        print("\n".join(formatted(table, options.format) for table in tables(result)), end="")
+    else:
+        for table in tables(result):
+            Console().print(table)
+    return bool(options.format == "table")
 
 
 def check_lengths(options: argparse.Namespace) -> None:
@@ -287,22 +292,32 @@ def check_answers_options(options: argparse.Namespace) -> None:
             _files.writable_folder(options.output)
 
 
-def train_length(options: argparse.Namespace, of_model: int) -> int:
-    """Return --train-length, or the model's own training length if it is not given."""
-    given: int | None = options.train_length
-    return of_model if given is None else given
+def load_model(options: argparse.Namespace) -> tuple[Any, Any, int, str]:
+    """Return the model of the options, its tokenizer, its training length and its name."""
+    from ntk_alibi.models import load
+    from ntk_alibi.models.loading import NANO_BLOOM
+
+    model, tokenizer, of_model = load(options.model, options.dtype)
+    length = of_model if options.train_length is None else options.train_length
+    return model, tokenizer, length, options.model or NANO_BLOOM
 
 
-@contextlib.contextmanager
-def answers_folder(output: str | None) -> Iterator[Path]:
-    """Yield the folder of answers: the user's, or a temporary one that is removed at the end.
+def collect(
+    options: argparse.Namespace,
+    compute: Callable[[Path], Any],
+    show: Callable[[Any, argparse.Namespace], None],
+) -> None:
+    """Compute a result from answers that a folder collects, and show it in the first process.
 
-    An error leaves it, so that the next run continues from the answers.
+    The folder is the user's, or a temporary one that is removed at the end. An error leaves it, so
+    that the next run continues from the answers.
     """
     from ntk_alibi.evaluation.harness.run import is_first_process
 
-    folder = Path(UNFINISHED if output is None else output)
-    yield folder
+    folder = Path(UNFINISHED if options.output is None else options.output)
+    result = compute(folder)
+    if is_first_process():
+        show(result, options)
     sys.stdout.flush()  # a full disk is an error before the answers are removed
-    if is_first_process() and output is None:
+    if is_first_process() and options.output is None:
         shutil.rmtree(folder, ignore_errors=True)

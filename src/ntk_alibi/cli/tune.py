@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _files
@@ -52,10 +51,7 @@ def register(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi import _checks
     from ntk_alibi.evaluation.comparing import tuning
-    from ntk_alibi.evaluation.harness import run as harness
     from ntk_alibi.evaluation.records.record import text_lengths
-    from ntk_alibi.models import load
-    from ntk_alibi.models.loading import NANO_BLOOM
 
     for name in ("records", "windows"):
         _checks.integer(f"--{name}", getattr(options, name), minimum=1)
@@ -70,23 +66,22 @@ def _run(options: argparse.Namespace) -> None:
     text_lengths("--length", [options.length], options.records, of="--records")
     text_lengths("--length", [options.length], options.windows, of="--windows")
     subcommand.check_answers_options(options)
-    model, tokenizer, train_length = load(options.model, options.dtype)
+    model, tokenizer, train_length, name = subcommand.load_model(options)
     settings = tuning.Search(
         options.length,
-        subcommand.train_length(options, train_length),
+        train_length,
         tuple(options.methods),
         options.records,
         options.windows,
         options.seed,
         **({} if options.budget is None else {"budget": options.budget}),
     )
-    name = options.model or NANO_BLOOM
-    with subcommand.answers_folder(options.output) as folder:
-        result = tuning.search(
-            model, tokenizer, settings, Path(folder), quiet=options.format == "json", name=name
-        )
-        if harness.is_first_process():
-            _show(result, options)
+    quiet = options.format == "json"
+    subcommand.collect(
+        options,
+        lambda folder: tuning.search(model, tokenizer, settings, folder, quiet=quiet, name=name),
+        _show,
+    )
 
 
 def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
@@ -95,10 +90,7 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.comparing import tuning
     from ntk_alibi.evaluation.report import tables
 
-    if options.format == "json":
-        print(_files.json_text(result))
-        return
-    if subcommand.print_tables([tables.tuning_table(result)], options):
+    if not subcommand.print_tables(options, result, lambda found: [tables.tuning_table(found)]):
         return
     console = Console()
     tried = len({entry["method"] for entry in result["trace"]})

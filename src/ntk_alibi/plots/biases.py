@@ -23,6 +23,7 @@ from ntk_alibi.plots.style import (
     labelled,
     legend,
     line_styles,
+    map_size,
     theme_of,
 )
 from ntk_alibi.scaling import NTK, Interpolation, Scaling
@@ -287,10 +288,7 @@ def _sampled_maps(
     bias: Any, query_length: int, key_length: int | None, heads: Sequence[int] | None
 ) -> tuple[list[int], NDArray[np.float64]]:
     """Return heads and their biases (heads, queries, keys), at every n-th query and key if many."""
-    queries = _checks.integer("query_length", query_length, minimum=1)
-    keys = queries
-    if key_length is not None:
-        keys = _checks.integer("key_length", key_length, minimum=1)
+    queries, keys = map_size(query_length, key_length)
     of_all = head_count(bias) * queries * keys
     check_most("heads x query_length x key_length", of_all, _checks.MOST_NUMBERS)
     chosen = _checks.heads(heads, head_count(bias))

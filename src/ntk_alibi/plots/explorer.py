@@ -177,7 +177,7 @@ def _groups(wanted: Request) -> dict[str, dict[str, list[Any]]]:
     return groups
 
 
-def _codes(values: NDArray[np.float32]) -> tuple[NDArray[np.uint16], bool]:
+def codes_of(values: NDArray[np.float32]) -> tuple[NDArray[np.uint16], bool]:
     """Return weights as 16-bit logarithms, and whether they are those of causal maps alone.
 
     2048 log2(weight) + 65535 is exact to 0.02 %; 1 stands for less than 2^-32, 0 for hidden keys.
@@ -203,7 +203,7 @@ def _page(read: AttentionWeights, groups: dict[str, dict[str, list[Any]]]) -> st
     from ntk_alibi.plots import explorer_figures as figures
 
     wanted, cells = read.request, read.values.shape[-1]
-    codes, triangle = _codes(read.values)
+    codes, triangle = codes_of(read.values)
     thumb = min(cells, THUMB)
     layers, heads = ([str(number) for number in n] for n in (wanted.layers, wanted.heads))
     words = list(wanted.words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ntk_alibi.plots.style import (
     head_axis,
     integer_ticks,
     legend,
+    map_size,
     mixed,
     theme_of,
 )
@@ -53,7 +55,8 @@ def mask(
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
         >>> plt.close(ax.figure)
     """
-    _check_size(query_length, key_length, MOST_CELLS)
+    cells = math.prod(map_size(query_length, key_length))
+    check_most("query_length x key_length", cells, MOST_CELLS)
     seen = inspection.weights(query_length, key_length, **options)[0] > 0
     with drawing(ax, size=(5.0, 4.6)) as axes:
         from matplotlib.colors import ListedColormap, to_rgb
@@ -92,10 +95,10 @@ def intervals(
         27
         >>> plt.close(ax.figure)
     """
-    _check_size(query_length, key_length, _checks.MOST_NUMBERS)
+    _, keys = map_size(query_length, key_length)
+    check_most("query_length x key_length", query_length * keys, _checks.MOST_NUMBERS)
     runs = inspection.visible_intervals(query_length, key_length, **options)
     with drawing(ax, size=(5.0, 4.6)) as axes:
-        keys = query_length if key_length is None else key_length
         from matplotlib.collections import PolyCollection
 
         half = 0.35 if query_length <= 64 else 0.5
@@ -157,14 +160,6 @@ def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
         finish(axes, "Key blocks read by the kernel", "head", "% of the visible blocks")
         legend(axes)
     return axes
-
-
-def _check_size(query_length: int, key_length: int | None, limit: int) -> None:
-    queries = _checks.integer("query_length", query_length, minimum=1)
-    keys = queries
-    if key_length is not None:
-        keys = _checks.integer("key_length", key_length, minimum=1)
-    check_most("query_length x key_length", queries * keys, limit)
 
 
 def _options_text(options: dict[str, Any]) -> str:

@@ -26,20 +26,20 @@ def right(*accuracies: float) -> tuning.Floats:
 
 def test_retrieval_decides() -> None:
     nats = np.array([[2.0], [2.1], [2.2]])
-    assert tuning._choose(right(0.2, 0.5, 0.9), nats, ALL) == 2
+    assert tuning.choose(right(0.2, 0.5, 0.9), nats, ALL) == 2
 
 
 def test_perplexity_decides_among_those_that_retrieve_alike() -> None:
     nats = np.array([[2.0, 2.0], [2.2, 2.2], [2.1, 2.1]])
-    assert tuning._choose(right(0.2, 0.9, 0.9), nats, ALL) == 2
+    assert tuning.choose(right(0.2, 0.9, 0.9), nats, ALL) == 2
 
 
 def test_how_sure_it_is() -> None:
     nats = np.array([[2.0], [2.1]])
-    assert tuning._best_shares(right(0.2, 0.9), nats, 0) == [0.0, 1.0]
+    assert tuning.best_shares(right(0.2, 0.9), nats, 0) == [0.0, 1.0]
     rng = np.random.default_rng(0)
     close = np.stack([rng.binomial(10, 0.5, (2, 8)), np.full((2, 8), 10)], axis=-1).astype(float)
-    shares = tuning._best_shares(close, np.array([[2.0], [2.0]]), 0)
+    shares = tuning.best_shares(close, np.array([[2.0], [2.0]]), 0)
     assert sum(shares) == pytest.approx(1)
     assert max(shares) < 1
 

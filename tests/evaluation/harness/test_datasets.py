@@ -12,16 +12,16 @@ import pytest
 import yaml
 from lm_eval.tasks import TaskManager
 
-from ntk_alibi.evaluation.harness import datasets, our_tasks
+from ntk_alibi.evaluation.harness import datasets
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.evaluation.records import corpus, words
-from ntk_alibi.evaluation.records.lines import Lines
+from ntk_alibi.evaluation.records.longeval import Lines
 from ntk_alibi.evaluation.records.record import encoder
 from ntk_alibi.models import load
 
-KINDS = list(datasets.RECORDS)
-NAMES = our_tasks.names()
+KINDS = list(datasets.KINDS)
+NAMES = harness.task_names()
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def tokenizer() -> Any:
 
 
 def test_every_yaml_is_known_to_the_harness() -> None:
-    manager = TaskManager(include_path=str(our_tasks.folder()), include_defaults=False)
+    manager = TaskManager(include_path=str(harness.tasks_folder()), include_defaults=False)
     assert manager.all_subtasks == NAMES
     assert {"longeval_lines_200", "longeval_topics_5", "ntk_alibi_prose_sliding"} <= set(NAMES)
 

@@ -1,7 +1,8 @@
-"""StretchedLM against the harness's HFLM and against transformers."""
+"""StretchedLM against the harness's HFLM, whatever contexts end in, and against transformers."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import ntk_alibi as na
 from harness_tasks import search_tasks_in
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.model import StretchedLM
-from ntk_alibi.evaluation.records.lines import Lines
+from ntk_alibi.evaluation.records.longeval import Lines
 from ntk_alibi.evaluation.records.record import encoder
 from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load, nano_bloom_path
@@ -263,3 +264,62 @@ def test_a_scaling_in_the_arguments_is_a_patch(tiny_checkpoint: Path, name: str)
         assert info["scaling"] == {"alibi_type": "default"}
     else:
         assert na.scaling_from_config(info["scaling"]) == method.scaling
+
+
+#: Every kind of whitespace that str.rstrip removes and text commonly ends in.
+ENDS = ["", " ", "  ", "\n", "\n\n", "\t", "\r\n", " \n", "\u00a0", "\u2003"]
+
+TEXT = "And it came to pass in those days.\nQuestion: who was he?\nAnswer:"
+
+
+def compare(theirs: HFLM, pairs: list[tuple[Any, ...]]) -> None:
+    for share in (True, False):
+        lm = StretchedLM(quiet=True, share_prefixes=share)
+        expected = theirs.loglikelihood(requests(pairs), disable_tqdm=True)
+        same(lm.loglikelihood(requests(pairs)), expected)
+
+
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+def test_repeated_and_nested_requests(theirs: HFLM, end: str) -> None:
+    context = TEXT + end
+    longer = context + "God" + end
+    pairs = [
+        *[(context, "God")] * 2,
+        (context, "and"),
+        (context, " the LORD"),
+        (context, "God said"),
+        *[(longer, "and he said")] * 2,
+        (longer, "and"),
+        (TEXT, end + "God"),
+    ]
+    compare(theirs, [pair for pair in pairs if pair[1].strip()])
+
+
+def test_the_choices_of_a_question(theirs: HFLM) -> None:
+    choices = ("and", "God", "the king", "a man")
+    pairs = [(TEXT + end, choice) for end, choice in itertools.product(ENDS, choices)]
+    compare(theirs, pairs)
+
+
+def test_a_context_of_whitespace_alone_counts_as_none(theirs: HFLM) -> None:
+    """The harness's own model refuses one; a continuation keeps the whitespace."""
+    lm = StretchedLM(quiet=True)
+    got = lm.loglikelihood(requests([("\n", "God"), ("\n", "God")]))
+    expected = theirs.loglikelihood(requests([("", "\nGod")]), disable_tqdm=True)
+    same(got, expected * 2)
+
+
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+def test_generated_text(theirs: HFLM, end: str) -> None:
+    options = {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": False}
+    asked = [(TEXT + end, options), ("In the beginning" + end, options)]
+    ours = StretchedLM(quiet=True).generate_until(requests(asked, "generate_until"))
+    assert ours == theirs.generate_until(requests(asked, "generate_until"), disable_tqdm=True)
+
+
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+def test_rolling_likelihoods(theirs: HFLM, end: str) -> None:
+    texts: list[tuple[Any, ...]] = [(TEXT + end,), (TEXT + end + TEXT,)]
+    ours = StretchedLM(quiet=True).loglikelihood_rolling(requests(texts), disable_tqdm=True)
+    expected = theirs.loglikelihood_rolling(requests(texts), disable_tqdm=True)
+    np.testing.assert_allclose(ours, expected, atol=TOLERANCE)

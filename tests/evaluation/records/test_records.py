@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntk_alibi.evaluation.records import corpus, record, words
-from ntk_alibi.evaluation.records.lines import Lines
+from ntk_alibi.evaluation.records.longeval import Lines, Topics
 from ntk_alibi.evaluation.records.record import cached_encoder
-from ntk_alibi.evaluation.records.topics import Topics
 
 
 def characters(texts: list[str]) -> list[list[int]]:

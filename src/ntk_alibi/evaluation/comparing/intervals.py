@@ -36,6 +36,21 @@ def accuracy_interval(
     return max(0.0, (middle - width) / scale), min(1.0, (middle + width) / scale)
 
 
+def accuracy_entry(correct: Sequence[int], cases: Sequence[int]) -> dict[str, Any]:
+    """Return the number of cases, their accuracy and the ends of its interval; None for no cases.
+
+    Args:
+        correct: number of right answers in each cluster.
+        cases: number of questions in each cluster; clusters without any are ignored.
+    """
+    pairs = [(c, n) for c, n in zip(correct, cases, strict=True) if n]
+    if not pairs:
+        return {"cases": 0, "accuracy": None, "low": None, "high": None}
+    correct, cases = zip(*pairs, strict=True)
+    low, high = accuracy_interval(correct, cases)
+    return {"cases": sum(cases), "accuracy": sum(correct) / sum(cases), "low": low, "high": high}
+
+
 def _design_effect(correct: Sequence[int], cases: Sequence[int]) -> float:
     clusters, total = len(cases), sum(cases)
     accuracy = sum(correct) / total

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.comparing.intervals import (
-    accuracy_interval,
+    accuracy_entry,
     half_width,
     paired_difference,
 )
@@ -122,13 +122,8 @@ def _answers(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _accuracy(right: list[list[bool]]) -> dict[str, Any]:
-    """Compute accuracy and interval of clusters of answers; empty clusters are ignored."""
-    clusters = [cluster for cluster in right if cluster]
-    cases, correct = [len(c) for c in clusters], [sum(c) for c in clusters]
-    if not cases:
-        return {"cases": 0, "accuracy": None, "low": None, "high": None}
-    low, high = accuracy_interval(correct, cases)
-    return {"cases": sum(cases), "accuracy": sum(correct) / sum(cases), "low": low, "high": high}
+    """Compute accuracy and interval of clusters of answers."""
+    return accuracy_entry([sum(cluster) for cluster in right], list(map(len, right)))
 
 
 def _gain(right: list[list[bool]], first: list[list[bool]]) -> dict[str, Any]:
@@ -216,8 +211,12 @@ _ENTRIES: dict[str, tuple[Collection[str], Collection[str], Collection[str]]] = 
     "perplexity": (("method",), ("begin", "end", "nats", "difference"), ("half_width",)),
 }
 
-#: Keys that entries may have besides, numbers or None.
+#: Keys that entries may have besides, numbers or None, and those of half-widths.
 _PERHAPS = ("gain", "gain_half_width")
+_HALF_WIDTHS = ("half_width", "gain_half_width")
+
+#: Keys of a study that every version has.
+_KEYS = ("train_length", "methods", "retrieval", "by_distance", "perplexity")
 
 
 def read_summary(path: str | os.PathLike[str]) -> Summary:
@@ -235,7 +234,15 @@ def read_summary(path: str | os.PathLike[str]) -> Summary:
 
 
 def _stored(value: Any) -> Summary:
-    _check_study(value)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"it must be an object, got {str(value)[:40]}")
+    for key, command in (("rows", "eval --tasks"), ("trace", "tune")):
+        if key in value:
+            raise ValueError(
+                f"it must be a study's, got the output of `ntk-alibi {command} --json`, which "
+                "--from-json does not show"
+            )
+    _required_keys("it", value, _KEYS)
     _checks.integer("train_length", value["train_length"], minimum=1)
     methods = value["methods"]
     if not isinstance(methods, Mapping) or not methods or not _are_texts(methods.values()):
@@ -246,34 +253,14 @@ def _stored(value: Any) -> Summary:
     cells = summary["commands"]
     if not isinstance(cells, Mapping) or not all(isinstance(c, Mapping) for c in cells.values()):
         raise ValueError(f"commands must be an object of objects, got {str(cells)[:40]}")
-    for key, names in _ENTRIES.items():
+    for key in _ENTRIES:
         if not isinstance(summary[key], list):
             raise ValueError(f"{key} must be a list, got {str(summary[key])[:40]}")
         for entry in summary[key]:
-            _check_entry(key, entry, methods, *names)
-            _restore_nan(entry)
+            _check_entry(key, entry, methods)
+            # JSON lacks NaN, the half-width of a single record or window.
+            entry |= {w: math.nan for w in _HALF_WIDTHS if entry.get(w, 0) is None}
     return summary
-
-
-def _check_study(value: Any) -> None:
-    """Check that a value has the keys of a study, and not those of another command."""
-    if not isinstance(value, Mapping):
-        raise ValueError(f"it must be an object, got {str(value)[:40]}")
-    for key, command in (("rows", "eval --tasks"), ("trace", "tune")):
-        if key in value:
-            raise ValueError(
-                f"it must be a study's, got the output of `ntk-alibi {command} --json`, which "
-                "--from-json does not show"
-            )
-    required = ("train_length", "methods", "retrieval", "by_distance", "perplexity")
-    _required_keys("it", value, required)
-
-
-def _restore_nan(entry: dict[str, Any]) -> None:
-    """Put NaN, which JSON lacks, back in place of the half-width of a single record or window."""
-    for width in ("half_width", "gain_half_width"):
-        if width in entry and entry[width] is None:
-            entry[width] = math.nan
 
 
 def _required_keys(name: str, value: Any, required: Collection[str]) -> None:
@@ -283,14 +270,9 @@ def _required_keys(name: str, value: Any, required: Collection[str]) -> None:
     _checks.keys(name, value, required=required)
 
 
-def _check_entry(
-    name: str,
-    entry: Any,
-    methods: Mapping[str, Any],
-    texts: Collection[str],
-    numbers: Collection[str],
-    perhaps: Collection[str],
-) -> None:
+def _check_entry(name: str, entry: Any, methods: Mapping[str, Any]) -> None:
+    """Check an entry of one of the lists of a summary."""
+    texts, numbers, perhaps = _ENTRIES[name]
     _required_keys(f"an entry of {name}", entry, [*texts, *numbers, *perhaps])
     values = [entry[key] for key in numbers]
     values += [v for k in (*perhaps, *_PERHAPS) if (v := entry.get(k)) is not None]

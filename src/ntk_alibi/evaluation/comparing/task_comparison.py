@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from ntk_alibi.evaluation.comparing.intervals import accuracy_interval, ratio_standard_error
-from ntk_alibi.evaluation.harness import our_tasks
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.methods import Method, model_arguments
 
@@ -78,11 +76,11 @@ def load_known(tasks: Sequence[str], metadata: dict[str, Any], model: str) -> An
     The harness takes seconds to search its own tasks, so it does so only for a name that is not
     ours.
     """
-    our_tasks.check_metadata(tasks, metadata)
+    harness.check_metadata(tasks, metadata)
     metadata = harness.with_tokenizer_of(model, {"pretrained": model, **metadata})
     with harness.quiet():
         return harness.load_tasks(
-            tasks, metadata, all_known=not set(tasks).issubset(our_tasks.names())
+            tasks, metadata, all_known=not set(tasks).issubset(harness.task_names())
         )
 
 
@@ -134,7 +132,7 @@ def command(lm: StretchedLM, model: str, method: str, task: str, metadata: dict[
     options += f",dtype={str(lm.model.dtype).removeprefix('torch.')}"
     if lm.limit is not None:
         options += f",max_length={lm.limit},truncation={lm.truncation_rule}"
-    made_from = harness.metadata_argument(our_tasks.metadata_of(task, metadata))
+    made_from = harness.metadata_argument(harness.metadata_of(task, metadata))
     return shlex.join(
         [
             *("ntk-alibi", "lm-eval", "--model", "ntk_alibi", "--model_args", options),
@@ -143,47 +141,19 @@ def command(lm: StretchedLM, model: str, method: str, task: str, metadata: dict[
     )
 
 
-@dataclass(frozen=True)
-class PublishedResult:
-    """One published figure.
-
-    Attributes:
-        model: last component of the model's name.
-        task: name of the harness task, without "_local".
-        method: method name for `parse_method`.
-        percent: accuracy; for MultiFieldQA-en the F1 score over words.
-    """
-
-    model: str
-    task: str
-    method: str
-    percent: float
-
-
-_MODEL = "bloom-1b7"
-
-_FIGURES: dict[str, dict[str, float]] = {
+#: Published percentages of one model, by the name of the harness task without "_local" and by the
+#: method: accuracies, for MultiFieldQA-en the F1 score over words.
+PUBLISHED_MODEL = "bloom-1b7"
+PUBLISHED: dict[str, dict[str, float]] = {
     "longeval_topics_5": {"original": 2, "interpolation:2": 74, "ntk:2": 96},
     "longeval_lines_200": {"original": 0, "interpolation:2": 30, "ntk:2": 40},
     "longbench_trec": {"original": 13.0, "ntk:4": 61.5},
     "longbench_multifieldqa_en": {"original": 8.8, "ntk:4": 23.0, "dynamic-ntk:2": 26.3},
 }
 
-RESULTS = tuple(
-    PublishedResult(_MODEL, task, method, percent)
-    for task, figures in _FIGURES.items()
-    for method, percent in figures.items()
-)
-
 
 def published_percent(model: str, task: str, method: str) -> float | None:
     """Return the published figure for a model, task and method, or None if there is none."""
-    name = model.rstrip("/").rpartition("/")[2]
-    for result in RESULTS:
-        if (result.model, result.task, result.method) == (
-            name,
-            task.removesuffix("_local"),
-            method,
-        ):
-            return result.percent
-    return None
+    if model.rstrip("/").rpartition("/")[2] != PUBLISHED_MODEL:
+        return None
+    return PUBLISHED.get(task.removesuffix("_local"), {}).get(method)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _checks
 from ntk_alibi.evaluation.comparing import length_study, plan
 from ntk_alibi.evaluation.comparing.intervals import (
-    accuracy_interval,
+    accuracy_entry,
     half_width,
     paired_difference,
 )
@@ -111,13 +111,14 @@ def search(
         A dictionary with these keys:
         model, length and train_length;
         trace: what was tried, in order: the stage, the method, its accuracy and its nats;
-        candidates: for each finalist, the accuracy over all questions with its 95 % interval (low,
-            high), the difference from the original in nats per token with its half-width, and the
-            share of resamplings of the records in which the method is chosen (best_share);
+        candidates: for each finalist, the number of questions (cases), the accuracy over them with
+            its 95 % interval (low, high), the difference from the original in nats per token with
+            its half-width, and the share of resamplings of the records in which the method is
+            chosen (best_share);
         chosen: name of the chosen method; sure: its best_share;
         config: the entries of a model's config that stand for it;
-        fresh: accuracy and interval of the chosen method, of NTK and of the original on held-out
-            records;
+        fresh: cases, accuracy and interval of the chosen method, of NTK and of the original on
+            held-out records;
         paired: for the original and for NTK, the chosen method's gain in accuracy on the same
             held-out questions, and its difference in nats on the same held-out prose, with their
             95 % half-widths over records and windows;
@@ -143,17 +144,15 @@ def search(
     clusters, nats = _clusters(summary), _nats(summary)
     read_in_full = _entries("finalists", finalists, clusters, nats)
     trace += read_in_full
-    chosen = _choose(clusters, nats, np.arange(clusters.shape[1]))
-    shares = _best_shares(clusters, nats, wanted.seed)
+    chosen = choose(clusters, nats, np.arange(clusters.shape[1]))
+    shares = best_shares(clusters, nats, wanted.seed)
     entries = []
     for i, method in enumerate(finalists):
-        right, questions = clusters[i, :, 0], clusters[i, :, 1]
-        low, high = accuracy_interval(right.astype(int).tolist(), questions.astype(int).tolist())
         difference = nats[i] - nats[0]
         entries.append(
             {
                 **{"method": method, "label": summary["methods"][method]},
-                **{"accuracy": right.sum() / questions.sum(), "low": low, "high": high},
+                **accuracy_entry(*clusters[i].astype(int).T.tolist()),
                 "difference": float(difference.mean()),
                 "half_width": float(half_width(difference)),
                 "best_share": shares[i],
@@ -293,8 +292,7 @@ def _held_out(
     fresh, paired = {}, []
     for method in methods:
         right, questions = clusters[method].T.tolist()
-        low, high = accuracy_interval(right, questions)
-        fresh[method] = {"accuracy": sum(right) / sum(questions), "low": low, "high": high}
+        fresh[method] = accuracy_entry(right, questions)
         if method == chosen:
             continue
         gain, width = paired_difference(clusters[chosen][:, 0], right, questions)
@@ -331,7 +329,7 @@ def _nats(summary: dict[str, Any]) -> Floats:
     return np.array([summary["windows"][method] for method in summary["methods"]], np.float64)
 
 
-def _choose(clusters: Floats, nats: Floats, records: NDArray[np.integer[Any]]) -> int:
+def choose(clusters: Floats, nats: Floats, records: NDArray[np.integer[Any]]) -> int:
     """Choose the method with the fewest nats among the most accurate ones on the records.
 
     The most accurate methods are those within a standard error of the highest accuracy.
@@ -345,11 +343,11 @@ def _choose(clusters: Floats, nats: Floats, records: NDArray[np.integer[Any]]) -
     return int(np.where(level, nats.mean(axis=1), np.inf).argmin())
 
 
-def _best_shares(clusters: Floats, nats: Floats, seed: int) -> list[float]:
+def best_shares(clusters: Floats, nats: Floats, seed: int) -> list[float]:
     """Return the share of bootstrap resamplings (records and windows) that choose each method."""
     rng, counts = np.random.default_rng(seed), np.zeros(len(clusters))
     for _ in range(RESAMPLINGS):
         records = rng.integers(clusters.shape[1], size=(clusters.shape[1],))
         windows = rng.integers(nats.shape[1], size=(nats.shape[1],))
-        counts[_choose(clusters, nats[:, windows], records)] += 1
+        counts[choose(clusters, nats[:, windows], records)] += 1
     return [float(count) / RESAMPLINGS for count in counts]

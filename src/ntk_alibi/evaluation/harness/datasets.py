@@ -22,7 +22,7 @@ from lm_eval.api.task import ConfigurableTask
 from ntk_alibi import _checks
 from ntk_alibi.evaluation.comparing.intervals import ratio_standard_error
 from ntk_alibi.evaluation.records import corpus, haystacks
-from ntk_alibi.evaluation.records.lines import Lines
+from ntk_alibi.evaluation.records.longeval import Lines, Topics
 from ntk_alibi.evaluation.records.record import (
     Case,
     Decode,
@@ -32,7 +32,6 @@ from ntk_alibi.evaluation.records.record import (
     encoder,
     text_lengths,
 )
-from ntk_alibi.evaluation.records.topics import Topics
 from ntk_alibi.evaluation.records.words import OTHER_LINE_NAMES
 from ntk_alibi.models.loading import checkpoint_name, reading
 
@@ -53,14 +52,15 @@ TOKENS_PER_QUESTION = 64
 #: Default number of prompts with one question, of each length.
 SINGLE_QUESTIONS = 32
 
-#: Default number of records of each length, by kind.
-RECORDS = {
-    "lines": 8,
-    "other-lines": 8,
-    "topics": 12,
-    "passkey": 32,
-    "multikey": 8,
-    "variables": 8,
+#: The kinds of records: the default number of records of each length, and a function of sentences
+#: of prose and of the greatest default number of questions that makes the kind.
+KINDS: dict[str, tuple[int, Callable[[tuple[str, ...], int], Any]]] = {
+    "lines": (8, lambda prose, most: Lines(prose=prose)),
+    "other-lines": (8, lambda prose, most: Lines(names=OTHER_LINE_NAMES, prose=prose)),
+    "topics": (12, lambda prose, most: Topics(prose)),
+    "passkey": (32, lambda prose, most: haystacks.Passkey(prose)),
+    "multikey": (8, lambda prose, most: haystacks.MultiKey(prose, keys=min(16, most))),
+    "variables": (8, lambda prose, most: haystacks.Variables(prose)),
 }
 
 
@@ -87,8 +87,8 @@ def retrieval(
         **model: the harness's metadata of the model: the records are made with its tokenizer, or
             with the tokenizer of the checkpoint named by pretrained.
     """
-    _checks.choice("kind", kind, RECORDS)
-    count = RECORDS[kind] if records is None else _checks.integer("records", records, minimum=1)
+    _checks.choice("kind", kind, KINDS)
+    count = KINDS[kind][0] if records is None else _checks.integer("records", records, minimum=1)
     _checks.integer("seed", seed, minimum=0)
     tokenizer = _tokenizer(**model)
     encode = cached_encoder(encoder(tokenizer))
@@ -301,15 +301,7 @@ def _sentences(split: str) -> tuple[str, ...]:
 def _record_kind(kind: str, questions: int | None, length: int, split: str) -> RecordKind:
     sentences = _sentences(_checks.choice("split", split, corpus.SPLITS))
     most = max(1, length // TOKENS_PER_QUESTION)
-    make: dict[str, Callable[[], Any]] = {
-        "lines": lambda: Lines(prose=sentences),
-        "other-lines": lambda: Lines(names=OTHER_LINE_NAMES, prose=sentences),
-        "topics": lambda: Topics(sentences),
-        "passkey": lambda: haystacks.Passkey(sentences),
-        "multikey": lambda: haystacks.MultiKey(sentences, keys=min(16, most)),
-        "variables": lambda: haystacks.Variables(sentences),
-    }
-    default = make[kind]()
+    default = KINDS[kind][1](sentences, most)
     if questions is None:
         questions = min(default.questions, most)
     questions = _checks.integer("questions", questions, minimum=1)
@@ -319,10 +311,9 @@ def _record_kind(kind: str, questions: int | None, length: int, split: str) -> R
 
 def _question_document(decode: Decode, case: Case, length: int) -> dict[str, Any]:
     edges = [0, *(edge for answer in case.answers for edge in answer)]
-    pieces = [decode(case.tokens[a:b]) for a, b in itertools.pairwise(edges)]
-    places = np.cumsum([len(piece) for piece in pieces]).tolist()
+    text, places = _decoded(decode, case.tokens, edges)
     return {
-        "text": "".join(pieces),
+        "text": text,
         "length": length,
         "starts": [0] * len(case.answers),
         "begins": places[0::2],
@@ -338,11 +329,10 @@ def _question_document(decode: Decode, case: Case, length: int) -> dict[str, Any
 
 def _prose_document(decode: Decode, tokens: Any, bins: int, context: int | None) -> dict[str, Any]:
     edges = [int(part[0]) for part in np.array_split(np.arange(1, len(tokens)), bins)]
-    pieces = [decode(tokens[a:b]) for a, b in zip([0, *edges], [*edges, len(tokens)], strict=True)]
-    places = np.cumsum([len(piece) for piece in pieces]).tolist()
+    text, places = _decoded(decode, tokens, [0, *edges, len(tokens)])
     first_read = [0 if context is None else max(0, edge - context) for edge in edges]
     return {
-        "text": "".join(pieces),
+        "text": text,
         "length": len(tokens),
         "starts": [len(decode(tokens[:first])) for first in first_read],
         "begins": places[:-1],
@@ -350,6 +340,12 @@ def _prose_document(decode: Decode, tokens: Any, bins: int, context: int | None)
         "tokens": np.diff([*edges, len(tokens)]).tolist(),
         "positions": [edge / len(tokens) for edge in edges],
     }
+
+
+def _decoded(decode: Decode, tokens: Any, edges: list[int]) -> tuple[str, list[int]]:
+    """Return the text between the first and the last edge, and the ends of its parts in it."""
+    pieces = [decode(tokens[a:b]) for a, b in itertools.pairwise(edges)]
+    return "".join(pieces), np.cumsum([len(piece) for piece in pieces]).tolist()
 
 
 def _lengths(lengths: Any, texts: int, of: str = "records", minimum: int = 1) -> list[int]:

@@ -41,23 +41,17 @@ def cases(kind: str, size: int, data: str | None = None, **_: Any) -> dict[str, 
 
 def right(document: dict[str, Any], results: list[str]) -> dict[str, float]:
     """Score the answer to a document by the rules of scoring.py."""
-    return {"accuracy": float(is_right(document, results[0]))}
-
-
-def is_right(case: dict[str, Any], prediction: str) -> bool:
-    """Return whether a prediction is right for a case, by the rules of scoring.py."""
-    if case["kind"] == "lines":
-        return score_lines(prediction, int(case["expected"][0]))
-    return score_topics(prediction, case["expected"])
+    prediction, expected = results[0], document["expected"]
+    if document["kind"] == "lines":
+        return {"accuracy": float(score_lines(prediction, int(expected[0])))}
+    return {"accuracy": float(score_topics(prediction, expected))}
 
 
 def find_file(data: str | os.PathLike[str], kind: str, size: int) -> Path:
     """Return the path of the file with the cases of a kind and size."""
     path = Path(data)
-    if not path.is_dir():
-        return path
     places = [path / f"{kind}_{size}.jsonl", path / kind / "testcases" / f"{size}_{kind}.jsonl"]
-    return next((place for place in places if place.exists()), places[0])
+    return next((place for place in places if place.exists()), places[0]) if path.is_dir() else path
 
 
 def read_cases(path: str | os.PathLike[str], kind: str) -> list[dict[str, Any]]:

@@ -328,7 +328,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         ) as bar:
             for begin in range(0, len(passes), size):
                 batch = passes[begin : begin + size]
-                for number, answer in self._read(batch):
+                for number, answer in self.read(batch):
                     answers[number] = answer
                     if keys[number] is not None:
                         self.cache_hook.add_partial("loglikelihood", keys[number], answer)
@@ -338,7 +338,8 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         return answers
 
     @torch.inference_mode()
-    def _read(self, batch: list[Pass]) -> list[tuple[int, tuple[float, bool]]]:
+    def read(self, batch: list[Pass]) -> list[tuple[int, tuple[float, bool]]]:
+        """Run one forward pass, and return the number and the answer of each of its requests."""
         ids, mask = self._pad([one.read for one in batch], left=False)
         with torch.autocast(
             self.device.type,

@@ -1,4 +1,4 @@
-"""Functions that run lm-evaluation-harness with our model and tasks.
+"""Our tasks, and functions that run lm-evaluation-harness with our model and tasks.
 
 The harness has no entry points for third-party models. Importing
 `ntk_alibi.evaluation.harness.model` registers our model, so that the harness's command line and
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fnmatch
 import glob
 import hashlib
 import json
@@ -16,19 +17,77 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntk_alibi import _files, _installed
-from ntk_alibi.evaluation.harness import our_tasks
+from ntk_alibi import _checks, _files, _installed
 from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.harness.model import StretchedLM
+
+#: Keys that say which tokenizer the records are made with.
+OF_MODELS = ("tokenizer", "pretrained")
+
+_OF_PROSE = ("lengths", "windows", "bins", "text", "context", "stride", "split")
+_OF_GENERATED = ("lengths", "records", "seed", "split")
+_OF_RECORDS = (*_OF_GENERATED, "questions")
+
+#: Tags that stand for several of our tasks.
+TAGS = ("ntk_alibi_retrieval", "ntk_alibi_generated", "longeval")
+
+
+def tasks_folder() -> Path:
+    """Return the folder of our tasks' YAML files, for the harness's `--include_path`."""
+    return Path(str(resources.files("ntk_alibi.evaluation.harness") / "tasks"))
+
+
+def task_names() -> list[str]:
+    """Return the names of our tasks."""
+    return sorted(path.stem for path in tasks_folder().glob("*.yaml"))
+
+
+def keys_of(task: str) -> tuple[str, ...] | None:
+    """Return the keys that a task of ours reads; None for other tasks."""
+    if task not in (*task_names(), *TAGS):
+        return None
+    if task.startswith("ntk_alibi_prose"):
+        return tuple(k for k in _OF_PROSE if k != "stride" or not task.endswith("_sliding"))
+    if task.startswith("ntk_alibi_"):
+        return _OF_GENERATED if task.endswith("_generated") else _OF_RECORDS
+    return ("data",)
+
+
+def metadata_of(task: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of metadata that a task reads; all of it for a task that is not ours."""
+    keys = keys_of(task)
+    return {k: v for k, v in metadata.items() if keys is None or k in (*keys, *OF_MODELS)}
+
+
+def check_metadata(tasks: Collection[str], metadata: Mapping[str, Any]) -> None:
+    """Check before any work that all keys are read by one of the tasks, if all tasks are ours.
+
+    The harness passes all keys to all tasks.
+
+    Raises:
+        ValueError: a key is not.
+    """
+    ours = (*task_names(), *TAGS)
+    named = [name for task in tasks for name in fnmatch.filter(ours, task) or [task]]
+    keys = [keys_of(name) for name in named]
+    if keys and None not in keys:
+        known = [*dict.fromkeys(key for of_task in keys for key in of_task or ()), *OF_MODELS]
+        for key in metadata:
+            if key not in known:
+                raise ValueError(
+                    f"metadata of these tasks must have keys of {', '.join(known)}, got {key!r}"
+                    f"{_checks.question(key, known)}"
+                )
 
 
 def cache_file(lm: StretchedLM, folder: Path) -> Path:
@@ -52,9 +111,7 @@ def main(arguments: Sequence[str]) -> None:
 
     check_files(arguments)
     known = _known(arguments)
-    our_tasks.check_metadata(
-        [task for word in known.tasks for task in word.split(",")], known.metadata
-    )
+    check_metadata([task for word in known.tasks for task in word.split(",")], known.metadata)
     before = sys.argv
     sys.argv = ["lm-eval", *with_our_tasks(with_tokenizer(arguments))]
     try:
@@ -83,10 +140,7 @@ def check_files(arguments: Sequence[str]) -> None:
     The harness only logs that it could not write results, and prints a traceback for a damaged
     cache.
     """
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--output_path", "-o", type=Path)
-    parser.add_argument("--use_cache", "-c", type=Path)
-    known, _ = parser.parse_known_args(arguments)
+    known = _known(arguments)
     if known.output_path is not None:
         is_file = known.output_path.suffix == ".json"
         with _files.naming("--output_path", "a folder that can be written"):
@@ -106,7 +160,7 @@ def with_our_tasks(arguments: Sequence[str]) -> list[str]:
     names_folder = any(a.startswith("--include_path") for a in arguments)
     if not takes_tasks or names_folder:
         return list(arguments)
-    return [*arguments, "--include_path", str(our_tasks.folder())]
+    return [*arguments, "--include_path", str(tasks_folder())]
 
 
 def with_tokenizer(arguments: Sequence[str]) -> list[str]:
@@ -128,12 +182,14 @@ def _known(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse those arguments of the harness's command line that we read, too."""
     from lm_eval._cli.utils import MergeDictAction
 
-    parser = argparse.ArgumentParser("lm-eval", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser("lm-eval", add_help=False)
     parser.add_argument("--config", "-C")
     parser.add_argument("--model", "-M")
     parser.add_argument("--tasks", "-t", nargs="+", default=[])
     parser.add_argument("--model_args", "-a", nargs="+", action=MergeDictAction, default={})
     parser.add_argument("--metadata", nargs="+", action=MergeDictAction, default={})
+    parser.add_argument("--output_path", "-o", type=Path)
+    parser.add_argument("--use_cache", "-c", type=Path)
     return parser.parse_known_args(arguments)[0]
 
 
@@ -153,7 +209,7 @@ def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: boo
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(
-        include_path=str(our_tasks.folder()), include_defaults=all_known, metadata=metadata
+        include_path=str(tasks_folder()), include_defaults=all_known, metadata=metadata
     )
     # The harness also takes paths of YAML files.
     if unknown := [n for n in names if n not in manager.task_index and not os.path.isfile(n)]:

@@ -1,7 +1,8 @@
-"""RULER's tasks of the harness: packages, tokenizer, prompts and lengths."""
+"""The harness with our tasks and RULER's: keys of metadata, packages, tokenizer and lengths."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import random
@@ -9,14 +10,17 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import lm_eval.tasks
 import numpy as np
 import pytest
+import yaml
 
 from harness_tasks import search_tasks_in
 from ntk_alibi import _installed
 from ntk_alibi.evaluation.comparing.task_comparison import by_length, load_known, summary_of
+from ntk_alibi.evaluation.harness import datasets, local_files
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.models import nano_bloom_path
 
@@ -130,3 +134,77 @@ def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [sample["doc"] for sample in samples] == documents[:2]
     assert {document["max_length"] for document in documents} == {512, 768}
     assert all(document["length"] <= document["max_length"] for document in documents)
+
+
+LINES = ["ntk_alibi_lines"]
+
+
+def parameters(function: Any) -> set[str]:
+    found = inspect.signature(function).parameters.values()
+    return {p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD} - {"kind", "size", "name"}
+
+
+@pytest.mark.parametrize("task", harness.task_names())
+def test_the_keys_of_a_task_are_those_that_its_function_reads(task: str) -> None:
+    retrieval, prose = parameters(datasets.retrieval), parameters(datasets.prose)
+    expected = parameters(local_files.cases)
+    assert expected == parameters(local_files.documents)
+    if task.startswith("ntk_alibi"):
+        expected = retrieval - {"questions"} if task.endswith("_generated") else retrieval
+    if task.startswith("ntk_alibi_prose"):
+        expected = prose - {"stride"} if task.endswith("sliding") else prose
+    assert set(harness.keys_of(task) or ()) == expected
+
+
+def test_tags_are_those_of_the_tasks() -> None:
+    texts = [
+        path.read_text().replace("!function ", "") for path in harness.tasks_folder().glob("_*")
+    ]
+    assert {yaml.safe_load(text)["tag"] for text in texts} == set(harness.TAGS)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "given", "message"),
+    [
+        (LINES, {"length": [512]}, "got 'length': did you mean lengths?"),
+        (LINES, {"foo": 1}, "got 'foo'"),
+        (LINES, {"windows": 1}, "got 'windows'"),
+        (["ntk_alibi_lines_generated"], {"questions": 2}, "got 'questions'"),
+        (["ntk_alibi_prose_sliding"], {"stride": 2}, "got 'stride'"),
+        (["longeval_lines_200"], {"dat": "x"}, "got 'dat': did you mean data?"),
+        (["longeval"], {"dat": "x"}, "got 'dat': did you mean data?"),
+        (["ntk_alibi_l*"], {"record": 1}, "got 'record': did you mean records?"),
+    ],
+)
+def test_keys_that_no_task_reads_are_refused(
+    tasks: list[str], given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match="metadata of these tasks must have keys of") as error:
+        harness.check_metadata(tasks, given)
+    assert message in str(error.value)
+    with pytest.raises(ValueError, match="metadata of these tasks must have keys of"):
+        load_known(tasks, given, "nano-bloom")
+    words = [f"{key}={value}" for key, value in given.items()]
+    with pytest.raises(ValueError, match="metadata of these tasks must have keys of"):
+        harness.main(["--model", "ntk_alibi", "--tasks", ",".join(tasks), "--metadata", *words])
+
+
+@pytest.mark.parametrize(
+    ("tasks", "given"),
+    [
+        (LINES, {"tokenizer": "x", "pretrained": "y", "seed": 1}),
+        ([*LINES, "ntk_alibi_prose"], {"records": 1, "windows": 2}),
+        (["niah_single_1"], {"max_seq_lengths": [512], "x": 1}),
+        ([*LINES, "niah_single_1"], {"max_seq_lengths": [512], "lengths": [512]}),
+        (["a-file.yaml"], {"x": 1}),
+        ([], {"x": 1}),
+    ],
+)
+def test_other_keys_are_taken(tasks: list[str], given: dict[str, Any]) -> None:
+    harness.check_metadata(tasks, given)
+
+
+def test_the_command_of_a_row_has_the_keys_of_its_task() -> None:
+    given = {"records": 1, "windows": 2, "tokenizer": "x"}
+    assert harness.metadata_of("ntk_alibi_lines", given) == {"records": 1, "tokenizer": "x"}
+    assert harness.metadata_of("niah_single_1", given) == given

@@ -177,10 +177,3 @@ def test_mpts_with_biases_or_scaled_logits_are_refused(name: str, value: Any) ->
     setattr(config, name, value)
     with pytest.raises(ValueError, match=f"{name} must be"):
         settings_of(config, MPT)
-
-
-def test_a_scaling_that_nothing_would_apply_is_refused() -> None:
-    config = transformers.LlamaConfig(alibi_scaling={"alibi_type": "ntk", "factor": 4.0})
-    with pytest.raises(ValueError, match=r"alibi_scaling must be left out for LlamaForCausalLM"):
-        refuse_unapplied(config, "LlamaForCausalLM")
-    refuse_unapplied(transformers.LlamaConfig(), "LlamaForCausalLM")

@@ -6,15 +6,19 @@ import functools
 from typing import Any
 
 from ntk_alibi import _installed
-from ntk_alibi.engines.vllm import checks
 from ntk_alibi.engines.vllm.families import family_of
-from ntk_alibi.engines.vllm.settings import refuse_unapplied, settings_of
+from ntk_alibi.engines.vllm.settings import (
+    check_backend,
+    check_whole_contexts,
+    refuse_unapplied,
+    settings_of,
+)
 
-#: Classes of `models/` by architecture. They are named, not imported: a process that is to fork
+#: Classes by architecture. They are named, not imported: a process that is to fork
 #: must not have initialized CUDA.
 MODELS = {
-    "BloomForCausalLM": "bloom:BloomForCausalLM",
-    "FalconForCausalLM": "falcon:FalconForCausalLM",
+    "BloomForCausalLM": "models:BloomForCausalLM",
+    "FalconForCausalLM": "models:FalconForCausalLM",
     "MPTForCausalLM": "mpt:MptForCausalLM",
     "MptForCausalLM": "mpt:MptForCausalLM",
 }
@@ -34,7 +38,7 @@ def register() -> None:
         from vllm.config import VllmConfig
 
     for architecture, name in MODELS.items():
-        ModelRegistry.register_model(architecture, f"ntk_alibi.engines.vllm.models.{name}")
+        ModelRegistry.register_model(architecture, f"ntk_alibi.engines.vllm.{name}")
     _check_first(VllmConfig)
 
 
@@ -76,7 +80,11 @@ def verify(vllm_config: Any) -> None:
         refuse_unapplied(config, model.architecture)
         return
     settings = settings_of(config, family)
-    checks.chosen_backends(getattr(vllm_config, "attention_config", None))
-    checks.whole_contexts(vllm_config.parallel_config)
+    attention = getattr(vllm_config, "attention_config", None)
+    per_kind = getattr(attention, "backend_per_kind", None) or {}
+    for chosen in (getattr(attention, "backend", None), *per_kind.values()):
+        if chosen is not None:
+            check_backend(chosen.name)
+    check_whole_contexts(vllm_config.parallel_config)
     if family.corrects_gelu:
         config.bloom_gelu = settings.gelu

@@ -1,4 +1,4 @@
-"""The settings that a model's configuration, or `--hf-overrides`, has for the plugin."""
+"""What a model's configuration, `--hf-overrides` and vLLM's own settings may say to the plugin."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ _WITHOUT_KERNEL = ("alibi_window", "alibi_sink", "alibi_causal_block", "alibi_lo
 #: computes attention, and whether its bias is rounded as that of transformers.
 _READ = ("alibi_scaling", "bloom_gelu")
 _KNOWN = (*_READ, *_WITHOUT_KERNEL, "alibi_attention", "alibi_compat", "alibi_bias_max")
+
+#: Backends whose kernels read the slopes of a layer, by vLLM's names. Others refuse slopes
+#: themselves, or take them and never read them, such as FLASHINFER and TURBOQUANT.
+BACKENDS = (
+    "CPU_ATTN",
+    "FLASH_ATTN",
+    "ROCM_AITER_FA",
+    "ROCM_AITER_UNIFIED_ATTN",
+    "ROCM_ATTN",
+    "ROCM_SEGMENTED_ATTN",
+    "TRITON_ATTN",
+)
 
 _STATIC = "'linear', 'ntk', 'flat_heads' or 'max_bias'"
 
@@ -125,3 +137,24 @@ def refuse_unapplied(config: Any, architecture: str) -> None:
             f"(BLOOM, Falcon with alibi=true, MPT), got {scaling!r}, which vLLM would ignore: set "
             "it to null in --hf-overrides"
         )
+
+
+def check_backend(name: str) -> None:
+    """Check that an attention backend reads slopes."""
+    if name not in BACKENDS:
+        raise ValueError(
+            f"the attention backend must be one that reads ALiBi's slopes ({', '.join(BACKENDS)}), "
+            f"got {name}, with which the model would have no positions: set --attention-backend, "
+            "or attention_backend=..., to TRITON_ATTN on GPUs"
+        )
+
+
+def check_whole_contexts(parallel: Any) -> None:
+    """Refuse contexts that are split over processes, whose slopes see distances within a part."""
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        size = getattr(parallel, name, 1)
+        if size != 1:
+            raise ValueError(
+                f"{name} must be 1 for a model with ALiBi, got {size}: vLLM counts distances "
+                "within a process's part of the context. Use --tensor-parallel-size"
+            )

@@ -46,7 +46,7 @@ from ntk_alibi.engines.vllm.families import (
     slopes_of_layer,
     slopes_of_process,
 )
-from ntk_alibi.engines.vllm.models.stretching import stretch
+from ntk_alibi.engines.vllm.models import stretch
 
 
 class MptAttention(nn.Module):

@@ -1,1 +1,0 @@
-"""Classes that vLLM makes in the place of its own; they import vLLM."""

@@ -16,9 +16,9 @@ import ntk_alibi as na
 from ntk_alibi.evaluation.report.markdown import table
 from ntk_alibi.fused.call import checked_call
 from ntk_alibi.masks import Mask
+from ntk_alibi.torch.devices.dispatch import DeviceKernel
 from ntk_alibi.torch.devices.flash import FlashAttention
 from ntk_alibi.torch.devices.flex import FlexAttention
-from ntk_alibi.torch.devices.kernel import DeviceKernel
 
 #: Heads and channels of all problems.
 HEADS, DIM = 16, 64

@@ -8,9 +8,8 @@ import torch
 
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.fused.call import AttentionCall, checked_call
-from ntk_alibi.torch.devices.block_masks import BLOCK, visible_blocks
-from ntk_alibi.torch.devices.captured import captured, form_of
-from ntk_alibi.torch.devices.score_mods import mask_mod, score_mod
+from ntk_alibi.torch.devices.block_masks import BLOCK, mask_mod, visible_blocks
+from ntk_alibi.torch.devices.score_mods import captured, score_mod, variant_of
 
 NUMBERS = ("scale", "skip_tolerance")
 MASK = ("causal", "window", "causal_block", "sink")
@@ -43,8 +42,8 @@ def by_pairs(call: AttentionCall, *, padded: bool = False) -> tuple[torch.Tensor
         for x in (call.key, call.value)
     )
     query = torch.nn.functional.pad(call.query, (0, 0, 0, rows - queries))
-    form = form_of(call, padded=padded, log=True)
-    scores = score_mod(form, numbers)(query @ key.mT, *pairs)
+    variant = variant_of(call, padded=padded, log=True)
+    scores = score_mod(variant, numbers)(query @ key.mT, *pairs)
     partial, full = (
         blocks.repeat_interleave(BLOCK, 2).repeat_interleave(BLOCK, 3)[:, :, :rows, :columns]
         for blocks in visible_blocks(numbers)

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ntk_alibi as na
 from device_calls import device_call
 from ntk_alibi.torch.devices.block_masks import BLOCK, visible_blocks
-from ntk_alibi.torch.devices.captured import captured
 from ntk_alibi.torch.devices.certified import AT_ONCE, can_certify, kept_blocks
 from ntk_alibi.torch.devices.flex import FlexAttention
+from ntk_alibi.torch.devices.score_mods import captured
 
 
 def blocks(call: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ import ntk_alibi as na
 from attention_checks import ROUNDING, UNIT, expected, inputs, visible
 from device_calls import by_pairs, device_call
 from ntk_alibi.torch.devices import flex
-from ntk_alibi.torch.devices.captured import captured, form_of
+from ntk_alibi.torch.devices.score_mods import captured, variant_of
 
 KERNEL = flex.FlexAttention()
 SLOPES = na.alibi_slopes(4)
@@ -49,7 +49,7 @@ def table() -> na.DistanceTable:
     return na.DistanceTable(numbers, -400)
 
 
-#: One call for each form that is compiled: bias and options.
+#: One call for each variant that is compiled: bias and options.
 FORMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "no bias": (None, {}),
     "slopes": (na.ALiBi(4, na.NTK(4.0)), {"window": 150, "sink": 5}),
@@ -135,10 +135,10 @@ def test_one_compilation_serves_all_lengths() -> None:
         tensors = [torch.randn(2, 4, n, 16) for n in (128, keys, keys)]
         call = device_call(*tensors, bias, window=keys // 2)
         numbers = captured(call, 128, keys)
-        form = form_of(call, padded=False, log=True)
+        variant = variant_of(call, padded=False, log=True)
         if compiled is None:
             compiled = torch.compile(
-                flex.function_of(form), backend=counter, dynamic=True, fullgraph=True
+                flex.function_of(variant), backend=counter, dynamic=True, fullgraph=True
             )
         with torch.no_grad():
             output, logsumexp = compiled(*tensors, numbers)
@@ -171,9 +171,9 @@ def test_keys_of_a_single_query_may_be_divided(
     for keys in lengths:
         query, key = torch.randn(batch, 8, queries, 16), torch.randn(batch, 2, keys, 16)
         call = device_call(query, key, key, na.ALiBi(8))
-        form = form_of(call, padded=False, log=False)
+        variant = variant_of(call, padded=False, log=False)
         if compiled is None:
-            function = flex.function_of(form)
+            function = flex.function_of(variant)
             compiled = torch.compile(function, backend=keep, dynamic=True, fullgraph=True)
         with torch.no_grad():
             output, _ = compiled(call.query, call.key, call.value, captured(call, queries, keys))
@@ -209,8 +209,8 @@ def test_the_joint_graph_of_learned_parameters(name: str) -> None:
     tensors = [torch.randn(2, 4, 130, 16) for _ in range(3)]
     call = device_call(*tensors, bias(), causal=causal)
     rows = [torch.nn.functional.pad(x, (0, 0, 0, 126)) for x in tensors]
-    form = form_of(call, padded=True, log=True)
-    compiled = torch.compile(flex.function_of(form), backend="aot_eager", fullgraph=True)
+    variant = variant_of(call, padded=True, log=True)
+    compiled = torch.compile(flex.function_of(variant), backend="aot_eager", fullgraph=True)
     output, logsumexp = compiled(*rows, captured(call, 256, 256))
     weights = torch.randn(2, 4, 130, 16)
 

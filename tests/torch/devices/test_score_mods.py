@@ -13,9 +13,8 @@ import ntk_alibi as na
 from conformance import WAYS, Expectation, loss, tensors
 from conformance_cases import CASES
 from device_calls import by_pairs, device_call
-from ntk_alibi.torch.devices.block_masks import BLOCK, visible_blocks
-from ntk_alibi.torch.devices.captured import captured
-from ntk_alibi.torch.devices.score_mods import mask_mod
+from ntk_alibi.torch.devices.block_masks import BLOCK, mask_mod, visible_blocks
+from ntk_alibi.torch.devices.score_mods import captured
 from ntk_alibi.torch.operator import in_parts
 
 #: Kinds of calls without rotations, which kernels do not see, and one with.

@@ -1,4 +1,4 @@
-"""The blocks of queries and keys that a kernel visits, from positions alone.
+"""The keys that a query sees, and the blocks that a kernel visits, from positions alone.
 
 Nothing here reads a number of a tensor on the host, and no matrix of all pairs exists.
 """
@@ -6,17 +6,19 @@ Nothing here reads a number of a tensor on the host, and no matrix of all pairs 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from ntk_alibi.torch.devices.captured import LAST, Numbers
-from ntk_alibi.torch.devices.score_mods import MaskMod
+from ntk_alibi.torch.devices.score_mods import LAST, Numbers, at
 
 #: Queries, and keys, of a block.
 BLOCK = 128
+
+#: A function of batch row, head, query and key, which says whether the query sees the key.
+MaskMod = Callable[[Any, Any, Any, Any], Any]
 
 
 class Blocks(NamedTuple):
@@ -45,7 +47,7 @@ def visible_blocks(numbers: Numbers) -> Blocks:
     least = _of_blocks(torch.where(real, keys, LAST), LAST, torch.amin)[:, None, None, :]
     most = _of_blocks(keys, -1, torch.amax)[:, None, None, :]
     all_real = _of_blocks(real.int(), 0, torch.amin)[:, None, None, :] > 0
-    first, last = numbers["first"], numbers["last"]
+    first, last = numbers["first_seen"], numbers["last_seen"]
     first_least = _of_blocks(first, LAST, torch.amin)[:, None, :, None]
     first_most = _of_blocks(first, -1, torch.amax)[:, None, :, None]
     last_least = _of_blocks(last, LAST, torch.amin)[:, None, :, None]
@@ -54,6 +56,18 @@ def visible_blocks(numbers: Numbers) -> Blocks:
     some = (least <= last_most) & ((most >= first_least) | (least < sink)) & (most >= 0)
     full = all_real & (most <= last_least) & ((least >= first_most) | (most < sink))
     return Blocks(some & ~full, full)
+
+
+def mask_mod(numbers: Numbers) -> MaskMod:
+    """Return the function that says which keys a query sees, for every mask and padding."""
+
+    def visible(batch: Any, head: Any, row: Any, column: Any) -> Any:
+        del head
+        key = at(numbers["key_positions"], batch, column)
+        near = (key >= at(numbers["first_seen"], batch, row)) | (key < numbers["sink"])
+        return near & (key >= 0) & (key <= at(numbers["last_seen"], batch, row))
+
+    return visible
 
 
 def block_mask(

@@ -22,7 +22,7 @@ import torch
 from ntk_alibi import _core
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.torch.devices.block_masks import BLOCK
-from ntk_alibi.torch.devices.captured import HIDDEN, Numbers
+from ntk_alibi.torch.devices.score_mods import HIDDEN, Numbers
 
 #: Columns of keys whose scores bound a query's sum from below: its own block and the one before.
 NEAR = 2 * BLOCK
@@ -165,8 +165,8 @@ def _of_blocks(
 
     at_keys = numbers["key_positions"][:, column][:, None, :, None]
     distance = of_rows("query_positions") - at_keys
-    seen = (at_keys >= of_rows("first")) | (at_keys < numbers["sink"])
-    seen = seen & (at_keys >= 0) & (at_keys <= of_rows("last")) & inside[:, None]
+    seen = (at_keys >= of_rows("first_seen")) | (at_keys < numbers["sink"])
+    seen = seen & (at_keys >= 0) & (at_keys <= of_rows("last_seen")) & inside[:, None]
     bias = _bias(call, slopes, row, distance.clamp(min=0))
     scores = torch.where(seen, scores.double() - bias, -torch.inf)
     sums = torch.logsumexp(scores * math.log(2.0), dim=-1) * _LOG2E

@@ -17,7 +17,6 @@ import torch
 
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.masks import EVERYTHING
-from ntk_alibi.torch.devices.kernel import older_than
 
 #: The dtypes of its kernels, and the number of keys that they take without a window. They then add
 #: m j in place of -m (i - j), in float32, which rounds scores by up to 2^-24 m K. For slopes up to
@@ -48,8 +47,9 @@ class FlashAttention:
 
     def can_run(self, call: AttentionCall, *, log: bool) -> str | None:
         """Return None for a call that flash-attn can do, or why it cannot, in a sentence."""
+        device = call.query.device
         reasons = {
-            f"flash-attn is for {self.device}": call.query.device.type != self.device,
+            f"flash-attn is for {self.device}": device.type != self.device,
             "flash-attn is for bfloat16 and float16": call.query.dtype not in MOST_KEYS,
             "flash-attn's logsumexp lacks a term of each query": log,
             "there are no queries or no keys": 0 in call.problem.shape,
@@ -79,6 +79,13 @@ class FlashAttention:
         return output.transpose(1, 2), None
 
 
+def older_than(capability: tuple[int, int], device: torch.device) -> bool:
+    """Return whether a device is an NVIDIA GPU below a compute capability."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) < capability
+
+
 def _reasons_of_mask(call: AttentionCall) -> dict[str, bool]:
     mask, problem = call.problem.mask, call.problem
     limit = MOST_KEYS.get(call.query.dtype, 0)
@@ -95,11 +102,10 @@ def _reasons_of_mask(call: AttentionCall) -> dict[str, bool]:
 
 def _reasons_of_bias(call: AttentionCall) -> dict[str, bool]:
     bias = call.bias
-    others = (bias.far_left, bias.table, bias.sums, bias.dense, bias.first)
     learned = any(side.requires_grad for side in bias.slopes.values())
     return {
         "flash-attn takes slopes of heads and no other bias": bias.exempt > 0
-        or any(x is not None for x in others),
+        or not bias.numbers.keys() <= {"left", "right"},
         "flash-attn takes no slopes of queries": bias.left is not None and bias.left.shape[2] > 1,
         "flash-attn has no gradients of slopes": torch.is_grad_enabled() and learned,
         "flash-attn takes no factors of scores": call.factors is not None,

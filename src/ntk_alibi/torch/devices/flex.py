@@ -1,4 +1,4 @@
-"""Attention by torch's FlexAttention, compiled once for each form of call."""
+"""Attention by torch's FlexAttention, compiled once for each variant of a call."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.torch.devices.block_masks import BLOCK, block_mask, visible_blocks
-from ntk_alibi.torch.devices.captured import Form, Numbers, captured, form_of
+from ntk_alibi.torch.devices.block_masks import BLOCK, block_mask, mask_mod, visible_blocks
 from ntk_alibi.torch.devices.certified import can_certify, kept_blocks
-from ntk_alibi.torch.devices.kernel import older_than, sees_gradients
-from ntk_alibi.torch.devices.score_mods import mask_mod, score_mod
+from ntk_alibi.torch.devices.flash import older_than
+from ntk_alibi.torch.devices.score_mods import (
+    Numbers,
+    Variant,
+    captured,
+    score_mod,
+    variant_of,
+)
 
 #: Device types of FlexAttention, and whether it has a logsumexp and a backward pass there.
 DEVICES = {"cuda": True, "xpu": True, "mps": False, "cpu": False}
@@ -34,10 +39,10 @@ LEAST_CAPABILITY = (7, 0)
 #: from where on the blocks that are left out save more than their certificate costs.
 CERTIFY_FROM = 16384
 
-#: Compilations of one form: for batches of one row and of several, dtypes, and so on.
+#: Compilations of one variant: for batches of one row and of several, dtypes, and so on.
 RECOMPILE_LIMIT = 64
 
-#: Whether this torch can keep the compilations of one form apart from those of others.
+#: Whether this torch can keep the compilations of one variant apart from those of others.
 _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
@@ -54,7 +59,8 @@ class FlexAttention:
 
     def can_run(self, call: AttentionCall, *, log: bool) -> str | None:
         """Return None for a call that FlexAttention can do, or why it cannot, in a sentence."""
-        device, dtype = call.query.device.type, call.query.dtype
+        where, dtype = call.query.device, call.query.dtype
+        device = where.type
         triton = device in ("cuda", "xpu")
         table = call.bias.table
         reasons = {
@@ -68,7 +74,7 @@ class FlexAttention:
             f"Triton's products need {LEAST_CHANNELS} channels": triton
             and call.query.shape[3] < LEAST_CHANNELS,
             f"FlexAttention has no logsumexp and no gradients on {device}": (
-                not DEVICES.get(device, False) and (log or sees_gradients(call))
+                not DEVICES.get(device, False) and (log or _sees_gradients(call))
             ),
             "torch maps the call": torch._C._functorch.peek_interpreter_stack() is not None,
             "torch traces the call without Dynamo": (
@@ -79,15 +85,15 @@ class FlexAttention:
 
     def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the output and, with log, the logsumexp."""
-        backward = sees_gradients(call)
+        backward = _sees_gradients(call)
         queries = call.problem.shape[2]
         query, key, value = call.query, call.key, call.value
         if backward:  # gradients are NaN for some other lengths (pytorch issue 153799)
             query, key, value = map(_padded, (query, key, value))
-        form = form_of(call, padded=backward, log=log)
+        variant = variant_of(call, padded=backward, log=log)
         numbers = captured(call, query.shape[2], key.shape[2])
         keep = kept_blocks(call, numbers) if self._certifies(call) else None
-        attend = _function(form, query.device.type)
+        attend = _function(variant, query.device.type)
         output, logsumexp = attend(query, key, value, numbers, keep)
         logsumexp = None if logsumexp is None else logsumexp[:, :, :queries].double()
         return output[:, :, :queries], logsumexp
@@ -105,9 +111,9 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
     return F.pad(x, (0, 0, 0, missing)) if missing else x.clone()
 
 
-def _function(form: Form, device: str) -> Callable[..., Any]:
-    """Return the function of a form; while torch traces, it is compiled with its surroundings."""
-    return function_of(form) if _arrays.is_tracing() else _compiled(form, device)
+def _function(variant: Variant, device: str) -> Callable[..., Any]:
+    """Return a variant's function; while torch traces, it is compiled with its surroundings."""
+    return function_of(variant) if _arrays.is_tracing() else _compiled(variant, device)
 
 
 @functools.cache
@@ -116,14 +122,22 @@ def _has_triton() -> bool:
 
 
 @functools.cache
-def _compiled(form: Form, device: str) -> Callable[..., Any]:
+def _compiled(variant: Variant, device: str) -> Callable[..., Any]:
     # The code that torch 2.13 generates for the CPU confuses the names of variable lengths.
     dynamic = device != "cpu"
     options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
-    return torch.compile(function_of(form), dynamic=dynamic, fullgraph=True, **options)
+    return torch.compile(function_of(variant), dynamic=dynamic, fullgraph=True, **options)
 
 
-def function_of(form: Form) -> Callable[..., Any]:
+def _sees_gradients(call: AttentionCall) -> bool:
+    """Return whether autograd records a call, for its inputs or its bias."""
+    if not torch.is_grad_enabled():
+        return False
+    tensors = call.query, call.key, call.value, call.factors, *call.bias.numbers.values()
+    return _arrays.require_grad(*tensors)
+
+
+def function_of(variant: Variant) -> Callable[..., Any]:
     """Return a function of query, key, value, their numbers and the blocks to keep, or None."""
 
     def run(
@@ -136,21 +150,21 @@ def function_of(form: Form) -> Callable[..., Any]:
         blocks = visible_blocks(numbers)
         blocks = blocks if keep is None else blocks.kept(keep)
         lengths = query.shape[2], key.shape[2]
-        if form.divided:  # which FlexAttention does for a number of rows that it knows
+        if variant.divided:  # which FlexAttention does for a number of rows that it knows
             torch._dynamo.mark_static(query, 0)
         # The kernel that divides keys has no choice for several queries of many heads to a key.
-        options: Any = {"BACKEND": "AUTO" if form.divided else "TRITON"}
+        options: Any = {"BACKEND": "AUTO" if variant.divided else "TRITON"}
         result: Any = flex_attention(
             query,
             key,
             value,
-            score_mod=score_mod(form, numbers),
-            block_mask=block_mask(blocks, mask_mod(numbers), lengths, backward=form.padded),
+            score_mod=score_mod(variant, numbers),
+            block_mask=block_mask(blocks, mask_mod(numbers), lengths, backward=variant.padded),
             scale=1.0,  # a number would be compiled in; it is among the captured numbers
             enable_gqa=query.shape[1] != key.shape[1],
             kernel_options=options,
-            return_aux=AuxRequest(lse=True) if form.log else None,
+            return_aux=AuxRequest(lse=True) if variant.log else None,
         )
-        return (result[0], result[1].lse) if form.log else (result, None)
+        return (result[0], result[1].lse) if variant.log else (result, None)
 
     return run

@@ -16,6 +16,9 @@ from ntk_alibi.torch.devices.certified import AT_ONCE, can_certify, kept_blocks
 from ntk_alibi.torch.devices.flex import FlexAttention
 from ntk_alibi.torch.devices.score_mods import captured
 
+# Threads would wait for each other in these many small calls.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def blocks(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return masks of the blocks that are kept, and of those that are visible."""

@@ -13,6 +13,9 @@ from attention_checks import ROUNDING
 from device_calls import device_call
 from ntk_alibi.torch.devices.flash import FlashAttention
 
+# Threads would wait for each other in these many small calls.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KERNEL = FlashAttention("flash_stand_in", device="cpu")
 
 

@@ -17,6 +17,9 @@ from ntk_alibi.torch.devices.block_masks import BLOCK, mask_mod, visible_blocks
 from ntk_alibi.torch.devices.score_mods import captured
 from ntk_alibi.torch.operator import in_parts
 
+# Threads would wait for each other in these many small calls.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 #: Kinds of calls without rotations, which kernels do not see, and one with.
 SOME_WAYS = [way for way in WAYS if "RoPE" not in way and "XPOS" not in way] + ["RoPE"]
 

@@ -78,9 +78,9 @@ def is_tracing() -> bool:
     return any(torch._C._get_dispatch_mode(mode) for mode in (modes.FAKE, modes.PROXY))
 
 
-def is_recording() -> bool:
-    """Return whether torch records operations on tensors that require grad."""
-    return bool(sys.modules["torch"].is_grad_enabled())
+def is_recorded(*values: Any) -> bool:
+    """Return whether torch records operations on any of the values."""
+    return require_grad(*values) and bool(sys.modules["torch"].is_grad_enabled())
 
 
 def is_watched() -> bool:
@@ -161,6 +161,29 @@ def require_grad(*values: Any) -> bool:
         if getattr(value, "requires_grad", False):
             return True
     return False
+
+
+def memories(query: Any, key: Any, value: Any) -> tuple[NDArray[Any], ...] | None:
+    """Return the storage of plain arrays, or dense tensors in main memory, of one dtype; else None.
+
+    It costs less than asking for layout and device.
+    """
+    torch: Any = sys.modules.get("torch")
+    kind = type(query)
+    known = kind is np.ndarray or (torch is not None and kind is torch.Tensor)
+    if not (known and kind is type(key) is type(value)):
+        return None
+    dtype = query.dtype
+    if not (dtype == key.dtype and dtype == value.dtype):
+        return None
+    if kind is np.ndarray:
+        return query, key, value
+    try:
+        if dtype is torch.bfloat16:
+            return storage(query), storage(key), storage(value)
+        return query.numpy(), key.numpy(), value.numpy()
+    except (RuntimeError, TypeError):  # it is not dense, or elsewhere, or requires grad
+        return None
 
 
 def has_values(*arrays: Any) -> bool:
@@ -296,7 +319,8 @@ def to_framework_of(array: NDArray[Any], example: Any) -> Array:
     """Return the array as a tensor on example's device if example is a tensor, else unchanged."""
     if not is_tensor(example) or is_tensor(array):
         return array
-    return on_device_of(example, sys.modules["torch"].from_numpy(array))
+    tensor: Array = sys.modules["torch"].from_numpy(array).to(example.device)
+    return tensor
 
 
 def to_dtype(array: Any, dtype: Any) -> Any:
@@ -312,19 +336,9 @@ def detached(array: Any) -> Any:
     return array.detach() if is_tensor(array) else array
 
 
-def on_device_of(example: Any, array: Any) -> Array:
-    """Return the array on example's device, copied only if necessary."""
-    moved: Array = array.to(example.device) if is_tensor(array) else array
-    return moved
-
-
-def to_float64(array: Any, out: Any) -> Array:
-    """Return the array as float64, written to out unless out is None."""
-    result: Array = array.double() if is_tensor(array) else array.astype(np.float64)
-    if out is not None:
-        out[...] = result
-        result = out
-    return result
+def to_float64(array: Any) -> Any:
+    """Return the array as float64; differentiable."""
+    return array.double() if is_tensor(array) else array.astype(np.float64)
 
 
 def promote_to_float32(array: Any) -> Any:

@@ -181,11 +181,11 @@ def head_dim(value: Any) -> int:
 
 def attention_input(name: str, array: Any) -> None:
     """Check an array or a dense tensor (batch, heads, length, head_dim)."""
+    plain(name, array)
     if not _arrays.is_array(array):
         raise TypeError(
             f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}"
         )
-    plain(name, array)
     if array.ndim != 4:
         raise ValueError(
             f"{name} must have shape (batch, heads, length, head_dim), got {tuple(array.shape)}"
@@ -328,18 +328,18 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
 
 def constant(name: str, value: Any) -> NDArray[Any]:
     """Return an array or a tensor as NumPy; refuse a tensor that torch records or traces."""
+    no_tangent(name, value)
+    plain(name, value)
     if _arrays.is_tensor(value) and _arrays.is_tracing():
         raise ValueError(
             f"{name} must not be a tensor where torch traces: its numbers are read once, and would "
             "be wrong at later calls"
         )
-    if _arrays.is_tensor(value) and value.requires_grad and _arrays.is_recording():
+    if _arrays.is_recorded(value):
         raise ValueError(
             f"{name} must not require grad here, where the result is a constant: pass "
             f"{name}.detach()"
         )
-    no_tangent(name, value)
-    plain(name, value)
     with_numbers(name, value)
     return _arrays.to_numpy(value)
 

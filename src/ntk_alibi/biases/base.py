@@ -181,7 +181,7 @@ def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
         kernel = bias.of_own_heads(problem, like) if some_heads else make(problem, like)
         if not isinstance(kernel, KernelBias):
             raise TypeError(f"kernel_bias must return a KernelBias, got {kernel!r} from {bias!r}")
-        if kernel.core is not None and not _arrays.is_tensor(like):
+        if kernel.core is not None and like is None:
             return kernel
     else:
         check_dense(bias)

@@ -77,7 +77,9 @@ def build_alibi_tensor(
 
     shape = (batch * heads, 1, key_length)
     filled = _filled(write, shape, name, out, torch=_arrays.is_tensor(attention_mask))
-    result: Any = _arrays.on_device_of(attention_mask, filled)
+    result: Any = filled
+    if _arrays.is_tensor(attention_mask):
+        result = result.to(cast(Any, attention_mask).device)
     return cast("ArrayT", result)
 
 
@@ -152,7 +154,13 @@ def _filled(
     memory = np.empty(shape, bits) if new else _arrays.storage(out)
     write(memory, _arrays.CORE_DTYPES[core_dtype])
     result: Any = _on_memory(memory, core_dtype, torch=torch) if new else out
-    return result if dtype == core_dtype else _arrays.to_float64(result, out)
+    if dtype != core_dtype:
+        wide, result = _arrays.to_float64(result), out
+        if result is None:
+            result = wide
+        else:
+            result[...] = wide
+    return cast("Array", result)
 
 
 def _empty(shape: tuple[int, ...], dtype: str, *, torch: bool) -> Array:

@@ -194,9 +194,11 @@ class _RankCall:
             "rotary": repr(rotary),
             "log_n": repr(getattr(self._log_n, "to_config", lambda: "known")()),
             "whether there are positions": at_keys is not None,
-            "whether gradients of query are recorded": _recorded(own.query),
-            "whether gradients of key or value are recorded": _recorded(own.key, own.value),
-            "whether gradients of bias are recorded": _recorded(*self._parameters),
+            "whether gradients of query are recorded": _arrays.is_recorded(own.query),
+            "whether gradients of key or value are recorded": _arrays.is_recorded(
+                own.key, own.value
+            ),
+            "whether gradients of bias are recorded": _arrays.is_recorded(*self._parameters),
             "own keys": keys,
             "own padding": self._padding is not None,
             "own rows of positions": 1 if at_keys is None else len(at_keys),
@@ -227,7 +229,7 @@ class _RankCall:
             sums = kernel.sums.unflatten(1, (key_heads, -1)).flatten(0, 1)
             arriving["sums"] = send(plan, "sums", sums.transpose(1, 2).contiguous())
         arrived, output, logsumexp = ranks.together(lambda: self._results(plan, arriving))
-        if _recorded(query, key, value, *self._parameters):
+        if _arrays.is_recorded(query, key, value, *self._parameters):
             output, logsumexp = (tie(x, *arrived.values()) for x in (output, logsumexp))
         return output, logsumexp
 
@@ -362,10 +364,6 @@ class _RankCall:
             )
         )
         return merge((before[0], output), (before[1], logsumexp))
-
-
-def _recorded(*arrays: Any) -> bool:
-    return _arrays.is_recording() and _arrays.require_grad(*arrays)
 
 
 def _row(numbers: Any, b: int) -> Any:

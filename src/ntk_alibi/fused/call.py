@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.biases.base import kernel_bias_of
@@ -135,25 +131,43 @@ def checked_call(
         TypeError, ValueError: an argument is wrong, or two of them contradict each other.
     """
     # Query, key and value. Memory of plain arrays shows that they are alike.
-    given, like, memory = query, None, None
-    if torch:
+    given, like = query, None
+    memory = None if torch else _arrays.memories(query, key, value)
+    quantized = memory is None and (is_quantized(key) or is_quantized(value))
+    if quantized:
+        _checks.attention_input("query", query)
+        for name, rows in (("key", key), ("value", value)):
+            if not is_quantized(rows):
+                raise TypeError(
+                    "key and value must both be QuantizedRows or both be arrays, got a "
+                    f"{name} of type {type(rows).__name__}"
+                )
+            if _arrays.is_tensor(rows.numbers) != _arrays.is_tensor(query):
+                raise TypeError(f"{name} must be of query's framework, got {type(rows.numbers)}")
+            if getattr(rows.numbers, "device", None) != getattr(query, "device", None):
+                raise ValueError(
+                    f"{name} must be on query's {query.device}, got {rows.numbers.device}"
+                )
+    elif memory is None:
         _checks.attention_inputs(query, key, value)
+    if torch:
         query, key, value = _arrays.in_autocast_dtype(query, key, value)
         like = query
-    else:
-        memory = memories(query, key, value)
-        if memory is None:
-            _check_arrays(query, key, value)
 
     # Shapes and plain numbers: most calls repeat those of an earlier call, of another layer.
-    numbers_of = checked_numbers if torch else _remembered_numbers
+    numbers_of = _numbers_of if torch else _remembered_numbers
     problem, scale, skip_tolerance, rule = numbers_of(
         query.dtype, query.shape, key.shape, value.shape, torch, scale, skip_tolerance, *mask
     )
 
     # Padding and positions, and what reads them.
     if rotary is not None:
-        check_rotary(rotary, query.shape[3], causal=not problem.mask.sees_ahead)
+        if isinstance(rotary, type) or not callable(getattr(rotary, "rotated", None)):
+            raise TypeError(f"rotary must be None, a RoPE or an XPOS, got {rotary!r}")
+        if rotary.head_dim != query.shape[3]:
+            raise ValueError(f"rotary must have query's head_dim {query.shape[3]}, got {rotary!r}")
+        if rotary.fades and problem.mask.sees_ahead:
+            raise ValueError(f"causal must be True with XPOS, which grows ahead, got {rotary!r}")
     columns = key_padding_mask is query_positions is key_positions is None
     if not columns or align is not AT_END:
         placed = key_padding_mask, query_positions, key_positions
@@ -211,48 +225,7 @@ def checked_call(
     )  # fmt: skip
 
 
-def memories(query: Any, key: Any, value: Any) -> tuple[NDArray[Any], ...] | None:
-    """Return the storage of plain arrays, or dense tensors in main memory, of one dtype; else None.
-
-    It costs less than asking for layout and device.
-    """
-    torch: Any = sys.modules.get("torch")
-    kind = type(query)
-    known = kind is np.ndarray or (torch is not None and kind is torch.Tensor)
-    if not (known and kind is type(key) is type(value)):
-        return None
-    dtype = query.dtype
-    if not (dtype == key.dtype and dtype == value.dtype):
-        return None
-    if kind is np.ndarray:
-        return query, key, value
-    try:
-        if dtype is torch.bfloat16:
-            return _arrays.storage(query), _arrays.storage(key), _arrays.storage(value)
-        return query.numpy(), key.numpy(), value.numpy()
-    except (RuntimeError, TypeError):  # it is not dense, or elsewhere, or requires grad
-        return None
-
-
-def _check_arrays(query: Any, key: Any, value: Any) -> None:
-    """Check three arrays alike, or an array and two quantized ones."""
-    if not is_quantized(key) and not is_quantized(value):
-        return _checks.attention_inputs(query, key, value)
-    _checks.attention_input("query", query)
-    for name, rows in (("key", key), ("value", value)):
-        if not is_quantized(rows):
-            raise TypeError(
-                "key and value must both be QuantizedRows or both be arrays, got a "
-                f"{name} of type {type(rows).__name__}"
-            )
-        if _arrays.is_tensor(rows.numbers) != _arrays.is_tensor(query):
-            raise TypeError(f"{name} must be of query's framework, got {type(rows.numbers)}")
-        if _arrays.is_tensor(query) and rows.numbers.device != query.device:
-            raise ValueError(f"{name} must be on query's {query.device}, got {rows.numbers.device}")
-    return None
-
-
-def checked_numbers(
+def _numbers_of(
     dtype: Any,
     query_shape: tuple[int, ...],
     key_shape: tuple[int, ...],
@@ -288,27 +261,17 @@ def checked_numbers(
     return problem, scale, skip_tolerance, rule
 
 
-_known_numbers = functools.lru_cache(maxsize=256, typed=True)(checked_numbers)
+_known_numbers = functools.lru_cache(maxsize=256, typed=True)(_numbers_of)
 
 
 def _remembered_numbers(*arguments: Any) -> Any:
     try:
         return _known_numbers(*arguments)
     except TypeError:  # a wrong type, or a type without a hash
-        return checked_numbers(*arguments)
+        return _numbers_of(*arguments)
 
 
 @functools.lru_cache(maxsize=256)
 def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.CallRule:
     """Return a mask, a scale and a tolerance as the core takes them."""
     return _core.CallRule(scale, skip_tolerance, mask.numbers())
-
-
-def check_rotary(rotary: Any, head_dim: int, *, causal: bool) -> None:
-    """Check a rotary embedding of a call."""
-    if isinstance(rotary, type) or not callable(getattr(rotary, "rotated", None)):
-        raise TypeError(f"rotary must be None, a RoPE or an XPOS, got {rotary!r}")
-    if rotary.head_dim != head_dim:
-        raise ValueError(f"rotary must have query's head_dim {head_dim}, got {rotary!r}")
-    if rotary.fades and not causal:
-        raise ValueError(f"causal must be True with XPOS, which grows ahead, got {rotary!r}")

@@ -17,7 +17,7 @@ from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.merge import merged
-from ntk_alibi.fused.quantized_rows import stored
+from ntk_alibi.fused.quantized_rows import is_quantized
 from ntk_alibi.fused.rotated import RotatedCall, runs_of_heads
 
 
@@ -57,8 +57,9 @@ def forward(
     logsumexp: Any
     counts = np.zeros((*call.query.shape[:2], len(fields(Stats))), np.int64) if stats else None
     if len(subsets) == 1:
-        known = None if call.known is None else _arrays.as_floats(call.known, np.float64)
-        output, logsumexp = attend_subset(call, subsets[0], counts=counts, log=log, known=known)
+        output, logsumexp = attend_subset(
+            call, subsets[0], counts=counts, log=log, known=call.known
+        )
     else:  # the subsets would both count what is known
         outputs, logs = zip(
             *(attend_subset(call, subset, counts=counts) for subset in subsets), strict=True
@@ -133,19 +134,20 @@ def attend_subset(
     *,
     counts: NDArray[np.int64] | None = None,
     log: bool = True,
-    known: NDArray[np.float64] | None = None,
+    known: Any = None,
 ) -> tuple[Array, NDArray[np.float64] | None]:
     """Return output and logsumexp (None without log) over a subset of the keys.
 
     The logsumexp is float64: the backward pass computes weights from it, which float32 would round.
     """
-    scales, memory = None, call.memory
-    if memory is None:
-        (key, key_scales), (value, value_scales) = stored(call.key), stored(call.value)
-        memory = _arrays.storage(call.query), key, value
-        if key_scales is not None and value_scales is not None:
-            scales = _core.KeyScales(key_scales, value_scales)
+    tokens, scales, memory = tokens_of(call, subset), None, call.memory
+    if memory is None and is_quantized(call.key):
+        memory = tuple(map(_arrays.storage, (call.query, call.key.numbers, call.value.numbers)))
+        scales = _core.KeyScales(*map(_arrays.readable, (call.key.scales, call.value.scales)))
+    elif memory is None:
+        memory = tuple(map(_arrays.storage, (call.query, call.key, call.value)))
     query, key, value = memory
+    known = None if known is None else _arrays.as_floats(known, np.float64)
     output, written = _arrays.empty_pair(call.query, query)
     logsumexp = np.empty(call.query.shape[:3], np.float64) if log else None
     _core.attention(
@@ -154,7 +156,7 @@ def attend_subset(
         value,
         subset.bias,
         call.rule,
-        tokens_of(call, subset),
+        tokens,
         written,
         logsumexp,
         counts,

@@ -8,7 +8,7 @@ import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
-from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized, stored
+from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized
 
 #: Number of keys that are skipped, or read, together.
 BLOCK = _core.keys_per_block
@@ -81,7 +81,9 @@ class KeyNorms:
             self.norms = grown
         if self.centres.shape != (batch, heads, head_dim):
             self.centres = np.empty((batch, heads, head_dim), np.float32)
-        numbers, scales = stored(key)
+        quantized: Any = key if is_quantized(key) else None
+        numbers = _arrays.storage(key if quantized is None else quantized.numbers)
+        scales = None if quantized is None else _arrays.readable(quantized.scales)
         _core.measure_key_norms(numbers, self.length, self.norms, self.centres, scales)
         self.length = length
         return self

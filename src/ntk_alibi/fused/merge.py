@@ -82,7 +82,7 @@ def merge(
     for part in zip(outputs, logsumexps, strict=True):
         _checks.no_tangents(outputs=part[0], logsumexps=part[1])
     if out is not None:
-        if _recorded(outputs, logsumexps):
+        if _arrays.is_recorded(*outputs, *logsumexps):
             raise ValueError("out must be None where torch records gradients of the parts")
         if not isinstance(out, tuple) or len(out) != 2:
             raise TypeError(f"out must be a pair (output, logsumexp), got {out!r}")
@@ -106,6 +106,7 @@ def merged(outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None) -
     operations of NumPy or torch, which take all others, do not.
     """
     first = outputs[0]
+    recorded = _arrays.is_recorded(*outputs, *logsumexps)
     if not (
         first.ndim == 4
         and _arrays.dtype_name(first.dtype) in _arrays.CORE_DTYPES
@@ -115,16 +116,12 @@ def merged(outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None) -
         and all(_arrays.in_memory(x) for x in (*outputs, *logsumexps))
     ):
         return _merged_by_operations(outputs, logsumexps)
-    if _recorded(outputs, logsumexps):
+    if recorded:
         # Imported here, since torch is optional; it is loaded if there is a tensor.
         from ntk_alibi.torch.merging import merged_tensors
 
         return merged_tensors(_merged_in_core, outputs, logsumexps)
     return _merged_in_core(outputs, logsumexps, out)
-
-
-def _recorded(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> bool:
-    return _arrays.require_grad(*outputs, *logsumexps) and _arrays.is_recording()
 
 
 def _merged_in_core(

@@ -6,7 +6,7 @@ from typing import Any
 
 from ntk_alibi import _arrays
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.fused.call import AttentionCall, core_rule, memories
+from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.forward import Stats, forward, rounded_logsumexp
 from ntk_alibi.masks import Problem
 
@@ -67,7 +67,7 @@ def attend_prepared(
     rule = memory = None
     if in_core:
         rule = core_rule(problem.mask, scale, skip_tolerance)
-        memory = memories(query, key, value)
+        memory = _arrays.memories(query, key, value)
         norms = None if norms is None else (norms.norms, norms.centres)
     else:
         query, key, value = _arrays.in_autocast_dtype(query, key, value)

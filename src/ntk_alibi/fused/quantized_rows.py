@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from numpy.typing import NDArray
-
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, DTypeLike
 
@@ -141,13 +139,6 @@ def _refuse_functions(value: Any) -> NoReturn:
 def is_quantized(value: Any) -> bool:
     """Return whether keys or values are quantized."""
     return hasattr(value, "scales")
-
-
-def stored(rows: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Return the memory of keys or values, and that of their scales if they are quantized."""
-    if is_quantized(rows):
-        return _arrays.storage(rows.numbers), _arrays.readable(rows.scales)
-    return _arrays.storage(rows), None
 
 
 def at_least_float32(rows: Any) -> Array:

@@ -153,7 +153,7 @@ class RotatedCall:
         decays = self._rotary.log_decays(example)
 
         def factor(distance: Any) -> Any:
-            logs = _arrays.to_float64(distance, None)[..., None] * decays
+            logs = _arrays.to_float64(distance)[..., None] * decays
             powers = xp.where(logs < FADED, 0.0, xp.exp(xp.clip(logs, FADED, None)))
             return _arrays.to_dtype(powers, _arrays.promote_to_float32(example).dtype)[:, None]
 

@@ -97,7 +97,7 @@ class LogN:
         self.check_heads(problem.shape[1])
         seen = problem.visible_count(like)
         xp = _arrays.namespace(seen)
-        counts = _arrays.to_float64(xp.clip(seen, 1, None), None)
+        counts = _arrays.to_float64(xp.clip(seen, 1, None))
         return self.factors_of(counts)
 
     def factors_of(self, counts: Any, strengths: Any = None) -> Any:

@@ -65,9 +65,7 @@ class _Rotary:
         module, x = _arrays.namespace(x), _arrays.promote_to_float32(x)
         pair = _arrays.float64_range(0, self.pairs - 1, x)
         frequencies = self.base ** (-pair / self.pairs) / self._slower
-        angles = _arrays.to_float64(positions, None)[..., None] * (
-            -frequencies if back else frequencies
-        )
+        angles = _arrays.to_float64(positions)[..., None] * (-frequencies if back else frequencies)
         cos, sin = (_arrays.to_dtype(f(angles), x.dtype)[:, None] for f in (module.cos, module.sin))
         split = 2 * self.pairs
         if self.layout == "pairs":

@@ -18,25 +18,16 @@ class ReadingMode:
     Attributes:
         name: name in results.
         label: label in tables.
-        view: function of the multiple of the training length and the training length; it returns
-            None where the mode would change nothing.
+        view: function of the multiple of the training length and the training length.
         applies: function that returns whether the mode is available for a scheme.
+        within: whether the mode changes something within the training length, too.
     """
 
     name: str
     label: str
-    view: Callable[[int, int], AttentionView | None]
+    view: Callable[[int, int], AttentionView]
     applies: Callable[[type[Positions]], bool] = lambda scheme: True
-
-
-def _longer(
-    name: str,
-    label: str,
-    view: Callable[[int, int], AttentionView],
-    applies: Callable[[type[Positions]], bool] = lambda scheme: True,
-) -> ReadingMode:
-    """Make a mode that changes nothing within the training length."""
-    return ReadingMode(name, label, lambda m, length: view(m, length) if m > 1 else None, applies)
+    within: bool = False
 
 
 def _scaled(
@@ -51,7 +42,7 @@ def _scaled(
     def view(multiple: int, length: int) -> AttentionView:
         return AttentionView(scaling=scaling(multiple, length), log_n=log_n(length))
 
-    return _longer(name, label, view, lambda scheme: kind in scheme.scalings)
+    return ReadingMode(name, label, view, lambda scheme: kind in scheme.scalings)
 
 
 def _flat_heads(multiple: int, length: int) -> FlatHeads:
@@ -60,12 +51,12 @@ def _flat_heads(multiple: int, length: int) -> FlatHeads:
 
 #: The first mode reads as in training. XPOS's blocks have half the training length.
 READING_MODES = (
-    ReadingMode("plain", "as trained", lambda multiple, length: AttentionView()),
-    _longer("window", "window", lambda multiple, length: AttentionView(window=length)),
-    _longer(
+    ReadingMode("plain", "as trained", lambda m, length: AttentionView(), within=True),
+    ReadingMode("window", "window", lambda m, length: AttentionView(window=length)),
+    ReadingMode(
         "log-n",
         "log-n",
-        lambda multiple, length: AttentionView(log_n=LogN(length)),
+        lambda m, length: AttentionView(log_n=LogN(length)),
         lambda scheme: not scheme.learns_log_n,
     ),
     _scaled("pi", "interpolation", Interpolation, lambda m, length: Interpolation(float(m))),
@@ -82,8 +73,9 @@ READING_MODES = (
     ReadingMode(
         "blocks",
         "blocks",
-        lambda multiple, length: AttentionView(causal_block=length // 2),
+        lambda m, length: AttentionView(causal_block=length // 2),
         lambda scheme: scheme is XposPositions,
+        within=True,
     ),
 )
 
@@ -93,8 +85,8 @@ def views(
 ) -> dict[str, AttentionView]:
     """Return all views with which a scheme reads, by "<reading>/<multiple>"."""
     return {
-        f"{mode.name}/{multiple}": view
+        f"{mode.name}/{multiple}": mode.view(multiple, train_length)
         for multiple in multiples
         for mode in READING_MODES
-        if mode.applies(scheme) and (view := mode.view(multiple, train_length)) is not None
+        if mode.applies(scheme) and (mode.within or multiple > 1)
     }

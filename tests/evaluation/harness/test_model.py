@@ -55,6 +55,11 @@ def ours() -> StretchedLM:
     return StretchedLM(quiet=True)
 
 
+@pytest.fixture(scope="module")
+def unshared() -> StretchedLM:
+    return StretchedLM(quiet=True, share_prefixes=False)
+
+
 def same(some: list[Any], others: list[Any]) -> None:
     assert [greedy for _, greedy in some] == [greedy for _, greedy in others]
     np.testing.assert_allclose([v for v, _ in some], [v for v, _ in others], atol=TOLERANCE)
@@ -124,31 +129,33 @@ def passes(lm: StretchedLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
-def test_beginnings_of_one_text_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = StretchedLM(quiet=True)
-    lengths = passes(lm, monkeypatch)
+def test_beginnings_of_one_text_are_read_once(
+    ours: StretchedLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = passes(ours, monkeypatch)
     text = RECORD + (QUESTION + "4217>\n") * 5
     ends = [i for i in range(len(text)) if text.startswith("4217>\nW", i)]
-    lm.loglikelihood(requests([(text[:end], "4217") for end in reversed(ends)]))
+    ours.loglikelihood(requests([(text[:end], "4217") for end in reversed(ends)]))
     assert len(ends) == 5
     assert len(lengths) == 1
-    assert lengths[0] < len(lm.tok_encode(text))  # the text after the last answer is not read
+    assert lengths[0] < len(ours.tok_encode(text))  # the text after the last answer is not read
 
 
-def test_last_tokens_of_one_context_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = StretchedLM(quiet=True)
-    lengths = passes(lm, monkeypatch)
-    found = lm.loglikelihood(requests([("And the LORD", " said"), ("And the LORD", " the")]))
+def test_last_tokens_of_one_context_are_read_once(
+    ours: StretchedLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = passes(ours, monkeypatch)
+    found = ours.loglikelihood(requests([("And the LORD", " said"), ("And the LORD", " the")]))
     assert len(lengths) == 1
     assert found[0] != found[1]
 
 
-def test_a_request_that_ends_within_a_token_gets_its_own_pass(theirs: HFLM) -> None:
+def test_a_request_that_ends_within_a_token_gets_its_own_pass(
+    theirs: HFLM, ours: StretchedLM
+) -> None:
     pairs: list[tuple[Any, ...]] = [("In the begin", "ning God"), ("In the be", "gin")]
-    same(
-        StretchedLM(quiet=True).loglikelihood(requests(pairs)),
-        theirs.loglikelihood(requests(pairs), disable_tqdm=True),
-    )
+    expected = theirs.loglikelihood(requests(pairs), disable_tqdm=True)
+    same(ours.loglikelihood(requests(pairs)), expected)
 
 
 def test_answers_are_those_of_greedy_decoding() -> None:
@@ -272,15 +279,10 @@ ENDS = ["", " ", "  ", "\n", "\n\n", "\t", "\r\n", " \n", "\u00a0", "\u2003"]
 TEXT = "And it came to pass in those days.\nQuestion: who was he?\nAnswer:"
 
 
-def compare(theirs: HFLM, pairs: list[tuple[Any, ...]]) -> None:
-    for share in (True, False):
-        lm = StretchedLM(quiet=True, share_prefixes=share)
-        expected = theirs.loglikelihood(requests(pairs), disable_tqdm=True)
-        same(lm.loglikelihood(requests(pairs)), expected)
-
-
 @pytest.mark.parametrize("end", ENDS, ids=repr)
-def test_repeated_and_nested_requests(theirs: HFLM, end: str) -> None:
+def test_repeated_and_nested_requests(
+    theirs: HFLM, ours: StretchedLM, unshared: StretchedLM, end: str
+) -> None:
     context = TEXT + end
     longer = context + "God" + end
     pairs = [
@@ -292,34 +294,38 @@ def test_repeated_and_nested_requests(theirs: HFLM, end: str) -> None:
         (longer, "and"),
         (TEXT, end + "God"),
     ]
-    compare(theirs, [pair for pair in pairs if pair[1].strip()])
+    asked = requests([pair for pair in pairs if pair[1].strip()])
+    expected = theirs.loglikelihood(asked, disable_tqdm=True)
+    same(ours.loglikelihood(asked), expected)
+    same(unshared.loglikelihood(asked), expected)
 
 
-def test_the_choices_of_a_question(theirs: HFLM) -> None:
+def test_the_choices_of_a_question(theirs: HFLM, ours: StretchedLM, unshared: StretchedLM) -> None:
     choices = ("and", "God", "the king", "a man")
-    pairs = [(TEXT + end, choice) for end, choice in itertools.product(ENDS, choices)]
-    compare(theirs, pairs)
+    asked = requests([(TEXT + end, choice) for end, choice in itertools.product(ENDS[:4], choices)])
+    expected = theirs.loglikelihood(asked, disable_tqdm=True)
+    same(ours.loglikelihood(asked), expected)
+    same(unshared.loglikelihood(asked), expected)
 
 
-def test_a_context_of_whitespace_alone_counts_as_none(theirs: HFLM) -> None:
+def test_a_context_of_whitespace_alone_counts_as_none(theirs: HFLM, ours: StretchedLM) -> None:
     """The harness's own model refuses one; a continuation keeps the whitespace."""
-    lm = StretchedLM(quiet=True)
-    got = lm.loglikelihood(requests([("\n", "God"), ("\n", "God")]))
+    got = ours.loglikelihood(requests([("\n", "God"), ("\n", "God")]))
     expected = theirs.loglikelihood(requests([("", "\nGod")]), disable_tqdm=True)
     same(got, expected * 2)
 
 
 @pytest.mark.parametrize("end", ENDS, ids=repr)
-def test_generated_text(theirs: HFLM, end: str) -> None:
+def test_generated_text(theirs: HFLM, ours: StretchedLM, end: str) -> None:
     options = {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": False}
     asked = [(TEXT + end, options), ("In the beginning" + end, options)]
-    ours = StretchedLM(quiet=True).generate_until(requests(asked, "generate_until"))
-    assert ours == theirs.generate_until(requests(asked, "generate_until"), disable_tqdm=True)
+    found = ours.generate_until(requests(asked, "generate_until"))
+    assert found == theirs.generate_until(requests(asked, "generate_until"), disable_tqdm=True)
 
 
 @pytest.mark.parametrize("end", ENDS, ids=repr)
-def test_rolling_likelihoods(theirs: HFLM, end: str) -> None:
+def test_rolling_likelihoods(theirs: HFLM, ours: StretchedLM, end: str) -> None:
     texts: list[tuple[Any, ...]] = [(TEXT + end,), (TEXT + end + TEXT,)]
-    ours = StretchedLM(quiet=True).loglikelihood_rolling(requests(texts), disable_tqdm=True)
+    found = ours.loglikelihood_rolling(requests(texts), disable_tqdm=True)
     expected = theirs.loglikelihood_rolling(requests(texts), disable_tqdm=True)
-    np.testing.assert_allclose(ours, expected, atol=TOLERANCE)
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)

@@ -10,7 +10,7 @@ import torch
 
 import ntk_alibi as na
 from ntk_alibi.biases.base import kernel_bias_of
-from ntk_alibi.distributed.spread import KeyWeightBounds, Places
+from ntk_alibi.distributed.spread import KeyWeightBounds
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
 
 RANKS, KEYS, DIM = 4, 200, 16
@@ -23,10 +23,11 @@ def standing(distance: int, bias: Any, mask: Mask = EVERYTHING, new: int = 1) ->
     """Return the standing of 200 keys whose last one is `distance` before the first new token."""
     keys = np.arange(KEYS)[None]
     queries = keys[:, -1:] + distance + np.arange(new)
-    ones = np.ones((1, KEYS), np.bool_)
     problem = Problem((1, 2, new, KEYS), mask)
-    places = Places(mask, queries, np.ones((1, new), np.bool_), keys, ones)
-    return KeyWeightBounds(RANKS, places, kernel_bias_of(bias, problem))
+    kernel = kernel_bias_of(bias, problem)
+    shown = np.ones((1, KEYS), np.bool_)
+    placed = problem._replace(key_padding_mask=shown, query_positions=queries, key_positions=keys)
+    return KeyWeightBounds(RANKS, placed, np.ones((1, new), np.bool_), kernel)
 
 
 def tokens(seed: int, length: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -7,7 +7,6 @@ are proven to weigh nothing says so by one byte in place of its result.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,30 +20,11 @@ from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.fused.key_norms import BLOCK, KeyNorms
 from ntk_alibi.fused.merge import merge
-from ntk_alibi.masks import Mask
+from ntk_alibi.masks import Problem
 
 #: What a rank's own call may leave out; the keys of all ranks that send nothing have the other half
 #: of the rounding of a float32 sum.
 OWN_SHARE = _core.dropped_share(0.0) / 2
-
-
-@dataclass(frozen=True)
-class Places:
-    """Positions of new tokens, and the keys that this rank holds.
-
-    Attributes:
-        mask: the mask.
-        queries: positions of the new tokens, (1 or batch, queries).
-        new: whether each new token is real, (1 or batch, queries).
-        keys: positions of this rank's keys, (1 or batch, keys).
-        real: whether they are real, (1 or batch, keys).
-    """
-
-    mask: Mask
-    queries: NDArray[np.int64]
-    new: NDArray[np.bool_]
-    keys: NDArray[np.int64]
-    real: NDArray[np.bool_]
 
 
 class KeyWeightBounds:
@@ -52,27 +32,30 @@ class KeyWeightBounds:
 
     Args:
         size: number of ranks.
-        places: where tokens are.
+        problem: the new tokens and the keys that this rank holds, in NumPy, with positions of both.
+        new: whether each new token is real, (1 or batch, queries).
         bias: the kernel form of a bias of the new tokens.
 
     Attributes:
         may_be_silent: whether the keys are so far that a proof is worth its time.
     """
 
-    def __init__(self, size: int, places: Places, bias: KernelBias) -> None:
-        self._mask, self._new = places.mask, places.new
+    def __init__(
+        self, size: int, problem: Problem, new: NDArray[np.bool_], bias: KernelBias
+    ) -> None:
+        self._mask, self._new = problem.mask, new
         self._share = OWN_SHARE / max(size - 1, 1)
         self._bias = bounds.BiasBounds(bias, BLOCK)
-        at, shown = places.queries, np.ones(places.queries.shape, np.bool_)
-        first, last, _, _ = bounds.block_positions(at, shown, BLOCK)
-        seen_from, seen_to = places.mask.interval(at)
+        at, keys = problem.positions()
+        first, last, _, _ = bounds.block_positions(at, np.ones(at.shape, np.bool_), BLOCK)
+        seen_from, seen_to = problem.mask.interval(at)
         self._tiles = {
             "first": first,
             "last": last,
             "seen_from": bounds.by_tile(seen_from, BLOCK, np.min, bounds.NOWHERE),
             "seen_to": bounds.by_tile(seen_to, BLOCK, np.max, -bounds.NOWHERE),
         }
-        self._blocks = bounds.block_positions(places.keys, places.real, BLOCK)
+        self._blocks = bounds.block_positions(keys, problem.key_padding_mask > 0, BLOCK)
         self.may_be_silent = self._far()
 
     def _far(self) -> bool:

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import scaling_per
-from ntk_alibi.distributed.layouts import layout_of
 from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.distributed.sharding import layout_of
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches import checks as cache_checks
 from ntk_alibi.integrations.caches.sharded import ShardedCache

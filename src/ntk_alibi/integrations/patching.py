@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from ntk_alibi.distributed import sharding
 from ntk_alibi.integrations import checks, forms, linear, shared_loss, traceable
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.family import (
@@ -31,7 +32,6 @@ from ntk_alibi.integrations.settings import (
 )
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import Scaling
-from ntk_alibi.torch import sharding
 
 #: The attribute of a patched model that keeps the handle of its forward pre-hook.
 _HOOK = "_ntk_alibi_hook"

@@ -11,8 +11,8 @@ from torch import nn
 
 from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import scaling_per
-from ntk_alibi.distributed.layouts import LAYOUTS, Layout
 from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.distributed.sharding import LAYOUTS, Layout
 from ntk_alibi.integrations import checks
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.methods import parse_method, stated_train_length, train_length_of

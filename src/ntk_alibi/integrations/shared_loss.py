@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.distributed.sharding import IGNORED
 from ntk_alibi.integrations import checks
-from ntk_alibi.torch.sharding import IGNORED
 
 #: The attribute of a patched model that keeps the models above it, in a tuple, so that they are no
 #: parts.

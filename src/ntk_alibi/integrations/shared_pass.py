@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from ntk_alibi import _arrays
 from ntk_alibi.biases.base import kernel_bias_of
 from ntk_alibi.distributed import spread
-from ntk_alibi.distributed.layouts import Layout, columns_of
 from ntk_alibi.distributed.ranks import Attempt, Ranks
+from ntk_alibi.distributed.sharding import Layout, columns_of
 from ntk_alibi.distributed.spread import KeyWeightBounds
 from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.integrations import checks
@@ -207,10 +206,11 @@ def _standing(forward_pass: Any) -> tuple[KeyWeightBounds, bool]:
     at, keys, real = (_arrays.to_numpy(options[name]) for name in names)
     new = _arrays.to_numpy(forward_pass.mask[:, forward_pass.at])
     limits = EVERYTHING if forward_pass.streaming is None else forward_pass.streaming.mask
-    places = spread.Places(limits, at.astype(np.int64), new, keys, real)
     bias = forward_pass.memo(bias_of_pass)
     problem = Problem((len(new), bias.num_heads, new.shape[1], keys.shape[1]), limits)
-    standing = KeyWeightBounds(shared.ranks.size, places, kernel_bias_of(bias, problem))
+    kernel = kernel_bias_of(bias, problem)
+    placed = problem._replace(key_padding_mask=real, query_positions=at, key_positions=keys)
+    standing = KeyWeightBounds(shared.ranks.size, placed, new, kernel)
     return standing, any(shared.ranks.gather_flags(standing.may_be_silent))
 
 

@@ -3,6 +3,6 @@
 from ntk_alibi import _installed
 
 with _installed.needed_by("ntk_alibi.torch"):
-    from ntk_alibi.torch.sharding import shard
+    from ntk_alibi.distributed.sharding import shard
 
 __all__ = ["shard"]

@@ -1,19 +1,44 @@
-"""The part of a batch that a rank of a process group computes."""
+"""The part of a text that each rank of a process group holds: its layout, and batches cut so."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn import functional as F
 
 from ntk_alibi import _checks
-from ntk_alibi.distributed.layouts import LAYOUTS, Layout, columns_of, mark
 from ntk_alibi.distributed.ranks import Ranks
+
+#: Runs of tokens in the order of ranks; or two runs a rank, one from each end.
+LAYOUTS = ("contiguous", "zigzag")
+
+Layout = Literal["contiguous", "zigzag"]
+
+#: The attribute of a tensor that `shard` cut, which says how. It is lost where torch copies the
+#: tensor, and then nothing is known.
+_CUT = "_ntk_alibi_layout"
 
 #: Label of tokens that do not count in a loss.
 IGNORED = -100
+
+
+def columns_of(rank: int, size: int, tokens: int, layout: Layout) -> torch.Tensor:
+    """Return the columns of a text that a rank holds, ascending int64.
+
+    Args:
+        rank: the rank.
+        size: number of ranks.
+        tokens: number of tokens of the text.
+        layout: "contiguous" for the rank's run of `size`; "zigzag" for two runs of 2 * `size`, the
+            rank's from the beginning and from the end.
+    """
+    every = torch.arange(tokens)
+    if layout == "contiguous":
+        return every.tensor_split(size)[rank]
+    runs = every.tensor_split(2 * size)
+    return torch.cat([runs[rank], runs[2 * size - 1 - rank]])
 
 
 def shard(batch: Mapping[str, Any], group: Any, *, layout: Layout = "contiguous") -> dict[str, Any]:
@@ -67,6 +92,11 @@ def shard(batch: Mapping[str, Any], group: Any, *, layout: Layout = "contiguous"
             if name == "labels":
                 whole = F.pad(value[:, 1:], (0, 1), value=IGNORED)
             whole = whole[:, columns.to(whole.device)]
-            mark(whole, layout)
+            setattr(whole, _CUT, layout)
         cut[name] = whole
     return cut
+
+
+def layout_of(part: Any) -> str | None:
+    """Return how a rank's part of a text was cut, or None where that is not known."""
+    return getattr(part, _CUT, None)

@@ -193,9 +193,11 @@ def heard(rank: int) -> dict[str, str]:
     """Return what this rank hears, by the sentences of `REFUSED`."""
     here, said = Here(rank), {}
     for sentence, call in REFUSED.items():
-        with pytest.raises((TypeError, ValueError)) as error:
+        try:
             call(here)
-        said[sentence] = str(error.value)
+            said[sentence] = "nothing was refused"
+        except (TypeError, ValueError) as error:
+            said[sentence] = str(error)
     assert here.attend(na.ALiBi(HEADS)).shape == here.part[0].shape  # the group works on
     return said
 

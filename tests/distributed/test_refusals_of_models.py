@@ -174,10 +174,12 @@ def heard(rank: int) -> dict[str, str]:
     """Return what this rank hears, by the sentences of `REFUSED`."""
     here, said = Here(rank), {}
     for sentence, call in REFUSED.items():
-        with pytest.raises((TypeError, ValueError)) as error:
+        try:
             call(here)
+            said[sentence] = "nothing was refused"
+        except (TypeError, ValueError) as error:
+            said[sentence] = str(error)
         here.model.eval()
-        said[sentence] = str(error.value)
     assert here.run(**here.part).loss.isfinite()  # the group works on
     return said
 

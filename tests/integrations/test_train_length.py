@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
+import ntk_alibi.integrations  # registers the name
 from family_models import make_model
 from padded_batches import run
 

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations import checks, saving
+from ntk_alibi.integrations import checks, saving, texts
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.patching import follow_config
@@ -42,6 +42,7 @@ def register(families: Iterable[Family]) -> None:
     for family in families:
         _let_have_settings(family)
         _patch_when_made(family)
+        _read_texts_when_made(family)
         _let_ask_for_weights(family)
         _name_ours(family)
     saving.register(families)
@@ -70,6 +71,21 @@ def _patch_when_made(family: Family) -> None:
             )
 
     model_class.__init__ = __init__
+
+
+def _read_texts_when_made(family: Family) -> None:
+    """Let models around one that patched itself read what their callers say about texts."""
+    base: Any = family.model.__base__
+    stock = base.post_init
+
+    @functools.wraps(stock)
+    def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if self.config._attn_implementation == NAME and not isinstance(self, family.model):
+            for target in family.find(self):
+                texts.keep_hooks(self, target)
+
+    base.post_init = post_init
 
 
 def _let_have_settings(family: Family) -> None:

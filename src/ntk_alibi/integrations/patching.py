@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ntk_alibi.distributed import sharding
-from ntk_alibi.integrations import checks, forms, linear, shared_loss, traceable
+from ntk_alibi.integrations import checks, forms, linear, shared_loss, texts, traceable
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.family import (
     AttentionOf,
@@ -23,6 +23,7 @@ from ntk_alibi.integrations.family import (
 from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import (
     STACK,
+    TRACEABLE,
     Settings,
     attention_of_config,
     of_config,
@@ -35,9 +36,6 @@ from ntk_alibi.scaling import Scaling
 
 #: The attribute of a patched model that keeps the handle of its forward pre-hook.
 _HOOK = "_ntk_alibi_hook"
-
-#: The attribute of a model whose patch in force is traceable, that is True.
-_TRACEABLE = "_ntk_alibi_traceable"
 
 _lock = threading.RLock()
 
@@ -152,6 +150,7 @@ def apply(
         for target in targets:
             linear.keep_heads(model, target)
             shared_loss.keep_models(model, target)
+            texts.keep_hooks(model, target)
             _stack(family, target, (*stack_of(target), settings))
     return PatchHandle(family, targets, settings)
 
@@ -170,7 +169,7 @@ def in_force(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
 def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
     """Let these settings be in force, the last one foremost."""
     settings = stack[-1] or Settings(None, attention_of_config(target))
-    installed, traced = hasattr(target, _HOOK), hasattr(target, _TRACEABLE)
+    installed, traced = hasattr(target, _HOOK), hasattr(target, TRACEABLE)
     setattr(target, STACK, stack)
     if installed and (traced or settings.traceable):
         _restore(family, target)
@@ -186,7 +185,7 @@ def _replace(family: Family, target: nn.Module, settings: Settings) -> None:
     hook: Callable[..., Any] = partial(begin_pass, family.rule, family.choices(configured=True))
     if settings.traceable:
         hook = traceable.hook(target)
-        setattr(target, _TRACEABLE, True)
+        setattr(target, TRACEABLE, True)
         for layer in family.layers(target):
             traceable.add_bias(layer, family.rule(target), settings)
     setattr(target, _HOOK, target.register_forward_pre_hook(hook, with_kwargs=True))
@@ -200,8 +199,8 @@ def _restore(family: Family, target: nn.Module) -> None:
         restore(owner, name)
     getattr(target, _HOOK).remove()
     delattr(target, _HOOK)
-    if hasattr(target, _TRACEABLE):
-        delattr(target, _TRACEABLE)
+    if hasattr(target, TRACEABLE):
+        delattr(target, TRACEABLE)
         for layer in family.layers(target):
             traceable.remove_bias(layer)
 
@@ -210,7 +209,7 @@ def _replacements(family: Family, target: nn.Module) -> list[Replacement]:
     """Return the replacements that are in force."""
     attention_of: AttentionOf = forms.of_layer
     replacements = family.replacements(target)
-    if hasattr(target, _TRACEABLE):
+    if hasattr(target, TRACEABLE):
         attention_of = partial(traceable.of_layer, masks_hidden=family.masks_hidden)
         replacements = family.traceable(target)
     forward = partial(family.forward, attention_of)
@@ -220,6 +219,7 @@ def _replacements(family: Family, target: nn.Module) -> list[Replacement]:
 def _uninstall(family: Family, target: nn.Module) -> None:
     linear.give_back(target)
     shared_loss.give_back(target)
+    texts.give_back(target)
     delattr(target, STACK)
     _restore(family, target)
 
@@ -233,4 +233,5 @@ def follow_config(family: Family, target: nn.Module) -> None:
     checks.own_masks(settings.traceable)
     check(family, target, settings, configured=True)
     warn_of_another_train_length(settings.scaling, config)
+    texts.keep_hooks(target, target)
     _stack(family, target, (None,))

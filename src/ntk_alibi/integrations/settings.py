@@ -23,6 +23,9 @@ from ntk_alibi.scaling import Scaling, checked_scaling, scaling_from_config, tra
 #: configuration. A deep copy of the model has separate settings.
 STACK = "_ntk_alibi_settings"
 
+#: The attribute of a model whose patch in force is traceable, that is True.
+TRACEABLE = "_ntk_alibi_traceable"
+
 #: Forms of attention of a patched model.
 ATTENTIONS = ("fused", "sdpa", "eager", "traceable")
 

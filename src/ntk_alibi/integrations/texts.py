@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ntk_alibi import _torch_state
+from ntk_alibi import _arrays
 from ntk_alibi.integrations.forward_pass import untraced
 from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.settings import TRACEABLE, current
@@ -182,7 +182,7 @@ def _check(
     said = [name for name in (*OF_PAGED_CACHE, *SOURCES) if given.get(name) is not None]
     if not said:
         return
-    if hasattr(target, TRACEABLE) and _torch_state.is_tracing():
+    if hasattr(target, TRACEABLE) and _arrays.is_tracing():
         _check_traced(said, names, model)
     else:
         _check_values(said, target, model, given)

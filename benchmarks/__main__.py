@@ -27,9 +27,8 @@ def main() -> None:
         parser.error("--write has its fixed results file, which --results must not replace")
     if options.benchmark == "gpu" and not gpu.available():
         parser.error(gpu.NO_GPU)
-    sections = SECTIONS[options.benchmark](options)
     try:
-        for name, text in sections:
+        for name, text in _sections(options):
             print(text, end="\n\n", flush=True)
             if options.write:
                 replace_section(DOCUMENT, name, text)
@@ -37,20 +36,14 @@ def main() -> None:
         parser.error(str(error))
 
 
-def _bias(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    yield "bias", bias.run(options.rounds)
-
-
-def _gradient(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    yield "gradient", gradient.run(options.rounds)
-
-
-def _bloom(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    yield "bloom", bloom.run(options.rounds)
-
-
-def _gpu(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    yield "gpu", gpu.run(options.rounds)
+def _sections(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Yield the names and the texts of the sections of a benchmark."""
+    if options.benchmark == "attention":
+        yield from _attention(options)
+    elif options.benchmark == "distributed":
+        yield from _distributed(options)
+    else:
+        yield options.benchmark, ONE_TABLE[options.benchmark].run(options.rounds)
 
 
 def _attention(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
@@ -75,14 +68,9 @@ def _distributed(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     yield from part.run(settings)
 
 
-SECTIONS = {
-    "bias": _bias,
-    "gradient": _gradient,
-    "bloom": _bloom,
-    "gpu": _gpu,
-    "attention": _attention,
-    "distributed": _distributed,
-}
+#: The benchmarks of one section.
+ONE_TABLE: dict[str, Any] = {"bias": bias, "gradient": gradient, "bloom": bloom, "gpu": gpu}
+
 DISTRIBUTED: dict[str, Any] = {"measured": measured, "computed": computed, "link": limited_link}
 
 

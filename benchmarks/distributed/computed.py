@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 import ntk_alibi as na
-from benchmarks.distributed import links
 from benchmarks.distributed.measured import (
     HEAD_DIM,
     MIB,
@@ -21,7 +20,7 @@ from benchmarks.distributed.measured import (
     spread,
 )
 from benchmarks.distributed.problem import RUN, Problem, tokens
-from benchmarks.distributed.wire import Traffic
+from benchmarks.distributed.wire import Traffic, speeds_header, tokens_per_second
 from ntk_alibi import _core, masks
 from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.attention import NEAR
@@ -99,7 +98,7 @@ def run(settings: Settings) -> Iterator[tuple[str, str]]:
         *("ring, all-gather", "Ulysses", "ours", "ours / ring", "of it norms and wishes"),
         *("bytes received: greatest / mean", "scores: greatest / mean, ours", "Ulysses"),
     ]
-    speeds = [links.header(settings.latency), "ring", "Ulysses", "ours"]
+    speeds = [speeds_header(settings.latency), "ring", "Ulysses", "ours"]
     tables = [
         table(header, [row[: len(header)] for row in rows]),
         table(speeds, [[row[0], *row[len(header) :]] for row in rows]),
@@ -136,7 +135,7 @@ def _rows(problem: Problem, size: int, latency: float) -> list[list[str]]:
                 spread([x.received for x in ours]),
                 *_balances(scores, size),
                 *(
-                    links.tokens_per_second(each.length, t, latency=latency) if t else ""
+                    tokens_per_second(each.length, t, latency=latency) if t else ""
                     for t in every.values()
                 ),
             ]

@@ -6,7 +6,7 @@ import ctypes
 import gc
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,9 @@ import torch
 from torch import distributed
 
 import ntk_alibi as na
-from benchmarks.distributed import links
 from benchmarks.distributed.problem import Problem
 from benchmarks.distributed.ways import WAYS
-from benchmarks.distributed.wire import Traffic, Wire
+from benchmarks.distributed.wire import Traffic, Wire, speeds_header, tokens_per_second
 from benchmarks.memory import peak_beyond_now
 from benchmarks.problems import threads
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
@@ -222,69 +221,60 @@ def texts(rows: dict[Problem, Row], settings: Settings) -> list[str]:
     ]
 
 
+def _table(
+    header: list[str], rows: dict[Problem, Row], cells: Callable[[Problem, Row], Any]
+) -> str:
+    """Return a table with a row for each problem."""
+    lines = [[problem.name, *cells(problem, row)] for problem, row in rows.items()]
+    return table(header, lines)
+
+
 def _bytes_table(rows: dict[Problem, Row], ways: list[str]) -> str:
     """Return bytes of all processes together."""
-    lines = []
-    for problem, row in rows.items():
+
+    def cells(problem: Problem, row: Row) -> Iterator[str]:
         sent = {name: sum(x.traffic.bytes_sent for x in row[name]) for name in ways}
         about = sum(x.traffic.sent.get("all_gather", 0) for x in row["ours"])
         error = max((x.error for name in ways for x in row[name] if x.error is not None), default=0)
-        lines.append(
-            [
-                problem.name,
-                *(f"{sent[name] / MIB:.1f}" for name in ways),
-                f"{100 * sent['ours'] / sent['ring']:.1f} %",
-                f"{about / MIB:.2f}",
-                f"{error:.1e}" if error else "",
-            ]
-        )
+        yield from (f"{sent[name] / MIB:.1f}" for name in ways)
+        yield f"{100 * sent['ours'] / sent['ring']:.1f} %"
+        yield f"{about / MIB:.2f}"
+        yield f"{error:.1e}" if error else ""
+
     last = ["ours / ring", "of it norms and descriptions", "greatest difference of outputs"]
-    return table(["MiB sent, all processes", *ways, *last], lines)
+    return _table(["MiB sent, all processes", *ways, *last], rows, cells)
 
 
 def _balance_table(rows: dict[Problem, Row], ways: list[str]) -> str:
     """Return the greatest process relative to the mean, of bytes and of blocks of scores."""
-    lines = [
-        [
-            problem.name,
-            *(spread([x.traffic.bytes_sent for x in row[name]]) for name in ways),
-            *(spread([x.blocks for x in row[name]]) for name in ways),
-        ]
-        for problem, row in rows.items()
-    ]
+
+    def cells(problem: Problem, row: Row) -> Iterator[str]:
+        yield from (spread([x.traffic.bytes_sent for x in row[name]]) for name in ways)
+        yield from (spread([x.blocks for x in row[name]]) for name in ways)
+
     header = [f"{what}, {name}" for what in ("bytes sent", "scores") for name in ways]
-    return table(["greatest process / mean", *header], lines)
+    return _table(["greatest process / mean", *header], rows, cells)
 
 
 def _memory_table(rows: dict[Problem, Row], ways: list[str]) -> str:
     """Return the memory of the process that needs most."""
-    lines = [
-        [
-            problem.name,
-            *(f"{max(x.buffers for x in row[name]) / MIB:.1f}" for name in ways),
-            *(f"{max(x.memory for x in row[name]) / MIB:.0f}" for name in ways),
-        ]
-        for problem, row in rows.items()
-    ]
+
+    def cells(problem: Problem, row: Row) -> Iterator[str]:
+        yield from (f"{max(x.buffers for x in row[name]) / MIB:.1f}" for name in ways)
+        yield from (f"{max(x.memory for x in row[name]) / MIB:.0f}" for name in ways)
+
     header = [f"{what}, {name}" for what in ("buffers", "resident") for name in ways]
-    return table(["MiB of a process", *header], lines)
+    return _table(["MiB of a process", *header], rows, cells)
 
 
 def _time_table(rows: dict[Problem, Row], ways: list[str], latency: float) -> str:
     """Return computed speeds of the exchange alone."""
-    lines = [
-        [
-            problem.name,
-            *(
-                links.tokens_per_second(
-                    problem.length, [x.traffic for x in row[name]], latency=latency
-                )
-                for name in ways
-            ),
-        ]
-        for problem, row in rows.items()
-    ]
-    return table([links.header(latency), *ways], lines)
+
+    def cells(problem: Problem, row: Row) -> Iterator[str]:
+        traffic = ([x.traffic for x in row[name]] for name in ways)
+        return (tokens_per_second(problem.length, each, latency=latency) for each in traffic)
+
+    return _table([speeds_header(latency), *ways], rows, cells)
 
 
 def spread(numbers: Sequence[int]) -> str:

@@ -1,9 +1,9 @@
-"""Counts what this process sends: every collective passes through here while a `Wire` is open."""
+"""Counts what this process sends while a `Wire` is open, and the time that it takes on a link."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ntk_alibi.fused import prepared
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.torch import operator
 
@@ -93,7 +94,7 @@ class Wire:
         refused = {name: _refuse(name) for name in UNCOUNTED}
         for module in (distributed, distributed_c10d):
             self._stack.enter_context(mock.patch.multiple(module, **counted, **refused))
-        for user in (operator, sys.modules["ntk_alibi.fused.attention"]):
+        for user in (operator, prepared):
             self._stack.enter_context(mock.patch.object(user, "forward", self._forward))
         return self
 
@@ -161,3 +162,30 @@ def _refuse(name: str) -> Any:
 _ALL_GATHER = distributed.all_gather
 _ALL_TO_ALL_SINGLE = distributed.all_to_all_single
 _ISEND, _IRECV = distributed.isend, distributed.irecv
+
+
+GIGABITS = (1, 10, 100)
+
+
+def speeds_header(latency: float) -> str:
+    """Return the header of cells of `tokens_per_second`."""
+    rates = ", ".join(map(str, GIGABITS))
+    return (
+        f"computed: 1000 tokens/s that the exchange of a layer allows at {rates} Gbit/s, "
+        f"{1e6 * latency:g} µs a message"
+    )
+
+
+def tokens_per_second(length: int, traffic: Sequence[Traffic], *, latency: float) -> str:
+    """Return thousands of tokens a second at all rates; the slowest process counts.
+
+    Args:
+        length: number of tokens of all processes.
+        traffic: bytes and messages of each process.
+        latency: seconds that each message takes.
+    """
+    cells = []
+    for rate in GIGABITS:
+        seconds = max(x.seconds(1e9 * rate, latency) for x in traffic)
+        cells.append(f"{length / seconds / 1e3:.0f}")
+    return ", ".join(cells)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.__main__ import main
-from benchmarks.distributed import computed, limited_link, links, measured, ways
+from benchmarks.distributed import computed, limited_link, measured, ways, wire
 from benchmarks.distributed.problem import Problem
 from benchmarks.distributed.wire import Traffic, Wire
 from torch import distributed
@@ -120,7 +120,7 @@ def test_wrong_outputs_and_uncounted_bytes_are_errors(
 def test_time_on_a_link() -> None:
     process = Traffic({"isend": 125_000_000}, 250_000_000, 2)
     assert process.seconds(1e9, 0.5) == pytest.approx(3.0)
-    assert links.tokens_per_second(6000, [process], latency=0.5) == "2, 5, 6"
+    assert wire.tokens_per_second(6000, [process], latency=0.5) == "2, 5, 6"
 
 
 def test_more_processes_are_computed() -> None:

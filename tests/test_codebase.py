@@ -24,7 +24,7 @@ PACKAGE = ROOT / "src/ntk_alibi"
 PYTHON_LAYERS = [
     ["_core", "_installed"],
     ["_arrays", "_checks", "_files", "_runtime", "_repr_html"],
-    ["masks", "scaling", "reference"],
+    ["masks", "segments", "scaling", "reference"],
     ["biases", "positions", "precision", "torch.merging"],
     ["fused", "methods"],
     ["engines"],

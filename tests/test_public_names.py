@@ -27,7 +27,7 @@ BAM NTK T5 XPOS ALiBi AlibiAttention BiALiBi DistanceFunction DistanceTable Dyna
 DynamicInterpolation DynamicNTK FlatHeads ForgetGates GrowingCache Interpolation KerpleLog
 KerplePower KeyNorms Knee LogN MaxBias QuantizedRows RoPE Sandwich Scaling WindowCache __version__
 alibi_slopes attention build_alibi_tensor cite info log_n_scale merge patch patched plots precision
-reference scaling_from_config set_num_threads unpatch
+reference scaling_from_config segment_ids_from_cu_seqlens set_num_threads unpatch
 """.split()
 
 #: Names of other modules, by their documented paths.
@@ -114,9 +114,9 @@ Scaling.scale_exponents(exponents, lengths=None)
 WindowCache(window, sink=0)
 alibi_slopes(num_heads, scaling=None, lengths=None, *, rule='press')
 attention(query, key, value, bias=None, *, causal=True, window=None, causal_block=None, sink=0,
-    key_padding_mask=None, query_positions=None, key_positions=None, align='end', scale=None,
-    skip_tolerance=0.0, rotary=None, log_n=None, initial=None, key_norms=None,
-    dropout=0.0, return_logsumexp=False, return_stats=False)
+    key_padding_mask=None, query_positions=None, key_positions=None, align='end', segment_ids=None,
+    query_segment_ids=None, scale=None, skip_tolerance=0.0, rotary=None, log_n=None, initial=None,
+    key_norms=None, dropout=0.0, return_logsumexp=False, return_stats=False)
 build_alibi_tensor(attention_mask, num_heads, dtype, scaling=None, *, anchor='first', out=None)
 info()
 log_n_scale(query_length, key_length, train_length, *, key_padding_mask=None,
@@ -127,6 +127,7 @@ patched(model)
 patch(model, scaling=None, *, attention='fused', compat='exact', window=None, sink=0,
     causal_block=None, linear='auto')
 scaling_from_config(config)
+segment_ids_from_cu_seqlens(cu_seqlens)
 set_num_threads(num_threads)
 unpatch(model)
 plots.accuracy_curves(summary, task, *, by='length', ax=None)

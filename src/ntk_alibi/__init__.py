@@ -32,6 +32,7 @@ from ntk_alibi.scaling.config import scaling_from_config
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
 from ntk_alibi.scaling.knee import DynamicKnee, Knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
+from ntk_alibi.segments import segment_ids_from_cu_seqlens
 
 if TYPE_CHECKING:
     from ntk_alibi import plots, precision, reference
@@ -86,6 +87,7 @@ __all__ = [
     "precision",
     "reference",
     "scaling_from_config",
+    "segment_ids_from_cu_seqlens",
     "set_num_threads",
     "tp_plan",
     "unpatch",

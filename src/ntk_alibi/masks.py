@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi.segments import Segments, of_queries, texts_of
 
 #: The window of a mask without one, as the core takes it. The greatest window, MAX_LENGTH, hides
 #: keys at the greatest distance.
@@ -145,6 +146,8 @@ class Problem(NamedTuple):
         placed: whether queries may have other positions than the last keys.
         counts: how many tokens the text of each row has, (1 or batch,), and its prefix up to each
             query, (1 or batch, queries); None where positions and padding say them.
+        segments: the numbers of texts of a call with packed texts, else None. Positions are then
+            given, and count from 0 in each text unless the caller has others.
     """
 
     shape: tuple[int, ...]
@@ -154,6 +157,7 @@ class Problem(NamedTuple):
     key_positions: Any = None
     placed: bool = False
     counts: tuple[Any, Any] | None = None
+    segments: Segments | None = None
 
     @staticmethod
     def checked(
@@ -164,25 +168,39 @@ class Problem(NamedTuple):
         key_positions: Any,
         align: Any = "end",
         like: Any = None,
+        segment_ids: Any = None,
+        query_segment_ids: Any = None,
     ) -> Problem:
         """Return the problem of a shape (batch, heads, queries, keys), checking the arguments.
 
-        Values of arrays are checked in main memory only, and not while torch traces. `like` is a
-        tensor on the device of the call, or None.
+        Values of arrays are checked in main memory only, and not while torch traces; numbers of
+        texts are read on any device. `like` is a tensor on the device of the call, or None.
         """
         batch, _, queries, keys = shape
         align = checked_alignment(align, query_positions)
         placed = query_positions is not None or align == "start"
         arrays = key_padding_mask, key_positions, query_positions
-        if _unread(arrays, like) or not _arrays.in_memory(like):
+        unread = _unread((*arrays, segment_ids, query_segment_ids), like)
+        if unread or not _arrays.in_memory(like):
             real, at_keys, at_queries = map(_rows, arrays)
         else:
             real = checked_key_padding_mask(key_padding_mask, batch, keys)
             at_keys = checked_positions("key_positions", key_positions, batch, keys)
             at_queries = checked_positions("query_positions", query_positions, batch, queries)
+        segments = None
+        if segment_ids is not None:
+            if align == "start":
+                raise ValueError("align must be 'end' with segment_ids, got 'start'")
+            segments = Segments.checked(segment_ids, query_segment_ids, shape, read=not unread)
+            at_end = query_segment_ids is None
+            at_queries, at_keys = segments.positions(
+                at_queries, at_keys, at_end=at_end, read=not unread
+            )
+        elif query_segment_ids is not None:
+            raise ValueError("segment_ids must be given with query_segment_ids, got None")
         if at_queries is None:
             at_queries = aligned_positions(at_keys, queries, keys, align)
-        return Problem(shape, mask, real, at_queries, at_keys, placed)
+        return Problem(shape, mask, real, at_queries, at_keys, placed, segments=segments)
 
     @property
     def traced(self) -> bool:
@@ -193,7 +211,8 @@ class Problem(NamedTuple):
     def plain(self) -> bool:
         """True if all keys are real, and positions of queries and keys are their columns."""
         return (
-            self.key_padding_mask is None
+            self.segments is None
+            and self.key_padding_mask is None
             and self.query_positions is None
             and self.key_positions is None
         )
@@ -208,6 +227,9 @@ class Problem(NamedTuple):
 
     def visible_count(self, like: Any = None) -> Any:
         """Count the keys that each query sees, (1 or batch, Q), in like's framework."""
+        if self.segments is not None:
+            counts = of_queries(self, lambda problem: problem.visible_count())
+            return _arrays.to_framework_of(counts, like)
         queries, keys = self.positions(like)
         if self.key_positions is None and self.key_padding_mask is None:
             keys = self.shape[3]
@@ -217,9 +239,12 @@ class Problem(NamedTuple):
         """Count the tokens on which slopes of a dynamic scaling depend.
 
         Args:
-            per: "sequence" for the real keys of each row, (1 or batch,); "query" for the positions
-                up to each query's, (1 or batch, queries), without those where only padding stands.
+            per: "sequence" for the real keys of each row, (1 or batch,), or of each query's text,
+                (batch, queries); "query" for the positions up to each query's, (1 or batch,
+                queries), without those where only padding stands.
         """
+        if self.segments is not None:
+            return of_queries(self, lambda problem: problem.token_counts(per))
         if self.counts is not None:
             return _checks.constant("attention_mask", self.counts[per == "query"])
         real = self.key_padding_mask
@@ -240,6 +265,10 @@ class Problem(NamedTuple):
 
     def distances(self) -> tuple[int, int]:
         """Return the least and the greatest visible distance; (0, -1) if there is none."""
+        if self.segments is not None:
+            spans = [text.problem(self).distances() for text in texts_of(self)]
+            ends = [span for span in spans if span[0] <= span[1]] or [(0, -1)]
+            return min(least for least, _ in ends), max(most for _, most in ends)
         batch, _, queries, keys = self.shape
         if batch == 0 or queries == 0 or keys == 0:
             return 0, -1
@@ -269,6 +298,7 @@ class Problem(NamedTuple):
             query_positions=None if at_queries is None else at_queries[:, queries],
             key_positions=None if at_keys is None else at_keys[:, keys],
             counts=self.counts and (self.counts[0], self.counts[1][:, queries]),
+            segments=self.segments and self.segments.part(queries, keys),
         )
 
 

@@ -92,6 +92,9 @@ REFUSED: dict[str, Callable[[Here], Any]] = {
     "on rank 0: key_norms must not be given together with group or mesh, got": lambda here: (
         here.attend(key_norms=na.KeyNorms())
     ),
+    "on rank 0: segment_ids must not be given together with group or mesh, got": lambda here: (
+        here.attend(segment_ids=[0] * 5)
+    ),
     "on rank 0: initial must not be given together with group or mesh, got": lambda here: (
         here.attend(initial=(here.part[0], here.part[0][..., 0]))
     ),

@@ -61,9 +61,11 @@ def visible(
     causal_block: int | None = None,
     sink: int = 0,
     mask: NDArray[Any] | None = None,
+    **segments: NDArray[Any],
 ) -> NDArray[np.bool_]:
     """Return the reference's mask of visible pairs, (1 or batch, 1, queries, keys)."""
     rule = {"causal": causal, "window": window, "causal_block": causal_block, "sink": sink}
+    rule |= segments
     seen = na.reference.visible(q_positions, k_positions, key_padding_mask=mask, **rule)
     return seen[None, None] if seen.ndim == 2 else seen[:, None]
 

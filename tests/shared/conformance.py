@@ -35,12 +35,16 @@ class Place(NamedTuple):
         queries, keys: positions (1 or batch, length).
         real: mask of the real keys, (batch, keys), or None.
         given: whether the call has positions of the queries.
+        alike: mask of the keys of each query's text, (batch, queries, keys), or None for one text.
+        columns: the columns of the keys that the queries are, (1 or batch, queries).
     """
 
     queries: torch.Tensor
     keys: torch.Tensor
     real: torch.Tensor | None
     given: bool
+    alike: torch.Tensor | None
+    columns: torch.Tensor
 
     @property
     def distance(self) -> torch.Tensor:
@@ -97,13 +101,30 @@ class Way:
         """The positions of queries and keys."""
         keys = self.options.get("key_positions", np.arange(KEYS))
         first = 0 if self.options.get("align") == "start" else KEYS - self.queries
-        queries = self.options.get("query_positions", keys[..., first : first + self.queries])
-        real = self.options.get("key_padding_mask")
+        columns = np.arange(first, first + self.queries)
+        queries = self.options.get("query_positions", keys[..., columns])
+        real, alike, segments = self.options.get("key_padding_mask"), None, self.segments
+        if segments is not None:
+            alike = torch.from_numpy(segments[0][:, :, None] == segments[1][:, None])
+            queries, keys = na.reference.text_positions(*reversed(segments))
+            begins = alike.int().argmax(-1).numpy()
+            columns = np.maximum(begins + queries, 0)  # some texts of queries have no keys
         return Place(
             *(torch.from_numpy(np.atleast_2d(x)) for x in (queries, keys)),
             None if real is None else torch.from_numpy(real),
             any(name in self.options for name in ("query_positions", "key_positions", "align")),
+            alike,
+            torch.from_numpy(np.atleast_2d(columns)),
         )
+
+    @property
+    def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """The numbers of texts of queries and keys, (batch, length), or None for one text."""
+        if "segment_ids" not in self.options:
+            return None
+        keys = np.broadcast_to(self.options["segment_ids"], (BATCH, KEYS))
+        queries = self.options.get("query_segment_ids", keys[:, KEYS - self.queries :])
+        return np.broadcast_to(queries, (BATCH, self.queries)), keys
 
     @property
     def seen(self) -> NDArray[np.bool_]:
@@ -111,6 +132,8 @@ class Way:
         names = ("causal", "window", "causal_block", "sink")
         rule = {name: self.options[name] for name in names if name in self.options}
         mask, place = self.options.get("key_padding_mask"), self.place
+        if self.segments is not None:
+            rule["query_segment_ids"], rule["segment_ids"] = self.segments
         return visible(place.queries.numpy(), place.keys.numpy(), **rule, mask=mask)
 
     def refusal(self, case: Case) -> str | None:
@@ -120,6 +143,8 @@ class Way:
         placed = "query_positions" in self.options or "align" in self.options
         if case.at_the_end and placed:
             return "query_positions must be None and align 'end'"
+        if case.at_the_end and "query_segment_ids" in self.options:
+            return "query_segment_ids must not give a text more queries than keys"
         return None
 
     def arrays(self) -> list[NDArray[np.float32]]:
@@ -129,6 +154,7 @@ class Way:
 
 PADDING = np.arange(KEYS) >= np.array([[0], [55]])
 GAPS = np.arange(KEYS) + np.arange(KEYS) // 9
+TEXTS = np.repeat([[3, 7, 0, 1], [5, 2, 8, 4]], [30, 21, 4, 15, 1, 47, 21, 1]).reshape(2, KEYS)
 SHUFFLED = np.random.default_rng(3).permutation(GAPS)[:QUERIES]
 
 WAYS = {
@@ -160,6 +186,28 @@ WAYS = {
         }
     ),
     "log n": Way({"log_n": 8}),
+    "packed": Way({"segment_ids": TEXTS}),
+    "packed in other columns, on both sides, a window and sinks": Way(
+        {
+            "segment_ids": TEXTS[0],
+            "query_segment_ids": np.repeat([[1, 7, 9], [3, 0, 1]], [9, 12, 3, 20, 2, 2]).reshape(
+                2, 24
+            ),
+            "causal": False,
+            "window": 9,
+            "sink": 3,
+        }
+    ),
+    "packed, RoPE, log n, blocks and padding": Way(
+        {
+            "segment_ids": TEXTS,
+            "rotary": na.RoPE(DIM),
+            "log_n": 8,
+            "causal_block": 8,
+            "key_padding_mask": np.arange(KEYS) % 31 > [[0], [5]],
+        }
+    ),
+    "packed, XPOS": Way({"segment_ids": TEXTS, "rotary": na.XPOS(DIM, scale_base=2.0)}),
     "RoPE, log n, a window, sinks and padding": Way(
         {
             "rotary": na.RoPE(DIM),

@@ -38,18 +38,26 @@ def standard(scaling: Any = None) -> Any:
     """Return a function for the dense form on both sides with standard, scaled slopes."""
 
     def written(place: Place) -> torch.Tensor:
-        slopes = constant(na.alibi_slopes(HEADS, scaling, _tokens(scaling, place)))
+        tokens = _tokens(scaling, place)
+        if place.alike is not None and getattr(scaling, "per", None) == "sequence":
+            slopes = constant(na.alibi_slopes(HEADS, scaling, tokens.ravel()))
+            slopes = slopes.unflatten(0, tokens.shape).transpose(1, 2)
+        else:
+            slopes = constant(na.alibi_slopes(HEADS, scaling, tokens))
         return linear(place, slopes, slopes)
 
     return written
 
 
 def _tokens(scaling: Any, place: Place) -> Any:
-    """Count the real tokens of each row, or those up to each query."""
+    """Count the real tokens of each row or query's text, or those of it up to each query."""
     per = getattr(scaling, "per", None)
     if per is None:
         return None
     real = torch.ones(1, KEYS, dtype=torch.long) if place.real is None else place.real.long()
+    if place.alike is not None:
+        real = place.alike & real.bool()[:, None]
+        return (real if per == "sequence" else real & (place.distance[:, 0] >= 0)).sum(2).numpy()
     if per == "sequence":
         return real.sum(1).numpy()
     if place.given:
@@ -69,7 +77,7 @@ def bent_by_length(knee: na.DynamicKnee) -> Any:
     def written(place: Place) -> torch.Tensor:
         factor = constant(_tokens(knee, place)) * knee.rate / knee.train_length
         factor = factor.clamp(min=1.0)[:, None]
-        factor = factor[..., None] if knee.per == "query" else factor[..., None, None]
+        factor = factor[..., None] if factor.ndim == 3 else factor[..., None, None]
         slopes = heads(constant(na.alibi_slopes(HEADS)))
         far_slopes = (slopes / factor).float().double()  # standard slopes are float32
         near = place.distance.abs().clamp(max=knee.start)
@@ -138,12 +146,13 @@ def of_distance(x: Any) -> na.DistanceFunction:
 
 def gated(place: Place, gates: torch.Tensor) -> torch.Tensor:
     """Return sums of the gates of real tokens after the key, up to the query."""
-    queries = place.queries.shape[1]
     if place.real is not None:
         gates = torch.where(place.real[:, None], gates, 0.0)
-    i, j, k = torch.arange(KEYS - queries, KEYS), torch.arange(KEYS), torch.arange(KEYS)
-    between = (j[:, None] < k) & (k <= i[:, None, None])
-    return -torch.einsum("bhk,ijk->bhij", gates, between.double())
+    columns = torch.arange(KEYS)
+    between = (columns[:, None] < columns) & (columns <= place.columns[..., None, None])
+    rows = torch.broadcast_shapes(gates.shape[:1], between.shape[:1])
+    between = between.expand(*rows, -1, -1, -1)
+    return -torch.einsum("bhk,bijk->bhij", gates.expand(*rows, -1, -1), between.double())
 
 
 def alibi(scaling: Any = None, **options: Any) -> Any:

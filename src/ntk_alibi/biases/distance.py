@@ -85,8 +85,8 @@ class DistanceBias(BiasObject):
             return problem.distances()
         if self.covered_distances is None:
             raise ValueError(
-                "query_positions and key_positions must be None where torch traces a bias over "
-                "distance: pass a DistanceTable, which knows its distances"
+                "query_positions, key_positions and segment_ids must be None where torch traces a "
+                "bias over distance: pass a DistanceTable, which knows its distances"
             )
         return self.covered_distances
 

@@ -14,6 +14,7 @@ import numpy as np
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.biases.parameters import without_nan
 from ntk_alibi.masks import Problem
+from ntk_alibi.segments import Text, texts_of
 
 #: The names of slopes, up to a knee and beyond.
 SLOPES = ("left", "right", "far_left", "far_right")
@@ -176,6 +177,15 @@ class KernelBias(NamedTuple):
         shape = tuple(self.sums.shape)
         if shape not in ((1, heads, keys), (batch, heads, keys)):
             raise ValueError(f"sums must have shape ({batch}, {heads}, {keys}), got {shape}")
+        if problem.segments is None or not _arrays.has_values(*problem.segments):
+            return
+        for text in texts_of(problem):
+            queries, keys = (columns.stop - columns.start for columns in text[1:])
+            if queries > keys:
+                raise ValueError(
+                    "query_segment_ids must not give a text more queries than keys with forget "
+                    f"gates, got {queries} and {keys}"
+                )
 
     def check_far_slopes(self) -> None:
         """Check that slopes beyond a knee, if there are any in main memory, are finite."""
@@ -190,19 +200,25 @@ class KernelBias(NamedTuple):
         dense.
         """
         aligned = keys.stop - queries.stop == problem.shape[3] - problem.shape[2]
-        sums, dense = self.sums, self.dense
-        if sums is not None and aligned:
-            sums = sums[..., keys]
-        elif sums is not None:
+        if self.sums is not None and not aligned:
             first = problem.shape[3] - problem.shape[2]
             rows = self.sums[..., first + queries.start : first + queries.stop, None]
-            sums, dense = None, rows - self.sums[..., None, keys]
-        elif dense is not None:
+            return self._replace(sums=None, dense=rows - self.sums[..., None, keys])
+        return self._cut(queries, keys)
+
+    def of_text(self, text: Text) -> KernelBias:
+        """Return the bias of one text alone, whose queries are its last keys if it has sums."""
+        return self.of_rows(text.rows)._cut(text.queries, text.keys)
+
+    def _cut(self, queries: slice, keys: slice) -> KernelBias:
+        dense = self.dense
+        if dense is not None:
             if dense.ndim > 1 and dense.shape[-2] > 1:
                 dense = dense[..., queries, :]
             if dense.ndim and dense.shape[-1] > 1:
                 dense = dense[..., keys]
         cut = {n: s[:, :, queries] for n, s in self.slopes.items() if s.shape[2] > 1}
+        sums = None if self.sums is None else self.sums[..., keys]
         core = None if cut else self.core
         return self._replace(**cut, sums=sums, dense=dense, core=core)
 

@@ -176,8 +176,17 @@ def prefix_lengths(lengths: NDArray[np.int64], query_length: int) -> NDArray[np.
 def scaled_slopes(
     exponents: Floats, scaling: Scaling | None, lengths: NDArray[np.int64] | None
 ) -> NDArray[np.float32]:
-    """Return 2^-e of scaled exponents (heads,); lengths are of the kind that `per` names."""
+    """Return 2^-e of scaled exponents (heads,); lengths are of the kind that `per` names.
+
+    Lengths of sequences may be (batch, queries), as packed texts have them, and so are then the
+    slopes, (batch, heads, queries).
+    """
     heads = len(exponents)
+    index = None
+    if lengths is not None and lengths.ndim == 2 and scaling_per(scaling) == "sequence":
+        counts = lengths
+        lengths, index = np.unique(counts, return_inverse=True)
+        index = index.reshape(counts.shape)
     if scaling is not None:
         exponents = np.asarray(scaling.scale_exponents(exponents, lengths), np.float64)
         shape = exponents.shape
@@ -190,7 +199,8 @@ def scaled_slopes(
             raise ValueError(
                 f"scale_exponents must return finite numbers, got {exponents} from {scaling!r}"
             )
-    return np.exp2(-exponents).astype(np.float32)
+    slopes = np.exp2(-exponents).astype(np.float32)
+    return slopes if index is None else slopes[index].swapaxes(1, 2)
 
 
 @dataclass(frozen=True)

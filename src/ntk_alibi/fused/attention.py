@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         query_positions: Array | None
         key_positions: Array | None
         align: Literal["end", "start"]
+        segment_ids: Array | None
+        query_segment_ids: Array | None
         scale: float | None
         skip_tolerance: float | None
         rotary: RoPE | XPOS | None
@@ -128,6 +130,8 @@ def attention(
     query_positions: Array | None = None,
     key_positions: Array | None = None,
     align: Literal["end", "start"] = AT_END,
+    segment_ids: Array | None = None,
+    query_segment_ids: Array | None = None,
     scale: float | None = None,
     skip_tolerance: float | None = 0.0,
     rotary: RoPE | XPOS | None = None,
@@ -184,6 +188,12 @@ def attention(
             cumsum(mask) - 1.
         align: without query_positions, "end" puts the last query at the last key, "start" the first
             at the first, as in cross-attention between two texts that run side by side.
+        segment_ids: (K,), (1, K) or (B, K) integers, the number of its text for each key: a run of
+            equal numbers is a text of its own. The result is that of one call for each text, with
+            positions from 0 in each, for every option. `segment_ids_from_cu_seqlens` makes them
+            from cumulative lengths. key_positions must not fall inside a text.
+        query_segment_ids: (Q,), (1, Q) or (B, Q) integers, the same for queries; by default those
+            of the last Q keys. A query whose text has no keys sees none.
         scale: factor of the dot products, 1 / sqrt(D) by default.
         skip_tolerance: keys are left out that are proven to have, together, at most this share of a
             query's softmax mass; less than 1. 0.0 leaves out only what rounding would swallow
@@ -197,7 +207,7 @@ def attention(
             returns them. The result is that over both sets of keys, as by `merge`, and keys are
             skipped if they do not matter for it.
         key_norms: norms of these very keys, kept by the caller; without rotary, key_padding_mask,
-            key_positions and exempt tokens.
+            key_positions, segment_ids and exempt tokens.
         dropout: must be 0: the fused kernel has no attention dropout (see Raises).
         group: a torch.distributed.ProcessGroup whose ranks share one sequence. query, key, value
             and key_padding_mask are this rank's tokens, which follow those of the rank before,
@@ -255,12 +265,15 @@ def attention(
             refused={
                 "initial": initial,
                 "key_norms": key_norms,
+                "segment_ids": segment_ids,
+                "query_segment_ids": query_segment_ids,
                 "return_stats": return_stats or None,
             },
             check=partial(_check_others, others, dropout, query, key, value),
             return_logsumexp=return_logsumexp,
         )
     _check_others(others, dropout, query, key, value)
+    _checks.at_most_one(segment_ids=segment_ids, key_norms=key_norms)
     torch = _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias)
     if torch:
         for name, used in (
@@ -283,6 +296,8 @@ def attention(
         query_positions=query_positions,
         key_positions=key_positions,
         align=align,
+        segment_ids=segment_ids,
+        query_segment_ids=query_segment_ids,
         rotary=rotary,
         log_n=log_n,
         initial=initial,

@@ -12,6 +12,7 @@ from ntk_alibi.fused.quantized_rows import is_quantized
 from ntk_alibi.masks import AT_END, Mask, Problem
 from ntk_alibi.positions.log_n import log_n_of
 from ntk_alibi.positions.rotary import XPOS, RoPE
+from ntk_alibi.segments import Text, of_rows
 
 
 class AttentionCall(NamedTuple):
@@ -86,6 +87,21 @@ class AttentionCall(NamedTuple):
             known=None if self.known is None else self.known[:, :, queries],
         )
 
+    def of_text(self, text: Text) -> AttentionCall:
+        """Return the call of one text alone."""
+        rows, queries, keys = text
+        by_query = self.factors, self.known
+        factors, known = (x if x is None else of_rows(x, rows)[:, :, queries] for x in by_query)
+        return self.of_inputs(
+            self.query[rows, :, queries],
+            self.key[rows, :, keys],
+            self.value[rows, :, keys],
+            bias=self.bias.of_text(text),
+            problem=text.problem(self.problem),
+            factors=factors,
+            known=known,
+        )
+
 
 def checked_call(
     query: Any,
@@ -100,6 +116,8 @@ def checked_call(
     query_positions: Any = None,
     key_positions: Any = None,
     align: str = AT_END,
+    segment_ids: Any = None,
+    query_segment_ids: Any = None,
     rotary: Any = None,
     log_n: Any = None,
     initial: Any = None,
@@ -120,6 +138,8 @@ def checked_call(
         query_positions: positions, or None.
         key_positions: positions, or None.
         align: "end" or "start".
+        segment_ids: numbers of texts, or None.
+        query_segment_ids: numbers of texts, or None.
         rotary: an embedding, or None.
         log_n: an argument of `attention`.
         initial: an output and a logsumexp, or None.
@@ -169,9 +189,11 @@ def checked_call(
         if rotary.fades and problem.mask.sees_ahead:
             raise ValueError(f"causal must be True with XPOS, which grows ahead, got {rotary!r}")
     columns = key_padding_mask is query_positions is key_positions is None
-    if not columns or align is not AT_END:
+    packed = segment_ids is not None or query_segment_ids is not None
+    if not columns or packed or align is not AT_END:
         placed = key_padding_mask, query_positions, key_positions
-        problem = Problem.checked(problem.shape, problem.mask, *placed, align, like)
+        segments = segment_ids, query_segment_ids
+        problem = Problem.checked(problem.shape, problem.mask, *placed, align, like, *segments)
     kernel = kernel_bias_of(bias, problem, like)
     factors = None
     if log_n is not None:

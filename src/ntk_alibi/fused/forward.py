@@ -19,6 +19,7 @@ from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.merge import merged
 from ntk_alibi.fused.quantized_rows import is_quantized
 from ntk_alibi.fused.rotated import RotatedCall, runs_of_heads
+from ntk_alibi.segments import texts_of
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ def forward(
     call: AttentionCall, *, log: bool = True, stats: bool = False
 ) -> tuple[Any, Any, Stats | None]:
     """Return output, logsumexp (float64; None without log) and stats (or None) of a call."""
+    if call.problem.segments is not None:
+        return _of_texts(call, log=log, stats=stats)
     if call.rotates:
         return _rotated(call, log=log, stats=stats)
     subsets = key_subsets(call)
@@ -187,6 +190,22 @@ def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:
     xp, limit = _arrays.namespace(logsumexp), _checks.FLOAT32_MAX
     bounded = xp.where(xp.isneginf(logsumexp), logsumexp, xp.clip(logsumexp, -limit, limit))
     return _arrays.to_dtype(bounded, xp.float32)
+
+
+def _of_texts(call: AttentionCall, *, log: bool, stats: bool) -> tuple[Any, Any, Stats | None]:
+    """Return the results of a call with packed texts, one call for each text."""
+    output: Any = _arrays.empty_like(call.query)
+    logs = np.empty(call.query.shape[:3], np.float64) if log else None
+    logsumexp: Any = None if logs is None else _arrays.to_framework_of(logs, call.query)
+    counts = np.zeros((len(fields(Stats)), *call.query.shape[:2]), np.int64)
+    for text in texts_of(call.problem):
+        own = (text.rows, slice(None), text.queries)
+        output[own], log_of_text, counted = forward(call.of_text(text), log=log, stats=stats)
+        if log:
+            logsumexp[own] = log_of_text
+        if counted is not None:
+            counts[:, text.rows] += [getattr(counted, field.name) for field in fields(Stats)]
+    return output, logsumexp, Stats(*counts) if stats else None
 
 
 def _rotated(call: AttentionCall, *, log: bool, stats: bool) -> tuple[Any, Any, Stats | None]:

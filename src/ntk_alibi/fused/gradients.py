@@ -23,9 +23,10 @@ from ntk_alibi.fused.forward import (
     shifted_queries,
     tokens_of,
 )
-from ntk_alibi.fused.rotated import QueryRun, RotatedCall
+from ntk_alibi.fused.rotated import RotatedCall
 from ntk_alibi.masks import Mask
 from ntk_alibi.positions.log_n import log_n_of
+from ntk_alibi.segments import Text, texts_of
 
 #: The greatest magnitude of a float32 logsumexp whose rounding, at most 2^-11, is accepted.
 GREATEST_ROUNDED_LOGSUMEXP = 2.0**14
@@ -194,6 +195,8 @@ def gradients_of(
     call: AttentionCall, results: ForwardResults, *, bias_gradient: bool
 ) -> AttentionGradients:
     """Return the gradients of a checked call."""
+    if call.problem.segments is not None:
+        return _gradients_of_texts(call, results, bias_gradient)
     if call.rotates:
         return _rotated_gradients(call, results, bias_gradient)
     subsets = key_subsets(call)
@@ -347,35 +350,48 @@ def _rotated_gradients(
         value_sum[:, :, run.keys] += gradients.value
         pairs.append((run, gradients))
     query_sum = xp.concatenate([run.fade_query(gradients.query) for run, gradients in pairs], 2)
+    rows = slice(0, call.problem.shape[0])
+    parts = [(Text(rows, run.queries, run.keys), gradients) for run, gradients in pairs]
     return _gradients(
         call,
         _arrays.to_dtype(rotated.rotate_query(query_sum, back=True), call.query.dtype),
         _arrays.to_dtype(rotated.rotate_key(key_sum, back=True), call.key.dtype),
         _arrays.to_dtype(value_sum, call.value.dtype),
-        _joined_bias_gradients(pairs, call.problem.shape),
+        _joined_bias_gradients(call, parts) if bias_gradient else {},
     )
 
 
+def _gradients_of_texts(
+    call: AttentionCall, results: ForwardResults, bias_gradient: bool
+) -> AttentionGradients:
+    """Return the gradients of a call with packed texts, one call for each text."""
+    query: Any = _arrays.empty_like(call.query)
+    key, value = (_arrays.namespace(x).zeros_like(x) for x in (call.key, call.value))
+    parts = []
+    for text in texts_of(call.problem):
+        rows, queries, keys = text
+        own = ForwardResults(*(None if x is None else x[rows, :, queries] for x in results))
+        gradients = gradients_of(call.of_text(text), own, bias_gradient=bias_gradient)
+        query[rows, :, queries] = gradients.query
+        key[rows, :, keys] = gradients.key
+        value[rows, :, keys] = gradients.value
+        parts.append((text, gradients))
+    of_bias = _joined_bias_gradients(call, parts) if bias_gradient else {}
+    return _gradients(call, query, key, value, of_bias)
+
+
 def _joined_bias_gradients(
-    pairs: list[tuple[QueryRun, AttentionGradients]], shape: tuple[int, ...]
+    call: AttentionCall, parts: list[tuple[Text, AttentionGradients]]
 ) -> dict[str, Any]:
-    """Join the bias gradients of the runs into those of the whole bias."""
-    joined: dict[str, Any] = {}
-    first = pairs[0][1]
-    for name in (*SLOPES, "first"):
-        if getattr(first, name) is not None:
-            rows = [getattr(gradients, name) for _, gradients in pairs]
-            joined[name] = np.concatenate(rows, axis=2)
-    if first.dense is not None:
-        joined["dense"] = np.zeros(shape, np.float32)
-        for run, gradients in pairs:
-            joined["dense"][:, :, run.queries, run.keys] = gradients.dense
-    if first.sums is not None:
-        joined["sums"] = np.zeros((*shape[:2], shape[3]), np.float64)
-        for run, gradients in pairs:
-            joined["sums"][:, :, run.keys] += gradients.sums
-    if first.table is not None:
-        joined["table"] = sum(
-            gradients.table for _, gradients in pairs if gradients.table is not None
-        )
+    """Join the bias gradients of parts of a call into those of the whole bias."""
+    joined = _zeros(call)
+    if call.bias.first is not None:
+        joined["first"] = np.zeros(call.problem.shape[:3], np.float32)
+    every = slice(None)  # heads
+    for (rows, queries, keys), gradients in parts:
+        places: dict[str, tuple[slice, ...]] = {
+            "table": (), "sums": (rows, every, keys), "dense": (rows, every, queries, keys)
+        }  # fmt: skip
+        for name, numbers in joined.items():
+            numbers[places.get(name, (rows, every, queries))] += getattr(gradients, name)
     return joined

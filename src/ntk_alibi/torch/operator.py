@@ -22,6 +22,7 @@ from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, gradients_of
 from ntk_alibi.fused.rotated import RotatedCall
 from ntk_alibi.masks import Mask, Problem
+from ntk_alibi.segments import Segments, texts_of
 from ntk_alibi.torch.chunks import attention_by_chunks
 from ntk_alibi.torch.devices.dispatch import attention_on_device
 
@@ -36,8 +37,11 @@ CORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: The masks and positions of a problem, in the operator's order.
 PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")
 
+#: The numbers of texts of queries and keys.
+SEGMENTS = ("query_segment_ids", "segment_ids")
+
 #: The names of all optional tensors.
-OPTIONAL_TENSORS = (*BIAS_TENSORS, *PROBLEM_TENSORS, "factors", "known")
+OPTIONAL_TENSORS = (*BIAS_TENSORS, *PROBLEM_TENSORS, *SEGMENTS, "factors", "known")
 
 _INPUTS = (
     "Tensor query, Tensor key, Tensor value, "
@@ -131,10 +135,16 @@ def _call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
     numbers: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
     bias = KernelBias(**numbers, table_begin=table_begin, knee=knee, exempt=exempt)
     shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_numbers(*mask_numbers)
-    placed: Any = arrays[len(BIAS_TENSORS) : -2]
+    placed: Any = arrays[len(BIAS_TENSORS) : -4]
+    segment_ids = dict(zip(SEGMENTS, arrays[-4:-2], strict=True))
     rule = core_rule(mask, scale, skip_tolerance)
-    problem = Problem(shape, mask, *placed) if checked else Problem.checked(shape, mask, *placed)
-    bias = bias if checked else bias.checked(problem)
+    if checked:
+        packed = segment_ids["segment_ids"] is not None
+        segments = Segments(*segment_ids.values()) if packed else None
+        problem = Problem(shape, mask, *placed)._replace(segments=segments)
+    else:
+        problem = Problem.checked(shape, mask, *placed, **segment_ids)
+        bias = bias.checked(problem._replace(placed=False))  # sums were refused before
     return AttentionCall(
         query, key, value, bias, problem, rule, scale, skip_tolerance,
         factors=arrays[-2], known=arrays[-1],
@@ -191,12 +201,32 @@ def attend_tensors(call: AttentionCall, *, log: bool = True) -> Results:
 
 def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:
     """Return the results of a call, whose parts without rotation are attended by a function."""
+    if call.problem.segments is not None:
+        core = call.query.is_cpu and call.query.dtype in CORE_DTYPES
+        fades = call.rotary is not None and call.rotary.fades
+        if fades or not core:
+            return _by_texts(call, attend)
     if not call.rotates:
         return attend(call)
     with _arrays.without_autocast(call.query.device.type):  # rotated inputs are not rounded
         rotated = RotatedCall(call)
         outputs, logsumexps = zip(*map(attend, rotated.part_calls()), strict=True)
         return rotated.joined(outputs, None if logsumexps[0] is None else logsumexps)
+
+
+def _by_texts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:
+    """Return the results of a call with packed texts, whose texts are attended one by one."""
+    of_rows: dict[int, list[Results]] = {}
+    for text in texts_of(call.problem):
+        of_rows.setdefault(text.rows.start, []).append(in_parts(call.of_text(text), attend))
+    if not of_rows:  # there are no queries
+        return in_parts(call._replace(problem=call.problem._replace(segments=None)), attend)
+
+    def joined(index: int) -> Any:
+        rows = [[results[index] for results in row] for row in of_rows.values()]
+        return None if rows[0][0] is None else torch.cat([torch.cat(row, 2) for row in rows])  # type: ignore[arg-type]
+
+    return joined(0), joined(1)
 
 
 def _attend(call: AttentionCall, *, log: bool) -> Results:
@@ -208,6 +238,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
     for numbers in bias.numbers.values():
         _checks.no_tangent("bias", numbers)
     placed = [getattr(problem, name) for name in PROBLEM_TENSORS]
+    placed += problem.segments or (None, None)
     dense = bias.dense
     if dense is not None and dense.requires_grad:  # so that torch sums over broadcast axes
         bias = bias._replace(dense=dense.expand(problem.shape))

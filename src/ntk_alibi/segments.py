@@ -1,0 +1,288 @@
+"""Packed texts: several texts in one row of tokens, each a problem of its own.
+
+A text is a run of keys of one number, with the queries of that number. A call with texts is cut
+into one call for each text, so that no kernel, bias or option has to know of other texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _arrays, _checks
+from ntk_alibi._arrays import ArrayT
+
+
+class Text(NamedTuple):
+    """One text, in the same columns of some rows of the batch.
+
+    Attributes:
+        rows: rows of the batch.
+        queries: columns of the queries.
+        keys: columns of the keys; none for queries of a text without keys.
+    """
+
+    rows: slice
+    queries: slice
+    keys: slice
+
+    def problem(self, packed: Any) -> Any:
+        """Return the `Problem` of this text alone; positions that are its columns are None."""
+        real, at_queries, at_keys = (
+            of_rows(x, self.rows)
+            for x in (packed.key_padding_mask, packed.query_positions, packed.key_positions)
+        )
+        rows, queries, keys = (x.stop - x.start for x in self)
+        if real is not None:
+            real = _arrays.contiguous(real[:, self.keys])
+        at_queries, at_keys = at_queries[:, self.queries], at_keys[:, self.keys]
+        if (at_keys == np.arange(keys)).all():
+            at_keys = None
+            if (at_queries == np.arange(keys - queries, keys)).all():
+                at_queries = None
+        return packed._replace(
+            shape=(rows, packed.shape[1], queries, keys),
+            key_padding_mask=real,
+            query_positions=at_queries,
+            key_positions=at_keys,
+            segments=None,
+        )
+
+
+class Segments(NamedTuple):
+    """The numbers of the texts of a call's tokens.
+
+    Attributes:
+        queries: integers (1 or batch, queries), arrays or tensors.
+        keys: integers (1 or batch, keys).
+    """
+
+    queries: Any
+    keys: Any
+
+    @staticmethod
+    def checked(
+        segment_ids: Any, query_segment_ids: Any, shape: tuple[int, ...], *, read: bool
+    ) -> Segments:
+        """Return the segments of the arguments of `attention`, for a shape (batch, ..., Q, K).
+
+        Values are not read, and thus not checked, unless `read`.
+        """
+        batch, _, queries, keys = shape
+        of_keys = _checked_ids("segment_ids", segment_ids, batch, keys, read=read)
+        if query_segment_ids is not None:
+            name = "query_segment_ids"
+            of_queries = _checked_ids(name, query_segment_ids, batch, queries, read=read)
+            return Segments(of_queries, of_keys)
+        if queries > keys:
+            raise ValueError(
+                "query_segment_ids must be given for more queries than keys, got "
+                f"{queries} and {keys}"
+            )
+        return Segments(of_keys[:, keys - queries :], of_keys)
+
+    def part(self, queries: slice, keys: slice) -> Segments:
+        """Return the segments of some queries and some keys."""
+        return Segments(self.queries[:, queries], self.keys[:, keys])
+
+    def texts(self, batch: int) -> list[Text]:
+        """Return the texts that have queries; neighbouring rows with like texts share them."""
+        if batch == 0:
+            return []
+        rows = max(len(self.queries), len(self.keys))
+        of_rows = [self._of_row(row) for row in range(rows)]
+        if rows == 1:
+            return [Text(slice(0, batch), *columns) for columns in of_rows[0]]
+        starts = [row for row in range(rows) if row == 0 or of_rows[row] != of_rows[row - 1]]
+        return [
+            Text(slice(start, end), *columns)
+            for start, end in zip(starts, [*starts[1:], rows], strict=True)
+            for columns in of_rows[start]
+        ]
+
+    def _of_row(self, row: int) -> list[tuple[slice, slice]]:
+        """Return the columns of queries and keys of the texts of a row."""
+        queries, keys = (ids[row if len(ids) > 1 else 0] for ids in self)
+        keys_of = {int(keys[run.start]): run for run in _runs(keys)}
+        none = slice(0, 0)
+        return [(run, keys_of.get(int(queries[run.start]), none)) for run in _runs(queries)]
+
+    def positions(
+        self, at_queries: Any, at_keys: Any, *, at_end: bool, read: bool
+    ) -> tuple[Any, Any]:
+        """Return positions of queries and keys, (1 or batch, length), with those that are given.
+
+        The others are the columns of each text, and those of its last keys for its queries.
+
+        Args:
+            at_queries: positions, or None.
+            at_keys: positions, or None.
+            at_end: whether the queries are the last keys of all texts together.
+            read: whether values can be read.
+
+        Raises:
+            ValueError: given positions of keys fall inside a text, or are too few for its queries.
+        """
+        columns = at_keys is None
+        if columns:
+            at_keys = self._columns()
+        elif read:
+            at_keys = _arrays.to_numpy(at_keys)
+            self._check_ascent(at_keys)
+        if at_queries is not None:
+            return _arrays.to_numpy(at_queries) if read else at_queries, at_keys
+        if at_end:
+            return at_keys[:, at_keys.shape[1] - self.queries.shape[1] :], at_keys
+        if not read:
+            raise ValueError(
+                "query_segment_ids must be None, or query_positions be given, where torch traces "
+                "or maps attention"
+            )
+        rows = max(map(len, (*self, at_keys)))
+        at_queries = np.zeros((rows, self.queries.shape[1]), np.int32)
+        for text in self.texts(rows):
+            queries, keys = (run.stop - run.start for run in text[1:])
+            if queries <= keys:
+                own = at_keys if len(at_keys) == 1 else at_keys[text.rows]
+                last = own[:, text.keys.stop - queries : text.keys.stop]
+            elif columns:  # the first queries stand before the first key
+                last = np.arange(keys - queries, keys)
+            else:
+                raise ValueError(
+                    "query_positions must be given for texts with more queries than keys, got "
+                    f"{queries} and {keys}"
+                )
+            at_queries[text.rows, text.queries] = last
+        return at_queries, at_keys
+
+    def _columns(self) -> Any:
+        """Return the column of each key in its text, int32; torch can trace it."""
+        ids = self.keys
+        xp = _arrays.namespace(ids)
+        columns = _arrays.arange(ids.shape[1], ids)[None]
+        begins = xp.where(ids[:, 1:] != ids[:, :-1], columns[:, 1:], 0)
+        begins = xp.concatenate([xp.zeros_like(ids[:, :1], dtype=xp.int64), begins], 1)
+        tensor = _arrays.is_tensor(begins)
+        begins = begins.cummax(1).values if tensor else np.maximum.accumulate(begins, axis=1)
+        return _arrays.to_dtype(columns - begins, xp.int32)
+
+    def _check_ascent(self, at_keys: NDArray[np.int32]) -> None:
+        falls = (np.diff(at_keys) < 0) & (self.keys[:, 1:] == self.keys[:, :-1])
+        if falls.any():
+            row, column = np.argwhere(falls)[0]
+            before, after = at_keys[row if len(at_keys) > 1 else 0, column : column + 2]
+            raise ValueError(
+                f"key_positions must not fall inside a text of segment_ids, got {before} and then "
+                f"{after} at key {column + 1} of row {row}"
+            )
+
+
+def texts_of(problem: Any) -> list[Text]:
+    """Return the texts of a `Problem` with packed texts, as far as they have queries.
+
+    Raises:
+        ValueError: their numbers cannot be read.
+    """
+    if not _arrays.has_values(*problem.segments):
+        raise ValueError(
+            "segment_ids must hold numbers for this bias, log_n, rotary, dtype or device, got a "
+            "tensor that torch traces or maps"
+        )
+    texts: list[Text] = problem.segments.texts(problem.shape[0])
+    return texts
+
+
+def of_queries(packed: Any, of_problem: Callable[[Any], Any]) -> NDArray[np.int64]:
+    """Return numbers of queries, (batch, queries), from a function of the problem of one text.
+
+    It gives numbers of the text's queries, (1 or rows, queries), or of its rows, (1 or rows,).
+    """
+    joined = np.zeros((packed.shape[0], packed.shape[2]), np.int64)
+    for text in texts_of(packed):
+        numbers = of_problem(text.problem(packed))
+        joined[text.rows, text.queries] = numbers if numbers.ndim == 2 else numbers[:, None]
+    return joined
+
+
+def of_rows(numbers: Any, rows: slice) -> Any:
+    """Return those of some rows from numbers of one row or of all rows, (1 or batch, ...)."""
+    return numbers if numbers is None or len(numbers) == 1 else numbers[rows]
+
+
+def segment_ids_from_cu_seqlens(cu_seqlens: ArrayT) -> ArrayT:
+    """Return the number of its text for each token, from cumulative lengths of texts.
+
+    Formula::
+
+        ids[k] = t  for  cu_seqlens[t] <= k < cu_seqlens[t + 1]
+
+    Args:
+        cu_seqlens: (texts + 1,) integers as flash-attn's functions for variable lengths take them:
+            0, the length of the first text, that of the first two, ..., the number of all tokens.
+
+    Returns:
+        The argument `segment_ids` of `attention`: (tokens,) int32, array or tensor as cu_seqlens.
+        Texts of length 0 have no token.
+
+    Raises:
+        TypeError, ValueError: cu_seqlens are not integers, do not begin with 0, or fall.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> na.segment_ids_from_cu_seqlens(np.array([0, 2, 5]))
+        array([0, 0, 1, 1, 1], dtype=int32)
+
+    Source: flash-attn, flash_attn_varlen_func.
+    """
+    ends = _checks.constant("cu_seqlens", cu_seqlens)
+    if ends.ndim != 1 or ends.size == 0:
+        raise ValueError(f"cu_seqlens must have shape (texts + 1,), got {ends.shape}")
+    if ends.dtype.kind not in "iu":
+        raise TypeError(f"cu_seqlens must be integers, got dtype {ends.dtype}")
+    ends = ends.astype(np.int64)
+    if ends[0] != 0:
+        raise ValueError(f"cu_seqlens must begin with 0, got {ends[0]}")
+    lengths = np.diff(ends)
+    if (lengths < 0).any():
+        text = int(np.argmax(lengths < 0))
+        raise ValueError(f"cu_seqlens must not fall, got {ends[text]} and then {ends[text + 1]}")
+    ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    result: Any = _arrays.to_framework_of(ids, cu_seqlens)
+    return result  # type: ignore[no-any-return]
+
+
+def _checked_ids(name: str, value: Any, batch: int, length: int, *, read: bool) -> Any:
+    """Return the checked numbers of texts, (1 or batch, length)."""
+    ids = _checks.constant(name, value) if read else value
+    shape = tuple(ids.shape)
+    if shape not in ((length,), (1, length), (batch, length)):
+        raise ValueError(
+            f"{name} must have shape ({length},), (1, {length}) or ({batch}, {length}), got {shape}"
+        )
+    if not _arrays.dtype_name(ids.dtype).startswith(("int", "uint")):
+        raise TypeError(f"{name} must be integers, got dtype {ids.dtype}")
+    ids = ids if ids.ndim == 2 else ids[None]
+    if not read:
+        return ids
+    for row, numbers in enumerate(ids):
+        seen: set[int] = set()
+        for run in _runs(numbers):
+            number = int(numbers[run.start])
+            if number in seen:
+                raise ValueError(
+                    f"{name} must give each text one run of tokens, got {number} again at token "
+                    f"{run.start} of row {row}"
+                )
+            seen.add(number)
+    return ids
+
+
+def _runs(ids: NDArray[Any]) -> list[slice]:
+    """Return the runs of equal numbers, in order."""
+    if len(ids) == 0:
+        return []
+    starts = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist()]
+    return list(map(slice, starts, [*starts[1:], len(ids)]))

@@ -1,0 +1,396 @@
+"""Packed texts: attention gives what one call for each text gives, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import ntk_alibi as na
+from attention_checks import inputs, random
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BATCH, HEADS, KEY_HEADS, TOKENS, DIM = 2, 4, 2, 230, 8
+
+#: Lengths of texts; the queries of the last columns belong to some of them.
+LENGTHS = ([70, 1, 130, 29], [100, 66, 63, 1])
+IDS = np.array([np.repeat([4, 0, -7, 2], lengths) for lengths in LENGTHS])
+
+
+class Own(NamedTuple):
+    """The part of a call's numbers that belongs to one text."""
+
+    row: int
+    queries: slice
+    keys: slice
+
+    def __call__(self, x: Any, *axes: str) -> Any:
+        """Cut an array whose axes are named "row", "queries" or "keys", or are left whole."""
+        index = tuple(slice(None) if name == "all" else self._of(name) for name in axes)
+        return x[index]
+
+    def _of(self, name: str) -> slice:
+        return slice(self.row, self.row + 1) if name == "row" else getattr(self, name)
+
+
+def texts(queries: int) -> Iterator[Own]:
+    """Yield the texts that have some of the last queries."""
+    first = TOKENS - queries
+    for row, lengths in enumerate(LENGTHS):
+        ends = np.cumsum(lengths)
+        for begin, end in zip(ends - lengths, ends, strict=True):
+            if end > first:
+                yield Own(row, slice(max(begin - first, 0), end - first), slice(begin, end))
+
+
+def flat_and_steep(own: Own | None) -> na.ALiBi:
+    return na.ALiBi(HEADS, slopes=np.float32([0.0, 0.01, 0.2, 1.0]), sides="symmetric")
+
+
+def dense(own: Own | None) -> Any:
+    numbers = random(7, BATCH, HEADS, TOKENS, TOKENS)
+    return numbers if own is None else own(numbers, "row", "all", "queries", "keys")
+
+
+def per_key(own: Own | None) -> Any:
+    numbers = random(8, HEADS, 1, TOKENS)
+    return numbers if own is None else own(numbers, "all", "all", "keys")
+
+
+def per_query(own: Own | None) -> na.ALiBi:
+    slopes = abs(random(9, BATCH, HEADS, TOKENS))
+    slopes = slopes if own is None else own(slopes, "row", "all", "queries")
+    return na.ALiBi(HEADS, slopes=slopes, sides="symmetric")
+
+
+def per_row(own: Own | None) -> na.ALiBi:
+    slopes = abs(random(9, BATCH, HEADS))
+    return na.ALiBi(HEADS, slopes=slopes if own is None else own(slopes, "row"))
+
+
+def gates(own: Own | None) -> na.ForgetGates:
+    numbers = -np.round(abs(random(10, BATCH, HEADS, TOKENS)), 2)
+    return na.ForgetGates(numbers if own is None else own(numbers, "row", "all", "keys"))
+
+
+#: Functions of a text, or of None for all of them together.
+BIASES: dict[str, Any] = {
+    "none": lambda own: None,
+    "ALiBi": lambda own: na.ALiBi(HEADS),
+    "flat and steep": flat_and_steep,
+    "knee": lambda own: na.ALiBi(HEADS, na.Knee(40, 8.0)),
+    "dynamic per sequence": lambda own: na.ALiBi(HEADS, na.DynamicNTK(2.0, 32, per="sequence")),
+    "dynamic per query": lambda own: na.ALiBi(HEADS, na.DynamicNTK(2.0, 32, per="query")),
+    "dynamic knee": lambda own: na.ALiBi(
+        HEADS, na.DynamicKnee(20, 4.0, train_length=32, per="sequence"), sides="symmetric"
+    ),
+    "per query": per_query,
+    "per row": per_row,
+    "exempt": lambda own: na.ALiBi(HEADS, sides="symmetric", exempt=3),
+    "BiALiBi": lambda own: na.BiALiBi(*abs(random(11, 3, HEADS))),
+    "table": lambda own: na.KerplePower([0.5, 0.1, 1.0, 0.2], [1.0, 0.5, 0.3, 2.0]),
+    "gates": gates,
+    "dense": dense,
+    "per key": per_key,
+}
+
+PADDING = np.arange(TOKENS) % 37 > np.array([[2], [0]])
+RISING = np.cumsum(np.arange(TOKENS) % 3, dtype=np.int32)[None].repeat(BATCH, 0)
+
+#: Options, and the axes of those that are cut.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "on both sides": {"causal": False},
+    "window and sinks": {"window": 20, "sink": 3},
+    "window and sinks on both sides": {"window": 20, "sink": 3, "causal": False},
+    "blocks": {"causal_block": 16, "sink": 1},
+    "log n": {"log_n": 8},
+    "padding": {"key_padding_mask": PADDING},
+    "positions": {"key_positions": RISING, "window": 20, "sink": 5},
+    "positions of both": {"key_positions": RISING, "query_positions": RISING + 3, "causal": False},
+    "skipping": {"skip_tolerance": 0.01},
+    "XPOS": {"rotary": na.XPOS(DIM, scale_base=16.0)},
+}
+AXES = {
+    "key_padding_mask": ("row", "keys"),
+    "key_positions": ("row", "keys"),
+    "query_positions": ("row", "queries"),
+}
+
+
+#: Biases for causal attention only.
+CAUSAL = (
+    "ALiBi", "knee", "dynamic per sequence", "dynamic per query", "per row", "gates",
+)  # fmt: skip
+
+
+def pairs() -> Iterator[Any]:
+    """Yield every bias with every option that it supports."""
+    for bias, make in BIASES.items():
+        for name, options in OPTIONS.items():
+            ahead, placed = not options.get("causal", True), "query_positions" in options
+            if not (ahead and bias in CAUSAL) and not (placed and bias == "gates"):
+                yield pytest.param(make, options, id=f"{bias}: {name}")
+
+
+def parts(own: Own, arrays: Any) -> list[Any]:
+    """Return query, key and value, or more queries, of one text."""
+    names = "queries", "keys", "keys"
+    return [own(x, "row", "all", name) for x, name in zip(arrays, names, strict=True)]
+
+
+def of_text(own: Own, options: dict[str, Any]) -> dict[str, Any]:
+    return {n: own(x, *AXES[n]) if n in AXES else x for n, x in options.items()}
+
+
+@pytest.mark.parametrize(("bias", "options"), [*pairs()])
+def test_it_is_one_call_for_each_text(bias: Any, options: dict[str, Any]) -> None:
+    arrays = inputs(BATCH, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)
+    both: dict[str, Any] = {"return_logsumexp": True, "return_stats": True}
+    packed = na.attention(*arrays, bias(None), segment_ids=IDS, **both, **options)
+    counted = np.zeros((3, BATCH, HEADS), np.int64)
+    for own in texts(TOKENS):
+        alone = na.attention(*parts(own, arrays), bias(own), **both, **of_text(own, options))
+        for whole, part in zip(packed[:2], alone[:2], strict=True):
+            np.testing.assert_array_equal(own(whole, "row", "all", "queries"), part)
+        counted[:, own.row] += [x[0] for x in vars(alone[2]).values()]
+    np.testing.assert_array_equal(counted, [*vars(packed[2]).values()])
+
+
+@pytest.mark.parametrize("queries", [1, 2, 31, 140, TOKENS])
+def test_queries_are_the_last_keys_on_every_instruction_set(isa: str, queries: int) -> None:
+    """One query decodes; texts of one block and of several have kernels of their own."""
+    arrays = inputs(BATCH, HEADS, KEY_HEADS, queries, TOKENS, DIM)
+    packed = na.attention(*arrays, na.ALiBi(HEADS), segment_ids=IDS)
+    for own in texts(queries):
+        alone = na.attention(*parts(own, arrays), na.ALiBi(HEADS))
+        np.testing.assert_array_equal(own(packed, "row", "all", "queries"), alone)
+
+
+@pytest.mark.parametrize("name", ["ALiBi", "flat and steep", "exempt", "dense", "gates", "table"])
+def test_gradients_are_those_of_one_call_for_each_text(isa: str, name: str) -> None:
+    arrays = [torch.from_numpy(x) for x in inputs(BATCH, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)]
+    do = torch.from_numpy(random(5, *arrays[0].shape))
+
+    def gradients(sources: Any, bias: Any, do: Any, **options: Any) -> Any:
+        leaves = [x.clone().requires_grad_() for x in sources]
+        return torch.autograd.grad(na.attention(*leaves, bias, **options), leaves, do)
+
+    packed = gradients(arrays, BIASES[name](None), do, segment_ids=torch.from_numpy(IDS))
+    for own in texts(TOKENS):
+        alone = gradients(parts(own, arrays), BIASES[name](own), own(do, "row", "all", "queries"))
+        for whole, part in zip(parts(own, packed), alone, strict=True):
+            assert torch.equal(whole, part)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16], ids=str)
+def test_other_dtypes(dtype: Any) -> None:
+    arrays = [x.astype(dtype) for x in inputs(BATCH, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)]
+    packed = na.attention(*arrays, na.ALiBi(HEADS), segment_ids=IDS)
+    for own in texts(TOKENS):
+        alone = na.attention(*parts(own, arrays), na.ALiBi(HEADS))
+        np.testing.assert_array_equal(own(packed, "row", "all", "queries"), alone)
+
+
+def test_quantized_keys_and_values() -> None:
+    arrays = inputs(BATCH, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)
+    rows = [arrays[0], *map(na.QuantizedRows.of, arrays[1:])]
+    packed = na.attention(*rows, na.ALiBi(HEADS), segment_ids=IDS)
+    for own in texts(TOKENS):
+        query, key, value = parts(own, arrays)
+        quantized = na.QuantizedRows.of(key), na.QuantizedRows.of(value)
+        alone = na.attention(query, *quantized, na.ALiBi(HEADS))
+        np.testing.assert_array_equal(own(packed, "row", "all", "queries"), alone)
+
+
+def test_it_goes_on_from_results_over_other_keys() -> None:
+    arrays = inputs(BATCH, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)
+    known = random(3, *arrays[0].shape), random(4, *arrays[0].shape[:3])
+    packed = na.attention(*arrays, na.ALiBi(HEADS), segment_ids=IDS, initial=known)
+    for own in texts(TOKENS):
+        before = tuple(own(x, "row", "all", "queries") for x in known)
+        alone = na.attention(*parts(own, arrays), na.ALiBi(HEADS), initial=before)
+        np.testing.assert_array_equal(own(packed, "row", "all", "queries"), alone)
+
+
+def test_texts_of_queries_may_lie_in_other_columns_and_have_no_keys() -> None:
+    query, key, value = inputs(1, HEADS, KEY_HEADS, 12, 9, DIM)
+    packed, log = na.attention(
+        query, key, value, na.ALiBi(HEADS), return_logsumexp=True,
+        segment_ids=[3, 3, 3, 3, 8, 8, 1, 1, 1],
+        query_segment_ids=[1, 1, 5, 5, 3, 3, 3, 8, 8, 8, 8, 8],
+    )  # fmt: skip
+    for queries, keys in ((slice(0, 2), slice(6, 9)), (slice(4, 7), slice(0, 4)),
+                          (slice(7, 12), slice(4, 6))):  # fmt: skip
+        own = Own(0, queries, keys)
+        alone = na.attention(*parts(own, (query, key, value)), na.ALiBi(HEADS))
+        np.testing.assert_array_equal(packed[:, :, queries], alone)
+    assert (packed[:, :, 2:4] == 0).all()
+    assert np.isneginf(log[:, :, 2:4]).all()
+
+
+def test_gates_of_queries_in_other_columns() -> None:
+    query, key, value = inputs(1, HEADS, KEY_HEADS, 4, 9, DIM)
+    gates = na.ForgetGates(-abs(random(1, 1, HEADS, 9)))
+    ids = {"segment_ids": [3, 3, 3, 3, 8, 8, 1, 1, 1], "query_segment_ids": [1, 1, 3, 3]}
+    packed = na.attention(query, key, value, gates, **ids)
+    for queries, keys in ((slice(0, 2), slice(6, 9)), (slice(2, 4), slice(0, 4))):
+        own = na.ForgetGates(gates.log_gates[:, :, keys])
+        alone = na.attention(query[:, :, queries], key[:, :, keys], value[:, :, keys], own)
+        np.testing.assert_allclose(packed[:, :, queries], alone, rtol=1e-6)
+
+
+def test_numbers_of_one_text_reach_no_other() -> None:
+    arrays = inputs(1, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)
+    clean = na.attention(*arrays, na.ALiBi(HEADS), segment_ids=IDS[0])
+    begin, end = 71, 201
+    for x in arrays:
+        x[:, :, begin:end] = np.nan
+    packed = na.attention(*arrays, na.ALiBi(HEADS), segment_ids=IDS[0])
+    for other in (slice(0, begin), slice(end, None)):
+        np.testing.assert_array_equal(packed[:, :, other], clean[:, :, other])
+    assert np.isnan(packed[:, :, begin:end]).all()
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.repeat([0, 1, 2], [2, 3, 1]),
+        np.repeat([[5, -1, 9]], [2, 3, 1], axis=1),
+        np.repeat([[3, 0, 255]] * 2, [2, 3, 1], axis=1).astype(np.uint8),
+        [1, 1, 0, 0, 0, 7],
+        torch.tensor([1, 1, 0, 0, 0, 7], dtype=torch.int32),
+        na.segment_ids_from_cu_seqlens(np.array([0, 2, 2, 5, 6])),
+    ],
+    ids=["columns", "a row", "rows of bytes", "a list", "a tensor", "cu_seqlens"],
+)
+def test_forms_of_numbers(ids: Any) -> None:
+    arrays = inputs(2, HEADS, KEY_HEADS, 6, 6, DIM)
+    packed = na.attention(*arrays, segment_ids=ids)
+    for own in (slice(0, 2), slice(2, 5), slice(5, 6)):
+        alone = na.attention(*(x[:, :, own] for x in arrays))
+        np.testing.assert_array_equal(packed[:, :, own], alone)
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 3, 5), (2, 0, 5), (2, 0, 0)])
+@pytest.mark.parametrize("double", [False, True])
+def test_nothing_to_attend(batch: int, queries: int, keys: int, double: bool) -> None:
+    arrays = inputs(batch, HEADS, KEY_HEADS, queries, keys, DIM)
+    assert na.attention(*arrays, segment_ids=np.zeros(keys, int)).shape == arrays[0].shape
+    leaves = [torch.tensor(x, dtype=torch.double if double else torch.float32) for x in arrays]
+    leaves = [x.requires_grad_() for x in leaves]
+    output = na.attention(*leaves, segment_ids=np.zeros(keys, int))
+    assert output.shape == arrays[0].shape
+    for x, gradient in zip(leaves, torch.autograd.grad(output.sum(), leaves), strict=True):
+        assert torch.equal(gradient, torch.zeros_like(x))
+
+
+# What is refused
+# --------------------------------------------------------------------------------------------------
+
+QUERY, KEY, VALUE = inputs(2, 4, 2, 3, 5, 8)
+TWO = np.array([0, 0, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"segment_ids": [0, 0, 1, 1, 0]}, ValueError,
+         "segment_ids must give each text one run of tokens, got 0 again at token 4 of row 0"),
+        ({"segment_ids": TWO, "query_segment_ids": [[1, 1, 1], [1, 0, 1]]}, ValueError,
+         "query_segment_ids must give each text one run of tokens, got 1 again at token 2 of row"),
+        ({"segment_ids": TWO[:4]}, ValueError,
+         r"segment_ids must have shape \(5,\), \(1, 5\) or \(2, 5\), got \(4,\)"),
+        ({"segment_ids": na.segment_ids_from_cu_seqlens(np.array([0, 2, 6]))}, ValueError,
+         r"segment_ids must have shape \(5,\).*got \(6,\)"),
+        ({"segment_ids": TWO, "query_segment_ids": TWO}, ValueError,
+         r"query_segment_ids must have shape \(3,\), \(1, 3\) or \(2, 3\), got \(5,\)"),
+        ({"segment_ids": TWO / 1.0}, TypeError, "segment_ids must be integers, got dtype float64"),
+        ({"segment_ids": TWO == 1}, TypeError, "segment_ids must be integers, got dtype bool"),
+        ({"query_segment_ids": TWO[:3]}, ValueError,
+         "segment_ids must be given with query_segment_ids, got None"),
+        ({"segment_ids": TWO, "align": "start"}, ValueError,
+         "align must be 'end' with segment_ids, got 'start'"),
+        ({"segment_ids": TWO, "key_positions": [0, 1, 2, 4, 3]}, ValueError,
+         "key_positions must not fall inside a text of segment_ids, got 4 and then 3 at key 4 of"),
+        ({"segment_ids": TWO, "query_segment_ids": [0, 0, 0], "key_positions": np.arange(5)},
+         ValueError, "query_positions must be given for texts with more queries than keys, got 3"),
+        ({"segment_ids": TWO, "key_norms": na.KeyNorms()}, ValueError,
+         "key_norms must be None when segment_ids is given"),
+        ({"segment_ids": np.ma.masked_array(TWO)}, TypeError, "must not be a masked array"),
+    ],
+)  # fmt: skip
+def test_wrong_numbers_are_refused(options: Any, error: Any, message: str) -> None:
+    for tensors in (False, True):
+        arrays = (
+            [torch.from_numpy(x) for x in (QUERY, KEY, VALUE)] if tensors else (QUERY, KEY, VALUE)
+        )
+        with pytest.raises(error, match=message):
+            na.attention(*arrays, **options)
+
+
+def test_more_queries_than_keys_need_numbers_of_their_own() -> None:
+    with pytest.raises(ValueError, match="query_segment_ids must be given for more queries than"):
+        na.attention(KEY, QUERY[:, :2], QUERY[:, :2], segment_ids=[0, 0, 1])
+
+
+def test_gates_need_a_key_for_each_query() -> None:
+    gates, ids = na.ForgetGates(np.zeros((1, 4, 5))), {"query_segment_ids": [0, 0, 0]}
+    with pytest.raises(ValueError, match="must not give a text more queries than keys with forget"):
+        na.attention(QUERY, KEY, VALUE, gates, segment_ids=TWO, **ids)
+
+
+@pytest.mark.slow
+def test_a_trace_refuses_what_needs_the_numbers() -> None:
+    torch.compiler.reset()
+    tensors = [torch.from_numpy(x) for x in (QUERY, KEY, VALUE)]
+    ids = torch.from_numpy(TWO)
+
+    def attending(*sources: Any, **options: Any) -> Any:
+        return na.attention(*sources, segment_ids=ids, **options)
+
+    compiled = torch.compile(attending, fullgraph=True, backend="eager")
+    for sources, options in (
+        (tensors, {"log_n": 8}),
+        (tensors, {"rotary": na.XPOS(8)}),
+        ([x.double() for x in tensors], {}),
+        ([*tensors, na.KerplePower([1.0] * 4, [1.0] * 4)], {}),
+    ):
+        with pytest.raises(Exception, match="segment_ids must"):
+            compiled(*sources, **options)
+    with pytest.raises(Exception, match="query_segment_ids must be None, or query_positions"):
+        compiled(*tensors, query_segment_ids=torch.tensor([0, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ([1, 3], ValueError, "cu_seqlens must begin with 0, got 1"),
+        ([0, 3, 2], ValueError, "cu_seqlens must not fall, got 3 and then 2"),
+        ([], ValueError, "cu_seqlens must have shape"),
+        ([[0, 3]], ValueError, r"cu_seqlens must have shape \(texts \+ 1,\), got \(1, 2\)"),
+        ([0.0, 3.0], TypeError, "cu_seqlens must be integers, got dtype float64"),
+    ],
+)
+def test_wrong_cumulative_lengths_are_refused(lengths: Any, error: Any, message: str) -> None:
+    for value in (
+        np.array(lengths),
+        torch.tensor(lengths, dtype=getattr(torch, str(np.array(lengths).dtype))),
+    ):
+        with pytest.raises(error, match=message):
+            na.segment_ids_from_cu_seqlens(value)
+
+
+def test_cumulative_lengths_of_arrays_and_tensors() -> None:
+    lengths, ids = [0, 2, 2, 5], [0, 0, 2, 2, 2]
+    of_array = na.segment_ids_from_cu_seqlens(np.array(lengths))
+    of_tensor = na.segment_ids_from_cu_seqlens(torch.tensor(lengths, dtype=torch.int32))
+    assert of_array.dtype == np.int32
+    assert of_tensor.dtype == torch.int32
+    assert of_array.tolist() == of_tensor.tolist() == ids
+    assert na.segment_ids_from_cu_seqlens(np.array([0])).tolist() == []

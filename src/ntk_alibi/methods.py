@@ -166,8 +166,8 @@ def label_of(scaling: Any) -> str:
     return ", ".join([_KINDS[kind][0].format(**numbers), *texts])
 
 
-def form_of(kind: str) -> str:
-    """Return the form of the names of a kind of methods, such as "knee:START:FACTOR"."""
+def spelling_of(kind: str) -> str:
+    """Return how the names of a kind of methods are spelled, such as "knee:START:FACTOR"."""
     return ":".join([kind, *map(str.upper, number_names(kind))])
 
 
@@ -240,9 +240,9 @@ def _numbers(name: str, kind: str, words: Sequence[str]) -> list[float]:
             return [_number(word) for word in words[:count]]
     except ValueError:
         pass
-    known = ", ".join(map(form_of, _KINDS))
+    known = ", ".join(map(spelling_of, _KINDS))
     near = _checks.meant(kind, _KINDS, alike=0.6)
-    meant = "" if near is None else f": did you mean {form_of(near)}?"
+    meant = "" if near is None else f": did you mean {spelling_of(near)}?"
     raise ValueError(f"method must be original or one of {known}, got {name!r}{meant}")
 
 
@@ -269,7 +269,7 @@ def _label_of(log_n: LogN | None) -> list[str]:
     return [f"{'SSMax' if log_n.biased else 'log-n'} b={log_n.strength:g}"]
 
 
-#: Forms of a scaling's options in its label, which has a share and layers where they are not the
+#: A scaling's options in its label, which has a share and layers where they are not the
 #: defaults, and `per` where it is not that of the publication.
 _OPTION_LABELS: dict[str, Callable[[Any], str]] = {
     "share": lambda share: f"{100 * share:g} % of the heads",
@@ -277,8 +277,8 @@ _OPTION_LABELS: dict[str, Callable[[Any], str]] = {
     "layers": lambda layers: f"layers {'+'.join(map(str, layers))}",
 }
 
-#: Forms of a scaling's options in a method's name.
-_OPTION_FORMS = {
+#: How a scaling's options are spelled in a method's name.
+_OPTION_SPELLINGS = {
     "share": "a share of the heads",
     "per": "sequence or query",
     "layers": "layers=0+2",
@@ -288,13 +288,15 @@ _OPTION_FORMS = {
 def _options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
     """Return the options behind the numbers of a method's name, by the scaling's parameters."""
     options: dict[str, Any] = {}
-    free = {x.name: _OPTION_FORMS[x.name] for x in fields(scaling) if x.name in _OPTION_FORMS}
+    free = {
+        x.name: _OPTION_SPELLINGS[x.name] for x in fields(scaling) if x.name in _OPTION_SPELLINGS
+    }
     for word in words:
         option = "per" if word in ("sequence", "query") else "share"
         option = "layers" if word.startswith("layers=") else option
         if option not in free:
-            forms = ", ".join([*free.values(), "logn=0.5 or ssmax=0.5"])
-            raise ValueError(f"what follows the numbers in {name!r} must be {forms}, got {word!r}")
+            known = ", ".join([*free.values(), "logn=0.5 or ssmax=0.5"])
+            raise ValueError(f"what follows the numbers in {name!r} must be {known}, got {word!r}")
         del free[option]
         if option == "per":
             options[option] = word
@@ -312,8 +314,8 @@ def _layers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("+")))
 
 
-def _of_text(what: str, form: str, kind: Any, text: str) -> Any:
+def _of_text(what: str, expected: str, kind: Any, text: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"{what} must be {form}, got {text!r}") from None
+        raise ValueError(f"{what} must be {expected}, got {text!r}") from None

@@ -21,6 +21,7 @@ MASK = np.ones((2, 5), np.int64)
 NAN, INF = float("nan"), float("inf")
 LEARNED = torch.ones(2, requires_grad=True)
 TWO = np.ones((1, 2, 1), np.float32)
+HUGE = torch.full((2,), 1e300, dtype=torch.float64, requires_grad=True)
 DYNAMIC = na.DynamicNTK()
 
 
@@ -163,6 +164,11 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: na.BiALiBi([1.0], [1.0, 2.0], 1.0), ValueError, "left must have 1 heads, got 2"),
     (lambda: na.BiALiBi([1.0], 1.0, [1j]), TypeError, "right must hold real numbers"),
     (lambda: call(na.KerpleLog([1e300] * 2, 1.0)), ValueError, "bias must be within float32's ran"),
+    (
+        lambda: na.attention(*map(torch.from_numpy, SMALL), na.KerpleLog(HUGE, 1.0)),
+        ValueError,
+        "bias must be within float32's range",
+    ),
     # Sandwich
     (lambda: na.Sandwich(0), ValueError, "num_heads must be between 1"),
     (lambda: na.Sandwich(2, 7), ValueError, "dimension must be a multiple of .* = 2, got 7"),

@@ -1,8 +1,8 @@
 """Biases: numbers added to the scores of queries and keys.
 
-`BiasObject` is the base class of all biases, and `KernelBias` the form in which the kernels take a
-bias. `parameter` converts a parameter to the framework of a call, which a `Problem` with its `Mask`
-describes.
+`BiasObject` is the base class of all biases, and `KernelBias` the kernel form, in which the kernels
+take a bias. `parameter` converts a parameter to the framework of a call, which a `Problem` with its
+`Mask` describes.
 """
 
 from ntk_alibi.biases.base import BiasObject

@@ -64,7 +64,7 @@ class BiasObject(ReprHtml):
         return self.kernel_bias(every, like).of_heads(self.heads)
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
-        """Return the bias in the form that the kernels take.
+        """Return the bias in kernel form.
 
         Args:
             problem: shape, mask and positions of the call.

@@ -101,7 +101,7 @@ def check_key_only(scaling: Any) -> None:
 def dense_bias(
     bias: KernelBias, problem: Problem, dtype: str, out: Array | None, *, torch: bool
 ) -> Array:
-    """Return the dense form of a kernel bias, (1 or batch, heads, queries, keys).
+    """Return a kernel bias written out for all pairs, (1 or batch, heads, queries, keys).
 
     Under a causal mask keys ahead of the query get -inf.
     """

@@ -1,7 +1,7 @@
-"""The form in which the kernels take a bias: slopes, a table, prefix sums or dense numbers.
+"""A bias as the kernels take it: slopes, a table, prefix sums or dense numbers.
 
-The kernels know these forms and no bias classes. Code that splits a call into chunks of queries or
-runs of keys splits this form, not the bias object.
+The kernels know this kernel form and no bias classes. Code that splits a call into chunks of
+queries or runs of keys splits it, not the bias object.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class KernelBias(NamedTuple):
         dense: numbers that broadcast to (batch, heads, queries, keys); -inf hides keys.
         exempt: tokens at positions below this have no slope, as queries and as keys.
         first: (heads,), subtracted from the scores of exempt tokens with other tokens, or None.
-        core: the same bias in the core's form if it was built before, or None.
+        core: the same bias as the core's object, if that was built before, or None.
         far_left, far_right: slopes beyond the distance `knee`, in the shapes of left and right;
             finite, and without effect on a hidden side. None for a bias without a knee.
         knee: an integer >= 0.
@@ -96,7 +96,8 @@ class KernelBias(NamedTuple):
         Slopes and tables are float32, float64 for float64 tensors; prefix sums are float64.
 
         Raises:
-            ValueError: a tensor that requires grad would become a constant.
+            ValueError: a tensor that requires grad would become a constant, or a finite number in
+                main memory is beyond float32's range, where it would hide keys.
         """
         if not _arrays.is_tensor(like):
             if self.core is not None:
@@ -108,6 +109,9 @@ class KernelBias(NamedTuple):
         def tensor(name: str, x: Any) -> Any:
             if not like.is_meta and not _arrays.is_tracing():
                 _checks.with_numbers("bias", x)
+            narrow = dtypes[name] == "float32" and _arrays.dtype_name(x.dtype) == "float64"
+            if narrow and _arrays.in_memory(x) and _arrays.has_values(x):
+                _checks.as_float32("bias", _arrays.to_numpy(x))
             return _arrays.as_tensor(x, like, dtypes[name])
 
         return self.mapped(tensor)
@@ -317,7 +321,7 @@ class KernelBias(NamedTuple):
         return numbers, (none_left & behind) | (none_right & ahead)
 
     def in_core(self, shape: tuple[int, ...]) -> _core.AttentionBias:
-        """Return a bias of NumPy numbers in the core's form, which has no exempt tokens.
+        """Return a bias of NumPy numbers as the core's object, which has no exempt tokens.
 
         Args:
             shape: (batch, heads, queries, keys) of the problem.
@@ -363,5 +367,5 @@ def _constant(name: str, x: Any) -> Any:
 
 _NONE = _core.no_bias()
 
-#: The form of no bias.
+#: No bias.
 NO_BIAS = KernelBias(core=_NONE)

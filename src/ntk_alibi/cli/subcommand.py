@@ -18,8 +18,8 @@ from ntk_alibi.methods import (
     ORIGINAL,
     STATIC,
     Method,
-    form_of,
     parse_method,
+    spelling_of,
 )
 
 
@@ -46,16 +46,16 @@ def add(
     return parser
 
 
-_FORMS = [form_of(kind) for kind in (*STATIC, *DYNAMIC)]
+_SPELLINGS = [spelling_of(kind) for kind in (*STATIC, *DYNAMIC)]
 
 #: Names of methods and their options, for the help of subcommands.
 METHODS_HELP = f"""methods:
   {ORIGINAL}: the model as it was trained
-  {", ".join(_FORMS[:2])},
-  {", ".join(_FORMS[2:5])}:
+  {", ".join(_SPELLINGS[:2])},
+  {", ".join(_SPELLINGS[2:5])}:
     FACTOR is the text's length in training lengths; a knee begins START tokens back
-  {", ".join(_FORMS[5:7])},
-  {", ".join(_FORMS[7:])}:
+  {", ".join(_SPELLINGS[5:7])},
+  {", ".join(_SPELLINGS[7:])}:
     the factor grows with the text as RATE x its length / the training length, RATE mostly 1 to 2
   options follow after a colon: query for dynamic methods, recommended: each token by the length of
     its own prefix, so that generation with a cache equals a full pass (sequence, as published, does
@@ -65,7 +65,7 @@ METHODS_HELP = f"""methods:
 
 def method_completer(prefix: str, **_: Any) -> list[str]:
     """Return the beginnings of methods' names, for the shell's completion."""
-    names = [ORIGINAL, *(f"{form.partition(':')[0]}:" for form in _FORMS)]
+    names = [ORIGINAL, *(f"{spelling.partition(':')[0]}:" for spelling in _SPELLINGS)]
     return [name for name in names if name.startswith(prefix)]
 
 

@@ -103,19 +103,3 @@ def test_gradients_reach_both_parts(bias: Any, dtype: torch.dtype) -> None:
         gradients.append((query.grad, key.grad, value.grad))
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-
-
-def test_wrong_pairs_are_refused() -> None:
-    query, key, value = inputs(1, 2, 2, 3, 5, 8)
-    log = np.zeros((1, 2, 3), np.float32)
-    for initial, error, message in (
-        (query, TypeError, "initial must be a pair"),
-        ((query, None), TypeError, "the logsumexp of initial must be of query's framework"),
-        ((torch.zeros(3), log), TypeError, "the output of initial must be of query's framework"),
-        ((query[:, :1], log), ValueError, "the output of initial must have shape"),
-        ((query, log[..., None]), ValueError, "the logsumexp of initial must have shape"),
-        ((query.astype(np.float16), log), TypeError, "the output of initial must be of query's"),
-        ((query, log.astype(int)), TypeError, "dtype of the logsumexp of initial must be one of"),
-    ):
-        with pytest.raises(error, match=message):
-            na.attention(query, key, value, initial=initial)

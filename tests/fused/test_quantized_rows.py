@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 import ntk_alibi as na
 from attention_checks import NUMPY, UNIT, check, dense, inputs, random, visible
-from ntk_alibi.fused import attention_gradients
 
 
 def exact(rows: na.QuantizedRows) -> NDArray[np.float64]:
@@ -186,48 +185,3 @@ def test_tensors_and_threads() -> None:
 def test_they_need_a_quarter_of_the_memory_and_the_scales() -> None:
     (rows,) = quantized(random(0, 1, 2, 50, 64))
     assert (rows.numbers.nbytes + rows.scales.nbytes) / (4 * rows.numbers.size) < 0.27
-
-
-def test_refusals() -> None:
-    query, key, value = inputs(1, 2, 2, 1, 10, 16)
-    rows = quantized(key, value)
-    with pytest.raises(TypeError, match="key and value must both be QuantizedRows or both be arr"):
-        na.attention(query, rows[0], value)
-    with pytest.raises(TypeError, match="key must be of query's framework"):
-        na.attention(torch.from_numpy(query), *rows)
-    with pytest.raises(TypeError, match="query must be of a dtype of float32, bfloat16, float16"):
-        na.attention(query.astype(np.float64), *rows)
-    with pytest.raises(ValueError, match="value must have key's shape"):
-        na.attention(query, rows[0], rows[1][:, :, :5])
-    with pytest.raises(TypeError, match="numbers must be of native int8, got float32"):
-        na.QuantizedRows(key, rows[0].scales)
-    with pytest.raises(ValueError, match=r"scales must have shape \(1, 2, 10\)"):
-        na.QuantizedRows(rows[0].numbers, rows[0].scales[:, :, :4])
-    with pytest.raises(TypeError, match="scales must be of numbers' framework"):
-        na.QuantizedRows(rows[0].numbers, torch.from_numpy(rows[0].scales))
-    with pytest.raises(TypeError, match="dtype of x must be one of float32, bfloat16, float16"):
-        na.QuantizedRows.of(key.astype(np.float64))
-    with pytest.raises(IndexError, match="must be of batch, heads, tokens"):
-        rows[0][..., 2:4, :]
-    with pytest.raises(TypeError, match=r"an array or a tensor, got .*: pass its dequantized"):
-        np.add(rows[0], 1)
-    log = np.zeros((1, 2, 1), np.float32)
-    with pytest.raises(TypeError, match="key must be a NumPy array or a torch tensor"):
-        attention_gradients(query, *rows, query, log, query)  # type: ignore[arg-type]
-
-
-def test_refusals_of_tensors() -> None:
-    query, key, value = (torch.from_numpy(x) for x in inputs(1, 2, 2, 1, 10, 16))
-    rows = quantized(key, value)
-    with pytest.raises(TypeError, match=r"must be an array or a tensor, got .*dequantized"):
-        torch.cat([rows[0], rows[0]])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"must be an array or a tensor, got .*dequantized"):
-        torch.matmul(query, rows[0])  # type: ignore[arg-type]
-    message = "a quantized key or value is for calls that torch neither records nor traces"
-    with pytest.raises(ValueError, match=message):
-        na.attention(query.requires_grad_(), *rows)
-    rows[0].scales.requires_grad_()
-    with pytest.raises(ValueError, match=message):
-        na.attention(query.detach(), *rows)
-    with torch.autocast("cpu"), pytest.raises(ValueError, match=message):
-        na.attention(query.detach(), *quantized(key, value))

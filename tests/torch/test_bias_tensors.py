@@ -204,21 +204,6 @@ def test_gradients_of_numpy_arrays() -> None:
             assert np.abs(mine + ds[:, :, :, 0].sum(axis=2)).max() < tolerance
 
 
-def test_merge_has_gradients() -> None:
-    arrays = [torch.from_numpy(x).requires_grad_() for x in inputs(1, 3, 3, 20, 40, 8)]
-    query, key, value = arrays
-    bias = na.KerpleLog(R1, R2)
-    masks = [torch.arange(40)[None] < 13, torch.arange(40)[None] >= 13]
-    parts = [
-        na.attention(query, key, value, bias, key_padding_mask=m, return_logsumexp=True)
-        for m in masks
-    ]
-    joined = results(*na.merge(*zip(*parts, strict=True)), arrays)
-    whole = results(*na.attention(query, key, value, bias, return_logsumexp=True), arrays)
-    for a, b in zip(joined, whole, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
-
-
 # Alignment
 # --------------------------------------------------------------------------------------------------
 

@@ -245,13 +245,6 @@ def test_bad_tensors_get_a_sentence(change: Any, error: type[Exception], message
         na.attention(*change(*tensors(1, 2, 9, 8, grad=False)))
 
 
-def test_statistics_and_kept_norms_want_a_plain_call() -> None:
-    query, key, value = tensors(1, 2, 9, 8)
-    for options in ({"return_stats": True}, {"key_norms": na.KeyNorms().update(key.detach())}):
-        with pytest.raises(ValueError, match="is for calls that torch neither records nor traces"):
-            na.attention(query, key, value, **options)
-
-
 def test_parameters_are_tensors() -> None:
     query, key, value = tensors(1, 2, 9, 8, grad=False)
     output = na.attention(torch.nn.Parameter(query), key, value, na.ALiBi(2))

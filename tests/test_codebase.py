@@ -28,7 +28,7 @@ PYTHON_LAYERS = [
     ["biases", "positions", "precision", "torch.merging"],
     ["fused", "methods"],
     ["engines"],
-    ["torch.operator", "torch.chunks", "torch.devices"],
+    ["torch.operator", "torch.chunks", "torch.devices", "torch.dropout"],
     [
         "fused.attention",
         "fused.prepared",

@@ -116,7 +116,7 @@ alibi_slopes(num_heads, scaling=None, lengths=None, *, rule='press')
 attention(query, key, value, bias=None, *, causal=True, window=None, causal_block=None, sink=0,
     key_padding_mask=None, query_positions=None, key_positions=None, align='end', segment_ids=None,
     query_segment_ids=None, scale=None, skip_tolerance=0.0, rotary=None, log_n=None, initial=None,
-    key_norms=None, dropout=0.0, return_logsumexp=False, return_stats=False)
+    key_norms=None, dropout=0.0, seed=None, return_logsumexp=False, return_stats=False)
 build_alibi_tensor(attention_mask, num_heads, dtype, scaling=None, *, anchor='first', out=None)
 info()
 log_n_scale(query_length, key_length, train_length, *, key_padding_mask=None,
@@ -165,9 +165,11 @@ precision.rope_tables(length, head_dim, dtype, *, base=10000.0, repaired)
 precision.rounded(numbers, dtype)
 precision.softmax_error(query, key, slope, dtype, form)
 reference.alibi_slopes(num_heads)
-reference.attention(query, key, value, bias=0.0, scale=None)
+reference.attention(query, key, value, bias=0.0, scale=None, *, dropout=0.0, seed=0)
 reference.attention_gradients(query, key, value, bias, output_gradient, logsumexp_gradient=None,
-    scale=None)
+    scale=None, *, dropout=0.0, seed=0)
+reference.dropout_factors(shape, dropout, seed)
+reference.philox4x32(counter, key)
 reference.bam(distance, alpha, beta, mu, epsilon=0.0)
 reference.bialibi_bias(alpha, beta, gamma, query_length, key_length)
 reference.build_alibi_tensor(attention_mask, slopes, anchor='first')

@@ -3,6 +3,7 @@
 
 #include "bindings/pybind.h"
 #include "core/attention_gradient.h"
+#include "core/dropout.h"
 #include "core/merge.h"
 #include "core/skip_bounds.h"
 
@@ -82,8 +83,8 @@ const T* data_of(const std::optional<py::array_t<T>>& array) {
 struct Inputs {
   py::array query, key, value;
 
-  AttentionProblem problem(const AttentionBias& bias, const CallRule& rule,
-                           const Tokens* tokens) const {
+  AttentionProblem problem(const AttentionBias& bias, const CallRule& rule, const Tokens* tokens,
+                           const Dropout* dropout) const {
     AttentionProblem problem{};
     problem.dtype = dtype_of(query);
     problem.query = view_tensor(query);
@@ -99,6 +100,7 @@ struct Inputs {
     problem.mask = rule.mask;
     problem.skip_tolerance = rule.skip_tolerance;
     problem.bias = bias;
+    if (dropout != nullptr) problem.dropout = *dropout;
     if (tokens != nullptr) {
       problem.query_positions = view_positions(tokens->query_positions);
       problem.key_positions = view_positions(tokens->key_positions);
@@ -116,9 +118,9 @@ void bind_attention(
     std::optional<py::array_t<std::int64_t>> block_counts,
     const std::optional<std::pair<py::array_t<float>, py::array_t<float>>>& key_norms,
     const std::optional<py::array_t<double, py::array::c_style>>& known_logsumexps,
-    const KeyScales* scales) {
+    const KeyScales* scales, const Dropout* dropout) {
   const Inputs inputs{readable(query), readable(key), readable(value)};
-  AttentionProblem problem = inputs.problem(bias, rule, tokens);
+  AttentionProblem problem = inputs.problem(bias, rule, tokens, dropout);
   problem.output = view_tensor(output);
   problem.logsumexp = data_of(logsumexp);
   problem.block_counts = data_of(block_counts);
@@ -142,10 +144,11 @@ void bind_attention_gradients(const py::array& query, const py::array& key, cons
                               const py::array& output_gradient,
                               const std::optional<py::array_t<float>>& logsumexp_gradient,
                               py::array query_gradient, py::array key_gradient,
-                              py::array value_gradient, BiasGradients& of_bias) {
+                              py::array value_gradient, BiasGradients& of_bias,
+                              const Dropout* dropout) {
   const Inputs inputs{readable(query), readable(key), readable(value)};
   const py::array forward_output = readable(output), incoming = readable(output_gradient);
-  AttentionProblem problem = inputs.problem(bias, rule, tokens);
+  AttentionProblem problem = inputs.problem(bias, rule, tokens, dropout);
   problem.output = view_tensor(forward_output);
   problem.logsumexp = const_cast<double*>(logsumexp.data());  // only read
   AttentionGradients gradients{};
@@ -163,6 +166,16 @@ void bind_attention_gradients(const py::array& query, const py::array& key, cons
   gradients.dense = data_of(of_bias.dense);
   py::gil_scoped_release release;
   attention_gradients(problem, gradients);
+}
+
+// One number of 16 bits for each pair of (batch, heads, queries, keys).
+py::array_t<std::uint16_t> bind_random_numbers(const Dropout& dropout,
+                                               const std::array<py::ssize_t, 4>& shape) {
+  py::array_t<std::uint16_t> out(shape);
+  std::uint16_t* numbers = out.mutable_data();
+  py::gil_scoped_release release;
+  random_numbers({shape[0], shape[1], shape[2], shape[3]}, dropout, numbers);
+  return out;
 }
 
 void bind_merge(const std::vector<py::array>& outputs,
@@ -217,6 +230,22 @@ void register_attention(py::module_& module) {
            py::arg("factors") = py::none());
   py::class_<KeyScales>(module, "KeyScales")
       .def(py::init<py::array_t<float>, py::array_t<float>>(), py::arg("key"), py::arg("value"));
+  py::class_<Dropout>(module, "Dropout")
+      .def(py::init([](std::int32_t least_kept, std::uint64_t seed, std::uint32_t row,
+                       std::uint32_t head, std::uint32_t query, std::int64_t key) {
+             constexpr std::int32_t numbers = 1 << 16;
+             const auto factor = static_cast<float>(1.0 * numbers / (numbers - least_kept));
+             return Dropout{
+                 least_kept,
+                 factor,
+                 {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)},
+                 row,
+                 head,
+                 query,
+                 key};
+           }),
+           py::arg("least_kept"), py::arg("seed"), py::arg("row"), py::arg("head"),
+           py::arg("query"), py::arg("key"));
   py::class_<BiasGradients>(module, "BiasGradients")
       .def(py::init<std::optional<py::array_t<float>>, std::optional<py::array_t<float>>,
                     std::optional<py::array_t<float>>, std::optional<py::array_t<float>>,
@@ -230,12 +259,14 @@ void register_attention(py::module_& module) {
              py::arg("bias"), py::arg("rule"), py::arg("tokens"), py::arg("output"),
              py::arg("logsumexp").noconvert() = py::none(),
              py::arg("block_counts").noconvert() = py::none(), py::arg("key_norms") = py::none(),
-             py::arg("known_logsumexps") = py::none(), py::arg("scales") = py::none());
+             py::arg("known_logsumexps") = py::none(), py::arg("scales") = py::none(),
+             py::arg("dropout") = py::none());
   module.def("attention_gradients", &bind_attention_gradients, py::arg("query"), py::arg("key"),
              py::arg("value"), py::arg("bias"), py::arg("rule"), py::arg("tokens"),
              py::arg("output"), py::arg("logsumexp"), py::arg("output_gradient"),
              py::arg("logsumexp_gradient"), py::arg("query_gradient"), py::arg("key_gradient"),
-             py::arg("value_gradient"), py::arg("of_bias"));
+             py::arg("value_gradient"), py::arg("of_bias"), py::arg("dropout") = py::none());
+  module.def("random_numbers", &bind_random_numbers, py::arg("dropout"), py::arg("shape"));
   module.def("merge", &bind_merge, py::arg("outputs"), py::arg("logsumexps"), py::arg("output"),
              py::arg("logsumexp").noconvert());
   module.attr("keys_per_block") = keys_per_block;

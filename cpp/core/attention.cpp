@@ -15,7 +15,8 @@ constexpr std::int64_t few_keys = 16;
 
 bool worth_decoding(const AttentionProblem& problem) {
   const bool linear = problem.bias.kind == BiasKind::none || problem.bias.left.data != nullptr;
-  return linear && problem.query_length <= most_decoded_queries &&
+  return linear && problem.dropout.least_kept == 0 &&
+         problem.query_length <= most_decoded_queries &&
          (problem.query_length == 1 || problem.key_length > few_keys);
 }
 

@@ -41,6 +41,8 @@ struct AttentionProblem {
   const std::uint8_t* key_mask;  // (batch, keys), contiguous, 0 for padding; or null
   MaskRule mask;
   AttentionBias bias;
+  // Of the first row, head and query, and of the first key.
+  Dropout dropout = {0, 1.0f, {0, 0}, 0, 0, 0, 0};
   // Norms (batch, key heads, blocks) of unpadded, consecutive keys, with key_norms_stride from head
   // to head, and the centres (batch, key heads, head_dim) that they are measured from. If null, the
   // core measures them where it needs them.

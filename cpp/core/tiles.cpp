@@ -5,6 +5,8 @@
 #include <limits>
 #include <stdexcept>
 
+#include "core/dropout.h"
+
 namespace ntk_alibi {
 namespace {
 
@@ -108,6 +110,7 @@ AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first
   tile.keys = keys_of(b).view();
   tile.mask = {rows.least_distances, rows.greatest_distances, rows.sink_ends};
   tile.bias = describe_bias(b, h, first, count, rows);
+  tile.dropout = moved(p.dropout, b, h, first);
   tile.skipping = bounds_.of_head(b, h);
   if (p.known_logsumexps != nullptr)
     tile.skipping.known_logsumexps =

@@ -5,6 +5,7 @@
 
 #include "kernels/bias_functors.h"
 #include "kernels/certificate.h"
+#include "kernels/dropout.h"
 #include "kernels/exp2.h"
 #include "kernels/softmax.h"
 #include "kernels/tile_scores.h"
@@ -28,7 +29,7 @@ void begin_tile(const AttentionTile& tile, const Scratch& s) {
 
 void write_tile(const AttentionTile& tile, const Scratch& s) {
   for (int v = 0; v < vectors_per_tile; ++v)
-    store_vector(s.rescale, 0, v, inverse_of_sum(vector_of(s.sum, 0, v)));
+    store_vector(s.rescale, 0, v, inverse_of_sum(vector_of(s.sum, 0, v)) * tile.dropout.factor);
   write_lanes(s.output, s.rescale, tile, {tile.output, tile.output_stride, tile.dtype});
   for (int r = 0; r < tile.query_count; ++r) write_sum(tile, r, s.maximum[r], s.sum[r]);
 }
@@ -121,6 +122,7 @@ class TileWalk {
         s_(s),
         rows_(rows),
         reach_(tile),
+        kept_(tile),
         certificate_(tile, greatest_query_norm<Words>(tile, s)) {
     middle_ = reach_.last_block_behind(tile);
     score_centre<Words>(tile, s);
@@ -169,7 +171,9 @@ class TileWalk {
   void add_values() {
     if (scored_.count == 0) return;
     constexpr int group = Words::keys_per_weight;
-    if (scored_.masked && !rows_.values_are_finite(scored_.number))
+    if (drops(tile_))
+      drop_weights<Words>(kept_, scored_.scores, scored_.number * keys_per_block, scored_.count);
+    if ((scored_.masked || drops(tile_)) && !rows_.values_are_finite(scored_.number))
       add_guarded(s_, scored_.scores, rows_, scored_.number, scored_.count, tile_.head_dim);
     else
       add_rows<Words, false>(s_, scored_.scores, rows_.values(scored_.number),
@@ -180,6 +184,7 @@ class TileWalk {
   const Scratch& s_;
   BlockRows<Words>& rows_;
   const TileReach reach_;
+  KeptWeights<vectors_per_tile> kept_;
   Certificate certificate_;
   ScoredBlock scored_;  // its values are not yet added
   std::int64_t middle_;

@@ -5,6 +5,7 @@
 // pass; they are channels for the gradients of keys and values, which are sums over queries.
 #include "kernels/attention_gradient.h"
 
+#include "kernels/dropout.h"
 #include "kernels/exp2.h"
 #include "kernels/tile_scores.h"
 
@@ -17,13 +18,13 @@ constexpr int padded(int head_dim) {
 }
 
 struct GradientScratch {
-  Scratch tile;  // scores[0]: p, scores[1]: ds; log_sum: the logsumexp, log2 domain
+  Scratch tile;  // scores[0]: p of kept weights, scores[1]: ds; log_sum: the logsumexp, log2 domain
   RowScratch rows;
-  float* output_gradient;  // [head_dim][queries_per_tile]
+  float* output_gradient;  // [head_dim][queries_per_tile], times the factor of dropout
   float* correction;       // [1][queries_per_tile]: do.o - dlse
   // [queries_per_tile][padded head_dim]
-  float* query_rows;  // times the scales
-  float* output_gradient_rows;
+  float* query_rows;            // times the scales
+  float* output_gradient_rows;  // times the factor of dropout
 };
 
 GradientScratch divide(Pieces& pieces, int head_dim) {
@@ -59,11 +60,9 @@ void pack(const AttentionTile& tile, const float* padded_rows, const float* scal
   pack_rows<Float32Words>(rows, tile.head_dim, scales, packed);
 }
 
-void scale_rows(const AttentionTile& tile, float* padded_rows) {
+void scale_row(const AttentionTile& tile, int r, float factor, float* padded_rows) {
   const int width = padded(tile.head_dim);
-  for (int r = 0; r < tile.query_count; ++r)
-    for (int d = 0; d < width; ++d)
-      padded_rows[static_cast<std::int64_t>(r) * width + d] *= tile.scales[r];
+  for (int d = 0; d < width; ++d) padded_rows[static_cast<std::int64_t>(r) * width + d] *= factor;
 }
 
 // A query that sees nothing has no gradients, whatever a padded row holds: a weight of 0 times NaN
@@ -86,8 +85,6 @@ void load_gradient(const GradientTile& gradient, const GradientScratch& s) {
   load_tile_rows(tile, s.tile);
   for (int r = 0; r < queries_per_tile; ++r) s.tile.rescale[r] = 1.0f;
   pack(tile, s.query_rows, s.tile.scales, s.tile.query);
-  pack(tile, s.output_gradient_rows, s.tile.rescale, s.output_gradient);
-  scale_rows(tile, s.query_rows);
   for (int r = 0; r < queries_per_tile; ++r) {
     const bool real = r < tile.query_count && tile.logsumexp[r] != -infinity;
     // With a log sum of infinity, all weights of a lane without a query or a visible key are 0.
@@ -105,6 +102,11 @@ void load_gradient(const GradientTile& gradient, const GradientScratch& s) {
     if (gradient.logsumexp_gradient != nullptr) product -= gradient.logsumexp_gradient[r];
     s.correction[r] = static_cast<float>(product);
   }
+  for (int r = 0; r < tile.query_count; ++r) {
+    scale_row(tile, r, tile.scales[r], s.query_rows);
+    if (drops(tile)) scale_row(tile, r, tile.dropout.factor, s.output_gradient_rows);
+  }
+  pack(tile, s.output_gradient_rows, s.tile.rescale, s.output_gradient);
   for (std::int64_t i = 0; i < tile.head_dim * tile_row(); ++i) s.tile.output[i] = 0.0f;
 }
 
@@ -150,6 +152,7 @@ class GradientWalk {
         s_(s),
         rows_(tile_, s.rows),
         reach_(tile_),
+        kept_(tile_),
         certificate_(tile_, greatest_query_norm<Float32Words>(tile_, s.tile)) {
     // The forward pass gave the sum, so the certificate holds from the first block on.
     score_centre<Float32Words>(tile_, s.tile);
@@ -187,7 +190,7 @@ class GradientWalk {
                             !Bias::is_linear || !reach_.sees_all_of(block_of(tile_.keys, b))};
     score(block);
     if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_.tile))) return;
-    differentiate(block);
+    drops(tile_) ? differentiate<true>(block) : differentiate<false>(block);
     const int width = padded(tile_.head_dim);
     const std::int64_t offset = (b - gradient_.first_block) * keys_per_block * width;
     add_over_queries(s_.tile.scores[0], s_.output_gradient_rows, tile_.query_count, width,
@@ -216,7 +219,9 @@ class GradientWalk {
       store_vector(s_.tile.block_maximum, 0, v, greatest[v]);
   }
 
-  // Turns scores into weights p while it forms do.v, then sets ds = p (do.v - correction).
+  // Turns scores into weights p while it forms do.v, then sets ds = p (do.v - correction). do.v is
+  // 0 for a dropped weight, which is 0 from then on.
+  template <bool Drops>
   void differentiate(const ScoredBlock& block) {
     const Rows& values = rows_.values(block.number);
     f32v log_sum[vectors_per_tile], correction[vectors_per_tile];
@@ -232,13 +237,21 @@ class GradientWalk {
           store_vector(weights, c + u, v, exp2(vector_of(weights, c + u, v) - log_sum[v]));
       });
       NTK_ALIBI_UNROLL
-      for (int u = 0; u < rows_per_step; ++u) NTK_ALIBI_UNROLL
-      for (int v = 0; v < vectors_per_tile; ++v) {
-        const f32v weight = vector_of(weights, c + u, v);
-        f32v gradient = weight * (dot[u][v] - correction[v]);
-        // do.v may be NaN for a masked key, or overflow for one without weight.
-        gradient = weight == 0.0f ? f32v{} : gradient;
-        store_vector(s_.tile.scores[1], c + u, v, gradient);
+      for (int u = 0; u < rows_per_step; ++u) {
+        if (Drops && c + u < block.count) kept_.move_to(key_of(block, c + u));
+        NTK_ALIBI_UNROLL
+        for (int v = 0; v < vectors_per_tile; ++v) {
+          const f32v weight = vector_of(weights, c + u, v);
+          f32v product = dot[u][v];
+          if (Drops) {
+            product = masked(product, kept_.mask(v));
+            store_vector(weights, c + u, v, masked(weight, kept_.mask(v)));
+          }
+          f32v gradient = weight * (product - correction[v]);
+          // do.v may be NaN for a masked key, or overflow for one without weight.
+          gradient = weight == 0.0f ? f32v{} : gradient;
+          store_vector(s_.tile.scores[1], c + u, v, gradient);
+        }
       }
     }
   }
@@ -326,6 +339,7 @@ class GradientWalk {
   const GradientScratch& s_;
   BlockRows<Float32Words> rows_;
   const TileReach reach_;
+  KeptWeights<vectors_per_tile> kept_;
   Certificate certificate_;
   f32v slopes_[slope_kinds][vectors_per_tile], query_sums_[vectors_per_tile];
 };

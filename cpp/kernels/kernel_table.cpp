@@ -3,6 +3,7 @@
 #include "kernels/attention_gradient.h"
 #include "kernels/bias_rows.h"
 #include "kernels/decode.h"
+#include "kernels/dropout.h"
 #include "kernels/elements.h"
 #include "kernels/key_norms.h"
 #include "kernels/merge.h"
@@ -32,6 +33,7 @@ extern const KernelTable kernel_table = {scaled_positions,
                                          rows_are_finite,
                                          centre_of_keys,
                                          greatest_norm,
+                                         random_numbers,
                                          stream_fence};
 
 }  // namespace NTK_ALIBI_ISA

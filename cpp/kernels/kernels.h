@@ -161,6 +161,19 @@ struct HeadRows {
   const float* scales;  // of int8: element d of row r is data[r][d] scales[r]; else null
 };
 
+// Dropout: the weight of a pair is set to 0 if the pair's random number is below least_kept, and
+// else multiplied by `factor`, after the sum of all weights is formed. For query i = first_query +
+// its number in the tile, and key j = first_key + its row in `key`, the number is half j % 2, of 16
+// bits and the lower one first, of word j % 8 / 2 of Philox4x32-10 for the key `seed` and the
+// counter (j / 8, i, head, row).
+struct Dropout {
+  std::int32_t least_kept;  // 0: no weight is dropped
+  float factor;             // 2^16 / (2^16 - least_kept)
+  std::uint32_t seed[2];
+  std::uint32_t row, head, first_query;
+  std::int64_t first_key;
+};
+
 struct AttentionTile {
   DType dtype;  // of queries and output
   // The elements of a row are adjacent; strides are between rows.
@@ -181,6 +194,7 @@ struct AttentionTile {
   TileMask mask;
   TileBias bias;
   Skipping skipping;
+  Dropout dropout;
   std::int64_t tiles_of_keys;  // the number of tiles that read these keys
   StopCheck stop;
 };
@@ -199,7 +213,8 @@ constexpr int gradient_padding = 16;
 constexpr int slope_kinds = 4;
 
 // Gradients of a tile over the blocks of keys [first_block, end_block):
-//   ds_ij = p_ij (do_i.v_j - do_i.o_i + dlse_i), float32.
+//   ds_ij = p_ij (z_ij do_i.v_j - do_i.o_i + dlse_i), float32.
+// z is 1 without dropout; with it, 0 for dropped weights and the factor of the others.
 struct GradientTile {
   const AttentionTile* tile;  // its output and logsumexp, over all keys, are read
   std::int64_t first_block;
@@ -212,7 +227,7 @@ struct GradientTile {
   std::int64_t query_gradient_stride;
   DType query_gradient_dtype;
   // Added to, in padded rows from first_block on: sum_i scale_i ds_ij q_i and
-  // sum_i p_ij do_i.
+  // sum_i z_ij p_ij do_i.
   float* key_gradient;
   float* value_gradient;
   // Gradients of the bias; null pointers are skipped. Slopes (left, right, far left, far right) and
@@ -231,7 +246,7 @@ struct GradientTile {
 };
 
 // A part of the keys for one query: the blocks [first_block, end_block), read from the last one
-// back. The tile has one query, and its bias is none or linear.
+// back. The tile has one query and no dropout, and its bias is none or linear.
 struct DecodeTask {
   std::int64_t first_block;
   std::int64_t end_block;
@@ -307,6 +322,10 @@ struct KernelTable {
   // NaN.
   float (*greatest_norm)(const KeyList& keys, std::int64_t b, const HeadRows& key, int head_dim,
                          const float* centre);
+  // The random numbers of dropout for queries_per_vector queries and the first `keys` rows of keys;
+  // `stride` is from query to query.
+  void (*random_numbers)(const Dropout& dropout, std::int64_t keys, std::int64_t stride,
+                         std::uint16_t* out);
   // Makes streamed stores visible to other threads; the thread that streamed calls it.
   void (*stream_fence)();
 };

@@ -7,6 +7,7 @@
 #include "kernels/one_block.h"
 
 #include "kernels/bias_functors.h"
+#include "kernels/dropout.h"
 #include "kernels/exp2.h"
 #include "kernels/softmax.h"
 #include "kernels/tile_scores.h"
@@ -82,7 +83,12 @@ class OneBlock {
       sum += weight;
     }
     sum_ = sum;
+    if (!drops(tile_)) return;
+    KeptWeights<1> kept(tile_);
+    drop_weights<Float32Words>(kept, s_.scores[0], 0, count_);
   }
+
+  float factor_of_results(int q) const { return inverse_of_sum(sum_[q]) * tile_.dropout.factor; }
 
   // Writes the results of queries_per_step queries from query q on. `results` is memory for them.
   template <bool Guarded>
@@ -116,8 +122,8 @@ class OneBlock {
     return keys;
   }
 
-  // With Guarded, a weight of 0, as masked keys have, contributes 0 even if the value is not
-  // finite.
+  // With Guarded, a weight of 0, as masked and dropped keys have, contributes 0 even if the value
+  // is not finite.
   template <int Vectors, bool Guarded>
   void add_values(int q, int keys, int d, float* results) {
     f32v sum[queries_per_step][Vectors] = {};
@@ -134,10 +140,10 @@ class OneBlock {
     }
     NTK_ALIBI_UNROLL
     for (int i = 0; i < queries_per_step; ++i) {
-      const f32v inverse = broadcast(inverse_of_sum(sum_[q + i]));
+      const f32v factor = broadcast(factor_of_results(q + i));
       NTK_ALIBI_UNROLL
       for (int v = 0; v < Vectors; ++v)
-        store(results + i * tile_.head_dim + d + v * lanes, sum[i][v] * inverse);
+        store(results + i * tile_.head_dim + d + v * lanes, sum[i][v] * factor);
     }
   }
 
@@ -148,7 +154,7 @@ class OneBlock {
         const float weight = weights_of(c, q)[i];
         if (weight != 0.0f) sum += weight * reinterpret_cast<const float*>(values_[c])[d];
       }
-      results[i * tile_.head_dim + d] = sum * inverse_of_sum(sum_[q + i]);
+      results[i * tile_.head_dim + d] = sum * factor_of_results(q + i);
     }
   }
 

@@ -44,8 +44,8 @@ NTK_ALIBI_INLINE void multiply(const float* packed, const char* const* row, int 
 }
 
 // output[d .. d + Channels) = output times rescale, plus the sum over rows of weights[c]
-// values[c][d]. With Guarded a weight of 0, as masked keys have, contributes 0 even if the value is
-// not finite.
+// values[c][d]. With Guarded a weight of 0, as masked and dropped keys have, contributes 0 even if
+// the value is not finite.
 template <class Words, int Channels, bool Guarded>
 void add_channels(const Scratch& s, const float* weights, const char* const* values, int count,
                   int d) {

@@ -95,6 +95,9 @@ inline float horizontal_sum(f32v v) {
 inline f32v magnitude(f32v v) { return float_of(bits_of(v) & 0x7fffffffu); }
 inline double magnitude(double x) { return __builtin_fabs(x); }
 
+// v where all bits of the mask are set, 0 where none is.
+inline f32v masked(f32v v, i32v mask) { return float_of(bits_of(v) & (u32v)mask); }
+
 // --- conversion from the 16-bit formats, exact ---------------------------------------------------
 
 inline float from_bfloat16(std::uint16_t bits) {

@@ -42,6 +42,10 @@ struct Float32Words {
                                              const f32v (&weight)[keys_per_weight]) {
     store_vector(weights, c, v, weight[0]);
   }
+  static NTK_ALIBI_INLINE void mask_weights(float* weights, int c, int v,
+                                            const i32v (&mask)[keys_per_weight]) {
+    store_vector(weights, c, v, masked(vector_of(weights, c, v), mask[0]));
+  }
 };
 
 #if defined(__AVX512BF16__)
@@ -69,6 +73,11 @@ struct Bfloat16Pairs {
     const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)weight[1], (__m512)weight[0]);
     const __m512i pairs = _mm512_permutexvar_epi16(_mm512_load_si512(alternate), halves);
     store_vector(weights, c / 2, v, (f32v)pairs);
+  }
+  static NTK_ALIBI_INLINE void mask_weights(float* weights, int c, int v,
+                                            const i32v (&mask)[keys_per_weight]) {
+    const i32v both = (mask[0] & 0xffff) | (mask[1] & ~0xffff);
+    store_vector(weights, c / 2, v, masked(vector_of(weights, c / 2, v), both));
   }
 };
 

@@ -29,3 +29,4 @@ void test_skip_tolerance();
 void test_public_interface();
 void test_callers_at_once();
 void test_gradients();
+void test_random_numbers();

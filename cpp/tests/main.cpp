@@ -22,6 +22,7 @@ int main() {
     test_public_interface();
     test_callers_at_once();
     test_gradients();
+    test_random_numbers();
   }
   std::printf(failures ? "%d failures\n" : "all tests passed\n", failures);
   return failures != 0;

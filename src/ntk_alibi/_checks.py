@@ -85,16 +85,6 @@ def as_float32(name: str, numbers: Any) -> NDArray[np.float32]:
     return narrow
 
 
-def no_dropout(value: Any) -> None:
-    """Refuse dropout of attention weights, whose matrix is never formed."""
-    if finite("dropout", value, minimum=0.0):
-        raise ValueError(
-            f"dropout must be 0 in fused attention, got {value!r}: use ntk_alibi.patch(model, "
-            'attention="eager"), or bias.tensor(...) as attn_mask of torch\'s '
-            "scaled_dot_product_attention(dropout_p=...)"
-        )
-
-
 def share(name: str, value: Any, *, all_allowed: bool = False) -> float:
     """Return an argument as a float between 0 and 1; of the ends, only 1 may be allowed."""
     number = finite(name, value, minimum=0.0, inclusive=False)

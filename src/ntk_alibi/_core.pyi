@@ -68,6 +68,13 @@ class Tokens:
 class KeyScales:
     def __init__(self, key: NDArray[np.float32], value: NDArray[np.float32]) -> None: ...
 
+class Dropout:
+    def __init__(
+        self, least_kept: int, seed: int, row: int, head: int, query: int, key: int
+    ) -> None: ...
+
+def random_numbers(dropout: Dropout, shape: tuple[int, int, int, int]) -> NDArray[np.uint16]: ...
+
 class BiasGradients:
     def __init__(
         self,
@@ -93,6 +100,7 @@ def attention(
     key_norms: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     known_logsumexps: NDArray[np.float64] | None = None,
     scales: KeyScales | None = None,
+    dropout: Dropout | None = None,
 ) -> None: ...
 def attention_gradients(
     query: NDArray[Any],
@@ -109,6 +117,7 @@ def attention_gradients(
     key_gradient: NDArray[Any],
     value_gradient: NDArray[Any],
     of_bias: BiasGradients,
+    dropout: Dropout | None = None,
 ) -> None: ...
 def merge(
     outputs: list[NDArray[Any]],

@@ -145,6 +145,9 @@ def expected(
     scale: float | None = None,
     tolerance: float | None = 0.0,
     scores: NDArray[np.float64] | None = None,
+    *,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> Expected:
     """Return reference and bounds; bias is dense, -inf where masked. u = 2^-24.
 
@@ -157,7 +160,8 @@ def expected(
     Weight: its relative error is about that of its score and some u for exp2. Sums: 64 keys at a
     time, then some u a block; numerator and denominator each. Result: rounding to its dtype.
     bfloat16 weights may be rounded to bfloat16 before they meet the values. The bound for skipped
-    keys is that of docs/certified-skipping.md.
+    keys is that of docs/certified-skipping.md; with dropout, results are no means of values, and
+    may change by twice the greatest one times the factor.
     """
     name = "bfloat16" if query.dtype == ml_dtypes.bfloat16 else query.dtype.name
     group = query.shape[1] // key.shape[1]
@@ -169,9 +173,13 @@ def expected(
     key, value = (np.where(unseen, 0.0, x) for x in (key, value))  # padding may hold NaN
     both = np.concatenate([value, np.abs(value)], axis=-1)
     if scores is None:
-        means, logsumexp = na.reference.attention(query, key, both, bias, scale)
+        means, logsumexp = na.reference.attention(
+            query, key, both, bias, scale, dropout=dropout, seed=seed
+        )
     else:
-        means, logsumexp = na.reference.attention(0.0 * query, key, both, bias + scores)
+        means, logsumexp = na.reference.attention(
+            0.0 * query, key, both, bias + scores, dropout=dropout, seed=seed
+        )
     output, mean_size = np.split(means, 2, axis=-1)
 
     def greatest(numbers: NDArray[Any]) -> NDArray[np.float64]:
@@ -187,6 +195,8 @@ def expected(
     relative = np.expm1(2 * (score_error + UNIT * (72 + keys / 16)))
     share = max(tolerance or 0.0, UNIT)
     spread = (value.max(axis=2, initial=-np.inf) - value.min(axis=2, initial=np.inf))[:, :, None]
+    if dropout:
+        spread = 2 / (1 - dropout) * np.abs(value).max(axis=2, initial=0.0)[:, :, None]
     error = (relative[..., None] + (ROUNDING[name] if name == "bfloat16" else 0.0)) * mean_size
     error += share * np.maximum(spread, 0.0) + 2.0**-100 * np.abs(value).max(initial=0.0)
     error += ROUNDING[name] * (np.abs(output) + error) + 2.0**-25 * (name == "float16")
@@ -215,7 +225,11 @@ def check(
     scale: float | None = None,
     tolerance: float | None = 0.0,
     scores: NDArray[np.float64] | None = None,
+    *,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> None:
     """Check that (output, logsumexp) equal the reference within the bounds of `expected`."""
     assert result[0].dtype == query.dtype
-    check_against(expected(query, key, value, bias, scale, tolerance, scores), result)
+    what = expected(query, key, value, bias, scale, tolerance, scores, dropout=dropout, seed=seed)
+    check_against(what, result)

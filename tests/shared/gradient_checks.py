@@ -49,6 +49,7 @@ class Pairs(NamedTuple):
     sizes: Floats  # of ds, as sums of magnitudes
     weight_errors: Floats
     errors: Floats  # of ds
+    factors: Floats  # of dropout
 
 
 class Expected(NamedTuple):
@@ -68,6 +69,9 @@ def expected(
     scale: float | None = None,
     tolerance: float | None = 0.0,
     rotated: tuple[Floats, list[Floats]] | None = None,
+    *,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> Expected:
     """Return gradients of (query, key, value) and of the dense bias, and bounds; u = 2^-24.
 
@@ -87,7 +91,7 @@ def expected(
     reach: Callable[[Floats], Floats] = np.abs
     turning = 0.0
     if rotated is None:
-        *exact, ds = na.reference.attention_gradients(*p[:7])
+        *exact, ds = na.reference.attention_gradients(*p[:7], dropout=dropout, seed=seed)
         exact[1:] = (_over_group(x, group) for x in exact[1:])
     else:
         p, exact = p._replace(scores=rotated[0]), rotated[1]
@@ -95,14 +99,18 @@ def expected(
             0 * p.query, *p[1:3], p.bias + rotated[0], *p[4:6]
         )
         reach, turning = _turned, UNIT * (20 + query.shape[2])
-    pairs = _pairs(p, share, name)
+    factors = np.ones(p.bias.shape)
+    if dropout:
+        factors = na.reference.dropout_factors(p.bias.shape, dropout, seed)
+    pairs = _pairs(p, share, name, factors)
     over_keys = UNIT * (72 + key.shape[2] / 16) + turning
     over_queries = UNIT * (40 + group * query.shape[2] / 8) + turning
     back = (pairs.errors + over_queries * pairs.sizes).swapaxes(-1, -2)
     errors = [
         abs(p.scale) * (pairs.errors + over_keys * pairs.sizes) @ reach(p.key),
         abs(p.scale) * back @ reach(p.query),
-        (pairs.weight_errors + over_queries * pairs.weights).swapaxes(-1, -2) @ np.abs(p.do),
+        (pairs.factors * (pairs.weight_errors + over_queries * pairs.weights)).swapaxes(-1, -2)
+        @ np.abs(p.do),
     ]
     errors[1:] = (_over_group(x, group) for x in errors[1:])
     smallest = 2.0**-25 if name == "float16" else 2.0**-100
@@ -140,7 +148,7 @@ def _over_group(x: Floats, group: int) -> Floats:
     return result
 
 
-def _pairs(p: Problem, share: float, name: str) -> Pairs:
+def _pairs(p: Problem, share: float, name: str, factors: Floats) -> Pairs:
     """Return weights and ds, and their errors.
 
     Skipped keys, here and in the forward pass, weigh at most `share` of all of a query's keys.
@@ -153,7 +161,7 @@ def _pairs(p: Problem, share: float, name: str) -> Pairs:
     weights = np.exp(scores + p.bias - log)
     relative = _weight_error(p, log) + share / (1 - share)
     weight_errors = weights * relative + np.minimum(weights, share) + 2.0**-100
-    products = np.abs(p.do) @ np.abs(p.value).swapaxes(-1, -2)
+    products = factors * (np.abs(p.do) @ np.abs(p.value).swapaxes(-1, -2))
     mean = (weights * products).sum(axis=-1, keepdims=True)
     dl = np.abs(p.dl)[..., None]
     rounding = {"float32": 1, "float16": 1, "bfloat16": 2}[name] * ROUNDING[name]
@@ -164,7 +172,7 @@ def _pairs(p: Problem, share: float, name: str) -> Pairs:
     factor_error = product_error * products + mean_error + 4 * UNIT * (mean + dl)
     sizes = weights * (products + mean + dl)
     errors = weight_errors * (products + mean + dl + factor_error) + weights * factor_error
-    return Pairs(weights, sizes, weight_errors, errors)
+    return Pairs(weights, sizes, weight_errors, errors, factors)
 
 
 def _weight_error(p: Problem, log: Floats) -> Floats:

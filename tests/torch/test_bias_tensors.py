@@ -157,7 +157,7 @@ def test_operator_registrations(name: str) -> None:
     query, key, value = (torch.from_numpy(x).requires_grad_() for x in inputs(2, 4, 4, 90, 90, 4))
     form = kernel_bias_of(make(*parameters), Problem((2, 4, 90, 90)), query)
     tensors = (getattr(form, name, None) for name in operator.OPTIONAL_TENSORS)
-    rule = (form.table_begin, form.knee, form.exempt, EVERYTHING.numbers(), True, 0.3, 0.0)
+    rule = (form.table_begin, form.knee, form.exempt, EVERYTHING.numbers(), True, 0.3, 0.0, [])
     arguments = (query, key, value, *tensors, *rule)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(operator._attention, arguments, test_utils=checks)

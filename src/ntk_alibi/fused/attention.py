@@ -9,6 +9,7 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.fused.call import checked_call
+from ntk_alibi.fused.dropout import NO_DROPOUT
 from ntk_alibi.fused.forward import rounded_logsumexp
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merged
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         initial: tuple[Array, Array] | None
         key_norms: KeyNorms | None
         dropout: float
+        seed: int | None
         group: Any
         mesh: Any
 
@@ -52,13 +54,10 @@ if TYPE_CHECKING:
 #: Arguments of torch's scaled_dot_product_attention, and what to do in place of them.
 OF_TORCH = {
     "attn_mask": "pass numbers to add as bias, and padding as key_padding_mask",
-    "dropout_p": "leave it out, since the fused kernel has no dropout",
+    "dropout_p": "pass dropout, and a seed with arrays",
     "enable_gqa": "leave it out, since key and value may always have fewer heads",
     "is_causal": "pass causal, which is True by default",
 }
-
-#: The default, which needs no check.
-NO_DROPOUT = 0.0
 
 
 @overload
@@ -139,6 +138,7 @@ def attention(
     initial: tuple[Array, Array] | None = None,
     key_norms: KeyNorms | None = None,
     dropout: float = NO_DROPOUT,
+    seed: int | None = None,
     group: Any = None,
     mesh: Any = None,
     return_logsumexp: bool = False,
@@ -208,7 +208,12 @@ def attention(
             skipped if they do not matter for it.
         key_norms: norms of these very keys, kept by the caller; without rotary, key_padding_mask,
             key_positions, segment_ids and exempt tokens.
-        dropout: must be 0: the fused kernel has no attention dropout (see Raises).
+        dropout: the share of weights that are set to 0 at random, at most 1 - 2^-16, in multiples
+            of 2^-16. The others are divided by the share that stays; the logsumexp is without
+            dropout. A random number depends on seed, row, head, query and key alone
+            (docs/formulas.md), so threads and instruction sets do not change what is dropped.
+        seed: of the random numbers of dropout, from 0 to 2^64 - 1. Arrays need one; tensors draw
+            one from torch's generator for the CPU by default.
         group: a torch.distributed.ProcessGroup whose ranks share one sequence. query, key, value
             and key_padding_mask are this rank's tokens, which follow those of the rank before,
             unless positions say where they are. Keys travel if they may matter
@@ -232,9 +237,9 @@ def attention(
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two of them contradict each other;
-            `QuantizedRows`, key_norms or return_stats with tensors that require grad; dropout is
-            not 0 (use `ntk_alibi.patch(model, attention="eager")`, or bias.tensor(...) in torch's
-            SDPA); NumPy arrays are float64 (use `ntk_alibi.reference.attention`).
+            `QuantizedRows`, key_norms or return_stats with tensors that require grad; dropout with
+            group or mesh, or of NumPy arrays without a seed; NumPy arrays are float64 (use
+            `ntk_alibi.reference.attention`).
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -269,10 +274,10 @@ def attention(
                 "query_segment_ids": query_segment_ids,
                 "return_stats": return_stats or None,
             },
-            check=partial(_check_others, others, dropout, query, key, value),
+            check=partial(_check_others, others, query, key, value, dropout_over_ranks=dropout),
             return_logsumexp=return_logsumexp,
         )
-    _check_others(others, dropout, query, key, value)
+    _check_others(others, query, key, value)
     _checks.at_most_one(segment_ids=segment_ids, key_norms=key_norms)
     torch = _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias)
     if torch:
@@ -302,6 +307,8 @@ def attention(
         log_n=log_n,
         initial=initial,
         key_norms=key_norms,
+        dropout=dropout,
+        seed=seed,
         torch=torch,
     )
     log = return_logsumexp or initial is not None
@@ -314,7 +321,9 @@ def attention(
     return (output, *rounded, *((stats,) if return_stats else ()))
 
 
-def _check_others(others: Any, dropout: Any, query: Any, key: Any, value: Any) -> None:
+def _check_others(
+    others: Any, query: Any, key: Any, value: Any, *, dropout_over_ranks: Any = NO_DROPOUT
+) -> None:
     """Refuse arguments and surroundings that attention does not have."""
     if others:
         name = min(others, key=lambda name: name not in OF_TORCH)
@@ -322,5 +331,7 @@ def _check_others(others: Any, dropout: Any, query: Any, key: Any, value: Any) -
         raise TypeError(f"attention() got an unexpected keyword argument {name!r}{instead}")
     _checks.whole_sequences()
     _checks.no_tangents(query=query, key=key, value=value)
-    if dropout is not NO_DROPOUT:
-        _checks.no_dropout(dropout)
+    if _checks.finite("dropout", dropout_over_ranks):
+        raise ValueError(
+            f"dropout must be 0 where ranks share a sequence, got {dropout_over_ranks!r}"
+        )

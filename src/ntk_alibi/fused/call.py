@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.biases.base import kernel_bias_of
 from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.fused.dropout import NO_DROPOUT, Dropout, checked_dropout
 from ntk_alibi.fused.quantized_rows import is_quantized
 from ntk_alibi.masks import AT_END, Mask, Problem
 from ntk_alibi.positions.log_n import log_n_of
@@ -34,6 +35,7 @@ class AttentionCall(NamedTuple):
             keys are skipped, or None.
         memory: the storage of query, key and value if it is known, else None.
         norms: norms and centres of a `KeyNorms` of these keys, or None.
+        dropout: the dropout of weights, or None.
     """
 
     query: Any
@@ -49,6 +51,7 @@ class AttentionCall(NamedTuple):
     known: Any = None
     memory: Any = None
     norms: Any = None
+    dropout: Dropout | None = None
 
     @property
     def rotates(self) -> bool:
@@ -73,6 +76,7 @@ class AttentionCall(NamedTuple):
             problem=self.problem._replace(shape=(batch, query.shape[1], *lengths)),
             factors=factors if factors is None or factors.shape[1] == 1 else factors[:, own],
             known=None if self.known is None else self.known[:, own],
+            dropout=self.dropout and self.dropout.part(head=own.start),
         )
 
     def part(self, queries: slice, keys: slice) -> AttentionCall:
@@ -85,6 +89,7 @@ class AttentionCall(NamedTuple):
             problem=self.problem.part(queries, keys),
             factors=None if self.factors is None else self.factors[:, :, queries],
             known=None if self.known is None else self.known[:, :, queries],
+            dropout=self.dropout and self.dropout.part(query=queries.start, key=keys.start),
         )
 
     def of_text(self, text: Text) -> AttentionCall:
@@ -100,6 +105,7 @@ class AttentionCall(NamedTuple):
             problem=text.problem(self.problem),
             factors=factors,
             known=known,
+            dropout=self.dropout and self.dropout.part(rows.start, 0, queries.start, keys.start),
         )
 
 
@@ -122,6 +128,8 @@ def checked_call(
     log_n: Any = None,
     initial: Any = None,
     key_norms: Any = None,
+    dropout: Any = NO_DROPOUT,
+    seed: Any = None,
     torch: bool = False,
 ) -> AttentionCall:
     """Convert and check the arguments of `attention`.
@@ -144,6 +152,8 @@ def checked_call(
         log_n: an argument of `attention`.
         initial: an output and a logsumexp, or None.
         key_norms: a `KeyNorms`, or None.
+        dropout: the share of weights to drop.
+        seed: the seed of dropout, or None.
         torch: whether torch's operator computes: the bias becomes tensors that autograd follows,
             inputs get the dtype that autocast wants, and float64 is allowed.
 
@@ -241,9 +251,13 @@ def checked_call(
         if got[3] != key_shape[3]:
             raise ValueError(f"key_norms must be of key's head_dim {key_shape[3]}, got {got[3]}")
         norms = key_norms.norms, key_norms.centres
+
+    dropped = None
+    if dropout is not NO_DROPOUT or seed is not None:
+        dropped = checked_dropout(dropout, seed, query, key.shape[2])
     return AttentionCall(
         query, key, value, kernel, problem, rule, scale, skip_tolerance,
-        rotary, factors, known, memory, norms,
+        rotary, factors, known, memory, norms, dropped,
     )  # fmt: skip
 
 

@@ -166,6 +166,7 @@ def attend_subset(
         call.norms,
         known,
         scales,
+        call.dropout and call.dropout.in_core(),
     )
     if subset.shift is not None and logsumexp is not None:
         logsumexp += subset.shift

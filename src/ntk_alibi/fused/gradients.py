@@ -87,11 +87,11 @@ def attention_gradients(
 
     Formulas::
 
-        p_ij = exp(s_ij - logsumexp_i);  ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i)
-        dq_i = scale sum_j ds_ij k_j;  dk_j = scale sum_i ds_ij q_i;  dv_j = sum_i p_ij do_i
+        p_ij = exp(s_ij - logsumexp_i);  ds_ij = p_ij (z_ij do_i.v_j - do_i.o_i + dl_i)
+        dq_i = scale sum_j ds_ij k_j;  dk_j = scale sum_i ds_ij q_i;  dv_j = sum_i z_ij p_ij do_i
 
-    Weights are computed again tile by tile, so the matrix of all pairs is never stored. Torch's
-    autograd runs the same code for tensors that require grad.
+    z_ij is what dropout multiplies the weight by, 1 without it. Weights are computed again tile by
+    tile, so no matrix of all pairs is stored. Torch's autograd runs the same code.
 
     Args:
         query: the queries of the call of `attention`.
@@ -105,8 +105,8 @@ def attention_gradients(
         bias: the bias of that call.
         bias_gradient: whether to compute the gradient of the bias, too.
         options: causal, window, causal_block, sink, key_padding_mask, query_positions,
-            key_positions, align, scale, skip_tolerance, rotary and log_n of that call. Blocks of
-            keys with at most the tolerated share of a query's mass are left out here, too.
+            key_positions, align, scale, skip_tolerance, rotary, log_n, dropout and seed of that
+            call. Blocks with at most the tolerated share of a query's mass are left out here, too.
 
     Returns:
         The gradients, bitwise the same for any number of threads.
@@ -152,6 +152,8 @@ def attention_gradients(
     mask = tuple(options.pop(name, default) for name, default in Mask._field_defaults.items())
     numbers = options.pop("scale", None), options.pop("skip_tolerance", 0.0)
     call = checked_call(query, key, value, bias, *numbers, mask, **options)
+    if call.dropout is not None and options.get("seed") is None:
+        _checks.missing("seed", "with dropout: that of the call of attention")
     logsumexp = _unrounded(logsumexp, call)
     results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
     gradients = gradients_of(call, results, bias_gradient=bias_gradient)
@@ -259,6 +261,7 @@ def _query_gradient(
         key_and_value[0],
         key_and_value[1],
         _core.BiasGradients(**of_bias),
+        call.dropout and call.dropout.in_core(),
     )
     return gradient
 

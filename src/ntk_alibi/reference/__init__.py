@@ -8,6 +8,7 @@ from inspect import isfunction
 
 from ntk_alibi.reference.biases import *  # noqa: F403
 from ntk_alibi.reference.dense_attention import *  # noqa: F403
+from ntk_alibi.reference.dropout import *  # noqa: F403
 from ntk_alibi.reference.masks import *  # noqa: F403
 from ntk_alibi.reference.positions import *  # noqa: F403
 from ntk_alibi.reference.precision import *  # noqa: F403

@@ -8,16 +8,20 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ntk_alibi.reference.dropout import dropout_factors
+
 Floats: TypeAlias = NDArray[np.float64]
 
 
 def attention(
-    query: Any, key: Any, value: Any, bias: ArrayLike = 0.0, scale: float | None = None
-) -> tuple[Floats, Floats]:
+    query: Any, key: Any, value: Any, bias: ArrayLike = 0.0, scale: float | None = None, *,
+    dropout: float = 0.0, seed: int = 0,
+) -> tuple[Floats, Floats]:  # fmt: skip
     """Return softmax(scale q.k + bias) v and its logsumexp; scale = 1/sqrt(D) if None.
 
     query has shape (..., Q, D), key and value (..., K, D); bias broadcasts to (..., Q, K) and is
-    -inf where a key is masked. A query without a visible key has output 0 and logsumexp -inf.
+    -inf where a key is masked. A query without a visible key has output 0 and logsumexp -inf. With
+    dropout, softmax weights (batch, heads, Q, K) are multiplied by `dropout_factors` last.
     """
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -27,7 +31,10 @@ def attention(
     total = weights.sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
         logsumexp = (np.log(total) + np.where(np.isinf(largest), 0.0, largest))[..., 0]
-    return (weights / np.where(total == 0.0, 1.0, total)) @ value, logsumexp
+    weights = weights / np.where(total == 0.0, 1.0, total)
+    if dropout:
+        weights = weights * dropout_factors(weights.shape, dropout, seed)
+    return weights @ value, logsumexp
 
 
 def attention_gradients(
@@ -38,18 +45,22 @@ def attention_gradients(
     output_gradient: ArrayLike,
     logsumexp_gradient: ArrayLike | None = None,
     scale: float | None = None,
+    *,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return the gradients of `attention` in query, key, value and the bias of all pairs.
 
-    p are the softmax weights, o = p v, do is the gradient of o and dl that of the logsumexp::
+    p are the softmax weights, z what dropout multiplies them by (1 without it), o = (z p) v, do is
+    the gradient of o and dl that of the logsumexp::
 
-        ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i)
-        dq = scale ds k;  dk = scale ds^T q;  dv = p^T do
+        ds_ij = p_ij (z_ij do_i.v_j - do_i.o_i + dl_i)
+        dq = scale ds k;  dk = scale ds^T q;  dv = (z p)^T do
 
     The gradient of the bias is ds, of shape (batch, heads, queries, keys).
     """
     q, k, v, do = (np.asarray(x, np.float64) for x in (query, key, value, output_gradient))
-    output, logsumexp = attention(q, k, v, bias, scale)
+    output, logsumexp = attention(q, k, v, bias, scale, dropout=dropout, seed=seed)
     scale = 1.0 / np.sqrt(q.shape[-1]) if scale is None else scale
     scores = scale * q @ k.swapaxes(-1, -2) + np.asarray(bias, np.float64)
     empty = np.isneginf(logsumexp)
@@ -57,5 +68,7 @@ def attention_gradients(
     correction = (do * output).sum(axis=-1)
     if logsumexp_gradient is not None:
         correction = correction - np.where(empty, 0.0, np.asarray(logsumexp_gradient, np.float64))
-    ds = weights * (do @ v.swapaxes(-1, -2) - correction[..., None])
-    return scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ do, ds
+    factors = dropout_factors(weights.shape, dropout, seed) if dropout else np.ones(())
+    ds = weights * (factors * (do @ v.swapaxes(-1, -2)) - correction[..., None])
+    dv = (factors * weights).swapaxes(-1, -2) @ do
+    return scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q, dv, ds

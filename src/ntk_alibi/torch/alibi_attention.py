@@ -13,6 +13,7 @@ from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.base import check_dense, check_fitting
 from ntk_alibi.biases.slopes import alibi_slopes, check_slopes
 from ntk_alibi.fused.attention import attention
+from ntk_alibi.fused.dropout import NO_DROPOUT, checked_share
 from ntk_alibi.scaling import Scaling, checked_scaling
 from ntk_alibi.torch.learned_bias import FixedSlopes, LearnedSlopes, TwoSidedSlopes
 
@@ -55,7 +56,7 @@ class AlibiAttention(nn.Module):
         window: the number of positions back (and ahead) that a query sees, itself included.
         align: positions of queries in cross-attention: "end" puts the last query at the last key,
             "start" the first at the first. Cross-attention mostly has no bias: slopes=0.
-        dropout: must be 0: the fused kernel has no attention dropout.
+        dropout: the share of weights that training sets to 0, as in `ntk_alibi.attention`.
         generator: random generator for slopes="random".
 
     Raises:
@@ -109,7 +110,7 @@ class AlibiAttention(nn.Module):
         most = _checks.MAX_HEAD_DIM * heads  # what fits into the kernels' scratch memory
         if size > most:
             raise ValueError(f"embed_dim must be at most {most} for {heads} heads, got {size}")
-        _checks.no_dropout(dropout)
+        checked_share(dropout)
         checked_scaling(scaling)
         _checks.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
@@ -120,7 +121,7 @@ class AlibiAttention(nn.Module):
                 check_fitting(bias, heads, causal=self.causal)
             elif bias is not None:
                 check_dense(bias)
-        self.bias, self.scaling = bias, scaling
+        self.bias, self.scaling, self.dropout = bias, scaling, dropout
         self.window = None if window is None else _checks.integer("window", window, minimum=1)
         self.align: Literal["end", "start"] = align
         masks.checked_alignment(align, None)
@@ -176,6 +177,7 @@ class AlibiAttention(nn.Module):
             window=self.window,
             align=self.align,
             key_padding_mask=mask,
+            dropout=self.dropout if self.training else NO_DROPOUT,
         )
         merged = output.transpose(1, 2).flatten(2)
         return cast(torch.Tensor, self.out_linear(merged))
@@ -199,7 +201,7 @@ class AlibiAttention(nn.Module):
         """Return the arguments that the module's repr shows."""
         return (
             f"num_heads={self.num_heads}, embed_dim={self.embed_dim}, causal={self.causal}, "
-            f"scaling={self.scaling!r}, window={self.window}"
+            f"scaling={self.scaling!r}, window={self.window}, dropout={self.dropout}"
         )
 
 

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
+from ntk_alibi.torch.dropout import kept_weights
 
 #: Number of queries whose scores exist at one time.
 QUERY_CHUNK = 256
@@ -35,6 +36,7 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
             value,
             bias=call.bias.part(slice(begin, end), slice(0, keys), call.problem),
             factors=None if call.factors is None else call.factors[:, :, begin:end],
+            dropout=call.dropout and call.dropout.part(query=begin),
         )
         return _attend_chunk(part, query_positions[:, begin:end], key_positions)
 
@@ -72,8 +74,15 @@ def _attend_chunk(
     if padding is not None:
         padding = torch.as_tensor(padding, device=visible.device)
         visible = visible & padding.bool()[:, None, None, :]
-    seen = visible.any(dim=2)[..., None]  # keys that no query sees may be NaN
-    key, value = (torch.where(seen, x, 0.0).to(dtype) for x in (call.key, call.value))
+    kept = visible
+    if call.dropout is not None:
+        shape = (*call.query.shape[:3], call.key.shape[2])
+        kept = visible & kept_weights(call.dropout, shape).to(visible.device)
+    # Keys that no query sees, and values that no query reads, may be NaN.
+    key, value = (
+        torch.where(pairs.any(dim=2)[..., None], x, 0.0).to(dtype)
+        for pairs, x in ((visible, call.key), (kept, call.value))
+    )
     query = float(call.scale) * call.query.to(dtype)
     if call.factors is not None:
         query = call.factors[..., None] * query
@@ -82,5 +91,7 @@ def _attend_chunk(
     scores = torch.where(any_key[..., None], scores.masked_fill(~visible, -math.inf), 0.0)
     logsumexp = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - logsumexp[..., None]) * any_key[..., None]
+    if call.dropout is not None:
+        weights = torch.where(kept, weights, 0.0) * call.dropout.factor
     output = (weights @ value).to(call.query.dtype)
     return output, torch.where(any_key, logsumexp, -math.inf)

@@ -25,6 +25,7 @@ from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.segments import Segments, texts_of
 from ntk_alibi.torch.chunks import attention_by_chunks
 from ntk_alibi.torch.devices.dispatch import attention_on_device
+from ntk_alibi.torch.dropout import dropout_of, numbers_of, seed_of
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
@@ -41,13 +42,15 @@ PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")
 SEGMENTS = ("query_segment_ids", "segment_ids")
 
 #: The names of all optional tensors.
-OPTIONAL_TENSORS = (*BIAS_TENSORS, *PROBLEM_TENSORS, *SEGMENTS, "factors", "known")
+OPTIONAL_TENSORS = (
+    *BIAS_TENSORS, *PROBLEM_TENSORS, *SEGMENTS, "factors", "known", "seed",
+)  # fmt: skip
 
 _INPUTS = (
     "Tensor query, Tensor key, Tensor value, "
     + "".join(f"Tensor? {name}, " for name in OPTIONAL_TENSORS)
     + "int table_begin, int knee, int exempt, int[] mask, bool checked, float scale, "
-    + "float? skip_tolerance"
+    + "float? skip_tolerance, int[] dropout"
 )
 
 
@@ -130,13 +133,14 @@ def _(
 def _call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
     """Return the call of the operator's inputs; check it unless that was done before."""
     count = len(OPTIONAL_TENSORS)
-    arrays = [None if x is None else _arrays.to_numpy(x) for x in rest[:count]]
-    table_begin, knee, exempt, mask_numbers, checked, scale, skip_tolerance = rest[count:]
+    arrays: list[Any] = [None if x is None else _arrays.to_numpy(x) for x in rest[:count]]
+    table_begin, knee, exempt, mask_numbers, checked, scale, skip_tolerance, dropped = rest[count:]
     numbers: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
     bias = KernelBias(**numbers, table_begin=table_begin, knee=knee, exempt=exempt)
     shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_numbers(*mask_numbers)
-    placed: Any = arrays[len(BIAS_TENSORS) : -4]
-    segment_ids = dict(zip(SEGMENTS, arrays[-4:-2], strict=True))
+    *others, factors, known, seed = arrays[len(BIAS_TENSORS) :]
+    placed = others[: len(PROBLEM_TENSORS)]
+    segment_ids = dict(zip(SEGMENTS, others[len(PROBLEM_TENSORS) :], strict=True))
     rule = core_rule(mask, scale, skip_tolerance)
     if checked:
         packed = segment_ids["segment_ids"] is not None
@@ -147,7 +151,7 @@ def _call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
         bias = bias.checked(problem._replace(placed=False))  # sums were refused before
     return AttentionCall(
         query, key, value, bias, problem, rule, scale, skip_tolerance,
-        factors=arrays[-2], known=arrays[-1],
+        factors=factors, known=known, dropout=dropout_of(seed, dropped),
     )  # fmt: skip
 
 
@@ -250,6 +254,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         *(None if x is None else _arrays.as_tensor(x, query, None) for x in placed),
         call.factors,
         None if call.known is None else call.known.detach(),
+        seed_of(call.dropout),
         bias.table_begin,
         bias.knee,
         bias.exempt,
@@ -257,6 +262,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         _arrays.has_values(*placed),
         call.scale,
         call.skip_tolerance,
+        numbers_of(call.dropout),
     )
     return result
 

@@ -52,6 +52,7 @@ class FlashAttention:
             f"flash-attn is for {self.device}": device.type != self.device,
             "flash-attn is for bfloat16 and float16": call.query.dtype not in MOST_KEYS,
             "flash-attn's logsumexp lacks a term of each query": log,
+            "flash-attn drops other weights": call.dropout is not None,
             "there are no queries or no keys": 0 in call.problem.shape,
             "flash-attn is for newer GPUs": older_than(LEAST_CAPABILITY, call.query.device),
             "torch maps the call": torch._C._functorch.peek_interpreter_stack() is not None,

@@ -67,6 +67,7 @@ class FlexAttention:
             f"FlexAttention has no kernels for {device}": device not in DEVICES,
             f"FlexAttention has no kernels for {dtype}": dtype == torch.float64,
             "this torch is older than 2.13, with which FlexAttention was tested": not _ISOLATES,
+            "FlexAttention has no dropout": call.dropout is not None,
             "there are no queries or no keys": 0 in call.problem.shape,
             "no distance is visible": table is not None and table.shape[1] == 0,
             "Triton is not installed": triton and not _has_triton(),

@@ -1,0 +1,92 @@
+"""Dropout of attention weights: which are dropped, for a call and for its parts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi import _arrays, _checks, _core
+
+#: The default, which needs no check.
+NO_DROPOUT = 0.0
+
+#: Random numbers of weights are below this.
+NUMBERS = 2**16
+
+
+class Dropout(NamedTuple):
+    """Dropout of the weights of a call or of a part of it.
+
+    A weight's random number depends on the seed and on the places of its row, head, query and key
+    in the whole call alone, so the parts of a call drop what the whole one does
+    (docs/formulas.md).
+
+    Attributes:
+        least_kept: weights whose random number is below this are dropped.
+        seed: below 2^64, an integer or an int64 tensor () with its bits.
+        row: the place of the first row.
+        head: the place of the first head of queries.
+        query: the place of the first query: the column of its own key.
+        key: the place of the first key: its column.
+    """
+
+    least_kept: int
+    seed: Any
+    row: int = 0
+    head: int = 0
+    query: int = 0
+    key: int = 0
+
+    @property
+    def factor(self) -> float:
+        """The factor of the weights that are kept."""
+        return NUMBERS / (NUMBERS - self.least_kept)
+
+    def part(self, row: int = 0, head: int = 0, query: int = 0, key: int = 0) -> Dropout:
+        """Return the dropout of a part, from its first row, head, query and key."""
+        places = (row + self.row, head + self.head, query + self.query, key + self.key)
+        return Dropout(self.least_kept, self.seed, *places)
+
+    def in_core(self) -> _core.Dropout:
+        """Return the dropout as the core takes it."""
+        seed = int(self.seed) % 2**64
+        return _core.Dropout(
+            self.least_kept, seed, self.row, self.head, self.query % 2**32, self.key
+        )
+
+    def kept(self, shape: tuple[int, int, int, int]) -> NDArray[np.bool_]:
+        """Return which weights (batch, heads, queries, keys) are kept."""
+        kept: NDArray[np.bool_] = _core.random_numbers(self.in_core(), shape) >= self.least_kept
+        return kept
+
+
+def checked_share(dropout: Any) -> int:
+    """Return the number of random numbers for which dropout drops a weight."""
+    least_kept = round(min(_checks.finite("dropout", dropout, minimum=0.0), 1.0) * NUMBERS)
+    if least_kept == NUMBERS:
+        raise ValueError(f"dropout must be at most 1 - 2^-16, got {dropout!r}")
+    return least_kept
+
+
+def checked_dropout(dropout: Any, seed: Any, query: Any, keys: int) -> Dropout | None:
+    """Return the dropout of a call, or None if there is none.
+
+    Without a seed, tensors draw one from torch's generator.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or arrays have no seed.
+    """
+    least_kept = checked_share(dropout)
+    if seed is not None:
+        seed = _checks.integer("seed", seed, minimum=0, maximum=2**64 - 1)
+    if least_kept == 0:
+        return None
+    if seed is None:
+        if not _arrays.is_tensor(query):
+            _checks.missing("seed", "with dropout of NumPy arrays")
+        torch = sys.modules["torch"]
+        seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu")
+    return Dropout(least_kept, seed, query=keys - query.shape[2])

@@ -1,0 +1,48 @@
+"""Dropout of attention weights: the counter-based generator, and what it multiplies weights by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+
+
+def philox4x32(counter: Sequence[Any], key: Sequence[int]) -> list[Any]:
+    """Return the four words that Philox4x32-10 makes of four counter words and two key words.
+
+    Words are integers below 2^32, or arrays of them that broadcast. One of ten rounds, on the
+    counter (a, b, c, d) with the key (k, l)::
+
+        u = 0xD2511F53 a;  v = 0xCD9E8D57 c
+        (high(v) ^ b ^ k, low(v), high(u) ^ d ^ l, low(u))
+
+    Source: Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405, figure 2.
+    """
+    word = 2**32
+    a, b, c, d = (np.asarray(x, np.uint64) for x in counter)
+    for turn in range(10):
+        k = np.uint64((key[0] + turn * 0x9E3779B9) % word)
+        l = np.uint64((key[1] + turn * 0xBB67AE85) % word)  # noqa: E741
+        of_a, of_c = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
+        a, b, c, d = of_c // word ^ b ^ k, of_c % word, of_a // word ^ d ^ l, of_a % word
+    return [a, b, c, d]
+
+
+def dropout_factors(shape: tuple[int, int, int, int], dropout: float, seed: int) -> Floats:
+    """Return what dropout multiplies the weights by, for a shape (batch, heads, queries, keys).
+
+    A weight's random number below 2^16 depends on its place alone: batch b, head h, key j, and
+    i = keys - queries + its query. With t = dropout 2^16, rounded to the nearest integer, the
+    factor is 0 for numbers below t and 2^16 / (2^16 - t) for the others.
+    """
+    batch, heads, queries, keys = shape
+    b, h, i, j = np.ogrid[:batch, :heads, keys - queries : keys, :keys]
+    words = philox4x32((j // 8, i % 2**32, h, b), (seed % 2**32, seed // 2**32))
+    of_key = np.choose(j // 2 % 4, np.broadcast_arrays(*words))
+    numbers = of_key >> (16 * (j % 2)).astype(np.uint64) & np.uint64(0xFFFF)
+    dropped = round(dropout * 2**16)
+    return np.where(numbers < dropped, 0.0, 2**16 / (2**16 - dropped))

@@ -25,7 +25,7 @@ from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced, visible
 from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.settings import Settings, current, follows_config
-from ntk_alibi.integrations.shared_pass import LEAST_PART, OwnTokens, SpreadKeys, own_tokens
+from ntk_alibi.integrations.shared_pass import OwnTokens, SpreadKeys, is_cut, own_tokens
 from ntk_alibi.integrations.slope_rule import SlopeRule
 from ntk_alibi.masks import Mask
 from ntk_alibi.scaling import Scaling
@@ -111,6 +111,7 @@ def _shared(
 ) -> dict[str, Any]:
     """Return the arguments of a pass on several ranks, with a `ForwardPass` as attention_mask."""
     name = "input_ids" if kwargs.get("input_ids") is not None else "inputs_embeds"
+    keep = getattr(kwargs.get("attention_mask"), "keep", 1)
     mask = _given_mask(kwargs)
     cache: Any = kwargs.get("past_key_values")
 
@@ -122,6 +123,17 @@ def _shared(
         checks.zeros_and_ones(mask)
         checks.no_weights_in_group(_wants_weights(model, kwargs))
         checks.cache_of_group(cache, settings.layout, sharded=isinstance(cache, ShardedCache))
+        if cache is None and kwargs.get("use_cache"):
+            raise ValueError(
+                "use_cache must be None or False without past_key_values in a model patched with "
+                "group, got True: pass a ShardedCache; guidance_scale of generate() cannot, since "
+                "it runs the model once more with a cache of its own"
+            )
+        if not isinstance(keep, int) and (keep.ndim != 1 or keep.dtype == torch.bool):
+            raise ValueError(
+                "logits_to_keep must be a number of last tokens, or columns in a tensor of one "
+                f"dimension, where a ShardedCache cuts the prompt into parts, got {keep!r}"
+            )
         cache_checks.cache_in_use(cache, kwargs.get("use_cache"), inputs.shape[1])
         checks.known_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
         common = {
@@ -140,6 +152,7 @@ def _shared(
             **common,
             "input_ids": shape,
             "tokens in past_key_values": cached,
+            "logits_to_keep": keep if isinstance(keep, int) else keep.tolist(),
             "checksum of input_ids": None if inputs.is_floating_point() else _checksum(inputs),
             "checksum of attention_mask": _checksum(seen[:, : cached + shape[1]]),
         }
@@ -157,16 +170,16 @@ def _shared(
         past = cache.get_seq_length()
         _warn_of_older_slopes(settings.scaling, past)
         whole = _padding(model, mask, (batch, past, tokens), inputs.device)[:, : past + tokens]
-        if past == 0 and tokens >= LEAST_PART * ranks.size:
+        if is_cut(cache, tokens):
             lengths = [len(x) for x in torch.arange(tokens).tensor_split(ranks.size)]
             cache.hold(lengths)
             past, tokens = sum(lengths[: ranks.rank]), lengths[ranks.rank]
             shared = OwnTokens(ranks, torch.arange(past, past + tokens), bool(whole.all()))
             kwargs[name] = inputs[:, past : past + tokens]
-            _share_last_token(model, ranks)
+            _share_kept_tokens(model, ranks, lengths, keep)
         else:
-            own = cache.hold_together(tokens)
-            shared = SpreadKeys(ranks, slice(past, past + tokens), cache, own)
+            columns = slice(past, past + tokens)
+            shared = SpreadKeys(ranks, columns, cache, cache.deal(tokens))
     streaming = StreamingMask(settings.mask)
     limited = streaming if streaming.evicts(whole.shape[1] - 1) else None
     kwargs["attention_mask"] = ForwardPass(
@@ -180,14 +193,28 @@ def _checksum(numbers: torch.Tensor) -> int:
     return zlib.crc32(_arrays.to_numpy(numbers.detach()).tobytes())
 
 
-def _share_last_token(model: nn.Module, ranks: Ranks) -> None:
-    """Give all ranks the last rank's hidden state of the last token, once."""
+def _share_kept_tokens(model: nn.Module, ranks: Ranks, lengths: list[int], keep: Any) -> None:
+    """Give all ranks the hidden states that logits are made of, once.
+
+    Args:
+        model: the model.
+        ranks: the processes.
+        lengths: the number of tokens of each.
+        keep: the number of last tokens, 0 for one, or their columns.
+    """
+    kept = torch.arange(sum(lengths))
+    kept = kept[-max(keep, 1) :] if isinstance(keep, int) else kept[keep.cpu()]
+    ascending, order = kept.sort()
+    of_ranks = [x.tolist() for x in torch.arange(sum(lengths)).split(lengths)]
+    own = [ascending[torch.isin(ascending, torch.tensor(x))] - x[0] for x in of_ranks]
 
     def share(_: nn.Module, __: Any, output: Any) -> None:
         hook.remove()
         if output is not None:
-            last = output[0][:, -1:].contiguous()
-            output.last_hidden_state = ranks.gather(last)[-1]
+            states = output[0][:, own[ranks.rank]].transpose(1, 2)
+            every = ranks.gather_rows(states, [len(x) for x in own])
+            together = torch.cat(every, dim=2).transpose(1, 2)
+            output.last_hidden_state = together[:, order.argsort()].contiguous()
 
     hook = model.register_forward_hook(share, always_call=True)
 

@@ -46,3 +46,15 @@ class Padding(PassedThrough):
         "to from_pretrained or from_config; this model was made without it, or is of another family"
     )
     ndim = 2  # Falcon adds its bias to masks of four dimensions
+
+
+class AskedLogits(Padding):
+    """A padding mask on its way to a model on several ranks, whose head is asked for some logits.
+
+    Attributes:
+        keep: the head's logits_to_keep.
+    """
+
+    def __init__(self, mask: torch.Tensor | None, keep: Any) -> None:
+        super().__init__(mask)
+        self.keep = keep

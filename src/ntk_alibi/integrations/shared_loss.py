@@ -1,7 +1,9 @@
-"""The loss of models that are patched with a group: each rank has a part of the text."""
+"""Loss and logits of models that are patched with a group: each rank has a part of the text."""
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from transformers import PreTrainedModel
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import IGNORED
 from ntk_alibi.integrations import checks
+from ntk_alibi.integrations.passed_through import AskedLogits, Padding
+from ntk_alibi.integrations.shared_pass import is_cut
 
 #: The attribute of a patched model that keeps the models above it, in a tuple, so that they are no
 #: parts.
@@ -19,6 +23,10 @@ _ABOVE = "_ntk_alibi_above"
 
 #: The attribute in which transformers keeps a model's own loss function.
 _LOSS = "_loss_function"
+
+
+#: The attribute of a model above a patched one that keeps the handle of its forward pre-hook.
+_LOGITS = "_ntk_alibi_logits"
 
 
 def keep_models(model: nn.Module, target: nn.Module) -> None:
@@ -35,7 +43,7 @@ def keep_models(model: nn.Module, target: nn.Module) -> None:
 
 
 def choose(target: nn.Module, ranks: Ranks | None) -> None:
-    """Give the models above a target the loss of parts of a text, or their own for no ranks."""
+    """Give the models above a target loss and logits of parts of a text, or their own."""
     for model in getattr(target, _ABOVE, ()):
         own = vars(model).pop(_LOSS, None)  # the model's class decides where there is none
         if isinstance(own, _LossOfParts):
@@ -44,6 +52,12 @@ def choose(target: nn.Module, ranks: Ranks | None) -> None:
             own = _LossOfParts(ranks, own)
         if own is not None:
             setattr(model, _LOSS, own)
+        if handle := vars(model).pop(_LOGITS, None):
+            handle.remove()
+        names = list(inspect.signature(type(model).forward).parameters)[1:]
+        if ranks is not None and "logits_to_keep" in names:
+            ask = partial(_ask_for_logits, tuple(names))
+            setattr(model, _LOGITS, model.register_forward_pre_hook(ask, with_kwargs=True))
 
 
 def give_back(target: nn.Module) -> None:
@@ -51,6 +65,22 @@ def give_back(target: nn.Module) -> None:
     choose(target, None)
     if hasattr(target, _ABOVE):
         delattr(target, _ABOVE)
+
+
+def _ask_for_logits(
+    names: tuple[str, ...], model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[()], dict[str, Any]] | None:
+    """Let the inner model know which hidden states the ranks share, in place of all of them."""
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    mask: Any = given.get("attention_mask")
+    inputs: Any = given.get("input_ids")
+    inputs = given.get("inputs_embeds") if inputs is None else inputs
+    asked = inputs is None or isinstance(mask, AskedLogits)
+    if asked or not is_cut(given.get("past_key_values"), inputs.shape[1]):
+        return None
+    mask = mask.mask if isinstance(mask, Padding) else mask
+    given["attention_mask"] = AskedLogits(mask, given.get("logits_to_keep", 0))
+    return (), {**given, "logits_to_keep": 0}
 
 
 class _LossOfParts:

@@ -29,6 +29,20 @@ from ntk_alibi.positions.log_n import KnownFactors
 LEAST_PART = 64
 
 
+def is_cut(cache: Any, tokens: int) -> bool:
+    """Return whether a pass is the first of a spread cache, and so long that each rank has a part.
+
+    Args:
+        cache: the past_key_values of the pass.
+        tokens: the number of tokens of the pass.
+    """
+    return (
+        isinstance(cache, ShardedCache)
+        and cache.get_seq_length() == 0
+        and tokens >= LEAST_PART * cache.ranks.size
+    )
+
+
 @dataclass(frozen=True)
 class OwnTokens:
     """A pass in which each rank has a part of the text.
@@ -74,13 +88,13 @@ class SpreadKeys:
         ranks: the processes.
         at: the columns of the queries.
         cache: the cache, which knows this rank's columns of the text.
-        owner: whether this rank keeps the new tokens.
+        own: those of the new tokens whose keys this rank keeps.
     """
 
     ranks: Ranks
     at: slice
     cache: ShardedCache
-    owner: bool
+    own: slice
 
     def attend(
         self,
@@ -93,8 +107,8 @@ class SpreadKeys:
     ) -> torch.Tensor:
         """Return the output of the queries, (batch, heads, queries, head_dim), on every rank."""
         layer = cache[1]
-        if self.owner:
-            self.cache.update(key, value, layer)
+        if self.own.start < self.own.stop:
+            self.cache.update(key[:, :, self.own], value[:, :, self.own], layer)
         keys, values = self.cache.held(layer)
         flags = self._silent(forward_pass, query, key, keys, layer, scale)
 

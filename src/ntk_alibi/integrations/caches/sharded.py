@@ -29,11 +29,12 @@ class ShardedCache(Cache):
     holds; outputs and logsumexps, 4 (head_dim + 1) bytes a head, are gathered and merged. A rank
     whose keys are proven to be too far for all heads does neither, and sends one byte. New keys
     stay with one rank, at first that of the text's end, until it holds an eighth more than another
-    (64 tokens more in short texts), which then gets them.
+    (64 tokens more in short texts), which then gets them. Those of another long pass, such as the
+    next turn of a conversation, are dealt out in runs, so that all ranks hold equally many.
 
     All ranks get the same logits to the bit, and so the same tokens: greedy, by beam search, or
-    sampled from generators of one seed. The logits of the first pass are those of its last token
-    only.
+    sampled from generators of one seed. The logits of a long first pass are those that
+    logits_to_keep asks for, by default those of its last token only.
 
     Args:
         group: a torch.distributed.ProcessGroup, or a DeviceMesh with one dimension.
@@ -85,13 +86,35 @@ class ShardedCache(Cache):
         self.columns = torch.cat([self.columns, own])
         self._lengths = [x + y for x, y in zip(self._lengths, lengths, strict=True)]
 
-    def hold_together(self, tokens: int) -> bool:
-        """Note that the next tokens stay together, and return whether they go to this rank."""
-        fewest = min(self._lengths)
-        if self._lengths[self._owner] - fewest >= max(LEAST_RUN, fewest // 8):
-            self._owner = self._lengths.index(fewest)
-        self.hold([tokens if x == self._owner else 0 for x in range(self.ranks.size)])
-        return self._owner == self.ranks.rank
+    def deal(self, tokens: int) -> slice:
+        """Note where the next tokens go, and return which of them go to this rank.
+
+        Many are dealt out in runs, so that all ranks hold equally many; a few stay together.
+        """
+        if tokens >= LEAST_RUN * self.ranks.size:
+            lengths = self._level(tokens)
+        else:
+            fewest = min(self._lengths)
+            if self._lengths[self._owner] - fewest >= max(LEAST_RUN, fewest // 8):
+                self._owner = self._lengths.index(fewest)
+            lengths = [tokens if x == self._owner else 0 for x in range(self.ranks.size)]
+        self.hold(lengths)
+        begin = sum(lengths[: self.ranks.rank])
+        return slice(begin, begin + lengths[self.ranks.rank])
+
+    def _level(self, tokens: int) -> list[int]:
+        """Return how many new tokens each rank gets, so that the emptiest ranks become even."""
+        held = sorted(self._lengths)
+        count = len(held)
+        while (tokens + sum(held[:count])) // count < held[count - 1]:
+            count -= 1
+        level, rest = divmod(tokens + sum(held[:count]), count)
+        lengths = []
+        for length in self._lengths:
+            one_more = int(length <= level and rest > 0)
+            rest -= one_more
+            lengths.append(max(level - length, 0) + one_more)
+        return lengths
 
     def held(self, layer_idx: int) -> tuple[Any, Any]:
         """Return the keys and values that this rank holds, or None and None."""
@@ -107,7 +130,13 @@ class ShardedCache(Cache):
         return layer.norms()  # type: ignore[no-any-return]
 
     def crop(self, max_length: int) -> None:
-        """Keep the first max_length tokens of the text, or remove -max_length tokens."""
+        """Remove -max_length tokens, or keep the first max_length tokens of the text if above 0.
+
+        transformers gives the number of tokens to remove, which may be 0; older versions give that
+        of tokens to keep, which is not.
+        """
+        if max_length == 0:
+            return
         length = self.get_seq_length()
         kept = max(length + max_length, 0) if max_length < 0 else min(max_length, length)
         every = self.ranks.gather_objects(self.columns)

@@ -111,14 +111,14 @@ def in_autocast_dtype(*tensors: Any) -> tuple[Any, ...]:
     return tensors
 
 
-def has_tangent(value: Any) -> bool:
-    """Return whether a value is a tensor with a tangent of forward-mode differentiation."""
+def has_tangent(*values: Any) -> bool:
+    """Return whether any value is a tensor with a tangent of forward-mode differentiation."""
     torch = sys.modules.get("torch")
     if torch is None or torch.autograd.forward_ad._current_level < 0:
         return False
-    if not isinstance(value, torch.Tensor):
-        return False
-    return torch.autograd.forward_ad.unpack_dual(value).tangent is not None
+    unpack = torch.autograd.forward_ad.unpack_dual
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    return any(unpack(tensor).tangent is not None for tensor in tensors)
 
 
 def is_wrapper(value: Any) -> bool:
@@ -342,7 +342,9 @@ def to_float64(array: Any) -> Any:
 
 
 def promote_to_float32(array: Any) -> Any:
-    """Return float64 arrays unchanged, others as float32; differentiable."""
+    """Return float64 arrays unchanged, others and quantized rows as float32; differentiable."""
+    if hasattr(array, "dequantized"):
+        return array.dequantized()
     return array if dtype_name(array.dtype) == "float64" else to_float32(array)
 
 

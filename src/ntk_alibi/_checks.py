@@ -259,6 +259,8 @@ def plain(name: str, value: Any) -> None:
 
 def no_tangents(**values: Any) -> None:
     """Refuse tensors with tangents, except float64, which torch's own operations compute with."""
+    if not _arrays.has_tangent(*values.values()):  # one question for most calls
+        return
     for name, value in values.items():
         if _arrays.has_tangent(value) and str(value.dtype) != "torch.float64":
             raise ValueError(
@@ -318,8 +320,9 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
 
 def constant(name: str, value: Any) -> NDArray[Any]:
     """Return an array or a tensor as NumPy; refuse a tensor that torch records or traces."""
-    no_tangent(name, value)
     plain(name, value)
+    with_numbers(name, value)
+    no_tangent(name, value)
     if _arrays.is_tensor(value) and _arrays.is_tracing():
         raise ValueError(
             f"{name} must not be a tensor where torch traces: its numbers are read once, and would "
@@ -330,7 +333,6 @@ def constant(name: str, value: Any) -> NDArray[Any]:
             f"{name} must not require grad here, where the result is a constant: pass "
             f"{name}.detach()"
         )
-    with_numbers(name, value)
     return _arrays.to_numpy(value)
 
 

@@ -23,7 +23,7 @@ class AttentionCall(NamedTuple):
         query: (batch, heads, queries, head_dim), array or tensor.
         key: (batch, key heads, keys, head_dim).
         value: (batch, key heads, keys, head_dim).
-        bias: the kernel form, of NumPy numbers or of tensors that autograd follows.
+        bias: of NumPy numbers, or of tensors that autograd follows.
         problem: shape, mask and positions.
         rule: mask, scale and tolerance as the core takes them; None if torch's operator computes.
         scale: factor of the dot products.
@@ -164,7 +164,9 @@ def checked_call(
     given, like = query, None
     memory = None if torch else _arrays.memories(query, key, value)
     quantized = memory is None and (is_quantized(key) or is_quantized(value))
-    if quantized:
+    if memory is None and not quantized:
+        _checks.attention_inputs(query, key, value)
+    elif quantized:
         _checks.attention_input("query", query)
         for name, rows in (("key", key), ("value", value)):
             if not is_quantized(rows):
@@ -178,8 +180,6 @@ def checked_call(
                 raise ValueError(
                     f"{name} must be on query's {query.device}, got {rows.numbers.device}"
                 )
-    elif memory is None:
-        _checks.attention_inputs(query, key, value)
     if torch:
         query, key, value = _arrays.in_autocast_dtype(query, key, value)
         like = query

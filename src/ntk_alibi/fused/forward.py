@@ -78,7 +78,7 @@ class KeySubset(NamedTuple):
     """A subset of the keys, and its bias.
 
     Attributes:
-        bias: the bias in the core's form.
+        bias: the bias, as the core takes it.
         mask: (batch, keys), 1 for the keys of the subset, or None for all.
         shift: added to the subset's logsumexp, (1 or batch, heads, 1 or queries), or None.
         exempt: whether these are the exempt keys.

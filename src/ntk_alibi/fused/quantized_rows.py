@@ -139,9 +139,3 @@ def _refuse_functions(value: Any) -> NoReturn:
 def is_quantized(value: Any) -> bool:
     """Return whether keys or values are quantized."""
     return hasattr(value, "scales")
-
-
-def at_least_float32(rows: Any) -> Array:
-    """Return keys or values as float32 or wider; differentiable unless they are quantized."""
-    promoted: Array = rows.dequantized() if is_quantized(rows) else _arrays.promote_to_float32(rows)
-    return promoted

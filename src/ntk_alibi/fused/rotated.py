@@ -14,7 +14,6 @@ import numpy as np
 
 from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.fused.quantized_rows import at_least_float32
 
 #: The logarithm of XPOS's fastest factor differs by at most this much between queries that share a
 #: centre. A smaller value means more calls; a larger value loosens the bounds that skipping needs.
@@ -78,7 +77,7 @@ class RotatedCall:
         rotated = call.of_inputs(
             self.rotate_query(call.query),
             self.rotate_key(call.key),
-            at_least_float32(call.value),
+            _arrays.promote_to_float32(call.value),
             rotary=None,
         )
         return [self._part_call(rotated, run) for run in self.runs]
@@ -99,7 +98,7 @@ class RotatedCall:
 
     def rotate_key(self, key: Any, *, back: bool = False) -> Any:
         """Rotate keys; back=True applies the transpose, for gradients."""
-        return self._rotary.rotated(at_least_float32(key), self._positions[1], back=back)
+        return self._rotary.rotated(_arrays.promote_to_float32(key), self._positions[1], back=back)
 
     def _query_runs(self) -> Iterator[QueryRun]:
         queries, keys = self._call.problem.shape[2:]

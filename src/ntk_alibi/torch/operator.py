@@ -1,6 +1,6 @@
 """`ntk_alibi.attention` as an operator of torch: autograd, vmap, autocast and compile.
 
-The operator takes tensors and plain numbers. A bias comes in kernel form, as slopes, a table,
+The operator takes tensors and plain numbers. A bias comes as a `KernelBias`: slopes, a table,
 prefix sums or dense numbers; torch differentiates their computation from parameters. The compiled
 core computes on the CPU; float64 tensors take torch's own operations in torch/chunks.py, and
 tensors on other devices the kernels of torch/devices.

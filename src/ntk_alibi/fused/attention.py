@@ -278,7 +278,6 @@ def attention(
             return_logsumexp=return_logsumexp,
         )
     _check_others(others, query, key, value)
-    _checks.at_most_one(segment_ids=segment_ids, key_norms=key_norms)
     torch = _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias)
     if torch:
         for name, used in (
@@ -331,7 +330,7 @@ def _check_others(
         raise TypeError(f"attention() got an unexpected keyword argument {name!r}{instead}")
     _checks.whole_sequences()
     _checks.no_tangents(query=query, key=key, value=value)
-    if _checks.finite("dropout", dropout_over_ranks):
+    if dropout_over_ranks is not NO_DROPOUT and _checks.finite("dropout", dropout_over_ranks):
         raise ValueError(
             f"dropout must be 0 where ranks share a sequence, got {dropout_over_ranks!r}"
         )

@@ -238,6 +238,7 @@ def checked_call(
     if key_norms is not None:
         if not hasattr(key_norms, "norms"):
             raise TypeError(f"key_norms must be None or a KeyNorms, got {key_norms!r}")
+        _checks.at_most_one(segment_ids=segment_ids, key_norms=key_norms)
         _checks.at_most_one(rotary=rotary, key_norms=key_norms)
         consecutive = problem.key_padding_mask is problem.key_positions is None
         if not consecutive or kernel.exempt:

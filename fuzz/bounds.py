@@ -38,6 +38,9 @@ that dtype's error times sum p |v|. Weights below 2^-126 of the greatest one may
 |v|. Keys left out by certificate weigh at most a share eps, the greater of skip_tolerance and 2^-24
 (docs/certified-skipping.md): eps (max v - min v).
 
+*Dropout* multiplies p and r by its factors. An output is then no mean of values: keys left out
+change it by eps (|o| + the factor times max |v|), and the range of v does not bound it.
+
 *The logsumexp* changes by log(1 + sum r), by at most the greatest e, and by 4 u (|itself| + log K)
 for the change of the logarithm's base; by -log(1 + eps) for keys left out.
 
@@ -245,12 +248,16 @@ class Bounds:
     def output(self) -> Interval:
         """The output and its errors."""
         value, name = self.call.exact[2], self.call.form.name
-        weights, r = self.softmax.weights, self.weight_errors
+        dropped = self.call.dropped
+        weights, r = self.softmax.weights * dropped, self.weight_errors * dropped
         size = np.abs(value)
         exact, mean = weights @ value, weights @ size
-        total = r.sum(axis=-1, keepdims=True)
+        total = self.weight_errors.sum(axis=-1, keepdims=True)
         least, most = self.values_range
         spread = np.maximum(most - least, 0.0)
+        if "dropout" in self.call.options:
+            reach = np.max(dropped, initial=1.0) * np.maximum(np.abs(most), np.abs(least))
+            spread = np.where(spread > 0.0, reach, 0.0) + np.abs(exact)
         with np.errstate(over="ignore", invalid="ignore"):
             error = (r @ size + total * np.abs(exact)) / np.maximum(1.0 - total, 1e-300)
         if name == "float64":

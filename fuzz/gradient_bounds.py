@@ -1,7 +1,7 @@
 """Bounds of the errors of right gradients; `bounds` has those of the forward pass.
 
-With do, dl the gradients of output and logsumexp, ds_ij = p_ij x_ij, x_ij = do_i.v_j - do_i.o_i +
-dl_i.
+With do, dl the gradients of output and logsumexp, and z the factors of dropout, ds_ij = p_ij x_ij,
+x_ij = z_ij do_i.v_j - do_i.o_i + dl_i.
 
 *Weights* are computed again, p = exp(s - logsumexp): the score errs as before, the logsumexp by its
 own interval, their difference and the score's and logsumexp's change of base by 4 u (|s| +
@@ -59,7 +59,8 @@ class GradientBounds:
     def of_scores(self) -> Floats:
         """Ds of all pairs."""
         value = self.bounds.call.exact[2]
-        return self.bounds.softmax.scores_gradient(value, self.of_output, self._seen_log)
+        given = value, self.of_output, self._seen_log, self.bounds.call.dropped
+        return self.bounds.softmax.scores_gradient(*given)
 
     @cached_property
     def weight_errors(self) -> Floats:
@@ -78,7 +79,7 @@ class GradientBounds:
         """The errors of ds."""
         bounds, do = self.bounds, np.abs(self.of_output)
         call, weights = bounds.call, bounds.softmax.weights
-        products = do @ np.abs(call.exact[2]).swapaxes(-1, -2)
+        products = call.dropped * (do @ np.abs(call.exact[2]).swapaxes(-1, -2))
         output = bounds.output
         size, name = np.abs(output.exact), call.form.name
         output_error = output.above + ROUNDING[name] * (size + output.above) + LEAST[name]
@@ -95,7 +96,8 @@ class GradientBounds:
         """X of all pairs."""
         value = self.bounds.call.exact[2]
         mean = (self.of_output * self.bounds.output.exact).sum(-1) - self._seen_log
-        factor: Floats = self.of_output @ value.swapaxes(-1, -2) - mean[..., None]
+        products = self.bounds.call.dropped * (self.of_output @ value.swapaxes(-1, -2))
+        factor: Floats = products - mean[..., None]
         return factor
 
     @property
@@ -147,8 +149,9 @@ class GradientBounds:
     @cached_property
     def value(self) -> Interval:
         """The values' gradient, (batch, key heads, K, D)."""
-        weights = self.bounds.softmax.weights.swapaxes(-1, -2)
-        errors = self.weight_errors.swapaxes(-1, -2)
+        dropped = self.bounds.call.dropped
+        weights = (dropped * self.bounds.softmax.weights).swapaxes(-1, -2)
+        errors = (dropped * self.weight_errors).swapaxes(-1, -2)
         sums = self._over_queries + self._turning
         reach = (errors + sums * (weights + errors)) @ np.abs(self.of_output)
         return self._interval(self._grouped(weights @ self.of_output), self._grouped(reach))
@@ -190,7 +193,7 @@ class GradientBounds:
 
     def _of_parts(self) -> Floats:
         bounds, do = self.bounds, np.abs(self.of_output)
-        products = do @ np.abs(bounds.call.exact[2]).swapaxes(-1, -2)
+        products = bounds.call.dropped * (do @ np.abs(bounds.call.exact[2]).swapaxes(-1, -2))
         mean = (do * np.abs(bounds.output.exact)).sum(-1, keepdims=True)
         parts: Floats = (
             2 * ROUNDING[bounds.call.form.name] * bounds.softmax.weights * (products + mean)

@@ -19,6 +19,7 @@ from fuzz.drawn.inputs import numbers
 from fuzz.drawn.places import Places, drawn_places
 from fuzz.drawn.rotations import drawn_rotation
 from fuzz.drawn.sizes import Sizes
+from fuzz.oracle.dropout import factors
 from fuzz.oracle.products import Plain, Products, Rotated, Rotation
 
 Floats = NDArray[np.float64]
@@ -35,6 +36,7 @@ class Wishes:
         learned: tensors and parameters require grad.
         wide: float64 tensors, too.
         poison: NaN and infinity at keys that are hidden.
+        dropout: dropout of weights at times.
         far: positions up to 2^31.
         cheaper: divisor of the greatest size.
     """
@@ -42,6 +44,7 @@ class Wishes:
     learned: bool = False
     wide: bool = True
     poison: bool = True
+    dropout: bool = False
     far: bool = False
     cheaper: float = 1.0
 
@@ -109,6 +112,12 @@ class Call:
         distance = self.places.pairs.distance.astype(np.float64)
         return Rotated(query, key, self.factor, self.rotation, distance)
 
+    @cached_property
+    def dropped(self) -> Floats | float:
+        """What dropout multiplies the weights by."""
+        share = self.options.get("dropout", 0.0)
+        return factors(self.sizes.pairs, share, self.options["seed"]) if share else 1.0
+
     def attend(self, **more: Any) -> Any:
         """Run the call, with more options; NumPy warns of what it would keep silent about here."""
         with np.errstate(divide="warn", over="warn", invalid="warn"):
@@ -143,6 +152,9 @@ def drawn_call(draw: Draw, wishes: Wishes = Wishes(), **fixed: Any) -> Call:
     if tolerance != 0.0:
         options["skip_tolerance"] = tolerance
     rotation = _with_rotation(draw, sizes, places, options)
+    if wishes.dropout and draw.chance(0.15):
+        options["dropout"] = draw.one_of((0.1, 0.5, 1 - 2**-16, draw.power(-17, -0.1)))
+        options["seed"] = draw.one_of((0, draw.integer(0, 2**64 - 1)))
     options |= fixed
     seen = places.pairs.seen & ~np.isneginf(bias.values)
     seen = np.broadcast_to(seen, sizes.pairs)

@@ -68,9 +68,9 @@ def _lengths(scene: Scene, per: str) -> Any:
     real = np.ones((1, sizes.keys), np.bool_) if pairs.real is None else pairs.real
     if per == "sequence":
         return real.sum(axis=1)
-    queries, keys = (
-        np.broadcast_to(x, (len(real), x.shape[1])) for x in (pairs.queries, pairs.keys)
-    )
+    given = real, pairs.queries, pairs.keys
+    rows = max(map(len, given))
+    real, queries, keys = (np.broadcast_to(x, (rows, x.shape[1])) for x in given)
     counts = np.maximum(queries + 1, 0)
     for row, at in enumerate(keys):
         holes = [p for p in set(at[~real[row]].tolist()) if p not in set(at[real[row]].tolist())]

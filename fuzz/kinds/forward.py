@@ -9,12 +9,12 @@ from fuzz.bounds import Bounds
 from fuzz.compare import compare, exactly
 from fuzz.draw import Draw
 from fuzz.drawn.arrays import numbers_of
-from fuzz.drawn.calls import Call, drawn_call
+from fuzz.drawn.calls import Call, Wishes, drawn_call
 
 
 def forward(draw: Draw) -> None:
     """Check one call, on two threads at times."""
-    check(drawn_call(draw), threads=2 if draw.chance(0.02) else 1)
+    check(drawn_call(draw, Wishes(dropout=True)), threads=2 if draw.chance(0.02) else 1)
 
 
 def check(call: Call, *, threads: int = 1) -> None:

@@ -33,7 +33,7 @@ def gradient(draw: Draw) -> None:
 
 def by_autograd(draw: Draw) -> None:
     """Check what torch's backward pass gives."""
-    call = drawn_call(draw, Wishes(learned=True, poison=False, cheaper=3.0))
+    call = drawn_call(draw, Wishes(learned=True, poison=False, dropout=True, cheaper=3.0))
     inputs = tuple(x.detach().requires_grad_() for x in call.arrays)
     output, log = replace(call, arrays=inputs).attend(return_logsumexp=True)
     compare_results(call, (output, log))
@@ -69,7 +69,7 @@ def _incoming(draw: Draw, call: Call) -> tuple[tuple[Any, Any], GradientBounds]:
 
 def by_function(draw: Draw) -> None:
     """Check the gradients of query, key and value that `attention_gradients` gives."""
-    call = drawn_call(draw, Wishes(wide=False, poison=False, cheaper=3.0))
+    call = drawn_call(draw, Wishes(wide=False, poison=False, dropout=True, cheaper=3.0))
     output, log = call.attend(return_logsumexp=True)
     (do, dl), bounds = _incoming(draw, call)
     with np.errstate(divide="warn", over="warn", invalid="warn"):

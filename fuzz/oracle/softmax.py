@@ -27,10 +27,10 @@ class Softmax(NamedTuple):
         return Softmax(powers / np.where(none, 1.0, total), log[..., 0])
 
     def scores_gradient(
-        self, value: Floats, output_gradient: Floats, log_gradient: Floats
+        self, value: Floats, output_gradient: Floats, log_gradient: Floats, dropped: Floats | float
     ) -> Floats:
-        """Return ds_ij = p_ij (do_i.v_j - do_i.o_i + dl_i)."""
-        mean = (output_gradient * (self.weights @ value)).sum(-1)
-        products = output_gradient @ value.swapaxes(-1, -2)
+        """Return ds_ij = p_ij (z_ij do_i.v_j - do_i.o_i + dl_i), z_ij the factors of dropout."""
+        mean = (output_gradient * ((self.weights * dropped) @ value)).sum(-1)
+        products = dropped * (output_gradient @ value.swapaxes(-1, -2))
         gradient: Floats = self.weights * (products - (mean - log_gradient)[..., None])
         return gradient

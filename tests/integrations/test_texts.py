@@ -109,9 +109,10 @@ def test_continuous_batching_says_why_it_fails(
         outputs = models[name].generate_batch(
             TEXTS, generation_config=greedy, continuous_batching_config=batching
         )
-    errors = {output.error for output in outputs.values()}
-    assert len(outputs) == len(TEXTS)
-    assert all("cache must be None for a patched" in str(error) for error in errors)
+    assert len(outputs) in (0, len(TEXTS))  # older versions return no request that failed
+    for output in outputs.values():
+        assert not output.generated_tokens
+        assert "cache must be None for a patched" in str(output.error)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

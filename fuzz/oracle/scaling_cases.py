@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuzz.wrong_values import NO_CHOICE, NO_COUNT, NO_NUMBER
+from fuzz.wrong_values import NO_CHOICE, NO_INTEGER, NO_NUMBER
 
 Floats = NDArray[np.float64]
 
@@ -51,7 +51,7 @@ class ScalingCase:
         factor: dict[str, tuple[Any, ...]] = {"factor": (*NO_NUMBER, None, 0.5, 0, -2.0)}
         if self.dynamic:
             rates = (*NO_NUMBER, None, 0, -1)
-            factor = {"rate": rates, "train_length": NO_COUNT, "per": NO_CHOICE}
+            factor = {"rate": rates, "train_length": (*NO_INTEGER, 0), "per": NO_CHOICE}
         return factor | {"layers": NO_LAYERS} | self.wrong
 
 

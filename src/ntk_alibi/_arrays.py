@@ -223,8 +223,8 @@ def as_tensor(value: Any, like: Any, dtype: str | None) -> Any:
     torch_dtype = None if dtype is None else getattr(torch, dtype)
     if is_tensor(value):
         return value.to(like.device, value.dtype if torch_dtype is None else torch_dtype)
-    # A tensor must not share read-only memory. Traced arrays are tensors already.
-    shared = torch.compiler.is_compiling() or value.flags.writeable
+    # A tensor must not share read-only memory. Arrays that Dynamo traces are tensors already.
+    shared = torch.compiler.is_dynamo_compiling() or value.flags.writeable
     made = torch.as_tensor if shared else torch.tensor
     return made(value, dtype=torch_dtype, device=like.device)
 

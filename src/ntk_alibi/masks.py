@@ -248,7 +248,7 @@ class Problem(NamedTuple):
         if self.counts is not None:
             return _checks.constant("attention_mask", self.counts[per == "query"])
         real = self.key_padding_mask
-        real = None if real is None else _arrays.to_numpy(real) != 0
+        real = None if real is None else _checks.constant("attention_mask", real) != 0
         if per == "sequence":
             return np.array([self.shape[3]]) if real is None else real.sum(axis=1)
         queries, keys = self.positions()

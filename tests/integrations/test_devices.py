@@ -14,6 +14,9 @@ import transformers
 
 import ntk_alibi as na
 from family_models import make_model
+from ntk_alibi.biases.slopes import ModelSlopes
+from ntk_alibi.integrations.forward_pass import ForwardPass, problem_of
+from ntk_alibi.integrations.settings import settings_of
 
 SCALINGS: dict[str, Any] = {
     "none": None,
@@ -76,19 +79,27 @@ def test_lengths_are_known_without_a_mask(per: Any) -> None:
         assert model(ids).logits.is_meta
 
 
-def test_slopes_are_copied_to_a_device_once() -> None:
-    from ntk_alibi.integrations.slope_rule import SlopeRule
+def slopes_on_device(factor: float) -> torch.Tensor:
+    """Return the slopes of a new pass of a patched model, on a device."""
+    rule, like = ModelSlopes(8), torch.empty(1, device="meta")
+    settings = settings_of(na.NTK(factor))
+    mask = torch.ones(1, 5, dtype=torch.bool, device="meta")
+    problem = problem_of(mask, slice(0, 5), rule, settings.mask, unpadded=True)
+    forward_pass = ForwardPass(mask, problem, rule, settings)
+    (part,) = forward_pass.parts(forward_pass.bias_of(0, like.dtype), like)
+    slopes: torch.Tensor = part.bias.left
+    assert slopes.is_meta
+    return slopes
 
-    device, rule = torch.device("meta"), SlopeRule(8)
-    first = rule.slopes_on(device, na.NTK(4.0), None)
-    assert first is rule.slopes_on(device, na.NTK(4.0), None)
-    assert first is not rule.slopes_on(device, na.NTK(2.0), None)
+
+def test_slopes_are_copied_to_a_device_once() -> None:
+    first = slopes_on_device(4.0)
+    assert first is slopes_on_device(4.0)
+    assert first is not slopes_on_device(2.0)
 
 
 def test_slopes_that_were_copied_in_inference_mode_serve_training() -> None:
     """Autograd saves no tensors that were made in that mode."""
-    from ntk_alibi.integrations.slope_rule import SlopeRule
-
     with torch.inference_mode():
-        slopes = SlopeRule(8).slopes_on(torch.device("meta"), na.NTK(5.5), None)
+        slopes = slopes_on_device(5.5)
     assert not slopes.is_inference()

@@ -15,21 +15,19 @@ from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import layout_of
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches import checks as cache_checks
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.caches.window import WindowCache
-from ntk_alibi.integrations.forward_pass import ForwardPass, untraced, visible
+from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of, untraced
 from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.settings import Settings, current, follows_config
 from ntk_alibi.integrations.shared_pass import OwnTokens, SpreadKeys, is_cut, own_tokens
-from ntk_alibi.integrations.slope_rule import SlopeRule
-from ntk_alibi.masks import Mask
+from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.scaling import Scaling
-from ntk_alibi.torch.streaming_mask import StreamingMask
 
 #: Arguments of a model's forward that `begin_pass` reads.
 INPUTS = ("input_ids", "inputs_embeds", "past_key_values", "attention_mask")
@@ -37,7 +35,7 @@ INPUTS = ("input_ids", "inputs_embeds", "past_key_values", "attention_mask")
 
 @untraced
 def begin_pass(
-    rule_of: Callable[[Any], SlopeRule],
+    rule_of: Callable[[Any], ModelSlopes],
     check: Callable[[Settings], None],
     model: nn.Module,
     args: tuple[Any, ...],
@@ -74,24 +72,23 @@ def begin_pass(
     else:
         mask, skipped = _padding(model, padding, sizes, inputs.device), None
         mask = F.pad(mask, (0, max(0, capacity - mask.shape[1])))
-    streaming = StreamingMask(settings.mask)
-    limited = streaming.evicts(past + queries - 1) and not (bounded and queries == 1)
+    limited = evicts(settings.mask, past + queries - 1) and not (bounded and queries == 1)
     _warn_of_older_slopes(settings.scaling, past)
     if _wants_weights(model, kwargs):
         settings = replace(settings, attention="eager")
     checks.traceable(settings.attention, tracing=_arrays.is_tracing())
     if bounded:
         past = mask.shape[1] - queries
-    kwargs["attention_mask"] = ForwardPass(
-        rule_of(model),
-        settings,
-        mask,
-        past,
-        queries,
-        streaming if limited else None,
+    rule, end = rule_of(model), past + queries
+    problem = problem_of(
+        mask[:, :end],
+        slice(past, end),
+        rule,
+        settings.mask if limited else EVERYTHING,
         skipped,
-        unpadded=padding is None and capacity == past + queries,
+        unpadded=padding is None and capacity == end,
     )
+    kwargs["attention_mask"] = ForwardPass(mask, problem, rule, settings)
     return (), kwargs
 
 
@@ -102,7 +99,7 @@ def _given_mask(kwargs: dict[str, Any]) -> Any:
 
 
 def _shared(
-    rule: SlopeRule,
+    rule: ModelSlopes,
     settings: Settings,
     ranks: Ranks,
     model: nn.Module,
@@ -180,11 +177,9 @@ def _shared(
         else:
             columns = slice(past, past + tokens)
             shared = SpreadKeys(ranks, columns, cache, cache.deal(tokens))
-    streaming = StreamingMask(settings.mask)
-    limited = streaming if streaming.evicts(whole.shape[1] - 1) else None
-    kwargs["attention_mask"] = ForwardPass(
-        rule, settings, whole, past, tokens, limited, shared=shared
-    )
+    limits = settings.mask if evicts(settings.mask, whole.shape[1] - 1) else EVERYTHING
+    problem = problem_of(whole, shared.at, rule, limits)
+    kwargs["attention_mask"] = ForwardPass(whole, problem, rule, settings, shared)
     return kwargs
 
 
@@ -238,7 +233,9 @@ def _padding(
     if mask.ndim == 4 and mask.shape[:3] == (batch, 1, queries) and mask.shape[3] >= seen:
         seen_keys = mask if mask.dtype == torch.bool else mask == 0
         padding: torch.Tensor = seen_keys[:, 0, -1]
-        if torch.equal(seen_keys, visible(padding, past, queries)):
+        columns = torch.arange(mask.shape[3], device=mask.device)
+        causal = EVERYTHING.visible(columns[past:seen], columns)
+        if torch.equal(seen_keys, padding[:, None, None, :] & causal):
             return padding.to(device)
     if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] < seen:
         raise ValueError(

@@ -15,6 +15,7 @@ from torch import nn
 
 from ntk_alibi import _checks
 from ntk_alibi.biases.dense import check_key_only
+from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.settings import (
     ATTENTIONS,
@@ -23,7 +24,6 @@ from ntk_alibi.integrations.settings import (
     Settings,
     stack_of,
 )
-from ntk_alibi.integrations.slope_rule import SlopeRule
 from ntk_alibi.masks import EVERYTHING
 
 #: Versions of transformers whose modeling code the patches were read against;
@@ -39,7 +39,7 @@ class LayerAttention(Protocol):
 
     @property
     def stock(self) -> Any:
-        """The `ForwardPass` if transformers' own forward can compute it, to the bit, or None."""
+        """The attention itself if transformers' own forward computes it, to the bit, or None."""
 
     def __call__(
         self,
@@ -95,7 +95,7 @@ class Family:
     model: type[nn.Module]
     attention: type[nn.Module]
     expected: dict[tuple[type[nn.Module], str], tuple[str, ...]]
-    rule: Callable[[Any], SlopeRule]
+    rule: Callable[[Any], ModelSlopes]
     layers: Callable[[Any], list[nn.Module]]
     forward: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
     replacements: Callable[[Any], list[Replacement]]

@@ -10,15 +10,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.fused.attention import attention as fused_attention
-from ntk_alibi.fused.key_norms import KeyNorms
+from ntk_alibi.biases.alibi import ModelALiBi
+from ntk_alibi.biases.base import BiasObject
+from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.fused.merge import merge
+from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.growing import GrowingCache
-from ntk_alibi.integrations.forward_pass import ForwardPass, require_pass, untraced
-from ntk_alibi.integrations.pass_bias import PassBias, bias_of_pass
-from ntk_alibi.positions.log_n import KnownFactors
-from ntk_alibi.scaling import Bend
+from ntk_alibi.integrations.family import transformers_version
+from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
+from ntk_alibi.masks import EVERYTHING
+from ntk_alibi.scaling import Bend, without_knee
 from ntk_alibi.torch.sdpa import causal_linear_attention
 from ntk_alibi.torch.streaming_mask import StreamingMask
 
@@ -27,15 +29,23 @@ Index: TypeAlias = slice | torch.Tensor
 
 @dataclass(frozen=True)
 class PassAttention:
-    """The attention of one layer in a forward pass, a `LayerAttention`."""
+    """The attention of one layer in a forward pass, a `LayerAttention`.
+
+    Attributes:
+        forward_pass: the pass.
+        layer: the number of the layer.
+        heads: the heads that this rank computes, a slice, or None for all.
+    """
 
     forward_pass: ForwardPass
+    layer: int
+    heads: slice | None = None
 
     @property
-    def stock(self) -> ForwardPass | None:
-        """The pass if it is eager, without factors of scores, which transformers does not have."""
-        eager = self.forward_pass.eager and self.forward_pass.factors is None
-        return self.forward_pass if eager else None
+    def stock(self) -> PassAttention | None:
+        """Itself if it is eager, without factors of scores, which transformers does not have."""
+        settings = self.forward_pass.settings
+        return self if settings.attention == "eager" and settings.log_n is None else None
 
     @untraced
     def __call__(
@@ -55,152 +65,131 @@ class PassAttention:
         """
         forward_pass = self.forward_pass
         _checks.plain("query", query)
+        bias = forward_pass.bias_of(self.layer, query.dtype)
         if forward_pass.shared is not None:
             checks.no_dropout_in_group(dropout)
-            return forward_pass.shared.attend(forward_pass, query, key, value, cache, scale), None
+            output = forward_pass.shared.attend(self, bias, query, key, value, cache, scale)
+            return output, None
         form = forward_pass.settings.attention
         if form == "fused" and dropout:
-            rounded = forward_pass.settings.compat == "transformers"
-            form = "eager" if forward_pass.rule.counts_holes or rounded else "sdpa"
+            linear = isinstance(bias, ModelALiBi) and not forward_pass.rule.counts_holes
+            form = "sdpa" if linear else "eager"
+        in_core = form == "fused" and not _arrays.needs_torch(query, key, value, bias)
         held, layer = cache
+        growing = held if in_core and isinstance(held, GrowingCache) else None
         if held is not None:
-            in_core = form == "fused" and not _arrays.needs_torch(query, key, value, None)
-            append: Any = held.append if in_core and isinstance(held, GrowingCache) else held.update
+            append: Any = held.update if growing is None else held.append
             key, value = append(key, value, layer)
-        length, capacity = forward_pass.past + forward_pass.queries, key.shape[2]
+        length, capacity = forward_pass.problem.shape[3], key.shape[2]
+        if key.shape[0] != len(query) or capacity < length:
+            raise ValueError(
+                f"past_key_values must hold the {length} tokens of {len(query)} rows that the "
+                f"model sees, got {capacity} of {key.shape[0]}"
+            )
         key, value = key[:, :, :length], value[:, :, :length]
         if form == "eager":
-            output, weights = _eager(forward_pass, query, key, value, scale, dropout)
+            added = eager_bias(forward_pass, bias, query, self.heads)
+            factors = self.own_factors(query)
+            factors = None if factors is None else factors[..., None].float()
+            output, weights = attend_densely(query, key, value, added, factors, scale, dropout)
             return output, weights if capacity == length else F.pad(weights, (0, capacity - length))
         if form == "sdpa":
-            return _sdpa(forward_pass, query, key, value, scale, dropout), None
-        return _fused(forward_pass, query, key, value, cache, scale), None
+            return self._sdpa(cast(ModelALiBi, bias), query, key, value, scale, dropout), None
+        like = None if in_core else query
+        parts_of_keys = forward_pass.parts(bias, like, self.heads)
+        results = [
+            attend_prepared(
+                query,
+                part.of(key),
+                part.of(value),
+                part.bias,
+                part.problem,
+                scale,
+                self.own_factors(like),
+                in_core=in_core,
+                norms=None
+                if growing is None or not part.keeps_norms
+                else growing.norms(self.layer),
+                log=len(parts_of_keys) > 1,
+            )
+            for part in parts_of_keys
+        ]
+        if len(results) == 1:
+            return results[0][0], None
+        return cast(torch.Tensor, merge(*zip(*results, strict=True))[0]), None
+
+    def own_factors(self, like: Any) -> Any:
+        """Return the factors of scores of this rank's heads, or None."""
+        factors = self.forward_pass.factors(like)
+        if factors is None or self.heads is None or factors.shape[1] == 1:
+            return factors
+        return factors[:, self.heads]
+
+    def _sdpa(
+        self,
+        bias: ModelALiBi,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        dropout: float,
+    ) -> torch.Tensor:
+        forward_pass = self.forward_pass
+        key_of_rows = id(bias), query.dtype, self.heads is None
+        rows = forward_pass.memo(key_of_rows, _unpadded_rows, self, bias, query)
+        key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
+        mask = forward_pass.problem.mask
+
+        def part(r: UnpaddedRows) -> torch.Tensor:
+            return causal_linear_attention(
+                query[r.batch, :, r.queries],
+                key[r.batch, :, r.keys],
+                value[r.batch, :, r.keys],
+                r.slopes,
+                scale=scale,
+                dropout=dropout,
+                streaming=None if mask == EVERYTHING else StreamingMask(mask),
+                positions=r.positions.to(query.device),
+                bend=r.bend,
+                factors=r.factors,
+            )
+
+        if len(rows) == 1 and rows[0].queries == slice(0, query.shape[2]):
+            return part(rows[0])
+        output = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        for r in rows:
+            output[r.batch, :, r.queries] = part(r)
+        return output
 
 
 def of_layer(
     layer: nn.Module, passed: Any, heads: int, hidden_states: torch.Tensor, output: nn.Module
 ) -> PassAttention:
-    """Return the attention of a layer, an `AttentionOf`; see `require_pass`."""
-    return PassAttention(require_pass(passed, layer, heads, hidden_states, output))
+    """Return the attention of a layer, an `AttentionOf`.
 
-
-@dataclass(frozen=True)
-class KeyRange:
-    """Some columns of keys, and the keywords of `ntk_alibi.attention` for them.
-
-    Attributes:
-        keys: the columns.
-        options: the keywords.
-        whole: whether the range is all keys, at default positions and without a padding mask.
+    Args:
+        layer: the layer.
+        passed: what the layer got in place of a mask.
+        heads: the number of heads that the layer computes.
+        hidden_states: the input of the layer, (batch, queries, channels of all heads).
+        output: the layer's product with the outputs of its heads, whose weight is divided among the
+            ranks of tensor parallelism.
     """
-
-    keys: slice
-    options: dict[str, Any]
-    whole: bool = False
-
-    def of(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the range of keys or values (batch, heads, keys, head_dim)."""
-        return x if self.keys == slice(None) else x[:, :, self.keys]
-
-
-def _fused(
-    forward_pass: ForwardPass,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cache: tuple[Any, int | None],
-    scale: float,
-) -> torch.Tensor:
-    """Attend to the ranges of keys, and merge the results.
-
-    Distances jump between window and sinks, by one number for each query. A call for the sinks with
-    shifted query positions expresses the jump, so no bias of all pairs is needed.
-    """
-    bias, ranges = forward_pass.memo(_bias_and_ranges, query.dtype)
-    keeps_norms = forward_pass.settings.compat == "exact"
-    keeps_norms = keeps_norms and not _arrays.needs_torch(query, key, value, bias)
-    results = [
-        fused_attention(
-            query,
-            part.of(key),
-            part.of(value),
-            bias,
-            **part.options,
-            scale=scale,
-            log_n=KnownFactors.of(forward_pass.factors),
-            key_norms=_cached_norms(*cache) if part.whole and keeps_norms else None,
-            return_logsumexp=len(ranges) > 1,
+    if not isinstance(passed, ForwardPass):
+        raise RuntimeError(
+            f"transformers built the mask of {type(layer).__name__} without asking the patched "
+            f"model: the patch would have no effect with transformers {transformers_version()}"
         )
-        for part in ranges
-    ]
-    output = results[0] if len(ranges) == 1 else merge(*zip(*results, strict=True))[0]
-    return cast(torch.Tensor, output)
-
-
-def _bias_and_ranges(
-    forward_pass: ForwardPass, dtype: torch.dtype
-) -> tuple[PassBias | torch.Tensor, list[KeyRange]]:
-    real = forward_pass.real
-    if forward_pass.settings.compat == "transformers":
-        return forward_pass.rounded_bias(real, dtype), [_all_keys(forward_pass, real)]
-    bias = bias_of_pass(forward_pass)
-    if forward_pass.streaming is None:
-        return bias, [_all_keys(forward_pass, real)]
-    return bias, _window_and_sinks(forward_pass, forward_pass.streaming, real)
-
-
-def _all_keys(forward_pass: ForwardPass, real: torch.Tensor) -> KeyRange:
-    if forward_pass.all_real(real):
-        return KeyRange(slice(None), {}, whole=True)
-    keys = forward_pass.positions(real)
-    where = {"query_positions": keys[:, forward_pass.past :], "key_positions": keys}
-    return KeyRange(slice(None), where | {"key_padding_mask": real})
-
-
-def _window_and_sinks(
-    forward_pass: ForwardPass, streaming: StreamingMask, real: torch.Tensor
-) -> list[KeyRange]:
-    keys, sink = forward_pass.positions(real), streaming.mask.sink
-    queries = keys[:, forward_pass.past :]
-    plain = forward_pass.skipped is None and forward_pass.all_real(real)
-    limits = streaming.limits
-    first_query = torch.tensor(forward_pass.past)  # its position where all keys are real
-    if plain and (sink == 0 or bool(streaming.start(first_query) >= sink)):
-        window = KeyRange(slice(None), limits, whole=True)
-    elif plain:
-        beyond = slice(sink, None)
-        where = {"query_positions": queries, "key_positions": keys[:, beyond]}
-        window = KeyRange(beyond, limits | where)
-    else:
-        where = {"query_positions": queries, "key_positions": keys}
-        window = KeyRange(slice(None), limits | where | {"key_padding_mask": real & (keys >= sink)})
-    if sink == 0:
-        return [window]
-    where = {"query_positions": queries - streaming.evicted(queries)}
-    if plain:
-        first = slice(0, sink)
-        return [window, KeyRange(first, where | {"key_positions": keys[:, first]})]
-    where |= {"key_positions": keys, "key_padding_mask": real & (keys < sink)}
-    return [window, KeyRange(slice(None), where)]
-
-
-def _cached_norms(cache: Any, layer: int | None) -> KeyNorms | None:
-    """Return the key norms that a layer of a GrowingCache keeps, else None."""
-    return cache.norms(layer) if isinstance(cache, GrowingCache) and layer is not None else None
-
-
-def _eager(
-    forward_pass: ForwardPass,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    dropout: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    bias = forward_pass.memo(_eager_bias, query.dtype).to(query.device)
-    factors = forward_pass.factors
-    factors = None if factors is None else factors[..., None].to(query.device)
-    return attend_densely(query, key, value, bias, factors, scale, dropout)
+    _checks.plain("hidden_states", hidden_states)
+    every, sloped = hidden_states.shape[-1] // cast(int, layer.head_dim), passed.rule.heads
+    checks.all_heads(type(layer).__name__, every, heads, sloped)
+    mesh: Any = getattr(getattr(output, "weight", None), "device_mesh", None)
+    own = None
+    if mesh is not None:
+        checks.divided_heads(sloped, mesh.size(), eager=passed.settings.attention == "eager")
+        count = sloped // mesh.size()
+        own = slice(mesh.get_local_rank() * count, (mesh.get_local_rank() + 1) * count)
+    return PassAttention(passed, cast(int, layer.layer_idx), own)
 
 
 def attend_densely(
@@ -232,14 +221,21 @@ def attend_densely(
     return weights @ value, weights
 
 
-def _eager_bias(forward_pass: ForwardPass, dtype: torch.dtype) -> torch.Tensor:
-    """Return the bias (batch, heads, queries, keys), its dtype's least number for hidden keys."""
-    real = forward_pass.real
-    if forward_pass.settings.compat == "transformers":
-        bias = forward_pass.rounded_bias(real, dtype)
-    else:
-        bias = forward_pass.relative_bias(real)
-    return bias.masked_fill(forward_pass.hidden(real), torch.finfo(bias.dtype).min)
+def eager_bias(
+    forward_pass: ForwardPass, bias: BiasObject, like: torch.Tensor, heads: slice | None = None
+) -> torch.Tensor:
+    """Return the bias of all pairs, float32, its dtype's least number for hidden keys."""
+    if torch.is_grad_enabled() and _arrays.require_grad(*bias.parameters):
+        return _eager_bias(forward_pass, bias, like, heads)
+    key = id(bias), like.dtype, heads is None
+    return forward_pass.memo(key, _eager_bias, forward_pass, bias, like, heads)
+
+
+def _eager_bias(
+    forward_pass: ForwardPass, bias: BiasObject, like: torch.Tensor, heads: slice | None
+) -> torch.Tensor:
+    numbers, seen = forward_pass.pairs(bias, like, heads)
+    return numbers.masked_fill(~seen, torch.finfo(numbers.dtype).min)
 
 
 @dataclass(frozen=True)
@@ -267,65 +263,44 @@ class UnpaddedRows:
     factors: torch.Tensor | None
 
 
-def _sdpa(
-    forward_pass: ForwardPass,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    dropout: float,
-) -> torch.Tensor:
-    rows = forward_pass.memo(_unpadded_rows)
-    key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
-
-    def part(r: UnpaddedRows) -> torch.Tensor:
-        return causal_linear_attention(
-            query[r.batch, :, r.queries],
-            key[r.batch, :, r.keys],
-            value[r.batch, :, r.keys],
-            r.slopes.to(query.device),
-            scale=scale,
-            dropout=dropout,
-            streaming=forward_pass.streaming,
-            positions=r.positions.to(query.device),
-            bend=r.bend,
-            factors=None if r.factors is None else r.factors.to(query.device),
-        )
-
-    if len(rows) == 1 and rows[0].queries == slice(0, forward_pass.queries):
-        return part(rows[0])
-    output = torch.zeros_like(query, memory_format=torch.contiguous_format)
-    for r in rows:
-        output[r.batch, :, r.queries] = part(r)
-    return output
-
-
-def _unpadded_rows(forward_pass: ForwardPass) -> list[UnpaddedRows]:
+def _unpadded_rows(
+    attention: PassAttention, bias: ModelALiBi, query: torch.Tensor
+) -> list[UnpaddedRows]:
     """Split the batch into problems without padding."""
-    real, past, queries = forward_pass.real, forward_pass.past, forward_pass.queries
-    unpadded = forward_pass.unpadded and forward_pass.skipped is None
-    real = torch.ones(real.shape, dtype=torch.bool) if unpadded else real.cpu()
-    positions, skipped = forward_pass.positions(real), forward_pass.skipped
-    factors = forward_pass.factors
-    factors = None if factors is None else factors.expand(len(real), -1, -1)
+    forward_pass = attention.forward_pass
+    problem, past = forward_pass.problem, forward_pass.past
+    (batch, _, queries, keys), padding = problem.shape, problem.key_padding_mask
+    slopes = forward_pass.parts(bias, query, attention.heads)[0].bias.left.float()
+    factors = attention.own_factors(query)
+    factors = None if factors is None else factors.float()
+    positions = torch.as_tensor(problem.positions()[1])
+    knee = without_knee(bias.scaling)[1]
+    counts = None if scaling_per(knee) is None else problem.token_counts(cast(Any, knee).per)
+
+    def cut(x: Any, rows: slice, at: Index) -> Any:
+        """Return some rows, and some queries, of numbers that all may share."""
+        x = x if x is None or len(x) == 1 else x[rows]
+        if x is None or x.ndim == 1 or x.shape[-1] == 1:
+            return x
+        return x[..., at if _arrays.is_tensor(x) or isinstance(at, slice) else at.numpy()]
+
+    def of_rows(rows: slice, at: Index, columns: Index, where: torch.Tensor) -> UnpaddedRows:
+        bend = None if knee is None else knee.bend(cut(counts, rows, at))
+        own = cut(slopes, rows, at), where, bend, cut(factors, rows, at)
+        return UnpaddedRows(rows, at, columns, *own)
+
+    real = torch.ones((batch, keys), dtype=torch.bool)
+    if padding is not None:
+        real = torch.as_tensor(padding).bool().cpu()
     alike = len(positions) == 1 or bool((positions == positions[:1]).all())
     if bool(real.all()) and alike:
-        slopes = forward_pass.biased(forward_pass.slopes(real, queries), factors)
-        columns = slice(0, queries), slice(0, real.shape[1])
-        bend = forward_pass.bend(real, queries)
-        return [UnpaddedRows(slice(0, len(real)), *columns, slopes, positions[0], bend, factors)]
+        return [of_rows(slice(0, batch), slice(0, queries), slice(0, keys), positions[0])]
     rows = []
     for b, row in enumerate(real):
-        count = int(row[past:].sum())
-        if count:
-            of_row = row[row][None], count, None if skipped is None else skipped[b : b + 1]
+        if bool(row[past:].any()):
             places = _columns(row[past:]), _columns(row)
-            own = None if factors is None else factors[b : b + 1, :, places[0]]
-            slopes = forward_pass.biased(forward_pass.slopes(*of_row), own)
-            bend = forward_pass.bend(*of_row)
-            rows.append(
-                UnpaddedRows(slice(b, b + 1), *places, slopes, positions[b][row], bend, own)
-            )
+            where = positions[b if len(positions) > 1 else 0][row]
+            rows.append(of_rows(slice(b, b + 1), *places, where))
     return rows
 
 

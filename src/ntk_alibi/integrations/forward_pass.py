@@ -1,30 +1,34 @@
-"""One forward pass of a patched model: its padding, positions and slopes, for all layers."""
+"""One forward pass of a patched model: a `Problem`, made once, and the bias of each layer.
+
+The problem says which tokens are real, where they stand, and which keys each query sees. All biases
+are asked for this whole problem; their kernel forms are shared by the layers that have the same.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import nn
+from torch.nn import functional as F
 
-from ntk_alibi import _checks
-from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi import _arrays
+from ntk_alibi.biases.alibi import ModelALiBi
+from ntk_alibi.biases.base import BiasObject, kernel_bias_of
+from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
 from ntk_alibi.integrations import checks
-from ntk_alibi.integrations.family import transformers_version
 from ntk_alibi.integrations.passed_through import PassedThrough
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.integrations.slope_rule import SlopeRule
-from ntk_alibi.masks import EVERYTHING, Mask
-from ntk_alibi.scaling import Bend, Scaling, without_knee
-from ntk_alibi.torch.streaming_mask import StreamingMask
+from ntk_alibi.masks import EVERYTHING, Mask, Problem
+from ntk_alibi.scaling import Scaling
 
 Made = TypeVar("Made")
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+ALL = slice(None)
 
 
 def untraced(function: Function) -> Function:
@@ -32,22 +36,37 @@ def untraced(function: Function) -> Function:
     return cast(Function, torch.compiler.disable(function, reason=checks.WAY_TO_TRACE))
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some columns of the keys, with the problem and the bias of all queries with them."""
+
+    keys: slice
+    problem: Problem
+    bias: KernelBias
+
+    @property
+    def keeps_norms(self) -> bool:
+        """Whether norms of a cache are of use: for all keys, real and at their columns."""
+        problem, bias = self.problem, self.bias
+        columns = self.keys == ALL and problem.key_padding_mask is problem.key_positions is None
+        return columns and not bias.exempt and bias.dense is None
+
+    def of(self, x: Any) -> Any:
+        """Return these columns of keys or values (batch, heads, keys, head_dim)."""
+        return x if self.keys == ALL else x[:, :, self.keys]
+
+
 class ForwardPass(PassedThrough):
-    """Padding, positions and slopes of one forward pass; layers get it as their attention_mask.
+    """The problem of one forward pass; layers get it as their attention_mask.
 
     Attributes:
         mask: (batch, keys or more), True for real keys; static caches have keys beyond the last
             query.
-        past: number of keys before the first query; of two runs, those that are no queries.
-        queries: number of queries.
-        at: the columns of the queries, a slice or int64.
-        streaming: the mask of the queries if it hides any key behind them, or None.
-        skipped: (batch,), real tokens that are neither among the keys nor queries, or None: a
-            `WindowCache` evicted them between the sinks and the window.
-        heads: the heads that this rank computes, a slice, or None for all.
-        shared: how several ranks share the tokens, an object of shared_pass.py, or None.
-        unpadded: whether all keys are known to be real, since the model got no padding mask.
+        problem: the tokens of the pass. Sinks of its mask are StreamingLLM's: evicted positions
+            between them and the window do not count.
+        rule: the rule by which the model computes its slopes.
         settings: the choices of the patch.
+        shared: how several ranks share the tokens, an object of shared_pass.py, or None.
     """
 
     mask: torch.Tensor
@@ -58,61 +77,23 @@ class ForwardPass(PassedThrough):
 
     def __init__(
         self,
-        rule: SlopeRule,
-        settings: Settings,
         mask: torch.Tensor,
-        past: int,
-        queries: int,
-        streaming: StreamingMask | None = None,
-        skipped: torch.Tensor | None = None,
+        problem: Problem,
+        rule: ModelSlopes,
+        settings: Settings,
         shared: Any = None,
-        unpadded: bool = False,
     ) -> None:
         super().__init__(mask)
-        self.past = past
-        self.queries = queries
-        self.at: Any = slice(past, past + queries) if shared is None else shared.at
-        self.streaming = streaming
-        self.skipped = skipped
-        self.shared = shared
-        self.unpadded = unpadded
-        self.heads: slice | None = None
-        self.settings = settings
+        self.problem = problem
         self.rule = rule
-        self._memo: dict[Any, Any] = {}
+        self.settings = settings
+        self.shared = shared
+        self._made: dict[Any, Any] = {}
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of a mask of four dimensions, which transformers leaves unchanged."""
-        return (len(self.mask), 1, self.queries, self.mask.shape[1])
-
-    @property
-    def scaling(self) -> Scaling | None:
-        """The patch's scaling."""
-        return self.settings.scaling
-
-    def at_layer(self, layer: int) -> ForwardPass:
-        """Return the pass of one layer, whose scaling may be that of some layers only."""
-        at_layer = getattr(self.scaling, "at_layer", None)
-        scaling = self.scaling if at_layer is None else at_layer(layer)
-        return self if scaling is self.scaling else self.memo(_with_scaling, scaling)
-
-    def of_rank(self, rank: int, size: int) -> ForwardPass:
-        """Return the pass of the heads that a rank of tensor parallelism computes."""
-        checks.divided_heads(self.rule.heads, size, eager=self.eager)
-        own = self.rule.heads // size
-        return self.memo(_with_heads, rank * own, (rank + 1) * own)
-
-    def changed(self, **attributes: Any) -> ForwardPass:
-        """Return a copy with some other attributes, which has computed nothing yet."""
-        other = copy(self)
-        vars(other).update(attributes, _memo={})
-        return other
-
-    @property
-    def bends(self) -> bool:
-        """Whether the patch's scaling acts on distances."""
-        return without_knee(self.scaling)[1] is not None
+        return (len(self.mask), 1, self.problem.shape[2], self.mask.shape[1])
 
     @property
     def eager(self) -> bool:
@@ -120,163 +101,249 @@ class ForwardPass(PassedThrough):
         return self.settings.attention == "eager"
 
     @property
-    def real(self) -> torch.Tensor:
-        """The mask up to the last query."""
-        return self.mask[:, : self.past + self.queries]
-
-    def all_real(self, real: torch.Tensor) -> bool:
-        """Return whether all keys of a mask are known to be real.
-
-        On other devices than the CPU masks are not read: the host would have to wait for them.
-        """
-        return self.unpadded or (real.is_cpu and bool(real.all()))
-
-    def slopes(
-        self, real: torch.Tensor, queries: int, skipped: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Return the slopes of the last queries of a mask, (1 or batch, heads, 1 or queries)."""
-        lengths = self._lengths(real, queries, skipped)
-        slopes = self.rule.slopes_on(self.mask.device, self.scaling, lengths)
-        return slopes if self.heads is None else slopes[:, self.heads]
-
-    def bend(
-        self, real: torch.Tensor, queries: int, skipped: torch.Tensor | None = None
-    ) -> Bend | None:
-        """Return the knee of the last queries of a mask, or None."""
-        knee = without_knee(self.scaling)[1]
-        return None if knee is None else knee.bend(self._lengths(real, queries, skipped))
+    def past(self) -> int:
+        """The number of keys before the first query."""
+        return self.problem.shape[3] - self.problem.shape[2]
 
     @property
-    def factors(self) -> torch.Tensor | None:
-        """Factors of the queries' scores, float32 (1 or batch, 1 or heads, queries), or None."""
-        factors: torch.Tensor | None = self.memo(_factors)
-        if factors is None or factors.shape[1] == 1 or self.heads is None:
-            return factors
-        return factors[:, self.heads]
+    def real(self) -> torch.Tensor:
+        """The mask up to the last query."""
+        return self.mask[:, : self.problem.shape[3]]
 
-    def biased(self, slopes: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
-        """Return slopes times the factors of their queries if the bias is multiplied, too."""
-        log_n = self.settings.log_n
-        return slopes if factors is None or log_n is None or not log_n.biased else slopes * factors
+    def bias_of(self, layer: int, dtype: torch.dtype) -> BiasObject:
+        """Return the bias of a layer of a model of some dtype: the same object for equal biases."""
+        bias = ModelALiBi.of_layer(self.rule, self.settings.scaling, layer)
+        if self.settings.compat == "exact":
+            return bias
+        return self.memo((id(bias), dtype), RoundedALiBi, bias.rule, bias.scaling, dtype)
 
-    def _lengths(
-        self, real: torch.Tensor, queries: int, skipped: torch.Tensor | None = None
-    ) -> NDArray[np.int64] | None:
-        """Return the numbers of tokens for a dynamic scaling, (batch,) or (batch, queries)."""
-        per = scaling_per(self.scaling)
-        if per is None:
-            return None
-        if self.unpadded and self.skipped is None and skipped is None:
-            real = torch.ones(real.shape, dtype=torch.bool)  # whose numbers the host knows
-        every, at = real, slice(real.shape[1] - queries, None)
-        if self.shared is not None:
-            every, at = self.mask, self.at
-        seen = every.cumsum(dim=1)[:, at].clamp(min=1)
-        seen = seen if per == "query" else every.sum(dim=1)[:, None]
-        skipped = self.skipped if skipped is None else skipped
-        seen = seen if skipped is None else seen + skipped.to(seen.device)[:, None]
-        return _checks.constant("attention_mask", seen if per == "query" else seen[:, 0])
+    def memo(self, key: Any, make: Callable[..., Made], *arguments: Any) -> Made:
+        """Return make(*arguments), computed once a pass for each function and key."""
+        place = make, key
+        if place not in self._made:
+            self._made[place] = make(*arguments)
+        return cast(Made, self._made[place])
 
-    def positions(self, real: torch.Tensor) -> torch.Tensor:
-        """Return positions of a mask's keys, (1 or batch, keys), 0 up to the first real one."""
-        columns = torch.arange(real.shape[1], device=real.device)
-        if self.rule.counts_holes:
-            positions = columns - real.int().argmax(dim=1, keepdim=True)
-        else:
-            positions = real.cumsum(dim=1) - 1
-        if self.streaming is not None and self.skipped is not None:
-            skipped = self.skipped.to(real.device)[:, None]
-            positions = positions + torch.where(columns < self.streaming.mask.sink, 0, skipped)
-        return positions.clamp(min=0)
+    def factors(self, like: Any) -> Any:
+        """Return factors of the queries' scores, (1 or batch, 1 or heads, queries), or None.
 
-    def relative_bias(self, real: torch.Tensor) -> torch.Tensor:
-        """Return -m_h (i - j) for the keys of a mask, (batch, heads, queries, keys), float32.
-
-        With a knee, i - j is bent. Factors of biased scores are those of the bias, too.
+        They are float32 NumPy numbers if like is None, else tensors as wide as like or float32.
         """
-        slopes = self.biased(self.slopes(self.real, self.queries), self.factors).to(real.device)
-        distance, _ = self._distances(real)
-        bend = self.bend(self.real, self.queries)
-        distance = distance if bend is None else bend.bent(distance)
-        return -slopes[..., None] * distance[:, None]
+        log_n = self.settings.log_n
+        if log_n is None:
+            return None
+        return self.memo(_kind(like), _factors, log_n, self.problem, like)
 
-    def rounded_bias(self, real: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the bias of the keys with transformers' rounding, see `SlopeRule.rounded_bias`."""
-        lengths = self._lengths(real, self.queries)
-        bias = self.rule.rounded_bias(self.scaling, lengths, self.positions(real), dtype)
-        return bias if self.heads is None else bias[:, self.heads]
+    def parts(self, bias: BiasObject, like: Any, heads: slice | None = None) -> list[Part]:
+        """Return the problem with a bias, in two parts if sinks stand closer than their columns.
 
-    def hidden(self, real: torch.Tensor) -> torch.Tensor:
-        """Return a mask of the keys that each query does not see, (batch, 1, queries, keys)."""
-        seen = visible(real, self.past, self.queries)
-        return ~seen if self.streaming is None else ~(seen & self._distances(real)[1][:, None])
+        They are made once a pass, except for numbers that autograd follows: a checkpointed layer
+        runs again, and makes them again.
 
-    def _distances(self, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return distances of the queries to a mask's keys, and a mask of the visible keys."""
-        keys = self.positions(real)
-        queries = keys[:, self.past : self.past + self.queries]
-        return (self.streaming or StreamingMask()).distances(queries, keys)
+        Args:
+            bias: the bias of all heads of the model.
+            like: None for NumPy numbers, or a tensor of the call, as for `kernel_bias`.
+            heads: the heads that this rank computes, or None for all.
+        """
+        if like is not None and torch.is_grad_enabled() and _arrays.require_grad(*bias.parameters):
+            return self._parts(bias, like, heads)[0]
+        own = None if heads is None else (heads.start, heads.stop)
+        return self.memo((id(bias), _kind(like), own), self._parts, bias, like, heads)[0]
 
-    @untraced
-    def memo(self, make: Callable[..., Made], *arguments: Any) -> Made:
-        """Return make(self, *arguments), computed once a pass for hashable arguments."""
-        key = (make, arguments)
-        if key not in self._memo:
-            self._memo[key] = make(self, *arguments)
-        return cast(Made, self._memo[key])
+    def _parts(
+        self, bias: BiasObject, like: Any, heads: slice | None
+    ) -> tuple[list[Part], BiasObject]:
+        """Return `parts`, and the bias, which thus keeps its id as long as they are remembered."""
+        problem, log_n = self.problem, self.settings.log_n
+        kernel = _kernel_on_device(bias, problem, like)
+        if kernel.exempt > problem.mask.sink > 0:
+            raise ValueError(
+                f"sink must be 0 or at least {kernel.exempt} with a bias whose first tokens have "
+                f"no slope, got {problem.mask.sink} with {bias!r}"
+            )
+        if log_n is not None and log_n.biased:
+            kernel = kernel.times(self.factors(like))
+        if heads is not None:
+            kernel = kernel.of_heads(heads)
+            batch, _, *lengths = problem.shape
+            problem = problem._replace(shape=(batch, heads.stop - heads.start, *lengths))
+        if like is None and kernel.core is None:
+            kernel = kernel._replace(core=kernel.in_core(problem.shape))
+        every = slice(0, problem.shape[2])
+        parts = [
+            Part(keys, part, kernel if keys == ALL else kernel.part(every, keys, problem))
+            for keys, part in ranges_of(problem)
+        ]
+        return parts, bias
+
+    def pairs(
+        self, bias: BiasObject, like: torch.Tensor, heads: slice | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the bias of all pairs, float32, and a mask of the keys that queries see.
+
+        Both broadcast to (batch, heads, queries, keys); the bias of other keys is 0.
+        """
+        numbers, seen = [], []
+        columns = self.problem.shape[3]
+        for part in self.parts(bias, like, heads):
+            places = part.problem.positions(like)
+            own, hidden = part.bias.values(*places)
+            shown = part.problem.mask.visible(*places)[:, None] & ~hidden
+            if part.problem.key_padding_mask is not None:
+                real = _arrays.boolean(part.problem.key_padding_mask, like)
+                shown = shown & real[:, None, None, :]
+            begin = part.keys.start or 0
+            around = begin, columns - begin - part.problem.shape[3]
+            own = torch.where(shown, own.float(), 0.0)
+            numbers.append(own if around == (0, 0) else F.pad(own, around))
+            seen.append(shown if around == (0, 0) else F.pad(shown, around))
+        if len(seen) == 2:  # no key is in both parts
+            numbers, seen = [numbers[0] + numbers[1]], [seen[0] | seen[1]]
+        at = torch.arange(columns, device=like.device)  # padded queries see nothing ahead, too
+        return numbers[0], seen[0] & EVERYTHING.visible(at[self.past :], at)
 
 
-def _with_scaling(forward_pass: ForwardPass, scaling: Scaling | None) -> ForwardPass:
-    """Return the same pass with another scaling."""
-    return forward_pass.changed(settings=replace(forward_pass.settings, scaling=scaling))
+@dataclass(frozen=True, eq=False, repr=False)
+class RoundedALiBi(BiasObject):
+    """The bias of keys as transformers rounds it, which is not 0 at the query.
+
+    Slopes, positions and their products are rounded to bfloat16, the result to the model's dtype.
+    """
+
+    rule: ModelSlopes
+    scaling: Scaling | None
+    dtype: torch.dtype
+    num_heads: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.define(num_heads=self.rule.heads, sides="causal")
+
+    def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
+        """Return dense numbers, (1 or batch, heads, 1, keys)."""
+        per = scaling_per(self.scaling)
+        lengths = None if per is None else problem.token_counts(per)
+        rule = ModelSlopes(self.rule.heads, self.rule.max_bias)  # divided after rounding
+        slopes = torch.from_numpy(rule.numbers(self.scaling, lengths)).bfloat16()
+        keys = torch.as_tensor(problem.positions(like)[1]).bfloat16()
+        product = slopes.to(keys.device) * keys[:, None]
+        bias = (product.to(self.dtype) / self.rule.slope_divisor).float()[:, :, None]
+        return KernelBias(dense=bias if like is not None else bias.numpy())
 
 
-def _with_heads(forward_pass: ForwardPass, begin: int, end: int) -> ForwardPass:
-    """Return the same pass of some heads."""
-    return forward_pass.changed(heads=slice(begin, end))
+def _kind(like: Any) -> Any:
+    return None if like is None else (like.dtype is torch.float64, like.device)
 
 
-def _factors(forward_pass: ForwardPass) -> torch.Tensor | None:
-    log_n, real = forward_pass.settings.log_n, forward_pass.real
-    if log_n is None:
-        return None
-    keys = forward_pass.positions(real)
-    mask = EVERYTHING if forward_pass.streaming is None else forward_pass.streaming.mask
-    counts = mask.visible_count(keys[:, forward_pass.at], keys, real).clamp(min=1)
-    log_n.check_heads(forward_pass.rule.heads)
-    return cast(torch.Tensor, log_n.factors_of(counts.double()).float())
+def _factors(log_n: Any, problem: Problem, like: Any) -> Any:
+    factors = log_n.factors(problem, like)
+    if like is None:
+        return _arrays.to_float32(factors)
+    return _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))
 
 
-def visible(real: torch.Tensor, past: int, queries: int) -> torch.Tensor:
-    """Return a mask of the keys that each query sees by column, (batch, 1, queries, keys)."""
-    columns = torch.arange(real.shape[1], device=real.device)
-    causal: torch.Tensor = Mask().visible(columns[past : past + queries], columns)
-    return real[:, None, None, :] & causal
+def _kernel_on_device(bias: BiasObject, problem: Problem, like: Any) -> KernelBias:
+    """Return a bias in kernel form; one that depends on no text is copied to a device once."""
+    device = like is not None and not like.is_cpu and not _arrays.is_tracing()
+    if device and isinstance(bias, ModelALiBi) and scaling_per(bias.scaling) is None:
+        try:
+            return _kept(bias, like.device, like.dtype is torch.float64)
+        except TypeError:  # the scaling has no hash
+            pass
+    return kernel_bias_of(bias, problem, like)
 
 
-def require_pass(
-    passed: Any, layer: nn.Module, heads: int, hidden_states: torch.Tensor, output: nn.Module
-) -> ForwardPass:
-    """Return the `ForwardPass` that a layer got in place of a mask, if it can use it.
+@functools.lru_cache(maxsize=256)
+def _kept(bias: ModelALiBi, device: torch.device, wide: bool) -> KernelBias:
+    with torch.inference_mode(False):  # autograd could not save tensors of that mode later
+        like = torch.empty(0, device=device, dtype=torch.float64 if wide else torch.float32)
+        return bias.kernel_bias(Problem((1, bias.num_heads, 1, 1))).on(like)
+
+
+def problem_of(
+    real: torch.Tensor,
+    at: Any,
+    rule: ModelSlopes,
+    mask: Mask,
+    skipped: torch.Tensor | None = None,
+    *,
+    unpadded: bool = False,
+) -> Problem:
+    """Return the problem of a pass.
 
     Args:
-        passed: what the layer got.
-        layer: the layer.
-        heads: the number of heads that the layer computes.
-        hidden_states: the input of the layer, (batch, queries, channels of all heads).
-        output: the layer's product with the outputs of its heads, whose weight is divided among the
-            ranks of tensor parallelism.
+        real: (batch, keys), True for real keys.
+        at: the columns of the queries, a slice up to the last key or int64.
+        rule: the rule of the model's slopes.
+        mask: the rule by which queries see positions.
+        skipped: (batch,), real tokens that are neither among the keys nor queries, or None: a
+            `WindowCache` evicted them between the sinks and the window.
+        unpadded: whether all keys are known to be real. On other devices than the CPU masks are not
+            read: the host would have to wait for them. What torch traces has no numbers to count.
     """
-    if not isinstance(passed, ForwardPass):
-        raise RuntimeError(
-            f"transformers built the mask of {type(layer).__name__} without asking the patched "
-            f"model: the patch would have no effect with transformers {transformers_version()}"
-        )
-    _checks.plain("hidden_states", hidden_states)
-    every = hidden_states.shape[-1] // cast(int, layer.head_dim)
-    checks.all_heads(type(layer).__name__, every, heads, passed.rule.heads)
-    passed = passed.at_layer(cast(int, layer.layer_idx))
-    mesh: Any = getattr(getattr(output, "weight", None), "device_mesh", None)
-    if mesh is not None:
-        passed = passed.of_rank(mesh.get_local_rank(), mesh.size())
-    return cast(ForwardPass, passed)
+    batch, keys = real.shape
+    last = isinstance(at, slice)
+    shape = batch, rule.heads, at.stop - at.start if last else len(at), keys
+    plain = last and not _arrays.is_tracing()
+    plain = plain and (unpadded or (real.is_cpu and bool(real.all())))
+    if plain and skipped is None:
+        return Problem(shape, mask)
+    counts, seen = None, real.cumsum(dim=1)
+    if skipped is not None:
+        evicted = skipped.to(real.device)[:, None]
+        counts = (seen[:, -1:] + evicted)[:, 0], (seen[:, at] + evicted).clamp(min=1)
+        if plain and mask == EVERYTHING:
+            return Problem(shape, mask, counts=counts)
+    columns = torch.arange(keys, device=real.device)
+    first = real.int().argmax(dim=1, keepdim=True)
+    positions = columns - first if rule.counts_holes else seen - 1
+    if skipped is not None and mask != EVERYTHING:
+        positions = positions + torch.where(columns < mask.sink, 0, evicted)
+    positions = positions.clamp(min=0)
+    padding = None if plain else real
+    problem = Problem.checked(shape, mask, padding, positions[:, at], positions, like=positions)
+    return problem._replace(counts=counts)
+
+
+def evicts(mask: Mask, last: int) -> bool:
+    """Return whether a query at a position sees less than all keys behind it."""
+    return bool(mask.interval(last)[0] > mask.sink)
+
+
+def ranges_of(problem: Problem) -> list[tuple[slice, Problem]]:
+    """Return the ranges of keys to attend to, and the problem of each.
+
+    Sinks are the first tokens of a text. Tokens that have left the window are evicted, and
+    distances count the remaining tokens only, so sinks stay directly before the window, as in a
+    cache of sinks and window (Xiao et al. 2023, arXiv 2309.17453, 3.2). Distances jump between
+    window and sinks by one number for each query; shifted positions of the queries express it.
+    """
+    mask = problem.mask
+    if mask.sink == 0:
+        return [(ALL, problem)]
+    sink, limits = mask.sink, mask._replace(sink=0)
+    count, columns = problem.shape[2:]
+    like = problem.key_positions if _arrays.is_tensor(problem.key_positions) else None
+    queries, keys = problem.positions(like)
+    start = mask.interval(queries)[0].clip(min=0)
+    nearer = queries - (start - sink).clip(min=0)
+    nearer = nearer.int() if like is not None else nearer.astype("int32")
+    if problem.plain:
+        first, beyond = slice(0, sink), slice(sink, columns)
+        to_first = problem.part(slice(0, count), first)
+        to_first = to_first._replace(mask=EVERYTHING, query_positions=nearer)
+        if int(start[0, 0]) >= sink:
+            return [(ALL, problem._replace(mask=limits)), (first, to_first)]
+        to_window = problem._replace(mask=limits).part(slice(0, count), beyond)
+        return [(beyond, to_window), (first, to_first)]
+    real = problem.key_padding_mask
+    real = keys >= 0 if real is None else _arrays.boolean(real, like)
+    of_window, of_sinks = real & (keys >= sink), real & (keys < sink)
+    if like is None:
+        of_window, of_sinks = of_window.view("uint8"), of_sinks.view("uint8")
+    return [
+        (ALL, problem._replace(mask=limits, key_padding_mask=of_window)),
+        (
+            ALL,
+            problem._replace(mask=EVERYTHING, query_positions=nearer, key_padding_mask=of_sinks),
+        ),
+    ]

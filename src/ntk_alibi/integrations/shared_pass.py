@@ -7,23 +7,23 @@ the keys that it holds if they can matter, and the results are merged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from ntk_alibi import _arrays
-from ntk_alibi.biases.base import kernel_bias_of
+from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.distributed import spread
 from ntk_alibi.distributed.ranks import Attempt, Ranks
 from ntk_alibi.distributed.sharding import Layout, columns_of
 from ntk_alibi.distributed.spread import KeyWeightBounds
 from ntk_alibi.fused.attention import attention as fused_attention
+from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.sharded import ShardedCache
-from ntk_alibi.integrations.pass_bias import bias_of_pass
 from ntk_alibi.masks import EVERYTHING, Problem
-from ntk_alibi.positions.log_n import KnownFactors
 
 #: Number of tokens of each rank from which a prompt is cut into parts.
 LEAST_PART = 64
@@ -59,7 +59,8 @@ class OwnTokens:
 
     def attend(
         self,
-        forward_pass: Any,
+        attention: Any,
+        bias: BiasObject,
         query: Any,
         key: Any,
         value: Any,
@@ -70,13 +71,30 @@ class OwnTokens:
         held, layer = cache
         if held is not None:
             held.update(key, value, layer)
-        options: dict[str, Any] = {"group": self.ranks.group}
-        if not self.plain or forward_pass.streaming is not None:
-            positions = forward_pass.positions(forward_pass.mask)[:, self.at]
+        forward_pass, heads = attention.forward_pass, attention.heads
+        problem, log_n = forward_pass.problem, forward_pass.settings.log_n
+        options: dict[str, Any] = {}
+        if not self.plain or problem.mask != EVERYTHING:
+            positions = problem.positions()[0]
             options |= {"query_positions": positions, "key_positions": positions}
         if not self.plain:
             options["key_padding_mask"] = forward_pass.mask[:, self.at]
-        output = _attention(forward_pass, query, key, value, scale, **options)
+        if heads is not None:
+            bias = replace(bias, heads=heads)
+            if isinstance(getattr(log_n, "strength", None), tuple):
+                log_n = replace(log_n, strength=log_n.strength[heads])
+        output = fused_attention(
+            query,
+            key,
+            value,
+            bias,
+            window=problem.mask.window,
+            causal_block=problem.mask.causal_block,
+            scale=scale,
+            log_n=log_n,
+            group=self.ranks.group,
+            **options,
+        )
         return cast(torch.Tensor, output)
 
 
@@ -98,7 +116,8 @@ class SpreadKeys:
 
     def attend(
         self,
-        forward_pass: Any,
+        attention: Any,
+        bias: BiasObject,
         query: Any,
         key: Any,
         value: Any,
@@ -110,22 +129,26 @@ class SpreadKeys:
         if self.own.start < self.own.stop:
             self.cache.update(key[:, :, self.own], value[:, :, self.own], layer)
         keys, values = self.cache.held(layer)
-        flags = self._silent(forward_pass, query, key, keys, layer, scale)
+        forward_pass = attention.forward_pass
+        flags = self._silent(attention, bias, query, key, keys, layer, scale)
 
         def over_own_keys() -> tuple[torch.Tensor, torch.Tensor]:
             if keys is None or flags[self.ranks.rank]:
                 return _constant_results(query, 0.0, -torch.inf)
-            found = _attention(
-                forward_pass,
+            in_core = not _arrays.needs_torch(query, keys, values, bias)
+            like = None if in_core else query
+            return attend_prepared(
                 query,
                 keys,
                 values,
+                forward_pass.parts(bias, like, attention.heads)[0].bias,
+                forward_pass.memo(None, _problem_of_own_keys, attention),
                 scale,
-                **forward_pass.memo(_spread_options),
+                attention.own_factors(like),
+                in_core=in_core,
                 skip_tolerance=spread.OWN_SHARE,
-                return_logsumexp=True,
+                log=True,
             )
-            return cast(tuple[torch.Tensor, torch.Tensor], found)
 
         # An error travels as NaN, so that passes without one send nothing more.
         attempt = Attempt(over_own_keys)
@@ -137,15 +160,23 @@ class SpreadKeys:
         return result.to(query.dtype)
 
     def _silent(
-        self, forward_pass: Any, query: Any, key: Any, keys: Any, layer: int, scale: float
+        self,
+        attention: Any,
+        bias: BiasObject,
+        query: Any,
+        key: Any,
+        keys: Any,
+        layer: int,
+        scale: float,
     ) -> list[bool]:
         """Return for each rank whether its keys of a layer weigh nothing, and it sends nothing."""
-        standing, any_rank = forward_pass.memo(_standing)
+        memo = attention.forward_pass.memo
+        standing, any_rank = memo(id(bias), _standing, attention, bias)
         if not any_rank:
             return [False] * self.ranks.size
         own = keys is None
         if not own and standing.may_be_silent and not _arrays.needs_torch(query, key, keys, None):
-            factors = forward_pass.factors
+            factors = attention.own_factors(query)
             own = standing.silent(query, key, factors, scale, self.cache.norms(layer))
         return self.ranks.gather_flags(own)
 
@@ -199,47 +230,30 @@ def own_tokens(
     return OwnTokens(ranks, columns[ranks.rank], plain), whole
 
 
-def _spread_options(forward_pass: Any) -> dict[str, Any]:
-    """Return the positions and the padding of new tokens and of the keys that this rank holds."""
-    positions = forward_pass.positions(forward_pass.mask)
-    columns = forward_pass.shared.cache.columns
-    return {
-        "query_positions": positions[:, forward_pass.at],
-        "key_positions": positions[:, columns],
-        "key_padding_mask": forward_pass.mask[:, columns],
-    }
+def _problem_of_own_keys(attention: Any) -> Problem:
+    """Return the problem of new tokens and the keys that this rank holds."""
+    forward_pass, heads = attention.forward_pass, attention.heads
+    problem, columns = forward_pass.problem, forward_pass.shared.cache.columns
+    at, keys = problem.positions()
+    count = problem.shape[1] if heads is None else heads.stop - heads.start
+    return Problem.checked(
+        (problem.shape[0], count, problem.shape[2], len(columns)),
+        problem.mask,
+        forward_pass.mask[:, columns],
+        at,
+        keys[:, np.asarray(columns)],
+        like=forward_pass.mask,
+    )
 
 
-def _standing(forward_pass: Any) -> tuple[KeyWeightBounds, bool]:
+def _standing(attention: Any, bias: BiasObject) -> tuple[KeyWeightBounds, bool]:
     """Return what this rank's keys can weigh, and whether those of any rank may be too light.
 
     All ranks call this at the same layer.
     """
-    shared, options = forward_pass.shared, forward_pass.memo(_spread_options)
-    names = "query_positions", "key_positions", "key_padding_mask"
-    at, keys, real = (_arrays.to_numpy(options[name]) for name in names)
-    new = _arrays.to_numpy(forward_pass.mask[:, forward_pass.at])
-    limits = EVERYTHING if forward_pass.streaming is None else forward_pass.streaming.mask
-    bias = forward_pass.memo(bias_of_pass)
-    problem = Problem((len(new), bias.num_heads, new.shape[1], keys.shape[1]), limits)
-    kernel = kernel_bias_of(bias, problem)
-    placed = problem._replace(key_padding_mask=real, query_positions=at, key_positions=keys)
-    standing = KeyWeightBounds(shared.ranks.size, placed, new, kernel)
+    forward_pass = attention.forward_pass
+    shared, own = forward_pass.shared, forward_pass.memo(None, _problem_of_own_keys, attention)
+    new = _arrays.to_numpy(forward_pass.mask[:, shared.at])
+    kernel = forward_pass.parts(bias, None, attention.heads)[0].bias
+    standing = KeyWeightBounds(shared.ranks.size, own, new, kernel)
     return standing, any(shared.ranks.gather_flags(standing.may_be_silent))
-
-
-def _attention(
-    forward_pass: Any, query: Any, key: Any, value: Any, scale: float, **options: Any
-) -> Any:
-    """Return `ntk_alibi.attention` with the bias, the factors and the limits of a pass."""
-    limits = {} if forward_pass.streaming is None else forward_pass.streaming.limits
-    return fused_attention(
-        query,
-        key,
-        value,
-        forward_pass.memo(bias_of_pass),
-        **limits,
-        scale=scale,
-        log_n=KnownFactors.of(forward_pass.factors),
-        **options,
-    )

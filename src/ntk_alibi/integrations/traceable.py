@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches import checks as cache_checks
 from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.forms import attend_densely
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.integrations.slope_rule import SlopeRule
-from ntk_alibi.scaling import Bend, without_knee
+from ntk_alibi.scaling import Bend, at_layer, without_knee
 
 #: The submodule of a patched attention layer.
 _BIAS = "ntk_alibi_bias"
@@ -46,12 +46,11 @@ class LayerBias(nn.Module):
     slopes: torch.Tensor
     strengths: torch.Tensor | None
 
-    def __init__(self, rule: SlopeRule, settings: Settings, layer: nn.Module) -> None:
+    def __init__(self, rule: ModelSlopes, settings: Settings, layer: nn.Module) -> None:
         super().__init__()
-        at_layer = getattr(settings.scaling, "at_layer", None)
-        scaling = settings.scaling if at_layer is None else at_layer(layer.layer_idx)
+        scaling = at_layer(settings.scaling, cast(int, layer.layer_idx))
         knee = without_knee(scaling)[1]
-        slopes = rule.slopes(scaling, None).reshape(rule.heads, 1, 1)
+        slopes = torch.from_numpy(rule.numbers(scaling)).reshape(rule.heads, 1, 1)
         device = next(layer.parameters()).device
         strengths = settings.log_n and settings.log_n.per_head
         self.register_buffer("slopes", slopes.to(device), persistent=False)
@@ -193,7 +192,7 @@ def hook(target: nn.Module) -> Callable[..., Any]:
     return partial(begin, tuple(inspect.signature(type(target).forward).parameters)[1:])
 
 
-def add_bias(layer: nn.Module, rule: SlopeRule, settings: Settings) -> None:
+def add_bias(layer: nn.Module, rule: ModelSlopes, settings: Settings) -> None:
     """Give an attention layer the bias of these settings."""
     setattr(layer, _BIAS, LayerBias(rule, settings, layer))
 

@@ -11,7 +11,9 @@ from transformers.models.falcon import modeling_falcon
 import ntk_alibi as na
 from family_models import LOGITS, make_model
 from model_runs import generate
-from ntk_alibi.integrations.slope_rule import SlopeRule
+from ntk_alibi.biases.slopes import ModelSlopes
+from ntk_alibi.integrations.forward_pass import RoundedALiBi
+from ntk_alibi.masks import Problem
 from padded_batches import LENGTH, MASKS, VOCABULARY, run
 
 
@@ -71,9 +73,9 @@ def test_falcon_generates_with_the_rounding_of_transformers(ids: torch.Tensor) -
 def test_falcons_rounded_bias_is_theirs_bit_for_bit(heads: int, dtype: torch.dtype) -> None:
     positions = torch.arange(3000)
     theirs = modeling_falcon.build_alibi_tensor(torch.ones_like(positions)[None], heads, dtype)
-    rule = SlopeRule(heads, slope_divisor=80**0.5)
-    ours = rule.rounded_bias(None, None, positions[None], dtype)
-    assert torch.equal(ours[0, :, 0], (theirs / 80**0.5)[:, 0].float())
+    rule = ModelSlopes(heads, slope_divisor=80**0.5)
+    kernel = RoundedALiBi(rule, None, dtype).kernel_bias(Problem((1, heads, 1, 3000)), theirs)
+    assert torch.equal(kernel.dense[0, :, 0], (theirs / 80**0.5)[:, 0].float())
 
 
 def test_the_rounding_of_transformers_is_refused_where_there_is_none(models: dict) -> None:

@@ -18,16 +18,17 @@ from transformers.models.bloom.modeling_bloom import BloomAttention, BloomGelu, 
 
 from ntk_alibi import _arrays
 from ntk_alibi.biases.dense import build_alibi_tensor
-from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
 from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import AttentionOf, Family, Replacement
-from ntk_alibi.integrations.forward_pass import ForwardPass
+from ntk_alibi.integrations.forms import PassAttention
+from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.settings import Settings, current
-from ntk_alibi.integrations.slope_rule import SlopeRule
+from ntk_alibi.scaling import without_knee
 
 
-def _rule(model: Any) -> SlopeRule:
-    return SlopeRule.of_bloom(model.num_heads)
+def _rule(model: Any) -> ModelSlopes:
+    return ModelSlopes.of_bloom(model.num_heads)
 
 
 def _layers(model: Any) -> list[nn.Module]:
@@ -84,7 +85,7 @@ def _forward(
     count = layer.num_heads
     attend = attention_of(layer, attention_mask, count, hidden_states, layer.dense)
     if attend.stock is not None:
-        tensor, mask = attend.stock.memo(_stock_form, count, hidden_states.dtype)
+        tensor, mask = _stock_form(attend.stock, count, hidden_states)
         outputs: tuple[torch.Tensor, torch.Tensor] = type(layer).forward(
             layer, hidden_states, residual, tensor, mask, layer_past, **kwargs
         )
@@ -99,25 +100,36 @@ def _forward(
     return F.dropout(output, layer.hidden_dropout, layer.training) + residual, weights
 
 
+@untraced
 def _stock_form(
-    forward_pass: ForwardPass, heads: int, dtype: torch.dtype
+    attend: PassAttention, heads: int, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return bias (batch * heads, 1 or queries, keys) and mask as transformers adds them."""
-    mask, scaling = forward_pass.mask, forward_pass.scaling
-    per = scaling_per(scaling)
-    streaming = forward_pass.streaming
-    jumps = streaming is not None and streaming.mask.sink > 0
-    jumps = jumps or (per is not None and forward_pass.skipped is not None)
-    traced = scaling is not None and _arrays.is_tracing()  # NumPy could not follow the mask
-    if jumps or traced or per == "query" or forward_pass.bends:
-        tensor = forward_pass.relative_bias(mask).to(dtype).flatten(0, 1)
+    forward_pass = attend.forward_pass
+    bias = forward_pass.bias_of(attend.layer, like.dtype)
+    key = id(bias), like.dtype
+    return forward_pass.memo(key, _bias_and_mask, forward_pass, bias, heads, like)
+
+
+def _bias_and_mask(
+    forward_pass: ForwardPass, bias: Any, heads: int, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask, dtype, problem = forward_pass.mask, like.dtype, forward_pass.problem
+    numbers, seen = forward_pass.pairs(bias, like)
+    beyond = 0, mask.shape[1] - problem.shape[3]  # places of a static cache
+    hidden = ~F.pad(seen.expand(len(mask), -1, -1, -1), beyond)
+    zeros = torch.zeros(hidden.shape, dtype=dtype, device=mask.device)
+    hides = zeros.masked_fill(hidden, torch.finfo(dtype).min)
+    scaling, per = bias.scaling, scaling_per(bias.scaling)
+    relative = problem.mask.sink > 0 or (per is not None and problem.counts is not None)
+    relative = relative or (scaling is not None and _arrays.is_tracing())
+    if relative or per == "query" or without_knee(scaling)[1] is not None:
+        tensor = F.pad(numbers.expand(len(mask), -1, -1, -1), beyond).to(dtype).flatten(0, 1)
     elif scaling is None:
         tensor = BloomModel.build_alibi_tensor(cast(BloomModel, None), mask.long(), heads, dtype)
     else:
         tensor = build_alibi_tensor(mask, heads, dtype, scaling)
-    hidden = forward_pass.hidden(mask)
-    zeros = torch.zeros(hidden.shape, dtype=dtype, device=mask.device)
-    return tensor, zeros.masked_fill(hidden, torch.finfo(dtype).min)
+    return tensor, hides
 
 
 def _tensor_parallel(_: Any) -> dict[str, str]:

@@ -14,17 +14,17 @@ import torch
 from torch import nn
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconLinear, FalconModel
 
+from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.exchange import sum_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import AttentionOf, Family, Replacement
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.integrations.slope_rule import SlopeRule
 from ntk_alibi.integrations.tensor_parallel import OWN_OUTPUT, WHOLE
 
 
-def _rule(model: Any) -> SlopeRule:
-    return SlopeRule.of_falcon(model.num_heads, model.embed_dim // model.num_heads)
+def _rule(model: Any) -> ModelSlopes:
+    return ModelSlopes.of_falcon(model.num_heads, model.embed_dim // model.num_heads)
 
 
 def _layers(model: Any) -> list[nn.Module]:

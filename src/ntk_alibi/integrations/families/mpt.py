@@ -14,17 +14,17 @@ import torch
 from torch import nn
 from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
+from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import AttentionOf, Family, Replacement
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.integrations.slope_rule import SlopeRule
 from ntk_alibi.integrations.tensor_parallel import PACKED
 
 
-def _rule(model: Any) -> SlopeRule:
+def _rule(model: Any) -> ModelSlopes:
     bias_max = model.config.attn_config.alibi_bias_max
-    return SlopeRule.of_mpt(model.num_heads, bias_max)
+    return ModelSlopes.of_mpt(model.num_heads, bias_max)
 
 
 def _layers(model: Any) -> list[nn.Module]:

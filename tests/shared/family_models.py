@@ -99,6 +99,7 @@ def independent_logits(
     knee: Any = None,
     log_n: Any = None,
     layers: Any = None,
+    own: Any = None,
 ) -> torch.Tensor:
     """Compute a transformers model in float64 row by row, with attention written out.
 
@@ -110,6 +111,8 @@ def independent_logits(
         knee: a pair of its start and its factor: a number, or a function of prefix lengths.
         log_n: training length, strengths of the heads, and whether the bias is multiplied, too.
         layers: the layers with these slopes and this knee; all others have plain slopes.
+        own: a function of distances to the numbers that are added to scaled scores, (heads,
+            distances), in place of slopes.
     """
     model = copy.deepcopy(model).double()
     falcon = hasattr(model.config, "alibi")
@@ -126,6 +129,9 @@ def independent_logits(
             factor = factor(counts)[:, None] if callable(factor) else factor
             bent = torch.where(distance <= start, distance, start + (distance - start) / factor)
         scaled = -torch.from_numpy(slopes)[:, None, None] * bent
+        if own is not None:
+            head_dim = model.config.hidden_size // len(slopes)
+            scaled = own(distance.long().clamp(min=0)) * (head_dim**0.5 if falcon else 1.0)
         factors = torch.ones(len(slopes), len(columns), 1).double()
         if log_n is not None:
             length, strengths, biased = log_n

@@ -51,10 +51,10 @@ def generate(model: Any, ids: torch.Tensor, mask: Any, **options: Any) -> torch.
     return generated
 
 
-def enable_checkpointing(model: Any) -> None:
+def enable_checkpointing(model: Any, *options: Any) -> None:
     """Enable gradient checkpointing, whose method was renamed in transformers 5.23."""
     new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
-    getattr(model, new if hasattr(model, new) else old)()
+    getattr(model, new if hasattr(model, new) else old)(*options)
 
 
 def gradients(

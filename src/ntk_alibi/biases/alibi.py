@@ -172,6 +172,11 @@ class ModelALiBi(BiasObject):
     def __post_init__(self) -> None:
         self.define(num_heads=self.rule.heads)
 
+    @property
+    def fixed(self) -> bool:
+        """Whether the kernel form is the same for all problems."""
+        return scaling_per(self.scaling) is None
+
     @classmethod
     def of_layer(
         cls, rule: ModelSlopes, scaling: Scaling | None, layer: int, sides: Sides = "causal"

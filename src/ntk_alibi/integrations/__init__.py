@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ntk_alibi import _installed
+from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import Scaling
 
 with _installed.needed_by("ntk_alibi.integrations"):
     from torch import nn
 
-    from ntk_alibi.integrations import attn_implementation, checks
+    from ntk_alibi.integrations import attn_implementation, checks, own_bias
     from ntk_alibi.integrations.families import bloom, falcon, mpt
     from ntk_alibi.integrations.family import Family
     from ntk_alibi.integrations.patching import PatchHandle, apply, in_force
@@ -26,7 +27,7 @@ attn_implementation.register(FAMILIES)
 
 def patch(
     model: nn.Module,
-    scaling: Scaling | Mapping[str, Any] | str | None = None,
+    scaling: Scaling | BiasObject | nn.Module | Mapping[Any, Any] | str | None = None,
     *,
     attention: Literal["fused", "sdpa", "eager", "traceable"] = "fused",
     compat: Literal["exact", "transformers"] = "exact",
@@ -59,7 +60,12 @@ def patch(
         scaling: a scaling of slopes, a `Knee`, or None for plain ALiBi; with `layers` it applies to
             these layers, and the others keep plain ALiBi. It may also be a dict for
             `scaling_from_config`, or a method's name on the command line, such as "ntk:4" or
-            "flat:8:logn=0.5", whose training length is that of the model's config.
+            "flat:8:logn=0.5", whose training length is that of the model's config. Or a bias in the
+            place of the model's own, added to scaled scores in every family: a `BiasObject` for the
+            model's heads; a torch module that returns one without hidden states, as those of
+            `ntk_alibi.torch.learned_bias`, which becomes the submodule `ntk_alibi_bias` of the
+            BLOOM, MPT or Falcon; or a dict of layers to them, whose other layers keep plain ALiBi.
+            It needs "fused" or "eager", and has no group.
         attention: "fused" calls `ntk_alibi.attention`, which never forms a matrix of queries x
             keys. "sdpa" (BLOOM and Falcon) runs torch's fused kernel on exact float32 distances,
             without such a matrix either. "eager" forms it: for BLOOM by transformers' own
@@ -104,7 +110,8 @@ def patch(
     Raises:
         TypeError: model is no torch module, or scaling is no scaling.
         ValueError: the model has no ALiBi attention of a known family, has a forward method of its
-            own, or has no layer of a number that the scaling names; its family does not have that
+            own, or has no layer of a number that the scaling names; a bias is of other heads, or
+            has numbers of single tokens; its family does not have that
             attention or rounding; window or causal_block is below 1; sink is below 0, or given
             without window and causal_block; layout is unknown, or comes without group;
             attention="traceable" comes with a scaling of lengths, a mask option, linear="onednn",
@@ -146,7 +153,9 @@ def patch(
             f"model must hold ALiBi attention of a known family ({known}), got "
             f"{type(model).__name__}, which a patch would leave as it is"
         )
-    checked, log_n = scaling_and_log_n(scaling, log_n, found[1][0].config)
+    bias = own_bias.bias_of_argument(scaling)
+    given = scaling if bias is None else None
+    checked, log_n = scaling_and_log_n(given, log_n, found[1][0].config)
     settings = settings_of(
         checked,
         attention=attention,
@@ -158,6 +167,7 @@ def patch(
         log_n=log_n,
         group=group,
         layout=layout,
+        bias=bias,
     )
     return apply(model, *found, settings)
 

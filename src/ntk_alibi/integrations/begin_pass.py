@@ -18,7 +18,7 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import layout_of
-from ntk_alibi.integrations import checks
+from ntk_alibi.integrations import checks, own_bias
 from ntk_alibi.integrations.caches import checks as cache_checks
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.caches.window import WindowCache
@@ -88,7 +88,8 @@ def begin_pass(
         skipped,
         unpadded=padding is None and capacity == end,
     )
-    kwargs["attention_mask"] = ForwardPass(mask, problem, rule, settings)
+    own = own_bias.in_force(model, settings.bias) if settings.bias is not None else None
+    kwargs["attention_mask"] = ForwardPass(mask, problem, rule, settings, own=own)
     return (), kwargs
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from ntk_alibi import _checks
 from ntk_alibi.biases.dense import check_key_only
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import checks
+from ntk_alibi.integrations import checks, own_bias
 from ntk_alibi.integrations.settings import (
     ATTENTIONS,
     COMPATS,
@@ -144,6 +144,8 @@ def check(
     checks.known_layers(settings.scaling, len(layers))
     if settings.traceable:
         checks.own_masks(None in stack_of(target))
+    if settings.bias is not None:
+        own_bias.check(settings.bias, family.rule(target).heads, len(layers))
     if settings.log_n is not None:
         config: Any = target.config
         settings.log_n.check_heads(config.num_attention_heads)

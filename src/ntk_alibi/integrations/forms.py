@@ -72,11 +72,12 @@ class PassAttention:
             return output, None
         form = forward_pass.settings.attention
         if form == "fused" and dropout:
-            linear = isinstance(bias, ModelALiBi) and not forward_pass.rule.counts_holes
-            form = "sdpa" if linear else "eager"
+            settings = forward_pass.settings
+            plain = settings.bias is None and settings.compat == "exact"
+            form = "sdpa" if plain and not forward_pass.rule.counts_holes else "eager"
         in_core = form == "fused" and not _arrays.needs_torch(query, key, value, bias)
         held, layer = cache
-        growing = held if in_core and isinstance(held, GrowingCache) else None
+        growing: Any = held if in_core and isinstance(held, GrowingCache) else None
         if held is not None:
             append: Any = held.update if growing is None else held.append
             key, value = append(key, value, layer)
@@ -107,9 +108,9 @@ class PassAttention:
                 scale,
                 self.own_factors(like),
                 in_core=in_core,
-                norms=None
-                if growing is None or not part.keeps_norms
-                else growing.norms(self.layer),
+                norms=growing.norms(self.layer)
+                if part.keeps_norms and growing is not None
+                else None,
                 log=len(parts_of_keys) > 1,
             )
             for part in parts_of_keys

@@ -7,11 +7,12 @@ are asked for this whole problem; their kernel forms are shared by the layers th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays
@@ -19,7 +20,7 @@ from ntk_alibi.biases.alibi import ModelALiBi
 from ntk_alibi.biases.base import BiasObject, kernel_bias_of
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
-from ntk_alibi.integrations import checks
+from ntk_alibi.integrations import checks, own_bias
 from ntk_alibi.integrations.passed_through import PassedThrough
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
@@ -67,6 +68,8 @@ class ForwardPass(PassedThrough):
         rule: the rule by which the model computes its slopes.
         settings: the choices of the patch.
         shared: how several ranks share the tokens, an object of shared_pass.py, or None.
+        own: biases of the patch's own by layers, or by None for all layers; bias objects, and
+            modules that return them.
     """
 
     mask: torch.Tensor
@@ -82,12 +85,14 @@ class ForwardPass(PassedThrough):
         rule: ModelSlopes,
         settings: Settings,
         shared: Any = None,
+        own: Mapping[Any, Any] | None = None,
     ) -> None:
         super().__init__(mask)
         self.problem = problem
         self.rule = rule
         self.settings = settings
         self.shared = shared
+        self.own = own or {}
         self._made: dict[Any, Any] = {}
 
     @property
@@ -112,6 +117,13 @@ class ForwardPass(PassedThrough):
 
     def bias_of(self, layer: int, dtype: torch.dtype) -> BiasObject:
         """Return the bias of a layer of a model of some dtype: the same object for equal biases."""
+        own = self.own.get(None, self.own.get(layer))
+        if isinstance(own, nn.Module):
+            # A layer that is checkpointed runs again, and needs numbers of its own to follow.
+            made = torch.is_grad_enabled()
+            own = own_bias.returned(own) if made else self.memo(id(own), own_bias.returned, own)
+        if own is not None:
+            return cast(BiasObject, own)
         bias = ModelALiBi.of_layer(self.rule, self.settings.scaling, layer)
         if self.settings.compat == "exact":
             return bias
@@ -244,19 +256,20 @@ def _factors(log_n: Any, problem: Problem, like: Any) -> Any:
 def _kernel_on_device(bias: BiasObject, problem: Problem, like: Any) -> KernelBias:
     """Return a bias in kernel form; one that depends on no text is copied to a device once."""
     device = like is not None and not like.is_cpu and not _arrays.is_tracing()
-    if device and isinstance(bias, ModelALiBi) and scaling_per(bias.scaling) is None:
+    if device and getattr(bias, "fixed", False):
         try:
-            return _kept(bias, like.device, like.dtype is torch.float64)
+            return _kept(cast(Any, bias), like.device, like.dtype is torch.float64)
         except TypeError:  # the scaling has no hash
             pass
     return kernel_bias_of(bias, problem, like)
 
 
 @functools.lru_cache(maxsize=256)
-def _kept(bias: ModelALiBi, device: torch.device, wide: bool) -> KernelBias:
+def _kept(bias: Hashable, device: torch.device, wide: bool) -> KernelBias:
     with torch.inference_mode(False):  # autograd could not save tensors of that mode later
         like = torch.empty(0, device=device, dtype=torch.float64 if wide else torch.float32)
-        return bias.kernel_bias(Problem((1, bias.num_heads, 1, 1))).on(like)
+        fixed: Any = bias
+        return cast(KernelBias, fixed.kernel_bias(Problem((1, fixed.num_heads, 1, 1))).on(like))
 
 
 def problem_of(

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ntk_alibi.distributed import sharding
-from ntk_alibi.integrations import checks, forms, linear, shared_loss, texts, traceable
+from ntk_alibi.integrations import checks, forms, linear, own_bias, shared_loss, texts, traceable
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.family import (
     AttentionOf,
@@ -47,6 +47,7 @@ class PatchHandle:
 
     Attributes:
         scaling: the patch's scaling.
+        bias: a bias in place of ALiBi, or None.
         attention: the patch's attention.
         log_n: the patch's factor of scores, or None.
     """
@@ -61,6 +62,11 @@ class PatchHandle:
     def scaling(self) -> Scaling | None:
         """The patch's scaling."""
         return self._settings.scaling
+
+    @property
+    def bias(self) -> Any:
+        """The patch's bias in place of ALiBi: an object, a module, a dict of layers, or None."""
+        return self._settings.bias
 
     @property
     def attention(self) -> str:
@@ -114,7 +120,7 @@ class PatchHandle:
 
     def __repr__(self) -> str:
         choices = repr(self._settings)
-        if self.scaling is None:
+        if self.scaling is None and self.bias is None:
             choices = choices.replace("None", "plain ALiBi", 1)
         return f"<patch of {self._family.name}, {choices}, {self._state()}>"
 
@@ -170,6 +176,8 @@ def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]
     """Let these settings be in force, the last one foremost."""
     settings = stack[-1] or Settings(None, attention_of_config(target))
     installed, traced = hasattr(target, _HOOK), hasattr(target, TRACEABLE)
+    if settings.bias is not None or own_bias.NAME in dict(target.named_children()):
+        own_bias.register(target, settings.bias)
     setattr(target, STACK, stack)
     if installed and (traced or settings.traceable):
         _restore(family, target)
@@ -221,6 +229,7 @@ def _uninstall(family: Family, target: nn.Module) -> None:
     shared_loss.give_back(target)
     texts.give_back(target)
     delattr(target, STACK)
+    own_bias.register(target, None)
     _restore(family, target)
 
 

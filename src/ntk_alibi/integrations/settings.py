@@ -13,7 +13,7 @@ from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import LAYOUTS, Layout
-from ntk_alibi.integrations import checks
+from ntk_alibi.integrations import checks, own_bias
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.methods import parse_method, stated_train_length, train_length_of
 from ntk_alibi.positions.log_n import LogN, log_n_of
@@ -70,6 +70,7 @@ class Settings:
     log_n: LogN | None = None
     ranks: Ranks | None = None
     layout: Layout = "contiguous"
+    bias: Any = None
 
     @property
     def traceable(self) -> bool:
@@ -78,7 +79,8 @@ class Settings:
 
     def __repr__(self) -> str:
         """Return the choices that are not the default, as `patch` takes them."""
-        choices = [f"{self.scaling!r}", f"attention={self.attention!r}"]
+        first = f"{self.scaling!r}" if self.bias is None else f"bias={self.bias!r}"
+        choices = [first, f"attention={self.attention!r}"]
         if self.compat != "exact":
             choices.append(f"compat={self.compat!r}")
         limits = self.mask._asdict()
@@ -102,6 +104,19 @@ class Settings:
         """
         entries = self.mask._asdict()
         del entries["causal"]
+        if self.bias is not None:
+            if any(not isinstance(x, nn.Module) for x in own_bias.by_layer(self.bias).values()):
+                raise ValueError(
+                    "scaling must not be a bias object to be saved with a model, since a "
+                    f"configuration cannot hold one, got {self.bias!r}: call na.unpatch(model) "
+                    "before save_pretrained, and na.patch after loading"
+                )
+            warnings.warn(
+                "the model's config.json cannot hold the bias of its patch; its weights are saved "
+                f"as {own_bias.NAME}: after loading, call na.patch(model, a new module), and "
+                "model.load_state_dict with the saved weights",
+                stacklevel=2,
+            )
         if self.scaling is not None:
             entries["scaling"] = checks.described(self.scaling).to_config()
         if self.attention in ("sdpa", "eager"):
@@ -198,6 +213,7 @@ def settings_of(
     log_n: Any = None,
     group: Any = None,
     layout: Any = "contiguous",
+    bias: Any = None,
     **limits: Any,
 ) -> Settings:
     """Return the settings of `patch`'s arguments, checked as far as possible without a model.
@@ -210,6 +226,7 @@ def settings_of(
         log_n: log-n scaling.
         group: the process group that shares a text.
         layout: which of its tokens each rank holds.
+        bias: a bias in place of ALiBi, as `own_bias.bias_of_argument` returns it, or None.
         limits: window, sink and causal_block of `patch`.
     """
     checked_scaling(scaling, of_layer=False)
@@ -225,7 +242,12 @@ def settings_of(
         raise ValueError(
             f"compat must be 'exact' with log_n, which transformers does not have, got {compat!r}"
         )
-    settings = Settings(scaling, attention, compat, mask, linear, log_n)
+    if bias is not None:
+        _checks.choice("attention with a bias", attention, ("fused", "eager"))
+        _checks.choice("compat with a bias", compat, COMPATS[:1])
+        if group is not None:
+            raise ValueError(f"group must be None with a bias, got {group!r}")
+    settings = Settings(scaling, attention, compat, mask, linear, log_n, bias=bias)
     if settings.traceable:
         per = scaling_per(scaling)
         checks.traceable_choices(settings, per, unlimited=mask == EVERYTHING)

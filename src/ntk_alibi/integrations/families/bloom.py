@@ -107,6 +107,8 @@ def _stock_form(
     """Return bias (batch * heads, 1 or queries, keys) and mask as transformers adds them."""
     forward_pass = attend.forward_pass
     bias = forward_pass.bias_of(attend.layer, like.dtype)
+    if torch.is_grad_enabled() and _arrays.require_grad(*bias.parameters):
+        return _bias_and_mask(forward_pass, bias, heads, like)
     key = id(bias), like.dtype
     return forward_pass.memo(key, _bias_and_mask, forward_pass, bias, heads, like)
 
@@ -120,8 +122,9 @@ def _bias_and_mask(
     hidden = ~F.pad(seen.expand(len(mask), -1, -1, -1), beyond)
     zeros = torch.zeros(hidden.shape, dtype=dtype, device=mask.device)
     hides = zeros.masked_fill(hidden, torch.finfo(dtype).min)
-    scaling, per = bias.scaling, scaling_per(bias.scaling)
-    relative = problem.mask.sink > 0 or (per is not None and problem.counts is not None)
+    scaling = getattr(bias, "scaling", None)
+    per, own = scaling_per(scaling), getattr(bias, "rule", None) != forward_pass.rule
+    relative = own or problem.mask.sink > 0 or (per is not None and problem.counts is not None)
     relative = relative or (scaling is not None and _arrays.is_tracing())
     if relative or per == "query" or without_knee(scaling)[1] is not None:
         tensor = F.pad(numbers.expand(len(mask), -1, -1, -1), beyond).to(dtype).flatten(0, 1)

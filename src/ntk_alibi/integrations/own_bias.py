@@ -1,0 +1,125 @@
+"""Biases that a patch brings: a `BiasObject`, a module that returns one, or either for some layers.
+
+Modules become the submodule `ntk_alibi_bias` of the model, so that optimizers, state_dict and
+`to` see their parameters. Layers ask the submodule, not the patch, for its bias: a wrapper such as
+PEFT's may have taken its place.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ntk_alibi.biases.base import head_count
+
+#: The submodule of a patched model.
+NAME = "ntk_alibi_bias"
+
+
+def bias_of_argument(value: Any) -> Any:
+    """Return the bias that the argument `scaling` of `patch` is, or None.
+
+    Returns:
+        A bias object, a module, or a dict of them by the numbers of layers.
+
+    Raises:
+        ValueError: it may be meant as a bias, but is none.
+    """
+    if isinstance(value, Mapping) and value and all(isinstance(key, int) for key in value):
+        biases = {layer: bias_of_argument(bias) for layer, bias in value.items()}
+        if wrong := [layer for layer, bias in biases.items() if bias is None or layer < 0]:
+            raise ValueError(
+                "scaling must be a dict of layers to biases, from 0 on, got "
+                f"{value[wrong[0]]!r} for layer {wrong[0]}"
+            )
+        return biases
+    if isinstance(value, nn.Module):
+        return value
+    if callable(getattr(value, "kernel_bias", None)) and not isinstance(value, type):
+        return value
+    if callable(value) and not callable(getattr(value, "scale_exponents", None)):
+        raise ValueError(
+            "scaling must be a scaling, a bias object such as KerpleLog(r1, r2), or a torch module "
+            f"that returns one, got {value!r}"
+        )
+    return None
+
+
+def check(bias: Any, heads: int, layers: int) -> None:
+    """Check that a bias is one of positions alone, and of a model's heads and layers."""
+    for layer, own in by_layer(bias).items():
+        if layer is not None and layer >= layers:
+            raise ValueError(
+                f"scaling must be a dict of layers below {layers}, the number of the model's "
+                f"layers, got {layer}"
+            )
+        made = own
+        if isinstance(own, nn.Module):
+            try:
+                with torch.no_grad():
+                    made = returned(own)
+            except (TypeError, AttributeError) as error:
+                raise ValueError(
+                    "scaling must be a module that returns a bias without hidden states, got "
+                    f"{type(own).__name__}, which raises {error!r}"
+                ) from error
+        if not callable(getattr(made, "kernel_bias", None)):
+            raise ValueError(
+                f"scaling must be a module that returns a BiasObject, got {type(own).__name__}, "
+                f"which returns {type(made).__name__}"
+            )
+        if head_count(made) != heads:
+            raise ValueError(f"scaling must be a bias of the model's {heads} heads, got {made!r}")
+        of_queries = getattr(made, "query_length", None) is not None
+        if of_queries or getattr(made, "of_tokens", False):
+            raise ValueError(
+                "scaling must be a bias of positions alone, got one with numbers of single tokens, "
+                f"{made!r}"
+            )
+
+
+def by_layer(bias: Any) -> dict[Any, Any]:
+    """Return the biases by layers; by None if there is one for all layers."""
+    return dict(bias) if isinstance(bias, Mapping) else {None: bias}
+
+
+def modules_of(bias: Any) -> dict[Any, nn.Module]:
+    """Return the modules among biases by layers."""
+    return {k: own for k, own in by_layer(bias).items() if isinstance(own, nn.Module)}
+
+
+def returned(module: nn.Module) -> Any:
+    """Return what a module returns without hidden states: modules may take None for them."""
+    takes = inspect.signature(module.forward).parameters
+    return module(None) if takes else module()
+
+
+def register(target: nn.Module, bias: Any) -> None:
+    """Make the modules of a bias a submodule of a model, on its device; None takes it away."""
+    if NAME in dict(target.named_children()):
+        delattr(target, NAME)
+    modules = modules_of(bias)
+    if not modules:
+        return
+    device = next(target.parameters()).device
+    for module in modules.values():
+        if any(x.device != device for x in module.parameters()):
+            module.to(device)
+    if None in modules:
+        target.add_module(NAME, modules[None])
+    else:
+        every = {str(layer): module for layer, module in modules.items()}
+        target.add_module(NAME, nn.ModuleDict(every))
+
+
+def in_force(target: nn.Module, bias: Any) -> dict[Any, Any]:
+    """Return the biases by layers, with the modules that the model has now."""
+    own = by_layer(bias)
+    for layer in modules_of(bias):
+        held: Any = getattr(target, NAME)
+        own[layer] = held if layer is None else held[str(layer)]
+    return own

@@ -1,0 +1,217 @@
+"""Biases that users bring to a patch: objects, learned modules, and dicts of layers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ntk_alibi as na
+from family_models import HEADS, LOGITS, families, independent_logits, make_model, models  # noqa: F401
+from model_runs import enable_checkpointing
+from ntk_alibi.biases import BiasObject
+from ntk_alibi.torch import learned_bias
+from padded_batches import LENGTH, MASKS, batch, real, run
+
+RANDOM = np.random.default_rng(1)
+R1, R2 = RANDOM.random((2, HEADS)) + 0.05
+SLOPES = RANDOM.random(HEADS).astype(np.float32)
+BIASES: dict[str, BiasObject] = {
+    "kerple log": na.KerpleLog(R1, R2),
+    "kerple power": na.KerplePower(R1, R2),
+    "t5": na.T5(RANDOM.standard_normal((HEADS, 32)), bidirectional=False),
+    "sandwich": na.Sandwich(HEADS, dimension=16),
+    "bam": na.BAM(R1, R2, 1.0 + R1),
+    "own slopes": na.ALiBi(HEADS, slopes=SLOPES),
+    "exempt": na.ALiBi(HEADS, slopes=SLOPES, exempt=1),
+}
+ids = batch()
+
+
+def at_distances(bias: BiasObject) -> Any:
+    """Return the numbers of a bias as a function of distances."""
+    row = torch.from_numpy(np.asarray(bias.tensor(1, 2 * LENGTH)))[0, :, 0].double()
+    return lambda distance: row[:, 2 * LENGTH - 1 - distance]
+
+
+@families
+@pytest.mark.parametrize("kind", [kind for kind in BIASES if kind != "exempt"])
+def test_logits_are_those_of_the_bias(models: dict, name: str, kind: str) -> None:  # noqa: F811
+    """BLOOM's eager form is transformers' own forward, which adds what it is given."""
+    model, bias, mask = models[name], BIASES[kind], MASKS["left"]
+    kept = real(mask)
+    with na.patch(model, bias) as handle:
+        assert handle.bias is bias
+        assert handle.scaling is None
+        logits = run(model, ids, mask)
+    with na.patch(model, bias, attention="eager"):
+        eager = run(model, ids, mask)
+    torch.testing.assert_close(logits[kept], eager[kept], **LOGITS)
+    assert (logits - run(model, ids, mask))[kept].abs().max() > 1e-3
+    if name != "bloom":
+        slopes = na.reference.alibi_slopes(HEADS)
+        expected = independent_logits(model, ids, mask, slopes, own=at_distances(bias))
+        torch.testing.assert_close(logits[kept].double(), expected[kept], **LOGITS)
+
+
+def test_own_slopes_equal_those_of_the_scaling_in_bloom(models: dict) -> None:  # noqa: F811
+    """In Falcon the model's own bias is divided with the scores, and a user's is not."""
+    bias = na.ALiBi(HEADS, slopes=na.alibi_slopes(HEADS, na.NTK(4.0)))
+    for name, divisor in (("bloom", 1.0), ("falcon", 4.0)):
+        with na.patch(models[name], na.NTK(4.0)):
+            expected = run(models[name], ids)
+        slopes = np.asarray(bias.slopes) / np.float32(divisor)
+        with na.patch(models[name], na.ALiBi(HEADS, slopes=slopes)):
+            torch.testing.assert_close(run(models[name], ids), expected, **LOGITS)
+
+
+@pytest.mark.parametrize("kind", ["kerple log", "exempt"])
+@pytest.mark.parametrize(
+    "options", [{"window": 9}, {"window": 9, "sink": 2}, {"log_n": 8}], ids=str
+)
+def test_caches_windows_and_log_n_work_with_it(models: dict, kind: str, options: Any) -> None:  # noqa: F811
+    model = models["falcon"]
+    with torch.no_grad(), na.patch(model, BIASES[kind], **options):
+        whole = run(model, ids)
+        cache, pieces = na.GrowingCache(), []
+        for begin, end in ((0, 20), (20, 21), (21, 22), (22, LENGTH)):
+            pieces.append(model(ids[:, begin:end], past_key_values=cache).logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, **LOGITS)
+    with na.patch(model, BIASES[kind], attention="eager", **options):
+        torch.testing.assert_close(run(model, ids), whole, **LOGITS)
+
+
+def test_layers_have_biases_of_their_own(models: dict) -> None:  # noqa: F811
+    model, kerple = models["mpt"], BIASES["kerple log"]
+    slopes = na.reference.alibi_slopes(HEADS)
+    expected = independent_logits(model, ids, None, slopes, layers={1}, own=at_distances(kerple))
+    with na.patch(model, {1: kerple}) as handle:
+        torch.testing.assert_close(run(model, ids).double(), expected, **LOGITS)
+        assert handle.bias == {1: kerple}
+    learned = learned_bias.LearnedALiBi(HEADS)
+    with na.patch(model, {0: kerple, 2: learned}):
+        assert [name for name, _ in model.named_parameters() if "ntk_alibi" in name] == [
+            "transformer.ntk_alibi_bias.2.slopes.log_slopes"
+        ]
+        run(model, ids)
+    assert not any("ntk_alibi" in name for name, _ in model.named_parameters())
+
+
+def learned(name: str, **options: Any) -> tuple[Any, Any]:
+    """Return a model, and the learned bias with which it is patched."""
+    model, bias = make_model(name), learned_bias.LearnedALiBi(HEADS)
+    na.patch(model, bias, **options)
+    return model, bias
+
+
+@families
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_gradients_reach_a_learned_bias(name: str, reentrant: Any) -> None:
+    def gradient(attention: Any, reentrant: Any) -> torch.Tensor:
+        model, bias = learned(name, attention=attention)
+        model.train()
+        if reentrant is not None:
+            enable_checkpointing(model, {"use_reentrant": reentrant})
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        found: torch.Tensor = bias.slopes.log_slopes.grad
+        return found
+
+    expected = gradient("eager", None)
+    assert expected.abs().max() > 1e-5
+    torch.testing.assert_close(gradient("fused", reentrant), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_an_optimizer_moves_it_and_a_copy_has_its_own() -> None:
+    model, bias = learned("bloom")
+    before, other = run(model, ids), copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
+    model(ids, labels=ids).loss.backward()
+    for parameter in model.parameters():
+        if parameter is not bias.slopes.log_slopes:
+            parameter.grad = None
+    optimizer.step()
+    assert (run(model, ids) - before).abs().max() > 1e-3
+    assert torch.equal(run(other, ids), before)
+    na.unpatch(model)
+    assert not hasattr(model.transformer, "ntk_alibi_bias")
+
+
+def test_saving_keeps_its_weights_and_says_what_a_config_cannot_hold(tmp_path: Any) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, bias = learned("mpt")
+    bias.slopes.log_slopes.data += 0.3
+    expected = run(model, ids)
+    with pytest.warns(UserWarning, match="config.json cannot hold the bias"):
+        model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    na.patch(loaded, learned_bias.LearnedALiBi(HEADS))
+    assert (run(loaded, ids) - expected).abs().max() > 1e-3
+    weights = safetensors.load_file(tmp_path / "model.safetensors")
+    loaded.load_state_dict(weights)
+    torch.testing.assert_close(run(loaded, ids), expected, **LOGITS)
+    na.unpatch(model)
+    na.patch(model, BIASES["bam"])
+    with pytest.raises(ValueError, match="scaling must not be a bias object to be saved"):
+        model.save_pretrained(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # PEFT asks for it
+def test_peft_freezes_it_and_modules_to_save_trains_it(tmp_path: Any) -> None:
+    peft = pytest.importorskip("peft")
+    for saved in (None, ["ntk_alibi_bias"]):
+        model, bias = learned("bloom")
+        config = peft.LoraConfig(target_modules=["query_key_value"], modules_to_save=saved)
+        tuned = peft.get_peft_model(model, config)
+        names = [n for n, p in tuned.named_parameters() if p.requires_grad and "ntk_alibi" in n]
+        assert len(names) == (0 if saved is None else 1)
+        tuned(ids, labels=ids).loss.backward()
+        assert bias.slopes.log_slopes.grad is None
+        for name in names:
+            assert tuned.get_parameter(name).grad.abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("bias", "options", "message"),
+    [
+        (na.ALiBi(4, slopes=SLOPES[:4]), {}, "scaling must be a bias of the model's 8 heads, got"),
+        (learned_bias.LearnedALiBi(4), {}, "scaling must be a bias of the model's 8 heads, got"),
+        (na.ForgetGates(-np.ones((1, HEADS, LENGTH))), {}, "scaling must be a bias of positions"),
+        (learned_bias.LearnedForgetGates(32, HEADS), {}, "returns a bias without hidden states"),
+        (torch.nn.Linear(2, 2), {}, "scaling must be a module that returns a bias"),
+        (torch.nn.Identity(), {}, "scaling must be a module that returns a BiasObject, got Iden"),
+        (lambda: None, {}, "scaling must be a scaling, a bias object such as .* or a torch mod"),
+        ({7: BIASES["bam"]}, {}, "scaling must be a dict of layers below 3, .* got 7"),
+        (
+            {0: "ntk:4"},
+            {},
+            "scaling must be a dict of layers to biases, .* got 'ntk:4' for l",
+        ),
+        (BIASES["bam"], {"attention": "sdpa"}, "attention with a bias must be one of 'fused', 'e"),
+        (BIASES["bam"], {"attention": "traceable"}, "attention with a bias must be one of 'fused'"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+@families
+def test_wrong_biases_are_refused_before_anything_changes(
+    models: dict,  # noqa: F811
+    name: str,
+    bias: Any,
+    options: Any,
+    message: str,
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        na.patch(models[name], bias, **options)
+    assert na.patched(models[name]) == []
+    assert not any("ntk_alibi" in part for part, _ in models[name].named_modules())
+
+
+def test_sinks_and_exempt_tokens_that_contradict_are_refused(models: dict) -> None:  # noqa: F811
+    bias = na.ALiBi(HEADS, slopes=SLOPES, exempt=3)
+    with (
+        na.patch(models["bloom"], bias, window=5, sink=1),
+        pytest.raises(ValueError, match="sink must be 0 or at least 3 with a bias"),
+    ):
+        run(models["bloom"], ids)

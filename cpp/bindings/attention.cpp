@@ -234,7 +234,8 @@ void register_attention(py::module_& module) {
       .def(py::init([](std::int32_t least_kept, std::uint64_t seed, std::uint32_t row,
                        std::uint32_t head, std::uint32_t query, std::int64_t key) {
              constexpr std::int32_t numbers = 1 << 16;
-             const auto factor = static_cast<float>(1.0 * numbers / (numbers - least_kept));
+             const std::int32_t kept = numbers - least_kept;
+             const float factor = kept > 0 ? static_cast<float>(1.0 * numbers / kept) : 0.0f;
              return Dropout{
                  least_kept,
                  factor,

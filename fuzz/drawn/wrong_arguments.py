@@ -75,7 +75,7 @@ def _attention() -> Function:
         "rotary": ("x", na.RoPE, na.RoPE(6), na.XPOS(4), 3, np.ones(8)),
         "log_n": (*NO_INTEGER, 0, 1, na.LogN, {}, {"train_length": 1}, na.LogN(8, (1.0, 2.0))),
         "key_norms": ("x", 3, na.KeyNorms, na.KeyNorms()),
-        "dropout": (*NO_NUMBER, 1.0, -0.5, None),
+        "dropout": (*NO_NUMBER, 1.5, -0.5, None),
         "seed": ("x", 0.5, -1, 2**64),
     }  # fmt: skip
     also: dict[str, tuple[str, ...]] = {

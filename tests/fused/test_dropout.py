@@ -231,19 +231,24 @@ def test_dropped_values_do_not_count() -> None:
 
 
 def test_least_share_and_none() -> None:
-    """Dropout is rounded to multiples of 2^-16; none is the call without it."""
+    """Dropout is rounded to multiples of 2^-16; none is the call without it, all leaves zeros."""
     arrays = inputs(1, 2, 2, 20, 70, 16)
     plain = na.attention(*arrays)
     for dropout in (0, 0.0, 2**-18):
         assert (na.attention(*arrays, dropout=dropout) == plain).all()
     assert (na.attention(*arrays, dropout=1 - 2**-16, seed=0) != plain).any()
+    output, log = na.attention(*arrays, dropout=1.0, seed=0, return_logsumexp=True)
+    gradients = attention_gradients(*arrays, output, log, plain, dropout=1.0, seed=0)
+    assert not output.any()
+    assert np.isfinite(log).all()
+    assert not any(x.any() for x in (gradients.query, gradients.key, gradients.value))
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"dropout": 0.1}, ValueError, "seed must be given with dropout of NumPy arrays"),
-        ({"dropout": 1.0}, ValueError, "dropout must be at most 1 - 2.-16, got 1.0"),
+        ({"dropout": 1.5}, ValueError, "dropout must be at most 1, got 1.5"),
         ({"dropout": -0.1}, ValueError, "dropout must be a finite number >= 0, got -0.1"),
         ({"dropout": True}, TypeError, "dropout must be a number, got True"),
         ({"dropout": 0.1, "seed": 0.5}, TypeError, "seed must be an integer, got 0.5"),

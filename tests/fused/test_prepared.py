@@ -11,6 +11,7 @@ import torch
 import ntk_alibi as na
 from attention_checks import inputs
 from ntk_alibi.biases.base import kernel_bias_of
+from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.masks import Mask, Problem
 
@@ -32,8 +33,12 @@ def test_a_prepared_call_is_that_of_attention(kind: str, padding: Any) -> None:
     log_n = na.LogN(32)
     factors = log_n.factors(problem, None if in_core else query)
     factors = factors.float() if kind == "grad" else factors.astype(np.float32)
-    found = attend_prepared(*given, bias, problem, 0.2, factors, in_core=in_core, log=True)
+    dropout = checked_dropout(0.3, 7, query, 70)
+    found = attend_prepared(
+        *given, bias, problem, 0.2, factors, in_core=in_core, dropout=dropout, log=True
+    )
     options: dict[str, Any] = {"window": 40, "key_padding_mask": padding, "scale": 0.2}
+    options |= {"dropout": 0.3, "seed": 7}
     expected = na.attention(*given, BIAS, **options, log_n=log_n, return_logsumexp=True)
     for mine, theirs in zip(found, expected, strict=True):
         assert type(mine) is type(theirs)

@@ -127,6 +127,11 @@ class Way:
         return np.broadcast_to(queries, (BATCH, self.queries)), keys
 
     @property
+    def dropped(self) -> dict[str, Any]:
+        """The options of dropout, none without it."""
+        return {name: self.options[name] for name in ("dropout", "seed") if name in self.options}
+
+    @property
     def seen(self) -> NDArray[np.bool_]:
         """The mask of visible pairs, (1 or batch, 1, queries, keys)."""
         names = ("causal", "window", "causal_block", "sink")
@@ -207,6 +212,18 @@ WAYS = {
             "key_padding_mask": np.arange(KEYS) % 31 > [[0], [5]],
         }
     ),
+    "dropout, padding, a window and sinks": Way(
+        {"dropout": 0.5, "seed": 2**63 + 12, "key_padding_mask": PADDING, "window": 20, "sink": 3}
+    ),
+    "dropout, packed, XPOS, log n": Way(
+        {
+            "dropout": 0.1,
+            "seed": 13,
+            "segment_ids": TEXTS,
+            "rotary": na.XPOS(DIM, scale_base=2.0),
+            "log_n": 8,
+        }
+    ),
     "packed, XPOS": Way({"segment_ids": TEXTS, "rotary": na.XPOS(DIM, scale_base=2.0)}),
     "RoPE, log n, a window, sinks and padding": Way(
         {
@@ -242,6 +259,9 @@ def model(case: Case, way: Way, sources: list[torch.Tensor]) -> Model:
     every = torch.where(some[..., None], scores + bias, 0.0)
     logsumexp = every.logsumexp(-1)
     weights = (every - logsumexp[..., None]).exp() * some[..., None]
+    if way.dropped:
+        factors = na.reference.dropout_factors(tuple(weights.shape), **way.dropped)
+        weights = weights * torch.from_numpy(factors)
     return Model(weights @ value, torch.where(some, logsumexp, -torch.inf), bias, scores)
 
 
@@ -304,7 +324,9 @@ class Expectation:
 
     def check(self, *results: Any) -> None:
         """Check that each (output, logsumexp) is the model's within the bounds of `expected`."""
-        what = expected(*self._way.arrays(), self._bias, self._scale, scores=self._scores)
+        what = expected(
+            *self._way.arrays(), self._bias, self._scale, scores=self._scores, **self._way.dropped
+        )
         wide = what._replace(
             output_error=WIDE * what.output_error, logsumexp_error=WIDE * what.logsumexp_error
         )
@@ -323,7 +345,7 @@ class Expectation:
         rotated = None if self._scores is None else (self._scores, [x.numpy() for x in exact[:3]])
         what = gradient_checks.expected(
             self._way.arrays(), self._bias, *_incoming(self._model.output), self._scale,
-            rotated=rotated,
+            rotated=rotated, **self._way.dropped,
         )  # fmt: skip
         steps = UNIT * (80 + KEYS / 16 + BATCH * self._way.queries)
         of_pairs = torch.from_numpy(what.pairs.errors + steps * what.pairs.sizes)

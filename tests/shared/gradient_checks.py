@@ -96,7 +96,7 @@ def expected(
     else:
         p, exact = p._replace(scores=rotated[0]), rotated[1]
         *_, ds = na.reference.attention_gradients(
-            0 * p.query, *p[1:3], p.bias + rotated[0], *p[4:6]
+            0 * p.query, *p[1:3], p.bias + rotated[0], *p[4:6], dropout=dropout, seed=seed
         )
         reach, turning = _turned, UNIT * (20 + query.shape[2])
     factors = np.ones(p.bias.shape)

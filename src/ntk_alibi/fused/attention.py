@@ -208,10 +208,10 @@ def attention(
             skipped if they do not matter for it.
         key_norms: norms of these very keys, kept by the caller; without rotary, key_padding_mask,
             key_positions, segment_ids and exempt tokens.
-        dropout: the share of weights that are set to 0 at random, at most 1 - 2^-16, in multiples
-            of 2^-16. The others are divided by the share that stays; the logsumexp is without
-            dropout. A random number depends on seed, row, head, query and key alone
-            (docs/formulas.md), so threads and instruction sets do not change what is dropped.
+        dropout: the share of weights that are set to 0 at random, 0 to 1, of which the nearest
+            multiple of 2^-16 is taken. The others are divided by the share that stays; the
+            logsumexp is without dropout. A random number depends on seed, row, head, query and key
+            alone (docs/formulas.md), so threads and instruction sets do not change what is dropped.
         seed: of the random numbers of dropout, from 0 to 2^64 - 1. Arrays need one; tensors draw
             one from torch's generator for the CPU by default.
         group: a torch.distributed.ProcessGroup whose ranks share one sequence. query, key, value

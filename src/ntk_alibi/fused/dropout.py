@@ -43,7 +43,7 @@ class Dropout(NamedTuple):
     @property
     def factor(self) -> float:
         """The factor of the weights that are kept."""
-        return NUMBERS / (NUMBERS - self.least_kept)
+        return NUMBERS / max(NUMBERS - self.least_kept, 1)
 
     def part(self, row: int = 0, head: int = 0, query: int = 0, key: int = 0) -> Dropout:
         """Return the dropout of a part, from its first row, head, query and key."""
@@ -63,12 +63,12 @@ class Dropout(NamedTuple):
         return kept
 
 
-def checked_share(dropout: Any) -> int:
-    """Return the number of random numbers for which dropout drops a weight."""
-    least_kept = round(min(_checks.finite("dropout", dropout, minimum=0.0), 1.0) * NUMBERS)
-    if least_kept == NUMBERS:
-        raise ValueError(f"dropout must be at most 1 - 2^-16, got {dropout!r}")
-    return least_kept
+def checked_share(dropout: Any) -> float:
+    """Return an argument that must be a share of weights to drop."""
+    share = _checks.finite("dropout", dropout, minimum=0.0)
+    if share > 1.0:
+        raise ValueError(f"dropout must be at most 1, got {dropout!r}")
+    return share
 
 
 def checked_dropout(dropout: Any, seed: Any, query: Any, keys: int) -> Dropout | None:
@@ -79,7 +79,7 @@ def checked_dropout(dropout: Any, seed: Any, query: Any, keys: int) -> Dropout |
     Raises:
         TypeError, ValueError: an argument is wrong, or arrays have no seed.
     """
-    least_kept = checked_share(dropout)
+    least_kept = round(checked_share(dropout) * NUMBERS)
     if seed is not None:
         seed = _checks.integer("seed", seed, minimum=0, maximum=2**64 - 1)
     if least_kept == 0:

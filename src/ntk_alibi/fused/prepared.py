@@ -7,6 +7,7 @@ from typing import Any
 from ntk_alibi import _arrays
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.call import AttentionCall, core_rule
+from ntk_alibi.fused.dropout import Dropout
 from ntk_alibi.fused.forward import Stats, forward, rounded_logsumexp
 from ntk_alibi.masks import Problem
 
@@ -38,6 +39,7 @@ def attend_prepared(
     in_core: bool,
     skip_tolerance: float | None = 0.0,
     norms: Any = None,
+    dropout: Dropout | None = None,
     log: bool = False,
 ) -> tuple[Any, Any]:
     """Return the output and, with log, the logsumexp of a problem that the caller made once.
@@ -59,6 +61,7 @@ def attend_prepared(
         skip_tolerance: the argument of `attention`.
         norms: a `KeyNorms` of these very keys; in the core only, with all keys at default positions
             and without exempt tokens.
+        dropout: the dropout of weights, or None.
         log: whether to return the logsumexp.
 
     Returns:
@@ -73,7 +76,7 @@ def attend_prepared(
         query, key, value = _arrays.in_autocast_dtype(query, key, value)
     call = AttentionCall(
         query, key, value, bias, problem, rule, scale, skip_tolerance,
-        factors=factors, memory=memory, norms=norms,
+        factors=factors, memory=memory, norms=norms, dropout=dropout,
     )  # fmt: skip
     output, logsumexp, _ = attend(call, log=log)
     return output, rounded_logsumexp(logsumexp, query) if log else None

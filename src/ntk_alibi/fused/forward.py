@@ -7,6 +7,7 @@ the core it does not change the softmax, so it is added to the logsumexp afterwa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from ntk_alibi._arrays import Array
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.merge import merged
 from ntk_alibi.fused.quantized_rows import is_quantized
-from ntk_alibi.fused.rotated import RotatedCall, runs_of_heads
+from ntk_alibi.fused.rotated import query_runs, runs_of_heads
 from ntk_alibi.segments import texts_of
 
 
@@ -51,10 +52,8 @@ def forward(
     call: AttentionCall, *, log: bool = True, stats: bool = False
 ) -> tuple[Any, Any, Stats | None]:
     """Return output, logsumexp (float64; None without log) and stats (or None) of a call."""
-    if call.problem.segments is not None:
-        return _of_texts(call, log=log, stats=stats)
-    if call.rotates:
-        return _rotated(call, log=log, stats=stats)
+    if call.rotary is not None or call.problem.segments is not None:
+        return _in_parts(call, log=log, stats=stats)
     subsets = key_subsets(call)
     output: Any
     logsumexp: Any
@@ -193,45 +192,28 @@ def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:
     return _arrays.to_dtype(bounded, xp.float32)
 
 
-def _of_texts(call: AttentionCall, *, log: bool, stats: bool) -> tuple[Any, Any, Stats | None]:
-    """Return the results of a call with packed texts, one call for each text."""
+def _in_parts(call: AttentionCall, *, log: bool, stats: bool) -> tuple[Any, Any, Stats | None]:
+    """Return the results of a call with packed texts or a rotation, one call for each part."""
     output: Any = _arrays.empty_like(call.query)
     logs = np.empty(call.query.shape[:3], np.float64) if log else None
     logsumexp: Any = None if logs is None else _arrays.to_framework_of(logs, call.query)
     counts = np.zeros((len(fields(Stats)), *call.query.shape[:2]), np.int64)
-    for text in texts_of(call.problem):
-        own = (text.rows, slice(None), text.queries)
-        output[own], log_of_text, counted = forward(call.of_text(text), log=log, stats=stats)
+    for (rows, heads, queries), part in _parts(call):
+        own, log_of_part, counted = forward(part, log=log, stats=stats)
+        output[rows, heads, queries] = _arrays.to_dtype(own, output.dtype)
         if log:
-            logsumexp[own] = log_of_text
+            logsumexp[rows, heads, queries] = log_of_part
         if counted is not None:
-            counts[:, text.rows] += [getattr(counted, field.name) for field in fields(Stats)]
+            counts[:, rows, heads] += [getattr(counted, field.name) for field in fields(Stats)]
     return output, logsumexp, Stats(*counts) if stats else None
 
 
-def _rotated(call: AttentionCall, *, log: bool, stats: bool) -> tuple[Any, Any, Stats | None]:
-    """Return the results of a call with rotation, some heads at a time."""
-    results = [
-        _rotated_heads(call.of_key_heads(heads), log=log, stats=stats)
-        for heads in runs_of_heads(call)
-    ]
-    outputs, logs, counted = zip(*results, strict=True)
-    join = _arrays.namespace(call.query).concatenate
-    return (
-        join(outputs, 1),
-        join(logs, 1) if log else None,
-        Stats(*(np.concatenate(x, 1) for x in zip(*counted, strict=True))) if stats else None,
-    )
-
-
-def _rotated_heads(
-    call: AttentionCall, *, log: bool, stats: bool
-) -> tuple[Any, Any, tuple[Any, ...] | None]:
-    """Return output, logsumexp (or None), and the numbers of `Stats` in their order (or None)."""
-    rotated = RotatedCall(call)
-    results = [forward(part, log=log, stats=stats) for part in rotated.part_calls()]
-    outputs, logs, counted = zip(*results, strict=True)
-    output, logsumexp = rotated.joined(outputs, logs if log else None)
-    if not stats:
-        return output, logsumexp, None
-    return output, logsumexp, tuple(sum(getattr(x, f.name) for x in counted) for f in fields(Stats))
+def _parts(call: AttentionCall) -> Iterator[tuple[tuple[slice, slice, slice], AttentionCall]]:
+    """Yield the calls of texts, or of rotated runs of queries of some heads, and their places."""
+    if call.problem.segments is not None:
+        for text in texts_of(call.problem):
+            yield (text.rows, slice(None), text.queries), call.of_text(text)
+        return
+    for heads, of_heads in runs_of_heads(call):
+        for run in query_runs(of_heads):
+            yield (slice(None), heads, run.queries), run.call

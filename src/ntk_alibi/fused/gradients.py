@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from ntk_alibi.fused.forward import (
     shifted_queries,
     tokens_of,
 )
-from ntk_alibi.fused.rotated import RotatedCall
+from ntk_alibi.fused.rotated import faded, query_runs
 from ntk_alibi.masks import Mask
 from ntk_alibi.positions.log_n import log_n_of
 from ntk_alibi.segments import Text, texts_of
@@ -128,15 +129,10 @@ def attention_gradients(
     Source: Dao et al. 2022 (arXiv 2205.14135), appendix B.
     """
     _checks.attention_inputs(query, key, value)
-    given: tuple[tuple[str, Any], ...] = (
-        ("output", output),
-        ("output_gradient", output_gradient),
-        ("logsumexp", logsumexp),
-        ("logsumexp_gradient", logsumexp_gradient),
-    )
-    for name, array in given:
-        if array is None and name == "logsumexp_gradient":
-            continue
+    given = {"output": output, "output_gradient": output_gradient, "logsumexp": logsumexp}
+    if logsumexp_gradient is not None:
+        given["logsumexp_gradient"] = logsumexp_gradient
+    for name, array in given.items():
         if not _arrays.is_array(array):
             raise TypeError(
                 f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}"
@@ -222,10 +218,7 @@ def gradients_of(
             of_bias[name][np.broadcast_to(exempt_queries(call), of_bias[name].shape)] = 0
         if call.bias.first is not None:
             output, log = attend_subset(call, subsets[0])
-            of_bias["first"] = _first_gradient(
-                call, results.output_gradient, results.output, results.logsumexp,
-                results.logsumexp_gradient, output, np.asarray(log),
-            )  # fmt: skip
+            of_bias["first"] = _first_gradient(call, results, output, np.asarray(log))
     whole = of_query[0] if len(of_query) == 1 else of_query[0] + of_query[1]
     return _gradients(call, whole, key_gradient, value_gradient, of_bias)
 
@@ -267,27 +260,21 @@ def _query_gradient(
 
 
 def _first_gradient(
-    call: AttentionCall,
-    output_gradient: Any,
-    output: Any,
-    logsumexp: NDArray[np.float64],
-    logsumexp_gradient: NDArray[np.float32] | None,
-    subset_output: Any,
-    subset_logsumexp: NDArray[np.float64],
+    call: AttentionCall, results: ForwardResults, output: Any, logsumexp: NDArray[np.float64]
 ) -> NDArray[np.float32]:
-    """Return the gradient of the constant `first`, (batch, heads, queries).
+    """Return the gradient of `first`, (batch, heads, queries), from the results of a subset.
 
     The constant is subtracted from all scores of one subset. The sum of ds_ij over a subset is the
     sum of its weights times do_i.o_i(subset) - do_i.o_i + dl_i; over all keys it is dl_i.
     """
     do, whole, part = (
         np.asarray(_arrays.to_numpy(x), np.float64)
-        for x in (output_gradient, output, subset_output)
+        for x in (results.output_gradient, results.output, output)
     )
-    log = logsumexp
+    log, dl = results.logsumexp, results.logsumexp_gradient
     seen = ~np.isneginf(log)
-    dl = 0.0 if logsumexp_gradient is None else logsumexp_gradient
-    share = np.exp(subset_logsumexp - np.where(seen, log, 0.0))
+    dl = 0.0 if dl is None else dl
+    share = np.exp(logsumexp - np.where(seen, log, 0.0))
     of_subset = share * ((do * (part - whole)).sum(axis=-1) + dl)
     of_rest = np.where(seen, dl, 0.0) - of_subset
     with_first, with_others = shifted_queries(call)
@@ -341,24 +328,23 @@ def _rotated_gradients(
     call: AttentionCall, results: ForwardResults, bias_gradient: bool
 ) -> AttentionGradients:
     """Return the gradients of a call with rotation: rotated back, and summed over the runs."""
-    rotated = RotatedCall(call)
     xp, wide = _arrays.namespace(call.query), _arrays.promote_to_float32
     key_sum, value_sum = (xp.zeros_like(wide(x)) for x in (call.key, call.value))
-    pairs = []
-    for run, part in zip(rotated.runs, rotated.part_calls(), strict=True):
+    of_queries, parts = [], []
+    for run in query_runs(call):
         cut = ForwardResults(*(None if x is None else x[:, :, run.queries] for x in results))
         cut = cut._replace(output=wide(cut.output), output_gradient=wide(cut.output_gradient))
-        gradients = gradients_of(part, cut, bias_gradient=bias_gradient)
-        key_sum[:, :, run.keys] += run.fade_key(gradients.key)
+        gradients = gradients_of(run.call, cut, bias_gradient=bias_gradient)
+        of_queries.append(faded(gradients.query, run.query_factor))
+        key_sum[:, :, run.keys] += faded(gradients.key, run.key_factor)
         value_sum[:, :, run.keys] += gradients.value
-        pairs.append((run, gradients))
-    query_sum = xp.concatenate([run.fade_query(gradients.query) for run, gradients in pairs], 2)
-    rows = slice(0, call.problem.shape[0])
-    parts = [(Text(rows, run.queries, run.keys), gradients) for run, gradients in pairs]
+        parts.append((Text(slice(None), run.queries, run.keys), gradients))
+    back = partial(cast(Any, call.rotary).rotated, back=True)
+    query_positions, key_positions = call.problem.positions(call.query)
     return _gradients(
         call,
-        _arrays.to_dtype(rotated.rotate_query(query_sum, back=True), call.query.dtype),
-        _arrays.to_dtype(rotated.rotate_key(key_sum, back=True), call.key.dtype),
+        _arrays.to_dtype(back(xp.concatenate(of_queries, 2), query_positions), call.query.dtype),
+        _arrays.to_dtype(back(key_sum, key_positions), call.key.dtype),
         _arrays.to_dtype(value_sum, call.value.dtype),
         _joined_bias_gradients(call, parts) if bias_gradient else {},
     )

@@ -6,14 +6,15 @@ distance to a centre, which differs between runs of queries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
+from ntk_alibi.masks import Problem
 
 #: The logarithm of XPOS's fastest factor differs by at most this much between queries that share a
 #: centre. A smaller value means more calls; a larger value loosens the bounds that skipping needs.
@@ -26,141 +27,106 @@ ROTATED_AT_ONCE = 2**20
 FADED = -70.0
 
 
-def runs_of_heads(call: AttentionCall) -> Iterator[slice]:
-    """Yield the heads of keys to rotate together, in order."""
-    batch, heads, keys, head_dim = call.key.shape
-    count = max(ROTATED_AT_ONCE // max(batch * keys * head_dim, 1), 1)
-    for begin in range(0, max(heads, 1), count):
-        yield slice(begin, min(begin + count, heads))
+class QueryRun(NamedTuple):
+    """A run of queries, and the keys that they may see, as a call without rotation.
 
-
-@dataclass(frozen=True, slots=True)
-class QueryRun:
-    """Queries that share a centre, the keys that they may see, and the factors of both."""
+    Attributes:
+        queries: the queries, which share a centre with XPOS.
+        keys: the keys.
+        call: the call of the rotated queries and keys, in float32 or float64.
+        query_factor: XPOS's factors of the queries, (1 or batch, 1, queries, head_dim), or None.
+        key_factor: those of the keys, or None.
+    """
 
     queries: slice
     keys: slice
+    call: AttentionCall
     query_factor: Any = None
     key_factor: Any = None
 
-    def fade_query(self, x: Any) -> Any:
-        """Multiply rotated queries of the run, or their gradient, by their factors."""
-        return _times(x, self.query_factor)
 
-    def fade_key(self, x: Any) -> Any:
-        """Multiply rotated keys of the run, or their gradient, by their factors."""
-        return _times(x, self.key_factor)
+def runs_of_heads(call: AttentionCall) -> Iterator[tuple[slice, AttentionCall]]:
+    """Yield the heads to rotate together, in order, and the call of these heads."""
+    batch, key_heads, keys, head_dim = call.key.shape
+    group = call.query.shape[1] // max(key_heads, 1)
+    count = max(ROTATED_AT_ONCE // max(batch * keys * head_dim, 1), 1)
+    for begin in range(0, max(key_heads, 1), count):
+        end = min(begin + count, key_heads)
+        yield slice(begin * group, end * group), call.of_key_heads(slice(begin, end))
 
 
-class RotatedCall:
-    """A call with rotation, split into calls without it.
-
-    Attributes:
-        runs: the runs of queries, in order; each becomes a call.
-    """
-
-    def __init__(self, call: AttentionCall) -> None:
-        self._call = call
-        self._rotary = cast(Any, call.rotary)
-        self._fades = self._rotary.fades
-        if self._fades and call.problem.traced:
-            raise ValueError(
-                "query_positions and key_positions must be None with XPOS where torch traces "
-                f"attention, got them with {call.rotary!r}"
-            )
-        self._positions = call.problem.positions(call.query)
-        self.runs = list(self._query_runs())
-
-    def part_calls(self) -> list[AttentionCall]:
-        """Return one call for each run, of rotated inputs in float32 or float64."""
-        call = self._call
-        rotated = call.of_inputs(
-            self.rotate_query(call.query),
-            self.rotate_key(call.key),
-            _arrays.promote_to_float32(call.value),
-            rotary=None,
+def query_runs(call: AttentionCall) -> list[QueryRun]:
+    """Return the runs of queries of a call with rotation, in order: one, or several with XPOS."""
+    rotary, problem = cast(Any, call.rotary), call.problem
+    if rotary.fades and problem.traced:
+        raise ValueError(
+            "query_positions and key_positions must be None with XPOS where torch traces "
+            f"attention, got them with {rotary!r}"
         )
-        return [self._part_call(rotated, run) for run in self.runs]
-
-    def _part_call(self, rotated: AttentionCall, run: QueryRun) -> AttentionCall:
-        part = rotated.part(run.queries, run.keys)
-        return part._replace(query=run.fade_query(part.query), key=run.fade_key(part.key))
-
-    def joined(self, outputs: Sequence[Any], logsumexps: Sequence[Any] | None) -> tuple[Any, Any]:
-        """Return output and logsumexp of the whole call, from those of the runs."""
-        xp = _arrays.namespace(self._call.query)
-        output = _arrays.to_dtype(xp.concatenate(outputs, 2), self._call.query.dtype)
-        return output, None if logsumexps is None else xp.concatenate(logsumexps, 2)
-
-    def rotate_query(self, query: Any, *, back: bool = False) -> Any:
-        """Rotate queries; back=True applies the transpose, for gradients."""
-        return self._rotary.rotated(query, self._positions[0], back=back)
-
-    def rotate_key(self, key: Any, *, back: bool = False) -> Any:
-        """Rotate keys; back=True applies the transpose, for gradients."""
-        return self._rotary.rotated(_arrays.promote_to_float32(key), self._positions[1], back=back)
-
-    def _query_runs(self) -> Iterator[QueryRun]:
-        queries, keys = self._call.problem.shape[2:]
-        if not self._fades:
-            yield QueryRun(slice(0, queries), slice(0, keys))
-            return
-        for begin, end in self._bounds():
-            seen = slice(0, keys)
-            if self._call.problem.query_positions is None:
-                seen = self._seen(begin, end)
-            yield QueryRun(slice(begin, end), seen, *self._factors(slice(begin, end), seen))
-
-    def _bounds(self) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of the runs, whose positions differ by little in all rows."""
-        queries = self._call.problem.shape[2]
-        spread = int(min(SPREAD / self._rotary.fastest_rate, 2**31))
-        default = self._call.problem.query_positions is None
-        rows = None if default else _arrays.to_numpy(self._positions[0])
-        begin = 0
-        while begin < queries or begin == 0:
-            end = min(begin + spread + 1, queries)
-            if rows is not None:
-                run = rows[:, begin:end]
-                reach = np.maximum.accumulate(run, 1) - np.minimum.accumulate(run, 1)
-                end = begin + int((reach <= spread).all(axis=0).sum())
-            yield begin, end
-            begin = max(end, 1)
-
-    def _seen(self, begin: int, end: int) -> slice:
-        """Return the columns that queries may see, which end at the last query's column.
-
-        They begin at column 0, where sinks stand, if there are any.
-        """
-        mask, (queries, keys) = self._call.problem.mask, self._call.problem.shape[2:]
-        first, ends = keys - queries + begin, max(keys - queries + end, 0)
-        if mask.sink:
-            return slice(0, ends)
-        begins = max(mask.interval(first)[0], 0)
-        return slice(min(begins, ends), ends)
-
-    def _factors(self, queries: slice, keys: slice) -> tuple[Any, Any]:
-        """Return XPOS's factors of queries and of keys, (1 or batch, 1, length, head_dim)."""
-        example = self._call.query
-        xp = _arrays.namespace(example)
-        q, k = self._positions[0][:, queries], self._positions[1][:, keys]
-        if q.shape[1] == 0:
-            return None, None
-        first, last = xp.amin(q, -1)[:, None], xp.amax(q, -1)[:, None]
-        centre = (first + last) // 2
-        k = xp.minimum(k, last)  # no query sees keys ahead of all queries
-        decays = self._rotary.log_decays(example)
-
-        def factor(distance: Any) -> Any:
-            logs = _arrays.to_float64(distance)[..., None] * decays
-            powers = xp.where(logs < FADED, 0.0, xp.exp(xp.clip(logs, FADED, None)))
-            return _arrays.to_dtype(powers, _arrays.promote_to_float32(example).dtype)[:, None]
-
-        return factor(q - centre), factor(centre - k)
+    of_queries, of_keys = problem.positions(call.query)
+    rotated = call.of_inputs(
+        rotary.rotated(call.query, of_queries),
+        rotary.rotated(call.key, of_keys),
+        _arrays.promote_to_float32(call.value),
+        rotary=None,
+    )
+    queries, keys = problem.shape[2:]
+    if not rotary.fades or queries == 0:
+        return [QueryRun(slice(0, queries), slice(0, keys), rotated)]
+    columns = problem.query_positions is None
+    positions = None if columns else _arrays.to_numpy(of_queries)
+    decays = rotary.log_decays(call.query)
+    runs = []
+    for own, seen in _slices(problem, positions, int(min(SPREAD / rotary.fastest_rate, 2**31))):
+        part = rotated.part(own, seen)
+        factors = _factors(of_queries[:, own], of_keys[:, seen], decays, part.query.dtype)
+        part = part._replace(query=faded(part.query, factors[0]), key=faded(part.key, factors[1]))
+        runs.append(QueryRun(own, seen, part, *factors))
+    return runs
 
 
-def _times(x: Any, factor: Any) -> Any:
+def faded(x: Any, factor: Any) -> Any:
+    """Multiply rotated queries or keys of a run, or their gradient, by a factor of `QueryRun`."""
     if factor is None:
         return x
     with _arrays.quiet(x):  # infinity in padding
         return x * factor
+
+
+def _slices(
+    problem: Problem, positions: NDArray[Any] | None, spread: int
+) -> Iterator[tuple[slice, slice]]:
+    """Yield queries, whose positions differ by at most a spread in all rows, and their keys.
+
+    Without positions, those of the queries are their columns. Then the keys end at the column of
+    the last query, and begin at column 0, where sinks stand, if there are any.
+    """
+    mask, (queries, keys) = problem.mask, problem.shape[2:]
+    begin = 0
+    while begin < queries:
+        end, seen = min(begin + spread + 1, queries), slice(0, keys)
+        if positions is not None:
+            run = positions[:, begin:end]
+            reach = np.maximum.accumulate(run, 1) - np.minimum.accumulate(run, 1)
+            end = begin + int((reach <= spread).all(axis=0).sum())
+        else:
+            last = max(keys - queries + end, 0)
+            first = 0 if mask.sink else max(mask.interval(keys - queries + begin)[0], 0)
+            seen = slice(min(first, last), last)
+        yield slice(begin, end), seen
+        begin = end
+
+
+def _factors(queries: Any, keys: Any, decays: Any, dtype: Any) -> tuple[Any, Any]:
+    """Return XPOS's factors of queries and of keys from their positions, (1 or batch, length)."""
+    xp = _arrays.namespace(decays)
+    first, last = xp.amin(queries, -1)[:, None], xp.amax(queries, -1)[:, None]
+    centre = (first + last) // 2
+    seen = xp.minimum(keys, last)  # no query sees keys ahead of all queries
+
+    def factor(distance: Any) -> Any:
+        logs = _arrays.to_float64(distance)[..., None] * decays
+        powers = xp.where(logs < FADED, 0.0, xp.exp(xp.clip(logs, FADED, None)))
+        return _arrays.to_dtype(powers, dtype)[:, None]
+
+    return factor(queries - centre), factor(centre - seen)

@@ -62,7 +62,8 @@ class _Rotary:
         back=True rotates in the opposite direction. The result is float64 for float64, else
         float32. Channels beyond rotary_dim are unchanged.
         """
-        module, x = _arrays.namespace(x), _arrays.promote_to_float32(x)
+        x = _arrays.promote_to_float32(x)
+        module = _arrays.namespace(x)
         pair = _arrays.float64_range(0, self.pairs - 1, x)
         frequencies = self.base ** (-pair / self.pairs) / self._slower
         angles = _arrays.to_float64(positions)[..., None] * (-frequencies if back else frequencies)

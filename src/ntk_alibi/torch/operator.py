@@ -20,7 +20,7 @@ from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, gradients_of
-from ntk_alibi.fused.rotated import RotatedCall
+from ntk_alibi.fused.rotated import query_runs
 from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.segments import Segments, texts_of
 from ntk_alibi.torch.chunks import attention_by_chunks
@@ -213,9 +213,9 @@ def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) ->
     if not call.rotates:
         return attend(call)
     with _arrays.without_autocast(call.query.device.type):  # rotated inputs are not rounded
-        rotated = RotatedCall(call)
-        outputs, logsumexps = zip(*map(attend, rotated.part_calls()), strict=True)
-        return rotated.joined(outputs, None if logsumexps[0] is None else logsumexps)
+        outputs, logsumexps = zip(*(attend(run.call) for run in query_runs(call)), strict=True)
+        output = torch.cat(outputs, 2).to(call.query.dtype)
+        return output, None if logsumexps[0] is None else torch.cat(logsumexps, 2)
 
 
 def _by_texts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:

@@ -13,7 +13,7 @@ from ntk_alibi.scaling import Scaling
 with _installed.needed_by("ntk_alibi.integrations"):
     from torch import nn
 
-    from ntk_alibi.integrations import attn_implementation, checks, own_bias
+    from ntk_alibi.integrations import attn_implementation, own_bias
     from ntk_alibi.integrations.families import bloom, falcon, mpt
     from ntk_alibi.integrations.family import Family
     from ntk_alibi.integrations.patching import PatchHandle, apply, in_force
@@ -252,7 +252,19 @@ def tp_plan(config: Any) -> dict[str, str]:
 
 def _found(model: nn.Module) -> tuple[Family, list[nn.Module]] | None:
     """Return the family whose attention a model holds, and its modules to patch."""
-    checks.module(model)
+    if not isinstance(model, nn.Module):
+        advice = ""
+        if isinstance(model, str):
+            advice = ": load it by transformers.AutoModelForCausalLM.from_pretrained(...)"
+        elif isinstance(model, type):
+            advice = ": pass an instance"
+        elif callable(getattr(model, "undo", None)):
+            advice = ": call its undo()"
+        elif isinstance(getattr(model, "model", None), nn.Module):
+            advice = ": pass its .model"
+        elif isinstance(model, tuple) and model and isinstance(model[0], nn.Module):
+            advice = ": pass its first item"
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{advice}")
     for family in FAMILIES:
         if targets := family.find(model):
             return family, targets

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations import checks, saving, texts
+from ntk_alibi.integrations import saving, texts
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.patching import follow_config
@@ -125,8 +125,12 @@ def _refuse_others(families: Iterable[Family]) -> None:
     def get_correct_attn_implementation(
         self: Any, requested: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if requested == NAME:
-            checks.of_families(self, self.config, ours)
+        known = isinstance(self.config, ours) or getattr(self.config, "sub_configs", None)
+        if requested == NAME and not known:
+            raise ValueError(
+                "attn_implementation='ntk_alibi' must be given to a BLOOM, MPT or Falcon, got "
+                f"{type(self).__name__}, whose attention it is not for"
+            )
         return stock(self, requested, *args, **kwargs)
 
     cast(Any, PreTrainedModel).get_correct_attn_implementation = get_correct_attn_implementation

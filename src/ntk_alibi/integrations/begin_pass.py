@@ -18,15 +18,20 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import layout_of
-from ntk_alibi.integrations import checks, own_bias
-from ntk_alibi.integrations.caches import checks as cache_checks
+from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of, untraced
 from ntk_alibi.integrations.passed_through import Padding
-from ntk_alibi.integrations.settings import Settings, current, follows_config
+from ntk_alibi.integrations.settings import (
+    Settings,
+    check_layers,
+    check_own_masks,
+    current,
+    follows_config,
+)
 from ntk_alibi.integrations.shared_pass import OwnTokens, SpreadKeys, is_cut, own_tokens
-from ntk_alibi.masks import EVERYTHING, Mask
+from ntk_alibi.masks import EVERYTHING, Mask, checked_attention_mask
 from ntk_alibi.scaling import Scaling
 
 #: Arguments of a model's forward that `begin_pass` reads.
@@ -54,17 +59,21 @@ def begin_pass(
     _checks.plain("input_ids or inputs_embeds", inputs)
     _checks.plain("attention_mask", kwargs.get("attention_mask"))
     padding = _given_mask(kwargs)
-    checks.zeros_and_ones(padding)
+    check_padding(padding)
     batch, queries = inputs.shape[:2]
     cache: Any = kwargs.get("past_key_values")
-    cache_checks.cache_in_use(cache, kwargs.get("use_cache"), queries)
+    check_cache_in_use(cache, kwargs.get("use_cache"), queries)
     past = 0 if cache is None else int(cache.get_seq_length())
     capacity = past + queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
     if follows_config(model):
-        checks.own_masks(settings.traceable)
+        check_own_masks(settings.traceable)
         check(settings)
-    checks.patched_with_group(isinstance(cache, ShardedCache))
-    checks.known_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
+    if isinstance(cache, ShardedCache):
+        raise ValueError(
+            "past_key_values must not be a ShardedCache in a model that is patched without group: "
+            "patch(model, scaling, group=group)"
+        )
+    check_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
     sizes = batch, past, queries
     bounded = isinstance(cache, WindowCache)
     if bounded:
@@ -76,7 +85,12 @@ def begin_pass(
     _warn_of_older_slopes(settings.scaling, past)
     if _wants_weights(model, kwargs):
         settings = replace(settings, attention="eager")
-    checks.traceable(settings.attention, tracing=_arrays.is_tracing())
+    if _arrays.is_tracing() and settings.attention != "eager":
+        raise ValueError(
+            "attention must be 'traceable' where torch.export, make_fx or FakeTensorMode trace a "
+            f"patched model, got {settings.attention!r}, which reads numbers of the mask: use "
+            "patch(model, scaling, attention='traceable')"
+        )
     if bounded:
         past = mask.shape[1] - queries
     rule, end = rule_of(model), past + queries
@@ -91,6 +105,27 @@ def begin_pass(
     own = own_bias.in_force(model, settings.bias) if settings.bias is not None else None
     kwargs["attention_mask"] = ForwardPass(mask, problem, rule, settings, own=own)
     return (), kwargs
+
+
+def check_padding(mask: Any) -> None:
+    """Check the numbers of a padding mask (batch, keys) where they can be read at no cost."""
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or mask.dtype == torch.bool:
+        return
+    if mask.is_cpu and _arrays.has_values(mask):
+        checked_attention_mask(mask)
+
+
+def check_cache_in_use(cache: Any, use_cache: Any, tokens: int) -> None:
+    """Refuse the second pass of generate() with a cache in a call that says that there is none.
+
+    generate() passes the whole text then, one token more than the cache holds, and the cache would
+    hold it twice. Other calls may read a cache without a wish to keep it.
+    """
+    if cache is not None and use_cache is False and 0 < cache.get_seq_length() == tokens - 1:
+        raise ValueError(
+            "use_cache must be True with past_key_values in generate(), got False, as the config "
+            "of an MPT has it: generate(..., use_cache=True)"
+        )
 
 
 def _given_mask(kwargs: dict[str, Any]) -> Any:
@@ -115,12 +150,28 @@ def _shared(
 
     def describe() -> dict[str, Any]:
         _checks.whole_sequences()
-        checks.inputs_of_rank(inputs)
+        if inputs is None:
+            raise ValueError(
+                "input_ids or inputs_embeds must be given in a model patched with group, got None"
+            )
         _checks.plain("input_ids or inputs_embeds", inputs)
         _checks.plain("attention_mask", mask)
-        checks.zeros_and_ones(mask)
-        checks.no_weights_in_group(_wants_weights(model, kwargs))
-        checks.cache_of_group(cache, settings.layout, sharded=isinstance(cache, ShardedCache))
+        check_padding(mask)
+        if _wants_weights(model, kwargs):
+            raise ValueError(
+                "output_attentions must be False in a model patched with group, got True"
+            )
+        if cache is not None and settings.layout != "contiguous":
+            raise ValueError(
+                "layout must be 'contiguous' with past_key_values, which cuts the prompt into "
+                f"runs, got {settings.layout!r}"
+            )
+        if cache is not None and not isinstance(cache, ShardedCache):
+            raise ValueError(
+                "past_key_values must be a ShardedCache, or None, in a model patched with group, "
+                f"got {type(cache).__name__}: generate(..., "
+                "past_key_values=ntk_alibi.ShardedCache(group))"
+            )
         if cache is None and kwargs.get("use_cache"):
             raise ValueError(
                 "use_cache must be None or False without past_key_values in a model patched with "
@@ -132,8 +183,8 @@ def _shared(
                 "logits_to_keep must be a number of last tokens, or columns in a tensor of one "
                 f"dimension, where a ShardedCache cuts the prompt into parts, got {keep!r}"
             )
-        cache_checks.cache_in_use(cache, kwargs.get("use_cache"), inputs.shape[1])
-        checks.known_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
+        check_cache_in_use(cache, kwargs.get("use_cache"), inputs.shape[1])
+        check_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
         common = {
             "the model": f"{type(model).__name__} of {cast(Any, model).config.num_hidden_layers} "
             f"layers, training={model.training}",
@@ -141,9 +192,18 @@ def _shared(
             "whether there are past_key_values": cache is not None,
         }
         if cache is None:
-            checks.cut_as_patched(layout_of(inputs), settings.layout)
+            if layout_of(inputs) not in (None, settings.layout):
+                raise ValueError(
+                    f"input_ids must be cut in the layout of the patch, {settings.layout!r}, got "
+                    f"a part of shard(batch, group, layout={layout_of(inputs)!r}): let the patch "
+                    "cut it, patch.shard(batch)"
+                )
             return common
-        checks.cache_of_ranks(ranks.are_those_of(cache.ranks.group))
+        if not ranks.are_those_of(cache.ranks.group):
+            raise ValueError(
+                "past_key_values must be a ShardedCache of the group that the model is patched "
+                "with, got one of other ranks"
+            )
         shape, cached = tuple(inputs.shape[:2]), cache.get_seq_length()
         seen = _padding(model, mask, (shape[0], cached, shape[1]), inputs.device)
         return {
@@ -262,12 +322,20 @@ def _held(
     """
     shared = cache.shared
     held, seen = (shared.window, shared.sink), (rule.window, rule.sink)
-    checks.window_cache(held, seen, rule.causal_block)
+    if held != seen or rule.causal_block is not None:
+        raise ValueError(
+            f"past_key_values must hold what the patch shows, got WindowCache{held} with "
+            f"window={seen[0]}, sink={seen[1]}, causal_block={rule.causal_block}"
+        )
     batch, past, queries = sizes
     total = past + queries
     cache.expect(queries)
     keys = cache.get_mask_sizes(queries, 0)[0]
-    checks.padding_again(padding is not None or shared.padding is None or past == 0)
+    if not (padding is not None or shared.padding is None or past == 0):
+        raise ValueError(
+            "attention_mask must be given again with a WindowCache whose rows began with padding, "
+            "got None"
+        )
     if padding is None:
         mask = torch.ones((batch, keys), dtype=torch.bool, device=device)
         shared.padding = None
@@ -276,7 +344,11 @@ def _held(
     else:
         mask = _padding(model, padding, sizes, device)[:, :total]
         real = mask.sum(dim=1)
-        checks.left_padding(_rows_with_holes(mask, real))
+        if _rows_with_holes(mask, real):
+            raise ValueError(
+                "attention_mask must have padding on the left only with a WindowCache, got 0 "
+                f"behind 1 in rows {_rows_with_holes(mask, real)}"
+            )
         shared.padding = None if bool((real == total).all()) else total - real
         mask = mask[:, total - keys :]
     skipped = (real - keys).clamp(min=0)

@@ -16,12 +16,14 @@ from torch import nn
 from ntk_alibi import _checks
 from ntk_alibi.biases.dense import check_key_only
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import checks, own_bias
+from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.settings import (
     ATTENTIONS,
     COMPATS,
     CONFIGURED_ATTENTIONS,
     Settings,
+    check_layers,
+    check_own_masks,
     stack_of,
 )
 from ntk_alibi.masks import EVERYTHING
@@ -141,9 +143,9 @@ def check(
                 f"model must have the forward method of transformers' {known.__name__}, got a "
                 f"{type(part).__name__} with another forward"
             )
-    checks.known_layers(settings.scaling, len(layers))
+    check_layers(settings.scaling, len(layers))
     if settings.traceable:
-        checks.own_masks(None in stack_of(target))
+        check_own_masks(None in stack_of(target))
     if settings.bias is not None:
         own_bias.check(settings.bias, family.rule(target).heads, len(layers))
     if settings.log_n is not None:

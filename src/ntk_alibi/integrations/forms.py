@@ -15,7 +15,6 @@ from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.prepared import attend_prepared
-from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.growing import GrowingCache
 from ntk_alibi.integrations.family import transformers_version
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
@@ -67,7 +66,10 @@ class PassAttention:
         _checks.plain("query", query)
         bias = forward_pass.bias_of(self.layer, query.dtype)
         if forward_pass.shared is not None:
-            checks.no_dropout_in_group(dropout)
+            if dropout:
+                raise ValueError(
+                    f"attention dropout must be 0 in a model patched with group, got {dropout}"
+                )
             output = forward_pass.shared.attend(self, bias, query, key, value, cache, scale)
             return output, None
         form = forward_pass.settings.attention
@@ -163,6 +165,16 @@ class PassAttention:
         return output
 
 
+def check_heads(layer: str, every: int, computed: int, sloped: int) -> None:
+    """Check that a layer computes all heads, and that the slopes are theirs."""
+    if not every == computed == sloped:
+        raise ValueError(
+            f"{layer} must compute all {every} heads with their slopes, got {computed} heads and "
+            f"slopes of {sloped}: the slopes of some heads are not those of a model with so few; "
+            "ntk_alibi.tp_plan divides a model for tensor parallelism"
+        )
+
+
 def of_layer(
     layer: nn.Module, passed: Any, heads: int, hidden_states: torch.Tensor, output: nn.Module
 ) -> PassAttention:
@@ -183,11 +195,17 @@ def of_layer(
         )
     _checks.plain("hidden_states", hidden_states)
     every, sloped = hidden_states.shape[-1] // cast(int, layer.head_dim), passed.rule.heads
-    checks.all_heads(type(layer).__name__, every, heads, sloped)
+    check_heads(type(layer).__name__, every, heads, sloped)
     mesh: Any = getattr(getattr(output, "weight", None), "device_mesh", None)
     own = None
     if mesh is not None:
-        checks.divided_heads(sloped, mesh.size(), eager=passed.settings.attention == "eager")
+        if sloped % mesh.size():
+            raise ValueError(f"tp_size must divide the model's {sloped} heads, got {mesh.size()}")
+        if passed.settings.attention == "eager":
+            raise ValueError(
+                "attention must be 'fused' or 'sdpa' under tensor parallelism, and "
+                "output_attentions False, got 'eager'"
+            )
         count = sloped // mesh.size()
         own = slice(mesh.get_local_rank() * count, (mesh.get_local_rank() + 1) * count)
     return PassAttention(passed, cast(int, layer.layer_idx), own)

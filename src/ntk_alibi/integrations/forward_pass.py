@@ -20,7 +20,7 @@ from ntk_alibi.biases.alibi import ModelALiBi
 from ntk_alibi.biases.base import BiasObject, kernel_bias_of
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
-from ntk_alibi.integrations import checks, own_bias
+from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.passed_through import PassedThrough
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
@@ -31,10 +31,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 ALL = slice(None)
 
+#: Message of torch where it cannot trace a patched model in one graph.
+WAY_TO_TRACE = (
+    "ntk_alibi: attention must be 'traceable' for torch.export and for torch.compile with "
+    "fullgraph=True, since the other forms read numbers of the mask: use patch(model, scaling, "
+    "attention='traceable')"
+)
+
 
 def untraced(function: Function) -> Function:
     """Exclude a function from torch.compile, since it depends on the numbers of the mask."""
-    return cast(Function, torch.compiler.disable(function, reason=checks.WAY_TO_TRACE))
+    return cast(Function, torch.compiler.disable(function, reason=WAY_TO_TRACE))
 
 
 @dataclass(frozen=True)

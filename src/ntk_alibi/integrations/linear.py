@@ -16,7 +16,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ntk_alibi import _arrays, _core
-from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.overriding import overridden, override, restore
 from ntk_alibi.integrations.settings import Settings
 
@@ -46,7 +45,11 @@ PRODUCT = find_product()
 
 def check(settings: Settings) -> None:
     """Check that torch has the products that a patch asks for by name."""
-    checks.onednn(settings.linear, there=PRODUCT is not None)
+    if settings.linear == "onednn" and PRODUCT is None:
+        raise ValueError(
+            "linear must be 'auto' or 'torch' where torch has no product of oneDNN for plain "
+            f"weights, got {settings.linear!r}"
+        )
 
 
 def keep_heads(model: nn.Module, target: nn.Module) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ntk_alibi.distributed import sharding
-from ntk_alibi.integrations import checks, forms, linear, own_bias, shared_loss, texts, traceable
+from ntk_alibi.integrations import forms, linear, own_bias, shared_loss, texts, traceable
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.family import (
     AttentionOf,
@@ -26,6 +26,7 @@ from ntk_alibi.integrations.settings import (
     TRACEABLE,
     Settings,
     attention_of_config,
+    check_own_masks,
     of_config,
     stack_of,
     warn_of_another_train_length,
@@ -88,7 +89,9 @@ class PatchHandle:
             TypeError, ValueError: the patch has no group, or `ntk_alibi.torch.shard` refuses the
                 batch.
         """
-        ranks = checks.ranks_of_patch(self._settings.ranks)
+        ranks = self._settings.ranks
+        if ranks is None:
+            raise ValueError("group must be given to patch for shard, got None")
         return sharding.shard(batch, ranks.group, layout=self._settings.layout)
 
     def undo(self) -> None:
@@ -111,7 +114,13 @@ class PatchHandle:
         Raises:
             ValueError: the patch was undone, or has such a block already.
         """
-        checks.one_block(undone=self._state() == "undone", entered=self._entered)
+        undone = self._state() == "undone"
+        if undone or self._entered:
+            state = "that was undone" if undone else "inside a block of its own"
+            raise ValueError(
+                f"patch must be in force and have one with block, got one {state}: call "
+                "na.patch(model, ...) again"
+            )
         self._entered = True
         return self
 
@@ -239,7 +248,7 @@ def follow_config(family: Family, target: nn.Module) -> None:
     write_plainly(config)
     check_version()
     settings = of_config(config)
-    checks.own_masks(settings.traceable)
+    check_own_masks(settings.traceable)
     check(family, target, settings, configured=True)
     warn_of_another_train_length(settings.scaling, config)
     texts.keep_hooks(target, target)

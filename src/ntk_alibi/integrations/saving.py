@@ -14,7 +14,6 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.settings import CONFIGURED, stack_of
 
@@ -54,7 +53,12 @@ def _config_of_patches(families: Iterable[Family], model: Any) -> Iterator[None]
         for family, target, entries in patches:
             own = copies.get(id(target.config), model.config)
             kind: Any = family.model
-            checks.config_of(own, kind)
+            if not isinstance(own, kind.config_class):
+                raise ValueError(
+                    f"config must hold the configuration of its {kind.__name__} to save a patch, "
+                    f"got {type(own).__name__}: call na.unpatch(model) before save_pretrained, and "
+                    "na.patch after loading"
+                )
             for name in CONFIGURED:
                 if name in entries:
                     setattr(own, f"alibi_{name}", entries[name])

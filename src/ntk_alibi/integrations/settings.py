@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -13,7 +13,7 @@ from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import LAYOUTS, Layout
-from ntk_alibi.integrations import checks, own_bias
+from ntk_alibi.integrations import own_bias
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.methods import parse_method, stated_train_length, train_length_of
 from ntk_alibi.positions.log_n import LogN, log_n_of
@@ -52,7 +52,15 @@ class Configured:
         return None if config is None else vars(config).get(self._name)
 
     def __set__(self, config: Any, value: Any) -> None:
-        vars(config)[self._name] = checks.plain_setting(self._name, value)
+        plain = value is None or isinstance(value, str | bool | int | float | list | Mapping)
+        if not plain and (
+            isinstance(value, type) or not callable(getattr(value, "to_config", None))
+        ):
+            raise TypeError(
+                f"{self._name} must be what JSON can hold, or have to_config as NTK(factor=4.0) "
+                f"has, got {value!r}: na.patch takes other objects"
+            )
+        vars(config)[self._name] = value if plain else value.to_config()
 
     def __delete__(self, config: Any) -> None:
         vars(config).pop(self._name, None)
@@ -118,7 +126,13 @@ class Settings:
                 stacklevel=2,
             )
         if self.scaling is not None:
-            entries["scaling"] = checks.described(self.scaling).to_config()
+            if not hasattr(self.scaling, "to_config"):
+                raise ValueError(
+                    "scaling must have to_config to be saved with a model, as NTK(factor=4.0) has, "
+                    f"got {self.scaling!r}: call na.unpatch(model) before save_pretrained, and "
+                    "na.patch after loading"
+                )
+            entries["scaling"] = cast(Any, self.scaling).to_config()
         if self.attention in ("sdpa", "eager"):
             entries["attention"] = self.attention
         if self.compat != "exact":
@@ -126,6 +140,25 @@ class Settings:
         if self.log_n is not None:
             entries["log_n"] = self.log_n.to_config()
         return {name: value for name, value in entries.items() if value}
+
+
+def check_layers(scaling: Any, count: int) -> None:
+    """Check that a scaling applies to layers that a model has."""
+    layers = getattr(scaling, "layers", None) or ()
+    if layers and max(layers) >= count:
+        raise ValueError(
+            f"layers must be below {count}, the number of the model's layers, got {scaling!r}"
+        )
+
+
+def check_own_masks(configured: bool) -> None:
+    """Check that a model to trace makes masks of queries and keys."""
+    if configured:
+        raise ValueError(
+            "attention must not be 'traceable' for a model made with "
+            "attn_implementation='ntk_alibi', which makes no masks of queries and keys: make it "
+            "with attn_implementation='eager'"
+        )
 
 
 def current(target: Any) -> Settings:
@@ -140,9 +173,14 @@ def follows_config(target: Any) -> bool:
 
 
 def of_config(config: Any) -> Settings:
-    """Return the settings of a model's configuration."""
-    with checks.of_configuration(CONFIGURED):
+    """Return the settings of a model's configuration, whose name an error has: alibi_window."""
+    try:
         return _of_config(config)
+    except (TypeError, ValueError) as error:
+        if str(error).partition(" ")[0] not in CONFIGURED:
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"alibi_{error}") from error
 
 
 def _of_config(config: Any) -> Settings:
@@ -152,7 +190,11 @@ def _of_config(config: Any) -> Settings:
         if (value := getattr(config, f"alibi_{name}", None)) is not None
     }
     scaling, log_n = options.pop("scaling", None), options.pop("log_n", None)
-    checks.configured_scaling(scaling)
+    if not isinstance(scaling, str | Mapping | type(None)):
+        raise TypeError(
+            "alibi_scaling must be None, a method's name or a dict such as "
+            f"{{'alibi_type': 'ntk', 'factor': 4.0}}, got {scaling!r}"
+        )
     if options.get("attention") != "traceable":  # which has a message of its own
         _checks.choice("attention", options.get("attention", "fused"), CONFIGURED_ATTENTIONS)
     scaling, log_n = scaling_and_log_n(scaling, log_n, config)
@@ -250,7 +292,23 @@ def settings_of(
     settings = Settings(scaling, attention, compat, mask, linear, log_n, bias=bias)
     if settings.traceable:
         per = scaling_per(scaling)
-        checks.traceable_choices(settings, per, unlimited=mask == EVERYTHING)
+        form = "with attention='traceable'"
+        if per is not None:
+            raise ValueError(
+                f"scaling must be static {form}, got {settings.scaling!r}, whose slopes depend on "
+                "the numbers of a mask: use a scaling without lengths such as NTK(factor), or "
+                "attention='fused'"
+            )
+        if mask != EVERYTHING:
+            raise ValueError(
+                f"window, sink and causal_block must not be given {form}, which takes the masks "
+                f"that transformers makes, got {settings!r}: use attention='fused'"
+            )
+        if settings.linear == "onednn":
+            raise ValueError(
+                f"linear must be 'auto' or 'torch' {form}, got {settings.linear!r}, whose products "
+                "torch does not trace: use attention='fused'"
+            )
     if group is None:
         if layout != "contiguous":
             raise ValueError(f"layout must be 'contiguous' without group, got {layout!r}")

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import IGNORED
-from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.passed_through import AskedLogits, Padding
 from ntk_alibi.integrations.shared_pass import is_cut
 
@@ -105,8 +104,19 @@ class _LossOfParts:
     ) -> torch.Tensor:
 
         def describe() -> dict[str, Any]:
-            checks.no_count_of_labels(num_items_in_batch)
-            checks.labels_of_part(tuple(labels.shape), tuple(logits.shape[:-1]))
+            if num_items_in_batch is not None:
+                raise ValueError(
+                    "num_items_in_batch must be None in a model patched with group, got "
+                    f"{int(num_items_in_batch)}: transformers' Trainer gives it, and multiplies "
+                    "the loss by the number of processes; give it a compute_loss of "
+                    "model(**inputs).loss, as docs/distributed.md has it"
+                )
+            if tuple(labels.shape) != tuple(logits.shape[:-1]):
+                raise ValueError(
+                    "labels must be those of this rank's part of input_ids, "
+                    f"{tuple(logits.shape[:-1])}, in a model patched with group, got "
+                    f"{tuple(labels.shape)}: ntk_alibi.torch.shard shifts and cuts them"
+                )
             return {"own labels": int((labels != IGNORED).sum())}
 
         total = sum(x["own labels"] for x in self._ranks.agree(describe))

@@ -21,7 +21,6 @@ from ntk_alibi.distributed.sharding import Layout, columns_of
 from ntk_alibi.distributed.spread import KeyWeightBounds
 from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.fused.prepared import attend_prepared
-from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.masks import EVERYTHING, Problem
 
@@ -208,8 +207,17 @@ def own_tokens(
     batch, tokens = shape
 
     def describe() -> dict[str, Any]:
-        checks.some_tokens(tokens)
-        checks.mask_of_part(None if mask is None else tuple(mask.shape), shape)
+        if tokens < 1:
+            raise ValueError(
+                "input_ids must have at least one token on each rank in a model patched with "
+                f"group, got {tokens}"
+            )
+        if mask is not None and tuple(mask.shape) != shape:
+            raise ValueError(
+                "attention_mask must be of this rank's part of input_ids, (batch, tokens) = "
+                f"{shape}, in a model patched with group, got "
+                f"{tuple(mask.shape)}"
+            )
         return {"batch": batch, "own tokens": tokens, "own padding": mask is not None}
 
     every = ranks.agree(describe)
@@ -218,7 +226,13 @@ def own_tokens(
     columns = list(torch.arange(total).split(lengths))
     if layout != "contiguous":
         columns = [columns_of(rank, ranks.size, total, layout) for rank in range(ranks.size)]
-        checks.parts_of_layout(lengths, [len(x) for x in columns], layout)
+        expected = [len(x) for x in columns]
+        if lengths != expected:
+            raise ValueError(
+                f"input_ids must be the parts of shard(batch, group, layout={layout!r}), "
+                f"{expected} tokens, in a model patched with this layout, got "
+                f"{lengths}"
+            )
     whole = torch.ones((batch, total), dtype=torch.bool, device=device)
     if any(x["own padding"] for x in every):
         own = torch.ones(shape, dtype=torch.uint8, device=device)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ntk_alibi.integrations import checks
-
 #: Weights of queries, keys and values of all heads one after the other, divided by head.
 PACKED = "ntk_alibi_packed_qkv"
 
@@ -26,7 +24,10 @@ def register_styles() -> None:
     try:
         styles: Any = import_module("transformers.distributed.tensor_parallel")
     except ImportError:
-        checks.no_tensor_parallelism()
+        raise RuntimeError(
+            "transformers must have transformers.distributed.tensor_parallel for tp_plan, got "
+            "another version: 5.23 has it"
+        ) from None
 
     class OwnOutput(styles.RowwiseParallel):  # type: ignore[misc]
         def transform_output_post_forward(self, module: Any, output: Any, mesh: Any) -> Any:

@@ -18,10 +18,9 @@ from torch import nn
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import checks
-from ntk_alibi.integrations.caches import checks as cache_checks
+from ntk_alibi.integrations.begin_pass import check_cache_in_use, check_padding
 from ntk_alibi.integrations.caches.window import WindowCache
-from ntk_alibi.integrations.forms import attend_densely
+from ntk_alibi.integrations.forms import attend_densely, check_heads
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.scaling import Bend, at_layer, without_knee
 
@@ -153,11 +152,20 @@ def of_layer(
         masks_hidden: whether a boolean mask is True for hidden keys.
     """
     name, bias = type(layer).__name__, cast(LayerBias, getattr(layer, _BIAS))
-    checks.whole_layer(name, output.weight)
+    if hasattr(output.weight, "device_mesh"):
+        raise ValueError(
+            "attention must be 'fused' or 'sdpa' under tensor parallelism, got 'traceable' with a "
+            f"divided {name}"
+        )
     _checks.plain("hidden_states", hidden_states)
     every = hidden_states.shape[-1] // cast(int, layer.head_dim)
-    checks.all_heads(name, every, heads, len(bias.slopes))
-    mask = checks.mask_of_pairs(mask, name)
+    check_heads(name, every, heads, len(bias.slopes))
+    if getattr(mask, "ndim", None) != 4:
+        raise RuntimeError(
+            f"transformers made no mask of queries and keys for {name}, from which a patch with "
+            f"attention='traceable' reads distances, got {type(mask).__name__}: use "
+            "attention='eager'"
+        )
     return TraceableAttention(bias, ~mask if masks_hidden else mask)
 
 
@@ -174,12 +182,16 @@ def begin(
     for name in ("input_ids", "inputs_embeds", "attention_mask"):
         _checks.plain(name, kwargs.get(name))
     cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
-    checks.unbounded_cache(isinstance(cache, WindowCache))
+    if isinstance(cache, WindowCache):
+        raise ValueError(
+            "past_key_values must not be a WindowCache with attention='traceable', which has no "
+            "window: use attention='fused', or another cache"
+        )
     if not _arrays.is_tracing():
         inputs = [kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
         tokens = max((x.shape[1] for x in inputs if x is not None), default=0)
-        cache_checks.cache_in_use(cache, kwargs.get("use_cache"), tokens)
-        checks.zeros_and_ones(mask)
+        check_cache_in_use(cache, kwargs.get("use_cache"), tokens)
+        check_padding(mask)
     if mask is not None and mask.ndim == 4 and mask.dtype == torch.bool:
         least = torch.finfo(torch.float32).min
         zeros = torch.zeros(mask.shape, device=mask.device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,33 +127,12 @@ def _one_strength(value: Any) -> float:
     return number
 
 
-@dataclass(frozen=True, eq=False)
-class KnownFactors:
-    """Factors of scores that were computed before, in the place of a `LogN`, for one forward pass.
-
-    Attributes:
-        values: (1 or batch, 1 or heads, queries), an array or a tensor.
-    """
-
-    values: Any
-    biased: ClassVar[bool] = False
-
-    @classmethod
-    def of(cls, values: Any) -> Any:  # the annotation of `attention` has no KnownFactors
-        """Return known factors of scores, or None for None."""
-        return None if values is None else cls(values)
-
-    def factors(self, _: Problem, like: Any = None) -> Any:
-        """Return the factors in like's framework."""
-        return self.values if _arrays.is_tensor(like) else _arrays.to_numpy(self.values)
-
-
 def log_n_of(value: Any) -> Any:
-    """Return the argument `log_n` as None, a `LogN` or `KnownFactors`.
+    """Return the argument `log_n` as None or a `LogN`.
 
     A number is a training length, and a mapping has the arguments of `LogN`.
     """
-    if value is None or isinstance(value, LogN | KnownFactors):
+    if value is None or isinstance(value, LogN):
         return value
     if isinstance(value, Mapping):
         optional = ("strength", "biased")

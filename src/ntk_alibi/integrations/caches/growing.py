@@ -10,7 +10,6 @@ from transformers.cache_utils import Cache
 
 from ntk_alibi import _checks
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.integrations.caches import checks
 from ntk_alibi.integrations.caches.growing_layer import GrowingLayer
 from ntk_alibi.integrations.caches.quantized_layer import QuantizedLayer
 
@@ -50,8 +49,9 @@ class GrowingCache(Cache):
 
     def __init__(self, capacity: int = 256, *, dtype: Literal["int8"] | None = None) -> None:
         least = _checks.integer("capacity", capacity, minimum=1)
-        quantized = checks.dtype_of_rows(dtype)
-        new_layer: Any = partial(QuantizedLayer if quantized else GrowingLayer, least)
+        if dtype is not None and not (isinstance(dtype, str) and dtype == "int8"):
+            raise ValueError(f"dtype must be None or 'int8', got {dtype!r}")
+        new_layer: Any = partial(GrowingLayer if dtype is None else QuantizedLayer, least)
         super().__init__(layer_class_to_replicate=new_layer)
         self._new_layer = new_layer
 

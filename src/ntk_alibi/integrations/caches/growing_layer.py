@@ -9,7 +9,6 @@ from transformers.cache_utils import DynamicLayer
 
 from ntk_alibi import _arrays
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.integrations.caches import checks
 
 
 def recorded(*states: torch.Tensor) -> bool:
@@ -46,7 +45,12 @@ class GrowingLayer(DynamicLayer):
             ValueError: they are of another batch, or of other heads, than those that are held.
         """
         if self.is_initialized and self.keys is not None and self.keys.ndim == 4:
-            checks.same_rows(self.keys.shape, key_states.shape)
+            held, coming = tuple(self.keys.shape), tuple(key_states.shape)
+            if held[:2] != coming[:2] or held[3] != coming[3]:
+                raise ValueError(
+                    f"past_key_values holds tokens of (batch, heads) = {held[:2]}, got "
+                    f"{coming[:2]}: take a new cache for other texts"
+                )
         if recorded(key_states, value_states):
             self._buffers = None  # writing in place would break the graph
             result: tuple[torch.Tensor, torch.Tensor] = super().update(

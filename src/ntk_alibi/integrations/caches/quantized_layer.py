@@ -9,7 +9,6 @@ from transformers.cache_utils import DynamicLayer
 
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.quantized_rows import QuantizedRows
-from ntk_alibi.integrations.caches import checks
 from ntk_alibi.integrations.caches.growing_layer import GrowingLayer, recorded
 
 
@@ -36,7 +35,7 @@ class QuantizedLayer(DynamicLayer):
 
     @keys.setter
     def keys(self, value: Any) -> None:
-        checks.not_assigned("keys", value)
+        _refuse("keys", value)
 
     @property
     def values(self) -> torch.Tensor | None:
@@ -45,7 +44,7 @@ class QuantizedLayer(DynamicLayer):
 
     @values.setter
     def values(self, value: Any) -> None:
-        checks.not_assigned("values", value)
+        _refuse("values", value)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Append no tokens, which sets dtype, device and shape."""
@@ -59,7 +58,11 @@ class QuantizedLayer(DynamicLayer):
         Raises:
             ValueError: torch records gradients of the keys or values.
         """
-        checks.not_recorded(recorded(key_states, value_states))
+        if recorded(key_states, value_states):
+            raise ValueError(
+                "dtype must be None in a GrowingCache where torch records gradients of the keys, "
+                "got 'int8', which holds numbers only: use torch.no_grad()"
+            )
         self.dtype, self.device = key_states.dtype, key_states.device
         key, value = QuantizedRows.of(key_states), QuantizedRows.of(value_states)
         self._numbers.append(key.numbers, value.numbers)
@@ -116,3 +119,12 @@ class QuantizedLayer(DynamicLayer):
     def _held(self, which: int) -> QuantizedRows:
         """Return the keys, 0, or the values, 1."""
         return QuantizedRows(self._numbers.held()[which], self._scales.held()[which][..., 0])
+
+
+def _refuse(name: str, value: object) -> None:
+    """Refuse keys or values in the place of those that a quantized layer holds."""
+    if value is not None:
+        raise TypeError(
+            f"{name} of a quantized layer must come by update, got {type(value).__name__}: only "
+            "None may be assigned"
+        )

@@ -10,7 +10,6 @@ from transformers.cache_utils import Cache
 
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.integrations.caches import checks
 from ntk_alibi.integrations.caches.growing_layer import GrowingLayer
 
 #: Room for new tokens in the first buffers.
@@ -76,7 +75,12 @@ class ShardedCache(Cache):
     ) -> tuple[Any, Any]:
         """Append this rank's keys and values of a layer, and return all that it holds."""
         keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        checks.held_by_group(keys.shape[2], len(self.columns))
+        if keys.shape[2] > len(self.columns):
+            raise ValueError(
+                "past_key_values must not be a ShardedCache in a model that is not patched with "
+                f"its group, got one with {keys.shape[2]} keys for {len(self.columns)} columns: "
+                "patch(model, scaling, group=group)"
+            )
         return keys, values
 
     def hold(self, lengths: list[int]) -> None:

@@ -10,7 +10,6 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations.caches import checks
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -66,8 +65,12 @@ class WindowLayer(DynamicLayer):
         Raises:
             ValueError: a model brings them that is not patched.
         """
-        if self._shared.masked:
-            checks.of_patched_model(self._shared.expected, self._seen + key_states.shape[2])
+        seen = self._seen + key_states.shape[2]
+        if self._shared.masked and self._shared.expected != seen:
+            raise ValueError(
+                "past_key_values must not be a WindowCache in a model that is not patched with its "
+                "window, which would see other tokens: na.patch(model, window=window, sink=sink)"
+            )
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         recorded = torch.is_grad_enabled() and (
@@ -180,7 +183,12 @@ class WindowLayer(DynamicLayer):
         Raises:
             ValueError: tokens were evicted that would be in the window again.
         """
-        checks.still_held("crop", self._seen, self._length())
+        if self._seen > self._length():
+            raise ValueError(
+                "crop must come before the first token leaves a WindowCache, got it after "
+                f"{self._seen} tokens, of which {self._length()} are held: use GrowingCache where "
+                "tokens are taken back"
+            )
         super().crop(tokens_to_remove)
         self._seen = self._length()
         self._shared.expected = None

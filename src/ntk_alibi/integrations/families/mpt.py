@@ -15,7 +15,6 @@ from torch import nn
 from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import AttentionOf, Family, Replacement
 from ntk_alibi.integrations.settings import Settings
@@ -83,7 +82,14 @@ def _check(model: Any, _: Settings) -> None:
             "model must be an MPT with ALiBi, got one whose attn_config.alibi is False"
         )
     for block in model.blocks:
-        checks.packed_once(getattr(block.attn.Wqkv.weight, "placements", None))
+        # transformers' loading would put parts that are divided twice in another order.
+        placements = getattr(block.attn.Wqkv.weight, "placements", None) or ()
+        if sum(not x.is_replicate() for x in placements) > 1:
+            raise ValueError(
+                "model must be divided by tensor parallelism or by FSDP, not both, where its "
+                "queries, keys and values are packed in one weight, got "
+                f"{tuple(placements)} for Wqkv"
+            )
 
 
 FAMILY = Family(

@@ -215,3 +215,11 @@ def test_sinks_and_exempt_tokens_that_contradict_are_refused(models: dict) -> No
         pytest.raises(ValueError, match="sink must be 0 or at least 3 with a bias"),
     ):
         run(models["bloom"], ids)
+
+
+def test_learned_biases_are_refused_where_ranks_have_some_heads() -> None:
+    model, _ = learned("falcon")
+    weight = model.transformer.h[0].self_attention.dense.weight
+    weight.device_mesh = object()
+    with pytest.raises(ValueError, match="scaling must be a bias object under tensor parallelism"):
+        run(model, ids)

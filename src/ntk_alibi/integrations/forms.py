@@ -199,6 +199,11 @@ def of_layer(
     mesh: Any = getattr(getattr(output, "weight", None), "device_mesh", None)
     own = None
     if mesh is not None:
+        if any(isinstance(bias, nn.Module) for bias in passed.own.values()):
+            raise ValueError(
+                "scaling must be a bias object under tensor parallelism, whose ranks have the "
+                "gradients of their own heads only, got a module"
+            )
         if sloped % mesh.size():
             raise ValueError(f"tp_size must divide the model's {sloped} heads, got {mesh.size()}")
         if passed.settings.attention == "eager":

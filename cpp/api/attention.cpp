@@ -163,6 +163,7 @@ void attention(const AttentionArguments& a) {
   problem.batch = a.batch;
   problem.query_heads = a.query_heads, problem.key_heads = a.key_heads;
   problem.query_length = a.query_length, problem.key_length = a.key_length;
+  problem.query_pitch = a.query_length, problem.key_pitch = a.key_length;
   problem.head_dim = a.head_dim;
   problem.scale = a.scale.value_or(1.0f / std::sqrt(static_cast<float>(a.head_dim)));
   problem.key_mask = a.key_padding_mask;

@@ -6,6 +6,7 @@
 #include "core/dropout.h"
 #include "core/merge.h"
 #include "core/skip_bounds.h"
+#include "core/texts.h"
 
 namespace ntk_alibi {
 namespace {
@@ -17,12 +18,24 @@ struct CallRule {
   std::optional<double> skip_tolerance;
 };
 
-// Padding, positions and factors of a call.
+// Padding, positions, factors and texts of a call.
 struct Tokens {
   std::optional<py::array_t<std::int32_t>> query_positions, key_positions;
   std::optional<py::array_t<std::uint8_t>> key_mask;  // contiguous
   std::optional<py::array_t<float>> factors;
+  // (texts, 6), contiguous: begin and end of the rows, queries and keys of packed texts.
+  std::optional<py::array_t<std::int64_t, py::array::c_style>> texts;
+
+  std::vector<Text> listed_texts() const {
+    std::vector<Text> listed;
+    const std::int64_t* row = texts->data();
+    for (py::ssize_t t = 0; t < texts->shape(0); ++t, row += 6)
+      listed.push_back({{row[0], row[1]}, {row[2], row[3]}, {row[4], row[5]}});
+    return listed;
+  }
 };
+
+bool are_packed(const Tokens* tokens) { return tokens != nullptr && tokens->texts; }
 
 // Where the gradients of the bias go.
 struct BiasGradients {
@@ -95,6 +108,8 @@ struct Inputs {
     problem.key_heads = key.shape(1);
     problem.query_length = query.shape(2);
     problem.key_length = key.shape(2);
+    problem.query_pitch = problem.query_length;
+    problem.key_pitch = problem.key_length;
     problem.head_dim = query.shape(3);
     problem.scale = rule.scale;
     problem.mask = rule.mask;
@@ -134,6 +149,11 @@ void bind_attention(
     problem.key_norms_stride = key_norms->first.shape(2);
     problem.key_centres = key_norms->second.data();
   }
+  if (are_packed(tokens)) {
+    std::vector<Text> texts = tokens->listed_texts();
+    py::gil_scoped_release release;
+    return attention_of_texts(problem, std::move(texts));
+  }
   py::gil_scoped_release release;
   attention(problem);
 }
@@ -164,6 +184,11 @@ void bind_attention_gradients(const py::array& query, const py::array& key, cons
   gradients.table = data_of(of_bias.table);
   gradients.sums = data_of(of_bias.sums);
   gradients.dense = data_of(of_bias.dense);
+  if (are_packed(tokens)) {
+    std::vector<Text> texts = tokens->listed_texts();
+    py::gil_scoped_release release;
+    return attention_gradients_of_texts(problem, gradients, std::move(texts));
+  }
   py::gil_scoped_release release;
   attention_gradients(problem, gradients);
 }
@@ -225,9 +250,10 @@ void register_attention(py::module_& module) {
   py::class_<Tokens>(module, "Tokens")
       .def(py::init<std::optional<py::array_t<std::int32_t>>,
                     std::optional<py::array_t<std::int32_t>>,
-                    std::optional<py::array_t<std::uint8_t>>, std::optional<py::array_t<float>>>(),
+                    std::optional<py::array_t<std::uint8_t>>, std::optional<py::array_t<float>>,
+                    std::optional<py::array_t<std::int64_t, py::array::c_style>>>(),
            py::arg("query_positions"), py::arg("key_positions"), py::arg("key_mask"),
-           py::arg("factors") = py::none());
+           py::arg("factors") = py::none(), py::arg("texts") = py::none());
   py::class_<KeyScales>(module, "KeyScales")
       .def(py::init<py::array_t<float>, py::array_t<float>>(), py::arg("key"), py::arg("value"));
   py::class_<Dropout>(module, "Dropout")

@@ -33,12 +33,15 @@ struct AttentionProblem {
   DType dtype;  // of all tensors but keys and values with scales
   TensorView query, key, value, output;
   ScaleView key_scales, value_scales;
-  double* logsumexp;  // (batch, heads, queries), contiguous, or null
+  double* logsumexp;  // (batch, heads, queries), or null
   std::int64_t batch, query_heads, key_heads, query_length, key_length, head_dim;
+  // The lengths of rows in arrays without strides of their own, (batch, heads, queries) and (batch,
+  // keys): query_length and key_length, unless the problem is one of several texts in a row.
+  std::int64_t query_pitch, key_pitch;
   float scale;
   QueryNumbers factors;  // of the products q.k, besides the scale; without data all are 1
   PositionView query_positions, key_positions;
-  const std::uint8_t* key_mask;  // (batch, keys), contiguous, 0 for padding; or null
+  const std::uint8_t* key_mask;  // (batch, keys), 0 for padding; or null
   MaskRule mask;
   AttentionBias bias;
   // Of the first row, head and query, and of the first key.
@@ -49,7 +52,7 @@ struct AttentionProblem {
   const BlockNorms* key_norms;
   const float* key_centres;
   std::int64_t key_norms_stride;
-  // (batch, heads, queries), contiguous: logsumexps over other keys, which count as read when keys
+  // (batch, heads, queries): logsumexps over other keys, which count as read when keys
   // are skipped; or null.
   const double* known_logsumexps;
   // Keys may be skipped if they are proven to weigh, together, at most this share of each query's

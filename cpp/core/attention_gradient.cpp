@@ -106,11 +106,12 @@ class Gradients {
     AttentionTile tile = tiles_.describe(b, h, i, count, rows);
     tile.stop = stop;
     const std::int64_t row = (b * p.query_heads + h) * p.query_length + i;
+    const std::int64_t place = (b * p.query_heads + h) * p.query_pitch + i;
     gradient.tile = &tile;
     gradient.output_gradient = row_of(gradients_.output_gradient, p.dtype, b, h, i);
     gradient.output_gradient_stride = gradients_.output_gradient.row_stride;
     gradient.logsumexp_gradient =
-        gradients_.logsumexp_gradient ? gradients_.logsumexp_gradient + row : nullptr;
+        gradients_.logsumexp_gradient ? gradients_.logsumexp_gradient + place : nullptr;
     if (parts_ > 1) {
       gradient.query_gradient = query_parts_.data() + (part * rows_ + row) * p.head_dim;
       gradient.query_gradient_stride = p.head_dim;
@@ -121,29 +122,25 @@ class Gradients {
       gradient.query_gradient_dtype = p.dtype;
     }
     for (int kind = 0; kind < slope_kinds; ++kind)
-      gradient.slopes[kind] = slopes_of(part, row, slope_parts_[kind], gradients_.slopes[kind]);
+      if (gradients_.slopes[kind] != nullptr)
+        gradient.slopes[kind] = parts_ > 1 ? slope_parts_[kind].data() + part * rows_ + row
+                                           : gradients_.slopes[kind] + place;
     double query_sums[most_queries_per_tile];
     if (gradients_.sums != nullptr) {
       gradient.query_sums = query_sums;
-      gradient.key_sums = gradients_.sums + (b * p.query_heads + h) * p.key_length;
+      gradient.key_sums = gradients_.sums + (b * p.query_heads + h) * p.key_pitch;
     }
     if (gradients_.table != nullptr)
       gradient.table = tables_.data() + (b * p.query_heads + h) * p.bias.table_size;
     if (gradients_.dense != nullptr) {
-      gradient.dense = gradients_.dense + row * p.key_length;
-      gradient.dense_query_stride = p.key_length;
+      gradient.dense = gradients_.dense + place * p.key_pitch;
+      gradient.dense_query_stride = p.key_pitch;
       gradient.dense_key_stride = 1;
     }
     tiles_.kernels().gradient_tile(gradient, scratch);
     if (gradients_.sums != nullptr)
       for (std::int64_t r = 0; r < count; ++r)
         gradient.key_sums[p.key_length - p.query_length + i + r] += query_sums[r];
-  }
-
-  float* slopes_of(std::int64_t part, std::int64_t row, std::vector<float>& parts,
-                   float* all) const {
-    if (all == nullptr) return nullptr;
-    return parts_ > 1 ? parts.data() + part * rows_ + row : all + row;
   }
 
   void write_rows(std::int64_t b, std::int64_t kv, const KeyList& keys, std::int64_t first,
@@ -177,8 +174,10 @@ class Gradients {
 
   void join_slopes(const std::vector<float>& parts, std::int64_t row, float* all) const {
     if (all == nullptr) return;
-    all[row] = 0.0f;
-    for (std::int64_t part = 0; part < parts_; ++part) all[row] += parts[part * rows_ + row];
+    float& sum =
+        all[row / problem_.query_length * problem_.query_pitch + row % problem_.query_length];
+    sum = 0.0f;
+    for (std::int64_t part = 0; part < parts_; ++part) sum += parts[part * rows_ + row];
   }
 
   void join_tables() const {

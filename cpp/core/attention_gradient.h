@@ -10,9 +10,10 @@ namespace ntk_alibi {
 // skipped, are not written.
 struct AttentionGradients {
   TensorView output_gradient;       // shape and dtype of output
-  const float* logsumexp_gradient;  // (batch, heads, queries), contiguous, or null
+  const float* logsumexp_gradient;  // (batch, heads, queries), or null
   TensorView query, key, value;     // shapes and dtypes of the inputs
-  // Gradients of the bias, contiguous; null pointers are skipped.
+  // Gradients of the bias, whose rows are as far apart as those of the problem; null pointers are
+  // skipped.
   float* slopes[slope_kinds];  // (batch, heads, queries) each: left, right, far left, far right
   double* table;               // (heads, distances), added to
   double* sums;                // (batch, heads, keys), added to

@@ -12,7 +12,7 @@ constexpr std::int64_t none = -1;
 }  // namespace
 
 OwnedKeyList::OwnedKeyList(const AttentionProblem& problem, std::int64_t b) {
-  const std::uint8_t* mask = problem.key_mask ? problem.key_mask + b * problem.key_length : nullptr;
+  const std::uint8_t* mask = problem.key_mask ? problem.key_mask + b * problem.key_pitch : nullptr;
   const PositionView& view = problem.key_positions;
   consecutive_ = !mask && !view.data;
   count_ = problem.key_length;

@@ -98,7 +98,7 @@ AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first
   tile.value = head_rows(p.value, p.value_scales, p.dtype, b, key_head);
   tile.output = row_of(p.output, p.dtype, b, h, first);
   tile.logsumexp =
-      p.logsumexp ? p.logsumexp + (b * p.query_heads + h) * p.query_length + first : nullptr;
+      p.logsumexp ? p.logsumexp + (b * p.query_heads + h) * p.query_pitch + first : nullptr;
   tile.weightless = rows.weightless;
   tile.query_stride = p.query.row_stride;
   tile.output_stride = p.output.row_stride;
@@ -114,7 +114,7 @@ AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first
   tile.skipping = bounds_.of_head(b, h);
   if (p.known_logsumexps != nullptr)
     tile.skipping.known_logsumexps =
-        p.known_logsumexps + (b * p.query_heads + h) * p.query_length + first;
+        p.known_logsumexps + (b * p.query_heads + h) * p.query_pitch + first;
   return tile;
 }
 

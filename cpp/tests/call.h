@@ -38,6 +38,8 @@ struct Call {
     problem.query_heads = problem.key_heads = heads;
     problem.query_length = queries;
     problem.key_length = keys;
+    problem.query_pitch = queries;
+    problem.key_pitch = keys;
     problem.head_dim = dim;
     problem.scale = 0.2f;
     problem.mask = {true, std::numeric_limits<std::int32_t>::max(), 0, 0};

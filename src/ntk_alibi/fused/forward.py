@@ -52,7 +52,7 @@ def forward(
     call: AttentionCall, *, log: bool = True, stats: bool = False
 ) -> tuple[Any, Any, Stats | None]:
     """Return output, logsumexp (float64; None without log) and stats (or None) of a call."""
-    if call.rotary is not None or call.problem.segments is not None:
+    if call.rotary is not None:
         return _in_parts(call, log=log, stats=stats)
     subsets = key_subsets(call)
     output: Any
@@ -173,11 +173,15 @@ def attend_subset(
 
 
 def tokens_of(call: AttentionCall, subset: KeySubset) -> _core.Tokens | None:
-    """Return positions, mask and factors as the core takes them, or None if there are none."""
+    """Return positions, mask, factors and texts as the core takes them, or None without them."""
     queries, keys = call.problem.query_positions, call.problem.key_positions
     if queries is None and keys is None and subset.mask is None and call.factors is None:
         return None
-    return _core.Tokens(queries, keys, subset.mask, call.factors)
+    texts = None
+    if call.problem.segments is not None:
+        columns = [(x.start, x.stop) for text in texts_of(call.problem) for x in text]
+        texts = np.array(columns, np.int64).reshape(-1, 6)
+    return _core.Tokens(queries, keys, subset.mask, call.factors, texts)
 
 
 def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:
@@ -193,7 +197,7 @@ def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:
 
 
 def _in_parts(call: AttentionCall, *, log: bool, stats: bool) -> tuple[Any, Any, Stats | None]:
-    """Return the results of a call with packed texts or a rotation, one call for each part."""
+    """Return the results of a call with rotation, one call for each part."""
     output: Any = _arrays.empty_like(call.query)
     logs = np.empty(call.query.shape[:3], np.float64) if log else None
     logsumexp: Any = None if logs is None else _arrays.to_framework_of(logs, call.query)
@@ -209,8 +213,8 @@ def _in_parts(call: AttentionCall, *, log: bool, stats: bool) -> tuple[Any, Any,
 
 
 def _parts(call: AttentionCall) -> Iterator[tuple[tuple[slice, slice, slice], AttentionCall]]:
-    """Yield the calls of texts, or of rotated runs of queries of some heads, and their places."""
-    if call.problem.segments is not None:
+    """Yield the calls of rotated runs of queries of some heads, or of texts, and their places."""
+    if call.fades and call.problem.segments is not None:
         for text in texts_of(call.problem):
             yield (text.rows, slice(None), text.queries), call.of_text(text)
         return

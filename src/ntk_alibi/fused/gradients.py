@@ -193,7 +193,7 @@ def gradients_of(
     call: AttentionCall, results: ForwardResults, *, bias_gradient: bool
 ) -> AttentionGradients:
     """Return the gradients of a checked call."""
-    if call.problem.segments is not None:
+    if call.fades and call.problem.segments is not None:
         return _gradients_of_texts(call, results, bias_gradient)
     if call.rotates:
         return _rotated_gradients(call, results, bias_gradient)
@@ -208,8 +208,11 @@ def gradients_of(
     key_gradient, of_key = _arrays.empty_pair(call.key)
     value_gradient, of_value = _arrays.empty_pair(call.value)
     key_and_value = of_key, of_value
-    if call.problem.key_padding_mask is not None or len(subsets) > 1:
-        for gradient in key_and_value:  # the core does not write gradients of masked keys
+    packed = call.problem.segments is not None
+    if packed or call.problem.key_padding_mask is not None or len(subsets) > 1:
+        for (
+            gradient
+        ) in key_and_value:  # the core does not write those of keys that no query may see
             gradient[...] = 0
     of_bias = _zeros(call) if bias_gradient else {}
     of_query = [_query_gradient(call, x, results, key_and_value, of_bias) for x in subsets]
@@ -353,7 +356,7 @@ def _rotated_gradients(
 def _gradients_of_texts(
     call: AttentionCall, results: ForwardResults, bias_gradient: bool
 ) -> AttentionGradients:
-    """Return the gradients of a call with packed texts, one call for each text."""
+    """Return the gradients of a call with XPOS and packed texts, one call for each text."""
     query: Any = _arrays.empty_like(call.query)
     key, value = (_arrays.namespace(x).zeros_like(x) for x in (call.key, call.value))
     parts = []

@@ -207,8 +207,7 @@ def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) ->
     """Return the results of a call, whose parts without rotation are attended by a function."""
     if call.problem.segments is not None:
         core = call.query.is_cpu and call.query.dtype in CORE_DTYPES
-        fades = call.rotary is not None and call.rotary.fades
-        if fades or not core:
+        if call.fades or not core:
             return _by_texts(call, attend)
     if not call.rotates:
         return attend(call)

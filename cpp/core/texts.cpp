@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/dropout.h"
 #include "core/parallel.h"
 
 namespace ntk_alibi {
@@ -81,6 +82,8 @@ AttentionProblem problem_of(const AttentionProblem& packed, const Text& text) {
     p.query_positions.data += row * p.query_positions.batch_stride + query;
   p.key_mask = from(p.key_mask, row, p.key_pitch, key);
   p.bias = bias_of(p.bias, text);
+  p.dropout = moved(p.dropout, row, 0, query);
+  p.dropout.first_key += key;
   const std::int64_t queries_of_row = p.query_heads * p.query_pitch;
   p.logsumexp = from(p.logsumexp, row, queries_of_row, query);
   p.known_logsumexps = from(p.known_logsumexps, row, queries_of_row, query);

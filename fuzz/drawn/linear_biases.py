@@ -63,9 +63,14 @@ def scaling_and_slopes(scene: Scene) -> tuple[Any, Any]:
 
 
 def _lengths(scene: Scene, per: str) -> Any:
-    """Return the real keys of rows, or the tokens up to queries: none where only padding stands."""
+    """Return the real keys of rows, or the tokens up to queries: none where only padding stands.
+
+    Of packed texts, both are for each query.
+    """
     pairs, sizes = scene.places.pairs, scene.sizes
     real = np.ones((1, sizes.keys), np.bool_) if pairs.real is None else pairs.real
+    if pairs.texts is not None:
+        return _lengths_of_texts(scene, real, per)
     if per == "sequence":
         return real.sum(axis=1)
     given = real, pairs.queries, pairs.keys
@@ -75,6 +80,20 @@ def _lengths(scene: Scene, per: str) -> Any:
     for row, at in enumerate(keys):
         holes = [p for p in set(at[~real[row]].tolist()) if p not in set(at[real[row]].tolist())]
         counts[row] -= (np.array(holes, np.int64)[:, None] <= queries[row]).sum(axis=0)
+    return counts
+
+
+def _lengths_of_texts(scene: Scene, real: NDArray[np.bool_], per: str) -> NDArray[np.int64]:
+    pairs = scene.places.pairs
+    alike, real = pairs.alike[:, 0], real[:, None]
+    if per == "sequence":
+        return (alike & real).sum(axis=2)
+    rows = np.broadcast_shapes(alike.shape[:1], real.shape[:1], pairs.queries.shape[:1])[0]
+    counts = np.broadcast_to(np.maximum(pairs.queries + 1, 0), (rows, alike.shape[1])).copy()
+    for row, i in np.ndindex(counts.shape):
+        own, at, is_real = (x[row if len(x) > 1 else 0] for x in (alike, pairs.keys, real[:, 0]))
+        holes = set(at[own[i] & ~is_real].tolist()) - set(at[own[i] & is_real].tolist())
+        counts[row, i] -= sum(p < int(counts[row, i]) for p in holes)
     return counts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class Places:
     Attributes:
         options: keyword arguments of the call.
         pairs: the oracle's view.
-        placed: whether queries have other positions than those of the last keys.
+        placed: whether queries are others than the last keys.
     """
 
     options: dict[str, Any]
@@ -53,6 +54,8 @@ def drawn_places(
     if draw.chance(0.35):
         real = _padding(draw, sizes)
         options["key_padding_mask"] = _mask_argument(draw, form, real)
+    if not far and draw.chance(0.2):
+        return _packed(draw, sizes, form, rule, real, options)
     queries, keys = _default(sizes)
     placed = False
     if draw.chance(0.3) or far:
@@ -72,6 +75,62 @@ def drawn_places(
         queries = _positions(draw, sizes.batch, sizes.queries, None, far=far)
         options["query_positions"] = _argument(draw, form, queries)
     return Places(options, Pairs(queries, keys, real, rule), placed)
+
+
+def _packed(
+    draw: Draw,
+    sizes: Sizes,
+    form: Format,
+    rule: MaskRule,
+    real: NDArray[np.bool_] | None,
+    options: dict[str, Any],
+) -> Places:
+    """Draw texts of keys, and of queries in other columns at times, and their positions."""
+    batch, _, queries, keys = sizes.pairs
+    rows = batch if draw.chance(0.5) else 1
+    numbers = [draw.numbers.permutation(40) - 20 for _ in range(rows)]
+    of_keys = np.array([_texts(draw, row, keys) for row in numbers])
+    options["segment_ids"] = _argument(draw, form, of_keys)
+    placed = queries > keys or draw.chance(0.25)
+    of_queries = of_keys[:, keys - queries :]
+    if placed:
+        of_queries = np.array([_texts(draw, draw.numbers.permutation(x), queries) for x in numbers])
+        options["query_segment_ids"] = _argument(draw, form, of_queries)
+    at_keys = np.zeros(of_keys.shape, np.int64)
+    for row, number in _each(of_keys):
+        own = of_keys[row] == number
+        at_keys[row, own] = np.arange(own.sum())
+    counts = at_keys
+    if draw.chance(0.3):
+        steps = np.cumsum(draw.integers(0, 3, at_keys.shape), axis=1)
+        at_keys = at_keys + steps - steps[:, :1] + draw.integers(0, 50, (rows, 1))
+        options["key_positions"] = _argument(draw, form, at_keys)
+    at_queries = np.zeros(of_queries.shape, np.int64)
+    few = False
+    for row, number in _each(of_queries):
+        own, others = of_queries[row] == number, of_keys[row] == number
+        few |= own.sum() > others.sum()
+        last = np.arange(others.sum() - own.sum(), others.sum())
+        at_queries[row, own] = last if counts is at_keys or few else at_keys[row, others][last]
+    if (few and counts is not at_keys) or draw.chance(0.1):
+        placed = True
+        at_queries = _positions(draw, batch, queries, None, far=False)
+        options["query_positions"] = _argument(draw, form, at_queries)
+    return Places(options, Pairs(at_queries, at_keys, real, rule, (of_queries, of_keys)), placed)
+
+
+def _texts(draw: Draw, numbers: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Return runs of the first few numbers, each with at least one token."""
+    runs = draw.integer(1, min(length, draw.one_of((1, 3, 8)))) if length else 0
+    cuts = np.sort(draw.numbers.choice(length - 1, runs - 1, replace=False) + 1) if runs > 1 else []
+    return np.repeat(numbers[:runs], np.diff([0, *cuts, length])) if runs else numbers[:0]
+
+
+def _each(ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield each row with each of its numbers."""
+    for row, numbers in enumerate(ids):
+        for number in np.unique(numbers).tolist():
+            yield row, number
 
 
 def _default(sizes: Sizes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

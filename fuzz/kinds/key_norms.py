@@ -23,7 +23,7 @@ def key_norms(draw: Draw) -> None:
         norms.update(key[:, :, :length])
     norms.update(key)
     _check_norms(norms, numbers_of(key))
-    plain = not {"key_padding_mask", "key_positions", "rotary"} & call.options.keys()
+    plain = not {"key_padding_mask", "key_positions", "segment_ids", "rotary"} & call.options.keys()
     if not plain or call.exempt:
         return
     compare_results(call, call.attend(key_norms=norms, return_logsumexp=True))

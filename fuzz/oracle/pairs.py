@@ -28,12 +28,23 @@ class Pairs:
         keys: positions (1 or batch, K), int64.
         real: (batch, K), False for padding, or None.
         rule: the mask options.
+        texts: the numbers of texts of queries (batch, Q) and keys (batch, K), or None for one text.
     """
 
     queries: NDArray[np.int64]
     keys: NDArray[np.int64]
     real: NDArray[np.bool_] | None = None
     rule: MaskRule = MaskRule()
+    texts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+
+    @property
+    def alike(self) -> NDArray[np.bool_]:
+        """Whether query and key are of one text, (1 or batch, 1, Q, K)."""
+        if self.texts is None:
+            return np.ones((1, 1, self.queries.shape[1], self.keys.shape[1]), np.bool_)
+        queries, keys = self.texts
+        alike: NDArray[np.bool_] = (queries[:, :, None] == keys[:, None])[:, None]
+        return alike
 
     @cached_property
     def distance(self) -> NDArray[np.int64]:
@@ -56,7 +67,7 @@ class Pairs:
             seen &= d >= 0
         if rule.window is not None:
             seen &= d > -rule.window
-        return seen
+        return seen & self.alike
 
     @cached_property
     def seen(self) -> NDArray[np.bool_]:

@@ -188,6 +188,28 @@ def test_gradients_are_those_of_one_call_for_each_text(isa: str, name: str) -> N
             assert torch.equal(whole, part)
 
 
+@pytest.mark.parametrize("name", ["ALiBi", "table"])
+def test_threads_share_small_texts_and_change_nothing(name: str) -> None:
+    """Gradients of a table are sums over texts, in one order."""
+    lengths = [*range(1, 40, 3), 500, *range(40, 1, -3)]
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    arrays = inputs(1, HEADS, KEY_HEADS, len(ids), len(ids), DIM)
+    bias = {
+        "ALiBi": na.ALiBi(HEADS),
+        "table": na.DistanceTable(torch.from_numpy(random(2, HEADS, 500)).requires_grad_()),
+    }[name]
+    results = []
+    for threads in (1, 2, 3):
+        na.set_num_threads(threads)
+        leaves = [torch.from_numpy(x).requires_grad_() for x in arrays]
+        output = na.attention(*leaves, bias, segment_ids=ids)
+        sources = [*leaves, *(x for x in bias.parameters if torch.is_tensor(x))]
+        results.append([output, *torch.autograd.grad(output.square().sum(), sources)])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16], ids=str)
 def test_other_dtypes(dtype: Any) -> None:
     arrays = [x.astype(dtype) for x in inputs(BATCH, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)]

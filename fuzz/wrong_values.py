@@ -35,6 +35,12 @@ NO_POSITIONS = (
     np.array(["a", "b", "c"]), np.array([1j, 2, 3]), np.array([True, False, True]),
     np.array([None, 1, 2]),
 )  # fmt: skip
+NO_SEGMENTS = (
+    "x", 3, object(), np.ones(9, int), np.ones((3, 3), int), np.ones((3, 1, 3), int), np.zeros(3),
+    np.array(["a", "b", "c"]), np.array([True, False, False]), np.array([None, 1, 2]), [0, 1, 0],
+    np.array([[0, 0, 1], [7, 8, 7]]), np.ma.masked_array([0, 0, 1]),
+    torch.ones(3, dtype=torch.int64, device="meta"),
+)  # fmt: skip
 NO_MASK = (
     "x", 3, object(), np.ones(3), np.ones((2, 9)), np.full((2, 3), 2), np.full((2, 3), -1.0),
     np.full((2, 3), np.nan), np.array([["a"] * 3] * 2), np.full((2, 3), 0.5),

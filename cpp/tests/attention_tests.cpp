@@ -47,6 +47,7 @@ void test_attention() {
         dim};
     problem.batch = problem.query_heads = problem.key_heads = 1;
     problem.query_length = problem.key_length = length;
+    problem.query_pitch = problem.key_pitch = length;
     problem.head_dim = dim;
     problem.scale = static_cast<float>(scale);
     problem.mask = {true, std::numeric_limits<std::int32_t>::max(), 0, 0};

@@ -73,7 +73,7 @@ def _lengths(scene: Scene, per: str) -> Any:
         return _lengths_of_texts(scene, real, per)
     if per == "sequence":
         return real.sum(axis=1)
-    given = real, pairs.queries, pairs.keys
+    given: tuple[Any, ...] = real, pairs.queries, pairs.keys
     rows = max(map(len, given))
     real, queries, keys = (np.broadcast_to(x, (rows, x.shape[1])) for x in given)
     counts = np.maximum(queries + 1, 0)
@@ -87,7 +87,8 @@ def _lengths_of_texts(scene: Scene, real: NDArray[np.bool_], per: str) -> NDArra
     pairs = scene.places.pairs
     alike, real = pairs.alike[:, 0], real[:, None]
     if per == "sequence":
-        return (alike & real).sum(axis=2)
+        counts: NDArray[np.int64] = (alike & real).sum(axis=2)
+        return counts
     rows = np.broadcast_shapes(alike.shape[:1], real.shape[:1], pairs.queries.shape[:1])[0]
     counts = np.broadcast_to(np.maximum(pairs.queries + 1, 0), (rows, alike.shape[1])).copy()
     for row, i in np.ndindex(counts.shape):

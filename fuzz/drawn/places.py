@@ -88,7 +88,7 @@ def _packed(
     """Draw texts of keys, and of queries in other columns at times, and their positions."""
     batch, _, queries, keys = sizes.pairs
     rows = batch if draw.chance(0.5) else 1
-    numbers = [draw.numbers.permutation(40) - 20 for _ in range(rows)]
+    numbers = [draw.numbers.permutation(40) for _ in range(rows)]
     of_keys = np.array([_texts(draw, row, keys) for row in numbers])
     options["segment_ids"] = _argument(draw, form, of_keys)
     placed = queries > keys or draw.chance(0.25)
@@ -122,7 +122,9 @@ def _packed(
 def _texts(draw: Draw, numbers: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """Return runs of the first few numbers, each with at least one token."""
     runs = draw.integer(1, min(length, draw.one_of((1, 3, 8)))) if length else 0
-    cuts = np.sort(draw.numbers.choice(length - 1, runs - 1, replace=False) + 1) if runs > 1 else []
+    cuts: Any = []
+    if runs > 1:
+        cuts = np.sort(draw.numbers.choice(length - 1, runs - 1, replace=False) + 1)
     return np.repeat(numbers[:runs], np.diff([0, *cuts, length])) if runs else numbers[:0]
 
 

@@ -22,6 +22,7 @@ from fuzz.wrong_values import (
     NO_MASK,
     NO_NUMBER,
     NO_POSITIONS,
+    NO_SEGMENTS,
     ones,
 )
 from ntk_alibi.fused.gradients import attention_gradients
@@ -70,6 +71,8 @@ def _attention() -> Function:
         "query_positions": NO_POSITIONS,
         "key_positions": NO_POSITIONS,
         "align": NO_CHOICE,
+        "segment_ids": NO_SEGMENTS,
+        "query_segment_ids": (*NO_SEGMENTS, [0, 0, 0]),
         "scale": NO_NUMBER,
         "skip_tolerance": (*NO_NUMBER, -0.1, 1.0, 3),
         "rotary": ("x", na.RoPE, na.RoPE(6), na.XPOS(4), 3, np.ones(8)),

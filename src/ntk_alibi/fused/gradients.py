@@ -208,8 +208,8 @@ def gradients_of(
     key_gradient, of_key = _arrays.empty_pair(call.key)
     value_gradient, of_value = _arrays.empty_pair(call.value)
     key_and_value = of_key, of_value
-    packed = call.problem.segments is not None
-    if packed or call.problem.key_padding_mask is not None or len(subsets) > 1:
+    problem = call.problem
+    if len(subsets) > 1 or problem.key_padding_mask is not None or problem.segments is not None:
         for (
             gradient
         ) in key_and_value:  # the core does not write those of keys that no query may see
@@ -361,12 +361,11 @@ def _gradients_of_texts(
     key, value = (_arrays.namespace(x).zeros_like(x) for x in (call.key, call.value))
     parts = []
     for text in texts_of(call.problem):
-        rows, queries, keys = text
-        own = ForwardResults(*(None if x is None else x[rows, :, queries] for x in results))
+        queries, keys = ((text.rows, slice(None), columns) for columns in text[1:])
+        own = ForwardResults(*(None if x is None else x[queries] for x in results))
         gradients = gradients_of(call.of_text(text), own, bias_gradient=bias_gradient)
-        query[rows, :, queries] = gradients.query
-        key[rows, :, keys] = gradients.key
-        value[rows, :, keys] = gradients.value
+        query[queries] = gradients.query
+        key[keys], value[keys] = gradients.key, gradients.value
         parts.append((text, gradients))
     of_bias = _joined_bias_gradients(call, parts) if bias_gradient else {}
     return _gradients(call, query, key, value, of_bias)
@@ -378,12 +377,11 @@ def _joined_bias_gradients(
     """Join the bias gradients of parts of a call into those of the whole bias."""
     joined = _zeros(call)
     if call.bias.first is not None:
-        joined["first"] = np.zeros(call.problem.shape[:3], np.float32)
-    every = slice(None)  # heads
+        joined["first"] = np.zeros_like(joined["left"])
     for (rows, queries, keys), gradients in parts:
-        places: dict[str, tuple[slice, ...]] = {
-            "table": (), "sums": (rows, every, keys), "dense": (rows, every, queries, keys)
-        }  # fmt: skip
+        of_heads = rows, slice(None)
+        places: dict[str, Any] = {"table": (), "sums": (*of_heads, keys)}
+        places["dense"] = (*of_heads, queries, keys)
         for name, numbers in joined.items():
-            numbers[places.get(name, (rows, every, queries))] += getattr(gradients, name)
+            numbers[places.get(name, (*of_heads, queries))] += getattr(gradients, name)
     return joined

@@ -210,9 +210,7 @@ def gradients_of(
     key_and_value = of_key, of_value
     problem = call.problem
     if len(subsets) > 1 or problem.key_padding_mask is not None or problem.segments is not None:
-        for (
-            gradient
-        ) in key_and_value:  # the core does not write those of keys that no query may see
+        for gradient in key_and_value:  # the core writes those of keys that queries may see
             gradient[...] = 0
     of_bias = _zeros(call) if bias_gradient else {}
     of_query = [_query_gradient(call, x, results, key_and_value, of_bias) for x in subsets]

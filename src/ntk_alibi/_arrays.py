@@ -93,15 +93,6 @@ def is_watched() -> bool:
     )
 
 
-def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Return a context in which torch rounds no inputs of operations on a type of device."""
-    torch = sys.modules["torch"]
-    if not torch.amp.is_autocast_available(device):
-        return nullcontext()
-    context: AbstractContextManager[Any] = torch.autocast(device, enabled=False)
-    return context
-
-
 def in_autocast_dtype(*tensors: Any) -> tuple[Any, ...]:
     """Return tensors of one device in the dtype that autocast wants there."""
     torch = sys.modules["torch"]
@@ -137,8 +128,10 @@ def needs_torch(query: Any, key: Any, value: Any, bias: Any) -> bool:
     """Return whether attention on these tensors has to go through torch's operator.
 
     It does while torch traces, records gradients, autocasts or maps, and for tensors that the core
-    does not take: float64, or on another device.
+    does not take: float64, or on another device. Arrays never have to.
     """
+    if not is_tensor(query):
+        return False
     torch = sys.modules["torch"]
     if (
         is_tracing()
@@ -178,6 +171,8 @@ def memories(query: Any, key: Any, value: Any) -> tuple[NDArray[Any], ...] | Non
         return None
     if kind is np.ndarray:
         return query, key, value
+    if torch.autograd.forward_ad._current_level >= 0:  # there may be tangents
+        return None
     try:
         if dtype is torch.bfloat16:
             return storage(query), storage(key), storage(value)

@@ -66,6 +66,7 @@ def attention_over_ranks(
 
     def describe() -> dict[str, Any]:
         check()
+        _checks.no_tangents(query=query, key=key, value=value)
         for name, given in refused.items():
             if given is not None:
                 raise ValueError(

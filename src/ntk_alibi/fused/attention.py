@@ -274,11 +274,11 @@ def attention(
                 "query_segment_ids": query_segment_ids,
                 "return_stats": return_stats or None,
             },
-            check=partial(_check_others, others, query, key, value, dropout_over_ranks=dropout),
+            check=partial(_check_others, others, dropout_over_ranks=dropout),
             return_logsumexp=return_logsumexp,
         )
-    _check_others(others, query, key, value)
-    torch = _arrays.is_tensor(query) and _arrays.needs_torch(query, key, value, bias)
+    _check_others(others)
+    torch = _arrays.needs_torch(query, key, value, bias)
     if torch:
         for name, used in (
             ("key_norms", key_norms is not None),
@@ -320,16 +320,13 @@ def attention(
     return (output, *rounded, *((stats,) if return_stats else ()))
 
 
-def _check_others(
-    others: Any, query: Any, key: Any, value: Any, *, dropout_over_ranks: Any = NO_DROPOUT
-) -> None:
+def _check_others(others: Any, *, dropout_over_ranks: Any = NO_DROPOUT) -> None:
     """Refuse arguments and surroundings that attention does not have."""
     if others:
         name = min(others, key=lambda name: name not in OF_TORCH)
         instead = f": {OF_TORCH[name]}" if name in OF_TORCH else ""
         raise TypeError(f"attention() got an unexpected keyword argument {name!r}{instead}")
     _checks.whole_sequences()
-    _checks.no_tangents(query=query, key=key, value=value)
     if dropout_over_ranks is not NO_DROPOUT and _checks.finite("dropout", dropout_over_ranks):
         raise ValueError(
             f"dropout must be 0 where ranks share a sequence, got {dropout_over_ranks!r}"

@@ -168,32 +168,39 @@ def checked_call(
     # Query, key and value. Memory of plain arrays shows that they are alike.
     given, like = query, None
     memory = None if torch else _arrays.memories(query, key, value)
-    quantized = memory is None and (is_quantized(key) or is_quantized(value))
-    if memory is None and not quantized:
-        _checks.attention_inputs(query, key, value)
-    elif quantized:
-        _checks.attention_input("query", query)
-        for name, rows in (("key", key), ("value", value)):
-            if not is_quantized(rows):
-                raise TypeError(
-                    "key and value must both be QuantizedRows or both be arrays, got a "
-                    f"{name} of type {type(rows).__name__}"
-                )
-            if _arrays.is_tensor(rows.numbers) != _arrays.is_tensor(query):
-                raise TypeError(f"{name} must be of query's framework, got {type(rows.numbers)}")
-            if getattr(rows.numbers, "device", None) != getattr(query, "device", None):
-                raise ValueError(
-                    f"{name} must be on query's {query.device}, got {rows.numbers.device}"
-                )
+    if memory is None:
+        _checks.no_tangents(query=query, key=key, value=value)
+        quantized = is_quantized(key) or is_quantized(value)
+        if not quantized:
+            _checks.attention_inputs(query, key, value)
+        else:
+            _checks.attention_input("query", query)
+            for name, rows in (("key", key), ("value", value)):
+                if not is_quantized(rows):
+                    raise TypeError(
+                        "key and value must both be QuantizedRows or both be arrays, got a "
+                        f"{name} of type {type(rows).__name__}"
+                    )
+                if _arrays.is_tensor(rows.numbers) != _arrays.is_tensor(query):
+                    raise TypeError(
+                        f"{name} must be of query's framework, got {type(rows.numbers)}"
+                    )
+                if getattr(rows.numbers, "device", None) != getattr(query, "device", None):
+                    raise ValueError(
+                        f"{name} must be on query's {query.device}, got {rows.numbers.device}"
+                    )
     if torch:
         query, key, value = _arrays.in_autocast_dtype(query, key, value)
         like = query
 
     # Shapes and plain numbers: most calls repeat those of an earlier call, of another layer.
-    numbers_of = _numbers_of if torch else _remembered_numbers
-    problem, scale, skip_tolerance, rule = numbers_of(
-        query.dtype, query.shape, key.shape, value.shape, torch, scale, skip_tolerance, *mask
-    )
+    shapes = query.dtype, query.shape, key.shape, value.shape
+    numbers = *shapes, torch, scale, skip_tolerance, *mask
+    try:
+        checked = _numbers_of(*numbers) if torch else _known_numbers(*numbers)
+    except TypeError:  # a wrong type, or a type without a hash
+        checked = _numbers_of(*numbers)
+    problem, scale, skip_tolerance, rule = checked
 
     # Padding and positions, and what reads them.
     if rotary is not None:
@@ -204,7 +211,7 @@ def checked_call(
         if rotary.fades and problem.mask.sees_ahead:
             raise ValueError(f"causal must be True with XPOS, which grows ahead, got {rotary!r}")
     columns = key_padding_mask is query_positions is key_positions is None
-    packed = segment_ids is not None or query_segment_ids is not None
+    packed = not (segment_ids is query_segment_ids is None)
     if not columns or packed or align is not AT_END:
         placed = key_padding_mask, query_positions, key_positions
         segments = segment_ids, query_segment_ids
@@ -304,13 +311,6 @@ def _numbers_of(
 
 
 _known_numbers = functools.lru_cache(maxsize=256, typed=True)(_numbers_of)
-
-
-def _remembered_numbers(*arguments: Any) -> Any:
-    try:
-        return _known_numbers(*arguments)
-    except TypeError:  # a wrong type, or a type without a hash
-        return _numbers_of(*arguments)
 
 
 @functools.lru_cache(maxsize=256)

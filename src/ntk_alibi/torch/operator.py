@@ -24,7 +24,7 @@ from ntk_alibi.fused.rotated import query_runs
 from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.segments import Segments, texts_of
 from ntk_alibi.torch.chunks import attention_by_chunks
-from ntk_alibi.torch.devices.dispatch import attention_on_device
+from ntk_alibi.torch.devices.dispatch import attention_on_device, without_autocast
 from ntk_alibi.torch.dropout import dropout_of, numbers_of, seed_of
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
@@ -211,7 +211,7 @@ def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) ->
             return _by_texts(call, attend)
     if not call.rotates:
         return attend(call)
-    with _arrays.without_autocast(call.query.device.type):  # rotated inputs are not rounded
+    with without_autocast(call.query.device.type):  # rotated inputs are not rounded
         outputs, logsumexps = zip(*(attend(run.call) for run in query_runs(call)), strict=True)
         output = torch.cat(outputs, 2).to(call.query.dtype)
         return output, None if logsumexps[0] is None else torch.cat(logsumexps, 2)

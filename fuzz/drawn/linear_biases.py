@@ -68,7 +68,7 @@ def _lengths(scene: Scene, per: str) -> Any:
     Of packed texts, both are for each query.
     """
     pairs, sizes = scene.places.pairs, scene.sizes
-    real = np.ones((1, sizes.keys), np.bool_) if pairs.real is None else pairs.real
+    real: Any = np.ones((1, sizes.keys), np.bool_) if pairs.real is None else pairs.real
     if pairs.texts is not None:
         return _lengths_of_texts(scene, real, per)
     if per == "sequence":

@@ -36,5 +36,4 @@ def factors(shape: tuple[int, int, int, int], share: float, seed: int) -> Floats
     halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=-1)
     numbers = halves.reshape(batch, heads, queries, groups * 8)[..., :keys]
     below = round(share * 65536)
-    kept: Floats = (numbers >= below) * (65536 / max(65536 - below, 1))
-    return kept
+    return np.where(numbers < below, 0.0, 65536 / max(65536 - below, 1))

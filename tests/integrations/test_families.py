@@ -202,6 +202,16 @@ def test_no_matrix_of_all_queries_and_keys_is_built(
 
 
 @families
+def test_dropout_builds_no_matrix_of_all_queries_and_keys(name: str) -> None:
+    length = 2048
+    model = make_model(name, 1).train()
+    drop_weights(model)
+    with na.patch(model, na.NTK(2.0)), Largest() as largest:
+        model(torch.zeros((1, length), dtype=torch.long), use_cache=False, logits_to_keep=1)
+    assert largest.numbers < length * length
+
+
+@families
 def test_bfloat16_is_nearer_to_float32_than_stock(name: str) -> None:
     model = make_model(name, **({"max_seq_len": 1024} if name == "mpt" else {}))
     ids = torch.randint(0, VOCABULARY, (1, 1024), generator=torch.Generator().manual_seed(0))

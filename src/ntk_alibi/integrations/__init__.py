@@ -70,11 +70,9 @@ def patch(
             keys. "sdpa" (BLOOM and Falcon) runs torch's fused kernel on exact float32 distances,
             without such a matrix either. "eager" forms it: for BLOOM by transformers' own
             arithmetic (with scaling=None to the bit), for the others in float32. Calls with
-            output_attentions are always "eager". In training with dropout of attention weights,
-            which the compiled core does not have, "fused" becomes "sdpa", and for MPT "eager".
-            "traceable" forms it, too, in plain torch on the masks that transformers makes, for
-            torch.export, ONNX, AOTInductor and torch.compile(fullgraph=True). It takes scalings
-            without lengths, knees and log_n.
+            output_attentions are always "eager". "traceable" forms it, too, in plain torch on the
+            masks that transformers makes, for torch.export, ONNX, AOTInductor and
+            torch.compile(fullgraph=True). It takes scalings without lengths, knees and log_n.
         compat: "transformers" rounds Falcon's bias as transformers' SDPA form does: slopes,
             positions and their products to bfloat16, whatever the model's dtype. It needs "fused"
             or "eager", and a scaling that is the same for all queries. Other families have no such

@@ -13,6 +13,7 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.alibi import ModelALiBi
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.slopes import scaling_per
+from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.integrations.caches.growing import GrowingCache
@@ -59,8 +60,7 @@ class PassAttention:
         """Return attention output, and weights in the eager form.
 
         Weights have a column for each place of a static cache. The output of padded queries is
-        undefined. The compiled core has no dropout: with dropout the fused form becomes sdpa or
-        eager.
+        undefined.
         """
         forward_pass = self.forward_pass
         _checks.plain("query", query)
@@ -73,10 +73,6 @@ class PassAttention:
             output = forward_pass.shared.attend(self, bias, query, key, value, cache, scale)
             return output, None
         form = forward_pass.settings.attention
-        if form == "fused" and dropout:
-            settings = forward_pass.settings
-            plain = settings.bias is None and settings.compat == "exact"
-            form = "sdpa" if plain and not forward_pass.rule.counts_holes else "eager"
         in_core = form == "fused" and not _arrays.needs_torch(query, key, value, bias)
         held, layer = cache
         growing: Any = held if in_core and isinstance(held, GrowingCache) else None
@@ -100,6 +96,9 @@ class PassAttention:
             return self._sdpa(cast(ModelALiBi, bias), query, key, value, scale, dropout), None
         like = None if in_core else query
         parts_of_keys = forward_pass.parts(bias, like, self.heads)
+        dropped = checked_dropout(dropout, None, query, length) if dropout else None
+        if dropped is not None and self.heads is not None:
+            dropped = dropped.part(head=self.heads.start)
         results = [
             attend_prepared(
                 query,
@@ -113,6 +112,7 @@ class PassAttention:
                 norms=growing.norms(self.layer)
                 if part.keeps_norms and growing is not None
                 else None,
+                dropout=dropped and dropped.part(key=part.keys.start or 0),
                 log=len(parts_of_keys) > 1,
             )
             for part in parts_of_keys

@@ -188,7 +188,7 @@ def test_gradients_of_all_forms(ids: torch.Tensor, name: str) -> None:
 
 @families
 def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
-    """The compiled core has no dropout; in the form that has it, hidden tokens stay hidden."""
+    """With dropout, too, hidden tokens stay hidden."""
     model = make_model(name).train()
     drop_weights(model)
     changed = ids.clone()

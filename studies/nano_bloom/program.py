@@ -45,7 +45,7 @@ class NanoBloomRecipe(training.Recipe):
 
     final_steps: int = 900
     slope_factor: float = 1.0
-    attention: Literal["fused", "sdpa", "eager"] = "fused"
+    attention: Literal["fused", "eager"] = "fused"
 
 
 #: A recipe for tests: about 100 CPU-seconds, enough to rank the methods and no more.

@@ -82,8 +82,8 @@ REFUSED: dict[str, Callable[[Here], Any]] = {
     "layout must be one of 'contiguous', 'zigzag', got 'striped'": lambda here: na.patch(
         here.model, group=here.group, layout="striped"
     ),
-    "attention must be 'fused' with group, got 'sdpa'": lambda here: na.patch(
-        here.model, group=here.group, attention="sdpa"
+    "attention must be 'fused' with group, got 'eager'": lambda here: na.patch(
+        here.model, group=here.group, attention="eager"
     ),
     "sink must be 0 with group, got 2": lambda here: na.patch(
         here.model, group=here.group, window=4, sink=2

@@ -43,7 +43,7 @@ CONFIGS: dict[str, Any] = {
 OPTIONS: list[dict[str, Any]] = [
     {"scaling": na.NTK(4.0)},
     {"scaling": na.DynamicNTK(2.0, 16, per="query"), "log_n": na.LogN(16, 0.5)},
-    {"scaling": na.Knee(8, 6.0), "attention": "sdpa"},
+    {"scaling": na.Knee(8, 6.0)},
 ]
 
 
@@ -78,8 +78,6 @@ def divided(rank: int, size: int, folders: dict[str, str]) -> dict[str, Any]:
         plan = DistributedConfig(tp_plan=na.tp_plan(whole.config), tp_size=size)
         parts = load(folder, distributed_config=plan)
         for number, options in enumerate(OPTIONS):
-            if name == "MPT" and options.get("attention") == "sdpa":
-                continue  # which MPT does not have
             logits, gradients = [], []
             for model in (whole, parts):
                 model.zero_grad(set_to_none=True)

@@ -30,13 +30,6 @@ def test_models_without_alibi_are_refused(name: str, config: Any, message: str) 
         na.patch(make_model(name, **config))
 
 
-def test_forms_that_a_family_does_not_have(models: dict) -> None:
-    with pytest.raises(
-        ValueError, match="attention for MPT must be one of 'fused', 'eager', 'traceable'"
-    ):
-        na.patch(models["mpt"], attention="sdpa")
-
-
 def test_classes_that_compute_otherwise_are_refused() -> None:
     class OwnAttention(FalconAttention):
         def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -206,13 +206,18 @@ def test_models_without_alibi_are_refused() -> None:
             (make_model(),),
             {"attention": "flash"},
             ValueError,
-            "attention must be one of 'fused', 'sdpa', 'eager', 'traceable', got 'flash'",
+            "attention must be one of 'fused', 'eager', 'traceable', got 'flash'",
         ),
     ],
 )
 def test_wrong_arguments(arguments: Any, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         na.patch(*arguments, **options)
+
+
+def test_the_form_that_is_gone_gives_a_warning_and_means_fused() -> None:
+    with pytest.warns(FutureWarning, match="attention='sdpa' is gone, and means 'fused'"):
+        assert na.patch(make_model(), na.NTK(2.0), attention="sdpa").attention == "fused"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", ["4.29.0", "5.3.0", "6.0.0", "7.1"])
@@ -271,11 +276,11 @@ def test_unpatch_takes_back_what_others_patched(bloom_ids: torch.Tensor) -> None
     before, stock = state_of(model), run(model, bloom_ids)
     assert na.patched(model) == []
     na.patch(model, na.NTK(2.0))
-    kept = na.patch(model.transformer, na.FlatHeads(8.0), attention="sdpa")
+    kept = na.patch(model.transformer, na.FlatHeads(8.0), attention="eager")
     found = na.patched(model)
     assert [(x.scaling, x.attention) for x in found] == [
         (na.NTK(2.0), "fused"),
-        (na.FlatHeads(8.0), "sdpa"),
+        (na.FlatHeads(8.0), "eager"),
     ]
     found[0].undo()
     assert [x.scaling for x in na.patched(model)] == [kept.scaling]

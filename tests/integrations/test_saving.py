@@ -124,12 +124,8 @@ def test_settings_as_keywords(ids: torch.Tensor, name: str, tmp_path: Any) -> No
         ({"alibi_window": 0}, "^alibi_window must be between 1"),
         ({"alibi_sink": 2}, "^alibi_sink must be 0 without window or causal_block, got 2"),
         ({"alibi_log_n": "8"}, "^alibi_log_n must be"),
-        (
-            {"alibi_attention": "flash"},
-            "^alibi_attention must be one of 'fused', 'sdpa', 'eager',",
-        ),
+        ({"alibi_attention": "flash"}, "^alibi_attention must be one of 'fused', 'eager',"),
         ({"alibi_attention": "traceable"}, "attention must not be 'traceable'"),
-        ({"alibi_attention": "sdpa"}, "attention for MPT must be one of 'fused', 'eager', got"),
         ({"alibi_compat": "transformers"}, "compat for MPT must be one of 'exact'"),
     ],
 )
@@ -139,6 +135,17 @@ def test_wrong_settings_are_found_when_the_model_is_made(
     make_model("mpt").save_pretrained(tmp_path)
     with pytest.raises((TypeError, ValueError), match=message):
         load(tmp_path, attn_implementation=NAME, **options)
+
+
+def test_a_saved_form_that_is_gone_gives_a_warning_and_means_fused(
+    ids: torch.Tensor, tmp_path: Any
+) -> None:
+    make_model("bloom").save_pretrained(tmp_path)
+    with pytest.warns(FutureWarning, match="attention='sdpa' is gone, and means 'fused'"):
+        model = load(tmp_path, attn_implementation=NAME, alibi_attention="sdpa")
+    expected = load(tmp_path, attn_implementation=NAME)
+    assert torch.equal(run(model, ids), run(expected, ids))
+    assert model.config.alibi_attention == "fused"
 
 
 @families
@@ -168,7 +175,7 @@ def test_objects_in_a_configuration_become_what_json_can_hold(ids: torch.Tensor)
 
 def test_wrong_settings_are_found_at_a_call(ids: torch.Tensor) -> None:
     model = make_model("mpt", attn_implementation=NAME)
-    for name, value in (("attention", "sdpa"), ("compat", "transformers"), ("attention", 3)):
+    for name, value in (("compat", "transformers"), ("attention", 3)):
         setattr(model.config, f"alibi_{name}", value)
         with pytest.raises(ValueError, match=f"{name} (for MPT )?must be one of"):
             run(model, ids)

@@ -17,7 +17,7 @@ from ntk_alibi.integrations import FAMILIES
 
 #: The ways: transformers' own code, `patch` with a form of attention, and our attn_implementation.
 STOCK, CONFIGURED = "stock", "configured"
-WAYS = (STOCK, "fused", "sdpa", CONFIGURED)
+WAYS = (STOCK, "fused", CONFIGURED)
 
 #: The environment variable with the way of a run.
 VARIABLE = "NTK_ALIBI_PEERS_WAY"

@@ -13,7 +13,7 @@ from padded_batches import VOCABULARY, batch
 #: Float32 sums of a few hundred terms, through three layers, at logits of about 1.
 LOGITS = {"atol": 2e-5, "rtol": 0.0}
 
-attentions = pytest.mark.parametrize("attention", ["eager", "sdpa", "fused"])
+attentions = pytest.mark.parametrize("attention", ["eager", "fused"])
 
 
 def make_model(heads: int = 8, **config: Any) -> BloomForCausalLM:

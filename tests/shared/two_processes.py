@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 import ntk_alibi as na
 from family_models import make_model
 
-FORMS = ("stock", "fused", "sdpa", "eager")
+FORMS = ("stock", "fused", "eager")
 
 
 def split_sequence(model: Any, ids: torch.Tensor, mesh: DeviceMesh) -> Any:

@@ -29,7 +29,7 @@ def patch(
     model: nn.Module,
     scaling: Scaling | BiasObject | nn.Module | Mapping[Any, Any] | str | None = None,
     *,
-    attention: Literal["fused", "sdpa", "eager", "traceable"] = "fused",
+    attention: Literal["fused", "eager", "traceable"] = "fused",
     compat: Literal["exact", "transformers"] = "exact",
     window: int | None = None,
     sink: int = 0,
@@ -67,12 +67,12 @@ def patch(
             BLOOM, MPT or Falcon; or a dict of layers to them, whose other layers keep plain ALiBi.
             It needs "fused" or "eager", and has no group.
         attention: "fused" calls `ntk_alibi.attention`, which never forms a matrix of queries x
-            keys. "sdpa" (BLOOM and Falcon) runs torch's fused kernel on exact float32 distances,
-            without such a matrix either. "eager" forms it: for BLOOM by transformers' own
-            arithmetic (with scaling=None to the bit), for the others in float32. Calls with
-            output_attentions are always "eager". "traceable" forms it, too, in plain torch on the
-            masks that transformers makes, for torch.export, ONNX, AOTInductor and
-            torch.compile(fullgraph=True). It takes scalings without lengths, knees and log_n.
+            keys. "eager" forms it: for BLOOM by transformers' own arithmetic (with scaling=None to
+            the bit), for the others in float32. Calls with output_attentions are always "eager".
+            "traceable" forms it, too, in plain torch on the masks that transformers makes, for
+            torch.export, ONNX, AOTInductor and torch.compile(fullgraph=True). It takes scalings
+            without lengths, knees and log_n. "sdpa" of older releases gives a FutureWarning, and
+            means "fused".
         compat: "transformers" rounds Falcon's bias as transformers' SDPA form does: slopes,
             positions and their products to bfloat16, whatever the model's dtype. It needs "fused"
             or "eager", and a scaling that is the same for all queries. Other families have no such
@@ -109,9 +109,9 @@ def patch(
         TypeError: model is no torch module, or scaling is no scaling.
         ValueError: the model has no ALiBi attention of a known family, has a forward method of its
             own, or has no layer of a number that the scaling names; a bias is of other heads, or
-            has numbers of single tokens; its family does not have that
-            attention or rounding; window or causal_block is below 1; sink is below 0, or given
-            without window and causal_block; layout is unknown, or comes without group;
+            has numbers of single tokens; its family does not have that rounding; window or
+            causal_block is below 1; sink is below 0, or given without window and causal_block;
+            layout is unknown, or comes without group;
             attention="traceable" comes with a scaling of lengths, a mask option, linear="onednn",
             or a model made with attn_implementation="ntk_alibi"; at a call, a `WindowCache` holds
             other tokens than the patch shows.
@@ -126,7 +126,7 @@ def patch(
     `from_pretrained(..., attn_implementation="ntk_alibi")` makes a model that attends with "fused".
     It takes the scaling of its `config.alibi_scaling`, a scaling with `to_config`, its dict or a
     method's name, and `config.alibi_window`, `alibi_sink`, `alibi_causal_block`, `alibi_log_n` (a
-    training length, or a dict of `LogN`'s arguments), `alibi_attention` ("fused", "sdpa" or
+    training length, or a dict of `LogN`'s arguments), `alibi_attention` ("fused" or
     "eager") and `alibi_compat`. All of them are keywords of from_pretrained, too, and
     save_pretrained keeps them. A model that is made without that name gives a warning if its config
     has them, since it does not follow them.

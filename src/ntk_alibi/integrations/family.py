@@ -18,9 +18,7 @@ from ntk_alibi.biases.dense import check_key_only
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.settings import (
-    ATTENTIONS,
     COMPATS,
-    CONFIGURED_ATTENTIONS,
     Settings,
     check_layers,
     check_own_masks,
@@ -87,7 +85,6 @@ class Family:
         traceable: returns those for attention="traceable".
         tensor_parallel: returns the tensor parallel plan of a configuration.
         check: raises if a model cannot be patched with these settings.
-        attentions: forms of attention that the family supports.
         rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
         masks_hidden: whether boolean masks of its layers are True for hidden keys.
         linear: classes whose forward is x @ weight.T + bias.
@@ -104,31 +101,22 @@ class Family:
     traceable: Callable[[Any], list[Replacement]]
     tensor_parallel: Callable[[Any], dict[str, str]]
     check: Callable[[Any, Settings], None]
-    attentions: tuple[str, ...] = ATTENTIONS
     rounds: bool = False
     masks_hidden: bool = False
     linear: tuple[type[nn.Module], ...] = (nn.Linear,)
 
-    def choices(self, *, configured: bool = False) -> Callable[[Settings], None]:
-        """Return the function that checks choices of attention and rounding.
-
-        It can be pickled with a model. With `configured` they are those of a configuration.
-        """
-        attentions = self.attentions
-        if configured:
-            attentions = tuple(name for name in attentions if name in CONFIGURED_ATTENTIONS)
-        return partial(check_choices, self.name, attentions, self.rounds)
+    def choices(self) -> Callable[[Settings], None]:
+        """Return the function that checks the choice of rounding; it can be pickled."""
+        return partial(check_choices, self.name, self.rounds)
 
     def find(self, module: nn.Module) -> list[nn.Module]:
         """Return the models of this family inside a module."""
         return [part for part in module.modules() if isinstance(part, self.model)]
 
 
-def check(
-    family: Family, target: nn.Module, settings: Settings, *, configured: bool = False
-) -> None:
+def check(family: Family, target: nn.Module, settings: Settings) -> None:
     """Check that the target and the modeling code are those that the patch was written for."""
-    family.choices(configured=configured)(settings)
+    family.choices()(settings)
     for (owner, method), names in family.expected.items():
         function = getattr(owner, method)
         if missing := set(names) - set(inspect.signature(function).parameters):
@@ -154,13 +142,8 @@ def check(
     family.check(target, settings)
 
 
-def check_choices(name: str, attentions: tuple[str, ...], rounds: bool, settings: Settings) -> None:
-    """Check that a family has an attention, rounds as `compat` says, and with one bias.
-
-    transformers' bias depends on the keys alone. Slopes of single queries cannot change it, and
-    torch's kernel cannot add it without a matrix of all pairs.
-    """
-    _checks.choice(f"attention for {name}", settings.attention, attentions)
+def check_choices(name: str, rounds: bool, settings: Settings) -> None:
+    """Check that a family rounds as `compat` says, and with a bias that depends on keys alone."""
     _checks.choice(f"compat for {name}", settings.compat, COMPATS if rounds else COMPATS[:1])
     if settings.compat == "transformers":
         check_key_only(settings.scaling)

@@ -1,30 +1,22 @@
-"""The three forms of attention of a patched layer: fused, sdpa and eager."""
+"""The attention of a patched layer, fused and eager."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases.alibi import ModelALiBi
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.integrations.caches.growing import GrowingCache
 from ntk_alibi.integrations.family import transformers_version
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
-from ntk_alibi.masks import EVERYTHING
-from ntk_alibi.scaling import Bend, without_knee
-from ntk_alibi.torch.sdpa import causal_linear_attention
-from ntk_alibi.torch.streaming_mask import StreamingMask
-
-Index: TypeAlias = slice | torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -92,8 +84,6 @@ class PassAttention:
             factors = None if factors is None else factors[..., None].float()
             output, weights = attend_densely(query, key, value, added, factors, scale, dropout)
             return output, weights if capacity == length else F.pad(weights, (0, capacity - length))
-        if form == "sdpa":
-            return self._sdpa(cast(ModelALiBi, bias), query, key, value, scale, dropout), None
         like = None if in_core else query
         parts_of_keys = forward_pass.parts(bias, like, self.heads)
         dropped = checked_dropout(dropout, None, query, length) if dropout else None
@@ -127,42 +117,6 @@ class PassAttention:
         if factors is None or self.heads is None or factors.shape[1] == 1:
             return factors
         return factors[:, self.heads]
-
-    def _sdpa(
-        self,
-        bias: ModelALiBi,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        dropout: float,
-    ) -> torch.Tensor:
-        forward_pass = self.forward_pass
-        key_of_rows = id(bias), query.dtype, self.heads is None
-        rows = forward_pass.memo(key_of_rows, _unpadded_rows, self, bias, query)
-        key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
-        mask = forward_pass.problem.mask
-
-        def part(r: UnpaddedRows) -> torch.Tensor:
-            return causal_linear_attention(
-                query[r.batch, :, r.queries],
-                key[r.batch, :, r.keys],
-                value[r.batch, :, r.keys],
-                r.slopes,
-                scale=scale,
-                dropout=dropout,
-                streaming=None if mask == EVERYTHING else StreamingMask(mask),
-                positions=r.positions.to(query.device),
-                bend=r.bend,
-                factors=r.factors,
-            )
-
-        if len(rows) == 1 and rows[0].queries == slice(0, query.shape[2]):
-            return part(rows[0])
-        output = torch.zeros_like(query, memory_format=torch.contiguous_format)
-        for r in rows:
-            output[r.batch, :, r.queries] = part(r)
-        return output
 
 
 def check_heads(layer: str, every: int, computed: int, sloped: int) -> None:
@@ -208,7 +162,7 @@ def of_layer(
             raise ValueError(f"tp_size must divide the model's {sloped} heads, got {mesh.size()}")
         if passed.settings.attention == "eager":
             raise ValueError(
-                "attention must be 'fused' or 'sdpa' under tensor parallelism, and "
+                "attention must be 'fused' under tensor parallelism, and "
                 "output_attentions False, got 'eager'"
             )
         count = sloped // mesh.size()
@@ -260,78 +214,3 @@ def _eager_bias(
 ) -> torch.Tensor:
     numbers, seen = forward_pass.pairs(bias, like, heads)
     return numbers.masked_fill(~seen, torch.finfo(numbers.dtype).min)
-
-
-@dataclass(frozen=True)
-class UnpaddedRows:
-    """Batch rows whose real tokens stand in the same columns: a problem without padding.
-
-    If positions count real tokens, they are contiguous without the padded columns.
-
-    Attributes:
-        batch: the rows.
-        queries: columns of the queries.
-        keys: columns of the keys.
-        slopes: float32 (1 or batch, heads, 1 or queries).
-        positions: integers (keys,).
-        bend: a knee, or None.
-        factors: float32 (1 or batch, 1 or heads, queries), or None.
-    """
-
-    batch: slice
-    queries: Index
-    keys: Index
-    slopes: torch.Tensor
-    positions: torch.Tensor
-    bend: Bend | None
-    factors: torch.Tensor | None
-
-
-def _unpadded_rows(
-    attention: PassAttention, bias: ModelALiBi, query: torch.Tensor
-) -> list[UnpaddedRows]:
-    """Split the batch into problems without padding."""
-    forward_pass = attention.forward_pass
-    problem, past = forward_pass.problem, forward_pass.past
-    (batch, _, queries, keys), padding = problem.shape, problem.key_padding_mask
-    slopes = forward_pass.parts(bias, query, attention.heads)[0].bias.left.float()
-    factors = attention.own_factors(query)
-    factors = None if factors is None else factors.float()
-    positions = torch.as_tensor(problem.positions()[1])
-    knee = without_knee(bias.scaling)[1]
-    counts = None if scaling_per(knee) is None else problem.token_counts(cast(Any, knee).per)
-
-    def cut(x: Any, rows: slice, at: Index) -> Any:
-        """Return some rows, and some queries, of numbers that all may share."""
-        x = x if x is None or len(x) == 1 else x[rows]
-        if x is None or x.ndim == 1 or x.shape[-1] == 1:
-            return x
-        return x[..., at if _arrays.is_tensor(x) or isinstance(at, slice) else at.numpy()]
-
-    def of_rows(rows: slice, at: Index, columns: Index, where: torch.Tensor) -> UnpaddedRows:
-        bend = None if knee is None else knee.bend(cut(counts, rows, at))
-        own = cut(slopes, rows, at), where, bend, cut(factors, rows, at)
-        return UnpaddedRows(rows, at, columns, *own)
-
-    real = torch.ones((batch, keys), dtype=torch.bool)
-    if padding is not None:
-        real = torch.as_tensor(padding).bool().cpu()
-    alike = len(positions) == 1 or bool((positions == positions[:1]).all())
-    if bool(real.all()) and alike:
-        return [of_rows(slice(0, batch), slice(0, queries), slice(0, keys), positions[0])]
-    rows = []
-    for b, row in enumerate(real):
-        if bool(row[past:].any()):
-            places = _columns(row[past:]), _columns(row)
-            where = positions[b if len(positions) > 1 else 0][row]
-            rows.append(of_rows(slice(b, b + 1), *places, where))
-    return rows
-
-
-def _columns(real: torch.Tensor) -> Index:
-    """Return the columns of real tokens: a slice, which copies nothing, if contiguous."""
-    columns = real.nonzero().flatten()
-    if len(columns) == 0:
-        return slice(0, 0)
-    first, last = int(columns[0]), int(columns[-1])
-    return slice(first, last + 1) if last - first + 1 == len(columns) else columns

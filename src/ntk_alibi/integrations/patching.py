@@ -199,7 +199,7 @@ def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]
 
 def _replace(family: Family, target: nn.Module, settings: Settings) -> None:
     """Replace the methods of a stock model, and let a hook begin its passes."""
-    hook: Callable[..., Any] = partial(begin_pass, family.rule, family.choices(configured=True))
+    hook: Callable[..., Any] = partial(begin_pass, family.rule, family.choices())
     if settings.traceable:
         hook = traceable.hook(target)
         setattr(target, TRACEABLE, True)
@@ -249,7 +249,7 @@ def follow_config(family: Family, target: nn.Module) -> None:
     check_version()
     settings = of_config(config)
     check_own_masks(settings.traceable)
-    check(family, target, settings, configured=True)
+    check(family, target, settings)
     warn_of_another_train_length(settings.scaling, config)
     texts.keep_hooks(target, target)
     _stack(family, target, (None,))

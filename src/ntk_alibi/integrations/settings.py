@@ -27,7 +27,10 @@ STACK = "_ntk_alibi_settings"
 TRACEABLE = "_ntk_alibi_traceable"
 
 #: Forms of attention of a patched model.
-ATTENTIONS = ("fused", "sdpa", "eager", "traceable")
+ATTENTIONS = ("fused", "eager", "traceable")
+
+#: The name of a form that is gone; for one release it means "fused".
+GONE = "sdpa"
 
 #: Those of a model that follows its configuration.
 CONFIGURED_ATTENTIONS = tuple(name for name in ATTENTIONS if name != "traceable")
@@ -71,7 +74,7 @@ class Settings:
     """The choices of one patch."""
 
     scaling: Scaling | None
-    attention: Literal["fused", "sdpa", "eager", "traceable"] = "fused"
+    attention: Literal["fused", "eager", "traceable"] = "fused"
     compat: Literal["exact", "transformers"] = "exact"
     mask: Mask = EVERYTHING
     linear: Literal["auto", "torch", "onednn"] = "auto"
@@ -133,7 +136,7 @@ class Settings:
                     "na.patch after loading"
                 )
             entries["scaling"] = cast(Any, self.scaling).to_config()
-        if self.attention in ("sdpa", "eager"):
+        if self.attention == "eager":
             entries["attention"] = self.attention
         if self.compat != "exact":
             entries["compat"] = self.compat
@@ -195,7 +198,7 @@ def _of_config(config: Any) -> Settings:
             "alibi_scaling must be None, a method's name or a dict such as "
             f"{{'alibi_type': 'ntk', 'factor': 4.0}}, got {scaling!r}"
         )
-    if options.get("attention") != "traceable":  # which has a message of its own
+    if options.get("attention") not in ("traceable", GONE):  # which have sentences of their own
         _checks.choice("attention", options.get("attention", "fused"), CONFIGURED_ATTENTIONS)
     scaling, log_n = scaling_and_log_n(scaling, log_n, config)
     return settings_of(scaling, log_n=log_n, **options)
@@ -206,8 +209,22 @@ def attention_of_config(target: Any) -> Literal["fused", "eager"]:
     return "eager" if getattr(target.config, "alibi_attention", None) == "eager" else "fused"
 
 
+def _still_meant(attention: Any) -> Any:
+    """Return a form of attention, or what the name of the form that is gone means."""
+    if attention != GONE:
+        return attention
+    warnings.warn(
+        "attention='sdpa' is gone, and means 'fused' until the next release",
+        FutureWarning,
+        stacklevel=4,
+    )
+    return "fused"
+
+
 def write_plainly(config: Any) -> None:
     """Write a configuration's method as dicts, in the form of na.scaling_from_config."""
+    if getattr(config, "alibi_attention", None) == GONE:
+        config.alibi_attention = _still_meant(GONE)
     if isinstance(getattr(config, "alibi_scaling", None), Mapping | type(None)):
         return
     entries = of_config(config).to_config()
@@ -272,6 +289,7 @@ def settings_of(
         limits: window, sink and causal_block of `patch`.
     """
     checked_scaling(scaling, of_layer=False)
+    attention = _still_meant(attention)
     _checks.choice("attention", attention, ATTENTIONS)
     _checks.choice("compat", compat, COMPATS)
     _checks.choice("linear", linear, LINEARS)

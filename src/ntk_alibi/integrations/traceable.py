@@ -154,7 +154,7 @@ def of_layer(
     name, bias = type(layer).__name__, cast(LayerBias, getattr(layer, _BIAS))
     if hasattr(output.weight, "device_mesh"):
         raise ValueError(
-            "attention must be 'fused' or 'sdpa' under tensor parallelism, got 'traceable' with a "
+            "attention must be 'fused' under tensor parallelism, got 'traceable' with a "
             f"divided {name}"
         )
     _checks.plain("hidden_states", hidden_states)

@@ -156,13 +156,12 @@ def logits(model: Any, cache: Any, mask: str, pieces: tuple[int, ...]) -> torch.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_forms_read_the_same_numbers(dtype: torch.dtype, mask: str, limit: Any) -> None:
     model, pieces, results = bloom().to(dtype), (17, 1, 1, 15, 2, 4), {}
-    for form in ("fused", "sdpa", "eager"):
+    for form in ("fused", "eager"):
         with na.patch(model, na.NTK(4.0), attention=form, **limit):
             results[form] = logits(model, na.GrowingCache(16, dtype="int8"), mask, pieces)
             unrounded = logits(model, na.GrowingCache(16), mask, pieces)
     bound = LOGITS if dtype == torch.float32 else {"atol": 2.0**-4, "rtol": 2.0**-6}
     torch.testing.assert_close(results["fused"], results["eager"], **bound)
-    torch.testing.assert_close(results["sdpa"], results["eager"], **bound)
     assert 0 < (results["eager"] - unrounded).abs().max() < 0.1
 
 

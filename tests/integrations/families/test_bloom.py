@@ -263,14 +263,13 @@ def test_dropout_in_training(bloom_ids: torch.Tensor, attention: Any) -> None:
         assert torch.equal(run(model, bloom_ids), run(model, bloom_ids))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "fused"])
-def test_bfloat16_is_nearer_to_float32_than_stock(attention: Any) -> None:
+def test_bfloat16_is_nearer_to_float32_than_stock() -> None:
     """Stock BLOOM rounds absolute positions to bfloat16, where 256 and 257 are the same."""
     model, bloom_ids = make_model(8), torch.randint(0, VOCABULARY, (1, 1024))
     exact = run(model, bloom_ids)
     half = copy.deepcopy(model).bfloat16()
     stock = (run(half, bloom_ids).float() - exact).square().mean()
-    with na.patch(half, attention=attention):
+    with na.patch(half):
         ours = (run(half, bloom_ids).float() - exact).square().mean()
     assert ours < 0.5 * stock
 

@@ -86,7 +86,7 @@ def test_the_rounding_of_transformers_is_refused_where_there_is_none(models: dic
     with pytest.raises(ValueError, match="compat must be one of 'exact', 'transformers', got 'hf'"):
         na.patch(falcon, compat="hf")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="compat='transformers' must be one of 'fused', 'eager'"):
-        na.patch(falcon, compat="transformers", attention="sdpa")
+        na.patch(falcon, compat="transformers", attention="traceable")
     with pytest.raises(ValueError, match="scaling must not have per='query' here"):
         na.patch(falcon, na.DynamicNTK(per="query"), compat="transformers")
     with pytest.raises(ValueError, match="scaling must not be a knee here"):

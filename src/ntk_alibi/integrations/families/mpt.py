@@ -109,6 +109,5 @@ FAMILY = Family(
     replacements=_replacements,
     traceable=_traceable,
     check=_check,
-    attentions=("fused", "eager", "traceable"),
     masks_hidden=True,
 )  # fmt: skip

@@ -1,30 +1,27 @@
-"""Rows of several texts, which a patched model does not read as one in silence."""
+"""Rows of several texts in patched models: each as in a row of its own, or refused."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from transformers import ContinuousBatchingConfig, DataCollatorWithFlattening, GenerationConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 import ntk_alibi as na
 import ntk_alibi.integrations  # registers the name
-from family_models import families, make_model
+from family_models import LOGITS, families, make_model
+from model_runs import enable_checkpointing
 from padded_batches import MASKS, run
 
 TEXTS = [torch.arange(2, 2 + length).tolist() for length in (5, 17, 9)]
-ARGUMENTS = (
-    "position_ids",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "max_length_q",
-    "max_length_k",
-    "seq_idx",
-)
+SOURCES = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 
 
 def packed(*texts: list[int]) -> dict[str, Any]:
@@ -38,22 +35,126 @@ def refused(argument: str, model: Any, **kwargs: Any) -> None:
         model(**kwargs)
 
 
+def separately(model: Any, texts: list[list[int]] = TEXTS) -> torch.Tensor:
+    return torch.cat([model(torch.tensor([text])).logits for text in texts], dim=1)
+
+
+def reads_texts(model: Any, **given: Any) -> bool:
+    with torch.no_grad():
+        return torch.allclose(model(**given).logits, separately(model), **LOGITS)
+
+
+def gradients(model: Any, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)) / 100
+    (logits * weights).sum().backward()
+    return {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+
+
+SEQUENCE = na.DynamicNTK(2.0, train_length=8)
+QUERY = na.DynamicNTK(2.0, train_length=8, per="query")
+WINDOW = {"window": 6, "sink": 2, "log_n": na.LogN(8)}
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "static": {"scaling": na.NTK(4.0)},
+    "per sequence": {"scaling": SEQUENCE},
+    "per query": {"scaling": QUERY},
+    "window": {"scaling": na.NTK(4.0), **WINDOW},
+    "kerple": {"scaling": na.KerpleLog(np.linspace(0.5, 2, 8), np.linspace(0.1, 1, 8))},
+    "eager": {"attention": "eager"},
+    "eager, per sequence": {"scaling": SEQUENCE, "attention": "eager"},
+    "eager, window": {"scaling": QUERY, **WINDOW, "attention": "eager"},
+}
+QUICK = {("bloom", "eager, per sequence"), ("mpt", "window"), ("falcon", "per query")}
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(name, way, marks=() if (name, way) in QUICK else pytest.mark.slow)
+        for name in ("bloom", "mpt", "falcon")
+        for way in WAYS
+    ],
+)
+def test_packed_rows_equal_separate_texts(name: str, way: str) -> None:
+    model, batch = make_model(name), packed(*TEXTS)
+    with na.patch(model, **WAYS[way]):
+        logits = model(**batch).logits
+        expected = separately(model)
+        torch.testing.assert_close(logits, expected, **LOGITS)
+        of_packed, of_texts = gradients(model, logits), gradients(model, expected)
+    assert of_packed.keys() == of_texts.keys()
+    for given, own in zip(of_packed.values(), of_texts.values(), strict=True):
+        torch.testing.assert_close(given, own, **LOGITS)
+
+
 @families
-def test_packed_rows_are_refused_by_every_argument(models: dict, name: str) -> None:
+def test_every_argument_says_what_the_texts_are(models: dict, name: str) -> None:
     batch, model = packed(*TEXTS), models[name]
+    inputs = {"input_ids": batch["input_ids"]}
     configured = make_model(name, attn_implementation="ntk_alibi")
     with na.patch(model):
-        for given in ARGUMENTS:
-            for head in (model, model.base_model, configured, configured.base_model):
-                refused(given, head, input_ids=batch["input_ids"], **{given: batch[given]})
-        with pytest.raises(ValueError, match="position_ids must rise by one"):
-            model(**batch)  # with labels, that is a pass of training
-        positional = (batch["input_ids"], None, None, batch["position_ids"])
+        for given in SOURCES:
+            for head in (model, configured):
+                assert reads_texts(head, **inputs, **{given: batch[given]})
+        states = model.base_model(**inputs, seq_idx=batch["seq_idx"])
+        assert states.past_key_values is None
         if name == "falcon":
-            with pytest.raises(ValueError, match="position_ids must rise by one"):
-                model(*positional)
-    with torch.no_grad():
-        model(**batch)
+            with torch.no_grad():
+                positional = model(batch["input_ids"], None, None, batch["position_ids"])
+                torch.testing.assert_close(positional.logits, separately(model), **LOGITS)
+
+
+def test_rows_hold_texts_of_their_own_lengths(models: dict) -> None:
+    model, ids = models["bloom"], torch.arange(2, 42).view(2, 20)
+    ends = torch.tensor([0, 3, 20, 31, 40])
+    positions = torch.cat([torch.arange(n) for n in ends.diff().tolist()]).view(2, 20)
+    with na.patch(model, QUERY), torch.no_grad():
+        texts = [x.tolist() for x in ids.flatten().split(ends.diff().tolist())]
+        expected = separately(model, texts).view(2, 20, -1)
+        for given in ({"position_ids": positions}, {"cu_seq_lens_q": ends}):
+            torch.testing.assert_close(model(ids, **given).logits, expected, **LOGITS)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_know_the_texts(reentrant: bool) -> None:
+    model, batch = make_model("falcon").train(), packed(*TEXTS)
+    with na.patch(model, QUERY):
+        expected = gradients(model, model(**batch).logits)
+        enable_checkpointing(model, {"use_reentrant": reentrant})
+        model.enable_input_require_grads()
+        again = gradients(model, model(**batch).logits)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(again[name], gradient, **LOGITS)
+
+
+def test_what_does_not_go_with_texts_is_refused(models: dict) -> None:
+    batch, model = packed(*TEXTS), models["bloom"]
+    ids, numbers = batch["input_ids"], batch["seq_idx"]
+    mask = torch.ones_like(ids)
+    hidden = mask.clone()
+    hidden[0, 0] = 0
+    with na.patch(model):
+        assert reads_texts(model, input_ids=ids, seq_idx=numbers, attention_mask=mask)
+        for other in (
+            {"past_key_values": transformers.DynamicCache()},
+            {"use_cache": True},
+            {"attention_mask": hidden},
+        ):
+            refused("seq_idx", model, input_ids=ids, seq_idx=numbers, **other)
+        for given in ("max_length_q", "max_length_k"):
+            refused(given, model, input_ids=ids, **{given: 17})
+            refused(given, model, input_ids=ids, seq_idx=numbers, **{given: 16})
+            model(ids, seq_idx=numbers, **{given: 17})
+        refused("seq_idx", model, **{**batch, "seq_idx": numbers.clamp(max=1)})
+        refused("seq_idx", model, input_ids=ids, seq_idx=numbers % 2)
+        for ends in ([0, 5, 30], [0, 5, 32], [1, 5, 31], [0, 9, 5, 31]):
+            refused("cu_seq_lens_k", model, input_ids=ids, cu_seq_lens_k=torch.tensor(ends))
+        two_rows = {"input_ids": ids[:, :30].view(2, 15), "cu_seq_lens_q": torch.tensor([0, 9, 30])}
+        refused("cu_seq_lens_q", model, **two_rows)
+        refused("cache", model, input_ids=ids, read_index=[])
+    with na.patch(model, attention="traceable"):
+        refused("seq_idx", model, input_ids=ids, seq_idx=numbers)
 
 
 @families
@@ -85,7 +186,6 @@ def test_positions_of_padding_are_no_texts(
         again = counted.clone()
         again[1, 20:] -= 15
         refused("position_ids", model, input_ids=ids, attention_mask=mask, position_ids=again)
-        refused("position_ids", model, input_ids=ids, position_ids=counted)
 
 
 @families
@@ -99,25 +199,80 @@ def test_cached_positions_go_on(models: dict, ids: torch.Tensor, name: str) -> N
         refused("position_ids", model, **new, position_ids=torch.tensor([[40, 0, 1]]))
 
 
-@families
+def generated(model: Any, texts: list[list[int]], **options: Any) -> list[list[int]]:
+    greedy = GenerationConfig(max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0)
+    if not options:
+        return [
+            model.generate(
+                torch.tensor([text]),
+                attention_mask=torch.ones((1, len(text)), dtype=torch.long),
+                generation_config=greedy,
+            )[0, len(text) :].tolist()
+            for text in texts
+        ]
+    batching = ContinuousBatchingConfig(num_blocks=64, **options)
+    outputs = model.generate_batch(
+        texts, generation_config=greedy, continuous_batching_config=batching
+    )
+    assert [output.error for output in outputs.values()] == [None] * len(texts)
+    return [outputs[request].generated_tokens for request in sorted(outputs)]
+
+
+#: Older versions hand their paged cache other arguments.
+paged = pytest.mark.skipif(
+    len(inspect.signature(PagedAttentionCache.update).parameters) != 5,
+    reason="continuous batching needs the paged cache of transformers 5.23",
+)
+
+
+@paged
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(
+            name, way, marks=() if (name, way) == ("falcon", "window") else pytest.mark.slow
+        )
+        for name in ("bloom", "mpt", "falcon", "falcon, new decoder")
+        for way in ("plain", "per query", "window", "kerple", "eager")
+    ],
+)
+def test_continuous_batching_gives_the_tokens_of_generate(
+    models: dict, name: str, way: str
+) -> None:
+    model, draw = models[name], torch.Generator().manual_seed(0)
+    shared = torch.randint(2, 60, (40,), generator=draw).tolist()  # more than a block
+    texts = [*TEXTS, [7], [*shared, 8, 9], [*shared, 8], list(range(2, 60)) * 2]
+    with na.patch(model, **WAYS[way]):
+        expected = generated(model, texts)
+        chunked = {"max_batch_tokens": 64, "page_size": 32}
+        assert generated(model, texts, **chunked) == expected
+        assert generated(model, texts, max_batch_tokens=256, allow_block_sharing=False) == expected
+        assert generated(model, texts) == expected
+
+
+@paged
 def test_continuous_batching_says_why_it_fails(
-    models: dict, name: str, caplog: pytest.LogCaptureFixture
+    models: dict, caplog: pytest.LogCaptureFixture
 ) -> None:
     greedy = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=1, pad_token_id=0)
     batching = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
-    with na.patch(models[name]), caplog.at_level(logging.CRITICAL):
-        outputs = models[name].generate_batch(
+    with na.patch(models["mpt"], attention="traceable"), caplog.at_level(logging.CRITICAL):
+        outputs = models["mpt"].generate_batch(
             TEXTS, generation_config=greedy, continuous_batching_config=batching
         )
-    assert len(outputs) in (0, len(TEXTS))  # older versions return no request that failed
+    assert len(outputs) == len(TEXTS)
     for output in outputs.values():
         assert not output.generated_tokens
         assert "cache must be None for a patched" in str(output.error)
+    with na.patch(models["mpt"]):
+        table = {"cache": object(), "block_table": torch.zeros(1)}
+        refused("block_table", models["mpt"], **table)
+        refused("cache", models["mpt"], cache=transformers.DynamicCache())
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("first", [True, False], ids=["patched first", "adapted first"])
-def test_adapters_and_other_heads_refuse_them(first: bool) -> None:
+def test_adapters_and_other_heads_read_them(first: bool) -> None:
     peft = pytest.importorskip("peft")
     batch, model = packed(*TEXTS), make_model("bloom")
     adapters = peft.LoraConfig(target_modules=["query_key_value"], task_type="CAUSAL_LM")
@@ -126,25 +281,34 @@ def test_adapters_and_other_heads_refuse_them(first: bool) -> None:
     adapted = peft.get_peft_model(model, adapters)
     if not first:
         na.patch(adapted)
-    for given in ARGUMENTS:
-        refused(given, adapted, input_ids=batch["input_ids"], **{given: batch[given]})
-    classifier = transformers.BloomForTokenClassification(model.config)
+    for given in SOURCES:
+        assert reads_texts(adapted, input_ids=batch["input_ids"], **{given: batch[given]})
+    classifier = transformers.BloomForTokenClassification(model.config).eval()
     na.patch(classifier)
-    refused("seq_idx", classifier, input_ids=batch["input_ids"], seq_idx=batch["seq_idx"])
+    assert reads_texts(classifier, input_ids=batch["input_ids"], seq_idx=batch["seq_idx"])
 
 
-def test_copies_refuse_them_and_undone_patches_do_not() -> None:
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_learned_prompts_refuse_them() -> None:
+    peft = pytest.importorskip("peft")
+    prompt = peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(make_model("bloom"), prompt)
+    na.patch(adapted)
+    refused("position_ids", adapted, **packed(*TEXTS))
+
+
+def test_copies_read_them_and_undone_patches_do_not() -> None:
     batch, model = packed(*TEXTS), make_model("bloom")
     inner = na.patch(model.transformer)
     outer = na.patch(model, na.NTK(2.0))
     clone = copy.deepcopy(model)
     inner.undo()
-    refused("position_ids", model, **batch)
+    assert reads_texts(model, **batch)
     outer.undo()
-    model(**batch)
-    refused("position_ids", clone, **batch)
+    assert not reads_texts(model, **batch)
+    assert reads_texts(clone, **batch)
     na.unpatch(clone)
-    clone(**batch)
+    assert not reads_texts(clone, **batch)
 
 
 def test_a_traced_graph_refuses_what_it_could_not_check(shallow: dict) -> None:

@@ -22,7 +22,7 @@ from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of, untraced
-from ntk_alibi.integrations.passed_through import Padding
+from ntk_alibi.integrations.passed_through import PackedTexts, Padding
 from ntk_alibi.integrations.settings import (
     Settings,
     check_layers,
@@ -63,7 +63,12 @@ def begin_pass(
     batch, queries = inputs.shape[:2]
     cache: Any = kwargs.get("past_key_values")
     check_cache_in_use(cache, kwargs.get("use_cache"), queries)
+    given = kwargs.get("attention_mask")
+    texts = given if isinstance(given, PackedTexts) else None
     past = 0 if cache is None else int(cache.get_seq_length())
+    if texts is not None:
+        past = texts.keys.shape[1] - queries
+        kwargs["use_cache"] = False  # a cache of the model would not know the texts
     capacity = past + queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
     if follows_config(model):
         check_own_masks(settings.traceable)
@@ -101,9 +106,11 @@ def begin_pass(
         settings.mask if limited else EVERYTHING,
         skipped,
         unpadded=padding is None and capacity == end,
+        texts=texts,
     )
     own = own_bias.in_force(model, settings.bias) if settings.bias is not None else None
-    kwargs["attention_mask"] = ForwardPass(mask, problem, rule, settings, own=own)
+    paged = None if texts is None else texts.cache
+    kwargs["attention_mask"] = ForwardPass(mask, problem, rule, settings, own=own, cache=paged)
     return (), kwargs
 
 

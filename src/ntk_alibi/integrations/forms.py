@@ -37,7 +37,8 @@ class PassAttention:
     def stock(self) -> PassAttention | None:
         """Itself if it is eager, without factors of scores, which transformers does not have."""
         settings = self.forward_pass.settings
-        return self if settings.attention == "eager" and settings.log_n is None else None
+        stock = settings.log_n is self.forward_pass.cache is None
+        return self if settings.attention == "eager" and stock else None
 
     @untraced
     def __call__(
@@ -67,6 +68,7 @@ class PassAttention:
         form = forward_pass.settings.attention
         in_core = form == "fused" and not _arrays.needs_torch(query, key, value, bias)
         held, layer = cache
+        held = held if forward_pass.cache is None else forward_pass.cache
         growing: Any = held if in_core and isinstance(held, GrowingCache) else None
         if held is not None:
             append: Any = held.update if growing is None else held.append

@@ -21,7 +21,7 @@ from ntk_alibi.biases.base import BiasObject, kernel_bias_of
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
 from ntk_alibi.integrations import own_bias
-from ntk_alibi.integrations.passed_through import PassedThrough
+from ntk_alibi.integrations.passed_through import PackedTexts, PassedThrough
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
 from ntk_alibi.scaling import Scaling
@@ -77,6 +77,7 @@ class ForwardPass(PassedThrough):
         shared: how several ranks share the tokens, an object of shared_pass.py, or None.
         own: biases of the patch's own by layers, or by None for all layers; bias objects, and
             modules that return them.
+        cache: a cache of packed texts, in place of the layers' own, or None.
     """
 
     mask: torch.Tensor
@@ -93,6 +94,7 @@ class ForwardPass(PassedThrough):
         settings: Settings,
         shared: Any = None,
         own: Mapping[Any, Any] | None = None,
+        cache: Any = None,
     ) -> None:
         super().__init__(mask)
         self.problem = problem
@@ -100,6 +102,7 @@ class ForwardPass(PassedThrough):
         self.settings = settings
         self.shared = shared
         self.own = own or {}
+        self.cache = cache
         self._made: dict[Any, Any] = {}
 
     @property
@@ -203,7 +206,7 @@ class ForwardPass(PassedThrough):
         Both broadcast to (batch, heads, queries, keys); the bias of other keys is 0.
         """
         numbers, seen = [], []
-        columns = self.problem.shape[3]
+        columns, segments = self.problem.shape[3], self.problem.segments
         for part in self.parts(bias, like, heads):
             places = part.problem.positions(like)
             own, hidden = part.bias.values(*places)
@@ -218,6 +221,10 @@ class ForwardPass(PassedThrough):
             seen.append(shown if around == (0, 0) else F.pad(shown, around))
         if len(seen) == 2:  # no key is in both parts
             numbers, seen = [numbers[0] + numbers[1]], [seen[0] | seen[1]]
+        if segments is not None:
+            of_queries, of_keys = (_arrays.as_tensor(ids, like, None) for ids in segments)
+            own_text = of_queries[:, None, :, None] == of_keys[:, None, None, :]
+            return numbers[0], seen[0] & own_text
         at = torch.arange(columns, device=like.device)  # padded queries see nothing ahead, too
         return numbers[0], seen[0] & EVERYTHING.visible(at[self.past :], at)
 
@@ -287,6 +294,7 @@ def problem_of(
     skipped: torch.Tensor | None = None,
     *,
     unpadded: bool = False,
+    texts: PackedTexts | None = None,
 ) -> Problem:
     """Return the problem of a pass.
 
@@ -299,10 +307,14 @@ def problem_of(
             `WindowCache` evicted them between the sinks and the window.
         unpadded: whether all keys are known to be real. On other devices than the CPU masks are not
             read: the host would have to wait for them. What torch traces has no numbers to count.
+        texts: the texts of packed rows without padding, or None.
     """
     batch, keys = real.shape
     last = isinstance(at, slice)
     shape = batch, rule.heads, at.stop - at.start if last else len(at), keys
+    if texts is not None:
+        ids = {"segment_ids": texts.keys, "query_segment_ids": texts.queries}
+        return Problem.checked(shape, mask, None, None, None, **ids)
     plain = last and not _arrays.is_tracing()
     plain = plain and (unpadded or (real.is_cpu and bool(real.all())))
     if plain and skipped is None:

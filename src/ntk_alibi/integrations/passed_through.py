@@ -48,6 +48,22 @@ class Padding(PassedThrough):
     ndim = 2  # Falcon adds its bias to masks of four dimensions
 
 
+class PackedTexts(Padding):
+    """The texts of packed rows on their way to the model whose layers attend.
+
+    Attributes:
+        queries: the number of its text for each new token, (rows, tokens).
+        keys: the same for each key, (rows, keys).
+        cache: what adds new keys to those of a paged cache, or None.
+    """
+
+    def __init__(self, queries: torch.Tensor, keys: torch.Tensor, cache: Any = None) -> None:
+        super().__init__(None)
+        self.queries = queries
+        self.keys = keys
+        self.cache = cache
+
+
 class AskedLogits(Padding):
     """A padding mask on its way to a model on several ranks, whose head is asked for some logits.
 

@@ -2,7 +2,8 @@
 
 transformers' collators and its continuous batching pack several texts into one row, and say so in
 arguments that BLOOM and MPT drop before their inner model could read them. A hook therefore reads
-these arguments on each model from the one that was patched to the one whose layers attend.
+these arguments on each model from the one that was patched to the one whose layers attend, and
+hands the texts on in place of the attention_mask, which no model drops.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 
 from ntk_alibi import _arrays
 from ntk_alibi.integrations.forward_pass import untraced
-from ntk_alibi.integrations.passed_through import Padding
+from ntk_alibi.integrations.passed_through import PackedTexts, Padding
 from ntk_alibi.integrations.settings import TRACEABLE, current
 
 #: The attribute of a patched model that keeps the models with the hook, each with its handle.
@@ -59,8 +60,38 @@ class Rows:
             real = given if given.shape[-1] == like.shape[-1] else real
         return real if self.parts or not bool(real.all()) else None
 
+    @property
+    def padded(self) -> bool:
+        """Whether there is a mask that hides tokens, or may do so."""
+        mask = self.mask.mask if isinstance(self.mask, Padding) else self.mask
+        return mask is not None and (mask.ndim != 2 or not bool((mask != 0).all()))
 
-def _of_positions(value: Any, rows: Rows) -> torch.Tensor:
+
+@dataclass(frozen=True)
+class PagedCache:
+    """The paged cache of a pass of continuous batching.
+
+    Attributes:
+        cache: transformers' cache.
+        given: the arguments with which it finds the places of this pass.
+    """
+
+    cache: Any
+    given: Mapping[str, Any]
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add keys and values of new tokens, and return those of all texts of this pass."""
+        # It may have a head of keys for each head of queries where Falcon has fewer.
+        heads = self.cache.layer_to_allocator[layer].num_key_value_heads
+        key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
+        of_layer = dict(self.given)  # transformers writes the layer's numbers into it
+        both: tuple[torch.Tensor, torch.Tensor] = self.cache.update(key, value, layer, of_layer)
+        return both
+
+
+def _of_positions(_: str, value: Any, rows: Rows) -> torch.Tensor:
     """Return the texts of position_ids: a position that is not the next one begins a text.
 
     Padding may have any position, and a real token any greater one than those before it, where
@@ -77,73 +108,142 @@ def _of_positions(value: Any, rows: Rows) -> torch.Tensor:
     return F.pad(begins.cumsum(dim=-1), (1, 0))
 
 
-def _of_cumulative(value: Any, rows: Rows) -> torch.Tensor:
+def _of_cumulative(name: str, value: Any, rows: Rows) -> torch.Tensor:
     """Return the texts of cumulative lengths, 0 and the end of each text in all rows together."""
-    ends = torch.as_tensor(value)
-    total = max(int(ends[-1]), rows.count * rows.tokens)
-    columns = torch.arange(total, device=ends.device)
-    texts = torch.searchsorted(ends, columns, right=True)
-    return texts.view(rows.count, -1) if total % rows.count == 0 else texts[None]
+    ends = torch.as_tensor(value).cpu()
+    of_rows = torch.arange(rows.count + 1) * rows.tokens
+    rising = bool((ends.diff() >= 0).all()) and [ends[0], ends[-1]] == [0, of_rows[-1]]
+    if not rising or not bool(torch.isin(of_rows, ends).all()):
+        raise ValueError(
+            f"{name} must rise from 0 to the last token by way of the ends of all rows, "
+            f"{of_rows.tolist()}, for a patched model, got {value}"
+        )
+    return torch.searchsorted(ends, torch.arange(int(ends[-1])), right=True).view(rows.count, -1)
 
 
-def _of_lengths(value: Any, rows: Rows) -> torch.Tensor:
-    """Return the least texts of the greatest length of a text."""
-    return torch.arange(rows.tokens)[None] // max(int(value), 1)
+def _of_numbers(name: str, value: Any, rows: Rows) -> torch.Tensor:
+    """Return the texts of numbers of texts, each of which has one run of tokens."""
+    texts = torch.as_tensor(value).reshape(rows.count, -1)
+    if any(len(row.unique()) != len(row.unique_consecutive()) for row in texts):
+        raise ValueError(
+            f"{name} must give each text one run of tokens for a patched model, got {value}"
+        )
+    return texts
 
 
-def _of_numbers(value: Any, rows: Rows) -> torch.Tensor:
-    """Return the texts of numbers of texts."""
-    return torch.as_tensor(value).reshape(rows.count, -1)
-
-
-#: For each argument that may say that a row holds several texts: a function of its value and the
-#: rows that returns a number of a text for each token, and what the value must be.
+#: For each argument that may say that a row holds several texts: a function of its name, its value
+#: and the rows that returns a number of a text for each token, and what one text a row must do.
 SOURCES: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
     "position_ids": (_of_positions, "rise by one from real token to real token"),
     "cu_seq_lens_q": (_of_cumulative, "be the ends of whole rows"),
     "cu_seq_lens_k": (_of_cumulative, "be the ends of whole rows"),
-    "max_length_q": (_of_lengths, "be the length of a row"),
-    "max_length_k": (_of_lengths, "be the length of a row"),
     "seq_idx": (_of_numbers, "be one number a row"),
 }
 
+#: Arguments that say how long the longest text is.
+LENGTHS = ("max_length_q", "max_length_k")
 
-def texts_of_rows(model_name: str, given: Mapping[str, Any], *, parts: bool = False) -> None:
-    """Read what a caller says about the texts of its rows, and refuse more than one a row.
+
+def texts_of_rows(
+    model_name: str, given: Mapping[str, Any], why_one: str = "", *, parts: bool = False
+) -> PackedTexts | None:
+    """Return what a caller says about the texts of its rows, or None if each row is one text.
 
     Args:
         model_name: name of the model in messages.
         given: the arguments of its forward, by name.
+        why_one: with what the model reads each row as one text, or nothing.
         parts: whether a row may be two parts of a text, with other tokens between them.
 
     Raises:
-        ValueError: an argument says that a row holds several texts, or is one of a paged cache.
+        ValueError: an argument says that a row holds several texts where it cannot, or contradicts
+            another.
     """
+    if given.get("cache") is not None:
+        return _paged(model_name, given, why_one)
     for name in OF_PAGED_CACHE:
         if given.get(name) is not None:
             raise ValueError(
-                f"{name} must be None for a patched {model_name}, got that of a paged cache: "
-                "generate_batch packs several texts into a row, which the patch would read as one; "
-                "call generate()"
+                f"cache must be given with {name} for a patched {model_name}, got None"
             )
     inputs = given.get("input_ids")
     inputs = given.get("inputs_embeds") if inputs is None else inputs
-    if inputs is None:
-        return  # the model itself raises the error
+    if inputs is None or inputs.shape[1] == 0:
+        return None  # the model itself raises the error
     cache: Any = given.get("past_key_values")
     past = 0 if cache is None else int(cache.get_seq_length())
     count, tokens = inputs.shape[:2]
     rows = Rows(count, tokens, past, given.get("attention_mask"), parts)
-    for name, (texts_of, must) in SOURCES.items():
+    if not why_one and cache is not None:
+        why_one = "past_key_values"
+    if not why_one and given.get("use_cache") is True:
+        why_one = "use_cache=True"
+    if not why_one and rows.padded:
+        why_one = "an attention_mask that hides tokens"
+    said: dict[str, torch.Tensor] = {}
+    for name, (texts_of, of_one) in SOURCES.items():
         value = given.get(name)
         if value is None:
             continue
-        texts = texts_of(value, rows)
-        if bool((texts != texts[:, :1]).any()):
+        texts = texts_of(name, value, rows)
+        if why_one and bool((texts != texts[:, :1]).any()):
             raise ValueError(
-                f"{name} must {must} for a patched {model_name}, which reads each row as one text, "
-                f"got {value}: pass one text a row, padded"
+                f"{name} must {of_one} for a patched {model_name} with {why_one}, which reads each "
+                f"row as one text, got {value}: pass one text a row, padded"
             )
+        said[name] = texts.cpu()
+    first, texts = next(iter(said.items()), ("input_ids", torch.zeros(count, tokens)))
+    begins = {name: (texts.diff() != 0).expand(count, -1) for name, texts in said.items()}
+    for name, begin in begins.items():
+        if not torch.equal(begin, begins[first]):
+            raise ValueError(
+                f"{name} must say the same texts as {first} for a patched {model_name}, got "
+                f"{given[name]} and {given[first]}"
+            )
+    longest = max(int(row.unique_consecutive(return_counts=True)[1].max()) for row in texts)
+    for name in LENGTHS:
+        if given.get(name) is not None and int(given[name]) < longest:
+            raise ValueError(
+                f"{name} must be at least the length of the longest text, {longest}, for a patched "
+                f"{model_name}, got {given[name]}"
+            )
+    if not any(bool(begin.any()) for begin in begins.values()):
+        return None
+    numbers = F.pad(begins[first], (1, 0)).cumsum(dim=-1)
+    return PackedTexts(numbers, numbers)
+
+
+def _paged(model_name: str, given: Mapping[str, Any], why_one: str) -> PackedTexts:
+    """Return the texts of a pass of continuous batching."""
+    if why_one:
+        raise ValueError(
+            f"cache must be None for a patched {model_name} with {why_one}, which reads each row "
+            "as one text, got that of a paged cache: call generate()"
+        )
+    if given.get("block_table") is not None:
+        raise ValueError(
+            f"block_table must be None for a patched {model_name}, got one: "
+            "ContinuousBatchingConfig(max_blocks_per_request=0)"
+        )
+    if len(inspect.signature(given["cache"].update).parameters) != 4:
+        raise ValueError(
+            f"cache must have the method update(keys, values, layer, arguments) for a patched "
+            f"{model_name}, as in transformers 5.23, got that of another version: call generate()"
+        )
+    names = "cu_seq_lens_k", "max_length_k", "read_index", "write_index", "block_table"
+    ends = given["cu_seq_lens_q"], *given["cu_seq_lens_k"].values()
+    if len(ends) != 2:
+        raise ValueError(
+            f"cu_seq_lens_k must be those of one kind of layers for a patched {model_name}, got "
+            f"those of {list(given['cu_seq_lens_k'])}"
+        )
+    of_queries, of_keys = (x.long() for x in ends)
+    columns = torch.arange(given["input_ids"].shape[1], device=of_queries.device)
+    numbers = torch.searchsorted(of_queries, columns, right=True)
+    places = torch.arange(int(of_keys[-1]), device=of_keys.device)
+    cache = PagedCache(given["cache"], {name: given.get(name) for name in names})
+    keys = torch.searchsorted(of_keys, places, right=True)
+    return PackedTexts(numbers[None], keys[None], cache)
 
 
 def keep_hooks(model: nn.Module, target: nn.Module) -> None:
@@ -157,8 +257,8 @@ def keep_hooks(model: nn.Module, target: nn.Module) -> None:
         if ours and all(x is not part for x, _ in hooked) and target in part.modules():
             parameters = inspect.signature(type(part).forward).parameters.values()
             names = [x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD]
-            check = functools.partial(_check, tuple(names[1:]), target)
-            handle = part.register_forward_pre_hook(check, prepend=True, with_kwargs=True)
+            read = functools.partial(_read, tuple(names[1:]), target)
+            handle = part.register_forward_pre_hook(read, prepend=True, with_kwargs=True)
             hooked = (*hooked, (part, handle))
     setattr(target, _HOOKED, hooked)
 
@@ -170,22 +270,26 @@ def give_back(target: nn.Module) -> None:
     delattr(target, _HOOKED)
 
 
-def _check(
+def _read(
     names: tuple[str, ...],
     target: nn.Module,
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> None:
-    """Check the arguments of a model, the first of which have these names."""
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Replace the mask of a model, the first arguments of which have these names, by its texts."""
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    said = [name for name in (*OF_PAGED_CACHE, *SOURCES) if given.get(name) is not None]
-    if not said:
-        return
+    arguments = (*OF_PAGED_CACHE, *SOURCES, *LENGTHS)
+    said = [name for name in arguments if given.get(name) is not None]
+    if not said or isinstance(given.get("attention_mask"), PackedTexts):
+        return None
     if hasattr(target, TRACEABLE) and _arrays.is_tracing():
         _check_traced(said, names, model)
-    else:
-        _check_values(said, target, model, given)
+        return None
+    texts = _texts(said, target, model, given)
+    if texts is None:
+        return None
+    return args[len(names) :], {**given, "attention_mask": texts}
 
 
 def _check_traced(said: list[str], names: tuple[str, ...], model: nn.Module) -> None:
@@ -199,16 +303,20 @@ def _check_traced(said: list[str], names: tuple[str, ...], model: nn.Module) -> 
 
 
 @untraced
-def _check_values(
+def _texts(
     said: list[str], target: nn.Module, model: nn.Module, given: Mapping[str, Any]
-) -> None:
+) -> PackedTexts | None:
+    """Return the texts of rows, or None if each is one text."""
     ranks, name = current(target).ranks, type(model).__name__
     if ranks is None:
-        texts_of_rows(name, given)
-        return
+        why_one = "attention='traceable'" if hasattr(target, TRACEABLE) else ""
+        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+            why_one = "a learned prompt"
+        return texts_of_rows(name, given, why_one)
 
     def describe() -> dict[str, Any]:
-        texts_of_rows(name, given, parts=True)
+        texts_of_rows(name, given, "group", parts=True)
         return {"arguments that say what is one text": said}
 
     ranks.in_step(describe)
+    return None

@@ -124,7 +124,7 @@ REFUSED: dict[str, Callable[[Here], Any]] = {
     "on rank 0: output_attentions must be False in a model patched with group, go": lambda here: (
         here.run(here.own, output_attentions=True)
     ),
-    "the model must be the same on all ranks, got BloomModel of 3 layers, trainin": lambda here: (
+    "the model must be the same on all ranks, got BloomModel of 3 layers, training": lambda here: (
         here.run(here.own, model=here.model.train(here.second))
     ),
     "the model must be the same on all ranks, got BloomModel of 3 layers": lambda here: here.run(
@@ -148,7 +148,7 @@ REFUSED: dict[str, Callable[[Here], Any]] = {
     "on rank 0: layout must be 'contiguous' with past_key_values, which cuts the": lambda here: (
         here.cached(here.ids, {"layout": "zigzag"})
     ),
-    "past_key_values must not be a ShardedCache in a model that is patched withou": lambda here: (
+    "past_key_values must not be a ShardedCache in a model that is patched without": lambda here: (
         here.cached(here.ids, {"group": None})
     ),
     "past_key_values must not be a ShardedCache in a model that is not patched wi": lambda here: (

@@ -162,6 +162,7 @@ BIAS_CASES = {
             "dimension": (*NO_COUNT, 3, 1),
             "lambdas": (*NO_HEADS[:1], *NO_HEADS[2:], -FOUR),
         },
+        {"num_heads": ("lambdas",)},
         options={"num_heads": HEADS, "dimension": 16},
     ),
 }

@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ntk_alibi as na
 from processes import run
+from rank_refusals import assert_both_hear, heard
 
 LENGTH, HEADS, RANKS = 192, 4, 2
 
@@ -192,26 +193,19 @@ REFUSED: dict[str, Callable[[Here], Any]] = {
 }
 
 
-def heard(rank: int) -> dict[str, str]:
+def on_rank(rank: int) -> dict[str, str]:
     """Return what this rank hears, by the sentences of `REFUSED`."""
-    here, said = Here(rank), {}
-    for sentence, call in REFUSED.items():
-        try:
-            call(here)
-            said[sentence] = "nothing was refused"
-        except (TypeError, ValueError) as error:
-            said[sentence] = str(error)
+    here = Here(rank)
+    said = heard(REFUSED, here)
     assert here.attend(na.ALiBi(HEADS)).shape == here.part[0].shape  # the group works on
     return said
 
 
 @pytest.fixture(scope="module")
 def heard_by() -> list[dict[str, str]]:
-    return run(RANKS, heard)
+    return run(RANKS, on_rank)
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
 def test_all_ranks_hear_the_same_sentence(sentence: str, heard_by: list[dict[str, str]]) -> None:
-    first, second = (said[sentence] for said in heard_by)
-    assert first == second
-    assert first.startswith(sentence)
+    assert_both_hear(sentence, heard_by)

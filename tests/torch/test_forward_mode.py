@@ -7,6 +7,7 @@ import torch
 from torch.autograd import forward_ad
 
 import ntk_alibi as na
+from ntk_alibi.fused import attention_gradients
 
 # torch's own module of forward-mode differentiation uses what torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
@@ -40,6 +41,15 @@ def test_other_dtypes_are_refused(argument: str, dtype: torch.dtype, recorded: b
         arguments[argument] = forward_ad.make_dual(primal, torch.ones_like(primal))
         with pytest.raises(ValueError, match=f"{argument} must be float64 to carry a tangent"):
             na.attention(*arguments.values(), na.ALiBi(4))
+
+
+def test_gradients_refuse_tangents() -> None:
+    query, key, value = tensors(torch.float32)
+    results = na.attention(query, key, value, na.ALiBi(4), return_logsumexp=True)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(key, torch.ones_like(key))
+        with pytest.raises(ValueError, match="key must be float64 to carry a tangent"):
+            attention_gradients(query, dual, value, *results, query, bias=na.ALiBi(4))
 
 
 def test_merging_refuses_tangents() -> None:

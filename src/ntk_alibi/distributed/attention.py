@@ -193,7 +193,7 @@ class _RankCall:
             "skip_tolerance": own.skip_tolerance,
             "bias": description(bias),
             "rotary": repr(rotary),
-            "log_n": repr(getattr(self._log_n, "to_config", lambda: "known")()),
+            "log_n": repr(self._log_n),
             "whether there are positions": at_keys is not None,
             "whether gradients of query are recorded": _arrays.is_recorded(own.query),
             "whether gradients of key or value are recorded": _arrays.is_recorded(

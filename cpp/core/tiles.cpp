@@ -243,8 +243,8 @@ void Tiles::refuse_overflow(std::int64_t b, const AttentionTile& tile) const {
   if (!overflowed(b, tile) || !inputs_are_finite(b, tile)) return;
   throw std::domain_error(
       "query, key, value, scale and bias must give scores and sums within float32's range "
-      "(3.4e38), "
-      "got finite inputs that exceed it");
+      "(3.4e38), and outputs, which dropout divides by what it keeps, within that of their dtype "
+      "(65504 for float16), got finite inputs that exceed it");
 }
 
 void Tiles::count_blocks(std::int64_t head, const AttentionTile& tile,

@@ -190,6 +190,14 @@ def test_scores_beyond_float32_are_refused(isa: str, call: Callable[[], Any]) ->
         call()
 
 
+def test_outputs_beyond_float16_by_dropout_are_refused_by_their_dtype(isa: str) -> None:
+    query, key, value = (
+        np.full((1, 2, n, 8), x, np.float16) for n, x in ((40, 1), (1, 1), (1, 4e4))
+    )
+    with pytest.raises(ValueError, match=r"within that of their dtype \(65504 for float16\)"):
+        na.attention(query, key, value, causal=False, dropout=0.5, seed=0)
+
+
 LOWERING: dict[str, Callable[[int], Any]] = {
     "no bias": lambda keys: None,
     "ALiBi": lambda keys: na.ALiBi(2),

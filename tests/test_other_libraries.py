@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import ntk_alibi as na
+from ntk_alibi.biases.slopes import ModelSlopes
 
 
 def ggml_slopes(heads: int, max_bias: float) -> list[float]:
@@ -29,6 +30,22 @@ def test_ggml_slopes_for_a_max_bias_are_ours(heads: int, factor: float) -> None:
     np.testing.assert_allclose(na.alibi_slopes(heads, scaling), slopes, rtol=1e-6)
     if factor == 1.0:
         np.testing.assert_allclose(na.alibi_slopes(heads), ggml_slopes(heads, 8.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("heads", [1, 4, 8, 12, 71])
+@pytest.mark.parametrize("base", [4.0, 8.0, 16.0])
+def test_ggml_slopes_for_a_max_bias_are_those_of_a_patched_mpt(heads: int, base: float) -> None:
+    """MPT-7B-StoryWriter has 16: its stretched number is 18 for a factor of 4, not 10."""
+    scaling = na.MaxBias(4.0)
+    patched = ModelSlopes(heads, max_bias=base).numbers(scaling).ravel()
+    slopes = ggml_slopes(heads, scaling.max_alibi_bias(heads, base))
+    np.testing.assert_allclose(patched, slopes, rtol=1e-6)
+
+
+@pytest.mark.parametrize("base", [0.0, -8.0, math.inf, math.nan, "8"])
+def test_a_max_bias_asks_for_a_positive_base(base: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="base must be"):
+        na.MaxBias(4.0).max_alibi_bias(8, base)
 
 
 @pytest.mark.parametrize("heads", [2, 8, 16, 64])

@@ -168,14 +168,29 @@ class MaxBias(StaticScaling):
     def _weights(self, exponents: Floats) -> Floats:
         return by_exponent(exponents)
 
-    def max_alibi_bias(self, num_heads: int) -> float:
+    def max_alibi_bias(self, num_heads: int, base: float = USUAL_MAX_BIAS) -> float:
         """Return the `max_alibi_bias` that gives these slopes in a model with num_heads heads.
+
+        Formula::
+
+            b' = b (e_max + log2 a) / e_max
+
+        Args:
+            num_heads: the number of heads of the model.
+            base: b, the model's own number, a finite number > 0: 8 for BLOOM and Baichuan; for an
+                MPT `config.attn_config.alibi_bias_max`, which is 16 for MPT-7B-StoryWriter. e_max
+                is the exponent of its flattest slope, which grows with b.
+
+        Raises:
+            TypeError: num_heads is no integer, or base no number.
+            ValueError: num_heads is below 1; base is not above 0, infinite or NaN.
 
         Example:
             >>> import ntk_alibi as na
-            >>> na.MaxBias(1.0).max_alibi_bias(6)
-            8.0
+            >>> na.MaxBias(4.0).max_alibi_bias(4), na.MaxBias(4.0).max_alibi_bias(4, base=16.0)
+            (10.0, 18.0)
         """
         heads = _checks.num_heads(num_heads)
-        highest = float(_core.alibi_exponents(heads, _core.SlopeRule.press).max())
-        return USUAL_MAX_BIAS * (highest + math.log2(self.factor)) / highest
+        base = _checks.finite("base", base, minimum=0.0, inclusive=False)
+        usual = float(_core.alibi_exponents(heads, _core.SlopeRule.press).max())
+        return base + USUAL_MAX_BIAS * math.log2(self.factor) / usual

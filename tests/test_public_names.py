@@ -39,7 +39,9 @@ PATHS = {
         "AttentionGradients", "KeyNorms", "Stats", "attention", "attention_gradients", "merge",
     ),
     "ntk_alibi.inspection": ("bias_by_distance", "receptive_field", "visible_intervals", "weights"),
-    "ntk_alibi.integrations": ("PatchHandle", "patch", "patched", "unpatch"),
+    "ntk_alibi.integrations": (
+        "Attend", "Family", "ModelSlopes", "PatchHandle", "patch", "patched", "register", "unpatch",
+    ),
     "ntk_alibi.models": ("load", "nano_bloom_path"),
     "ntk_alibi.torch.alibi_attention": ("AlibiAttention",),
     "ntk_alibi.torch.learned_bias": (

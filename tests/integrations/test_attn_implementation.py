@@ -57,7 +57,7 @@ def test_classes_that_compute_otherwise_are_refused() -> None:
 def test_a_mask_where_our_pass_should_be_is_an_error(ids: torch.Tensor, name: str) -> None:
     model = make_model(name)
     with na.patch(model, na.NTK(4.0)):
-        model.transformer._ntk_alibi_hook.remove()
+        model.transformer._ntk_alibi_hooks[0].remove()
         with pytest.raises(RuntimeError, match="patch would have no effect with transformers"):
             run(model, ids)
 

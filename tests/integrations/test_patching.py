@@ -16,7 +16,7 @@ from transformers.models.bloom import modeling_bloom
 
 import ntk_alibi as na
 from bloom_models import LOGITS, attentions, make_model
-from ntk_alibi.integrations import family
+from ntk_alibi.integrations import transformers_versions
 from padded_batches import BATCH, LENGTH, VOCABULARY, run
 
 
@@ -268,7 +268,7 @@ def test_no_tokens_and_no_rows(blooms: dict) -> None:
 
 
 def test_the_tested_versions_are_those_declared() -> None:
-    assert family.TRANSFORMERS_VERSIONS[0] <= Version(transformers.__version__)
+    assert transformers_versions.TRANSFORMERS_VERSIONS[0] <= Version(transformers.__version__)
 
 
 def test_unpatch_takes_back_what_others_patched(bloom_ids: torch.Tensor) -> None:

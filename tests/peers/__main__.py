@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import transformers
 
-from ntk_alibi.integrations import FAMILIES
+from ntk_alibi.integrations import known
 from peers.ways import STOCK, VARIABLE, WAYS
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="a checkout of transformers at the installed version; by default a clone of it",
     )
-    names = [family.name for family in FAMILIES]
+    names = [family.name for family in known.of_transformers()]
     parser.add_argument("--families", nargs="+", choices=names, default=names)
     parser.add_argument(
         "--results",

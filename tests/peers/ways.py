@@ -13,7 +13,7 @@ import pytest
 from transformers import FalconConfig, PreTrainedModel
 
 import ntk_alibi as na
-from ntk_alibi.integrations import FAMILIES
+from ntk_alibi.integrations import known
 
 #: The ways: transformers' own code, `patch` with a form of attention, and our attn_implementation.
 STOCK, CONFIGURED = "stock", "configured"
@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if way == CONFIGURED:
         _before(PreTrainedModel, _with_our_name)
     elif way != STOCK:
-        for family in FAMILIES:
+        for family in known.of_transformers():
             _after(family.model, functools.partial(_patch, way))
 
 
@@ -41,7 +41,7 @@ def _with_alibi(config: Any, given: dict[str, Any]) -> None:
 
 def _with_our_name(model: Any, config: Any) -> None:
     """Choose our attention for a model with ALiBi whose test chose none."""
-    bases: Any = tuple(family.model.__base__ for family in FAMILIES)
+    bases: Any = tuple(family.model.__base__ for family in known.of_transformers())
     chosen = config._attn_implementation is not None
     if isinstance(model, bases) and getattr(config, "alibi", True) and not chosen:
         config._attn_implementation = "ntk_alibi"

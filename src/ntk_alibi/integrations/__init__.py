@@ -13,16 +13,19 @@ from ntk_alibi.scaling import Scaling
 with _installed.needed_by("ntk_alibi.integrations"):
     from torch import nn
 
-    from ntk_alibi.integrations import attn_implementation, own_bias
-    from ntk_alibi.integrations.families import bloom, falcon, mpt
-    from ntk_alibi.integrations.family import Family
+    from ntk_alibi.biases.slopes import ModelSlopes
+    from ntk_alibi.integrations import known, own_bias
+    from ntk_alibi.integrations.attend import Attend
+    from ntk_alibi.integrations.family import Family, check_family
+    from ntk_alibi.integrations.known import register
     from ntk_alibi.integrations.patching import PatchHandle, apply, in_force
     from ntk_alibi.integrations.settings import scaling_and_log_n, settings_of
-    from ntk_alibi.integrations.tensor_parallel import register_styles
+    from ntk_alibi.integrations.transformers_versions import check_version, version_is_known
 
-FAMILIES: tuple[Family, ...] = (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY)
+    if version_is_known():
+        from ntk_alibi.integrations import attn_implementation
 
-attn_implementation.register(FAMILIES)
+        attn_implementation.register(known.of_transformers())
 
 
 def patch(
@@ -38,6 +41,7 @@ def patch(
     log_n: int | LogN | None = None,
     group: Any = None,
     layout: Literal["contiguous", "zigzag"] = "contiguous",
+    family: Family | None = None,
 ) -> PatchHandle:
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
@@ -55,8 +59,8 @@ def patch(
     `from_pretrained(..., attn_implementation="ntk_alibi")` follows it (docs/saving.md).
 
     Args:
-        model: a transformers BLOOM, MPT or Falcon (with alibi=True) model with any head, or a
-            module that holds one.
+        model: a transformers BLOOM, MPT or Falcon (with alibi=True) model with any head, a model of
+            another known family (docs/which-models.md), or a module that holds one.
         scaling: a scaling of slopes, a `Knee`, or None for plain ALiBi; with `layers` it applies to
             these layers, and the others keep plain ALiBi. It may also be a dict for
             `scaling_from_config`, or a method's name on the command line, such as "ntk:4" or
@@ -101,12 +105,14 @@ def patch(
             takes the whole prompt on every rank. Needs "fused", and has no sinks.
         layout: "zigzag" for parts that `shard` cut with layout="zigzag": two runs a rank, one from
             each end, which gives all ranks the same work. It needs group, and has no cache.
+        family: the family of the model, for one that `ntk_alibi.integrations.register` does not
+            know. One attention layer of such models is compared with itself when they are patched.
 
     Returns:
         The handle, a context manager with `.undo()`.
 
     Raises:
-        TypeError: model is no torch module, or scaling is no scaling.
+        TypeError: model is no torch module, scaling is no scaling, or family is no family.
         ValueError: the model has no ALiBi attention of a known family, has a forward method of its
             own, or has no layer of a number that the scaling names; a bias is of other heads, or
             has numbers of single tokens; its family does not have that rounding; window or
@@ -115,8 +121,8 @@ def patch(
             attention="traceable" comes with a scaling of lengths, a mask option, linear="onednn",
             or a model made with attn_implementation="ntk_alibi"; at a call, a `WindowCache` holds
             other tokens than the patch shows.
-        RuntimeError: the transformers version is unknown, or its code is not what the patch
-            expects.
+        RuntimeError: the transformers version is unknown, its code is not what the patch expects,
+            or a layer of a family outside transformers computes something else than its patch.
 
     A UserWarning is given when a scaling with per="sequence" meets cached keys, which were computed
     under the slopes of a shorter text; scalings with per="query" agree with their caches. It is
@@ -144,16 +150,18 @@ def patch(
         >>> bool((stretched != before).any()), bool((model(ids).logits == before).all())
         (True, True)
     """
-    found = _found(model)
-    if found is None:
-        known = ", ".join(family.name for family in FAMILIES)
+    chosen, targets = _found(model, family)
+    if not targets:
+        known_ones = f"the family {chosen.name}" if chosen else "a known family"
+        names = "" if chosen else f" ({', '.join(known.names())})"
         raise ValueError(
-            f"model must hold ALiBi attention of a known family ({known}), got "
-            f"{type(model).__name__}, which a patch would leave as it is"
+            f"model must hold ALiBi attention of {known_ones}{names}, got {type(model).__name__}, "
+            "which a patch would leave as it is: docs/which-models.md has the models and recipes"
         )
+    assert chosen is not None
     bias = own_bias.bias_of_argument(scaling)
     given = scaling if bias is None else None
-    checked, log_n = scaling_and_log_n(given, log_n, found[1][0].config)
+    checked, log_n = scaling_and_log_n(given, log_n, chosen.filled_length(targets[0]))
     settings = settings_of(
         checked,
         attention=attention,
@@ -167,7 +175,7 @@ def patch(
         layout=layout,
         bias=bias,
     )
-    return apply(model, *found, settings)
+    return apply(model, chosen, targets, settings)
 
 
 def patched(model: nn.Module) -> list[PatchHandle]:
@@ -192,8 +200,8 @@ def patched(model: nn.Module) -> list[PatchHandle]:
         >>> [patch.scaling for patch in na.patched(model)]
         [None, NTK(factor=4.0)]
     """
-    found = _found(model)
-    return in_force(*found) if found else []
+    family, targets = _found(model)
+    return [] if family is None else in_force(family, targets)
 
 
 def unpatch(model: nn.Module) -> None:
@@ -240,16 +248,20 @@ def tp_plan(config: Any) -> dict[str, str]:
         >>> plan["transformer.h.*.self_attention.dense"]
         'rowwise'
     """
-    for family in FAMILIES:
+    check_version()
+    from ntk_alibi.integrations.tensor_parallel import register_styles
+
+    families = known.of_transformers()
+    for family in families:
         if isinstance(config, getattr(family.model, "config_class", ())):
             register_styles()
             return family.tensor_parallel(config)
-    known = ", ".join(family.name for family in FAMILIES)
-    raise ValueError(f"config must be of a known family ({known}), got {type(config).__name__}")
+    names = ", ".join(family.name for family in families)
+    raise ValueError(f"config must be of a known family ({names}), got {type(config).__name__}")
 
 
-def _found(model: nn.Module) -> tuple[Family, list[nn.Module]] | None:
-    """Return the family whose attention a model holds, and its modules to patch."""
+def _found(model: nn.Module, family: Family | None = None) -> tuple[Family | None, list[nn.Module]]:
+    """Return the family whose attention a model holds, or the given one, and modules to patch."""
     if not isinstance(model, nn.Module):
         advice = ""
         if isinstance(model, str):
@@ -263,10 +275,19 @@ def _found(model: nn.Module) -> tuple[Family, list[nn.Module]] | None:
         elif isinstance(model, tuple) and model and isinstance(model[0], nn.Module):
             advice = ": pass its first item"
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{advice}")
-    for family in FAMILIES:
-        if targets := family.find(model):
-            return family, targets
-    return None
+    if family is not None:
+        return family, check_family(family).find(model)
+    return known.found(model) or (None, [])
 
 
-__all__ = ["PatchHandle", "patch", "patched", "tp_plan", "unpatch"]
+__all__ = [
+    "Attend",
+    "Family",
+    "ModelSlopes",
+    "PatchHandle",
+    "patch",
+    "patched",
+    "register",
+    "tp_plan",
+    "unpatch",
+]

@@ -19,10 +19,10 @@ from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES,
 
 from ntk_alibi import _checks
 from ntk_alibi.integrations import saving, texts
-from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.patching import follow_config
 from ntk_alibi.integrations.settings import CONFIGURED, Configured
+from ntk_alibi.integrations.transformers_family import TransformersFamily
 
 NAME = "ntk_alibi"
 
@@ -30,7 +30,7 @@ NAME = "ntk_alibi"
 _NAMES = tuple(f"alibi_{name}" for name in CONFIGURED)
 
 
-def register(families: Iterable[Family]) -> None:
+def register(families: Iterable[TransformersFamily]) -> None:
     """Register the name with transformers, once."""
     if NAME in FALCON_ATTENTION_CLASSES:
         return
@@ -45,10 +45,10 @@ def register(families: Iterable[Family]) -> None:
         _read_texts_when_made(family)
         _let_ask_for_weights(family)
         _name_ours(family)
-    saving.register(families)
+    saving.register()
 
 
-def _patch_when_made(family: Family) -> None:
+def _patch_when_made(family: TransformersFamily) -> None:
     model_class: Any = family.model
     make = model_class.__init__
 
@@ -73,7 +73,7 @@ def _patch_when_made(family: Family) -> None:
     model_class.__init__ = __init__
 
 
-def _read_texts_when_made(family: Family) -> None:
+def _read_texts_when_made(family: TransformersFamily) -> None:
     """Let models around one that patched itself read what their callers say about texts."""
     base: Any = family.model.__base__
     stock = base.post_init
@@ -88,7 +88,7 @@ def _read_texts_when_made(family: Family) -> None:
     base.post_init = post_init
 
 
-def _let_have_settings(family: Family) -> None:
+def _let_have_settings(family: TransformersFamily) -> None:
     """Let from_pretrained take settings as keywords: those that a configuration has by its class.
 
     A configuration without settings has none in its own attributes, and saves none.
@@ -97,7 +97,7 @@ def _let_have_settings(family: Family) -> None:
         setattr(cast(Any, family.model).config_class, name, Configured(name))
 
 
-def _name_ours(family: Family) -> None:
+def _name_ours(family: TransformersFamily) -> None:
     """Let the error for an unknown attn_implementation name ours, which it leaves out."""
     base: Any = family.model.__base__
     stock = getattr(base, "get_correct_attn_implementation", None)
@@ -114,7 +114,7 @@ def _name_ours(family: Family) -> None:
     base.get_correct_attn_implementation = get_correct_attn_implementation
 
 
-def _refuse_others(families: Iterable[Family]) -> None:
+def _refuse_others(families: Iterable[TransformersFamily]) -> None:
     """Refuse the name for models that neither are of a family nor have parts that may be."""
     stock: Any = getattr(PreTrainedModel, "get_correct_attn_implementation", None)
     if stock is None:  # older versions have none
@@ -136,7 +136,7 @@ def _refuse_others(families: Iterable[Family]) -> None:
     cast(Any, PreTrainedModel).get_correct_attn_implementation = get_correct_attn_implementation
 
 
-def _let_ask_for_weights(family: Family) -> None:
+def _let_ask_for_weights(family: TransformersFamily) -> None:
     """Let configurations have output_attentions, with which our models attend by "eager".
 
     transformers checks in two places that no name but "eager" goes with it.

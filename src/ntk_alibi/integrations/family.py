@@ -1,173 +1,224 @@
-"""A model family, and the checks that a patch fits a model of it."""
+"""A model family: what a patch must know of the models that it fits."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias, cast
 
-import torch
-from packaging.version import Version
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.biases.dense import check_key_only
-from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import own_bias
-from ntk_alibi.integrations.settings import (
-    COMPATS,
-    Settings,
-    check_layers,
-    check_own_masks,
-    stack_of,
-)
+from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
+from ntk_alibi.integrations import attend, numeric_check, own_bias
+from ntk_alibi.integrations.settings import COMPATS, Settings, check_layers
+from ntk_alibi.integrations.transformers_versions import is_pretrained
 from ntk_alibi.masks import EVERYTHING
 
-#: Versions of transformers whose modeling code the patches were read against;
-#: tests/integrations/test_versions.py lists the ones tested. The upper bound is exclusive.
-TRANSFORMERS_VERSIONS = (Version("5.4"), Version("6"))
-
-#: Owner, attribute and replacement.
+#: Owner, attribute and replacement: a function, which gets the owner as its first argument, or a
+#: plain value.
 Replacement: TypeAlias = tuple[nn.Module, str, Any]
 
 
-class LayerAttention(Protocol):
-    """The attention of one layer in one call of its model."""
-
-    @property
-    def stock(self) -> Any:
-        """The attention itself if transformers' own forward computes it, to the bit, or None."""
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cache: tuple[Any, int | None],
-        scale: float,
-        dropout: float = 0.0,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return attention output (batch, heads, queries, head_dim), and weights or None.
-
-        Args:
-            query: (batch, heads, queries, head_dim).
-            key: (batch, 1 or heads, queries, head_dim).
-            value: (batch, 1 or heads, queries, head_dim).
-            cache: a cache, or None, and the number of the layer in it.
-            scale: the factor of the products.
-            dropout: the probability of dropping a weight.
-        """
+def _nothing(*_: Any) -> Any:
+    """Return None."""
 
 
-#: Returns the attention of a layer from the layer, the mask that it got, the number of heads that
-#: it computes, its input and its product with the outputs of its heads.
-AttentionOf: TypeAlias = Callable[[nn.Module, Any, int, torch.Tensor, Any], LayerAttention]
+def _none(_: Any) -> list[Replacement]:
+    """Return no replacements."""
+    return []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Family:
-    """A model family: the classes of its ALiBi models, and the replacements in one.
+    """A model family: how to find its models, their attention layers and their slopes.
+
+    The first five fields are needed. A guide writes a family from an empty file
+    (docs/how-to/write-a-family.md).
 
     Attributes:
         name: the family's name in messages.
-        model: the class whose forward begins a pass.
-        attention: the class of its attention layers.
-        expected: the parameters that methods of transformers must have.
-        rule: returns the rule of a model's slopes.
-        layers: returns the attention layers of a model.
-        forward: the forward of an attention layer, with an `AttentionOf` before its arguments.
-        replacements: returns the other replacements in a model: owner, attribute, and a function of
-            the owner or a plain value. The functions read their settings from `current` at every
-            call.
-        traceable: returns those for attention="traceable".
-        tensor_parallel: returns the tensor parallel plan of a configuration.
-        check: raises if a model cannot be patched with these settings.
-        rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
-        masks_hidden: whether boolean masks of its layers are True for hidden keys.
+        matches: matches(module) returns whether a module is a model of the family, the one that
+            holds the layers. Ask for class names and parts, not for a loaded class, where every
+            revision of a model brings a class of its own.
+        layers: layers(model) returns the attention layers, in their order.
+        forward: the forward of an attention layer, forward(attend, layer, ...) with the arguments
+            of the layer's own, whose result it returns. It computes queries, keys and values as
+            the layer does, and calls `attend(query, key, value, mask=..., scale=..., dropout=...,
+            weights=...)` for the output (batch, heads, queries, head_dim) and the weights; see
+            `ntk_alibi.integrations.Attend`.
+        slopes: slopes(model) returns the number of heads, for the slopes of ALiBi at distances
+            between columns, or a `ModelSlopes`.
+        causal: whether queries see no keys ahead of them; False for encoders, whose bias is
+            symmetric.
+        replacements: replacements(model) returns what else is replaced in a patched model: tuples
+            (owner, attribute, replacement). A function gets the owner first; other replacements are
+            plain values.
+        release: release(model) frees what a patched model does not need, such as a tensor of all
+            pairs, and returns what `rebuild` needs to know.
+        rebuild: rebuild(model, what release returned) brings it back when the last patch goes.
+        check: check(model, settings) raises for a model that the patch does not fit. The settings
+            have the arguments of `patch`: scaling, attention, mask, log_n.
+        example: example(model) returns the arguments of the model's forward, by name, on which one
+            layer of the patched model is compared with its own: by default random input_ids and an
+            attention_mask with padding.
+        while_compared: while_compared(model) returns replacements for the time in which the model's
+            own layer runs on the example.
+        train_length: train_length(model) returns the training length, or None where a scaling must
+            have it.
         linear: classes whose forward is x @ weight.T + bias.
+
+    Example:
+        >>> from ntk_alibi.integrations import Family
+        >>> def matches(module):
+        ...     return type(module).__name__ == "TinyEncoder" and hasattr(module, "blocks")
+        >>> def forward(attend, layer, hidden, mask=None):
+        ...     query, key, value = layer.project(hidden)
+        ...     output, _ = attend(query, key, value, mask=mask)
+        ...     return layer.output(output.transpose(1, 2).flatten(2))
+        >>> family = Family(
+        ...     name="TinyEncoder",
+        ...     matches=matches,
+        ...     layers=lambda model: [block.attention for block in model.blocks],
+        ...     forward=forward,
+        ...     slopes=lambda model: model.heads,
+        ...     causal=False,
+        ... )
     """
 
     name: str
-    model: type[nn.Module]
-    attention: type[nn.Module]
-    expected: dict[tuple[type[nn.Module], str], tuple[str, ...]]
-    rule: Callable[[Any], ModelSlopes]
-    layers: Callable[[Any], list[nn.Module]]
-    forward: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
-    replacements: Callable[[Any], list[Replacement]]
-    traceable: Callable[[Any], list[Replacement]]
-    tensor_parallel: Callable[[Any], dict[str, str]]
-    check: Callable[[Any, Settings], None]
-    rounds: bool = False
-    masks_hidden: bool = False
+    matches: Callable[[nn.Module], bool]
+    layers: Callable[[Any], Sequence[nn.Module]]
+    forward: Callable[..., Any]
+    slopes: Callable[[Any], int | ModelSlopes]
+    causal: bool = True
+    replacements: Callable[[Any], list[Replacement]] = _none
+    release: Callable[[Any], Any] = _nothing
+    rebuild: Callable[[Any, Any], None] = _nothing
+    check: Callable[[Any, Settings], None] = _nothing
+    example: Callable[[Any], dict[str, Any]] = numeric_check.example
+    while_compared: Callable[[Any], list[Replacement]] = _none
+    train_length: Callable[[Any], int | None] = _nothing
     linear: tuple[type[nn.Module], ...] = (nn.Linear,)
 
-    def choices(self) -> Callable[[Settings], None]:
-        """Return the function that checks the choice of rounding; it can be pickled."""
-        return partial(check_choices, self.name, self.rounds)
+    def __deepcopy__(self, _: Any) -> Family:
+        """Return itself: copies of a patched model are of the same family."""
+        return self
 
     def find(self, module: nn.Module) -> list[nn.Module]:
         """Return the models of this family inside a module."""
-        return [part for part in module.modules() if isinstance(part, self.model)]
+        return [part for part in module.modules() if self.matches(part)]
 
+    def rule(self, model: nn.Module) -> ModelSlopes:
+        """Return the rule of a model's slopes."""
+        slopes = self.slopes(model)
+        if hasattr(slopes, "of_sides"):
+            return cast(ModelSlopes, slopes)
+        heads = _checks.integer(f"slopes of the family {self.name}", slopes, minimum=1)
+        return ModelSlopes(heads, counts_holes=True)
 
-def check(family: Family, target: nn.Module, settings: Settings) -> None:
-    """Check that the target and the modeling code are those that the patch was written for."""
-    family.choices()(settings)
-    for (owner, method), names in family.expected.items():
-        function = getattr(owner, method)
-        if missing := set(names) - set(inspect.signature(function).parameters):
-            raise RuntimeError(
-                f"transformers {transformers_version()} is not what the {family.name} patch "
-                f"expects: {function.__qualname__} has no {', '.join(sorted(missing))}"
-            )
-    layers = family.layers(target)
-    for part, known in (target, family.model), *((layer, family.attention) for layer in layers):
-        if type(part).forward is not known.forward:
+    def filled_length(self, model: nn.Module) -> int | None:
+        """Return the training length of scalings without one, or None if it is unknown."""
+        return self.train_length(model)
+
+    def check_fit(self, model: nn.Module, settings: Settings) -> None:
+        """Check that a model can have these settings."""
+        _checks.choice(f"attention for {self.name}", settings.attention, ("fused", "eager"))
+        _checks.choice(f"compat for {self.name}", settings.compat, COMPATS[:1])
+        if settings.ranks is not None:
+            raise ValueError(f"group must be None for {self.name}, got {settings.ranks.group!r}")
+        if not self.causal:
+            self._check_encoder(settings)
+        scaling, layers = settings.scaling, self.layers(model)
+        if getattr(scaling, "train_length", 1) is None:
             raise ValueError(
-                f"model must have the forward method of transformers' {known.__name__}, got a "
-                f"{type(part).__name__} with another forward"
+                f"train_length must be given for {scaling!r} of a {self.name}, whose config does "
+                "not say at what length the model was trained, got None"
             )
-    check_layers(settings.scaling, len(layers))
-    if settings.traceable:
-        check_own_masks(None in stack_of(target))
-    if settings.bias is not None:
-        own_bias.check(settings.bias, family.rule(target).heads, len(layers))
-    if settings.log_n is not None:
-        config: Any = target.config
-        settings.log_n.check_heads(config.num_attention_heads)
-    family.check(target, settings)
+        if not layers:
+            raise ValueError(f"layers of the family {self.name} must be at least one, got none")
+        check_layers(scaling, len(layers))
+        heads = self.rule(model).heads
+        if settings.bias is not None:
+            own_bias.check(settings.bias, heads, len(layers), encoder=not self.causal)
+        if settings.log_n is not None:
+            settings.log_n.check_heads(heads)
+        self.check(model, settings)
 
-
-def check_choices(name: str, rounds: bool, settings: Settings) -> None:
-    """Check that a family rounds as `compat` says, and with a bias that depends on keys alone."""
-    _checks.choice(f"compat for {name}", settings.compat, COMPATS if rounds else COMPATS[:1])
-    if settings.compat == "transformers":
-        check_key_only(settings.scaling)
-        _checks.choice(
-            "attention with compat='transformers'", settings.attention, ("fused", "eager")
-        )
+    def _check_encoder(self, settings: Settings) -> None:
+        """Refuse what has a meaning in causal attention only."""
         if settings.mask != EVERYTHING:
             raise ValueError(
-                "compat must be 'exact' with window, sink or causal_block, which transformers does "
-                f"not have, got {settings.compat!r}"
+                f"window, sink and causal_block must not be given for {self.name}, an encoder, got "
+                f"{settings!r}"
+            )
+        if scaling_per(settings.scaling) == "query":
+            raise ValueError(
+                f"scaling must have per='sequence' for {self.name}, an encoder, whose queries see "
+                f"the whole text, got {settings.scaling!r}"
             )
 
+    def check_numbers(self, model: nn.Module, patch: Callable[[], None]) -> None:
+        """Patch a model without scaling, and compare one layer with its own forward.
 
-def transformers_version() -> str:
-    """Return the installed version; transformers may replace its module while it is imported."""
-    version: str = import_module("transformers").__version__
-    return version
+        Args:
+            model: the model, without patches.
+            patch: patches it without scaling.
+        """
+        numeric_check.compare(self, model, patch)
+
+    @property
+    def config_class(self) -> Any:
+        """The class of configurations that a model of this family follows, or None."""
+        return None
+
+    def adopt(self, module: nn.Module, model: nn.Module) -> None:
+        """Let modules around a model know that it is patched."""
+        if any(is_pretrained(part) for part in module.modules()):
+            from ntk_alibi.integrations import saving
+
+            saving.register()
+
+    def follow(self, model: nn.Module, settings: Settings) -> None:
+        """Let modules around a model follow the settings that are in force now."""
+
+    def abandon(self, model: nn.Module) -> None:
+        """Undo `adopt` and `follow`."""
+
+    def begin(self, model: nn.Module, settings: Settings) -> list[Any]:
+        """Prepare a model for its first patch, and return the handles of its hooks."""
+        del settings
+        attend.start(model)
+        return [
+            model.register_forward_pre_hook(attend.forget),
+            model.register_forward_hook(attend.forget, always_call=True),
+        ]
+
+    def end(self, model: nn.Module) -> None:
+        """Undo `begin`, except for the hooks."""
+        attend.stop(model)
+
+    def in_force(self, model: nn.Module) -> list[Replacement]:
+        """Return the replacements in a patched model."""
+        rule = self.rule(model)
+        return [
+            *self.replacements(model),
+            *(
+                (
+                    layer,
+                    "forward",
+                    partial(self.forward, attend.Attend(model, i, rule, self.causal)),
+                )
+                for i, layer in enumerate(self.layers(model))
+            ),
+        ]
 
 
-def check_version() -> None:
-    """Raise for versions of transformers that the patches were not written for."""
-    installed, (low, high) = transformers_version(), TRANSFORMERS_VERSIONS
-    if not low <= Version(installed) < high:
-        raise RuntimeError(
-            f"transformers must be >= {low} and < {high} for ntk_alibi's patches, got {installed}: "
-            "in other versions a patch may silently do nothing"
+def check_family(value: Any) -> Family:
+    """Return the argument `family` if it is one."""
+    if not isinstance(value, Family):
+        raise TypeError(
+            f"family must be an ntk_alibi.integrations.Family, got {type(value).__name__}"
         )
+    return value

@@ -14,9 +14,8 @@ from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.prepared import attend_prepared
-from ntk_alibi.integrations.caches.growing import GrowingCache
-from ntk_alibi.integrations.family import transformers_version
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
+from ntk_alibi.integrations.transformers_versions import transformers_version
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class PassAttention:
         in_core = form == "fused" and not _arrays.needs_torch(query, key, value, bias)
         held, layer = cache
         held = held if forward_pass.cache is None else forward_pass.cache
-        growing: Any = held if in_core and isinstance(held, GrowingCache) else None
+        growing: Any = held if in_core and hasattr(held, "append") else None  # a `GrowingCache`
         if held is not None:
             append: Any = held.update if growing is None else held.append
             key, value = append(key, value, layer)

@@ -19,7 +19,7 @@ from ntk_alibi import _arrays
 from ntk_alibi.biases.alibi import ModelALiBi
 from ntk_alibi.biases.base import BiasObject, kernel_bias_of
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
+from ntk_alibi.biases.slopes import ModelSlopes, Sides, scaling_per
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.passed_through import PackedTexts, PassedThrough
 from ntk_alibi.integrations.settings import Settings
@@ -134,7 +134,8 @@ class ForwardPass(PassedThrough):
             own = own_bias.returned(own) if made else self.memo(id(own), own_bias.returned, own)
         if own is not None:
             return cast(BiasObject, own)
-        bias = ModelALiBi.of_layer(self.rule, self.settings.scaling, layer)
+        sides: Sides = "causal" if self.problem.mask.causal else "symmetric"
+        bias = ModelALiBi.of_layer(self.rule, self.settings.scaling, layer, sides)
         if self.settings.compat == "exact":
             return bias
         return self.memo((id(bias), dtype), RoundedALiBi, bias.rule, bias.scaling, dtype)
@@ -225,6 +226,8 @@ class ForwardPass(PassedThrough):
             of_queries, of_keys = (_arrays.as_tensor(ids, like, None) for ids in segments)
             own_text = of_queries[:, None, :, None] == of_keys[:, None, None, :]
             return numbers[0], seen[0] & own_text
+        if not self.problem.mask.causal:
+            return numbers[0], seen[0]
         at = torch.arange(columns, device=like.device)  # padded queries see nothing ahead, too
         return numbers[0], seen[0] & EVERYTHING.visible(at[self.past :], at)
 
@@ -319,6 +322,8 @@ def problem_of(
     plain = plain and (unpadded or (real.is_cpu and bool(real.all())))
     if plain and skipped is None:
         return Problem(shape, mask)
+    if not mask.causal:  # distances between columns; queries see all keys of their text
+        return Problem.checked(shape, mask, real, None, None, like=real)
     counts, seen = None, real.cumsum(dim=1)
     if skipped is not None:
         evicted = skipped.to(real.device)[:, None]

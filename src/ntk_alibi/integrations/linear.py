@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from ntk_alibi import _arrays, _core
 from ntk_alibi.integrations.overriding import overridden, override, restore
 from ntk_alibi.integrations.settings import Settings
+from ntk_alibi.integrations.transformers_versions import is_pretrained
 
 #: Numbers of a weight from which "auto" takes oneDNN. Its operator costs 15 us more a call than
 #: torch's function, and a row on half a million numbers takes torch 60 us (both on Zen 4).
@@ -57,9 +57,11 @@ def keep_heads(model: nn.Module, target: nn.Module) -> None:
     above = [
         part
         for part in model.modules()
-        if isinstance(part, PreTrainedModel) and any(x is target for x in part.modules())
+        if is_pretrained(part) and any(x is target for x in part.modules())
     ]
-    heads = [head for part in above if (head := part.get_output_embeddings()) is not None]
+    heads = [
+        head for part in above if (head := cast(Any, part).get_output_embeddings()) is not None
+    ]
     if heads:
         setattr(target, _HEADS, tuple(heads))
 

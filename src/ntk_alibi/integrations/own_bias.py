@@ -49,8 +49,8 @@ def bias_of_argument(value: Any) -> Any:
     return None
 
 
-def check(bias: Any, heads: int, layers: int) -> None:
-    """Check that a bias is one of positions alone, and of a model's heads and layers."""
+def check(bias: Any, heads: int, layers: int, *, encoder: bool = False) -> None:
+    """Check that a bias is one of positions alone, and of a model's heads, layers and sides."""
     for layer, own in by_layer(bias).items():
         if layer is not None and layer >= layers:
             raise ValueError(
@@ -74,6 +74,11 @@ def check(bias: Any, heads: int, layers: int) -> None:
             )
         if head_count(made) != heads:
             raise ValueError(f"scaling must be a bias of the model's {heads} heads, got {made!r}")
+        if encoder and getattr(made, "sides", None) == "causal":
+            raise ValueError(
+                "scaling must be a bias of both sides for an encoder, such as one with "
+                f"sides='symmetric', got {made!r}"
+            )
         of_queries = getattr(made, "query_length", None) is not None
         if of_queries or getattr(made, "of_tokens", False):
             raise ValueError(

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from torch import nn
 
 from ntk_alibi.distributed import sharding
-from ntk_alibi.integrations import forms, linear, own_bias, shared_loss, texts, traceable
-from ntk_alibi.integrations.begin_pass import begin_pass
-from ntk_alibi.integrations.family import (
-    AttentionOf,
-    Family,
-    Replacement,
-    check,
-    check_version,
-)
+from ntk_alibi.integrations import linear, own_bias
+from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import (
+    FAMILY,
     STACK,
     TRACEABLE,
     Settings,
@@ -32,11 +26,15 @@ from ntk_alibi.integrations.settings import (
     warn_of_another_train_length,
     write_plainly,
 )
+from ntk_alibi.integrations.transformers_versions import check_version
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import Scaling
 
-#: The attribute of a patched model that keeps the handle of its forward pre-hook.
-_HOOK = "_ntk_alibi_hook"
+#: The attribute of a patched model that keeps the handles of its hooks.
+_HOOKS = "_ntk_alibi_hooks"
+
+#: The attribute of a patched model that keeps what its family needs to rebuild what it released.
+_RELEASED = "_ntk_alibi_released"
 
 _lock = threading.RLock()
 
@@ -150,11 +148,10 @@ def apply(
     model: nn.Module, family: Family, targets: list[nn.Module], settings: Settings
 ) -> PatchHandle:
     """Check all targets in a model, then patch them."""
-    check_version()
     linear.check(settings)
     for target in targets:
-        check(family, target, settings)
-    warn_of_another_train_length(settings.scaling, targets[0].config)
+        family.check_fit(target, settings)
+    warn_of_another_train_length(settings.scaling, family.train_length(targets[0]))
     if all(stack_of(target)[-1:] == (settings,) for target in targets):
         warnings.warn(
             "model is patched by the same call already, and this patch nests in that one: its "
@@ -162,11 +159,22 @@ def apply(
             stacklevel=3,
         )
     with _lock:
-        for target in targets:
-            linear.keep_heads(model, target)
-            shared_loss.keep_models(model, target)
-            texts.keep_hooks(model, target)
-            _stack(family, target, (*stack_of(target), settings))
+        before = [stack_of(target) for target in targets]
+        try:
+            for target, stack in zip(targets, before, strict=True):
+                if not stack:
+                    plain = partial(_stack, family, target, (Settings(None, linear="torch"),))
+                    family.check_numbers(target, plain)
+                linear.keep_heads(model, target)
+                family.adopt(model, target)
+                _stack(family, target, (*stack, settings))
+        except BaseException:  # a half patched model never remains
+            for target, stack in zip(targets, before, strict=True):
+                if stack:
+                    _stack(family, target, stack)
+                elif stack_of(target):
+                    _uninstall(family, target)
+            raise
     return PatchHandle(family, targets, settings)
 
 
@@ -184,60 +192,57 @@ def in_force(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
 def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
     """Let these settings be in force, the last one foremost."""
     settings = stack[-1] or Settings(None, attention_of_config(target))
-    installed, traced = hasattr(target, _HOOK), hasattr(target, TRACEABLE)
+    installed, traced = hasattr(target, _HOOKS), hasattr(target, TRACEABLE)
     if settings.bias is not None or own_bias.NAME in dict(target.named_children()):
         own_bias.register(target, settings.bias)
     setattr(target, STACK, stack)
+    setattr(target, FAMILY, family)
     if installed and (traced or settings.traceable):
         _restore(family, target)
         installed = False
     if not installed:
         _replace(family, target, settings)
     linear.choose(target, family.linear, settings)
-    shared_loss.choose(target, settings.ranks)
+    family.follow(target, settings)
 
 
 def _replace(family: Family, target: nn.Module, settings: Settings) -> None:
-    """Replace the methods of a stock model, and let a hook begin its passes."""
-    hook: Callable[..., Any] = partial(begin_pass, family.rule, family.choices())
-    if settings.traceable:
-        hook = traceable.hook(target)
-        setattr(target, TRACEABLE, True)
-        for layer in family.layers(target):
-            traceable.add_bias(layer, family.rule(target), settings)
-    setattr(target, _HOOK, target.register_forward_pre_hook(hook, with_kwargs=True))
-    for replacement in _replacements(family, target):
-        override(*replacement)
+    """Replace the methods of a stock model, and let its family begin its passes."""
+    setattr(target, _RELEASED, family.release(target))
+    setattr(target, _HOOKS, family.begin(target, settings))
+    replaced: list[Replacement] = []
+    try:
+        for replacement in family.in_force(target):
+            override(*replacement)
+            replaced.append(replacement)
+    except BaseException:
+        _take_back(family, target, replaced)
+        raise
 
 
 def _restore(family: Family, target: nn.Module) -> None:
-    """Undo `_replace`."""
-    for owner, name, _ in _replacements(family, target):
+    """Undo `_replace`, if it came to its end."""
+    if hasattr(target, _HOOKS):
+        _take_back(family, target, family.in_force(target))
+
+
+def _take_back(family: Family, target: nn.Module, replaced: list[Replacement]) -> None:
+    for owner, name, _ in replaced:
         restore(owner, name)
-    getattr(target, _HOOK).remove()
-    delattr(target, _HOOK)
-    if hasattr(target, TRACEABLE):
-        delattr(target, TRACEABLE)
-        for layer in family.layers(target):
-            traceable.remove_bias(layer)
-
-
-def _replacements(family: Family, target: nn.Module) -> list[Replacement]:
-    """Return the replacements that are in force."""
-    attention_of: AttentionOf = forms.of_layer
-    replacements = family.replacements(target)
-    if hasattr(target, TRACEABLE):
-        attention_of = partial(traceable.of_layer, masks_hidden=family.masks_hidden)
-        replacements = family.traceable(target)
-    forward = partial(family.forward, attention_of)
-    return [*replacements, *((layer, "forward", forward) for layer in family.layers(target))]
+    for handle in getattr(target, _HOOKS):
+        handle.remove()
+    delattr(target, _HOOKS)
+    family.end(target)
+    released = getattr(target, _RELEASED)
+    delattr(target, _RELEASED)
+    family.rebuild(target, released)
 
 
 def _uninstall(family: Family, target: nn.Module) -> None:
     linear.give_back(target)
-    shared_loss.give_back(target)
-    texts.give_back(target)
+    family.abandon(target)
     delattr(target, STACK)
+    delattr(target, FAMILY)
     own_bias.register(target, None)
     _restore(family, target)
 
@@ -245,11 +250,11 @@ def _uninstall(family: Family, target: nn.Module) -> None:
 def follow_config(family: Family, target: nn.Module) -> None:
     """Patch a new model permanently; its configuration is read at each call."""
     config: Any = target.config
-    write_plainly(config)
     check_version()
+    write_plainly(config)
     settings = of_config(config)
     check_own_masks(settings.traceable)
-    check(family, target, settings)
-    warn_of_another_train_length(settings.scaling, config)
-    texts.keep_hooks(target, target)
+    family.check_fit(target, settings)
+    warn_of_another_train_length(settings.scaling, family.train_length(target))
+    family.adopt(target, target)
     _stack(family, target, (None,))

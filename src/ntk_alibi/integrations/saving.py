@@ -9,40 +9,48 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from ntk_alibi.integrations.family import Family
-from ntk_alibi.integrations.settings import CONFIGURED, stack_of
+from ntk_alibi.integrations.settings import CONFIGURED, family_of, stack_of
 
 
-def register(families: Iterable[Family]) -> None:
-    """Let transformers' save_pretrained write patches; called once."""
-    families = tuple(families)
+@functools.cache
+def register() -> None:
+    """Let transformers' save_pretrained write patches, once."""
     stock: Any = PreTrainedModel.save_pretrained
 
     @functools.wraps(stock)
     def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _config_of_patches(families, self):
+        with _config_of_patches(self):
             return stock(self, *args, **kwargs)
 
     PreTrainedModel.save_pretrained = save_pretrained  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
-def _config_of_patches(families: Iterable[Family], model: Any) -> Iterator[None]:
+def _config_of_patches(model: Any) -> Iterator[None]:
     """Give a model a configuration with the settings of its patches, for the time of a save.
 
     It is a copy, since other models may have the same configuration and compute meanwhile.
     """
-    patches = [
-        (family, target, stack[-1].to_config())
-        for family in families
-        for target in family.find(model)
-        if (stack := stack_of(target)) and stack[-1] is not None
-    ]
+    patches: list[tuple[Any, Any, dict[str, Any]]] = []
+    for target in model.modules():
+        stack = stack_of(target)
+        if not stack or stack[-1] is None:
+            continue
+        family = family_of(target)
+        if family.config_class is None:
+            warnings.warn(
+                f"the model is saved without its patch ({stack[-1]!r}), which the code of a "
+                f"{family.name} does not read from a configuration: after loading, call na.patch",
+                stacklevel=4,
+            )
+            continue
+        patches.append((target, family.config_class, stack[-1].to_config()))
     if not patches:
         yield
         return
@@ -50,14 +58,13 @@ def _config_of_patches(families: Iterable[Family], model: Any) -> Iterator[None]
     copies: dict[int, Any] = {}
     model.config = copy.deepcopy(shared, copies)
     try:
-        for family, target, entries in patches:
+        for target, config_class, entries in patches:
             own = copies.get(id(target.config), model.config)
-            kind: Any = family.model
-            if not isinstance(own, kind.config_class):
+            if not isinstance(own, config_class):
                 raise ValueError(
-                    f"config must hold the configuration of its {kind.__name__} to save a patch, "
-                    f"got {type(own).__name__}: call na.unpatch(model) before save_pretrained, and "
-                    "na.patch after loading"
+                    f"config must hold the configuration of its {type(target).__name__} to save a "
+                    f"patch, got {type(own).__name__}: call na.unpatch(model) before "
+                    "save_pretrained, and na.patch after loading"
                 )
             for name in CONFIGURED:
                 if name in entries:

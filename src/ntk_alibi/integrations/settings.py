@@ -15,13 +15,16 @@ from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import LAYOUTS, Layout
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.masks import EVERYTHING, Mask
-from ntk_alibi.methods import parse_method, stated_train_length, train_length_of
+from ntk_alibi.methods import parse_method, train_length_of
 from ntk_alibi.positions.log_n import LogN, log_n_of
 from ntk_alibi.scaling import Scaling, checked_scaling, scaling_from_config, trained_at
 
 #: The attribute that holds a patched model's settings, innermost last, None for those of its
 #: configuration. A deep copy of the model has separate settings.
 STACK = "_ntk_alibi_settings"
+
+#: The attribute that holds the family of a patched model.
+FAMILY = "_ntk_alibi_family"
 
 #: The attribute of a model whose patch in force is traceable, that is True.
 TRACEABLE = "_ntk_alibi_traceable"
@@ -200,7 +203,7 @@ def _of_config(config: Any) -> Settings:
         )
     if options.get("attention") not in ("traceable", GONE):  # which have sentences of their own
         _checks.choice("attention", options.get("attention", "fused"), CONFIGURED_ATTENTIONS)
-    scaling, log_n = scaling_and_log_n(scaling, log_n, config)
+    scaling, log_n = scaling_and_log_n(scaling, log_n, train_length_of(config))
     return settings_of(scaling, log_n=log_n, **options)
 
 
@@ -232,29 +235,29 @@ def write_plainly(config: Any) -> None:
         setattr(config, f"alibi_{name}", entries.get(name))
 
 
-def scaling_and_log_n(scaling: Any, log_n: Any, config: Any) -> tuple[Any, Any]:
+def scaling_and_log_n(scaling: Any, log_n: Any, train_length: int | None) -> tuple[Any, Any]:
     """Return the scaling and the factor of scores of a method by name, a dict or an object.
 
     Args:
         scaling: what `patch` takes.
         log_n: what `patch` takes.
-        config: the model's configuration, whose training length is that of methods by name, and of
-            scalings without one.
+        train_length: the training length of methods by name, and of scalings without one; None if
+            the model does not say it.
     """
     if isinstance(scaling, str):
-        method = parse_method(scaling, train_length_of(config))
+        method = parse_method(scaling, cast(int, train_length))
         _checks.at_most_one(**{"log_n": log_n, "a factor in scaling": method.log_n})
         return method.scaling, log_n if method.log_n is None else method.log_n
     if isinstance(scaling, Mapping):
         scaling = scaling_from_config(scaling)
-    if hasattr(scaling, "trained_at"):
-        scaling = trained_at(scaling, train_length_of(config))
+    if hasattr(scaling, "trained_at") and train_length is not None:
+        scaling = trained_at(scaling, train_length)
     return scaling, log_n
 
 
-def warn_of_another_train_length(scaling: Any, config: Any) -> None:
+def warn_of_another_train_length(scaling: Any, stated: int | None) -> None:
     """Warn of a scaling whose training length is far from the one in the model's config."""
-    given, stated = getattr(scaling, "train_length", None), stated_train_length(config)
+    given = getattr(scaling, "train_length", None)
     if given and stated and max(given, stated) > 2 * min(given, stated):
         warnings.warn(
             f"train_length of {scaling!r} is {given}, but the model's config says {stated}: leave "
@@ -339,6 +342,11 @@ def settings_of(
         if given != only:
             raise ValueError(f"{name} must be {only!r} with group, got {given!r}")
     return replace(settings, ranks=Ranks.of(group), layout=layout)
+
+
+def family_of(target: nn.Module) -> Any:
+    """Return the family of a patched model, None without patches."""
+    return getattr(target, FAMILY, None)
 
 
 def stack_of(target: nn.Module) -> tuple[Settings | None, ...]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations import FAMILIES, patch
+from ntk_alibi.integrations import known, patch
 from ntk_alibi.methods import Method, as_method, train_length_of
 from ntk_alibi.models.loading import check_tokenizer
 
@@ -197,7 +197,7 @@ def _kept(model: nn.Module, heads: list[int], step: int) -> Iterator[list[NDArra
         kept.append(_pooled(output[1], heads, step))
         return (output[0], output[1][..., :0, :0], *output[2:])
 
-    classes = tuple(family.attention for family in FAMILIES)
+    classes = tuple(family.attention for family in known.of_transformers())
     layers = [part for part in model.modules() if isinstance(part, classes)]
     handles = [layer.register_forward_hook(keep) for layer in layers]
     try:

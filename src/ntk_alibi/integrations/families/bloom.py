@@ -20,14 +20,15 @@ from ntk_alibi import _arrays
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
 from ntk_alibi.integrations.begin_pass import INPUTS
-from ntk_alibi.integrations.family import AttentionOf, Family, Replacement
+from ntk_alibi.integrations.family import Replacement
 from ntk_alibi.integrations.forms import PassAttention
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.settings import Settings, current
+from ntk_alibi.integrations.transformers_family import AttentionOf, TransformersFamily
 from ntk_alibi.scaling import without_knee
 
 
-def _rule(model: Any) -> ModelSlopes:
+def _slopes(model: Any) -> ModelSlopes:
     return ModelSlopes.of_bloom(model.num_heads)
 
 
@@ -161,7 +162,7 @@ def _check(model: Any, settings: Settings) -> None:
             )
 
 
-FAMILY = Family(
+FAMILY = TransformersFamily(
     name="BLOOM",
     model=BloomModel,
     attention=BloomAttention,
@@ -177,7 +178,7 @@ FAMILY = Family(
         (BloomModel, "build_alibi_tensor"): ("attention_mask", "num_heads", "dtype"),
         (BloomModel, "forward"): INPUTS,
     },
-    rule=_rule,
+    slopes=_slopes,
     layers=_layers,
     forward=_forward,
     tensor_parallel=_tensor_parallel,

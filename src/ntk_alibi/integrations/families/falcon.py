@@ -18,12 +18,13 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.exchange import sum_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations.begin_pass import INPUTS
-from ntk_alibi.integrations.family import AttentionOf, Family, Replacement
+from ntk_alibi.integrations.family import Replacement
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import OWN_OUTPUT, WHOLE
+from ntk_alibi.integrations.transformers_family import AttentionOf, TransformersFamily
 
 
-def _rule(model: Any) -> ModelSlopes:
+def _slopes(model: Any) -> ModelSlopes:
     return ModelSlopes.of_falcon(model.num_heads, model.embed_dim // model.num_heads)
 
 
@@ -92,7 +93,7 @@ def _check(model: Any, _: Settings) -> None:
         raise ValueError("model must be a Falcon with ALiBi, got one with rotary embeddings")
 
 
-FAMILY = Family(
+FAMILY = TransformersFamily(
     name="Falcon",
     model=FalconModel,
     attention=FalconAttention,
@@ -100,7 +101,7 @@ FAMILY = Family(
         (FalconAttention, "forward"): ("hidden_states", "alibi", "attention_mask", "layer_past"),
         (FalconModel, "forward"): INPUTS,
     },
-    rule=_rule,
+    slopes=_slopes,
     layers=_layers,
     forward=_forward,
     tensor_parallel=_tensor_parallel,

@@ -16,12 +16,13 @@ from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.begin_pass import INPUTS
-from ntk_alibi.integrations.family import AttentionOf, Family, Replacement
+from ntk_alibi.integrations.family import Replacement
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import PACKED
+from ntk_alibi.integrations.transformers_family import AttentionOf, TransformersFamily
 
 
-def _rule(model: Any) -> ModelSlopes:
+def _slopes(model: Any) -> ModelSlopes:
     bias_max = model.config.attn_config.alibi_bias_max
     return ModelSlopes.of_mpt(model.num_heads, bias_max)
 
@@ -92,7 +93,7 @@ def _check(model: Any, _: Settings) -> None:
             )
 
 
-FAMILY = Family(
+FAMILY = TransformersFamily(
     name="MPT",
     model=MptModel,
     attention=MptAttention,
@@ -102,7 +103,7 @@ FAMILY = Family(
         ),
         (MptModel, "forward"): INPUTS,
     },
-    rule=_rule,
+    slopes=_slopes,
     layers=_layers,
     forward=_forward,
     tensor_parallel=_tensor_parallel,

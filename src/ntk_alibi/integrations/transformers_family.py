@@ -1,0 +1,205 @@
+"""Families of transformers' own decoders, whose code a patch knows by version and parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import nn
+
+from ntk_alibi import _checks
+from ntk_alibi.biases.dense import check_key_only
+from ntk_alibi.biases.slopes import ModelSlopes
+from ntk_alibi.integrations import forms, own_bias, shared_loss, texts, traceable
+from ntk_alibi.integrations.begin_pass import begin_pass
+from ntk_alibi.integrations.family import Family, Replacement
+from ntk_alibi.integrations.settings import (
+    COMPATS,
+    TRACEABLE,
+    Settings,
+    check_layers,
+    check_own_masks,
+    stack_of,
+)
+from ntk_alibi.integrations.transformers_versions import check_version, transformers_version
+from ntk_alibi.masks import EVERYTHING
+from ntk_alibi.methods import stated_train_length, train_length_of
+
+
+class LayerAttention(Protocol):
+    """The attention of one layer in one call of its model."""
+
+    @property
+    def stock(self) -> Any:
+        """The attention itself if transformers' own forward computes it, to the bit, or None."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: tuple[Any, int | None],
+        scale: float,
+        dropout: float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return attention output (batch, heads, queries, head_dim), and weights or None.
+
+        Args:
+            query: (batch, heads, queries, head_dim).
+            key: (batch, 1 or heads, queries, head_dim).
+            value: (batch, 1 or heads, queries, head_dim).
+            cache: a cache, or None, and the number of the layer in it.
+            scale: the factor of the products.
+            dropout: the probability of dropping a weight.
+        """
+
+
+#: Returns the attention of a layer from the layer, the mask that it got, the number of heads that
+#: it computes, its input and its product with the outputs of its heads.
+AttentionOf: TypeAlias = Callable[[nn.Module, Any, int, torch.Tensor, Any], LayerAttention]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersFamily(Family):
+    """A family of transformers' own classes, with caches, masks and generate().
+
+    Their `forward` gets an `AttentionOf` in place of an `Attend`: a pass begins before the model's
+    own forward, and reaches the layers in place of a mask.
+
+    Attributes:
+        model: the class whose forward begins a pass.
+        attention: the class of its attention layers.
+        expected: the parameters that methods of transformers must have.
+        traceable: returns the replacements in a model with attention="traceable".
+        tensor_parallel: returns the tensor parallel plan of a configuration.
+        rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
+        masks_hidden: whether boolean masks of its layers are True for hidden keys.
+    """
+
+    model: type[nn.Module]
+    attention: type[nn.Module]
+    expected: dict[tuple[type[nn.Module], str], tuple[str, ...]]
+    slopes: Callable[[Any], ModelSlopes]
+    traceable: Callable[[Any], list[Replacement]]
+    tensor_parallel: Callable[[Any], dict[str, str]]
+    rounds: bool = False
+    masks_hidden: bool = False
+    matches: Callable[[nn.Module], bool] = field(init=False)
+    train_length: Callable[[Any], int | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "matches", partial(_is_of, self.model))
+        object.__setattr__(self, "train_length", _stated_train_length)
+
+    @property
+    def config_class(self) -> Any:
+        """The class of configurations that a model of this family follows."""
+        kind: Any = self.model
+        return kind.config_class
+
+    def choices(self) -> Callable[[Settings], None]:
+        """Return the function that checks the choice of rounding; it can be pickled."""
+        return partial(check_choices, self.name, self.rounds)
+
+    def filled_length(self, model: nn.Module) -> int:
+        """Return the training length in a model's config, or BLOOM's if it has none."""
+        return train_length_of(model.config)
+
+    def check_fit(self, model: nn.Module, settings: Settings) -> None:
+        """Check that the model and the modeling code are those that the patch was written for."""
+        check_version()
+        self.choices()(settings)
+        for (owner, method), names in self.expected.items():
+            function = getattr(owner, method)
+            if missing := set(names) - set(inspect.signature(function).parameters):
+                raise RuntimeError(
+                    f"transformers {transformers_version()} is not what the {self.name} patch "
+                    f"expects: {function.__qualname__} has no {', '.join(sorted(missing))}"
+                )
+        layers = self.layers(model)
+        for part, known in (model, self.model), *((layer, self.attention) for layer in layers):
+            if type(part).forward is not known.forward:
+                raise ValueError(
+                    f"model must have the forward method of transformers' {known.__name__}, got a "
+                    f"{type(part).__name__} with another forward"
+                )
+        check_layers(settings.scaling, len(layers))
+        if settings.traceable:
+            check_own_masks(None in stack_of(model))
+        heads = self.slopes(model).heads
+        if settings.bias is not None:
+            own_bias.check(settings.bias, heads, len(layers))
+        if settings.log_n is not None:
+            settings.log_n.check_heads(heads)
+        self.check(model, settings)
+
+    def check_numbers(self, model: nn.Module, patch: Callable[[], None]) -> None:
+        """Compare nothing: what transformers' code computes is known by its version."""
+
+    def adopt(self, module: nn.Module, model: nn.Module) -> None:
+        """Let models around a patched one compute losses and read texts as it does."""
+        shared_loss.keep_models(module, model)
+        texts.keep_hooks(module, model)
+
+    def follow(self, model: nn.Module, settings: Settings) -> None:
+        """Let models around a patched one compute the loss of this rank's part of a text."""
+        shared_loss.choose(model, settings.ranks)
+
+    def abandon(self, model: nn.Module) -> None:
+        """Undo `adopt` and `follow`."""
+        shared_loss.give_back(model)
+        texts.give_back(model)
+
+    def begin(self, model: nn.Module, settings: Settings) -> list[Any]:
+        """Let a hook begin the passes of a model."""
+        hook: Callable[..., Any] = partial(begin_pass, self.slopes, self.choices())
+        if settings.traceable:
+            hook = traceable.hook(model)
+            setattr(model, TRACEABLE, True)
+            for layer in self.layers(model):
+                traceable.add_bias(layer, self.slopes(model), settings)
+        return [model.register_forward_pre_hook(hook, with_kwargs=True)]
+
+    def end(self, model: nn.Module) -> None:
+        """Undo `begin`, except for the hook."""
+        if hasattr(model, TRACEABLE):
+            delattr(model, TRACEABLE)
+            for layer in self.layers(model):
+                traceable.remove_bias(layer)
+
+    def in_force(self, model: nn.Module) -> list[Replacement]:
+        """Return the replacements in a patched model."""
+        attention_of: AttentionOf = forms.of_layer
+        replacements = self.replacements(model)
+        if hasattr(model, TRACEABLE):
+            attention_of = partial(traceable.of_layer, masks_hidden=self.masks_hidden)
+            replacements = self.traceable(model)
+        forward = partial(self.forward, attention_of)
+        return [*replacements, *((layer, "forward", forward) for layer in self.layers(model))]
+
+
+def _is_of(model: type[nn.Module], part: nn.Module) -> bool:
+    return isinstance(part, model)
+
+
+def _stated_train_length(model: Any) -> int | None:
+    return stated_train_length(model.config)
+
+
+def check_choices(name: str, rounds: bool, settings: Settings) -> None:
+    """Check that a family rounds as `compat` says, and with a bias that depends on keys alone."""
+    _checks.choice(f"compat for {name}", settings.compat, COMPATS if rounds else COMPATS[:1])
+    if settings.compat == "transformers":
+        check_key_only(settings.scaling)
+        _checks.choice(
+            "attention with compat='transformers'", settings.attention, ("fused", "eager")
+        )
+        if settings.mask != EVERYTHING:
+            raise ValueError(
+                "compat must be 'exact' with window, sink or causal_block, which transformers does "
+                f"not have, got {settings.compat!r}"
+            )

@@ -1,0 +1,47 @@
+"""transformers' versions and models, asked without importing transformers."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+
+from packaging.version import Version
+from torch import nn
+
+#: Versions of transformers whose modeling code the patches of BLOOM, MPT and Falcon were read
+#: against; tests/integrations/test_versions.py lists the ones tested. The upper bound is exclusive.
+TRANSFORMERS_VERSIONS = (Version("5.4"), Version("6"))
+
+
+def transformers_version() -> str | None:
+    """Return the installed version, or None without transformers."""
+    if (loaded := sys.modules.get("transformers")) is not None:
+        return str(loaded.__version__)
+    try:
+        return metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def version_is_known() -> bool:
+    """Return whether the patches of BLOOM, MPT and Falcon were written for what is installed."""
+    installed, (low, high) = transformers_version(), TRANSFORMERS_VERSIONS
+    return installed is not None and low <= Version(installed) < high
+
+
+def check_version() -> None:
+    """Raise for versions of transformers that the patches were not written for."""
+    if not version_is_known():
+        low, high = TRANSFORMERS_VERSIONS
+        raise RuntimeError(
+            f"transformers must be >= {low} and < {high} for ntk_alibi's patches, got "
+            f"{transformers_version()}: in other versions a patch may silently do nothing"
+        )
+
+
+def is_pretrained(module: nn.Module) -> bool:
+    """Return whether a module is a model of transformers."""
+    return any(
+        base.__name__ == "PreTrainedModel" and base.__module__.startswith("transformers.")
+        for base in type(module).__mro__
+    )

@@ -1,0 +1,361 @@
+"""Families that others write: found, patched, compared with the model's own layer, refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ntk_alibi as na
+from ntk_alibi.integrations import Family, ModelSlopes, known, register
+from toy_models import (
+    HEADS,
+    ToyModel,
+    forward,
+    matches,
+    toy_batch,
+    toy_family,
+    toy_model,
+)
+
+#: Float32 sums of 50 terms through two layers, at outputs of about 1.
+CLOSE = {"atol": 5e-6, "rtol": 0.0}
+
+both = pytest.mark.parametrize("causal", [False, True])
+
+
+def run(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    with torch.no_grad():
+        output: torch.Tensor = model(ids, mask)
+    return output if mask is None else output[mask != 0]
+
+
+@both
+@pytest.mark.parametrize("attention", ["fused", "eager"])
+def test_a_patch_without_scaling_computes_what_the_model_does(causal: bool, attention: Any) -> None:
+    model, (ids, mask) = toy_model(causal), toy_batch()
+    stock = run(model, ids, mask), run(model, ids)
+    with na.patch(model, attention=attention, family=toy_family(causal)):
+        patched = run(model, ids, mask), run(model, ids)
+    for ours, theirs in zip(patched, stock, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert torch.equal(run(model, ids, mask), stock[0])
+
+
+@both
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        na.NTK(4.0),
+        na.DynamicInterpolation(1.0, 16, per="sequence"),
+        na.FlatHeads(8.0),
+        na.Knee(8, 4.0),
+        na.NTK(4.0, layers=(1,)),
+    ],
+    ids=repr,
+)
+def test_a_scaled_patch_agrees_with_the_reference(causal: bool, scaling: Any) -> None:
+    model, (ids, mask) = toy_model(causal), toy_batch()
+    hidden = model.embed(ids)
+    with na.patch(model, scaling, family=toy_family(causal)), torch.no_grad():
+        output = model(ids, mask)
+    for number, layer in enumerate(model.attentions):
+        applies = getattr(scaling, "layers", None) in (None, (number,))
+        query, key, value = (x.detach().numpy() for x in layer.heads(hidden))
+        context = np.zeros(query.shape)
+        for row, real in enumerate(mask.numpy() != 0):
+            only = (slice(row, row + 1), slice(None), real)
+            bias = _reference_bias(scaling if applies else None, int(real.sum()), causal)
+            context[only] = na.reference.attention(query[only], key[only], value[only], bias)[0]
+        mixed = torch.from_numpy(context).float().transpose(1, 2).flatten(2)
+        hidden = hidden + layer.output(mixed)
+    real = mask != 0
+    torch.testing.assert_close(output[real], hidden[real].detach(), **CLOSE)
+
+
+def _reference_bias(scaling: Any, count: int, causal: bool) -> Any:
+    knee = isinstance(scaling, na.Knee)
+    static = None if knee else scaling
+    if getattr(scaling, "layers", None):
+        static = na.NTK(scaling.factor)
+    lengths = [count] if getattr(scaling, "per", None) else None
+    slopes = np.asarray(na.alibi_slopes(HEADS, static, lengths), np.float64).reshape(HEADS)
+    distance = np.abs(na.reference.distances(count, count))
+    if knee:
+        beyond = np.maximum(distance - scaling.start, 0)
+        distance = np.minimum(distance, scaling.start) + beyond / scaling.factor
+    bias = -slopes[:, None, None] * distance
+    return np.where(np.tri(count, dtype=bool) | (not causal), bias, -np.inf)
+
+
+def test_a_bias_of_the_users_own() -> None:
+    model, (ids, mask) = toy_model(), toy_batch()
+    bias = na.ALiBi(HEADS, sides="symmetric", exempt=1)
+    with na.patch(model, bias, family=toy_family()):
+        ours = run(model, ids, mask)
+    assert not torch.allclose(ours, run(model, ids, mask), **CLOSE)
+    with pytest.raises(ValueError, match="must be a bias of both sides for an encoder"):
+        na.patch(model, na.ALiBi(HEADS), family=toy_family())
+    with pytest.raises(ValueError, match="bias of the model's 6 heads"):
+        na.patch(model, na.ALiBi(4, sides="symmetric"), family=toy_family())
+
+
+@both
+def test_a_causal_family_has_windows_and_sinks(causal: bool) -> None:
+    model, (ids, mask) = toy_model(causal), toy_batch()
+    if not causal:
+        with pytest.raises(ValueError, match="window, sink and causal_block must not be given"):
+            na.patch(model, window=8, family=toy_family())
+        return
+    every = run(model, ids, mask)
+    with na.patch(model, window=8, sink=2, family=toy_family(causal)):
+        fused = run(model, ids, mask)
+    with na.patch(model, window=8, sink=2, attention="eager", family=toy_family(causal)):
+        torch.testing.assert_close(fused, run(model, ids, mask), **CLOSE)
+    assert not torch.allclose(fused, every, atol=1e-3)
+
+
+def test_dropout_and_gradients() -> None:
+    model, (ids, mask) = toy_model(), toy_batch()
+    with na.patch(model, family=toy_family()):
+        model.train()
+        torch.manual_seed(0)
+        first = run(model, ids, mask)
+        assert not torch.equal(first, run(model, ids, mask))
+        torch.manual_seed(0)
+        assert torch.equal(first, run(model, ids, mask))
+        model.eval()
+    wanted = torch.autograd.grad(model(ids, mask)[mask != 0].square().sum(), model.parameters())
+    with na.patch(model, family=toy_family()):
+        got = torch.autograd.grad(model(ids, mask)[mask != 0].square().sum(), model.parameters())
+    for ours, theirs in zip(got, wanted, strict=True):
+        scale = float(theirs.abs().max())
+        torch.testing.assert_close(ours, theirs, atol=1e-5 * scale, rtol=0.0)
+
+
+def test_copies_and_pickles_are_patched_by_patches_of_their_own() -> None:
+    model, (ids, mask) = toy_model(), toy_batch()
+    handle = na.patch(model, na.NTK(4.0), family=toy_family())
+    patched = run(model, ids, mask)
+    clones = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    handle.undo()
+    stock = run(model, ids, mask)
+    for clone in clones:
+        assert torch.equal(run(clone, ids, mask), patched)
+        assert [x.scaling for x in na.patched(clone)] == [na.NTK(4.0)]
+        na.unpatch(clone)
+        assert torch.equal(run(clone, ids, mask), stock)
+        assert not [name for name in vars(clone) if "ntk" in name]
+
+
+def test_nested_patches_and_undo() -> None:
+    model, (ids, mask) = toy_model(), toy_batch()
+    before, stock = dict(vars(model)), run(model, ids, mask)
+    first = na.patch(model, na.NTK(4.0), family=toy_family())
+    alone = run(model, ids, mask)
+    second = na.patch(model, na.FlatHeads(8.0))  # the family is that of the patch in force
+    assert [x.scaling for x in na.patched(model)] == [na.NTK(4.0), na.FlatHeads(8.0)]
+    second.undo()
+    assert torch.equal(run(model, ids, mask), alone)
+    first.undo()
+    assert torch.equal(run(model, ids, mask), stock)
+    assert vars(model).keys() == before.keys()
+    assert not [x for layer in model.attentions for x in vars(layer) if x == "forward"]
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_masks_of_several_forms_are_read_and_others_refused() -> None:
+    model, (ids, mask) = toy_model(), toy_batch()
+    hidden, stock = model.embed(ids), run(model, ids, mask)
+    added = torch.zeros(2, 1, 1, ids.shape[1]).masked_fill(mask[:, None, None] == 0, -1e4)
+
+    def by(given: Any) -> torch.Tensor:
+        return model.attentions[0](hidden, given)[mask != 0]
+
+    wanted = by(mask)
+    with na.patch(model, family=toy_family()):
+        for given in (mask, mask.bool(), mask.float(), added, added.half()):
+            torch.testing.assert_close(by(given), wanted, **CLOSE)
+        for wrong, message in (
+            (mask[:, 1:], r"mask must have shape \(2, 37\)"),
+            (added.expand(2, 1, 37, 37), r"mask must have shape \(2, 37\)"),
+            (added.bool(), "mask must be of numbers to add"),
+            (added + 0.5, "mask must be 0 for real keys and below -1000"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                by(wrong)
+    torch.testing.assert_close(run(model, ids, mask), stock)
+
+
+def test_a_mask_that_changed_in_place_is_read_again() -> None:
+    model, (ids, mask) = toy_model(), toy_batch()
+    hidden = model.embed(ids)
+    with na.patch(model, family=toy_family()):
+        model.attentions[0](hidden, mask)  # not through the model, whose hooks forget the pass
+        mask[1] = 1
+        again = model.attentions[0](hidden, mask)
+        torch.testing.assert_close(again, model.attentions[0](hidden, mask.clone()))
+
+
+def test_a_layer_whose_code_changed_is_refused_by_its_numbers() -> None:
+    """Never wrong in silence, and a half patched model never remains."""
+
+    class Other(type(toy_model().attentions[0])):  # type: ignore[misc]
+        def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return super().forward(hidden * 1.01, attention_mask)
+
+    model, (ids, mask) = toy_model(), toy_batch()
+    for layer in model.attentions:
+        layer.__class__ = Other
+    stock, before = run(model, ids, mask), dict(vars(model))
+    model.train()
+    with pytest.raises(RuntimeError, match=r"Other.forward .* must compute what .* differ by \d"):
+        na.patch(model, family=toy_family())
+    assert vars(model).keys() == before.keys()
+    assert all(x.training for x in model.modules())
+    assert torch.equal(run(model.eval(), ids, mask), stock)
+    assert na.patched(model) == []
+
+
+def test_a_patch_that_fails_halfway_leaves_the_model_as_it_was() -> None:
+    model, (ids, mask) = toy_model(), toy_batch()
+    stock, before = run(model, ids, mask), dict(vars(model))
+
+    def replacements(model: Any) -> list[Any]:
+        return [(model, "scale", 2.0)]  # an attribute that it has not
+
+    with pytest.raises(AttributeError, match="scale"):
+        na.patch(model, family=toy_family(replacements=replacements))
+    assert vars(model).keys() == before.keys()
+    assert torch.equal(run(model, ids, mask), stock)
+
+    def wrong(attend: Any, layer: Any, hidden: torch.Tensor, attention_mask: Any) -> Any:
+        query, key, value = layer.heads(hidden)
+        return attend(query[:, :3], key, value)
+
+    with pytest.raises(RuntimeError, match=r"the patch raised .*query must have the 6 heads"):
+        na.patch(model, family=toy_family(forward=wrong))
+    assert vars(model).keys() == before.keys()
+    assert torch.equal(run(model, ids, mask), stock)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "traceable"}, "attention for Toy must be one of"),
+        ({"compat": "transformers"}, "compat for Toy must be"),
+        ({"causal_block": 8}, "window, sink and causal_block must not be given for Toy"),
+        ({"scaling": na.DynamicNTK(1.0, 64, per="query")}, "per='sequence' for Toy, an encoder"),
+        ({"scaling": na.DynamicNTK(1.0)}, "train_length must be given for .* of a Toy"),
+        ({"scaling": na.NTK(4.0, layers=(2,))}, "layers must be below 2"),
+        ({"scaling": "dynamic-ntk:1"}, "train_length must be given for .* of a Toy"),
+    ],
+    ids=str,
+)
+def test_what_has_no_meaning_is_refused_by_name(options: Any, message: str) -> None:
+    model = toy_model()
+    with pytest.raises(ValueError, match=message):
+        na.patch(model, **options, family=toy_family())
+    assert na.patched(model) == []
+
+
+def test_a_family_can_say_the_training_length() -> None:
+    model, (ids, mask) = toy_model(), toy_batch()
+    family = toy_family(train_length=lambda _: 16)
+    with na.patch(model, na.DynamicNTK(1.0, per="sequence"), family=family) as patch:
+        assert patch.scaling.train_length == 16
+        run(model, ids, mask)
+    with pytest.warns(UserWarning, match="the model's config says 16"):
+        na.patch(model, na.DynamicNTK(1.0, 512, per="sequence"), family=family).undo()
+
+
+def test_register_lets_patch_find_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "_registered", {})
+    model = toy_model()
+    with pytest.raises(ValueError, match=r"known family \(BLOOM, .*got ToyModel.*docs/which"):
+        na.patch(model)
+    family = toy_family()
+    register(family)
+    with na.patch(nn.Sequential(nn.Identity(), model), na.NTK(4.0)) as patch:
+        assert "patch of Toy" in repr(patch)
+        assert [type(x) for x in na.patched(model)] == [type(patch)]
+    for name in ("Toy", "bloom"):
+        with pytest.raises(ValueError, match=f"name of a family must be .* got '{name}'"):
+            register(toy_family(name=name))
+    with pytest.raises(
+        TypeError, match=r"family must be an ntk_alibi.integrations.Family, got str"
+    ):
+        register("Toy")  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"family must be an ntk_alibi.integrations.Family, got dict"
+    ):
+        na.patch(model, family={})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must hold ALiBi attention of the family Toy, got Linear"):
+        na.patch(nn.Linear(1, 1), family=family)
+
+
+def test_fields_that_are_wrong_are_named() -> None:
+    model = toy_model()
+    with pytest.raises(ValueError, match=r"slopes of the family Toy must be .*, got 0"):
+        na.patch(model, family=toy_family(slopes=lambda _: 0))
+    with pytest.raises(ValueError, match="layers of the family Toy must be at least one"):
+        na.patch(model, family=toy_family(layers=lambda _: []))
+    with pytest.raises(TypeError, match=r"missing .* required keyword-only argument"):
+        Family(name="Toy", matches=matches, forward=forward)  # type: ignore[call-arg]
+    with na.patch(model, family=toy_family(slopes=lambda _: ModelSlopes(HEADS))):
+        pass
+
+
+def test_one_pass_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ntk_alibi.integrations import attend
+
+    passes: list[Any] = []
+    stock = attend.problem_of
+
+    def problem_of(*arguments: Any, **options: Any) -> Any:
+        passes.append(arguments)
+        return stock(*arguments, **options)
+
+    monkeypatch.setattr(attend, "problem_of", problem_of)
+    torch.manual_seed(0)
+    model, (ids, mask) = ToyModel(layers=4), toy_batch()
+    with na.patch(model, family=toy_family()):
+        passes.clear()
+        run(model, ids, mask)
+        assert len(passes) == 1
+        run(model, ids, mask)
+        assert len(passes) == 2
+
+
+def test_a_family_works_with_torch_alone() -> None:
+    """No transformers in the process, as where it is not installed."""
+    code = """
+import sys, importlib.metadata as metadata
+sys.path.insert(0, "tests/shared")
+sys.modules["transformers"] = None
+stock = metadata.version
+def version(name):
+    if name == "transformers":
+        raise metadata.PackageNotFoundError(name)
+    return stock(name)
+metadata.version = version
+import ntk_alibi as na
+from toy_models import toy_batch, toy_family, toy_model
+model, (ids, mask) = toy_model(), toy_batch()
+before = model(ids, mask)
+with na.patch(model, na.NTK(4.0), family=toy_family()):
+    print("patched", bool((model(ids, mask) != before).any()))
+print("back", bool((model(ids, mask) == before).all()))
+try: na.patch(model)
+except ValueError as error: print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "patched True\nback True\nmodel must hold ALiBi attention" in done.stdout, done.stderr

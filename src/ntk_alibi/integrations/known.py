@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from ntk_alibi.integrations.families import bert
+from ntk_alibi.integrations.families import baichuan, bert
 from ntk_alibi.integrations.family import Family, check_family
 from ntk_alibi.integrations.settings import family_of
 from ntk_alibi.integrations.transformers_versions import check_version, version_is_known
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OF_TRANSFORMERS = {"BloomModel": "BLOOM", "MptModel": "MPT", "FalconModel": "Falcon"}
 
 #: Families of remote code, which import torch alone.
-OF_REMOTE_CODE: tuple[Family, ...] = (bert.JINA, bert.MOSAIC)
+OF_REMOTE_CODE: tuple[Family, ...] = (bert.JINA, bert.MOSAIC, baichuan.FAMILY)
 
 #: Families that others registered, by name.
 _registered: dict[str, Family] = {}

@@ -1,14 +1,13 @@
-"""Training of small language models from scratch on retrieval records and prose.
+"""Training of small models from scratch, one step at a time, on texts that they must look up.
 
-The base classes here are independent of the model. nano_bloom/ trains the embedded BLOOM with
-them, and schemes/recipe.py trains decoders with different position schemes. Three choices let
-small models learn within minutes on two cores:
+The base classes here are independent of the model and of the texts: record_training.py has the
+texts of language models, and encoder/ has others. Three choices let small models learn within
+minutes on two cores:
 
-- a curriculum of lengths: records start with a line or two and grow by half whenever the running
+- a curriculum of lengths: texts start with a line or two and grow by half whenever the running
   accuracy of the answers passes a threshold;
 - Muon for the matrices of the blocks, AdamW for all other parameters;
-- a loss with weight 1 for answers, a half for prose, and a tenth for the rest of records, which is
-  unpredictable.
+- a loss in which answers weigh most.
 
 A training can stop after any step. When it resumes from its checkpoint it reaches the same weights.
 """
@@ -16,29 +15,19 @@ A training can stop after any step. When it resumes from its checkpoint it reach
 from __future__ import annotations
 
 import json
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _files
-from ntk_alibi.evaluation.records import corpus
-from ntk_alibi.evaluation.records.haystacks import MultiKey, Passkey
-from ntk_alibi.evaluation.records.longeval import Lines, Topics
-from ntk_alibi.evaluation.records.record import Case, Encode, RecordKind, cached_encoder, encoder
-from ntk_alibi.evaluation.records.words import LINE_NAMES
-from studies.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
 
 @dataclass(frozen=True)
@@ -52,12 +41,8 @@ class Recipe:
         growth: factor by which the length grows.
         tokens: tokens in a step at lengths below 1000; twice as many at greater lengths.
         layers, hidden_size, heads: shape of the model.
-        shares: shares of prose and of the kinds of records in `KINDS`, in their order, in the rows
-            of a batch; missing ones are 0.
         muon_rate, adam_rate: learning rates of Muon and AdamW.
-        record_weight: weight in the loss of record tokens that are not answers; answers have 1.
         seed: seed of the first weights and of the data.
-        held_out: texts of the corpus that are not trained on; see `corpus.training_text`.
     """
 
     train_length: int = 2048
@@ -68,27 +53,36 @@ class Recipe:
     layers: int = 3
     hidden_size: int = 128
     heads: int = 8
-    shares: tuple[float, ...] = (0.3, 0.5, 0.2)
     muon_rate: float = 0.02
     adam_rate: float = 2e-3
-    record_weight: float = 0.1
     seed: int = 0
-    held_out: Literal["chapters", "books"] = "chapters"
+
+    def rows(self, length: int) -> int:
+        """Return the number of texts of a length in a batch."""
+        per_step = self.tokens * (1 if length < 1000 else 2)
+        return max(2, per_step // length)
 
 
-#: Weight of prose in the loss; answers have 1.
-PROSE_WEIGHT = 0.5
+#: Marks of the answers' tokens in a batch, whose running accuracies a curriculum keeps; 0 is none.
+LINES, TOPICS = 1, 2
 
-#: Kinds of records; their places mark answers in a batch. The last are lines whose names are pairs
-#: of words of the training text.
-KINDS = ("prose", "lines", "topics", "passkey", "multikey", "word-lines")
-_LINES, _TOPICS = KINDS.index("lines"), KINDS.index("topics")
 
-#: Lengths in tokens below which a kind's rows are lines instead.
-SHORTEST = (0, 0, 0, 128, 128, 128)
+@dataclass(frozen=True)
+class Batch:
+    """A batch of texts, each (rows, length).
 
-#: Letters of a word in the names of word-lines.
-WORD_LETTERS = range(4, 9)
+    Attributes:
+        tokens: what the model reads, int64.
+        expected: the token that it should find likeliest at each position, int64.
+        weights: the weight of each position in the loss, float32; 0 for none.
+        answers: `LINES` or `TOPICS` at the tokens of answers, int8.
+    """
+
+    tokens: torch.Tensor
+    expected: torch.Tensor
+    weights: torch.Tensor
+    answers: torch.Tensor
+
 
 #: Number of warm-up steps, and number of steps at a length before it can grow.
 WARM_UP, LEAST_STEPS = 60, 10
@@ -106,6 +100,7 @@ class Curriculum(ABC):
         step: steps done.
         steps_at_length: steps done at the current length.
         lines_accuracy, topics_accuracy: running accuracies of the answers' tokens.
+        wall_seconds, cpu_seconds: time spent in training steps so far.
     """
 
     length: int
@@ -113,6 +108,8 @@ class Curriculum(ABC):
     steps_at_length: int = 0
     lines_accuracy: float = 0.0
     topics_accuracy: float = 0.0
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
     def advance(self, recipe: Any) -> None:
         """Count a step, and grow the length if the accuracy on lines is above the threshold."""
@@ -136,6 +133,46 @@ class Curriculum(ABC):
         """Return whether all steps are done."""
 
 
+#: Share of the steps in which the learning rate of a fixed number of steps is constant.
+CONSTANT = 0.5
+
+#: Accuracy at the training length from which a task counts as learned.
+LEARNED = 0.95
+
+
+@dataclass
+class FixedCurriculum(Curriculum):
+    """A curriculum whose lengths grow by the accuracy alone, within recipe.steps steps.
+
+    The running accuracy starts at 0 at each length, so that it says nothing about shorter ones.
+
+    Attributes:
+        learned_at: number of steps after which the running accuracy at the training length was
+            first at least `LEARNED`; None if it never was.
+    """
+
+    learned_at: int | None = None
+
+    def advance(self, recipe: Any) -> None:
+        """Count a step, note whether the task is learned, and grow the length if it is mastered."""
+        length = self.length
+        super().advance(recipe)
+        learned = length == recipe.train_length and self.lines_accuracy >= LEARNED
+        if learned and self.learned_at is None:
+            self.learned_at = self.step
+        if self.length > length:
+            self.lines_accuracy = 0.0
+
+    def rate(self, recipe: Any) -> float:
+        """Return the factor of the learning rates: warm-up, constant, then falling to 2 %."""
+        falling = max(0.0, self.step / recipe.steps - CONSTANT) / (1.0 - CONSTANT)
+        return self.warm_up() * (1.0 - 0.98 * falling)
+
+    def finished(self, recipe: Any) -> bool:
+        """Return whether all steps are done."""
+        return self.step >= int(recipe.steps)
+
+
 class Training(ABC):
     """Base class of trainings, which can stop after any step and resume later.
 
@@ -145,16 +182,12 @@ class Training(ABC):
 
     Attributes:
         model: the model in training.
-        tokenizer: the model's tokenizer.
     """
 
     def __init__(self, recipe: Recipe, curriculum: Curriculum) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe: Any = recipe
         self.curriculum: Any = curriculum
-        text = _text(recipe.held_out)
-        self.tokenizer, self.encode = text.tokenizer, text.encode
-        self._sentences, self._prose = text.sentences, text.prose
         self.model = self.make_model()
         self.optimizers = self.make_optimizers()
         self._rates = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
@@ -163,6 +196,10 @@ class Training(ABC):
     @abstractmethod
     def make_model(self) -> Any:
         """Build the model with random first weights; torch is already seeded."""
+
+    @abstractmethod
+    def batch(self) -> Batch:
+        """Draw a batch of texts of the current length from `self.rng`."""
 
     @abstractmethod
     def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -195,85 +232,37 @@ class Training(ABC):
         return done
 
     def step(self) -> float:
-        """Train on one batch and return the loss."""
-        tokens, weights, answers = self._batch()
+        """Train on one batch, measure the time, and return the loss."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        batch = self.batch()
         rate = self.curriculum.rate(self.recipe)
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             for group, full in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = full * rate
             optimizer.zero_grad()
-        counted = weights[:, 1:] > 0
-        expected = tokens[:, 1:][counted]
-        logits = self.logits(tokens[:, :-1], counted)
+        counted = batch.weights > 0
+        expected = batch.expected[counted]
+        logits = self.logits(batch.tokens, counted)
         nats = F.cross_entropy(logits, expected, reduction="none")
-        loss = (nats * weights[:, 1:][counted]).sum() / weights.sum()
+        loss = (nats * batch.weights[counted]).sum() / batch.weights.sum()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
-        self.note_accuracy(logits.argmax(-1) == expected, answers[:, 1:][counted])
+        self.note_accuracy(logits.argmax(-1) == expected, batch.answers[counted])
         self.curriculum.advance(self.recipe)
+        self.curriculum.wall_seconds += time.perf_counter() - wall
+        self.curriculum.cpu_seconds += time.process_time() - cpu
         return loss.item()
 
     def note_accuracy(self, right: torch.Tensor, answers: torch.Tensor) -> None:
         """Update the running accuracies by the answers' tokens of a batch."""
-        for name, kind in (("lines_accuracy", _LINES), ("topics_accuracy", _TOPICS)):
+        for name, kind in (("lines_accuracy", LINES), ("topics_accuracy", TOPICS)):
             of_kind = answers == kind
             if of_kind.any():
                 now = float(right[of_kind].float().mean())
                 before = getattr(self.curriculum, name)
                 setattr(self.curriculum, name, 0.9 * before + 0.1 * now)
-
-    def _batch(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draw a batch: tokens, loss weights and marks of the answers, each (rows, length)."""
-        length = self.curriculum.length
-        per_step = self.recipe.tokens * (1 if length < 1000 else 2)
-        rows = [self._row(length) for _ in range(max(2, per_step // length))]
-        parts = zip(*rows, strict=True)
-        tokens, weights, answers = (torch.from_numpy(np.stack(part)) for part in parts)
-        return tokens, weights, answers
-
-    def _row(self, length: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int8]]:
-        tokens = np.full(length, self.tokenizer.pad_token_id, np.int64)
-        weights = np.zeros(length, np.float32)
-        answers = np.zeros(length, np.int8)
-        kind = self.rng.choice(len(self.recipe.shares), p=self.recipe.shares)
-        if kind == 0:
-            begin = int(self.rng.integers(len(self._prose) - length))
-            tokens[:] = self._prose[begin : begin + length]
-            weights[:] = PROSE_WEIGHT
-            return tokens, weights, answers
-        case = self._case(kind, length)
-        tokens[: len(case.tokens)] = case.tokens
-        weights[: len(case.tokens)] = self.recipe.record_weight
-        for begin, end in case.answers:
-            weights[begin:end] = 1.0
-            answers[begin:end] = kind
-        return tokens, weights, answers
-
-    def _case(self, kind: int, length: int) -> Case:
-        questions = max(1, min(8, length // 100))
-        kinds: dict[str, Callable[[], RecordKind]] = {
-            "lines": lambda: self.line_task(length),
-            "topics": lambda: Topics(self._sentences, questions, ask_any=True),
-            "passkey": lambda: Passkey(self._sentences),
-            "multikey": lambda: MultiKey(self._sentences, questions, keys=max(1, length // 80)),
-            "word-lines": lambda: Lines(questions, names=self._word_names),
-        }
-        name = KINDS[kind] if length >= SHORTEST[kind] else "lines"
-        return kinds[name]().case(self.encode, length, self.rng)
-
-    @cached_property
-    def _word_names(self) -> tuple[str, ...]:
-        """Pairs of words of the training text, as many as there are names of lines."""
-        found = set(re.findall(r"\b[a-z]+\b", " ".join(self._sentences)))
-        words = sorted(word for word in found if len(word) in WORD_LETTERS)
-        pairs = np.random.default_rng(self.recipe.seed).choice(words, (len(LINE_NAMES), 2))
-        return tuple(dict.fromkeys(map("-".join, pairs)))
-
-    def line_task(self, length: int) -> RecordKind:
-        """Return the kind of the records of lines with `length` tokens."""
-        return Lines(max(1, min(length // 30, max(16, length // 64))))
 
     def save(self, path: Path) -> None:
         """Write a checkpoint atomically."""
@@ -352,29 +341,3 @@ def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
         inside = parameter.ndim == 2 and not name.endswith(_EMBEDDINGS)
         (matrices if inside else others).append(parameter)
     return matrices, others
-
-
-@dataclass(frozen=True)
-class _Text:
-    """The training text and the tokenizer."""
-
-    tokenizer: Any
-    encode: Encode
-    sentences: tuple[str, ...]
-    prose: NDArray[np.int64]
-
-
-@cache
-def _text(held_out: str) -> _Text:
-    """Prepare tokenizer and text, which takes seconds and is deterministic."""
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=build_tokenizer(),
-        **SPECIAL_TOKENS,
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
-    encode = cached_encoder(encoder(tokenizer))
-    text = corpus.training_text(held_out)
-    chapters = encode([chapter + "\n" for chapter in text])
-    prose = np.concatenate([np.array(chapter, np.int64) for chapter in chapters])
-    return _Text(tokenizer, encode, corpus.sentences(text), prose)

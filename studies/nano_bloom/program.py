@@ -1,8 +1,9 @@
 """Train a nano BLOOM from scratch: `python -m studies.nano_bloom --output DIR`.
 
 The model is a BLOOM of 3 layers with BLOOM's standard slopes, trained with the classes of
-training.py. At its training length the flattest slope spans exp(-8), as in the published BLOOMs.
-Interrupted training resumes from the checkpoint in the output folder and ends in the same weights.
+record_training.py. At its training length the flattest slope spans exp(-8), as in the published
+BLOOMs. Interrupted training resumes from the checkpoint in the output folder and ends in the same
+weights.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from ntk_alibi.evaluation.report import tables
 from ntk_alibi.integrations import patch
 from ntk_alibi.integrations.settings import ATTENTIONS
 from studies import training
+from studies.record_training import RecordRecipe, RecordTraining
 from studies.steeper import SteepenFlattest
 
 
 @dataclass(frozen=True)
-class NanoBloomRecipe(training.Recipe):
+class NanoBloomRecipe(RecordRecipe):
     """All settings of the training of a nano BLOOM.
 
     Attributes:
@@ -80,7 +82,7 @@ class NanoBloomCurriculum(training.Curriculum):
         return self.final_step >= recipe.final_steps
 
 
-class NanoBloomTraining(training.Training):
+class NanoBloomTraining(RecordTraining):
     """The training of a BLOOM.
 
     Args:

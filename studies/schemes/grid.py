@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from studies.schemes.measure import Measurement, MeasurePlan, ResultsFile
+from studies.results_file import ResultsFile
+from studies.schemes.measure import Measurement, MeasurePlan
 from studies.schemes.recipe import StudyRecipe, StudyTraining
 
 

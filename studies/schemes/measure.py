@@ -6,24 +6,20 @@ texts, whatever their scheme is, and models of different seeds read different on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ntk_alibi import _files
 from ntk_alibi.evaluation.records import corpus
 from ntk_alibi.evaluation.records.record import Case
+from studies.record_training import RecordTraining
 from studies.schemes.decoder import Decoder
 from studies.schemes.readings import views
-from studies.schemes.recipe import StudyRecipe
 from studies.schemes.schemes import AttentionView
-from studies.training import Training
 
 #: Number of tokens in one forward pass.
 BATCH_TOKENS = 8192
@@ -55,7 +51,7 @@ class Measurement:
         plan: lengths and numbers of records and windows.
     """
 
-    def __init__(self, trained: Training, plan: MeasurePlan) -> None:
+    def __init__(self, trained: RecordTraining, plan: MeasurePlan) -> None:
         self._model: Decoder = trained.model.eval()
         self._scheme = type(self._model.layers[0].positions)
         self._train_length: int = trained.recipe.train_length
@@ -169,40 +165,3 @@ class Measurement:
 def _batches(rows: Any, length: int) -> Iterator[Any]:
     step = max(1, BATCH_TOKENS // length)
     return (rows[begin : begin + step] for begin in range(0, len(rows), step))
-
-
-class ResultsFile:
-    """A JSON file of results of one recipe and plan.
-
-    Args:
-        path: path of the file.
-        recipe: settings of the training that is measured.
-        plan: plan of the measurements.
-    """
-
-    def __init__(self, path: Path, recipe: StudyRecipe, plan: MeasurePlan) -> None:
-        self._path = path
-        self._work = json.loads(json.dumps({"recipe": asdict(recipe), "plan": asdict(plan)}))
-
-    def read(self) -> dict[str, Any] | None:
-        """Return the stored results; None if there is no file.
-
-        Raises:
-            ValueError: the file is damaged, or holds results of another recipe or plan.
-        """
-        if not self._path.exists():
-            return None
-        results: dict[str, Any] = _files.read_json(self._path)
-        with _files.readable("results of the study; remove it to measure again", self._path):
-            same = {key: results.pop(key) for key in self._work} == self._work
-        if not same:
-            raise ValueError(
-                f"{self._path} holds results of other work than {self._work}; remove its folder"
-            )
-        return results
-
-    def write(self, results: dict[str, Any]) -> None:
-        """Write results, together with recipe and plan, in place of earlier ones."""
-        whole = self._path.with_suffix(".partial")
-        whole.write_text(json.dumps({**self._work, **results}))
-        whole.replace(self._path)

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from ntk_alibi import _checks
 from studies.command import check_options, print_each, report, study_parser
+from studies.results_file import ResultsFile
 from studies.schemes import grid, tables
-from studies.schemes.measure import Measurement, MeasurePlan, ResultsFile
+from studies.schemes.measure import Measurement, MeasurePlan
 from studies.schemes.readings import views
 from studies.schemes.recipe import StudyRecipe, StudyTraining
 from studies.schemes.schemes import SCHEMES

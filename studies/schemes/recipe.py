@@ -9,7 +9,6 @@ the training length, and stop there.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -18,9 +17,10 @@ import numpy as np
 import torch
 
 from ntk_alibi.evaluation.records.record import Case, Encode
-from studies import training
+from studies.record_training import RecordRecipe, RecordTraining
 from studies.schemes.decoder import FIRST_WEIGHTS_STD, Decoder
 from studies.schemes.schemes import SCHEMES, LayerShape
+from studies.training import FixedCurriculum
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,12 +30,6 @@ LINE_TOKENS = 3
 
 #: Number of questions about a record; one of the training length states as many numbers.
 QUESTIONS = 16
-
-#: Share of the steps in which the learning rate is constant.
-CONSTANT = 0.5
-
-#: Accuracy at the training length from which a task counts as learned.
-LEARNED = 0.95
 
 
 def one_token_names(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
@@ -94,7 +88,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class StudyRecipe(training.Recipe):
+class StudyRecipe(RecordRecipe):
     """All settings of a training.
 
     Except for `scheme`, `muon_rate` and `first_weights_std` they are the same for all schemes.
@@ -126,43 +120,16 @@ class StudyRecipe(training.Recipe):
 
 
 @dataclass
-class StudyCurriculum(training.Curriculum):
-    """A curriculum whose lengths grow by the accuracy alone, within a fixed number of steps.
-
-    The running accuracy starts at 0 at each length, so that it says nothing about shorter ones.
-
-    Attributes:
-        learned_at: number of steps after which the running accuracy at the training length was
-            first at least `LEARNED`; None if it never was.
-        wall_seconds, cpu_seconds: time spent in training steps so far.
-    """
-
-    learned_at: int | None = None
-    wall_seconds: float = 0.0
-    cpu_seconds: float = 0.0
-
-    def advance(self, recipe: StudyRecipe) -> None:
-        """Count a step, note whether the task is learned, and grow the length if it is mastered."""
-        length = self.length
-        super().advance(recipe)
-        learned = length == recipe.train_length and self.lines_accuracy >= LEARNED
-        if learned and self.learned_at is None:
-            self.learned_at = self.step
-        if self.length > length:
-            self.lines_accuracy = 0.0
-
-    def rate(self, recipe: StudyRecipe) -> float:
-        """Return the factor of the learning rates: warm-up, constant, then falling to 2 %."""
-        falling = max(0.0, self.step / recipe.steps - CONSTANT) / (1.0 - CONSTANT)
-        return self.warm_up() * (1.0 - 0.98 * falling)
+class StudyCurriculum(FixedCurriculum):
+    """A curriculum that can end as soon as the task is learned."""
 
     def finished(self, recipe: StudyRecipe) -> bool:
         """Return whether all steps are done, or the task is learned where that ends a training."""
         learned = recipe.until_learned and self.learned_at is not None
-        return learned or self.step >= recipe.steps
+        return learned or super().finished(recipe)
 
 
-class StudyTraining(training.Training):
+class StudyTraining(RecordTraining):
     """The training of a decoder with one position scheme.
 
     Args:
@@ -204,11 +171,3 @@ class StudyTraining(training.Training):
     @cached_property
     def _names(self) -> tuple[str, ...]:
         return one_token_names(self.tokenizer)
-
-    def step(self) -> float:
-        """Train on one batch, measure the time, and return the loss."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        loss = super().step()
-        self.curriculum.wall_seconds += time.perf_counter() - wall
-        self.curriculum.cpu_seconds += time.process_time() - cpu
-        return loss

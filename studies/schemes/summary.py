@@ -10,8 +10,8 @@ import numpy as np
 from ntk_alibi import _files
 from studies.schemes import grid
 from studies.schemes.readings import READING_MODES, views
-from studies.schemes.recipe import LEARNED
 from studies.schemes.schemes import SCHEMES
+from studies.training import LEARNED
 
 Summary: TypeAlias = dict[str, Any]
 

@@ -11,9 +11,10 @@ import torch
 from studies import training
 from studies.schemes import grid
 from studies.schemes.grid import GRID_SEEDS, SETTINGS, Setting
-from studies.schemes.recipe import LEARNED, StudyCurriculum, StudyRecipe, StudyTraining
+from studies.schemes.recipe import StudyCurriculum, StudyRecipe, StudyTraining
 from studies.schemes.schemes import SCHEMES
 from studies.schemes.summary import SEEDS
+from studies.training import LEARNED
 
 from small_studies import TINY, TINY_PLAN, interrupted
 

@@ -1,0 +1,1 @@
+"""Does stretching an encoder do something: `python -m studies.encoder`."""

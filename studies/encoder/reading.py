@@ -1,0 +1,99 @@
+"""Readings of the study: the rules that read longer texts, and the answers of a trained encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ntk_alibi.scaling import NTK, DynamicFlatHeads, DynamicInterpolation, DynamicNTK, FlatHeads
+from studies.encoder import texts
+from studies.encoder.recipe import EncoderTraining
+from studies.encoder.texts import MaskedText
+from studies.schemes.schemes import AttentionView
+
+#: Scalings by the label of their rule, as functions of the multiple r of the training length and of
+#: the training length. Dynamic rules count the tokens of each text; a static one knows r.
+RULES: dict[str, Callable[[int, int], Any]] = {
+    "no scaling": lambda r, length: None,
+    "interpolation per text, a = r": lambda r, length: DynamicInterpolation(
+        1.0, length, per="sequence"
+    ),
+    "NTK, a = r": lambda r, length: NTK(float(r)),
+    "NTK per text, a = 2r": lambda r, length: DynamicNTK(2.0, length, per="sequence"),
+    "flat heads, a = r": lambda r, length: FlatHeads(float(r)),
+    "flat heads per text, a = 2r": lambda r, length: DynamicFlatHeads(2.0, length, per="sequence"),
+}
+
+#: Tokens of a forward pass.
+BATCH_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class ReadingPlan:
+    """Numbers of texts.
+
+    Attributes:
+        texts: pairs of a multiple of the training length and the number of its texts.
+        seed: seed of the texts, together with the seed of the training.
+    """
+
+    texts: tuple[tuple[int, int], ...] = ((1, 32), (2, 32), (4, 32), (8, 16))
+    seed: int = 77_000
+
+
+def read(
+    trained: EncoderTraining, plan: ReadingPlan, known: Container[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Read with a trained encoder what is not known yet.
+
+    Args:
+        trained: the training.
+        plan: numbers of texts.
+        known: keys that are left out.
+
+    Yields:
+        The key "<rule>/<multiple>" and, for each text, whether each masked token is found (right)
+        and how far away the text tells it (distances).
+    """
+    train_length = trained.recipe.train_length
+    for multiple, count in plan.texts:
+        rng = np.random.default_rng([plan.seed, trained.recipe.seed, multiple])
+        drawn = [texts.draw(multiple * train_length, rng) for _ in range(count)]
+        for label, rule in RULES.items():
+            key = f"{label}/{multiple}"
+            if key not in known:
+                view = AttentionView(scaling=rule(multiple, train_length))
+                yield (
+                    key,
+                    {
+                        "right": found(trained, drawn, view),
+                        "distances": [text.distances.tolist() for text in drawn],
+                    },
+                )
+
+
+@torch.inference_mode()
+def found(
+    trained: EncoderTraining, drawn: list[MaskedText], view: AttentionView
+) -> list[list[bool]]:
+    """Return for each text whether the likeliest token of each masked place is right."""
+    model = trained.model.eval()
+    model.view = view
+    rows = max(1, BATCH_TOKENS // len(drawn[0].tokens))
+    right: list[list[bool]] = []
+    for begin in range(0, len(drawn), rows):
+        batch = drawn[begin : begin + rows]
+        tokens = torch.from_numpy(np.stack([text.tokens for text in batch]))
+        likeliest = tokens.clone()
+        masked = tokens == texts.MASK
+        likeliest[masked] = model(tokens, masked).argmax(-1)
+        right += [
+            (row.numpy()[text.places] == text.answers).tolist()
+            for row, text in zip(likeliest, batch, strict=True)
+        ]
+    model.view = AttentionView()
+    return right

@@ -165,7 +165,7 @@ class FixedCurriculum(Curriculum):
 
     def rate(self, recipe: Any) -> float:
         """Return the factor of the learning rates: warm-up, constant, then falling to 2 %."""
-        falling = max(0.0, self.step / recipe.steps - CONSTANT) / (1.0 - CONSTANT)
+        falling: float = max(0.0, self.step / recipe.steps - CONSTANT) / (1.0 - CONSTANT)
         return self.warm_up() * (1.0 - 0.98 * falling)
 
     def finished(self, recipe: Any) -> bool:

@@ -24,7 +24,7 @@ PACKAGE = ROOT / "src/ntk_alibi"
 PYTHON_LAYERS = [
     ["_core", "_installed"],
     ["_arrays", "_checks", "_files", "_runtime", "_repr_html"],
-    ["masks", "segments", "scaling", "reference"],
+    ["masks", "scaling", "reference"],
     ["biases", "positions", "precision", "torch.merging"],
     ["fused", "methods"],
     ["engines"],
@@ -57,7 +57,7 @@ CPP_ARROWS = {
 MASK_OPTIONS = {
     "fused.attention",
     "integrations",
-    "masks",
+    "masks.mask",
     "reference.masks",
 }
 

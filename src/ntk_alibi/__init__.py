@@ -25,6 +25,7 @@ from ntk_alibi.fused.attention import attention
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.quantized_rows import QuantizedRows
+from ntk_alibi.masks import segment_ids_from_cu_seqlens
 from ntk_alibi.positions.log_n import LogN, log_n_scale
 from ntk_alibi.positions.rotary import XPOS, RoPE
 from ntk_alibi.scaling.base import Scaling
@@ -32,7 +33,6 @@ from ntk_alibi.scaling.config import scaling_from_config
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
 from ntk_alibi.scaling.knee import DynamicKnee, Knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
-from ntk_alibi.segments import segment_ids_from_cu_seqlens
 
 if TYPE_CHECKING:
     from ntk_alibi import plots, precision, reference

@@ -13,8 +13,7 @@ import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.biases.parameters import without_nan
-from ntk_alibi.masks import Problem
-from ntk_alibi.segments import Text, texts_of
+from ntk_alibi.masks import Problem, Text
 
 #: The names of slopes, up to a knee and beyond.
 SLOPES = ("left", "right", "far_left", "far_right")
@@ -183,7 +182,7 @@ class KernelBias(NamedTuple):
             raise ValueError(f"sums must have shape ({batch}, {heads}, {keys}), got {shape}")
         if problem.segments is None or not _arrays.has_values(*problem.segments):
             return
-        for text in texts_of(problem):
+        for text in problem.texts():
             queries, keys = (columns.stop - columns.start for columns in text[1:])
             if queries > keys:
                 raise ValueError(

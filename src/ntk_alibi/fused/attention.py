@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.fused.call import checked_call
+from ntk_alibi.fused.call import AttentionCall
+from ntk_alibi.fused.checked_call import checked_call
 from ntk_alibi.fused.dropout import NO_DROPOUT
-from ntk_alibi.fused.forward import rounded_logsumexp
+from ntk_alibi.fused.forward import Stats, forward, rounded_logsumexp
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merged
-from ntk_alibi.fused.prepared import attend
 from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized
 from ntk_alibi.masks import AT_END
 from ntk_alibi.positions.log_n import LogN
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     from typing_extensions import Unpack
-
-    from ntk_alibi.fused.forward import Stats
 
     class AttentionOptions(TypedDict, total=False):
         """Keyword arguments of `attention` that do not change the type of its result."""
@@ -318,6 +316,21 @@ def attention(
         return output
     rounded = (rounded_logsumexp(logsumexp, query),) if return_logsumexp else ()
     return (output, *rounded, *((stats,) if return_stats else ()))
+
+
+def attend(
+    call: AttentionCall, *, log: bool = True, stats: bool = False
+) -> tuple[Any, Any, Stats | None]:
+    """Return output, logsumexp (float64; None without log) and stats (or None) of a checked call.
+
+    The core computes if the call has its rule, else torch's operator, which autograd follows.
+    """
+    if call.rule is not None:
+        return forward(call, log=log, stats=stats)
+    # Imported here, since torch is optional; it is loaded if there is a tensor.
+    from ntk_alibi.torch.operator import attend_tensors
+
+    return (*attend_tensors(call, log=log), None)
 
 
 def _check_others(others: Any, *, dropout_over_ranks: Any = NO_DROPOUT) -> None:

@@ -7,7 +7,6 @@ the core it does not change the softmax, so it is added to the logsumexp afterwa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -15,12 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
-from ntk_alibi._arrays import Array
-from ntk_alibi.fused.call import AttentionCall
+from ntk_alibi.fused.call import AttentionCall, parts_of
 from ntk_alibi.fused.merge import merged
 from ntk_alibi.fused.quantized_rows import is_quantized
-from ntk_alibi.fused.rotated import query_runs, runs_of_heads
-from ntk_alibi.segments import texts_of
 
 
 @dataclass(frozen=True)
@@ -55,21 +51,14 @@ def forward(
     if call.rotary is not None:
         return _in_parts(call, log=log, stats=stats)
     subsets = key_subsets(call)
-    output: Any
-    logsumexp: Any
     counts = np.zeros((*call.query.shape[:2], len(fields(Stats))), np.int64) if stats else None
     if len(subsets) == 1:
         output, logsumexp = attend_subset(
             call, subsets[0], counts=counts, log=log, known=call.known
         )
     else:  # the subsets would both count what is known
-        outputs, logs = zip(
-            *(attend_subset(call, subset, counts=counts) for subset in subsets), strict=True
-        )
-        tensors = [_arrays.to_framework_of(x, call.query) for x in logs]
-        output, logsumexp = merged(outputs, tensors)
-    if logsumexp is not None:
-        logsumexp = _arrays.to_framework_of(logsumexp, call.query)
+        results = [attend_subset(call, subset, counts=counts) for subset in subsets]
+        output, logsumexp = merged(*zip(*results, strict=True))
     return output, logsumexp, None if counts is None else Stats(*np.moveaxis(counts, 2, 0))
 
 
@@ -137,8 +126,8 @@ def attend_subset(
     counts: NDArray[np.int64] | None = None,
     log: bool = True,
     known: Any = None,
-) -> tuple[Array, NDArray[np.float64] | None]:
-    """Return output and logsumexp (None without log) over a subset of the keys.
+) -> tuple[Any, Any]:
+    """Return output and logsumexp (None without log) over a subset of the keys, like query.
 
     The logsumexp is float64: the backward pass computes weights from it, which float32 would round.
     """
@@ -167,9 +156,11 @@ def attend_subset(
         scales,
         call.dropout and call.dropout.in_core(),
     )
-    if subset.shift is not None and logsumexp is not None:
+    if logsumexp is None:
+        return output, None
+    if subset.shift is not None:
         logsumexp += subset.shift
-    return output, logsumexp
+    return output, _arrays.to_framework_of(logsumexp, output)
 
 
 def tokens_of(call: AttentionCall, subset: KeySubset) -> _core.Tokens | None:
@@ -179,7 +170,7 @@ def tokens_of(call: AttentionCall, subset: KeySubset) -> _core.Tokens | None:
         return None
     texts = None
     if call.problem.segments is not None:
-        columns = [(x.start, x.stop) for text in texts_of(call.problem) for x in text]
+        columns = [(x.start, x.stop) for text in call.problem.texts() for x in text]
         texts = np.array(columns, np.int64).reshape(-1, 6)
     return _core.Tokens(queries, keys, subset.mask, call.factors, texts)
 
@@ -202,7 +193,7 @@ def _in_parts(call: AttentionCall, *, log: bool, stats: bool) -> tuple[Any, Any,
     logs = np.empty(call.query.shape[:3], np.float64) if log else None
     logsumexp: Any = None if logs is None else _arrays.to_framework_of(logs, call.query)
     counts = np.zeros((len(fields(Stats)), *call.query.shape[:2]), np.int64)
-    for (rows, heads, queries), part in _parts(call):
+    for (rows, heads, queries), part in parts_of(call):
         own, log_of_part, counted = forward(part, log=log, stats=stats)
         output[rows, heads, queries] = _arrays.to_dtype(own, output.dtype)
         if log:
@@ -210,14 +201,3 @@ def _in_parts(call: AttentionCall, *, log: bool, stats: bool) -> tuple[Any, Any,
         if counted is not None:
             counts[:, rows, heads] += [getattr(counted, field.name) for field in fields(Stats)]
     return output, logsumexp, Stats(*counts) if stats else None
-
-
-def _parts(call: AttentionCall) -> Iterator[tuple[tuple[slice, slice, slice], AttentionCall]]:
-    """Yield the calls of rotated runs of queries of some heads, or of texts, and their places."""
-    if call.fades and call.problem.segments is not None:
-        for text in texts_of(call.problem):
-            yield (text.rows, slice(None), text.queries), call.of_text(text)
-        return
-    for heads, of_heads in runs_of_heads(call):
-        for run in query_runs(of_heads):
-            yield (slice(None), heads, run.queries), run.call

@@ -13,7 +13,8 @@ from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import NUMBERS, SLOPES
-from ntk_alibi.fused.call import AttentionCall, checked_call
+from ntk_alibi.fused.call import AttentionCall, faded, query_runs
+from ntk_alibi.fused.checked_call import checked_call
 from ntk_alibi.fused.forward import (
     KeySubset,
     attend_subset,
@@ -24,10 +25,8 @@ from ntk_alibi.fused.forward import (
     shifted_queries,
     tokens_of,
 )
-from ntk_alibi.fused.rotated import faded, query_runs
-from ntk_alibi.masks import Mask
+from ntk_alibi.masks import Mask, Text
 from ntk_alibi.positions.log_n import log_n_of
-from ntk_alibi.segments import Text, texts_of
 
 #: The greatest magnitude of a float32 logsumexp whose rounding, at most 2^-11, is accepted.
 GREATEST_ROUNDED_LOGSUMEXP = 2.0**14
@@ -219,7 +218,7 @@ def gradients_of(
             of_bias[name][np.broadcast_to(exempt_queries(call), of_bias[name].shape)] = 0
         if call.bias.first is not None:
             output, log = attend_subset(call, subsets[0])
-            of_bias["first"] = _first_gradient(call, results, output, np.asarray(log))
+            of_bias["first"] = _first_gradient(call, results, output, _arrays.to_numpy(log))
     whole = of_query[0] if len(of_query) == 1 else of_query[0] + of_query[1]
     return _gradients(call, whole, key_gradient, value_gradient, of_bias)
 
@@ -358,7 +357,7 @@ def _gradients_of_texts(
     query: Any = _arrays.empty_like(call.query)
     key, value = (_arrays.namespace(x).zeros_like(x) for x in (call.key, call.value))
     parts = []
-    for text in texts_of(call.problem):
+    for text in call.problem.texts():
         queries, keys = ((text.rows, slice(None), columns) for columns in text[1:])
         own = ForwardResults(*(None if x is None else x[queries] for x in results))
         gradients = gradients_of(call.of_text(text), own, bias_gradient=bias_gradient)

@@ -105,23 +105,36 @@ def merged(outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None) -
     The core computes if it takes the parts, and writes the output to `out` if it is given; the
     operations of NumPy or torch, which take all others, do not.
     """
-    first = outputs[0]
-    recorded = _arrays.is_recorded(*outputs, *logsumexps)
-    if not (
+    first, parts = outputs[0], (*outputs, *logsumexps)
+    in_core = (
         first.ndim == 4
         and _arrays.dtype_name(first.dtype) in _arrays.CORE_DTYPES
-        and all(part.dtype == first.dtype for part in outputs)
+        and all(output.dtype == first.dtype for output in outputs)
         and getattr(first.dtype, "isnative", True)
-        and _arrays.has_values(*outputs, *logsumexps)
-        and all(_arrays.in_memory(x) for x in (*outputs, *logsumexps))
-    ):
-        return _merged_by_operations(outputs, logsumexps)
-    if recorded:
+        and _arrays.has_values(*parts)
+        and all(map(_arrays.in_memory, parts))
+    )
+    if in_core and _arrays.is_recorded(*parts):
         # Imported here, since torch is optional; it is loaded if there is a tensor.
         from ntk_alibi.torch.merging import merged_tensors
 
         return merged_tensors(_merged_in_core, outputs, logsumexps)
-    return _merged_in_core(outputs, logsumexps, out)
+    if in_core:
+        return _merged_in_core(outputs, logsumexps, out)
+
+    # Float64, other devices, other numbers of axes, traces and vmap.
+    xp = _arrays.namespace(first)
+    numbers = xp.stack([_arrays.float64(output, first) for output in outputs])
+    logs = xp.stack([_arrays.float64(log, first) for log in logsumexps])
+    largest = _arrays.detached(xp.amax(logs, 0))
+    weights = xp.exp(logs - xp.where(xp.isneginf(largest), 0.0, largest))
+    total = xp.sum(weights, 0)
+    none = total == 0.0
+    total = xp.where(none, 1.0, total)
+    logsumexp = xp.where(none, -math.inf, largest + xp.log(total))
+    weights = (weights / total)[..., None]
+    output = xp.sum(xp.where(weights == 0.0, 0.0, weights * numbers), 0)
+    return _arrays.to_dtype(output, first.dtype), logsumexp
 
 
 def _merged_in_core(
@@ -143,22 +156,3 @@ def _unchanged(part: NDArray[Any], written: NDArray[Any]) -> NDArray[Any]:
     """
     same = part.ctypes.data == written.ctypes.data and part.strides == written.strides
     return part.copy() if np.may_share_memory(part, written) and not same else part
-
-
-def _merged_by_operations(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the output and the float64 logsumexp by operations of NumPy or torch.
-
-    They take float64, other devices, other numbers of axes, traces and vmap.
-    """
-    xp = _arrays.namespace(outputs[0])
-    parts = xp.stack([_arrays.float64(part, outputs[0]) for part in outputs])
-    logs = xp.stack([_arrays.float64(log, outputs[0]) for log in logsumexps])
-    largest = _arrays.detached(xp.amax(logs, 0))
-    weights = xp.exp(logs - xp.where(xp.isneginf(largest), 0.0, largest))
-    total = xp.sum(weights, 0)
-    none = total == 0.0
-    total = xp.where(none, 1.0, total)
-    logsumexp = xp.where(none, -math.inf, largest + xp.log(total))
-    weights = (weights / total)[..., None]
-    output = xp.sum(xp.where(weights == 0.0, 0.0, weights * parts), 0)
-    return _arrays.to_dtype(output, outputs[0].dtype), logsumexp

@@ -6,25 +6,11 @@ from typing import Any
 
 from ntk_alibi import _arrays
 from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.fused.attention import attend
 from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.dropout import Dropout
-from ntk_alibi.fused.forward import Stats, forward, rounded_logsumexp
+from ntk_alibi.fused.forward import rounded_logsumexp
 from ntk_alibi.masks import Problem
-
-
-def attend(
-    call: AttentionCall, *, log: bool = True, stats: bool = False
-) -> tuple[Any, Any, Stats | None]:
-    """Return output, logsumexp (float64; None without log) and stats (or None) of a checked call.
-
-    The core computes if the call has its rule, else torch's operator, which autograd follows.
-    """
-    if call.rule is not None:
-        return forward(call, log=log, stats=stats)
-    # Imported here, since torch is optional; it is loaded if there is a tensor.
-    from ntk_alibi.torch.operator import attend_tensors
-
-    return (*attend_tensors(call, log=log), None)
 
 
 def attend_prepared(

@@ -17,12 +17,10 @@ import torch
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.kernel_bias import NUMBERS as BIAS_TENSORS
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.fused.call import AttentionCall, core_rule
+from ntk_alibi.fused.call import AttentionCall, core_rule, query_runs
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, gradients_of
-from ntk_alibi.fused.rotated import query_runs
-from ntk_alibi.masks import Mask, Problem
-from ntk_alibi.segments import Segments, texts_of
+from ntk_alibi.masks import Mask, Problem, Segments
 from ntk_alibi.torch.chunks import attention_by_chunks
 from ntk_alibi.torch.devices.dispatch import attention_on_device, without_autocast
 from ntk_alibi.torch.dropout import dropout_of, numbers_of, seed_of
@@ -220,7 +218,7 @@ def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) ->
 def _by_texts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:
     """Return the results of a call with packed texts, whose texts are attended one by one."""
     of_rows: dict[int, list[Results]] = {}
-    for text in texts_of(call.problem):
+    for text in call.problem.texts():
         of_rows.setdefault(text.rows.start, []).append(in_parts(call.of_text(text), attend))
     if not of_rows:  # there are no queries
         return in_parts(call._replace(problem=call.problem._replace(segments=None)), attend)

@@ -89,7 +89,16 @@ class Segments(NamedTuple):
         return Segments(self.queries[:, queries], self.keys[:, keys])
 
     def texts(self, batch: int) -> list[Text]:
-        """Return the texts that have queries; neighbouring rows with like texts share them."""
+        """Return the texts that have queries; neighbouring rows with like texts share them.
+
+        Raises:
+            ValueError: the numbers of texts cannot be read.
+        """
+        if not _arrays.has_values(*self):
+            raise ValueError(
+                "segment_ids must hold numbers for this bias, log_n, rotary, dtype or device, got "
+                "a tensor that torch traces or maps"
+            )
         if batch == 0:
             return []
         rows = max(len(self.queries), len(self.keys))
@@ -180,28 +189,13 @@ class Segments(NamedTuple):
             )
 
 
-def texts_of(problem: Any) -> list[Text]:
-    """Return the texts of a `Problem` with packed texts, as far as they have queries.
-
-    Raises:
-        ValueError: their numbers cannot be read.
-    """
-    if not _arrays.has_values(*problem.segments):
-        raise ValueError(
-            "segment_ids must hold numbers for this bias, log_n, rotary, dtype or device, got a "
-            "tensor that torch traces or maps"
-        )
-    texts: list[Text] = problem.segments.texts(problem.shape[0])
-    return texts
-
-
 def of_queries(packed: Any, of_problem: Callable[[Any], Any]) -> NDArray[np.int64]:
     """Return numbers of queries, (batch, queries), from a function of the problem of one text.
 
     It gives numbers of the text's queries, (1 or rows, queries), or of its rows, (1 or rows,).
     """
     joined = np.zeros((packed.shape[0], packed.shape[2]), np.int64)
-    for text in texts_of(packed):
+    for text in packed.texts():
         numbers = of_problem(text.problem(packed))
         joined[text.rows, text.queries] = numbers if numbers.ndim == 2 else numbers[:, None]
     return joined

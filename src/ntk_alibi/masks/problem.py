@@ -1,8 +1,4 @@
-"""Masks: the keys that each query sees, and the positions of queries and keys.
-
-The rule is written three times: here for Python, in cpp/core for the kernels, and in
-`ntk_alibi.reference` for the tests. All functions take arrays and tensors.
-"""
+"""A call without its numbers: shape, mask, padding, positions and packed texts."""
 
 from __future__ import annotations
 
@@ -12,126 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.segments import Segments, of_queries, texts_of
-
-#: The window of a mask without one, as the core takes it. The greatest window, MAX_LENGTH, hides
-#: keys at the greatest distance.
-_NO_WINDOW = _checks.MAX_LENGTH + 1
+from ntk_alibi.masks.mask import Mask
+from ntk_alibi.masks.segments import Segments, Text, of_queries
 
 #: The default alignment of queries: the last one at the last key. Most calls pass this very object.
 AT_END: Literal["end"] = "end"
-
-
-class Mask(NamedTuple):
-    """A rule that gives each query an interval of positions, and sinks before it.
-
-    A query at position p sees the keys at positions k with first(p) <= k < end(p), and the sinks,
-    the keys with k < sink, if k < end(p)::
-
-        end(p) = p + 1 if causal, else p + window
-        first(p) = the greater of p - window + 1 and (floor(p / causal_block) - 1) causal_block
-
-    Attributes:
-        causal: whether keys ahead of the query are hidden.
-        window: the number of positions back (and ahead) that a query sees, itself included; None
-            for no limit.
-        causal_block: length of the blocks of block-wise causal attention, or None.
-        sink: the number of first positions that are seen from beyond the window or the block, too.
-    """
-
-    causal: bool = True
-    window: int | None = None
-    causal_block: int | None = None
-    sink: int = 0
-
-    @classmethod
-    def checked(
-        cls, causal: Any = True, window: Any = None, causal_block: Any = None, sink: Any = 0
-    ) -> Mask:
-        """Return the mask of unchecked arguments."""
-        causal = _checks.boolean("causal", causal)
-        if window is not None:
-            window = _checks.integer("window", window, minimum=1)
-        if causal_block is not None:
-            if not causal:
-                raise ValueError(
-                    f"causal must be True with causal_block, got causal_block={causal_block!r}"
-                )
-            causal_block = _checks.integer("causal_block", causal_block, minimum=1)
-        return cls(causal, window, causal_block, _checks.integer("sink", sink, minimum=0))
-
-    @property
-    def sees_ahead(self) -> bool:
-        """Whether a query may see keys ahead of it."""
-        return not self.causal
-
-    @property
-    def limited(self) -> bool:
-        """True if a window or a block limits how far back a query sees."""
-        return self.window is not None or self.causal_block is not None
-
-    def numbers(self) -> tuple[int, ...]:
-        """Return the mask as integers, as the core and torch's operator take it."""
-        window = _NO_WINDOW if self.window is None else self.window
-        return int(self.causal), window, self.causal_block or 0, self.sink
-
-    @classmethod
-    def from_numbers(cls, causal: int, window: int, causal_block: int, sink: int) -> Mask:
-        """Return the mask of `numbers`."""
-        limit = None if window == _NO_WINDOW else window
-        return cls(bool(causal), limit, causal_block or None, sink)
-
-    def interval(self, positions: Any) -> tuple[Any, Any]:
-        """Return first and end of the interval of positions that queries at these positions see."""
-        beyond = _checks.MAX_LENGTH + 1
-        if isinstance(positions, int):
-            first, end, greater, less = -beyond, beyond, max, min
-        else:
-            xp = _arrays.namespace(positions)
-            first, end = xp.full_like(positions, -beyond), xp.full_like(positions, beyond)
-            greater, less = xp.maximum, xp.minimum
-        if self.window is not None:
-            first, end = positions - (self.window - 1), positions + self.window
-        if self.causal_block is not None:
-            block = self.causal_block
-            first = greater(first, (positions // block - 1) * block)
-        if self.causal:
-            end = less(end, positions + 1)
-        return first, end
-
-    def visible(self, queries: Any, keys: Any) -> Any:
-        """Return a mask of the keys seen, (..., Q, K), for positions (..., Q) and (..., K)."""
-        first, end = (bound[..., :, None] for bound in self.interval(queries))
-        keys = keys[..., None, :]
-        return (keys < end) & ((keys >= first) | (keys < self.sink))
-
-    def visible_count(self, queries: Any, keys: Any, key_padding_mask: Any = None) -> Any:
-        """Count the keys that each query sees, (1 or batch, Q), from positions (1 or batch, n).
-
-        A number K stands for keys at positions 0 .. K - 1.
-        """
-        xp = _arrays.namespace(queries)
-        if key_padding_mask is not None:
-            real = _arrays.boolean(key_padding_mask, keys)
-            keys = xp.where(real, keys, 2 * (_checks.MAX_LENGTH + 1))
-        first, end = self.interval(queries)
-        sinks = xp.clip(first, None, self.sink)
-        below_first, below_end, below_sinks = _arrays.counts_below(keys, (first, end, sinks))
-        return below_end - below_first + below_sinks
-
-    def distance_bounds(self) -> tuple[float, float]:
-        """Return the least and the greatest visible distance; infinite where there is no limit."""
-        least = 1.0 - self.window if self.window is not None else -np.inf
-        most = np.inf
-        if self.sink == 0 and self.window is not None:
-            most = self.window - 1.0
-        if self.sink == 0 and self.causal_block is not None:
-            most = min(most, 2.0 * self.causal_block - 1.0)
-        return max(least, 0.0) if self.causal else least, most
-
-
-#: The causal mask without limits.
-EVERYTHING = Mask()
 
 
 class Problem(NamedTuple):
@@ -217,6 +98,14 @@ class Problem(NamedTuple):
             and self.key_positions is None
         )
 
+    def texts(self) -> list[Text]:
+        """Return the packed texts as far as they have queries; [] without packed texts.
+
+        Raises:
+            ValueError: their numbers cannot be read.
+        """
+        return [] if self.segments is None else self.segments.texts(self.shape[0])
+
     def positions(self, like: Any = None) -> tuple[Any, Any]:
         """Return positions of queries and keys, (1 or batch, length) int64 of like's framework."""
         queries, keys = self.shape[2:]
@@ -266,7 +155,7 @@ class Problem(NamedTuple):
     def distances(self) -> tuple[int, int]:
         """Return the least and the greatest visible distance; (0, -1) if there is none."""
         if self.segments is not None:
-            spans = [text.problem(self).distances() for text in texts_of(self)]
+            spans = [text.problem(self).distances() for text in self.texts()]
             ends = [span for span in spans if span[0] <= span[1]] or [(0, -1)]
             return min(least for least, _ in ends), max(most for _, most in ends)
         batch, _, queries, keys = self.shape

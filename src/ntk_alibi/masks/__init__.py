@@ -1,0 +1,26 @@
+"""What each query sees: masks, padding, positions and packed texts."""
+
+from ntk_alibi.masks.mask import EVERYTHING, Mask
+from ntk_alibi.masks.problem import (
+    AT_END,
+    Problem,
+    checked_alignment,
+    checked_attention_mask,
+    checked_key_padding_mask,
+    checked_positions,
+)
+from ntk_alibi.masks.segments import Segments, Text, segment_ids_from_cu_seqlens
+
+__all__ = [
+    "AT_END",
+    "EVERYTHING",
+    "Mask",
+    "Problem",
+    "Segments",
+    "Text",
+    "checked_alignment",
+    "checked_attention_mask",
+    "checked_key_padding_mask",
+    "checked_positions",
+    "segment_ids_from_cu_seqlens",
+]

@@ -1,0 +1,36 @@
+"""Families of remote code on versions of transformers 4, where most of their users are.
+
+The oldest that their published code runs on, and the last one. The other tests cover transformers
+5; test_versions.py has the families of transformers itself.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from environments import make_environment, run_tests
+
+FOLDER = "tests/integrations/families"
+TESTS = (f"{FOLDER}/test_baichuan.py",)
+
+#: Versions, and what they need in front of the packages of this environment.
+VERSIONS = {
+    "4.36.2": ("tokenizers<0.19", "huggingface-hub<1"),
+    "4.57.6": ("tokenizers<0.23", "huggingface-hub<1"),
+}
+
+#: transformers 4.36 calls what torch 2.13 has under another name, which warns.
+IGNORED = ("-W", "ignore::FutureWarning")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", VERSIONS)
+def test_remote_code_on_transformers(version: str, tmp_path: Path) -> None:
+    python = make_environment(tmp_path / "venv", f"transformers=={version}", *VERSIONS[version])
+    asked = "import transformers; print(transformers.__version__)"
+    found = subprocess.run([python, "-W", "ignore", "-c", asked], capture_output=True, text=True)
+    assert found.stdout.strip() == version, found.stderr
+    run_tests(python, *IGNORED, *TESTS)

@@ -34,7 +34,7 @@ PYTHON_LAYERS = [
         "fused.prepared",
         "distributed",
     ],  # these hand tensors that require grad to torch
-    ["fused.__init__", "citation", "inspection", "_notebook"],
+    ["fused.__init__", "citation", "inspection"],
     ["torch"],
     ["integrations"],
     ["models"],

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from ntk_alibi import _notebook
 from ntk_alibi.evaluation.report import tables
+from ntk_alibi.inspection import notebook
 
 OBJECTS: list[Any] = [
     na.ALiBi(1),
@@ -41,10 +41,10 @@ def test_objects_are_shown_as_a_picture_and_a_table(thing: Any) -> None:
     picture = page.find("{http://www.w3.org/2000/svg}svg")
     assert picture is not None
     numbers = re.findall(r'[ "MVH]-?([\d.]+)', " ".join(str(e.attrib) for e in picture.iter()))
-    assert max(map(float, numbers)) <= _notebook.WIDTH
+    assert max(map(float, numbers)) <= notebook.WIDTH
     assert "nan" not in shown
     rows = page.findall("details/table/tbody/tr")
-    assert len(rows) == getattr(thing, "num_heads", _notebook.EXAMPLE_HEADS)
+    assert len(rows) == getattr(thing, "num_heads", notebook.EXAMPLE_HEADS)
 
 
 def cells(thing: Any) -> list[list[str]]:
@@ -110,7 +110,7 @@ def test_without_numbers_there_is_no_picture() -> None:
 
 
 def test_tables_are_escaped() -> None:
-    shown = _notebook.table_html("a < b", ["<h>"], [["x & y"]])
+    shown = notebook.table_html("a < b", ["<h>"], [["x & y"]])
     assert ElementTree.fromstring(shown).findtext("caption") == "a < b"
     row = {"label": "NTK a=2", "cases": 3, "value": 0.5, "low": 0.25, "high": 0.75}
     row |= {"task": "t", "metric": "accuracy", "published": None}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ntk_alibi import _installed  # first, since it loads the core that others import
 
 # isort: split
-from ntk_alibi import _checks, _notebook, _runtime
+from ntk_alibi import _checks, _runtime
 from ntk_alibi._core import __version__
 from ntk_alibi._runtime import info, set_num_threads
 from ntk_alibi.biases.alibi import ALiBi
@@ -25,6 +25,7 @@ from ntk_alibi.fused.attention import attention
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.quantized_rows import QuantizedRows
+from ntk_alibi.inspection import notebook as _notebook
 from ntk_alibi.masks import segment_ids_from_cu_seqlens
 from ntk_alibi.positions.log_n import LogN, log_n_scale
 from ntk_alibi.positions.rotary import XPOS, RoPE

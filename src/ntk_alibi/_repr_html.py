@@ -1,4 +1,4 @@
-"""Hook for `_repr_html_`: `_notebook` registers renderers here, so that no class imports it."""
+"""Hook for `_repr_html_`: `inspection.notebook` registers renderers, so no class imports it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 
 @functools.singledispatch
 def html(shown: object) -> str | None:
-    """Return the HTML of an object, or None if `_notebook` registers no renderer for its type."""
+    """Return the HTML of an object, or None if no renderer is registered for its type."""
     del shown
     return None
 

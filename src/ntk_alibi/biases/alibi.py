@@ -20,11 +20,10 @@ from ntk_alibi.biases.slopes import (
     both_sides,
     check_slopes,
     hidden_sides,
-    scaling_per,
     with_axes,
 )
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import Bend, Scaling, at_layer, checked_scaling, without_knee
+from ntk_alibi.scaling import Bend, Scaling, at_layer, checked_scaling, scaling_per, without_knee
 
 
 @dataclass(frozen=True, eq=False, repr=False)

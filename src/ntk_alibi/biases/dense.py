@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks, _core, masks
 from ntk_alibi._arrays import Array, ArrayT, DTypeLike
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
+from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import Scaling, checked_scaling, without_knee
+from ntk_alibi.scaling import Scaling, checked_scaling, scaling_per, without_knee
 
 
 def build_alibi_tensor(

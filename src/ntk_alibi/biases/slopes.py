@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases.parameters import check_floating, has_numbers
-from ntk_alibi.scaling import Floats, Scaling, checked_scaling, without_knee
+from ntk_alibi.scaling import Floats, Scaling, checked_scaling, scaling_per, without_knee
 from ntk_alibi.scaling.static import USUAL_MAX_BIAS
 
 if TYPE_CHECKING:
@@ -155,12 +155,6 @@ def alibi_slopes(
             checked = prefix_lengths(checked, int(checked.max(initial=0)))
     exponents = _core.alibi_exponents(heads, getattr(_core.SlopeRule, rule))
     return _arrays.to_framework_of(scaled_slopes(exponents, scaling, checked), lengths)
-
-
-def scaling_per(scaling: Scaling | None) -> Literal["sequence", "query"] | None:
-    """Return the kind of lengths that a scaling depends on: "sequence", "query" or None."""
-    per: Literal["sequence", "query"] | None = getattr(scaling, "per", None)
-    return per
 
 
 def prefix_lengths(lengths: NDArray[np.int64], query_length: int) -> NDArray[np.int64]:

@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 import ntk_alibi
-from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.cli import subcommand
+from ntk_alibi.scaling import scaling_per
 
 
 def register(commands: Any) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ntk_alibi import _checks, _files
-from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.evaluation.report.markdown import FORMATS, Rows
 from ntk_alibi.methods import (
     DYNAMIC,
@@ -21,6 +20,7 @@ from ntk_alibi.methods import (
     parse_method,
     spelling_of,
 )
+from ntk_alibi.scaling import scaling_per
 
 
 def add(

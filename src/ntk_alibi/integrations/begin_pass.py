@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
+from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import layout_of
 from ntk_alibi.integrations import own_bias
@@ -32,7 +32,7 @@ from ntk_alibi.integrations.settings import (
 )
 from ntk_alibi.integrations.shared_pass import OwnTokens, SpreadKeys, is_cut, own_tokens
 from ntk_alibi.masks import EVERYTHING, Mask, checked_attention_mask
-from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling import Scaling, scaling_per
 
 #: Arguments of a model's forward that `begin_pass` reads.
 INPUTS = ("input_ids", "inputs_embeds", "past_key_values", "attention_mask")

@@ -10,11 +10,12 @@ from typing import Any, TypeAlias, cast
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.biases.slopes import ModelSlopes, scaling_per
+from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import attend, numeric_check, own_bias
 from ntk_alibi.integrations.settings import COMPATS, Settings, check_layers
 from ntk_alibi.integrations.transformers_versions import is_pretrained
 from ntk_alibi.masks import EVERYTHING
+from ntk_alibi.scaling import scaling_per
 
 #: Owner, attribute and replacement: a function, which gets the owner as its first argument, or a
 #: plain value.

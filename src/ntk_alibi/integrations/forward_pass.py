@@ -19,12 +19,12 @@ from ntk_alibi import _arrays
 from ntk_alibi.biases.alibi import ModelALiBi
 from ntk_alibi.biases.base import BiasObject, kernel_bias_of
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.biases.slopes import ModelSlopes, Sides, scaling_per
+from ntk_alibi.biases.slopes import ModelSlopes, Sides
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.passed_through import PackedTexts, PassedThrough
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
-from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling import Scaling, scaling_per
 
 Made = TypeVar("Made")
 Function = TypeVar("Function", bound=Callable[..., Any])

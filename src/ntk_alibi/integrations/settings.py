@@ -10,14 +10,13 @@ from typing import Any, Literal, cast
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import LAYOUTS, Layout
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.methods import parse_method, train_length_of
 from ntk_alibi.positions.log_n import LogN, log_n_of
-from ntk_alibi.scaling import Scaling, checked_scaling, scaling_from_config, trained_at
+from ntk_alibi.scaling import Scaling, checked_scaling, scaling_from_config, scaling_per, trained_at
 
 #: The attribute that holds a patched model's settings, innermost last, None for those of its
 #: configuration. A deep copy of the model has separate settings.

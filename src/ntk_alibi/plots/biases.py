@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks, inspection
+from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.base import head_count
-from ntk_alibi.biases.slopes import alibi_slopes, scaling_per
+from ntk_alibi.biases.slopes import alibi_slopes
+from ntk_alibi.inspection import effects
 from ntk_alibi.methods import ORIGINAL, kind_of
 from ntk_alibi.plots.style import (
     MOST_CELLS,
@@ -26,7 +27,7 @@ from ntk_alibi.plots.style import (
     map_size,
     theme_of,
 )
-from ntk_alibi.scaling import NTK, Interpolation, Scaling
+from ntk_alibi.scaling import NTK, Interpolation, Scaling, scaling_per
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +89,7 @@ def receptive_field(
     biases: Any,
     *,
     shares: Sequence[float] = (1 / math.e, 0.01),
-    longest: int = inspection.LONGEST,
+    longest: int = effects.LONGEST,
     length: int | None = None,
     side: Literal["behind", "ahead"] = "behind",
     ax: Axes | None = None,
@@ -127,7 +128,7 @@ def receptive_field(
         for number, ((label, bias), look) in enumerate(zip(named.items(), styles, strict=True)):
             reach = np.array(
                 [
-                    inspection.receptive_field(
+                    effects.receptive_field(
                         bias, s, longest=longest, length=_length(bias, length), side=side
                     )
                     for s in shares
@@ -197,7 +198,7 @@ def bias_by_distance(
     with drawing(ax) as axes:
         styles = line_styles(axes, [_kind(bias) for bias in named.values()])
         for (label, bias), look in zip(named.items(), styles, strict=True):
-            values = inspection.bias_by_distance(
+            values = effects.bias_by_distance(
                 bias, longest, length=_length(bias, length), side=side
             )
             chosen = _checks.heads(heads, len(values))
@@ -249,7 +250,7 @@ def bias_maps(
         ['head 1', 'head 2', 'head 3']
         >>> plt.close(ax.figure)
     """
-    inspection.check_bias(bias)
+    effects.check_bias(bias)
     _checks.choice("quantity", quantity, ("bias", "weight"))
     chosen, values = _sampled_maps(bias, query_length, key_length, heads)
     shown = values if quantity == "bias" else np.exp(values)
@@ -280,7 +281,7 @@ def bias_maps(
 def _check_distances(biases: Collection[Any], longest: int) -> None:
     distances = _checks.integer("longest", longest, minimum=1)
     for bias in biases:
-        inspection.check_bias(bias)
+        effects.check_bias(bias)
         check_most("heads x longest", head_count(bias) * distances, _checks.MOST_NUMBERS)
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntk_alibi import _checks, inspection
+from ntk_alibi import _checks
+from ntk_alibi.inspection import effects
 from ntk_alibi.plots.style import (
     HUES,
     MOST_CELLS,
@@ -57,7 +58,7 @@ def mask(
     """
     cells = math.prod(map_size(query_length, key_length))
     check_most("query_length x key_length", cells, MOST_CELLS)
-    seen = inspection.weights(query_length, key_length, **options)[0] > 0
+    seen = effects.weights(query_length, key_length, **options)[0] > 0
     with drawing(ax, size=(5.0, 4.6)) as axes:
         from matplotlib.colors import ListedColormap, to_rgb
 
@@ -97,7 +98,7 @@ def intervals(
     """
     _, keys = map_size(query_length, key_length)
     check_most("query_length x key_length", query_length * keys, _checks.MOST_NUMBERS)
-    runs = inspection.visible_intervals(query_length, key_length, **options)
+    runs = effects.visible_intervals(query_length, key_length, **options)
     with drawing(ax, size=(5.0, 4.6)) as axes:
         from matplotlib.collections import PolyCollection
 

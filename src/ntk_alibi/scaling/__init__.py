@@ -21,6 +21,7 @@ from ntk_alibi.scaling.base import (
     at_layer,
     check_one_layer,
     checked_scaling,
+    scaling_per,
     trained_at,
 )
 from ntk_alibi.scaling.config import STATIC_TYPES, scaling_from_config
@@ -47,6 +48,7 @@ __all__ = [
     "check_one_layer",
     "checked_scaling",
     "scaling_from_config",
+    "scaling_per",
     "trained_at",
     "without_knee",
 ]

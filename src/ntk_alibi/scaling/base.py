@@ -95,6 +95,12 @@ def trained_at(scaling: Any, train_length: int) -> Any:
 CONFIG_KEYS = {"rate": "factor", "train_length": "original_max_position_embeddings"}
 
 
+def scaling_per(scaling: Scaling | None) -> Per | None:
+    """Return the kind of lengths that a scaling depends on: "sequence", "query" or None."""
+    per: Per | None = getattr(scaling, "per", None)
+    return per
+
+
 def uniform(exponents: Floats) -> Floats:
     """Return 1 for every head."""
     return np.ones_like(exponents)

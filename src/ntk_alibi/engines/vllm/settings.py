@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ntk_alibi import _checks
-from ntk_alibi.biases.slopes import scaling_per
 from ntk_alibi.engines.vllm.families import Family
-from ntk_alibi.scaling import Scaling, scaling_from_config, without_knee
+from ntk_alibi.scaling import Scaling, scaling_from_config, scaling_per, without_knee
 
 #: Settings of attn_implementation="ntk_alibi" that vLLM's kernels have nothing for.
 _WITHOUT_KERNEL = ("alibi_window", "alibi_sink", "alibi_causal_block", "alibi_log_n")

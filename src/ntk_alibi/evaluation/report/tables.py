@@ -11,8 +11,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ntk_alibi import _notebook
 from ntk_alibi.evaluation.report.markdown import FORMATS
+from ntk_alibi.inspection.notebook import table_html
 
 Entry = dict[str, Any]
 
@@ -117,7 +117,7 @@ def tuning_table(tuning: dict[str, Any]) -> Table:
 
 def html(table: Table) -> str:
     """Format a table as HTML for notebooks."""
-    return _notebook.table_html(str(table.title), *_plain(table))
+    return table_html(str(table.title), *_plain(table))
 
 
 def markdown(table: Table) -> str:

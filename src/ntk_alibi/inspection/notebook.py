@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _repr_html, inspection
+from ntk_alibi import _arrays, _repr_html
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.slopes import alibi_slopes, scaling_per
+from ntk_alibi.biases.slopes import alibi_slopes
+from ntk_alibi.inspection import effects
 from ntk_alibi.masks import Mask, Problem
-from ntk_alibi.scaling import Scaling, trained_at
+from ntk_alibi.scaling import Scaling, scaling_per, trained_at
 from ntk_alibi.scaling.knee import ScalingOfDistances
 
 #: Colours that are readable on white and on black.
@@ -70,10 +71,10 @@ def _bias_page(bias: Any) -> str | None:
     columns: dict[str, list[str]] = {}
     series = []
     for name, side in sides.items():
-        steps = -inspection.bias_by_distance(bias, 2, length=length, **side)[:, 1]
+        steps = -effects.bias_by_distance(bias, 2, length=length, **side)[:, 1]
         columns[f"slope {name}"] = ["hidden" if np.isinf(s) else f"{s:.4g}" for s in steps]
         near, far = (
-            inspection.receptive_field(bias, share, longest=longest[name], length=length, **side)
+            effects.receptive_field(bias, share, longest=longest[name], length=length, **side)
             for share in (1 / np.e, FAINT)
         )
         columns[f"1/e {name}"] = [_tokens(reach, longest[name]) for reach in near]
@@ -156,10 +157,10 @@ def _longest(bias: Any) -> dict[str, int]:
     """Return the number of distances, from 0 on, that the bias has on each side."""
     covered = bias.covered_distances
     if covered is None:
-        return dict.fromkeys(("behind", "ahead"), inspection.LONGEST)
+        return dict.fromkeys(("behind", "ahead"), effects.LONGEST)
     first, last = covered
     sides = {"behind": last + 1 if first <= 0 else 0, "ahead": 1 - first}
-    return {name: min(count, inspection.LONGEST) for name, count in sides.items()}
+    return {name: min(count, effects.LONGEST) for name, count in sides.items()}
 
 
 def _strokes_svg(

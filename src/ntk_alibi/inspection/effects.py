@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.base import head_count, kernel_bias_of
-from ntk_alibi.biases.slopes import checked_lengths, scaling_per
+from ntk_alibi.biases.slopes import checked_lengths
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.masks import Mask, Problem
+from ntk_alibi.scaling import scaling_per
 
 #: Number of distances, from 0 on, that `receptive_field` searches by default.
 LONGEST = 2**16

@@ -153,13 +153,15 @@ def drawn_call(draw: Draw, wishes: Wishes = Wishes(), **fixed: Any) -> Call:
         options["skip_tolerance"] = tolerance
     rotation = _with_rotation(draw, sizes, places, options)
     if wishes.dropout and draw.chance(0.15):
-        kept = 2**-8 if form.name == "float16" else 2**-16  # float16 ends at 65504
-        options["dropout"] = draw.one_of((0.1, 0.5, 1 - kept, 1.0, draw.power(-17, -0.1)))
+        options["dropout"] = draw.one_of((0.1, 0.5, 1 - 2**-16, 1.0, draw.power(-17, -0.1)))
         options["seed"] = draw.one_of((0, draw.integer(0, 2**64 - 1)))
     options |= fixed
     seen = places.pairs.seen & ~np.isneginf(bias.values)
     seen = np.broadcast_to(seen, sizes.pairs)
     arrays, exact, ignored = _inputs(draw, sizes, form, seen, poison=wishes.poison)
+    kept = 1.0 - options.get("dropout", 0.0)
+    if form.name == "float16" and 0.0 < kept < 1.0 and np.abs(exact[2]).max(initial=0) > 3e4 * kept:
+        del options["dropout"], options["seed"]  # outputs beyond 65504 are refused
     call = Call(sizes, form, arrays, name, bias, places, options, rotation, exact, ignored)
     draw.notes.append(call)
     return call

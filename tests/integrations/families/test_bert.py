@@ -1,0 +1,431 @@
+"""JinaBERT and MosaicBERT: encoders of remote code, on abridged models of the same interface."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ntk_alibi as na
+from remote_models.jina_bert import JinaBertSelfAttention, small_jina_bert
+from remote_models.mosaic_bert import (
+    BertConfig,
+    BertForMaskedLM,
+    BertUnpadSelfAttention,
+    small_mosaic_bert,
+)
+
+HEADS, ROWS, TOKENS = 6, 3, 29
+
+MAKERS: dict[str, Callable[..., Any]] = {
+    "jina": small_jina_bert,
+    "jina, buffer": lambda **config: small_jina_bert(alibi_buffer=True, **config),
+    "jina, norms": lambda **config: small_jina_bert(qk_norm=True, **config),
+    "jina, sdpa": lambda **config: small_jina_bert(attn_implementation="torch", **config),
+    "mosaic": small_mosaic_bert,
+}
+every_model = pytest.mark.parametrize("name", MAKERS)
+kinds = pytest.mark.parametrize("name", ["jina, buffer", "mosaic"])
+
+#: Float32 sums of 100 terms through three layers with norms, at outputs of about 1.
+CLOSE = {"atol": 2e-5, "rtol": 0.0}
+
+
+def make(name: str, **config: Any) -> Any:
+    torch.manual_seed(7)
+    return MAKERS[name](**config)
+
+
+def ids(rows: int = ROWS, tokens: int = TOKENS) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(3).integers(1, 97, size=(rows, tokens)))
+
+
+def padding(side: str) -> torch.Tensor | None:
+    mask = torch.ones(ROWS, TOKENS, dtype=torch.long)
+    if side == "right":
+        mask[0, -9:] = mask[1, -1:] = 0
+    elif side == "left":
+        mask[0, :9] = mask[1, :1] = 0
+    elif side == "holes":
+        mask[0, 5:9] = mask[1, -4:] = mask[1, 2] = 0
+    return None if side == "none" else mask
+
+
+sides = pytest.mark.parametrize("side", ["none", "ones", "right", "left", "holes"])
+
+
+def run(model: Any, given: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    with torch.no_grad():
+        output: torch.Tensor = model(given, attention_mask=mask)[0]
+    return output if mask is None else output[mask != 0]
+
+
+def layers_of(model: Any) -> list[Any]:
+    return [layer.attention.self for layer in model.encoder.layer]
+
+
+@every_model
+@sides
+@pytest.mark.parametrize("attention", ["fused", "eager"])
+def test_without_scaling_it_is_the_model(name: str, side: str, attention: Any) -> None:
+    model, mask = make(name), padding(side)
+    stock = run(model, ids(), mask)
+    with na.patch(model, attention=attention):
+        torch.testing.assert_close(run(model, ids(), mask), stock, **CLOSE)
+    assert torch.equal(run(model, ids(), mask), stock)
+
+
+@kinds
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        na.NTK(4.0),
+        na.Interpolation(4.0),
+        na.FlatHeads(8.0),
+        na.Knee(8, 4.0),
+        na.DynamicInterpolation(1.0, 16, per="sequence"),
+        na.DynamicNTK(1.0, 16, per="sequence"),
+        na.NTK(8.0, layers=(1,)),
+    ],
+    ids=repr,
+)
+def test_a_layer_agrees_with_the_reference(name: str, scaling: Any) -> None:
+    """Each attention layer of the patched model, on its own input, in rows with holes."""
+    model, mask = make(name), padding("holes")
+    assert mask is not None
+    seen: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    for number, layer in enumerate(layers_of(model)):
+        layer.register_forward_hook(
+            lambda _, args, output, number=number: seen.append((number, args[0], output))
+        )
+    with na.patch(model, scaling):
+        seen.clear()
+        run(model, ids(), mask)
+    assert [number for number, *_ in seen] == [0, 1, 2]
+    for number, given, output in seen:
+        layer = layers_of(model)[number]
+        if name == "mosaic":  # rows one after the other, without padding
+            packed = torch.zeros(ROWS, TOKENS, given.shape[-1])
+            packed[mask != 0] = given
+            query, key, value = layer.Wqkv(packed).chunk(3, dim=-1)
+        else:
+            query, key, value = layer.query(given), layer.key(given), layer.value(given)
+            output = output[0][mask != 0]
+        applies = getattr(scaling, "layers", None) in (None, (number,))
+        numbers = [_heads(x).numpy() for x in (query.detach(), key.detach(), value.detach())]
+        rows = []
+        for row, real in enumerate(mask.numpy() != 0):
+            bias = _reference_bias(scaling if applies else None, int(real.sum()))
+            bias = np.where(real, bias, -np.inf)
+            context = na.reference.attention(*(x[row : row + 1] for x in numbers), bias)[0]
+            rows.append(context[0].swapaxes(0, 1).reshape(TOKENS, -1)[real])
+        wanted = torch.from_numpy(np.concatenate(rows)).float()
+        torch.testing.assert_close(output.detach(), wanted, **CLOSE)
+
+
+def _heads(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(2, (HEADS, -1)).transpose(1, 2)
+
+
+def _reference_bias(scaling: Any, count: int) -> Any:
+    """Return the symmetric bias (1, heads, tokens, tokens) of a row with so many real tokens."""
+    if isinstance(scaling, na.Knee):
+        slopes = na.alibi_slopes(HEADS)
+        return na.reference.knee_bias(slopes, scaling.start, scaling.factor, TOKENS, TOKENS)
+    if getattr(scaling, "layers", None):
+        scaling = na.NTK(scaling.factor)
+    lengths = [count] if getattr(scaling, "per", None) else None
+    slopes = na.alibi_slopes(HEADS, scaling, lengths).reshape(HEADS)
+    return na.reference.symmetric_bias(slopes, TOKENS, TOKENS)
+
+
+def test_jinas_own_interpolation_is_one_by_row() -> None:
+    """Its draft multiplies the bias by 512 / real tokens of the row; here 16 in place of 512."""
+    model, mask = make("jina"), padding("right")
+    assert mask is not None
+    lengths = mask.sum(dim=1)
+    with na.patch(model, na.DynamicInterpolation(1.0, 16, per="sequence")):
+        patched = run(model, ids(), mask)
+    stock_bias = model.encoder.rebuild_alibi_tensor
+    rows = []
+    for row, length in enumerate(lengths.tolist()):
+        factor = 16 / length  # all rows are longer than 16
+        model.encoder.rebuild_alibi_tensor = lambda *a, f=factor, **k: stock_bias(*a, **k) * f
+        rows.append(run(model, ids()[row : row + 1], mask[row : row + 1]))
+    torch.testing.assert_close(patched, torch.cat(rows), **CLOSE)
+
+
+@kinds
+def test_a_bias_of_the_users_own(name: str) -> None:
+    model, mask = make(name), padding("right")
+    plain = run(model, ids(), mask)
+    with na.patch(model, na.ALiBi(HEADS, sides="symmetric")):
+        torch.testing.assert_close(run(model, ids(), mask), plain, **CLOSE)
+    with na.patch(model, {1: na.T5(np.zeros((HEADS, 32), np.float32))}):
+        other = run(model, ids(), mask)
+    assert not torch.allclose(other, plain, atol=1e-2)
+    with pytest.raises(ValueError, match="must be a bias of both sides for an encoder"):
+        na.patch(model, na.ALiBi(HEADS))
+
+
+@kinds
+def test_log_n_counts_the_real_tokens_of_a_row(name: str) -> None:
+    model, mask = make(name), padding("right")
+    assert mask is not None
+    with na.patch(model, log_n=16):
+        together = run(model, ids(), mask)
+        rows = [run(model, ids()[i : i + 1, :n]) for i, n in enumerate(mask.sum(dim=1).tolist())]
+    torch.testing.assert_close(together, torch.cat([x.flatten(0, 1) for x in rows]), **CLOSE)
+    assert not torch.allclose(together, run(model, ids(), mask), atol=1e-3)
+
+
+def random_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
+
+
+@every_model
+def test_gradients(name: str) -> None:
+    model, mask = make(name), padding("right")
+    assert mask is not None
+
+    def gradients() -> list[torch.Tensor]:
+        output = model(ids(), attention_mask=mask)[0][mask != 0]
+        parameters = [x for x in model.parameters() if x.requires_grad]
+        made = torch.autograd.grad(
+            (output * random_like(output)).sum(), parameters, allow_unused=True
+        )
+        return [x for x in made if x is not None]
+
+    wanted = gradients()
+    with na.patch(model):
+        got = gradients()
+    assert len(got) == len(wanted)
+    for ours, theirs in zip(got, wanted, strict=True):
+        scale = float(theirs.abs().max())
+        # Those of key biases are sums that cancel, of terms of about 1.
+        torch.testing.assert_close(ours, theirs, atol=1e-4 * scale + 2e-5, rtol=0.0)
+
+
+@kinds
+def test_dropout_in_training(name: str) -> None:
+    model = make(name, attention_probs_dropout_prob=0.4, hidden_dropout_prob=0.0)
+    with na.patch(model, na.NTK(2.0)):
+        still = run(model, ids())
+        model.train()
+        torch.manual_seed(0)
+        first = run(model, ids())
+        assert not torch.allclose(first, still, atol=1e-3)
+        torch.manual_seed(0)
+        assert torch.equal(run(model, ids()), first)
+        model.eval()
+        assert torch.equal(run(model, ids()), still)
+
+
+def test_jina_gives_weights_and_takes_a_mask_of_heads() -> None:
+    model, mask = make("jina, buffer"), padding("right")
+    heads = torch.rand(HEADS, generator=torch.Generator().manual_seed(1))
+    wanted = model(ids(), mask, output_attentions=True)
+    without = model(ids(), mask, head_mask=heads)[0][mask != 0]
+    with na.patch(model):
+        got = model(ids(), mask, output_attentions=True)
+        torch.testing.assert_close(
+            model(ids(), mask, head_mask=heads)[0][mask != 0], without, **CLOSE
+        )
+    assert len(got.attentions) == 3
+    for ours, theirs in zip(got.attentions, wanted.attentions, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def test_gradient_checkpointing() -> None:
+    model = make("jina", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model.encoder.gradient_checkpointing, mask = True, padding("right")
+
+    def gradient() -> torch.Tensor:
+        model.zero_grad()
+        output = model(ids(), attention_mask=mask)[0]
+        (output * random_like(output)).sum().backward()
+        made: torch.Tensor = layers_of(model)[0].query.weight.grad.clone()
+        return made
+
+    model.train()
+    wanted = gradient()
+    with na.patch(model):
+        got = gradient()
+    torch.testing.assert_close(got, wanted, atol=1e-4 * float(wanted.abs().max()), rtol=0.0)
+
+
+def test_mosaic_counts_masked_tokens_alone_in_its_last_layer() -> None:
+    torch.manual_seed(7)
+    model, mask = BertForMaskedLM(BertConfig()).eval(), padding("right")
+    labels = torch.full((ROWS, TOKENS), -100)
+    labels[:, 3:6] = 5
+    stock = model(ids(), mask, labels).loss
+    with na.patch(model), warnings.catch_warnings():
+        torch.testing.assert_close(model(ids(), mask, labels).loss, stock, **CLOSE)
+
+
+def held(model: nn.Module) -> int:
+    """Return the greatest number of elements of a tensor that a model holds beside its weights."""
+    tensors = [x for part in model.modules() for x in vars(part).values()]
+    tensors += model.buffers()
+    return max((x.numel() for x in tensors if isinstance(x, torch.Tensor)), default=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("jina, buffer", torch.float32),
+        ("jina, buffer", torch.bfloat16),
+        ("mosaic", torch.float32),  # its own code does not run in another dtype
+    ],
+)
+def test_no_bias_of_all_pairs_is_held_and_undo_brings_it_back(
+    name: str, dtype: torch.dtype
+) -> None:
+    model = make(name).to(dtype)
+    before, size = model.encoder.alibi.clone(), model.encoder._current_alibi_size
+    state, attributes = model.state_dict(), set(vars(model.encoder))
+    handle = na.patch(model, na.NTK(4.0))
+    assert held(model) <= HEADS
+    assert model.state_dict().keys() == state.keys()
+    run(model, ids(1, 80))  # longer than any bias that the model makes when it is made
+    assert held(model) <= HEADS
+    handle.undo()
+    assert torch.equal(model.encoder.alibi, before)
+    assert model.encoder.alibi.dtype == before.dtype
+    assert model.encoder._current_alibi_size == size
+    assert set(vars(model.encoder)) == attributes
+    assert not [x for part in model.modules() for x in vars(part) if "ntk_alibi" in x]
+
+
+def test_undo_follows_a_model_that_changed_its_dtype() -> None:
+    model = make("jina, buffer")
+    with na.patch(model):
+        model.bfloat16()
+    assert torch.equal(model.encoder.alibi, make("jina, buffer").bfloat16().encoder.alibi)
+
+
+@kinds
+def test_nested_patches_and_copies(name: str) -> None:
+    model = make(name)
+    stock = run(model, ids())
+    outer = na.patch(model, na.NTK(4.0))
+    alone = run(model, ids())
+    inner = na.patch(model, na.FlatHeads(8.0))
+    nested = run(model, ids())
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    for clone in (copy.deepcopy(model), torch.load(saved, weights_only=False)):
+        assert torch.equal(run(clone, ids()), nested)
+        na.unpatch(clone)
+        assert torch.equal(run(clone, ids()), stock)
+    inner.undo()
+    assert torch.equal(run(model, ids()), alone)
+    outer.undo()
+    assert torch.equal(run(model, ids()), stock)
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 8}, "window, sink and causal_block must not be given for {name}, an encoder"),
+        ({"causal_block": 8}, "window, sink and causal_block must not be given for {name}"),
+        ({"attention": "traceable"}, "attention for {name} must be one of"),
+        ({"compat": "transformers"}, "compat for {name} must be"),
+        ({"scaling": na.DynamicNTK(1.0, 16, per="query")}, "per='sequence' for {name}, an encoder"),
+        ({"scaling": na.DynamicNTK(1.0)}, "train_length must be given for .* of a {name}"),
+        ({"scaling": na.NTK(2.0, layers=(3,))}, "layers must be below 3"),
+    ],
+    ids=str,
+)
+def test_what_has_no_meaning_is_refused_by_name(name: str, options: Any, message: str) -> None:
+    model = make(name)
+    attributes = set(vars(model))
+    called = "MosaicBERT" if name == "mosaic" else "JinaBERT"
+    with pytest.raises(ValueError, match=message.format(name=called)):
+        na.patch(model, **options)
+    assert set(vars(model)) == attributes
+
+
+@pytest.mark.parametrize(
+    ("layer_class", "name"), [(JinaBertSelfAttention, "jina"), (BertUnpadSelfAttention, "mosaic")]
+)
+def test_a_changed_layer_is_found_by_its_numbers(
+    layer_class: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, stock = make(name), layer_class.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bias = kwargs.pop("bias", args[-1])
+        args = args if "bias" in kwargs else args[:-1]
+        return stock(self, *args, bias=bias * 0.9, **kwargs)  # another base of slopes
+
+    monkeypatch.setattr(layer_class, "forward", forward)
+    before, attributes = run(model, ids()), set(vars(model))
+    with pytest.raises(RuntimeError, match=r"must compute what the patch of .* differ by \d"):
+        na.patch(model, na.NTK(4.0))
+    assert torch.equal(run(model, ids()), before)
+    assert set(vars(model)) == attributes
+    assert na.patched(model) == []
+
+
+def test_a_decoder_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model must be an encoder, got a JinaBERT with is_dec"):
+        na.patch(make("jina", is_decoder=True))
+
+
+def test_saving_says_that_the_patch_is_not_saved(tmp_path: Any) -> None:
+    model = make("jina")
+    stock = run(model, ids())
+    not_saved = pytest.warns(UserWarning, match=r"saved without its patch \(NTK.* call na.patch")
+    with na.patch(model, na.NTK(4.0)), not_saved:
+        model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert torch.equal(run(loaded, ids()), stock)
+
+
+def test_a_module_around_the_model_is_patched_by_its_parts() -> None:
+    """As sentence-transformers' SentenceTransformer, a Sequential that holds the model."""
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.auto_model = make("jina")
+
+        def forward(self, features: dict[str, Any]) -> Any:
+            return self.auto_model(**features)[0].mean(dim=1)
+
+    model = nn.Sequential(Transformer(), nn.Identity())
+    stock = model({"input_ids": ids()})
+    with na.patch(model, na.NTK(4.0)):
+        assert not torch.allclose(model({"input_ids": ids()}), stock)
+    assert torch.equal(model({"input_ids": ids()}), stock)
+
+
+def test_half_precision() -> None:
+    model = make("jina").bfloat16()
+    exact = run(make("jina"), ids())
+    with na.patch(model):
+        ours = run(model, ids()).float()
+    theirs = run(model, ids()).float()
+    assert float((ours - exact).abs().max()) <= 1.5 * float((theirs - exact).abs().max())
+
+
+@kinds
+def test_autocast(name: str) -> None:
+    model = make(name)
+    exact = run(model, ids(), padding("right"))
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = run(model, ids(), padding("right")).float()
+        with na.patch(model):
+            ours = run(model, ids(), padding("right")).float()
+    assert float((ours - exact).abs().max()) <= 1.5 * float((theirs - exact).abs().max())

@@ -1,0 +1,36 @@
+"""A family that others would write: DNABERT-2 of the package multimolecule, in its environment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from environments import make_environment
+from repository import ROOT
+
+#: What importing its models takes, beside the packages of this environment.
+REQUIREMENTS = (
+    "multimolecule==0.2.2",
+    "chanfig",
+    "danling",
+    "lazy-imports",
+    "lightning-utilities",
+    "python-frontmatter",
+    "torchdata",
+    "torchmetrics",
+)
+
+
+@pytest.mark.slow
+def test_dnabert2_of_multimolecule(tmp_path: Path) -> None:
+    python = make_environment(tmp_path / "venv", *REQUIREMENTS)
+    program = ROOT / "tests/shared/multimolecule_program.py"
+    done = subprocess.run([python, "-W", "ignore", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    differences = json.loads(done.stdout.splitlines()[-1])
+    assert differences["patched"] < 2e-5  # float32 sums through two layers, at logits of about 1
+    assert differences["stretched"] > 1e-2
+    assert differences["undone"] == 0

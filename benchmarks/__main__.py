@@ -1,4 +1,4 @@
-"""Run one of the six benchmarks: bias, gradient, bloom, attention, distributed or gpu."""
+"""Run one of the seven benchmarks: bias, gradient, bloom, models, attention, distributed or gpu."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import ntk_alibi as na
-from benchmarks import attention, bias, bloom, gpu, gradient
+from benchmarks import attention, bias, bloom, gpu, gradient, models
 from benchmarks.distributed import computed, limited_link, measured
 from ntk_alibi.evaluation.report.markdown import check_section, replace_section
 
@@ -42,6 +42,8 @@ def _sections(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield from _attention(options)
     elif options.benchmark == "distributed":
         yield from _distributed(options)
+    elif options.benchmark == "models":
+        yield "models", models.run(options.rounds, options.longest)
     else:
         yield options.benchmark, ONE_TABLE[options.benchmark].run(options.rounds)
 
@@ -141,8 +143,9 @@ def _add_distributed(benchmark: argparse.ArgumentParser) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    of_rounds = {"bias": 7, "gradient": 3, "bloom": 3, "distributed": 3, "gpu": 9, "attention": 3}
-    for name, rounds in of_rounds.items():
+    of_rounds = {"bias": 7, "gradient": 3, "bloom": 3, "distributed": 3, "gpu": 9}
+    longest = {"models": max(models.LENGTHS), "attention": 32768}
+    for name, rounds in (of_rounds | dict.fromkeys(longest, 3)).items():
         benchmark = benchmarks.add_parser(name)
         benchmark.add_argument(
             "--rounds",
@@ -155,6 +158,13 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name == "distributed":
             _add_distributed(benchmark)
+        if name in longest:
+            benchmark.add_argument(
+                "--longest",
+                type=_at_least(1, int),
+                default=longest[name],
+                help="number of tokens above which nothing is measured (default: %(default)s)",
+            )
     benchmark.add_argument(
         "--only",
         type=_parts,
@@ -162,12 +172,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PARTS",
         help="parts to measure, as comma-separated beginnings of their names: "
         f"{', '.join(attention.PARTS)}",
-    )
-    benchmark.add_argument(
-        "--longest",
-        type=int,
-        default=32768,
-        help="number of tokens above which problems are left out (default: %(default)s)",
     )
     benchmark.add_argument(
         "--results",

@@ -19,6 +19,7 @@ from benchmarks import (
     decode,
     gradient,
     memory,
+    models,
     optional_peers,
     overhead,
     peak,
@@ -208,6 +209,31 @@ def test_bloom_is_the_same_model_everywhere() -> None:
     )
     torch.testing.assert_close(patched[0], stock[0], rtol=0, atol=1e-4)
     assert bloom.generate(bloom.make_model(1), 20, 3)().shape == (1, 23)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", models.SHAPES)
+def test_patched_models_are_the_same_models(name: str) -> None:
+    stock, patched = (
+        models.forward(name, models.make(name, state), 40)()
+        for state in (models.STOCK, models.PATCHED)
+    )
+    torch.testing.assert_close(patched[0], stock[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_models_become_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "LENGTHS", (16, 32, 64))
+    monkeypatch.setattr(models, "SECONDS_PER_TURN", 0.0)
+    text = models.run(1, 32, ("BLOOM-560m",))
+    assert [row.split(" | ")[0] for row in text.split("\n")[-2:]] == [
+        "| BLOOM-560m, 16",
+        "| BLOOM-560m, 32",
+    ]
+    monkeypatch.setattr(models, "_free_memory", lambda: 0)
+    stock, patched, ratio = models.run(1, 16, ("BLOOM-560m",)).split("\n")[-1].split(" | ")[1:4]
+    assert (stock, ratio) == ("", "")
+    assert float(patched) > 0
 
 
 @pytest.mark.slow

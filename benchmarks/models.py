@@ -58,7 +58,7 @@ class Shape:
 def _remote(module: str, model: str, config: str, **sizes: Any) -> Any:
     """Make a model of the abridged remote code in tests/shared, loaded by its file as such code is.
 
-    The published code would have to be downloaded.
+    The published code would have to be downloaded. The weights' deviation is that of BERT.
     """
     path = ROOT / f"tests/shared/remote_models/{module}.py"
     spec = importlib.util.spec_from_file_location(f"remote_{module}", path)
@@ -66,7 +66,11 @@ def _remote(module: str, model: str, config: str, **sizes: Any) -> Any:
     assert spec.loader, path
     code = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
     spec.loader.exec_module(code)
-    return getattr(code, model)(getattr(code, config)(vocab_size=VOCABULARY, **sizes))
+    made = getattr(code, model)(getattr(code, config)(vocab_size=VOCABULARY, **sizes))
+    for parameter in made.parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.02)
+    return made
 
 
 def _jina() -> Any:

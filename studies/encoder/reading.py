@@ -41,7 +41,7 @@ class ReadingPlan:
         seed: seed of the texts, together with the seed of the training.
     """
 
-    texts: tuple[tuple[int, int], ...] = ((1, 32), (2, 32), (4, 32), (8, 16))
+    texts: tuple[tuple[int, int], ...] = ((1, 8), (2, 8), (4, 12), (8, 4))
     seed: int = 77_000
 
 

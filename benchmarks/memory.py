@@ -89,15 +89,21 @@ def main() -> None:
 
 def peak_beyond_now(call: Call, *, warm_up: bool = True) -> int:
     """Return the peak bytes of a call, with `warm_up` the second one, beyond those held before."""
-    before = _resident("VmRSS")
+    before = resident()
     if warm_up:
         call()  # compilers need memory in the first call only
+    return peak(call) - before
+
+
+def peak(call: Call) -> int:
+    """Return the most bytes that this process holds during a call."""
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     call()
-    return _resident("VmHWM") - before
+    return resident("VmHWM")
 
 
-def _resident(field: str) -> int:
+def resident(field: str = "VmRSS") -> int:
+    """Return the bytes that this process holds, or with VmHWM the most since the last reset."""
     line = re.search(rf"{field}:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert line, field
     return 1024 * int(line.group(1))

@@ -1,6 +1,6 @@
 """Benchmark of whole models with random weights, stock and patched: seconds and memory of a pass.
 
-`python -m benchmarks.models NAME STATE LENGTH` prints the memory that one pass of a model needs.
+`python -m benchmarks.models NAME STATE LENGTHS` prints the memory that passes of a model need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from benchmarks.memory import peak_beyond_now
+from benchmarks.memory import peak, resident
 from ntk_alibi.cli.timing import Call, interleaved
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 
@@ -137,37 +137,53 @@ def run(rounds: int, longest: int, names: tuple[str, ...] = tuple(SHAPES)) -> st
         longest: length in tokens above which nothing is run.
         names: names of the models, keys of `SHAPES`.
     """
-    busy = os.getloadavg()[0]
+    busy, most = os.getloadavg()[0], MOST_OF_FREE * _free_memory()
     head = (
         f"{describe_machine()}; {busy:.1f} other processes ran before. float32, B = 1; medians of "
-        f"{rounds} interleaved rounds, of one where a pass takes {SLOW:.0f} s."
+        f"{rounds} interleaved rounds, one round where a pass takes more than {SLOW:.0f} s."
     )
     rows = []
     for name in names:
         models = {STOCK: make(name, STOCK), PATCHED: make(name, PATCHED)}
-        for length in (x for x in LENGTHS if x <= longest):
-            rows.append([f"{name}, {length}", *_cells(name, models, length, rounds)])
-            print(f"  {rows[-1]}", file=sys.stderr, flush=True)
+        lengths = {
+            state: [x for x in LENGTHS if x <= longest and _bytes(name, state, x) <= most]
+            for state in models
+        }
+        memory = {state: _in_child(name, state, own) for state, own in lengths.items()}
+        for length in lengths[PATCHED]:
+            run = {state: model for state, model in models.items() if length in memory[state]}
+            seconds = _seconds(name, run, length, rounds)
+            rows.append([f"{name}, {length}", *_cells(name, seconds, memory, length)])
     header = ["", "stock, s", "patched, s", "ratio", "stock, MB", "patched, MB"]
     shapes = "; ".join(f"{name}: {SHAPES[name].told}" for name in names)
     return f"{head}\n\nHeads and layers: {shapes}.\n\n{table(header, rows)}"
 
 
-def _cells(name: str, models: dict[str, Any], length: int, rounds: int) -> list[str]:
-    """Measure a model at a length: seconds, their ratio, and memory."""
-    needs = MATRICES * 4 * SHAPES[name].heads * length**2
-    states = [PATCHED] if needs > MOST_OF_FREE * _free_memory() else [STOCK, PATCHED]
-    memory = {state: f"{_in_child(name, state, length) / 1e6:.0f}" for state in states}
-    calls = {state: forward(name, models[state], length) for state in states}
+def _bytes(name: str, state: str, length: int) -> int:
+    """Return about how many bytes a pass needs at most."""
+    return MATRICES * 4 * SHAPES[name].heads * length**2 if state == STOCK else 0
+
+
+def _seconds(name: str, run: dict[str, Any], length: int, rounds: int) -> dict[str, float]:
+    """Measure the seconds of a pass of the models that run at a length."""
+    calls = {state: forward(name, model, length) for state, model in run.items()}
     seconds = interleaved(calls, 1, 0.0, warm_up=False)
     if max(seconds.values()) < SLOW:
         seconds = interleaved(calls, rounds, SECONDS_PER_TURN, warm_up=False)
-    if STOCK not in states:
-        about = f"not run, about {needs / 1e6:.0f}"
-        return ["", f"{seconds[PATCHED]:.3g}", "", about, memory[PATCHED]]
+    return seconds
+
+
+def _cells(
+    name: str, seconds: dict[str, float], memory: dict[str, dict[int, int]], length: int
+) -> list[str]:
+    """Format seconds of both states, their ratio, and memory of both states."""
+    patched = f"{seconds[PATCHED]:.3g}", f"{memory[PATCHED][length] / 1e6:.0f}"
+    if STOCK not in seconds:
+        about = f"not run, about {_bytes(name, STOCK, length) / 1e6:.0f}"
+        return ["", patched[0], "", about, patched[1]]
     ratio = f"{seconds[STOCK] / seconds[PATCHED]:.2f}"
-    times = (f"{seconds[state]:.3g}" for state in states)
-    return [*times, ratio, *memory.values()]
+    stock = f"{seconds[STOCK]:.3g}", f"{memory[STOCK][length] / 1e6:.0f}"
+    return [stock[0], patched[0], ratio, stock[1], patched[1]]
 
 
 def make(name: str, state: str) -> Any:
@@ -197,18 +213,21 @@ def _free_memory() -> int:
     return 1024 * int(line.group(1))
 
 
-def _in_child(name: str, state: str, length: int) -> int:
-    command = [sys.executable, "-m", "benchmarks.models", name, state, str(length)]
+def _in_child(name: str, state: str, lengths: list[int]) -> dict[int, int]:
+    """Return the bytes of passes beyond the model, by their lengths."""
+    command = [sys.executable, "-m", "benchmarks.models", name, state, *map(str, lengths)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return int(done.stdout.split()[-1])
+    return dict(zip(lengths, map(int, done.stdout.split()), strict=True))
 
 
 def main() -> None:
-    """Measure one model's memory in this process."""
-    name, state, length = sys.argv[1:]
+    """Measure one model's memory in this process, at growing lengths."""
+    name, state, *lengths = sys.argv[1:]
     forward(name, make(name, state), 64)()  # loads libraries, whose memory does not count
     model = make(name, state)  # without what the first pass of a model leaves in it
-    print(peak_beyond_now(forward(name, model, int(length)), warm_up=False))
+    before = resident()
+    for length in map(int, lengths):
+        print(peak(forward(name, model, length)) - before)
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def endpoint(summary: Summary) -> str:
         each = [_paired(model["counts"], rule) for model in summary["models"]]
         compared = ["", "", ""] if rule == BASELINE else [points(gains), p, ", ".join(each)]
         rows.append([rule, share(far), *compared])
-    header = [f"far numbers found at {ENDPOINT_AT}x, %", "", "gain", "p (paired t)"]
+    header = [f"far numbers at {ENDPOINT_AT}x", "found, %", "gain", "p (paired t)"]
     return table([*header, "each training, over its texts"], rows)
 
 

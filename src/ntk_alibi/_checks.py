@@ -1,6 +1,6 @@
 """Checks that several parts of the package share: numbers, choices, dtypes, shapes of attention.
 
-Each folder has a module `checks` for its arguments; this module holds the primitives. A wrong type
+A check that one call needs is a line at that call; this module has what several ask. A wrong type
 is a TypeError, a wrong value a ValueError. Each message names the argument, the expected value and
 the actual one. Public functions check their arguments once, before any work.
 """

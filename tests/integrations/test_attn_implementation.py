@@ -137,7 +137,7 @@ def test_the_name_given_to_a_model_that_was_made_without_it(ids: torch.Tensor, n
     """transformers' own attention would ignore the scaling, or the mask."""
     model = make_model(name)
     model.config._attn_implementation = "ntk_alibi"
-    with pytest.raises(RuntimeError, match="must be given when a BLOOM, MPT or Falcon model is"):
+    with pytest.raises(RuntimeError, match="must be given when a BLOOM, MPT, Falcon, T5 or"):
         run(model, ids)
 
 
@@ -146,7 +146,7 @@ def test_the_name_given_to_other_models() -> None:
     config = transformers.LlamaConfig(num_attention_heads=2, num_key_value_heads=2, **sizes)
     gpt2 = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=8)
     for other in (config, gpt2):
-        message = "attn_implementation='ntk_alibi' must be given to a BLOOM, MPT or Falcon, got "
+        message = "attn_implementation='ntk_alibi' must be given to a BLOOM, MPT, .* or MPNet, got "
         with pytest.raises(ValueError, match=message):
             transformers.AutoModelForCausalLM.from_config(other, attn_implementation="ntk_alibi")
     llama = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")

@@ -25,7 +25,7 @@ with _installed.needed_by("ntk_alibi.integrations"):
     if version_is_known():
         from ntk_alibi.integrations import attn_implementation
 
-        attn_implementation.register(known.of_transformers())
+        attn_implementation.register((*known.of_transformers(), *known.of_buckets()))
 
 
 def patch(
@@ -62,14 +62,15 @@ def patch(
         model: a transformers BLOOM, MPT or Falcon (with alibi=True) model with any head, a model of
             another known family (docs/which-models.md), or a module that holds one.
         scaling: a scaling of slopes, a `Knee`, or None for plain ALiBi; with `layers` it applies to
-            these layers, and the others keep plain ALiBi. It may also be a dict for
+            these layers, and the others keep plain ALiBi. (T5, its relatives and MPNet have no
+            slopes to scale, and take None or a bias.) It may also be a dict for
             `scaling_from_config`, or a method's name on the command line, such as "ntk:4" or
             "flat:8:logn=0.5", whose training length is that of the model's config. Or a bias in the
             place of the model's own, added to scaled scores in every family: a `BiasObject` for the
             model's heads; a torch module that returns one without hidden states, as those of
             `ntk_alibi.torch.learned_bias`, which becomes the submodule `ntk_alibi_bias` of the
-            BLOOM, MPT or Falcon; or a dict of layers to them, whose other layers keep plain ALiBi.
-            It needs "fused" or "eager", and has no group.
+            model whose layers attend; or a dict of layers to them, whose other layers keep their
+            own. It needs "fused" or "eager", and has no group.
         attention: "fused" calls `ntk_alibi.attention`, which never forms a matrix of queries x
             keys. "eager" forms it: for BLOOM by transformers' own arithmetic (with scaling=None to
             the bit), for the others in float32. Calls with output_attentions are always "eager".
@@ -81,8 +82,9 @@ def patch(
             positions and their products to bfloat16, whatever the model's dtype. It needs "fused"
             or "eager", and a scaling that is the same for all queries. Other families have no such
             rounding, and refuse it.
-        window: the number of tokens back that a token sees, itself included. The training length
-            gives the "super baseline" of the papers: no distance that training did not show.
+        window: the number of tokens back (and ahead, in the encoder of a T5) that a token sees,
+            itself included. The training length gives the "super baseline" of the papers: no
+            distance that training did not show.
         sink: the number of first tokens that every token sees, too, as StreamingLLM has them: they
             move next to the window, since evicted tokens do not count in distances. (The `sink` of
             `ntk_alibi.attention` keeps true distances.) A `WindowCache` holds no more than the

@@ -1,9 +1,9 @@
 """`attn_implementation="ntk_alibi"`: models that are patched from the start.
 
-In BLOOM, MPT and Falcon transformers does not look up attention functions in its registries, and a
-name in only one of the two registries makes these models silently non-causal. The name is therefore
-registered in both. Models of these families that are made with it patch themselves at the end of
-__init__; any other model raises.
+transformers looks up attention functions and masks in two registries by name. BLOOM, MPT and Falcon
+do not ask the first, T5 asks both, and a name in only one of them makes models silently
+non-causal, or blind to padding. The name is therefore registered in both. Models of known families
+that are made with it patch themselves at the end of __init__; any other model raises.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations import saving, texts
+from ntk_alibi.integrations import saving
+from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.patching import follow_config
 from ntk_alibi.integrations.settings import CONFIGURED, Configured
-from ntk_alibi.integrations.transformers_family import TransformersFamily
 
 NAME = "ntk_alibi"
 
@@ -30,118 +30,111 @@ NAME = "ntk_alibi"
 _NAMES = tuple(f"alibi_{name}" for name in CONFIGURED)
 
 
-def register(families: Iterable[TransformersFamily]) -> None:
-    """Register the name with transformers, once."""
+def register(families: Iterable[Family]) -> None:
+    """Register the name with transformers, once.
+
+    Args:
+        families: families of transformers' own classes.
+    """
     if NAME in FALCON_ATTENTION_CLASSES:
         return
     FALCON_ATTENTION_CLASSES[NAME] = FalconAttention
     AttentionMaskInterface.register(NAME, _hand_padding)
     AttentionInterface.register(NAME, _refuse)
     families = tuple(families)
+    _patch_when_made(families)
     _refuse_others(families)
     for family in families:
-        _let_have_settings(family)
-        _patch_when_made(family)
-        _read_texts_when_made(family)
-        _let_ask_for_weights(family)
-        _name_ours(family)
+        _let_have_settings(family.config_class)
+        _let_ask_for_weights(family.config_class)
     saving.register()
 
 
-def _patch_when_made(family: TransformersFamily) -> None:
-    model_class: Any = family.model
-    make = model_class.__init__
+def _patch_when_made(families: tuple[Family, ...]) -> None:
+    """Let models patch themselves, and those around them know of it, at the end of __init__.
 
-    @functools.wraps(make)
-    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        make(self, config, *args, **kwargs)
-        if config._attn_implementation == NAME:
-            follow_config(family, self)
-            if others := _checks.almost_settings(config, _NAMES, (*_NAMES, "alibi_bias_max")):
-                warnings.warn(
-                    f"the model's config has {', '.join(others)}, which no model follows: settings "
-                    f"of attn_implementation={NAME!r} are {', '.join(_NAMES)}",
-                    stacklevel=2,
-                )
-        elif given := [name for name in _NAMES if getattr(config, name, None)]:
-            warnings.warn(
-                f"the model's config has {', '.join(given)}, which only a model made with "
-                f"attn_implementation={NAME!r} follows: this one has plain ALiBi",
-                stacklevel=2,
-            )
-
-    model_class.__init__ = __init__
-
-
-def _read_texts_when_made(family: TransformersFamily) -> None:
-    """Let models around one that patched itself read what their callers say about texts."""
-    base: Any = family.model.__base__
-    stock = base.post_init
+    The classes of the models are not asked for: they may not be imported yet.
+    """
+    stock: Any = PreTrainedModel.post_init
 
     @functools.wraps(stock)
-    def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        stock(self, *args, **kwargs)
-        if self.config._attn_implementation == NAME and not isinstance(self, family.model):
-            for target in family.find(self):
-                texts.keep_hooks(self, target)
+    def post_init(self: Any) -> None:
+        stock(self)
+        ours = self.config._attn_implementation == NAME
+        for family in families:
+            if family.matches(self):
+                _follow(family, self, ours)
+            elif ours:
+                for target in family.find(self):
+                    family.adopt(self, target)
 
-    base.post_init = post_init
+    PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
 
 
-def _let_have_settings(family: TransformersFamily) -> None:
+def _follow(family: Family, model: Any, ours: bool) -> None:
+    """Let a new model of a family follow its configuration, or warn that it does not."""
+    config = model.config
+    if ours:
+        follow_config(family, model)
+        if others := _checks.almost_settings(config, _NAMES, (*_NAMES, "alibi_bias_max")):
+            warnings.warn(
+                f"the model's config has {', '.join(others)}, which no model follows: settings "
+                f"of attn_implementation={NAME!r} are {', '.join(_NAMES)}",
+                stacklevel=4,
+            )
+    elif given := [name for name in _NAMES if getattr(config, name, None)]:
+        warnings.warn(
+            f"the model's config has {', '.join(given)}, which only a model made with "
+            f"attn_implementation={NAME!r} follows: this one has {family.own_bias}",
+            stacklevel=4,
+        )
+
+
+def _let_have_settings(config_class: Any) -> None:
     """Let from_pretrained take settings as keywords: those that a configuration has by its class.
 
     A configuration without settings has none in its own attributes, and saves none.
     """
     for name in _NAMES:
-        setattr(cast(Any, family.model).config_class, name, Configured(name))
+        setattr(config_class, name, Configured(name))
 
 
-def _name_ours(family: TransformersFamily) -> None:
-    """Let the error for an unknown attn_implementation name ours, which it leaves out."""
-    base: Any = family.model.__base__
-    stock = getattr(base, "get_correct_attn_implementation", None)
-    if stock is None:  # older versions have none
-        return
+def _refuse_others(families: tuple[Family, ...]) -> None:
+    """Refuse the name for models that neither are of a family nor have parts that may be.
 
-    @functools.wraps(stock)
-    def get_correct_attn_implementation(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return stock(self, *args, **kwargs)
-        except ValueError as error:
-            raise ValueError(f'{error} ntk_alibi has `attn_implementation="{NAME}"`.') from None
-
-    base.get_correct_attn_implementation = get_correct_attn_implementation
-
-
-def _refuse_others(families: Iterable[TransformersFamily]) -> None:
-    """Refuse the name for models that neither are of a family nor have parts that may be."""
+    For models of a family, errors for an unknown attn_implementation name ours.
+    """
     stock: Any = getattr(PreTrainedModel, "get_correct_attn_implementation", None)
     if stock is None:  # older versions have none
         return
-    ours = tuple(cast(Any, family.model).config_class for family in families)
+    ours = tuple(family.config_class for family in families)
+    names = [family.name for family in families]
 
     @functools.wraps(stock)
     def get_correct_attn_implementation(
         self: Any, requested: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        known = isinstance(self.config, ours) or getattr(self.config, "sub_configs", None)
-        if requested == NAME and not known:
+        known = isinstance(self.config, ours)
+        if requested == NAME and not known and not getattr(self.config, "sub_configs", None):
             raise ValueError(
-                "attn_implementation='ntk_alibi' must be given to a BLOOM, MPT or Falcon, got "
-                f"{type(self).__name__}, whose attention it is not for"
+                f"attn_implementation='ntk_alibi' must be given to a {', '.join(names[:-1])} or "
+                f"{names[-1]}, got {type(self).__name__}, whose attention it is not for"
             )
-        return stock(self, requested, *args, **kwargs)
+        try:
+            return stock(self, requested, *args, **kwargs)
+        except ValueError as error:
+            if not known:
+                raise
+            raise ValueError(f'{error} ntk_alibi has `attn_implementation="{NAME}"`.') from None
 
     cast(Any, PreTrainedModel).get_correct_attn_implementation = get_correct_attn_implementation
 
 
-def _let_ask_for_weights(family: TransformersFamily) -> None:
+def _let_ask_for_weights(config_class: Any) -> None:
     """Let configurations have output_attentions, with which our models attend by "eager".
 
     transformers checks in two places that no name but "eager" goes with it.
     """
-    config_class: Any = cast(Any, family.model).config_class
     stock: property = config_class.output_attentions
 
     def set_output_attentions(config: Any, value: Any) -> None:

@@ -62,6 +62,7 @@ def begin_pass(
     check_padding(padding)
     batch, queries = inputs.shape[:2]
     cache: Any = kwargs.get("past_key_values")
+    cache = getattr(cache, "self_attention_cache", cache)  # of T5, beside that of other states
     check_cache_in_use(cache, kwargs.get("use_cache"), queries)
     given = kwargs.get("attention_mask")
     texts = given if isinstance(given, PackedTexts) else None

@@ -103,6 +103,11 @@ class Family:
     train_length: Callable[[Any], int | None] = _nothing
     linear: tuple[type[nn.Module], ...] = (nn.Linear,)
 
+    @property
+    def own_bias(self) -> str:
+        """The bias of models without scaling, in messages."""
+        return "plain ALiBi"
+
     def __deepcopy__(self, _: Any) -> Family:
         """Return itself: copies of a patched model are of the same family."""
         return self

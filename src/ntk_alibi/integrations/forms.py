@@ -120,6 +120,16 @@ class PassAttention:
         return factors[:, self.heads]
 
 
+def checked_pass(layer: nn.Module, passed: Any) -> ForwardPass:
+    """Return the pass that a layer got in place of a mask, if it is one."""
+    if not isinstance(passed, ForwardPass):
+        raise RuntimeError(
+            f"transformers built the mask of {type(layer).__name__} without asking the patched "
+            f"model: the patch would have no effect with transformers {transformers_version()}"
+        )
+    return passed
+
+
 def check_heads(layer: str, every: int, computed: int, sloped: int) -> None:
     """Check that a layer computes all heads, and that the slopes are theirs."""
     if not every == computed == sloped:
@@ -143,11 +153,7 @@ def of_layer(
         output: the layer's product with the outputs of its heads, whose weight is divided among the
             ranks of tensor parallelism.
     """
-    if not isinstance(passed, ForwardPass):
-        raise RuntimeError(
-            f"transformers built the mask of {type(layer).__name__} without asking the patched "
-            f"model: the patch would have no effect with transformers {transformers_version()}"
-        )
+    passed = checked_pass(layer, passed)
     _checks.plain("hidden_states", hidden_states)
     every, sloped = hidden_states.shape[-1] // cast(int, layer.head_dim), passed.rule.heads
     check_heads(type(layer).__name__, every, heads, sloped)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays
@@ -75,8 +74,8 @@ class ForwardPass(PassedThrough):
         rule: the rule by which the model computes its slopes.
         settings: the choices of the patch.
         shared: how several ranks share the tokens, an object of shared_pass.py, or None.
-        own: biases of the patch's own by layers, or by None for all layers; bias objects, and
-            modules that return them.
+        own: biases in place of slopes, by layers, or by None for all layers; bias objects, and
+            modules and functions that return them.
         cache: a cache of packed texts, in place of the layers' own, or None.
     """
 
@@ -128,7 +127,7 @@ class ForwardPass(PassedThrough):
     def bias_of(self, layer: int, dtype: torch.dtype) -> BiasObject:
         """Return the bias of a layer of a model of some dtype: the same object for equal biases."""
         own = self.own.get(None, self.own.get(layer))
-        if isinstance(own, nn.Module):
+        if own is not None and not hasattr(own, "kernel_bias"):
             # A layer that is checkpointed runs again, and needs numbers of its own to follow.
             made = torch.is_grad_enabled()
             own = own_bias.returned(own) if made else self.memo(id(own), own_bias.returned, own)

@@ -16,10 +16,22 @@ from ntk_alibi.integrations.settings import family_of
 from ntk_alibi.integrations.transformers_versions import check_version, version_is_known
 
 if TYPE_CHECKING:
+    from ntk_alibi.integrations.bucket_family import BucketFamily
     from ntk_alibi.integrations.transformers_family import TransformersFamily
 
 #: The families of `of_transformers`, by the classes of their models.
 OF_TRANSFORMERS = {"BloomModel": "BLOOM", "MptModel": "MPT", "FalconModel": "Falcon"}
+
+#: The families of `of_buckets`.
+OF_BUCKETS = {
+    "T5Stack": "T5",
+    "MT5Stack": "mT5",
+    "UMT5Stack": "UMT5",
+    "SwitchTransformersStack": "SwitchTransformers",
+    "Pop2PianoStack": "Pop2Piano",
+    "Pix2StructTextModel": "Pix2Struct",
+    "MPNetModel": "MPNet",
+}
 
 #: Families of remote code, which import torch alone.
 OF_REMOTE_CODE: tuple[Family, ...] = (bert.JINA, bert.MOSAIC, baichuan.FAMILY)
@@ -38,15 +50,25 @@ def of_transformers() -> tuple[TransformersFamily, ...]:
     return bloom.FAMILY, mpt.FAMILY, falcon.FAMILY
 
 
+@functools.cache
+def of_buckets() -> tuple[BucketFamily, ...]:
+    """Return the families of transformers' classes without slopes, as `of_transformers` does."""
+    if not version_is_known():
+        return ()
+    from ntk_alibi.integrations.families import mpnet, t5
+
+    return *t5.FAMILIES, mpnet.FAMILY
+
+
 def families() -> tuple[Family, ...]:
     """Return all families, in the order in which they are asked."""
-    return *reversed(_registered.values()), *OF_REMOTE_CODE, *of_transformers()
+    return *reversed(_registered.values()), *OF_REMOTE_CODE, *of_transformers(), *of_buckets()
 
 
 def names() -> list[str]:
     """Return the names of all families, of those of transformers without loading them."""
     remote = [family.name for family in OF_REMOTE_CODE]
-    return [*OF_TRANSFORMERS.values(), *remote, *_registered]
+    return [*OF_TRANSFORMERS.values(), *OF_BUCKETS.values(), *remote, *_registered]
 
 
 def register(family: Family) -> None:
@@ -94,4 +116,5 @@ def found(model: nn.Module) -> tuple[Family, list[nn.Module]] | None:
 
 def _is_transformers(module: nn.Module) -> bool:
     own = type(module)
-    return own.__name__ in OF_TRANSFORMERS and own.__module__.startswith("transformers.")
+    known = own.__name__ in {**OF_TRANSFORMERS, **OF_BUCKETS}
+    return known and own.__module__.startswith("transformers.")

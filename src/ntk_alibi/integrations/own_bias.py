@@ -97,10 +97,13 @@ def modules_of(bias: Any) -> dict[Any, nn.Module]:
     return {k: own for k, own in by_layer(bias).items() if isinstance(own, nn.Module)}
 
 
-def returned(module: nn.Module) -> Any:
-    """Return what a module returns without hidden states: modules may take None for them."""
-    takes = inspect.signature(module.forward).parameters
-    return module(None) if takes else module()
+def returned(make: Any) -> Any:
+    """Return what a module, or a function without arguments, returns.
+
+    Modules may take hidden states, and get None for them.
+    """
+    takes = isinstance(make, nn.Module) and inspect.signature(make.forward).parameters
+    return make(None) if takes else make()
 
 
 def register(target: nn.Module, bias: Any) -> None:

@@ -42,8 +42,9 @@ class Padding(PassedThrough):
     """A padding mask (batch, keys), or None, that generate() passes to a model's forward."""
 
     misuse = (
-        "attn_implementation='ntk_alibi' must be given when a BLOOM, MPT or Falcon model is made, "
-        "to from_pretrained or from_config; this model was made without it, or is of another family"
+        "attn_implementation='ntk_alibi' must be given when a BLOOM, MPT, Falcon, T5 or MPNet is "
+        "made, to from_pretrained or from_config; this model was made without it, or is of another "
+        "family"
     )
     ndim = 2  # Falcon adds its bias to masks of four dimensions
 

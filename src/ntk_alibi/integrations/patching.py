@@ -128,7 +128,7 @@ class PatchHandle:
     def __repr__(self) -> str:
         choices = repr(self._settings)
         if self.scaling is None and self.bias is None:
-            choices = choices.replace("None", "plain ALiBi", 1)
+            choices = choices.replace("None", self._family.own_bias, 1)
         return f"<patch of {self._family.name}, {choices}, {self._state()}>"
 
     def _state(self) -> str:

@@ -1,0 +1,94 @@
+"""MPNet, whose best-known model is all-mpnet-base-v2, with the bias of `ntk_alibi.T5`.
+
+transformers makes the bias as a matrix of all pairs for each row of the batch. It has 32 buckets,
+whatever the config says: a longer table is not read beyond them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ntk_alibi.biases.t5 import T5
+from ntk_alibi.integrations.bucket_family import BucketFamily, attention_of
+from ntk_alibi.integrations.family import Replacement
+
+#: The number of buckets.
+BUCKETS = 32
+
+
+def _layers(model: Any) -> list[nn.Module]:
+    return [layer.attention.attn for layer in model.encoder.layer]
+
+
+def _bias(encoder: Any) -> T5:
+    return T5(encoder.relative_attention_bias.weight[:BUCKETS].t())
+
+
+def _tables(model: Any) -> dict[int, Any]:
+    return dict.fromkeys(range(len(model.encoder.layer)), partial(_bias, model.encoder))
+
+
+def _is_causal(_: Any) -> bool:
+    return False
+
+
+def _heads(model: Any) -> int:
+    return int(model.encoder.n_heads)
+
+
+def _no_matrix(_: Any, __: torch.Tensor) -> None:
+    """Replace MPNetEncoder.compute_position_bias."""
+
+
+def _replacements(model: Any) -> list[Replacement]:
+    return [(model.encoder, "compute_position_bias", _no_matrix)]
+
+
+def _forward(
+    number: int,
+    layer: Any,
+    hidden_states: torch.Tensor,
+    attention_mask: Any = None,
+    position_bias: None = None,
+    output_attentions: bool = False,
+    **_: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    """Replace MPNetSelfAttention.forward."""
+    attend = attention_of(layer, number, attention_mask)
+    channels = layer.attention_head_size
+    query, key, value = (
+        product(hidden_states).unflatten(2, (-1, channels)).transpose(1, 2)
+        for product in (layer.q, layer.k, layer.v)
+    )
+    dropout = layer.dropout.p if layer.training else 0.0
+    context, weights = attend(query, key, value, (None, number), channels**-0.5, dropout)
+    output = layer.o(context.transpose(1, 2).flatten(2))
+    return (output, weights) if output_attentions else (output,)
+
+
+def _check(model: Any, _: Any) -> None:
+    count = model.encoder.relative_attention_bias.num_embeddings
+    if count < BUCKETS:
+        raise ValueError(
+            f"model must have {BUCKETS} buckets, as transformers' MPNet reads them, got {count}"
+        )
+
+
+FAMILY = BucketFamily(
+    name="MPNet",
+    model="MPNetModel",
+    attention="MPNetSelfAttention",
+    config="MPNetConfig",
+    parameters=("hidden_states", "attention_mask", "position_bias", "output_attentions"),
+    layers=_layers,
+    forward=_forward,
+    replacements=_replacements,
+    tables=_tables,
+    is_causal=_is_causal,
+    slopes=_heads,
+    check=_check,
+)

@@ -1,0 +1,184 @@
+"""T5 and its relatives, with the bias of `ntk_alibi.T5`.
+
+transformers makes the bias as a matrix of all pairs, which the first layer hands to the others
+(UMT5 has a table in each layer), and one of zeros for cross-attention. A patched model makes none:
+its layers attend by `T5` of the same weights. Encoder and decoder are patched each on its own. In a
+layer, distances count columns, so that padding inside a text counts, too.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ntk_alibi.biases.t5 import T5
+from ntk_alibi.integrations.bucket_family import BucketFamily, attention_of
+
+
+def _layers(stack: Any) -> list[nn.Module]:
+    return [block.layer[0].SelfAttention for block in stack.block]
+
+
+def _crossing(stack: Any) -> list[nn.Module]:
+    return [block.layer[1].EncDecAttention for block in stack.block] if _is_causal(stack) else []
+
+
+def _text_layers(model: Any) -> list[nn.Module]:
+    return [block.self_attention.attention for block in model.layer]
+
+
+def _text_crossing(model: Any) -> list[nn.Module]:
+    return [block.encoder_decoder_attention.attention for block in model.layer]
+
+
+def _heads(layers_of: Any, model: Any) -> int:
+    return int(layers_of(model)[0].n_heads)
+
+
+def _is_causal(model: Any) -> bool:
+    return bool(model.config.is_decoder)
+
+
+def _tables(layers_of: Any, model: Any) -> dict[int, Any]:
+    """Return what makes the bias of each layer, by its own table or that of a layer before it."""
+    tables: list[Any] = []
+    for layer in layers_of(model):
+        own = layer.has_relative_attention_bias
+        tables.append(partial(_bias, layer, not _is_causal(model)) if own else tables[-1])
+    return dict(enumerate(tables))
+
+
+def _bias(layer: Any, bidirectional: bool) -> T5:
+    table = layer.relative_attention_bias.weight
+    return T5(table.t(), bidirectional, layer.relative_attention_max_distance)
+
+
+def _forward(
+    number: int,
+    layer: Any,
+    hidden_states: torch.Tensor,
+    mask: Any = None,
+    key_value_states: torch.Tensor | None = None,
+    position_bias: None = None,
+    past_key_values: Any = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None, torch.Tensor | None]:
+    """Replace T5Attention.forward; there is no bias to hand to the next layer."""
+    context, weights = _attend(
+        number, layer, hidden_states, key_value_states, past_key_values, mask
+    )
+    return context, None, weights
+
+
+def _umt5_forward(
+    number: int,
+    layer: Any,
+    hidden_states: torch.Tensor,
+    encoder_hidden_states: torch.Tensor | None = None,
+    past_key_values: Any = None,
+    attention_mask: Any = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Replace UMT5Attention.forward."""
+    return _attend(
+        number, layer, hidden_states, encoder_hidden_states, past_key_values, attention_mask
+    )
+
+
+def _attend(
+    number: int,
+    layer: Any,
+    hidden_states: torch.Tensor,
+    other_states: torch.Tensor | None,
+    past_key_values: Any,
+    passed: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return output and weights of self-attention, or of attention to other states."""
+    attend = attention_of(layer, number, passed)
+    of_query, of_key, of_value, of_output = _products(layer)
+
+    def heads(x: torch.Tensor) -> torch.Tensor:
+        return x.view(*x.shape[:2], -1, layer.key_value_proj_dim).transpose(1, 2)
+
+    crosses = other_states is not None
+    cache, kept = past_key_values, None
+    if hasattr(cache, "cross_attention_cache"):
+        cache = cache.cross_attention_cache if crosses else cache.self_attention_cache
+        kept = past_key_values.is_updated if crosses else None
+    if kept is not None and kept.get(number):
+        key, value, cache = cache.layers[number].keys, cache.layers[number].values, None
+    else:
+        states = other_states if crosses else hidden_states
+        key, value = heads(of_key(states)), heads(of_value(states))
+        if kept is not None:
+            kept[number] = True
+    query = heads(of_query(hidden_states))
+    dropout = layer.dropout if layer.training else 0.0
+    context, weights = attend(query, key, value, (cache, number), layer.scaling, dropout)
+    output: torch.Tensor = of_output(context.transpose(1, 2).flatten(2))
+    return output, weights
+
+
+def _products(layer: Any) -> tuple[nn.Module, ...]:
+    """Return the linear layers of queries, keys, values and output."""
+    if hasattr(layer, "q"):
+        return layer.q, layer.k, layer.v, layer.o
+    return layer.query, layer.key, layer.value, layer.output
+
+
+def _family(name: str, prefix: str, **others: Any) -> BucketFamily:
+    """Return a family with T5's names, but for the others that are given."""
+    fields: dict[str, Any] = {
+        "model": f"{prefix}Stack",
+        "attention": f"{prefix}Attention",
+        "config": f"{prefix}Config",
+        "parameters": ("hidden_states", "mask", "key_value_states", "past_key_values"),
+        "layers": _layers,
+        "crossing": _crossing,
+        "forward": _forward,
+        **others,
+    }
+    return BucketFamily(
+        name=name,
+        tables=partial(_tables, fields["layers"]),
+        is_causal=_is_causal,
+        slopes=partial(_heads, fields["layers"]),
+        **fields,
+    )
+
+
+def _check_decoder(model: Any, _: Any) -> None:
+    if not _is_causal(model):
+        raise ValueError(
+            "model must be a decoder, got a Pix2Struct whose text_config.is_decoder is False"
+        )
+
+
+FAMILIES = (
+    _family("T5", "T5"),
+    _family("mT5", "MT5"),
+    _family(
+        "UMT5",
+        "UMT5",
+        forward=_umt5_forward,
+        parameters=(
+            "hidden_states",
+            "encoder_hidden_states",
+            "past_key_values",
+            "attention_mask",
+        ),
+    ),
+    _family("SwitchTransformers", "SwitchTransformers"),
+    _family("Pop2Piano", "Pop2Piano"),
+    _family(
+        "Pix2Struct",
+        "Pix2StructText",
+        model="Pix2StructTextModel",
+        layers=_text_layers,
+        crossing=_text_crossing,
+        check=_check_decoder,
+    ),
+)

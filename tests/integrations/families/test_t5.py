@@ -1,0 +1,339 @@
+"""T5's relatives and MPNet, patched, against transformers' own eager attention."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import DynamicCache
+
+import ntk_alibi as na
+from model_runs import assert_gradients_close, enable_checkpointing
+from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, batch
+from t5_models import (
+    CHANNELS,
+    CLOSE,
+    HEADS,
+    QUICK,
+    gradients,
+    make_relative,
+    output,
+    relatives,
+    without_grad,
+)
+
+quick = pytest.mark.parametrize("name", QUICK)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return make_relative("T5")
+
+
+@relatives
+@pytest.mark.parametrize("attention", ["fused", "eager"])
+def test_a_patched_model_computes_what_transformers_does(name: str, attention: Any) -> None:
+    model = make_relative(name)
+    for mask in (MASKS[kind] for kind in ("none", "left", "right", "holes")):
+        stock = without_grad(model, mask)
+        with na.patch(model, attention=attention):
+            torch.testing.assert_close(without_grad(model, mask), stock, **CLOSE)
+        assert torch.equal(without_grad(model, mask), stock)
+    assert not [x for part in model.modules() for x in vars(part) if "ntk_alibi" in x]
+
+
+@relatives
+def test_gradients_reach_the_tables(name: str) -> None:
+    model, mask = make_relative(name), MASKS["right"]
+    expected = gradients(model, mask)
+    tables = [n for n, _ in model.named_parameters() if "relative_attention_bias" in n]
+    assert tables
+    with na.patch(model):
+        found = gradients(model, mask)
+    for part, mine, theirs in zip(dict(model.named_parameters()), found, expected, strict=True):
+        if theirs is None:
+            assert mine is None, part
+            continue
+        scale = float(theirs.abs().max())
+        assert scale > 0 or part not in tables
+        torch.testing.assert_close(mine, theirs, atol=2e-5 * max(scale, 1.0), rtol=0.0)
+
+
+@pytest.mark.parametrize("name", ["T5", pytest.param("UMT5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_have_the_same_gradients(name: str, reentrant: bool) -> None:
+    """A reentrant layer runs first without autograd, whose bias must not serve the second time."""
+    model, mask = make_relative(name), MASKS["right"]
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+        elif hasattr(part, "relative_attention_max_distance"):
+            part.dropout = 0.0
+    with na.patch(model):
+        expected = gradients(model, mask, training=True)
+        enable_checkpointing(model, {"use_reentrant": reentrant})
+        model.get_input_embeddings().register_forward_hook(lambda *x: x[-1].requires_grad_())
+        assert_gradients_close(gradients(model, mask, training=True), expected)
+
+
+@quick
+def test_dropout_has_the_mean_of_no_dropout(name: str) -> None:
+    """Each row of a batch of the same text drops weights of its own.
+
+    A weight w of the first layer adds a variance of w^2 p / (1 - p) times that of values; with
+    p = 0.1 the mean of 400 rows is off by less than a sixtieth of the greatest value, and by less
+    than six standard deviations in all of 1280 numbers.
+    """
+    model = make_relative(name)
+    encoder = model.encoder if name == "T5" else model.mpnet
+    layer = next(part for part in encoder.modules() if hasattr(part, "q"))
+    seen: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
+    layer.o.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    layer.v.register_forward_hook(lambda *x: values.append(x[-1]))
+    rows = batch()[:1].expand(400, -1)
+    with na.patch(model), torch.no_grad():
+        encoder(rows[:1])
+        layer.training = True
+        for seed in (0, 0, 1):
+            torch.manual_seed(seed)
+            encoder(rows)
+    expected, first, same, other = seen
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    error = (first.mean(dim=0) - expected[0]).abs().max() / values[0].abs().max()
+    assert 0 < error < 6 / 60
+
+
+@relatives
+def test_attention_weights(name: str) -> None:
+    model = make_relative(name)
+    asked = {"attention_mask": MASKS["left"], "output_attentions": True}
+    ids = batch()
+    if name == "Pix2Struct" or name == "Pop2Piano":
+        pytest.skip("their arguments differ, their layers are those of T5")
+    if name != "MPNet":
+        asked["decoder_input_ids"] = ids[:, :9]
+    with torch.no_grad():
+        stock = model(ids, **asked)
+        with na.patch(model):
+            ours = model(ids, **asked)
+    kept = MASKS["left"] != 0
+    kinds = ["attentions"]
+    if name != "MPNet":
+        kinds = ["encoder_attentions", "decoder_attentions", "cross_attentions"]
+    for kind in kinds:
+        assert len(ours[kind]) == len(stock[kind]) == 2
+        for mine, theirs in zip(ours[kind], stock[kind], strict=True):
+            assert mine.shape == theirs.shape
+            if mine.shape[2] == LENGTH:  # weights of padded queries are undefined
+                mine, theirs = (x.transpose(1, 2)[kept] for x in (mine, theirs))
+            torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
+def test_patches_nest_and_are_undone_to_the_bit(model: Any) -> None:
+    stock = without_grad(model)
+    first = na.patch(model)
+    plain = without_grad(model)
+    second = na.patch(model, window=5)
+    assert [x.attention for x in na.patched(model)] == ["fused", "fused"]
+    assert "patch of T5, learned buckets, attention='fused', window=5" in repr(second)
+    near = without_grad(model)
+    assert not torch.allclose(near, plain, atol=1e-2)
+    second.undo()
+    assert torch.equal(without_grad(model), plain)
+    clones = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    first.undo()
+    assert torch.equal(without_grad(model), stock)
+    for clone in clones:
+        assert torch.equal(without_grad(clone), plain)
+        na.unpatch(clone)
+        assert torch.equal(without_grad(clone), stock)
+    na.patch(model, window=5)
+    na.unpatch(model)
+    assert na.patched(model) == []
+    assert torch.equal(without_grad(model), stock)
+
+
+@quick
+def test_no_matrix_of_all_pairs_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither that of the bias, nor the zeros of cross-attention, nor a mask."""
+    model, sizes = make_relative(name), []
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
+            result = func(*args, **(kw or {}))
+            if isinstance(result, torch.Tensor):
+                sizes.append(result.numel())
+            return result
+
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with na.patch(model), Sizes():
+        output(model, MASKS["left"])
+    ours = max(sizes)
+    sizes.clear()
+    with Sizes():
+        output(model, MASKS["left"])
+    logits = BATCH * LENGTH * VOCABULARY
+    assert ours == logits < BATCH * HEADS * LENGTH**2 <= max(sizes)
+
+
+def test_a_window_is_that_of_the_table_with_a_window() -> None:
+    model = make_relative("T5")
+    layer = model.encoder.block[0].layer[0].SelfAttention
+    states: list[torch.Tensor] = []
+    layer.register_forward_pre_hook(lambda _, x: states.append(x[0]))
+    results: list[torch.Tensor] = []
+    layer.register_forward_hook(lambda *x: results.append(x[-1][0]))
+    for attention in ("fused", "eager"):
+        with na.patch(model, window=6, attention=attention), torch.no_grad():
+            model.encoder(batch())
+    query, key, value = (
+        product(states[0]).unflatten(2, (HEADS, 16)).transpose(1, 2).detach().numpy()
+        for product in (layer.q, layer.k, layer.v)
+    )
+    table = layer.relative_attention_bias.weight.detach().T.numpy()
+    bias = na.T5(table, True, 24).tensor(LENGTH, LENGTH)[0].astype(np.float64)
+    bias = np.where(abs(na.reference.distances(LENGTH, LENGTH)) < 6, bias, -np.inf)
+    context = na.reference.attention(query, key, value, bias, scale=1.0)[0]
+    expected = layer.o(torch.from_numpy(context).float().transpose(1, 2).flatten(2)).detach()
+    for mine in results:
+        torch.testing.assert_close(mine, expected, **CLOSE)
+
+
+@quick
+def test_a_bias_of_the_users_own(name: str) -> None:
+    model = make_relative(name)
+    bias = na.KerpleLog(np.linspace(0.1, 1.0, HEADS), np.ones(HEADS))
+    results = []
+    for attention in ("fused", "eager"):
+        with na.patch(model, bias, attention=attention):
+            results.append(without_grad(model, MASKS["left"]))
+    torch.testing.assert_close(*results, **CLOSE)
+    stock = without_grad(model, MASKS["left"])
+    assert not torch.allclose(results[0], stock, atol=1e-2)
+    for layer in (0, 1):  # the others keep their table
+        with na.patch(model, {layer: bias}):
+            one = without_grad(model, MASKS["left"])
+        assert not torch.allclose(one, stock, atol=1e-3)
+        assert not torch.allclose(one, results[0], atol=1e-3)
+    with pytest.raises(ValueError, match="must be a bias of both sides for an encoder"):
+        na.patch(model, na.ALiBi(HEADS))
+    with pytest.raises(ValueError, match="layers below 2"):
+        na.patch(model, {2: bias})
+    with pytest.raises(ValueError, match="bias of the model's 4 heads"):
+        na.patch(model, na.ALiBi(HEADS + 1, sides="symmetric"))
+    assert torch.equal(without_grad(model, MASKS["left"]), stock)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scaling": na.NTK(4.0)}, "scaling must be None or a bias for T5, which has learned"),
+        ({"scaling": "flat:8"}, "scaling must be None or a bias for T5, which has learned"),
+        ({"attention": "traceable"}, "attention for T5 must be one of 'fused', 'eager'"),
+        ({"compat": "transformers"}, "compat for T5 must be one of 'exact'"),
+        ({"window": 4, "sink": 2}, "sink must be 0 for T5, got 2"),
+        ({"causal_block": 4}, "causal_block must be None for T5, got 4"),
+        ({"log_n": 512}, r"log_n must be None for T5, got LogN"),
+    ],
+    ids=str,
+)
+def test_options_without_meaning_are_refused(model: Any, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        na.patch(model, **options)
+    assert na.patched(model) == []
+
+
+def test_other_masks_are_refused(model: Any) -> None:
+    ids, mask = batch(), torch.ones((BATCH, LENGTH))
+    dense = torch.ones((BATCH, 1, LENGTH, LENGTH))
+    dense[:, :, 3, 5] = 0
+    encoded = {"encoder_hidden_states": torch.randn((BATCH, LENGTH, CHANNELS))}
+    with na.patch(model):
+        for wrong in (dense, mask[:, 1:]):
+            with pytest.raises(ValueError, match="attention_mask must have shape"):
+                model.encoder(ids, attention_mask=wrong)
+            with pytest.raises(ValueError, match="encoder_attention_mask must have shape"):
+                model.decoder(ids, encoder_attention_mask=wrong, **encoded)
+        with pytest.raises(ValueError, match="attention_mask must hold only 0 and 1"):
+            model.encoder(ids, attention_mask=mask * 2)
+        with pytest.raises(ValueError, match="attention_mask must hold only 0 and 1"):
+            model.decoder(ids, encoder_attention_mask=mask * 2, **encoded)
+        with pytest.raises(ValueError, match="past_key_values must be an EncoderDecoderCache"):
+            model.decoder(ids, past_key_values=DynamicCache(), **encoded)
+
+
+def test_a_class_that_computes_otherwise_is_refused() -> None:
+    model = make_relative("T5")
+
+    class Other(type(model.encoder.block[0].layer[0].SelfAttention)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    model.decoder.block[1].layer[1].EncDecAttention.__class__ = Other
+    with pytest.raises(ValueError, match="of transformers' T5Attention, got a Other"):
+        na.patch(model)
+    assert na.patched(model) == []  # the encoder is not patched either
+
+
+def test_mpnet_needs_the_buckets_that_transformers_reads() -> None:
+    config = transformers.MPNetConfig(
+        vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, relative_attention_num_buckets=16,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="must have 32 buckets"):
+        na.patch(transformers.MPNetModel(config))
+
+
+@relatives
+def test_by_name_and_configuration(name: str, tmp_path: Any) -> None:
+    model = make_relative(name)
+    kind = type(model)
+    if name == "Pix2Struct":
+        pytest.skip("transformers cannot make its text model from its own configuration")
+    mask = MASKS["left"]
+    stock = without_grad(model, mask)
+    with na.patch(model, window=7):
+        near = without_grad(model, mask)
+        model.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="alibi_window, which only a model made with"):
+        plain = kind.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(without_grad(plain, mask), stock, **CLOSE)
+    ours = kind.from_pretrained(tmp_path, attn_implementation="ntk_alibi").eval()
+    assert torch.equal(without_grad(ours, mask), near)
+    ours = kind.from_pretrained(
+        tmp_path, attn_implementation="ntk_alibi", alibi_window=None, alibi_attention="eager"
+    ).eval()
+    torch.testing.assert_close(without_grad(ours, mask), stock, **CLOSE)
+    with pytest.raises(ValueError, match=f"scaling must be None or a bias for {name}"):
+        kind.from_pretrained(tmp_path, attn_implementation="ntk_alibi", alibi_scaling=na.NTK(4.0))
+
+
+@quick
+def test_the_name_given_to_a_model_that_was_made_without_it(name: str) -> None:
+    model = make_relative(name)
+    for part in model.modules():
+        if hasattr(part, "config"):
+            part.config._attn_implementation = "ntk_alibi"
+    with pytest.raises(RuntimeError, match=r"must be given when a .* is made"):
+        without_grad(model, MASKS["left"])
+
+
+@pytest.mark.slow
+@quick
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
+    model = make_relative(name).to(dtype)
+    stock = without_grad(model, MASKS["left"])
+    with na.patch(model):
+        ours = without_grad(model, MASKS["left"])
+    assert ours.dtype == stock.dtype
+    error = 8 * torch.finfo(dtype).eps * float(stock.abs().max())
+    torch.testing.assert_close(ours, stock, atol=max(error, 1e-10), rtol=0.0)

@@ -1,0 +1,83 @@
+"""Generation by patched relatives of T5, with every cache."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import DynamicCache, EncoderDecoderCache
+
+import ntk_alibi as na
+from padded_batches import BATCH, MASKS, batch
+from t5_models import CLOSE, make_relative
+
+generators = pytest.mark.parametrize(
+    "name",
+    ["T5", *(pytest.param(n, marks=pytest.mark.slow) for n in ("UMT5", "SwitchTransformers"))],
+)
+
+
+@generators
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_cache": False},
+        {"num_beams": 3},
+        {"cache_implementation": "static"},
+        pytest.param({"cache_implementation": "static", "num_beams": 3}, marks=pytest.mark.slow),
+        {"past_key_values": "growing"},
+        {"assistant_model": "itself"},
+    ],
+    ids=str,
+)
+def test_generation_gives_the_same_tokens(name: str, options: dict[str, Any]) -> None:
+    model, mask = make_relative(name), MASKS["left"]
+    if options.get("assistant_model"):
+        options, mask = {"assistant_model": copy.deepcopy(model)}, None
+    rows = BATCH if mask is not None else 1
+
+    def generate(**more: Any) -> Any:
+        return model.generate(
+            batch()[:rows], attention_mask=mask, max_new_tokens=8, do_sample=False,
+            output_scores=True, return_dict_in_generate=True, **more,
+        )  # fmt: skip
+
+    growing = "past_key_values" in options
+    stock = generate(**{} if growing else options)
+    if growing:
+        options = {"past_key_values": EncoderDecoderCache(na.GrowingCache(), na.GrowingCache())}
+    with na.patch(model):
+        ours = generate(**options)
+    assert torch.equal(ours.sequences, stock.sequences)
+    for mine, theirs in zip(ours.scores, stock.scores, strict=True):
+        torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
+def test_a_window_cache_holds_what_a_decoder_sees() -> None:
+    model = make_relative("T5")
+    given = {"max_new_tokens": 9, "do_sample": False, "attention_mask": MASKS["left"]}
+    with na.patch(model, window=5):
+        tokens = model.generate(batch(), **given)
+        cache = EncoderDecoderCache(na.WindowCache(5), DynamicCache())
+        assert torch.equal(model.generate(batch(), past_key_values=cache, **given), tokens)
+        assert cache.self_attention_cache.layers[0].keys.shape[2] <= 5
+    message = r"past_key_values must hold what the patch shows, got WindowCache\(5, 0\)"
+    cache = EncoderDecoderCache(na.WindowCache(5), DynamicCache())
+    with na.patch(model), pytest.raises(ValueError, match=message):
+        model.generate(batch(), past_key_values=cache, **given)
+
+
+def test_generation_by_name() -> None:
+    model = make_relative("T5")
+    mask, given = MASKS["left"], {"max_new_tokens": 6, "do_sample": False}
+    stock = model.generate(batch(), attention_mask=mask, **given)
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = "ntk_alibi"
+    ours = transformers.T5ForConditionalGeneration(config).eval()
+    ours.load_state_dict(model.state_dict())
+    for options in ({}, {"cache_implementation": "static"}):
+        assert torch.equal(ours.generate(batch(), attention_mask=mask, **given, **options), stock)

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import ntk_alibi as na
-from bert_models import HEADS, ids, kinds, make, run
+from bert_models import CLOSE, HEADS, ids, kinds, layers_of, make, run
+from remote_models import mosaic_bert
 from remote_models.jina_bert import JinaBertSelfAttention
 from remote_models.mosaic_bert import BertUnpadSelfAttention
 
@@ -154,3 +155,19 @@ def test_a_module_around_the_model_is_patched_by_its_parts() -> None:
     with na.patch(model, na.NTK(4.0)):
         assert not torch.allclose(model({"input_ids": ids()}), stock)
     assert torch.equal(model({"input_ids": ids()}), stock)
+
+
+def test_a_triton_kernel_that_does_not_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPUs, and with newer Tritons, the model's own code fails; a patched model needs none."""
+    model = make("mosaic")
+    expected = run(model, ids())
+
+    def kernel(*_: Any) -> Any:
+        raise RuntimeError("no Triton")
+
+    monkeypatch.setattr(mosaic_bert, "flash_attn_qkvpacked_func", kernel)
+    with pytest.raises(RuntimeError, match="no Triton"):
+        run(model, ids())
+    with na.patch(model):
+        torch.testing.assert_close(run(model, ids()), expected, **CLOSE)
+    assert layers_of(model)[0].p_dropout == 0.0

@@ -1,8 +1,9 @@
 """MosaicBERT and DNABERT-2, abridged: the interface of their remote code, written anew.
 
 Padding is taken away between layers; attention itself is padded. The encoder keeps a symmetric
-bias of alibi_starting_size tokens, and makes a longer one for longer texts. This is the path of
-the published code that needs torch alone. As remote code the module imports nothing beside.
+bias of alibi_starting_size tokens, and makes a longer one for longer texts. The path that needs
+torch alone is here; the published code takes a Triton kernel where Triton is installed, unless
+weights are dropped. As remote code the module imports nothing beside.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from torch import nn
 from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
+
+#: The Triton kernel, where there is one.
+flash_attn_qkvpacked_func: Any = None
 
 
 def unpad_input(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any, int]:
@@ -83,10 +87,14 @@ class BertUnpadSelfAttention(nn.Module):
         batch = cu_seqlens.shape[0] - 1
         packed = pad_input(self.Wqkv(hidden_states), indices, batch, max_seqlen_in_batch)
         parts = packed.unflatten(2, (3, self.num_attention_heads, self.attention_head_size))
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        scores = query @ key.transpose(-1, -2) / math.sqrt(self.attention_head_size) + bias
-        weights = self.dropout(functional.softmax(scores, dim=-1))
-        return (weights @ value).transpose(1, 2).flatten(2).flatten(0, 1)[indices]
+        if self.p_dropout or flash_attn_qkvpacked_func is None:
+            query, key, value = parts.permute(2, 0, 3, 1, 4)
+            scores = query @ key.transpose(-1, -2) / math.sqrt(self.attention_head_size) + bias
+            weights = self.dropout(functional.softmax(scores, dim=-1))
+            made = (weights @ value).transpose(1, 2)
+        else:
+            made = flash_attn_qkvpacked_func(parts, bias)
+        return made.flatten(2).flatten(0, 1)[indices]
 
 
 class BertSelfOutput(nn.Module):

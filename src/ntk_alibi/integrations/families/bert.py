@@ -146,6 +146,11 @@ def _mosaic_forward(
     return output[indices] if padded else output
 
 
+def _without_triton(model: Any) -> list[Replacement]:
+    """Let a layer take its path in torch, as it does where weights are dropped in training."""
+    return [(_layers(model)[0], "p_dropout", 1.0)]
+
+
 _COMMON: dict[str, Any] = {
     "layers": _layers,
     "slopes": _slopes,
@@ -159,4 +164,10 @@ JINA = Family(
     name="JinaBERT", matches=_is_jina, forward=_jina_forward, check=_check_jina, **_COMMON
 )
 
-MOSAIC = Family(name="MosaicBERT", matches=_is_mosaic, forward=_mosaic_forward, **_COMMON)
+MOSAIC = Family(
+    name="MosaicBERT",
+    matches=_is_mosaic,
+    forward=_mosaic_forward,
+    while_compared=_without_triton,
+    **_COMMON,
+)

@@ -27,6 +27,10 @@ class PassedThrough(BlockMask):
         """Return itself."""
         return self
 
+    def __getitem__(self, index: Any) -> Any:
+        """Refuse to be cut to the keys of a layer, as a mask of all pairs is."""
+        raise RuntimeError(self.misuse)
+
     @classmethod
     def baddbmm(cls, *_: Any, **__: Any) -> NoReturn:
         """Refuse the product that transformers' BLOOM calls on its bias."""

@@ -44,8 +44,16 @@ def _no_matrix(_: Any, __: torch.Tensor) -> None:
     """Replace MPNetEncoder.compute_position_bias."""
 
 
+def _hand_on(_: Any, attention_mask: Any, *__: Any, **___: Any) -> Any:
+    """Replace get_extended_attention_mask, by which older versions make a mask to add."""
+    return attention_mask
+
+
 def _replacements(model: Any) -> list[Replacement]:
-    return [(model.encoder, "compute_position_bias", _no_matrix)]
+    return [
+        (model.encoder, "compute_position_bias", _no_matrix),
+        (model, "get_extended_attention_mask", _hand_on),
+    ]
 
 
 def _forward(

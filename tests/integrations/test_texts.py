@@ -188,6 +188,21 @@ def test_positions_of_padding_are_no_texts(
         refused("position_ids", model, input_ids=ids, attention_mask=mask, position_ids=again)
 
 
+@pytest.mark.filterwarnings("ignore:A decoder-only architecture")
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_generated_tokens_behind_padding_on_the_right_go_on(
+    models: dict, ids: torch.Tensor, use_cache: bool
+) -> None:
+    """generate() counts their positions on from those of the padding; Falcon takes them."""
+    model, mask = models["falcon"], torch.ones(2, 12, dtype=torch.long)
+    mask[0, 7:] = 0
+    given: dict[str, Any] = {"attention_mask": mask, "use_cache": use_cache, "max_new_tokens": 4}
+    given |= {"do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids[:2, :12], **given)
+    with na.patch(model):
+        assert torch.equal(model.generate(ids[:2, :12], **given), expected)
+
+
 @families
 def test_cached_positions_go_on(models: dict, ids: torch.Tensor, name: str) -> None:
     model, positions = models[name], torch.arange(40)[None]

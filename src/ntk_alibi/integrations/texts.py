@@ -95,7 +95,8 @@ def _of_positions(_: str, value: Any, rows: Rows) -> torch.Tensor:
     """Return the texts of position_ids: a position that is not the next one begins a text.
 
     Padding may have any position, and a real token any greater one than those before it, where
-    there is padding or a part of a text.
+    there is padding or a part of a text. A token that generate() adds behind padding on the right
+    has the next position after that of the padding.
     """
     positions = torch.as_tensor(value)
     positions = positions[None] if positions.ndim == 1 else positions
@@ -104,7 +105,7 @@ def _of_positions(_: str, value: Any, rows: Rows) -> torch.Tensor:
         begins = positions.diff(dim=-1) != 1
     else:
         behind = torch.where(real, positions, positions.min() - 1).cummax(dim=-1).values[:, :-1]
-        begins = real[:, 1:] & (positions[:, 1:] <= behind)
+        begins = real[:, 1:] & (positions[:, 1:] <= behind) & (positions.diff(dim=-1) != 1)
     return F.pad(begins.cumsum(dim=-1), (1, 0))
 
 

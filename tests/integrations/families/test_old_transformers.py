@@ -14,7 +14,7 @@ import pytest
 from environments import make_environment, run_tests
 
 FOLDER = "tests/integrations/families"
-TESTS = tuple(f"{FOLDER}/{name}.py" for name in ("test_bert", "test_baichuan"))
+TESTS = tuple(f"{FOLDER}/{name}.py" for name in ("test_bert", "test_bert_patches", "test_baichuan"))
 
 #: Versions, and what they need in front of the packages of this environment.
 VERSIONS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import site
 import subprocess
+import sys
 import venv
 from pathlib import Path
 
@@ -21,20 +22,27 @@ FAMILIES = (f"{FOLDER}/test_families.py", f"{FOLDER}/families/test_bloom.py")
 VERSIONS = {"5.4.0": (FOLDER,), "5.18.0": FAMILIES, "5.20.0": FAMILIES}
 
 
+def environment(folder: Path, version: str) -> Path:
+    """Make an environment of a version and the packages of this one; return its interpreter."""
+    venv.create(folder, with_pip=False)
+    python = folder / "bin/python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()]
+    (packages / "outer.pth").write_text("".join(lines))
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q"]
+    done = subprocess.run(
+        [*install, "--no-compile", f"transformers=={version}"], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"pip cannot install transformers {version} here: {done.stderr[-200:]}")
+    return python
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_patches_on_transformers(version: str, tmp_path: Path) -> None:
-    folder = tmp_path / "venv"
-    venv.create(folder, with_pip=True)
-    python = folder / "bin/python"
-    command = [python, "-c", "import site; print(site.getsitepackages()[0])"]
-    packages = Path(subprocess.run(command, capture_output=True, text=True).stdout.strip())
-    lines = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()]
-    (packages / "outer.pth").write_text("".join(lines))
-    install = [python, "-m", "pip", "install", "-q", f"transformers=={version}"]
-    done = subprocess.run(install, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"pip cannot install transformers {version} here: {done.stderr[-200:]}")
+    """Run the tests with each value of each parameter: their grids run on the newest version."""
+    python = environment(tmp_path / "venv", version)
     found = subprocess.run(
         [python, "-c", "import transformers; print(transformers.__version__)"],
         capture_output=True,
@@ -44,11 +52,11 @@ def test_the_patches_on_transformers(version: str, tmp_path: Path) -> None:
     tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
         [
-            *tests,
-            *("-m", "not slow", *VERSIONS[version], f"--ignore={FOLDER}/test_versions.py"),
+            *(*tests, "-p", "each_value_once", "-m", "not slow", *VERSIONS[version]),
+            f"--ignore={FOLDER}/test_versions.py",
         ],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests/shared")},
         capture_output=True,
         text=True,
     )

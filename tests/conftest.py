@@ -50,11 +50,26 @@ NEED_TEST_ALL = (
 )
 
 
+#: Tests, by the beginnings of their paths, of half a minute and more. They begin first, so that
+#: none of them begins when the others end and leaves all workers but one without work.
+LONG = (
+    "tests/integrations/test_versions.py",
+    "tests/test_compilers.py",
+    "tests/test_cpp_package.py",
+    "tests/test_types.py",
+    "tests/test_peers.py",
+    "tests/studies/test_nano_bloom.py::test_a_small_model",
+    "tests/studies/test_scheme_study.py::test_alibi_learns",
+    "tests/integrations/test_exported.py::test_the_examples",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests as slow that need more packages than `make test` installs."""
+    """Mark tests as slow that need more packages than `make test` installs, and order them."""
     for item in items:
         if item.nodeid.startswith(NEED_TEST_ALL):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 @pytest.fixture(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import random
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +17,7 @@ import yaml
 
 from harness_tasks import search_tasks_in
 from ntk_alibi import _installed
+from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing.task_comparison import by_length, load_known, summary_of
 from ntk_alibi.evaluation.harness import datasets, local_files
 from ntk_alibi.evaluation.harness import run as harness
@@ -108,25 +107,24 @@ def test_a_length_without_prompts_is_no_score() -> None:
 
 @pytest.mark.slow
 def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command draws and scores prompts; loaded tasks have the same prompts."""
+    """The command draws and scores prompts; loaded tasks have the same prompts.
+
+    The harness searches RULER's tasks only; those of `test_processes` search all.
+    """
     for package in ("nltk", "wonderwords"):
         pytest.importorskip(package, reason="RULER needs pip install 'ntk-alibi[ruler]'")
+    search_tasks_in(Path(lm_eval.tasks.__file__).parent / "ruler", monkeypatch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
     metadata = {"max_seq_lengths": [512, 768]}
-    command = [sys.executable, "-m", "ntk_alibi.cli", "lm-eval", "--model", "ntk_alibi"]
-    command += [*RULER, "--limit", "2", "--log_samples", "--output_path", "out"]
-    done = subprocess.run(
-        [*command, *harness.metadata_argument(metadata)],
-        **{"cwd": tmp_path, "capture_output": True, "text": True},
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    command = ["lm-eval", "--model", "ntk_alibi", *RULER, "--limit", "2"]
+    command += ["--log_samples", "--output_path", "out", *harness.metadata_argument(metadata)]
+    main(command)
     (results,) = (tmp_path / "out/nano-bloom").glob("results*.json")
     scores = json.loads(results.read_text())["results"]["niah_single_1"]
     assert 0 <= scores["512,none"] <= 1
     (logged,) = (tmp_path / "out/nano-bloom").glob("samples_niah_single_1*.jsonl")
     samples = [json.loads(line) for line in logged.read_text().splitlines()]
-    ruler = Path(lm_eval.tasks.__file__).parent / "ruler"
-    search_tasks_in(ruler, monkeypatch)  # the command has searched all
     states = random.getstate(), np.random.get_state()[2]
     task = load_known(["niah_single_1"], metadata, "nano-bloom")["tasks"]["niah_single_1"]
     assert (random.getstate(), np.random.get_state()[2]) == states

@@ -128,14 +128,9 @@ def test_numbers_that_are_not_finite_keep_their_blocks(broken: float) -> None:
     assert torch.equal(kept[:, 0, :, 0], seen[:, 0, :, 0])
 
 
-#: Shares of 128 x 128 causal blocks: 16 heads of 64 channels, unit variance.
-SHARES = {
-    4096: (0.464, 0.569),
-    8192: (0.318, 0.455),
-    16384: (0.189, 0.347),
-    32768: (0.102, 0.243),
-    65536: (0.053, 0.146),
-}
+#: Shares of 128 x 128 causal blocks: 16 heads of 64 channels, unit variance. The longer calls are
+#: in several parts, of heads and of queries; docs/gpu.md has twice and four times their length.
+SHARES = {4096: (0.464, 0.569), 8192: (0.318, 0.455), 16384: (0.189, 0.347)}
 
 
 @pytest.mark.slow

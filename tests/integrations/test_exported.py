@@ -13,7 +13,7 @@ import torch
 
 import ntk_alibi as na
 from exported_models import LONG, LONG_MASK, SHAPES, Logits
-from family_models import LOGITS, families
+from family_models import LOGITS
 from padded_batches import MASKS, batch
 from repository import ROOT
 
@@ -22,21 +22,10 @@ NEAR = {"atol": 1e-4, "rtol": 0.0}
 
 OPTIONS = [{"scaling": na.NTK(4.0)}, {"scaling": na.Knee(6, 5.0), "log_n": na.LogN(8, 0.5)}]
 
-FAMILIES = ("bloom", "mpt", "falcon")
-
 quiet = pytest.mark.filterwarnings("ignore")  # those of the exporters and runtimes
 
-#: Families and options of the exported programs; one of them in the quick tests.
-CASES = [
-    ("falcon", OPTIONS[1]),
-    *(
-        pytest.param((name, options), marks=pytest.mark.slow)
-        for name, options in (
-            ("falcon", OPTIONS[0]),
-            *((name, options) for name in ("bloom", "mpt") for options in OPTIONS),
-        )
-    ),
-]
+#: Families and options of the exported programs. BLOOM with the first options is in the page.
+CASES = [*((name, OPTIONS[1]) for name in ("bloom", "mpt", "falcon")), ("falcon", OPTIONS[0])]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
@@ -90,10 +79,7 @@ def test_openvino(
 
 
 @quiet
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "exported", [(name, OPTIONS[0]) for name in FAMILIES], ids=str, indirect=True
-)
+@pytest.mark.parametrize("exported", CASES[-3:][::2], ids=str, indirect=True)
 def test_aot_inductor(exported: tuple[Any, torch.Tensor], tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("AOTInductor needs g++")
@@ -105,8 +91,7 @@ def test_aot_inductor(exported: tuple[Any, torch.Tensor], tmp_path: Path) -> Non
 
 
 @quiet
-@pytest.mark.slow
-@families
+@pytest.mark.parametrize("name", ["mpt", "falcon"])
 def test_inductor(shallow: dict, name: str) -> None:
     if shutil.which("g++") is None:
         pytest.skip("torch.compile needs g++")
@@ -121,7 +106,6 @@ def test_inductor(shallow: dict, name: str) -> None:
 
 
 @quiet
-@pytest.mark.slow
 def test_the_examples_of_the_page_on_export_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

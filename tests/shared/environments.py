@@ -43,7 +43,7 @@ def run_tests(python: Path, *arguments: str) -> str:
     done = subprocess.run(
         [*command, "-m", "not slow", *arguments],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests/shared")},
         capture_output=True,
         text=True,
     )

@@ -12,18 +12,11 @@ import numpy as np
 import pytest
 
 import ntk_alibi as na
-from cpp_programs import numbers, of_example, of_python
+from cpp_programs import check_isolation, numbers, of_example, of_python, run
 from ntk_alibi import _installed
 from repository import ROOT
 
-
-def run(*command: str | Path) -> str:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-#: A user's project: the example, and a program that prints what tolerances change.
+#: A user's project: the example, a program that prints what tolerances change, the core's tests.
 PROJECT = f"""
 cmake_minimum_required(VERSION 3.18)
 project(programs LANGUAGES CXX)
@@ -33,6 +26,11 @@ foreach(source "{ROOT}/examples/cpp/causal_attention.cpp" "{ROOT}/tests/shared/s
   add_executable(${{name}} "${{source}}")
   target_link_libraries(${{name}} PRIVATE ntk_alibi::core)
 endforeach()
+find_package(Threads REQUIRED)
+file(GLOB tests "{ROOT}/cpp/tests/*.cpp")
+add_executable(core_tests ${{tests}})
+target_include_directories(core_tests PRIVATE "${{ntk_alibi_DIR}}/source/cpp")
+target_link_libraries(core_tests PRIVATE ntk_alibi::core Threads::Threads)
 """
 
 
@@ -40,7 +38,8 @@ endforeach()
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of programs that were built with the CMake package of the Python package.
 
-    `test_compilers` builds the example with the package of an installed library.
+    This is also the test that the core builds without warnings. `test_compilers` builds the example
+    with the package of an installed library.
     """
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
@@ -48,11 +47,23 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         package = _installed.cmake_dir()
     except FileNotFoundError as error:
         pytest.skip(str(error))
+    for path in (package / "source/cpp").rglob("*.*"):
+        here = ROOT / path.relative_to(package / "source")
+        assert path.read_text() == here.read_text(), f"{path} is another one here: run `make test`"
     folder = tmp_path_factory.mktemp("programs")
     (folder / "CMakeLists.txt").write_text(PROJECT)
-    run("cmake", "-S", folder, "-B", folder / "build", f"-Dntk_alibi_DIR={package}")
+    options = f"-Dntk_alibi_DIR={package}", "-DCMAKE_CXX_FLAGS=-Werror"
+    run("cmake", "-S", folder, "-B", folder / "build", *options)
     run("cmake", "--build", folder / "build", "--parallel", str(os.cpu_count()))
     return folder / "build"
+
+
+@pytest.mark.slow
+def test_the_core_of_a_wheel_passes_its_tests(programs: Path) -> None:
+    output = run(programs / "core_tests")
+    assert output.endswith("all tests passed\n")
+    assert "portable" in output
+    check_isolation(programs)
 
 
 @pytest.mark.slow

@@ -1,6 +1,10 @@
-"""The numbers of the C++ programs that tests build, and what examples/cpp prints for them."""
+"""C++ programs that tests build: commands, their kernels' symbols, and the numbers they print."""
 
 from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +12,33 @@ from numpy.typing import NDArray
 import ntk_alibi as na
 
 HEADS, TOKENS, ROOM, HEAD_DIM = 8, 600, 1024, 64
+
+#: Prefixes of symbols that compilers emit, one for each symbol of ours.
+MARKS = ("DW.ref.", "__odr_asan.")
+
+
+def run(*command: str | Path) -> str:
+    """Run a command that must succeed, and return what it prints."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check_isolation(build: Path) -> None:
+    """Check that no kernel object defines a symbol outside its instruction set's namespace.
+
+    Of several weak definitions the linker keeps one; if that is an inline function compiled for
+    AVX-512, it crashes older machines.
+    """
+    objects = list(build.rglob("ntk_alibi_kernels_*/**/*.o"))
+    assert len(objects) >= 6
+    for path in objects:
+        isa = re.search(r"ntk_alibi_kernels_(\w+)\.dir", str(path))
+        assert isa is not None
+        for line in run("nm", "-C", "--defined-only", path).splitlines():
+            kind, symbol = line.split(maxsplit=2)[1:]
+            in_namespace = f"ntk_alibi::{isa.group(1)}::" in symbol
+            assert in_namespace or kind in "rdbtn" or symbol.startswith(MARKS), f"{path}: {line}"
 
 
 def numbers(state: int, rows: int, heads: int = HEADS) -> NDArray[np.float32]:

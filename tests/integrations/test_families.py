@@ -126,36 +126,48 @@ def test_generate(models: dict, ids: torch.Tensor, name: str, mask: Any, options
         assert torch.equal(tokens, full)
 
 
-@pytest.mark.parametrize("name", ["mpt", "falcon"])
+@families
 @pytest.mark.parametrize(
     "scaling", [na.NTK(4.0), na.DynamicNTK(2.0, 16, per="query"), na.Knee(6, 5.0)], ids=repr
 )
 def test_gradients_and_gradient_checkpointing(ids: torch.Tensor, name: str, scaling: Any) -> None:
+    mask = MASKS["right"]
+    labels = ids.masked_fill(~real(mask), -100)  # the output of padding is undefined
+
     def of(attention: str, checkpointing: bool) -> list[torch.Tensor]:
         patch = {"scaling": scaling, "attention": attention}
-        model, mask = make_model(name), MASKS["right"]
-        return gradients(model, ids, mask, ids, checkpointing=checkpointing, **patch)
+        model = make_model(name)
+        return gradients(model, ids, mask, labels, checkpointing=checkpointing, **patch)
 
     expected = of("eager", False)
-    for checkpointing in (False, True):
-        assert_gradients_close(of("fused", checkpointing), expected)
+    dynamic = isinstance(scaling, na.DynamicNTK)  # which the traceable form refuses
+    for attention in ("fused",) if dynamic else ("fused", "traceable"):
+        for checkpointing in (False, True):
+            assert_gradients_close(of(attention, checkpointing), expected)
 
 
 @families
-def test_undoing_before_a_checkpointed_backward_is_an_error(ids: torch.Tensor, name: str) -> None:
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [("fused", "the patch must stay until the backward pass"), ("traceable", None)],
+)
+def test_undoing_before_a_checkpointed_backward_is_an_error(
+    ids: torch.Tensor, name: str, attention: Any, message: str | None
+) -> None:
     model = make_model(name).train()
     enable_checkpointing(model)
-    with na.patch(model, na.NTK(2.0)):
+    with na.patch(model, na.NTK(2.0), attention=attention):
         loss = model(ids, labels=ids, use_cache=False).loss
-    with pytest.raises(RuntimeError, match="the patch must stay until the backward pass"):
+    with pytest.raises(RuntimeError, match=message):
         loss.backward()
 
 
-@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
-def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
+@families
+@pytest.mark.parametrize("attention", ["fused", "eager", "traceable"])
+def test_dropout_in_training(ids: torch.Tensor, name: str, attention: Any) -> None:
     model = make_model(name).train()
     drop_weights(model)
-    with na.patch(model, na.NTK(2.0)):
+    with na.patch(model, na.NTK(2.0), attention=attention):
         a, b = (model(ids, use_cache=False).logits for _ in range(2))
         assert (a - b).abs().max() > 1e-3
         model.eval()

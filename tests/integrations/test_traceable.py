@@ -18,11 +18,8 @@ from exported_models import LONG, LONG_MASK, SHAPES, Logits
 from family_models import LOGITS, MAKERS, compiled_families, families, make_model
 from model_runs import (
     assert_gradients_close,
-    drop_weights,
-    enable_checkpointing,
     generate,
     generations,
-    gradients,
 )
 from padded_batches import LENGTH, MASKS, masks, real, run
 
@@ -120,45 +117,6 @@ def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str, ki
         expected = [run(model, ids[:, :cut]), run(model, ids[:, cut:])]
     with na.patch(model, na.NTK(4.0), attention="traceable"):
         torch.testing.assert_close(run(model, ids, mask), torch.cat(expected, dim=1), **LOGITS)
-
-
-@families
-@pytest.mark.parametrize("scaling", [na.NTK(4.0), na.Knee(6, 5.0)], ids=repr)
-@pytest.mark.parametrize("mask", ["none", "right"])
-def test_gradients_and_gradient_checkpointing(
-    ids: torch.Tensor, name: str, scaling: Any, mask: str
-) -> None:
-    labels = ids.masked_fill(~real(MASKS[mask]), -100)  # the output of padding is undefined
-
-    def of(attention: str, checkpointing: bool) -> list[torch.Tensor]:
-        patch = {"scaling": scaling, "attention": attention}
-        model = make_model(name)
-        return gradients(model, ids, MASKS[mask], labels, checkpointing=checkpointing, **patch)
-
-    expected = of("fused", False)
-    for checkpointing in (False, True):
-        assert_gradients_close(of("traceable", checkpointing), expected)
-
-
-@families
-def test_undoing_before_a_checkpointed_backward_is_an_error(ids: torch.Tensor, name: str) -> None:
-    model = make_model(name).train()
-    enable_checkpointing(model)
-    with na.patch(model, na.NTK(2.0), attention="traceable"):
-        loss = model(ids, labels=ids, use_cache=False).loss
-    with pytest.raises((RuntimeError, torch.utils.checkpoint.CheckpointError)):
-        loss.backward()
-
-
-@families
-def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
-    model = make_model(name).train()
-    drop_weights(model)
-    with na.patch(model, na.NTK(2.0), attention="traceable"):
-        a, b = (model(ids, use_cache=False).logits for _ in range(2))
-        assert (a - b).abs().max() > 1e-3
-        model.eval()
-        assert torch.equal(run(model, ids), run(model, ids))
 
 
 @families

@@ -17,7 +17,6 @@ from bloom_models import LOGITS, attentions, make_model
 from model_runs import (
     GENERATIONS,
     assert_gradients_close,
-    enable_checkpointing,
     generate,
     gradients,
     prompt_masks,
@@ -242,25 +241,6 @@ def test_gradients_and_gradient_checkpointing(
     expected = of("eager", False)
     for checkpointing in (False, True):
         assert_gradients_close(of(attention, checkpointing), expected)
-
-
-def test_undoing_before_a_checkpointed_backward_is_an_error(bloom_ids: torch.Tensor) -> None:
-    model = make_model().train()
-    enable_checkpointing(model)
-    with na.patch(model, na.NTK(2.0)):
-        loss = model(bloom_ids, labels=bloom_ids, use_cache=False).loss
-    with pytest.raises(RuntimeError, match="the patch must stay until the backward pass"):
-        loss.backward()
-
-
-@attentions
-def test_dropout_in_training(bloom_ids: torch.Tensor, attention: Any) -> None:
-    model = make_model(8, attention_dropout=0.5, hidden_dropout=0.2).train()
-    with na.patch(model, na.NTK(2.0), attention=attention):
-        a, b = (model(bloom_ids, use_cache=False).logits for _ in range(2))
-        assert (a - b).abs().max() > 1e-3
-        model.eval()
-        assert torch.equal(run(model, bloom_ids), run(model, bloom_ids))
 
 
 def test_bfloat16_is_nearer_to_float32_than_stock() -> None:

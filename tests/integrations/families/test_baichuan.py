@@ -138,6 +138,21 @@ def test_a_patched_model_holds_no_mask_of_all_pairs_and_undo_is_to_the_bit(
     assert "forward" not in vars(model.model)
 
 
+def test_the_comparison_with_its_own_code_makes_no_mask_of_model_max_length(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, sizes = type(model.model)._mask_of, []
+
+    def counted(self: Any, size: int) -> torch.Tensor:
+        sizes.append(size)
+        return own(self, size)
+
+    monkeypatch.setattr(type(model.model), "_mask_of", counted)
+    with na.patch(model):
+        assert sizes
+    assert max(sizes) < model.config.model_max_length
+
+
 def test_a_saved_model_is_the_unpatched_one(model: Any, ids: torch.Tensor, tmp_path: Any) -> None:
     stock = run(model, ids)
     with na.patch(model), pytest.warns(UserWarning, match="saved without its patch"):

@@ -1,7 +1,7 @@
 """Families of remote code on versions of transformers 4, where most of their users are.
 
-The oldest that their published code runs on, and the last one. The other tests cover transformers
-5; test_versions.py has the families of transformers itself.
+4.36 is of the time of that code, 4.57 the last of 4. The other tests cover transformers 5;
+test_versions.py has the families of transformers itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import pytest
 from environments import make_environment, run_tests
 
 FOLDER = "tests/integrations/families"
-TESTS = tuple(f"{FOLDER}/{name}.py" for name in ("test_bert", "test_bert_patches", "test_baichuan"))
+NAMES = ("test_bert", "test_bert_patches", "test_baichuan", "test_remote_loading")
+TESTS = tuple(f"{FOLDER}/{name}.py" for name in NAMES)
 
 #: Versions, and what they need in front of the packages of this environment.
 VERSIONS = {

@@ -11,7 +11,7 @@ import transformers
 from transformers import DynamicCache, EncoderDecoderCache
 
 import ntk_alibi as na
-from padded_batches import BATCH, MASKS, batch
+from padded_batches import BATCH, LENGTH, MASKS, batch
 from t5_models import CLOSE, make_relative
 
 generators = pytest.mark.parametrize(
@@ -65,6 +65,7 @@ def test_a_window_cache_holds_what_a_decoder_sees() -> None:
         cache = EncoderDecoderCache(na.WindowCache(5), DynamicCache())
         assert torch.equal(model.generate(batch(), past_key_values=cache, **given), tokens)
         assert cache.self_attention_cache.layers[0].keys.shape[2] <= 5
+        assert cache.cross_attention_cache.layers[0].keys.shape[2] == LENGTH
     message = r"past_key_values must hold what the patch shows, got WindowCache\(5, 0\)"
     cache = EncoderDecoderCache(na.WindowCache(5), DynamicCache())
     with na.patch(model), pytest.raises(ValueError, match=message):

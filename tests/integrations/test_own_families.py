@@ -155,6 +155,19 @@ def test_copies_and_pickles_are_patched_by_patches_of_their_own() -> None:
         assert not [name for name in vars(clone) if "ntk" in name]
 
 
+def test_a_compiled_model_attends_outside_of_its_graphs() -> None:
+    model, (ids, mask) = toy_model(), toy_batch()
+    with na.patch(model, na.NTK(4.0), family=toy_family()):
+        patched = run(model, ids, mask)
+        compiled = torch.compile(model, backend="eager")
+        assert torch.equal(run(compiled, ids, mask), patched)
+        torch.compiler.reset()
+        whole = torch.compile(model, backend="eager", fullgraph=True)
+        with pytest.raises(Exception, match="fullgraph must be False for a model of this family"):
+            run(whole, ids, mask)
+    torch.compiler.reset()
+
+
 def test_nested_patches_and_undo() -> None:
     model, (ids, mask) = toy_model(), toy_batch()
     before, stock = dict(vars(model)), run(model, ids, mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,12 @@ _LAST = "_ntk_alibi_last_pass"
 HIDES = -1e3
 
 BIDIRECTIONAL = Mask(causal=False)
+
+#: Message of torch where it should compile a patched model in one graph.
+_NO_GRAPH = (
+    "ntk_alibi: fullgraph must be False for a model of this family, whose patch reads numbers of "
+    "the mask, or the model without patch"
+)
 
 
 class LastPass:
@@ -50,7 +57,7 @@ class Attend:
     rule: ModelSlopes
     causal: bool
 
-    @untraced
+    @partial(untraced, reason=_NO_GRAPH)
     def __call__(
         self,
         query: torch.Tensor,

@@ -38,9 +38,9 @@ WAY_TO_TRACE = (
 )
 
 
-def untraced(function: Function) -> Function:
+def untraced(function: Function, *, reason: str = WAY_TO_TRACE) -> Function:
     """Exclude a function from torch.compile, since it depends on the numbers of the mask."""
-    return cast(Function, torch.compiler.disable(function, reason=WAY_TO_TRACE))
+    return cast(Function, torch.compiler.disable(function, reason=reason))
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,8 @@ NEED_TEST_ALL = (
 #: none of them begins when the others end and leaves all workers but one without work.
 LONG = (
     "tests/integrations/test_versions.py",
+    "tests/integrations/families/test_old_transformers.py",
+    "tests/integrations/families/test_multimolecule.py",
     "tests/test_compilers.py",
     "tests/test_cpp_package.py",
     "tests/test_types.py",

@@ -97,11 +97,11 @@ def test_nano_bloom_is_stretched_where_it_forgets(tmp_path: Path) -> None:
 def test_the_search_beats_ntk_on_nano_bloom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search of half of the families and two refinements."""
+    """A search of a quarter of the families and two refinements."""
     model, tokenizer, length = load()
-    some = tuning.families(3 * length, length)[:8]
+    some = tuning.families(3 * length, length)[:4]
     monkeypatch.setattr(tuning, "families", lambda *_: some)
-    wanted = tuning.Search(3 * length, length, records=4, windows=2, budget=10)
+    wanted = tuning.Search(3 * length, length, records=4, windows=2, budget=6)
     found = tuning.search(model, tokenizer, wanted, tmp_path, quiet=True)
     tried = [entry["method"] for entry in found["trace"]]
     assert tried[0] == "original"

@@ -134,6 +134,24 @@ def test_misspelt_names_are_refused(name: str) -> None:
     settings_of(bloom(**{name: None}), BLOOM)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alibi_bias_max", 8),
+        ("attn_config.alibi_bias_max", 16),
+        ("ntk_alibi", NTK),
+        ("scaling", NTK),
+        ("attn_implementation", "ntk-alibi"),
+        ("attn_implementation", "ntk_alibi"),
+    ],
+)
+def test_other_names_that_mean_the_plugin_are_refused(name: str, value: Any) -> None:
+    for config, family in ((bloom(), BLOOM), (mpt(), MPT)):
+        config.update({name: value})  # as vLLM takes --hf-overrides
+        with pytest.raises(ValueError, match=f"got {name}, which vLLM would ignore"):
+            settings_of(config, family)
+
+
 def test_what_a_saved_patch_has_is_no_misspelling() -> None:
     patched = bloom(alibi_scaling=NTK, alibi_attention="eager", alibi_compat="transformers")
     assert settings_of(patched, BLOOM).scaling == na.NTK(4.0)

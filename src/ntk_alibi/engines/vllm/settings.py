@@ -15,7 +15,10 @@ _WITHOUT_KERNEL = ("alibi_window", "alibi_sink", "alibi_causal_block", "alibi_lo
 #: The settings that this plugin has, and those of the patch that change nothing in vLLM: which code
 #: computes attention, and whether its bias is rounded as that of transformers.
 _READ = ("alibi_scaling", "bloom_gelu")
-_KNOWN = (*_READ, *_WITHOUT_KERNEL, "alibi_attention", "alibi_compat", "alibi_bias_max")
+_KNOWN = (*_READ, *_WITHOUT_KERNEL, "alibi_attention", "alibi_compat")
+
+#: Other names that people give these settings. That of an MPT is in its attn_config.
+_MISPLACED = ("attn_config.alibi_bias_max", "ntk_alibi", "scaling")
 
 #: Backends whose kernels read the slopes of a layer, by vLLM's names. Others refuse slopes
 #: themselves, or take them and never read them, such as FLASHINFER and TURBOQUANT.
@@ -83,7 +86,10 @@ def scaling_of(config: Any) -> Scaling | None:
 
 def _refuse_misspelt(config: Any) -> None:
     """Refuse names that are almost those of settings, which vLLM would ignore."""
-    for name in _checks.almost_settings(config, _READ, _KNOWN):
+    given = [name for name in _MISPLACED if getattr(config, name, None) is not None]
+    if str(getattr(config, "attn_implementation", None)).replace("-", "_") == "ntk_alibi":
+        given.append("attn_implementation")
+    for name in (*given, *_checks.almost_settings(config, _READ, _KNOWN)):
         raise ValueError(
             f"settings for vLLM must be named {' or '.join(_READ)}, got {name}, which vLLM "
             "would ignore: set it to null in --hf-overrides if the model's configuration has it"

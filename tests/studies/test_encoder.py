@@ -150,6 +150,7 @@ def _in_this_process(work: Any, items: list[Any], processes: int) -> None:
     assert processes == 1
 
 
+@pytest.mark.slow  # needs scipy
 def test_the_document_gets_every_section(
     output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +177,7 @@ def model(seed: int, base: list[int], other: list[int]) -> dict[str, Any]:
     return {"seed": seed, "counts": counts}
 
 
+@pytest.mark.slow  # needs scipy
 def test_the_endpoint_is_paired_by_training_and_by_text() -> None:
     models = [
         model(0, [2, 4], [3, 6]),

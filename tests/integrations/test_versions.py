@@ -20,6 +20,15 @@ VERSIONS = {"5.4.0": (FOLDER,), "5.18.0": FAMILIES, "5.20.0": FAMILIES}
 #: What a version needs in front of the packages of this environment.
 NEEDS = {"5.4.0": ("tokenizers<=0.23.0", "huggingface-hub<2")}
 
+#: Tests that need not pass on a version: 5.4 draws the loaded weights of the abridged remote code
+#: anew, also those of models without a patch.
+LEFT_OUT = {
+    "5.4.0": (
+        f"{FOLDER}/families/test_baichuan.py::test_a_saved_model_is_the_unpatched_one",
+        f"{FOLDER}/families/test_bert_patches.py::test_saving_says_that_the_patch_is_not_saved",
+    )
+}
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
@@ -30,4 +39,5 @@ def test_the_patches_on_transformers(version: str, tmp_path: Path) -> None:
     command = [python, "-c", "import transformers; print(transformers.__version__)"]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.stdout.strip() == version, found.stderr
-    run_tests(python, "-p", "each_value_once", *VERSIONS[version])
+    left_out = [f"--deselect={test}" for test in LEFT_OUT.get(version, ())]
+    run_tests(python, "-p", "each_value_once", *left_out, *VERSIONS[version])

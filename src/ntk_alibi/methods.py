@@ -74,7 +74,7 @@ class Method:
     log_n: LogN | None = None
 
 
-def parse_method(name: str, train_length: int) -> Method:
+def parse_method(name: str, train_length: int | None) -> Method:
     """Parse a method's name, such as "original", "ntk:4", "flat:8:0.5" or "dynamic-ntk:1:query".
 
     The first number is the factor a, or the rate a0 of a dynamic method; a knee has its start
@@ -85,6 +85,8 @@ def parse_method(name: str, train_length: int) -> Method:
     - "layers=0+2": the numbers of the layers that are scaled;
     - "logn=0.5", or "ssmax=0.5": `LogN` of this strength, for scores before the bias or with it. It
       may follow "original", too.
+
+    train_length is that of dynamic scalings and of log-n; None leaves it open in the former.
 
     Raises:
         TypeError, ValueError: the kind is unknown, a number is missing, out of range or of the
@@ -251,7 +253,7 @@ def _number(word: str) -> float:
     return int(number) if number.is_integer() else number
 
 
-def _log_n(name: str, words: list[str], train_length: int) -> tuple[list[str], LogN | None]:
+def _log_n(name: str, words: list[str], train_length: int | None) -> tuple[list[str], LogN | None]:
     """Return the other words of a method's name, and its log-n factor."""
     found = [word for word in words if word.partition("=")[0] in ("logn", "ssmax")]
     if not found:
@@ -260,6 +262,11 @@ def _log_n(name: str, words: list[str], train_length: int) -> tuple[list[str], L
         raise ValueError(f"{name!r} must name one of logn and ssmax once, got {len(found)}")
     option, _, text = found[0].partition("=")
     strength = _of_text(f"{option} in {name!r}", "a number", float, text)
+    if train_length is None:
+        raise ValueError(
+            f"{option} in {name!r} must have a training length, which the model's config does not "
+            "say, got None: give log_n=LogN(train_length, ...) in its place"
+        )
     return [w for w in words if w != found[0]], LogN(train_length, strength, option == "ssmax")
 
 

@@ -244,7 +244,7 @@ def scaling_and_log_n(scaling: Any, log_n: Any, train_length: int | None) -> tup
             the model does not say it.
     """
     if isinstance(scaling, str):
-        method = parse_method(scaling, cast(int, train_length))
+        method = parse_method(scaling, train_length)
         _checks.at_most_one(**{"log_n": log_n, "a factor in scaling": method.log_n})
         return method.scaling, log_n if method.log_n is None else method.log_n
     if isinstance(scaling, Mapping):

@@ -89,6 +89,7 @@ def test_nested_patches_and_copies(name: str) -> None:
         ({"compat": "transformers"}, "compat for {name} must be"),
         ({"scaling": na.DynamicNTK(1.0, 16, per="query")}, "per='sequence' for {name}, an encoder"),
         ({"scaling": na.DynamicNTK(1.0)}, "train_length must be given for .* of a {name}"),
+        ({"scaling": "flat:8:logn=0.5"}, "logn in 'flat:8:logn=0.5' must have a training length"),
         ({"scaling": na.NTK(2.0, layers=(3,))}, "layers must be below 3"),
     ],
     ids=str,

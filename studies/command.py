@@ -27,15 +27,20 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def study_parser(prog: str, description: str, output: str) -> argparse.ArgumentParser:
+def study_parser(
+    prog: str, description: str, output: str, seeds: Sequence[int] = ()
+) -> argparse.ArgumentParser:
     """Return a parser with the options of all studies: --output, --processes and --document.
 
     Args:
         prog: the command.
         description: a sentence about the study.
         output: the folder of the study by default.
+        seeds: the seeds of its trainings by default, which get the option --seeds.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
+    if seeds:
+        parser.add_argument("--seeds", nargs="+", type=int, default=list(seeds))
     parser.add_argument(
         "--output", type=Path, default=Path(output), help="folder of the study (%(default)s)"
     )
@@ -60,6 +65,8 @@ def check_options(options: argparse.Namespace, sections: Iterable[str]) -> None:
         options: from a parser of `study_parser`.
         sections: names of the sections that the document must have.
     """
+    for seed in getattr(options, "seeds", ()):
+        _checks.integer("--seeds", seed, minimum=0)
     _checks.integer("--processes", options.processes, minimum=1)
     if options.document:
         for name in sections:

@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from ntk_alibi import _checks
 from studies.command import check_options, print_each, report, study_parser
 from studies.encoder import tables
 from studies.encoder.reading import ReadingPlan, read
@@ -65,11 +64,8 @@ def main(
         plan: numbers of texts; the study's by default.
     """
     about = str(__doc__).partition("\n")[0]
-    parser = study_parser("python -m studies.encoder", about, output="encoder")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(tables.SEEDS))
+    parser = study_parser("python -m studies.encoder", about, "encoder", tables.SEEDS)
     options = parser.parse_args(arguments)
-    for seed in options.seeds:
-        _checks.integer("--seeds", seed, minimum=0)
     check_options(options, tables.SECTIONS)
     recipes = [replace(recipe or EncoderRecipe(), seed=seed) for seed in options.seeds]
     work = partial(train_and_read, plan=plan or ReadingPlan(), output=options.output)

@@ -16,7 +16,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from ntk_alibi import _checks
 from studies.command import check_options, print_each, report, study_parser
 from studies.results_file import ResultsFile
 from studies.schemes import grid, tables
@@ -112,15 +111,12 @@ def main(
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the checked options of the command line."""
     about = str(__doc__).partition("\n")[0]
-    parser = study_parser("python -m studies.schemes", about, output="study")
+    parser = study_parser("python -m studies.schemes", about, "study", SEEDS)
     parser.add_argument("--schemes", nargs="*", choices=SCHEMES, default=list(SCHEMES))
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument(
         "--grid-only", action="store_true", help="try the settings of each scheme, and end"
     )
     options = parser.parse_args(arguments)
-    for seed in options.seeds:
-        _checks.integer("--seeds", seed, minimum=0)
     if set(options.seeds) & set(grid.GRID_SEEDS):
         raise ValueError(
             f"--seeds must hold none of the grid's seeds {grid.GRID_SEEDS}, got {options.seeds}"

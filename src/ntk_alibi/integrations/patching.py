@@ -26,7 +26,6 @@ from ntk_alibi.integrations.settings import (
     warn_of_another_train_length,
     write_plainly,
 )
-from ntk_alibi.integrations.transformers_versions import check_version
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import Scaling
 
@@ -250,7 +249,6 @@ def _uninstall(family: Family, target: nn.Module) -> None:
 def follow_config(family: Family, target: nn.Module) -> None:
     """Patch a new model permanently; its configuration is read at each call."""
     config: Any = target.config
-    check_version()
     write_plainly(config)
     settings = of_config(config)
     check_own_masks(settings.traceable)

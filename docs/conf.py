@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
 import shutil
 import sys
@@ -13,7 +16,9 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.pycode import ModuleAnalyzer
 
 import ntk_alibi
+from ntk_alibi import cli
 
+os.environ |= {"COLUMNS": "90", "NO_COLOR": "1"}  # for the help of commands
 sys.path.insert(0, str(Path(__file__).parent))
 import names
 
@@ -97,6 +102,18 @@ def entries_of_the_reference(app: Any, page: str, source: list[str]) -> None:
         source[0] = names.expanded(source[0])
 
 
+def help_of_commands(app: Any, page: str, source: list[str]) -> None:
+    """Blocks `{command}` become what the command prints for --help."""
+
+    def printed(block: re.Match[str]) -> str:
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+            cli.main([*block[1].split()[1:], "--help"])
+        return f"```\n{text.getvalue()}```"
+
+    source[0] = re.sub(r"^```{command} (.*)\n```$", printed, source[0], flags=re.MULTILINE)
+
+
 def show_implementations() -> None:
     """Let Sphinx show the signature of an implementation, which overloads repeat in part."""
     analyze = ModuleAnalyzer.analyze
@@ -113,6 +130,7 @@ def setup(app: Any) -> None:
     show_implementations()
     app.connect("source-read", without_empty_contents)
     app.connect("source-read", entries_of_the_reference)
+    app.connect("source-read", help_of_commands)
     app.connect("source-read", links_of_the_site)
     app.connect("builder-inited", copy_notebooks)
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))

@@ -15,7 +15,7 @@ import pytest
 from pytest_examples import EvalExample, find_examples
 
 import ntk_alibi as na
-from ntk_alibi import inspection, plots
+from ntk_alibi import cli, inspection, plots
 from repository import ROOT
 
 DOCS = ROOT / "docs"
@@ -97,14 +97,24 @@ def test_the_examples_of_pages_run(page: Path) -> None:
     assert not results.failed
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", DOCS / "which-method.md"], ids=lambda p: p.stem
-)
-def test_tables_of_lines_are_rows_of_the_study(page: Path) -> None:
+def test_every_subcommand_is_on_the_page_of_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The page has a block for each, which the site replaces by what --help prints."""
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    commands = re.findall(r"^    ([a-z][a-z-]*)\b", capsys.readouterr().out, re.MULTILINE)
+    text = (DOCS / "command-line.md").read_text()
+    assert "eval" in commands
+    shown = re.findall(r"^```{command} ntk-alibi (\S+)\n```$", text, re.MULTILINE)
+    assert sorted(shown) == sorted(commands)
+
+
+def test_the_table_of_lines_is_rows_of_the_study() -> None:
     study = (DOCS / "stretching.md").read_text()
     _, _, seeds = study.partition("<!-- seeds: begin -->")
     seeds, _, _ = seeds.partition("| topics |")
-    _, _, table = page.read_text().partition("| lines found, % |")
+    _, _, table = (DOCS / "which-method.md").read_text().partition("| lines found, % |")
     rows = [row for row in table.split("\n\n")[0].split("\n")[2:] if row]
     assert len(rows) > 4
     for row in rows:

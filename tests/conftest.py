@@ -28,6 +28,7 @@ settings.load_profile("default")
 #: Tests, by the beginnings of their paths, that need packages of the extra test-all: the harness,
 #: scipy, Jupyter, Sphinx and engines for exported models. `make test-all` runs them.
 NEED_TEST_ALL = (
+    "src/ntk_alibi/engines/export.py",
     "src/ntk_alibi/evaluation/harness",
     "tests/cli/test_cli.py::test_eval",
     "tests/cli/test_cli.py::test_tune",

@@ -27,7 +27,7 @@ PYTHON_LAYERS = [
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision", "torch.merging"],
     ["fused", "methods"],
-    ["engines"],
+    ["engines.vllm"],
     ["torch.operator", "torch.chunks", "torch.devices", "torch.dropout"],
     [
         "fused.attention",
@@ -38,6 +38,7 @@ PYTHON_LAYERS = [
     ["torch"],
     ["integrations"],
     ["models"],
+    ["engines"],
     ["evaluation", "plots"],
     ["cli", "__main__", "evaluation.__main__"],
 ]
@@ -63,7 +64,7 @@ MASK_OPTIONS = {
 
 #: Public names that stand for no formula.
 WITHOUT_FORMULA = {
-    "Scaling", "ShardedCache", "__version__", "cite", "info", "patched", "reference",
+    "Scaling", "ShardedCache", "__version__", "cite", "export", "info", "patched", "reference",
     "set_num_threads", "tp_plan", "unpatch",
 }  # fmt: skip
 

@@ -26,8 +26,8 @@ NAMES = """
 BAM NTK T5 XPOS ALiBi AlibiAttention BiALiBi DistanceFunction DistanceTable DynamicFlatHeads
 DynamicInterpolation DynamicNTK FlatHeads ForgetGates GrowingCache Interpolation KerpleLog
 KerplePower KeyNorms Knee LogN MaxBias QuantizedRows RoPE Sandwich Scaling WindowCache __version__
-alibi_slopes attention build_alibi_tensor cite info log_n_scale merge patch patched plots precision
-reference scaling_from_config segment_ids_from_cu_seqlens set_num_threads unpatch
+alibi_slopes attention build_alibi_tensor cite export info log_n_scale merge patch patched plots
+precision reference scaling_from_config segment_ids_from_cu_seqlens set_num_threads unpatch
 """.split()
 
 #: Names of other modules, by their documented paths.
@@ -52,7 +52,8 @@ PATHS = {
 
 #: Subcommands of `ntk-alibi`, and the pictures of its `plot`.
 SUBCOMMANDS = (
-    "info", "slopes", "plot", "explore", "eval", "tune", "lm-eval", "bench", "notebooks", "cite",
+    "info", "slopes", "plot", "explore", "eval", "tune", "lm-eval", "export", "bench", "notebooks",
+    "cite",
 )  # fmt: skip
 PICTURES = ("slopes", "bias", "field", "precision", "mask", "blocks")
 
@@ -124,6 +125,8 @@ info()
 log_n_scale(query_length, key_length, train_length, *, key_padding_mask=None,
     query_positions=None, key_positions=None, **mask)
 cite(*things)
+export(model, path, scaling=None, *, format=None, dtype=None, tokenizer=None, cache=True,
+    overwrite=False)
 merge(outputs, logsumexps, *, out=None)
 patched(model)
 patch(model, scaling=None, *, attention='fused', compat='exact', window=None, sink=0,

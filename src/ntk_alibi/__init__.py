@@ -38,6 +38,7 @@ from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 if TYPE_CHECKING:
     from ntk_alibi import plots, precision, reference
     from ntk_alibi.citation import cite
+    from ntk_alibi.engines.export import export
     from ntk_alibi.integrations import patch, patched, tp_plan, unpatch
     from ntk_alibi.integrations.caches.growing import GrowingCache
     from ntk_alibi.integrations.caches.sharded import ShardedCache
@@ -79,6 +80,7 @@ __all__ = [
     "attention",
     "build_alibi_tensor",
     "cite",
+    "export",
     "info",
     "log_n_scale",
     "merge",
@@ -102,6 +104,7 @@ _LAZY = {
     "ShardedCache": "ntk_alibi.integrations.caches.sharded",
     "WindowCache": "ntk_alibi.integrations.caches.window",
     "cite": "ntk_alibi.citation",
+    "export": "ntk_alibi.engines.export",
     "patch": "ntk_alibi.integrations",
     "patched": "ntk_alibi.integrations",
     "plots": "ntk_alibi.plots",

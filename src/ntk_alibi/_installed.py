@@ -24,6 +24,7 @@ EXTRAS = {
     "transformers": "transformers",
     "matplotlib": "plot",
     "bokeh": "explore",
+    "gguf": "gguf",
     "vllm": "vllm",
     "ntk_alibi_models": "models",
     **dict.fromkeys(("fuzzywuzzy", "jieba", "rouge"), "longbench"),

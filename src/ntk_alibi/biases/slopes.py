@@ -236,11 +236,37 @@ class ModelSlopes:
 
         They are those up to a knee.
         """
-        exponents = _core.alibi_exponents(self.heads, _core.SlopeRule.press)
-        exponents = exponents * (self.max_bias / USUAL_MAX_BIAS)
-        slopes = scaled_slopes(exponents, without_knee(scaling)[0], lengths)
+        slopes = scaled_slopes(self._exponents(), without_knee(scaling)[0], lengths)
         result: NDArray[np.float32] = with_axes(slopes / np.float32(self.slope_divisor))
         return result
+
+    def as_max_bias(self, scaling: Scaling | None) -> float | None:
+        """Return the one number b whose slopes, with exponents e_h b / 8, are the scaled ones.
+
+        It is what `alibi_bias_max` of MPT and `max_alibi_bias` of GGUF hold. None if no number has
+        these slopes, of which each may be wrong by a millionth.
+        """
+        if scaling_per(scaling) is not None or without_knee(scaling)[1] is not None:
+            return None
+        usual = _core.alibi_exponents(self.heads, _core.SlopeRule.press)
+        scaled = self._exponents()
+        if scaling is not None:
+            scaled = np.asarray(scaling.scale_exponents(scaled), np.float64)
+        scaled = scaled + math.log2(self.slope_divisor)
+        flattest = usual.argmax()
+        number = USUAL_MAX_BIAS * scaled[flattest] / usual[flattest]
+        same = np.abs(np.exp2(scaled - usual * number / USUAL_MAX_BIAS) - 1.0).max() <= 1e-6
+        return float(number) if same and number > 0.0 else None
+
+    def as_factor(self, scaling: Scaling) -> float:
+        """Return the factor by which a static scaling divides the flattest slope."""
+        plain, scaled = self.numbers(None), self.numbers(scaling)
+        return float(plain.min() / scaled.min())
+
+    def _exponents(self) -> Floats:
+        """Return the exponents of the slopes before any scaling."""
+        exponents: Floats = _core.alibi_exponents(self.heads, _core.SlopeRule.press)
+        return exponents * (self.max_bias / USUAL_MAX_BIAS)
 
     def of_sides(
         self, sides: Sides, scaling: Scaling | None, lengths: NDArray[np.int64] | None = None

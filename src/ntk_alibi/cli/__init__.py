@@ -15,6 +15,7 @@ from ntk_alibi.cli import (
     errors,
     evaluate,
     explore,
+    export,
     info,
     lm_eval,
     notebooks,
@@ -49,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (
-        info, slopes, plot, explore, evaluate, tune, lm_eval, bench, notebooks, cite,
+        info, slopes, plot, explore, evaluate, tune, lm_eval, export, bench, notebooks, cite,
     ):  # fmt: skip
         module.register(commands)
     return parser

@@ -171,6 +171,7 @@ _OTHER_NAMES = {
     "lengths": ("length",),
     "layer": ("layers",),
     "scaling": ("method", "methods"),
+    "path": ("output",),
 }
 
 

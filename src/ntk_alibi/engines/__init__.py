@@ -1,1 +1,1 @@
-"""Serving engines: what each needs to run stretched ALiBi models, one folder each."""
+"""Other engines: what each needs to run stretched ALiBi models, and `export` to their files."""

@@ -1,0 +1,75 @@
+"""Subcommand `ntk-alibi export`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from ntk_alibi import _files
+from ntk_alibi.cli import subcommand
+from ntk_alibi.methods import parse_method
+
+#: Names of the formats, which `ntk_alibi.engines.export` has, and imports torch for.
+_FORMATS = ("gguf",)
+
+#: Dtypes of weights that some format takes.
+_DTYPES = ("float32", "float16", "bfloat16", "q8_0")
+
+
+def register(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = subcommand.add(
+        commands,
+        "export",
+        _run,
+        "write a stretched model for another engine, such as llama.cpp",
+        "ntk-alibi export --method max-bias:4 -o nano.gguf\n"
+        "  ntk-alibi export --model bigscience/bloom-560m --method max-bias:4 --dtype q8_0 \\\n"
+        "      -o bloom-560m-8k.gguf\n"
+        "  llama-cli -m bloom-560m-8k.gguf -p 'Il était une fois'",
+        extra="gguf",
+    )
+    subcommand.model_option(parser)
+    subcommand.methods_option(
+        parser, "--method", "method, see below (default: that of the model's configuration)"
+    )
+    parser.add_argument(
+        "--format",
+        choices=_FORMATS,
+        help="format (default: the one whose name the path ends in)",
+    )
+    parser.add_argument(
+        "--dtype", choices=_DTYPES, default="float32", help="dtype of weights (default: float32)"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="PATH", required=True, help="file or folder to write"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def _run(options: argparse.Namespace) -> None:
+    from ntk_alibi.engines import export
+    from ntk_alibi.models import load
+
+    export.checked_target(options.output, options.format, options.overwrite)
+    if options.method is not None:
+        parse_method(options.method, 2)
+    # Other dtypes are made from float32; what torch has is loaded so, which takes less memory.
+    loaded = "float32" if options.dtype == "q8_0" else options.dtype
+    model, tokenizer, _ = load(options.model, loaded)
+    exported = export.written(
+        model,
+        options.output,
+        options.method,
+        format=options.format,
+        dtype=options.dtype,
+        tokenizer=tokenizer,
+        cache=True,
+        overwrite=options.overwrite,
+        say=partial(print, file=sys.stderr, flush=True),
+    )
+    print(_files.json_text(asdict(exported)) if options.json else exported)

@@ -1,0 +1,321 @@
+"""`export`: a stretched model as the files of another engine.
+
+`export` checks its arguments once, from top to bottom, and hands a `Request` to the format, which
+writes to a temporary name beside the target. The last step gives the target its name, so an error,
+a full disk or Ctrl-C leaves no half of a file, and what was there before.
+
+A format is a module of this folder with a `Format` called FORMAT, whose `write` refuses what the
+format cannot say and then writes. The next one is added by three lines: its module in `FORMATS`,
+its packages in an extra of pyproject.toml, and the extra in `_installed.EXTRAS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from ntk_alibi import _checks, _files, _installed
+from ntk_alibi._core import __version__
+from ntk_alibi.integrations import known, patch, patched
+from ntk_alibi.integrations.family import Family
+from ntk_alibi.integrations.settings import Settings, current, stack_of
+from ntk_alibi.models.loading import check_tokenizer
+
+#: The modules of the formats, by the names that `export` takes.
+FORMATS = {"gguf": "ntk_alibi.engines.gguf"}
+
+#: The file of an exported folder that says what it is; only such a folder is replaced.
+ABOUT = "ntk_alibi_export.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a format is to write.
+
+    Attributes:
+        model: the model as it was given, with its head; a format leaves it as it is.
+        target: the module in it whose layers attend.
+        family: the family of the target.
+        settings: the choices to write: scaling, log_n, mask and bias.
+        tokenizer: the model's tokenizer, or None where there is none.
+        dtype: one of the format's dtypes.
+        cache: whether a graph takes and returns keys and values.
+        say: takes a line about the progress, one for each group of tensors.
+    """
+
+    model: Any
+    target: Any
+    family: Family
+    settings: Settings
+    tokenizer: Any
+    dtype: str
+    cache: bool
+    say: Callable[[str], None]
+
+    @property
+    def method(self) -> str:
+        """The choices to write, in words."""
+        scaling, log_n = self.settings.scaling, self.settings.log_n
+        stretched = self.family.own_bias if scaling is None else repr(scaling)
+        return stretched if log_n is None else f"{stretched}, log_n={log_n!r}"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a format has written.
+
+    Attributes:
+        inputs: what the engine takes, a line each.
+        outputs: what it returns, a line each.
+        checked: a sentence that says how the result was checked, with what was measured.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    checked: str
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of files.
+
+    Attributes:
+        dtypes: the names of the dtypes of weights that it takes.
+        is_folder: whether it is a folder with a configuration and a tokenizer, or one file.
+        write: writes a request to a path, which is no file yet, or an empty folder.
+    """
+
+    dtypes: tuple[str, ...]
+    is_folder: bool
+    write: Callable[[Request, Path], Written]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export` has written; its text is a summary.
+
+    Attributes:
+        path: the file or folder.
+        format: its format.
+        family: the family of the model.
+        method: the scaling that it holds, and the factor of scores if it has one.
+        dtype: the dtype of its weights.
+        size: its size in bytes.
+        inputs: what the engine takes, a line each.
+        outputs: what it returns, a line each.
+        checked: how the result was checked.
+        version: the version of this package.
+    """
+
+    path: str
+    format: str
+    family: str
+    method: str
+    dtype: str
+    size: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    checked: str
+    version: str = __version__
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.path}: {self.format}, {self.dtype}, {self.size / 2**20:.1f} MiB",
+            f"model: {self.family}, {self.method}",
+            *(f"input: {line}" for line in self.inputs),
+            *(f"output: {line}" for line in self.outputs),
+            f"checked: {self.checked}",
+        ]
+        return "\n".join(lines)
+
+
+def export(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    scaling: Any = None,
+    *,
+    format: Literal["gguf"] | None = None,
+    dtype: Any = None,
+    tokenizer: Any = None,
+    cache: bool = True,
+    overwrite: bool = False,
+) -> Exported:
+    """Write a stretched model for another engine, which needs no ntk_alibi to run it.
+
+    docs/run-elsewhere.md has the engines, what each format can say, and how it was checked. An
+    error leaves nothing at the path but what was there before.
+
+    Args:
+        model: a BLOOM or MPT of transformers with its language model head.
+        path: the file to write ("gguf").
+        scaling: what `patch` takes: a scaling, its dict, or a method's name such as "max-bias:4".
+            None stands for the patch in force, or for the model as it was trained.
+        format: "gguf" for llama.cpp; None takes the format whose name the path ends in. GGUF knows
+            one number for all slopes, which is `MaxBias`, or a scaling whose slopes equal its.
+        dtype: the dtype of the weights: "float32", "float16", "bfloat16", or "q8_0"; that of the
+            model if it is None. Norms and biases stay in float32.
+        tokenizer: the model's fast tokenizer; None takes that of the folder or hub name from which
+            the model was loaded.
+        cache: whether a graph takes and returns keys and values; GGUF has no other way.
+        overwrite: whether to replace what is at the path.
+
+    Returns:
+        What was written, as a string a summary of it.
+
+    Raises:
+        TypeError: model is no torch module; scaling or tokenizer is none.
+        ValueError: the format is not clear, or cannot hold the model, the scaling or the dtype;
+            scaling is given for a patched model; something is at the path.
+        OSError: the file cannot be written; it names the path.
+        ImportError: the format's packages are not installed.
+
+    Example:
+        >>> import tempfile
+        >>> import ntk_alibi as na
+        >>> from ntk_alibi.models import load
+        >>> model, tokenizer, train_length = load()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     exported = na.export(model, f"{folder}/nano.gguf", na.MaxBias(4.0), dtype="q8_0")
+        >>> exported.format, exported.dtype
+        ('gguf', 'q8_0')
+    """
+    return written(
+        model,
+        path,
+        scaling,
+        format=format,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        cache=cache,
+        overwrite=overwrite,
+        say=lambda _: None,
+    )
+
+
+def written(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    scaling: Any,
+    *,
+    format: str | None,
+    dtype: Any,
+    tokenizer: Any,
+    cache: bool,
+    overwrite: bool,
+    say: Callable[[str], None],
+) -> Exported:
+    """Do what `export` does, and say its progress."""
+    name, kind = checked_target(path, format, overwrite)
+    target = Path(path)
+    patched(model)  # refuses what is no module
+    found = known.found(model)
+    if found is None or len(found[1]) != 1:
+        raise ValueError(
+            f"model must hold one decoder with ALiBi attention of a known family to be exported, "
+            f"got {type(model).__name__}"
+        )
+    family, (decoder,) = found
+    if scaling is not None and stack_of(decoder):
+        raise ValueError(
+            "scaling must be None for a model that is patched, or was made with "
+            f"attn_implementation='ntk_alibi', whose choices are written, got {scaling!r}"
+        )
+    with contextlib.nullcontext() if stack_of(decoder) else patch(model, scaling):
+        settings = current(decoder)
+    dtype = str(next(decoder.parameters()).dtype if dtype is None else dtype)
+    dtype = _checks.choice(f"dtype for format {name!r}", dtype.removeprefix("torch."), kind.dtypes)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError("model must have its weights in memory, got weights without numbers")
+    tokenizer = _own_tokenizer(model) if tokenizer is None else tokenizer
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
+    _checks.boolean("cache", cache)
+    request = Request(model, decoder, family, settings, tokenizer, dtype, cache, say)
+    with _beside(target) as unfinished:
+        if kind.is_folder:
+            unfinished.mkdir()
+        result = kind.write(request, unfinished)
+        files = (part for part in (unfinished, *unfinished.rglob("*")) if part.is_file())
+        size = sum(file.stat().st_size for file in files)
+        about = os.fspath(target), name, family.name, request.method, dtype, size
+        exported = Exported(*about, **vars(result))
+        if kind.is_folder:
+            (unfinished / ABOUT).write_text(f"{_files.json_text(asdict(exported), indent=2)}\n")
+    return exported
+
+
+def checked_target(path: Any, format: str | None, overwrite: bool) -> tuple[str, Format]:
+    """Return the name of the format and the format, after a check that it can go to a path.
+
+    A path may tell the format by its end, such as bloom.gguf.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be the path of a file or folder, got {path!r}")
+    path = Path(path)
+    got = f"got {os.fspath(path)!r}"
+    if format is None:
+        format = next((name for name in FORMATS if path.name.lower().endswith(name)), None)
+        if format is None:
+            names = ", ".join(map(repr, FORMATS))
+            raise ValueError(
+                f"format must be given ({names}) where the path does not end in one, {got}"
+            )
+    _checks.choice("format", format, FORMATS)
+    with _installed.needed_by(f"export to {format!r}"):
+        kind: Format = import_module(FORMATS[format]).FORMAT
+    _checks.boolean("overwrite", overwrite)
+    if not path.name or not path.parent.is_dir():
+        raise ValueError(f"path must be a name in a folder that exists, {got}")
+    if not os.path.lexists(path):
+        return format, kind
+    if not overwrite:
+        raise ValueError(f"path must be new unless overwrite is True, {got}, which exists")
+    if path.is_dir() != kind.is_folder:
+        needed = "a folder" if kind.is_folder else "a file"
+        raise ValueError(f"path must be {needed} for format {format!r}, {got}")
+    if kind.is_folder and not (path / ABOUT).is_file():
+        raise ValueError(
+            f"path must be a new folder, or one that export wrote, {got}, which has no {ABOUT}"
+        )
+    return format, kind
+
+
+def _own_tokenizer(model: Any) -> Any:
+    """Return the tokenizer of the folder or hub name from which a model was loaded, or None."""
+    from transformers import AutoTokenizer
+
+    source = getattr(model, "name_or_path", "")
+    try:
+        return AutoTokenizer.from_pretrained(source) if source else None
+    except (OSError, ValueError):  # there is none
+        return None
+
+
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """Give a path beside the target, and at the end the target's name to what is there."""
+    try:
+        prefix = f".{target.name}-"
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as scratch:
+            unfinished, replaced = Path(scratch, target.name), Path(scratch, "replaced")
+            yield unfinished
+            if target.is_dir():
+                target.rename(replaced)
+            try:
+                unfinished.replace(target)
+            except BaseException:
+                if replaced.exists():
+                    replaced.rename(target)
+                raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(error.errno or errno.EIO, reason, os.fspath(target)) from error

@@ -1,0 +1,342 @@
+"""GGUF, the file of llama.cpp and ggml, for BLOOM and MPT.
+
+A file names an architecture, which is a graph in llama.cpp's code, and holds its numbers. Both
+families are written as "mpt": its graph reads `max_alibi_bias` from the file, where that of "bloom"
+has 8 in its code, and else both differ in what a file can express. The norm that BLOOM applies to
+its embeddings is a function of one token, so it is applied to the table once, here; logits come
+from the table as it was, in a tensor of its own. BLOOM's queries, keys and values stand together
+for each head, MPT's for all heads, and BLOOM's GELU is the one of llama.cpp.
+
+Sources: ggml's and llama.cpp's code, as docs/run-elsewhere.md says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+from ntk_alibi import _checks
+from ntk_alibi._core import __version__
+from ntk_alibi.engines import gguf_vocabulary
+from ntk_alibi.engines.export import Format, Request, Written
+from ntk_alibi.masks import EVERYTHING
+from ntk_alibi.methods import train_length_of
+from ntk_alibi.scaling import MaxBias, at_layer, scaling_per
+
+#: For each dtype that `export` takes: the type of a matrix, and that of the file.
+_TYPES = {
+    "float32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+    "float16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "bfloat16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+}
+
+
+def _same(weights: torch.Tensor) -> torch.Tensor:
+    """Return weights as they are."""
+    return weights
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the file.
+
+    Attributes:
+        name: its name in the file.
+        weights: the model's weights, in the shape that it has there.
+        change: what the file has in their place.
+    """
+
+    name: str
+    weights: torch.Tensor
+    change: Callable[[torch.Tensor], torch.Tensor] = _same
+
+    def numbers(self) -> NDArray[np.float32]:
+        """Return the numbers of the tensor."""
+        with torch.no_grad():
+            changed = self.change(self.weights.detach().cpu())
+        array: NDArray[np.float32] = changed.float().contiguous().numpy()
+        return array
+
+    def type_of(self, dtype: str) -> gguf.GGMLQuantizationType:
+        """Return the type of the tensor in a file: vectors are small, and stay in float32."""
+        return _TYPES["float32" if self.weights.ndim == 1 else dtype][0]
+
+
+#: The tensors of a file by the names of their groups, which progress tells.
+Groups = Iterator[tuple[str, list[Tensor]]]
+
+
+def write(request: Request, path: Path) -> Written:
+    """Write a BLOOM or an MPT as a GGUF file."""
+    if request.family.name not in _FAMILIES:
+        raise ValueError(
+            f"model must be of {' or '.join(_FAMILIES)} for format 'gguf', got a "
+            f"{request.family.name}"
+        )
+    family = _FAMILIES[request.family.name]
+    head = _head(request)
+    _check_layers(request.model)
+    max_bias = _max_bias(request)
+    family.check(request.target)
+    if not request.cache:
+        raise ValueError("cache must be True for format 'gguf', whose engines have one, got False")
+    vocabulary = gguf_vocabulary.of_tokenizer(request.tokenizer, len(head.weight))
+    groups = list(family.groups(request.target, head))
+    for tensor in (tensor for _, tensors in groups for tensor in tensors):
+        if request.dtype == "q8_0" and tensor.weights.ndim > 1:
+            _checks.multiple(f"the width of {tensor.name}", tensor.weights.shape[-1], "q8_0", 32)
+
+    config = request.target.config
+    writer = gguf.GGUFWriter(path, "mpt")
+    try:
+        writer.add_name(type(request.model).__name__)
+        writer.add_description(f"{request.method}, written by ntk_alibi {__version__}")
+        writer.add_context_length(_context_length(request))
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_feed_forward_length(4 * config.hidden_size)
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+        writer.add_max_alibi_bias(max_bias)
+        if clip := family.clip(request.target):
+            writer.add_clamp_kqv(clip)
+        writer.add_file_type(_TYPES[request.dtype][1])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        vocabulary.add_to(writer)
+        _write_tensors(writer, groups, request)
+    finally:
+        writer.close()
+    difference = _greatest_difference(path, groups)
+    return Written(
+        inputs=(f"text or tokens, of {len(head.weight)}", f"context: {_context_length(request)}"),
+        outputs=("logits of the next token",),
+        checked=(
+            f"max_alibi_bias {max_bias:g} has the slopes of all layers; numbers read back differ "
+            f"from the model's by {difference:.1e} at most"
+        ),
+    )
+
+
+def _head(request: Request) -> Any:
+    """Return the layer of logits above the decoder."""
+    for part in request.model.modules():
+        if getattr(part, "transformer", None) is request.target and hasattr(part, "lm_head"):
+            return part.lm_head
+    raise ValueError(
+        "model must have a language model head for format 'gguf', got "
+        f"{type(request.model).__name__}"
+    )
+
+
+def _check_layers(model: nn.Module) -> None:
+    """Refuse adapters and quantized weights, whose `weight` is not what the layer computes."""
+    for name, part in model.named_modules():
+        for size, plain in (("in_features", nn.Linear), ("num_embeddings", nn.Embedding)):
+            if hasattr(part, size) and type(part) is not plain:
+                raise ValueError(
+                    f"model must have plain layers for format 'gguf', got {type(part).__name__} at "
+                    f"{name}: merge adapters first, and load weights unquantized"
+                )
+
+
+def _max_bias(request: Request) -> float:
+    """Return the number from which llama.cpp computes the slopes of these settings."""
+    settings, rule = request.settings, request.family.rule(request.target)
+    if settings.bias is not None:
+        raise ValueError(f"scaling must be no bias for format 'gguf', got {settings.bias!r}")
+    if settings.log_n is not None:
+        raise ValueError(f"log_n must be None for format 'gguf', got {settings.log_n!r}")
+    if settings.mask != EVERYTHING:
+        raise ValueError(
+            f"window, sink and causal_block must not be given for format 'gguf', got {settings!r}"
+        )
+    count = len(request.family.layers(request.target))
+    scalings = [at_layer(settings.scaling, layer) for layer in range(count)]
+    numbers = {rule.as_max_bias(scaling) for scaling in scalings}
+    if len(numbers) == 1 and (number := numbers.pop()) is not None:
+        return number
+    static = [x for x in scalings if x is not None and scaling_per(x) is None]
+    factor = max([1.0, *map(rule.as_factor, static)])
+    nearest = MaxBias(float(f"{factor:.6g}") if factor > 1.0 else 4.0)
+    raise ValueError(
+        "scaling must have the slopes of one max_alibi_bias in all layers for format 'gguf', got "
+        f"{settings.scaling!r}: the nearest that has them is {nearest!r}"
+    )
+
+
+def _context_length(request: Request) -> int:
+    """Return the length up to which a server may go: the training length, stretched.
+
+    llama.cpp's server gives a text no more than this.
+    """
+    rule, scaling = request.family.rule(request.target), request.settings.scaling
+    factor = 1.0 if scaling is None else max(rule.as_factor(scaling), 1.0)
+    return round(train_length_of(request.target.config) * factor)
+
+
+def _write_tensors(
+    writer: gguf.GGUFWriter, groups: list[tuple[str, list[Tensor]]], request: Request
+) -> None:
+    """Write the tensors one by one, so that memory holds one of them besides the model."""
+    for _, tensors in groups:
+        for tensor in tensors:
+            kind = tensor.type_of(request.dtype)
+            block, size = gguf.GGML_QUANT_SIZES[kind]
+            bytes_ = tensor.weights.numel() // block * size
+            shape = tuple(tensor.weights.shape)
+            writer.add_tensor_info(tensor.name, shape, np.dtype(np.float32), bytes_, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for group, tensors in groups:
+        request.say(f"{group}: {len(tensors)} tensors")
+        for tensor in tensors:
+            writer.write_tensor_data(gguf.quantize(tensor.numbers(), tensor.type_of(request.dtype)))
+
+
+def _greatest_difference(path: Path, groups: list[tuple[str, list[Tensor]]]) -> float:
+    """Read a file, and return the greatest difference of its numbers to those of the model.
+
+    Raises:
+        ValueError: a number is too large for the dtype, which writes infinity then.
+    """
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    greatest = 0.0
+    for tensor in (tensor for _, tensors in groups for tensor in tensors):
+        numbers, read = tensor.numbers(), stored[tensor.name]
+        difference = np.abs(gguf.dequantize(read.data, read.tensor_type) - numbers).max()
+        if not np.isfinite(difference):
+            raise ValueError(
+                f"dtype must hold the numbers of {tensor.name}, up to {np.abs(numbers).max():g}, "
+                f"got {read.tensor_type.name.lower()}"
+            )
+        greatest = max(greatest, float(difference))
+    return greatest
+
+
+def _bloom_groups(decoder: Any, head: Any) -> Groups:
+    """Return the tensors of a BLOOM."""
+    norm = decoder.word_embeddings_layernorm
+
+    def after_norm(table: torch.Tensor) -> torch.Tensor:
+        weight, bias = norm.weight.double().cpu(), norm.bias.double().cpu()
+        return F.layer_norm(table.double(), norm.normalized_shape, weight, bias, norm.eps)
+
+    def by_kind(packed: torch.Tensor) -> torch.Tensor:
+        heads: torch.Tensor = packed.unflatten(0, (decoder.num_heads, 3, -1))
+        return heads.transpose(0, 1).flatten(0, 2)
+
+    yield (
+        "embeddings",
+        [
+            Tensor("token_embd.weight", decoder.word_embeddings.weight, after_norm),
+            Tensor("output.weight", head.weight),
+            *_parts("output_norm", decoder.ln_f),
+        ],
+    )
+    for i, block in enumerate(decoder.h):
+        yield (
+            f"layer {i + 1} of {len(decoder.h)}",
+            [
+                *_parts(f"blk.{i}.attn_norm", block.input_layernorm),
+                *_parts(f"blk.{i}.attn_qkv", block.self_attention.query_key_value, by_kind),
+                *_parts(f"blk.{i}.attn_output", block.self_attention.dense),
+                *_parts(f"blk.{i}.ffn_norm", block.post_attention_layernorm),
+                *_parts(f"blk.{i}.ffn_up", block.mlp.dense_h_to_4h),
+                *_parts(f"blk.{i}.ffn_down", block.mlp.dense_4h_to_h),
+            ],
+        )
+
+
+def _check_bloom(decoder: Any) -> None:
+    """Refuse what the graph of a file cannot compute."""
+    if decoder.config.apply_residual_connection_post_layernorm:
+        raise ValueError(
+            "apply_residual_connection_post_layernorm must be False for format 'gguf', got True"
+        )
+
+
+def _no_clip(_: Any) -> None:
+    """Return that queries, keys and values have no greatest number."""
+
+
+def _mpt_groups(decoder: Any, head: Any) -> Groups:
+    """Return the tensors of an MPT; a file without "output" has that of embeddings there."""
+    tied = head.weight is decoder.wte.weight
+    yield (
+        "embeddings",
+        [
+            Tensor("token_embd.weight", decoder.wte.weight),
+            *([] if tied else _parts("output", head)),
+            *_parts("output_norm", decoder.norm_f),
+        ],
+    )
+    for i, block in enumerate(decoder.blocks):
+        yield (
+            f"layer {i + 1} of {len(decoder.blocks)}",
+            [
+                *_parts(f"blk.{i}.attn_norm", block.norm_1),
+                *_parts(f"blk.{i}.attn_qkv", block.attn.Wqkv),
+                *_parts(f"blk.{i}.attn_output", block.attn.out_proj),
+                *_parts(f"blk.{i}.ffn_norm", block.norm_2),
+                *_parts(f"blk.{i}.ffn_up", block.ffn.up_proj),
+                *_parts(f"blk.{i}.ffn_down", block.ffn.down_proj),
+            ],
+        )
+
+
+def _check_mpt(decoder: Any) -> None:
+    """Refuse what the graph of a file cannot compute."""
+    scale = decoder.config.attn_config.softmax_scale
+    usual = (decoder.config.hidden_size / decoder.num_heads) ** -0.5
+    if scale is not None and not np.isclose(scale, usual, rtol=1e-6):
+        raise ValueError(
+            f"softmax_scale must be None or {usual:g} for format 'gguf', got {scale:g}"
+        )
+
+
+def _clip_of_mpt(decoder: Any) -> float | None:
+    """Return the greatest number of queries, keys and values, or None."""
+    clip: float | None = decoder.config.attn_config.clip_qkv
+    return clip
+
+
+def _parts(
+    name: str, layer: nn.Module, change: Callable[[torch.Tensor], torch.Tensor] = _same
+) -> list[Tensor]:
+    """Return the weight of a layer, and its bias if it has one."""
+    both = [(part, getattr(layer, part, None)) for part in ("weight", "bias")]
+    return [Tensor(f"{name}.{part}", x, change) for part, x in both if x is not None]
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How a family's models are written.
+
+    Attributes:
+        groups: returns the tensors of a decoder and its head.
+        check: refuses a decoder that the graph of a file does not compute.
+        clip: returns the greatest number of queries, keys and values, or None.
+    """
+
+    groups: Callable[[Any, Any], Groups]
+    check: Callable[[Any], None]
+    clip: Callable[[Any], float | None]
+
+
+_FAMILIES = {
+    "BLOOM": _Family(_bloom_groups, _check_bloom, _no_clip),
+    "MPT": _Family(_mpt_groups, _check_mpt, _clip_of_mpt),
+}
+
+FORMAT = Format(dtypes=tuple(_TYPES), is_folder=False, write=write)

@@ -1,0 +1,137 @@
+"""The vocabulary of a GGUF file, from a fast tokenizer: byte-level BPE, so that text gives tokens.
+
+A file names the rule by which llama.cpp cuts a text into words before it merges bytes, its
+pre-tokenizer. Those of BLOOM and GPT-2 are known here (MPT's is GPT-2's); what cuts otherwise is
+refused, since its tokens would silently be others.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+
+#: The cutting of a text by what tokenizers call it, and the name that llama.cpp has for it.
+_PRE_TOKENIZERS = {
+    "ByteLevel": "gpt-2",
+    r"Split ?[^(\s|[.,!?…。，、।۔،])]+": "bloom",  # noqa: RUF001
+}
+
+#: The special tokens that a file names.
+_SPECIAL = ("bos", "eos", "unk", "pad")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The vocabulary of a file.
+
+    Attributes:
+        tokens: the texts of all tokens.
+        types: their kinds, `gguf.TokenType`.
+        merges: the merges of bytes, the first one first.
+        pre_tokenizer: the name of the rule that cuts texts.
+        special: numbers of special tokens by name.
+        added: special tokens before and after each text, by name: whether they are added.
+    """
+
+    tokens: list[str]
+    types: list[int]
+    merges: list[str]
+    pre_tokenizer: str
+    special: dict[str, int]
+    added: dict[str, bool]
+
+    def add_to(self, writer: gguf.GGUFWriter) -> None:
+        """Add the vocabulary to a file."""
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(self.pre_tokenizer)
+        writer.add_token_list(self.tokens)
+        writer.add_token_types(self.types)
+        writer.add_token_merges(self.merges)
+        for name, number in self.special.items():
+            getattr(writer, f"add_{name}_token_id")(number)
+        for name, added in self.added.items():
+            getattr(writer, f"add_add_{name}_token")(added)
+
+
+def of_tokenizer(tokenizer: Any, rows: int) -> Vocabulary:
+    """Return the vocabulary of a model's tokenizer.
+
+    Args:
+        tokenizer: the tokenizer, or None.
+        rows: the number of rows of the model's embeddings; those beyond the tokenizer's tokens get
+            names of their own.
+    """
+    if tokenizer is None:
+        raise ValueError(
+            "tokenizer must be given for format 'gguf' where the model was not loaded from a "
+            "folder or hub name that has one, got None"
+        )
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError(
+            f"tokenizer must be a fast one for format 'gguf', got {type(tokenizer).__name__}"
+        )
+    parts = json.loads(backend.to_str())
+    model, pre_tokenizer = parts["model"], _pre_tokenizer(parts)
+    tokens = {number: text for text, number in model["vocab"].items()}
+    types = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
+    for token in parts["added_tokens"]:
+        tokens[token["id"]] = token["content"]
+        kinds = gguf.TokenType.USER_DEFINED, gguf.TokenType.CONTROL
+        types[token["id"]] = kinds[token["special"]]
+    if max(tokens) >= rows:
+        raise ValueError(
+            f"tokenizer must have tokens below {rows}, the rows of the model's embeddings, got "
+            f"{max(tokens)}"
+        )
+    numbers = range(rows)
+    special = {name: getattr(tokenizer, f"{name}_token_id", None) for name in _SPECIAL}
+    if special["eos"] is None:  # where a file has none, llama.cpp takes token 11
+        raise ValueError("tokenizer must have an eos_token for format 'gguf', got None")
+    alone, framed = (tokenizer("a", add_special_tokens=x)["input_ids"] for x in (False, True))
+    added = {
+        "bos": framed[: -len(alone)] == [special["bos"]],
+        "eos": framed[len(alone) :] == [special["eos"]],
+    }
+    if len(framed) != len(alone) + sum(added.values()):
+        raise ValueError(
+            "tokenizer must add no tokens to a text but bos and eos for format 'gguf', got "
+            f"{tokenizer.convert_ids_to_tokens(framed)} for 'a'"
+        )
+    return Vocabulary(
+        tokens=[tokens.get(number, f"[PAD{number}]") for number in numbers],
+        types=[types.get(number, gguf.TokenType.UNUSED) for number in numbers],
+        merges=[x if isinstance(x, str) else " ".join(x) for x in model["merges"]],
+        pre_tokenizer=pre_tokenizer,
+        special={name: number for name, number in special.items() if number is not None},
+        added=added,
+    )
+
+
+def _pre_tokenizer(parts: dict[str, Any]) -> str:
+    """Return llama.cpp's name of the rule by which a tokenizer cuts texts."""
+    model, normalizer = parts["model"], parts["normalizer"] or {"type": None}
+    cutting = parts["pre_tokenizer"] or {"type": None}
+    steps = cutting.get("pretokenizers", [cutting])
+    rule = None
+    if steps[-1]["type"] == "ByteLevel" and not steps[-1]["add_prefix_space"]:
+        names = ["ByteLevel"] if steps[-1]["use_regex"] else []
+        names += [f"Split{x.get('pattern', {}).get('Regex')}" for x in steps[:-1]]
+        rule = _PRE_TOKENIZERS.get("".join(names))
+    for what, given, known in (
+        ("model", model["type"], ("BPE",)),
+        ("ignore_merges", model.get("ignore_merges", False), (False,)),
+        ("normalizer", normalizer["type"], (None, "NFC")),
+        ("pre_tokenizer", rule, tuple(_PRE_TOKENIZERS.values())),
+    ):
+        if given not in known:
+            got = cutting if what == "pre_tokenizer" else given
+            raise ValueError(
+                f"tokenizer must be a byte-level BPE that cuts texts as BLOOM's or GPT-2's does "
+                f"for format 'gguf', got {what} {got!r}"
+            )
+    assert rule is not None
+    return rule

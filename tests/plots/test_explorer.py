@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 import ntk_alibi as na
 from chromium import TEXT, page
 from ntk_alibi import plots
+from ntk_alibi.plots.style import THEMES
 from pictures import explorer, random_model, weights_of
 
 pytest.importorskip("bokeh", reason="bokeh is not installed")
@@ -46,23 +48,35 @@ const map = figures.find((f) => f.title.text.startsWith("layer"));
 return [map.id, figures.find((f) => f !== map).id];
 """
 
-#: Chooses an option of the page's menu of a name, as a user's click does.
-CHOOSE = """
-const found = [];
-const walk = (node) => {
-  if (node.nodeName === "SELECT") { found.push(node); }
-  if (node.shadowRoot) { node.shadowRoot.childNodes.forEach(walk); }
-  node.childNodes.forEach(walk);
-};
-walk(document.body);
-found[arguments[0]].value = arguments[1];
-found[arguments[0]].dispatchEvent(new Event("change", {bubbles: true}));
+#: Sets a menu or the slider of the page, as a user does.
+SET = """
+const input = document.forms[0].elements[arguments[0]];
+input.value = arguments[1];
+for (const cause of ["input", "change"]) { input.dispatchEvent(new Event(cause)); }
 """
 
-#: Moves the slider of factors.
-SLIDE = """
-const models = [...Bokeh.documents[0].all_models];
-models.find((m) => m.type === "CategoricalSlider").value = arguments[0];
+#: Returns the labels at the map's axes.
+LABELS = """
+const figures = [...Bokeh.documents[0].all_models].filter((m) => m.type === "Figure");
+const figure = figures.find((f) => f.title.text.startsWith("layer"));
+const axes = [...figure.left, ...figure.below].filter((each) => each.major_label_overrides);
+return axes.map((axis) => Object.fromEntries(axis.major_label_overrides));
+"""
+
+#: Returns the page's theme and its ground, and the colour of hidden cells.
+COLOURS = """
+const frame = document.querySelector("iframe"), page = frame ? frame.contentWindow : window;
+const root = page.document.documentElement;
+if (!root.dataset.theme) { return null; }
+const models = [...page.Bokeh.documents[0].all_models];
+const hidden = models.find((m) => m.type === "LogColorMapper").nan_color;
+return [root.dataset.theme, page.getComputedStyle(page.document.body).backgroundColor, hidden];
+"""
+
+#: Returns the height of a notebook's frame, and of the page in it.
+HEIGHTS = """
+const frame = document.querySelector("iframe");
+return [frame, frame.contentDocument.body].map((node) => node.getBoundingClientRect().height);
 """
 
 
@@ -124,9 +138,9 @@ def test_a_browser_shows_weights_under_the_pointer_and_of_chosen_methods(tmp_pat
         )
         assert re.search(r"distance:? 4\b", tip), tip
 
-        driver.execute_script(CHOOSE, 0, "NTK")
+        driver.execute_script(SET, "method", "NTK")
         until(lambda: shown(driver)[0] == "layer 1, head 4: NTK a=2")
-        driver.execute_script(SLIDE, "a=8")
+        driver.execute_script(SET, "factor", 1)
         until(lambda: shown(driver)[0] == "layer 1, head 4: NTK a=8")
         expected = weights_of(TEXT_OF_PROMPT, na.NTK(8.0))
         np.testing.assert_allclose(np.nan_to_num(shown(driver)[1]), expected[1, 3], rtol=PRECISION)
@@ -136,8 +150,63 @@ def test_a_browser_shows_weights_under_the_pointer_and_of_chosen_methods(tmp_pat
         at.perform()
         until(lambda: shown(driver)[0] == "layer 0, head 2: NTK a=8")
         np.testing.assert_allclose(np.nan_to_num(shown(driver)[1]), expected[0, 1], rtol=PRECISION)
-        severe = [e for e in driver.get_log("browser") if e["level"] == "SEVERE"]
-        assert not severe, severe
+
+        labels = {str(number): word for number, word in enumerate(words)}
+        assert driver.execute_script(LABELS) == [labels, labels]
+        for width in (390, 980, 1400):  # a phone, a narrow window, a screen
+            _show_as(driver, width, "light")
+            until(lambda: _widths(driver, figures) == [width, True])  # noqa: B023
+        _refuse_errors(driver)
+
+
+def _show_as(driver: Any, width: int, scheme: str) -> None:
+    """Let a browser's window have a width, and its system a theme."""
+    metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def _widths(driver: Any, figures: Any) -> Any:
+    """Return how wide the page is, and whether the frames of both figures are on it."""
+    frames = [driver.execute_script(FRAME, figure) for figure in figures]
+    page = driver.execute_script("return document.documentElement.scrollWidth")
+    return [page, all(f["left"] > 0 and 150 < f["width"] < page - f["left"] for f in frames)]
+
+
+def _refuse_errors(driver: Any) -> None:
+    severe = [e for e in driver.get_log("browser") if e["level"] == "SEVERE"]
+    assert not severe, severe
+
+
+@pytest.mark.slow
+def test_a_page_is_light_or_dark_as_its_surroundings(tmp_path: Path) -> None:
+    notebook = tmp_path / "notebook.html"
+    made = explorer(methods=["original"])
+    path = made.save(tmp_path / "page.html")
+    notebook.write_text(f'<body data-jp-theme-light="false">{made._repr_html_()}</body>', "utf-8")
+    expected = {
+        name: [name, f"rgb{tuple(round(255 * x) for x in to_rgb(theme.background))}", theme.hidden]
+        for name, theme in THEMES.items()
+    }
+    with page(path) as driver:
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        def until_it_is(theme: str) -> None:
+            WebDriverWait(driver, 60).until(
+                lambda _: driver.execute_script(COLOURS) == expected[theme]
+            )
+
+        for scheme in ("dark", "light"):
+            _show_as(driver, 980, scheme)
+            until_it_is(scheme)
+        driver.get(notebook.as_uri())  # whose theme is not the system's
+        until_it_is("dark")
+        high, inside = driver.execute_script(HEIGHTS)
+        assert inside <= high < inside + 1
+        driver.execute_script("document.body.dataset.jpThemeLight = 'true'")
+        until_it_is("light")
+        _refuse_errors(driver)
 
 
 def _figures(driver: Any) -> Any:

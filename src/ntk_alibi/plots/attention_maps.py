@@ -175,6 +175,11 @@ def attention_maps(
     return figure
 
 
+def token_labels(words: Sequence[str]) -> list[str]:
+    """Return texts of tokens that are short enough for an axis, and none of which is blank."""
+    return [word.strip()[:LONGEST_WORD] or "␣" for word in words]
+
+
 def _read(
     model: Any,
     tokenizer: Any,
@@ -201,7 +206,7 @@ def _draw(
     axes: Axes, read: AttentionWeights, values: Any, norm: Normalize, letters: float
 ) -> AxesImage:
     """Draw one map over tokens, and label the tokens by their text where letters fit."""
-    words = [word.strip()[:LONGEST_WORD] or "␣" for word in read.request.words]
+    words = token_labels(read.request.words)
     tokens, end = len(words), values.shape[0] * read.step - 0.5
     image = heat(axes, values, None, norm=norm, extent=(-0.5, end, end, -0.5))
     axes.set_xlim(-0.5, tokens - 0.5)

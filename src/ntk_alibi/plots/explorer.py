@@ -1,7 +1,8 @@
 """An explorer of attention weights: one HTML page of all layers and heads, without a network.
 
 The page is Bokeh's, with Bokeh's scripts inside. It holds the weights as 16-bit logarithms, which
-`explorer.js` turns into the map that is chosen.
+`explorer.js` turns into the map that is chosen. `explorer.html` has the form and the colours of
+the page, which is as wide as its window, and light or dark as its surroundings are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks, _installed
+from ntk_alibi.plots.attention_maps import token_labels
 from ntk_alibi.plots.style import HUES, THEMES
 
 if TYPE_CHECKING:
@@ -42,6 +44,12 @@ FEWEST_CELLS, MOST_CELLS = 32, 512
 
 #: Cells along an axis of a map in the overview.
 THUMB = 24
+
+#: Figures show the page's ground.
+CLEAR = dict.fromkeys(("background_fill_color", "border_fill_color", "outline_line_color"))
+
+#: Tokens of a prompt whose text is on the axes, at most; more have no room on any screen.
+MOST_LABELLED = 64
 
 #: Texts of the label at the pointer. Cells of several tokens have the first and the last one.
 HOVER = """
@@ -213,9 +221,8 @@ def _page(read: AttentionWeights, groups: dict[str, dict[str, list[Any]]]) -> st
     """Return the page."""
     from bokeh.document import Document
     from bokeh.embed import file_html
-    from bokeh.events import DocumentReady, Tap
-    from bokeh.layouts import column, row
-    from bokeh.models import ColumnDataSource, CustomJS, Div
+    from bokeh.events import DocumentReady
+    from bokeh.models import ColumnDataSource, CustomJS
     from bokeh.resources import INLINE
 
     wanted, cells = read.request, read.values.shape[-1]
@@ -225,49 +232,38 @@ def _page(read: AttentionWeights, groups: dict[str, dict[str, list[Any]]]) -> st
     words = list(wanted.words)
     large, image, colours = _large(words, read.step, cells)
     overview, sheet, marked = _overview(layers, heads, thumb)
-    menus = _menus(wanted, groups)
     given = {
         "codes": ColumnDataSource({"codes": codes}),
         **{"cells": cells, "triangle": triangle, "thumb": thumb},
         **{"methods": groups, "layers": layers, "heads": heads},
         **{"map": image.data_source, "map_image": image, "title": large.title},
         **colours,
-        **{"overview": sheet, "marked": marked},
-        **menus,
+        **{"overview_figure": overview, "overview": sheet.data_source, "marked": marked},
+        "overview_colours": sheet.glyph.color_mapper,
     }
-    code = resources.files("ntk_alibi.plots").joinpath("explorer.js").read_text("utf-8")
-
-    def callback(cause: str) -> CustomJS:
-        return CustomJS(args={**given, "cause": cause}, code=code)
-
-    for name, menu in menus.items():
-        menu.js_on_change("value", callback(name))
-    overview.js_on_event(Tap, callback("tap"))
     several = f"; a cell shows the greatest weight of {read.step} x {read.step} tokens"
-    note = Div(text=f"{len(words)} tokens{several if read.step > 1 else ''}")
-    document = Document()
-    document.add_root(column(row(*menus.values()), row(large, column(overview, note))))
-    document.js_on_event(DocumentReady, callback("start"))
-    return str(file_html(document, resources=INLINE, title="Attention weights"))
-
-
-def _menus(wanted: Request, groups: dict[str, dict[str, list[Any]]]) -> dict[str, Any]:
-    """Return the menus and the slider of the page by the names that its script knows."""
-    from bokeh.models import CategoricalSlider, Select
-
-    layers, heads = ([str(number) for number in n] for n in (wanted.layers, wanted.heads))
-    layer, head = f"layer, 0-{wanted.of[0] - 1}", f"head, 1-{wanted.of[1]}"
-    first = next(iter(groups))
-    rest, scales = groups[first]["rest"], ["logarithmic", "linear"]
-    return {
-        "menu": Select(title="method", value=first, options=list(groups), width=130),
-        "layer_menu": Select(title=layer, value=layers[-1], options=layers, width=130),
-        "head_menu": Select(title=head, value=heads[-1], options=heads, width=130),
-        "scale_menu": Select(title="colours", value=scales[0], options=scales, width=130),
-        "slider": CategoricalSlider(
-            title="factor", categories=rest, value=rest[0], visible=len(rest) > 1, width=260
-        ),
+    shown = {
+        **{"methods": groups, "layers": layers, "heads": heads, "of": wanted.of},
+        "note": f"{len(words)} tokens{several if read.step > 1 else ''}",
+        "themes": {name: THEMES[name] for name in ("light", "dark")},
     }
+    document = Document()
+    document.add_root(large)
+    document.add_root(overview)
+    document.js_on_event(DocumentReady, CustomJS(args=given, code=_source("explorer.js")))
+    return str(
+        file_html(
+            document,
+            resources=INLINE,
+            title="Attention weights",
+            template=_source("explorer.html"),
+            template_variables=shown,
+        )
+    )
+
+
+def _source(name: str) -> str:
+    return resources.files("ntk_alibi.plots").joinpath(name).read_text("utf-8")
 
 
 def _large(words: list[str], step: int, cells: int) -> tuple[Any, Any, dict[str, Any]]:
@@ -276,15 +272,15 @@ def _large(words: list[str], step: int, cells: int) -> tuple[Any, Any, dict[str,
     from bokeh.palettes import Cividis256
     from bokeh.plotting import figure
 
-    hidden = THEMES["light"].hidden
     mappers: dict[str, Any] = {
-        "logarithmic": LogColorMapper(Cividis256, low=1e-4, high=1.0, nan_color=hidden),
-        "linear": LinearColorMapper(Cividis256, low=0.0, high=1.0, nan_color=hidden),
+        "logarithmic": LogColorMapper(Cividis256, low=1e-4, high=1.0),
+        "linear": LinearColorMapper(Cividis256, low=0.0, high=1.0),
     }
     end, edge = len(words) - 0.5, cells * step
     plot = figure(
-        width=600,
-        height=560,
+        name="map",
+        sizing_mode="stretch_both",
+        toolbar_location="below",
         x_range=(-0.5, end),
         y_range=(end, -0.5),
         x_axis_label="key",
@@ -296,7 +292,12 @@ def _large(words: list[str], step: int, cells: int) -> tuple[Any, Any, dict[str,
     image = plot.image(
         image=[blank], x=-0.5, y=-0.5, dw=edge, dh=edge, color_mapper=mappers["logarithmic"]
     )
+    plot.update(**CLEAR)
     plot.grid.visible = False
+    if len(words) <= MOST_LABELLED:
+        _label(plot.xaxis, range(len(words)), token_labels(words))
+        _label(plot.yaxis, range(len(words)), token_labels(words))
+        plot.xaxis.major_label_orientation = "vertical"
     hover = CustomJSHover(args={"words": words, "step": step}, code=HOVER)
     names = {"query": "$y", "key": "$x", "distance": "$x", "weight": "@image"}
     plot.add_tools(
@@ -306,13 +307,15 @@ def _large(words: list[str], step: int, cells: int) -> tuple[Any, Any, dict[str,
             formatters=dict.fromkeys(names.values(), hover),
         )
     )
-    bar = ColorBar(color_mapper=mappers["logarithmic"], title="weight")
+    bar = ColorBar(
+        color_mapper=mappers["logarithmic"], title="weight", width=12, background_fill_color=None
+    )
     plot.add_layout(bar, "right")
     return plot, image, {**mappers, "bar": bar}
 
 
 def _overview(layers: list[str], heads: list[str], thumb: int) -> tuple[Any, Any, Any]:
-    """Return the figure of all maps, the source of its image and that of the mark in it."""
+    """Return the figure of all maps, its image and the source of the mark in it."""
     from bokeh.models import ColumnDataSource, LinearColorMapper
     from bokeh.palettes import Cividis256
     from bokeh.plotting import figure
@@ -320,8 +323,8 @@ def _overview(layers: list[str], heads: list[str], thumb: int) -> tuple[Any, Any
     side = thumb + 1
     height, width = len(layers) * side, len(heads) * side
     plot = figure(
-        width=min(900, max(300, 40 * len(heads))) + 60,
-        height=min(620, max(120, 40 * len(layers))) + 70,
+        name="overview",
+        sizing_mode="stretch_both",
         x_range=(-1, width),
         y_range=(height, -1),
         x_axis_label="head",
@@ -331,17 +334,23 @@ def _overview(layers: list[str], heads: list[str], thumb: int) -> tuple[Any, Any
         toolbar_location=None,
     )
     blank = np.full((height, width), np.nan, np.float32)
-    mapper = LinearColorMapper(
-        Cividis256, low=65535 - 2048 * 14, high=65535, nan_color=THEMES["light"].hidden
-    )
+    mapper = LinearColorMapper(Cividis256, low=65535 - 2048 * 14, high=65535)
     image = plot.image(image=[blank], x=0, y=0, dw=width, dh=height, color_mapper=mapper)
     marked = ColumnDataSource({"x": [0.0], "y": [0.0]})
     plot.rect(
         "x", "y", side, side, source=marked, fill_color=None, line_color=HUES[1], line_width=3
     )
     for axis, names in ((plot.xaxis, heads), (plot.yaxis, layers)):
-        places = [number * side + thumb / 2 for number in range(len(names))]
-        axis.ticker = places
-        axis.major_label_overrides = dict(zip(places, names, strict=True))
+        _label(axis, [number * side + thumb / 2 for number in range(len(names))], names)
+    plot.update(**CLEAR)
     plot.grid.visible = False
-    return plot, image.data_source, marked
+    return plot, image, marked
+
+
+def _label(axis: Any, places: Sequence[float], names: Sequence[str]) -> None:
+    """Label places of an axis by names, as many as have room."""
+    from bokeh.models import FixedTicker, NoOverlap
+
+    axis.ticker = FixedTicker(ticks=list(places))
+    axis.major_label_overrides = dict(zip(places, names, strict=True))
+    axis.major_label_policy = NoOverlap(min_distance=0)

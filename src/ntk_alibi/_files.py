@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import math
 import os
+import platform
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -81,13 +83,68 @@ def writable_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Check before any work that a file can be written; leave it as it is.
+    """Check before any work that `replacing` can write a file; leave it as it is.
 
     Raises:
         OSError: it cannot.
     """
     there = os.path.lexists(path)
-    with open(path, "ab"):
+    with open(path, "ab"), tempfile.TemporaryFile(dir=Path(path).resolve().parent):
         pass
     if not there:
         Path(path).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the path of a new file that takes the place of a file once it is written.
+
+    An error, such as a full disk, leaves the earlier file as it was.
+
+    Raises:
+        OSError: the new file cannot be written; the error names the file that it was for.
+    """
+    whole = Path(path).resolve()  # of a link, the file that it leads to
+    partial = whole.with_name(f".{whole.stem}-{os.getpid()}{whole.suffix}")
+    try:
+        yield partial
+        partial.replace(whole)
+    except OSError as error:
+        # Errors of writing, other than those of opening, name no file.
+        if error.filename not in (None, partial, str(partial)):
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def only_run(argument: str, folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Keep other processes from working in a folder meanwhile.
+
+    Whoever has the lock may take it again. The system drops the lock of a process that ends,
+    however it ends. Processes of one job share a folder, each with a lock of its own.
+
+    Raises:
+        ValueError: another process has the lock; the message says which, and since when.
+        OSError: the lock cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    path = Path(folder) / f".run-{os.environ.get('RANK', '0')}.lock"
+    # Read first: filelock before 4 empties the file even where it does not get the lock.
+    holder = path.read_text() if path.exists() else ""
+    lock = FileLock(path, is_singleton=True)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ValueError(
+            f"{argument} must be a folder that no other run uses, got {os.fspath(folder)!r}, in "
+            f"use by {holder or 'another process'}"
+        ) from None
+    try:
+        now = datetime.datetime.now().isoformat(" ", "seconds")
+        path.write_text(f"process {os.getpid()} on {platform.node()} since {now}")
+        yield
+    finally:
+        lock.release()

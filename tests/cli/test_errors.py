@@ -227,7 +227,8 @@ def test_a_full_disk_is_one_sentence(arguments: list[str]) -> None:
             [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert done.returncode == 2
-    assert done.stderr == "ntk-alibi: error: [Errno 28] No space left on device\n"
+    error = "[Errno 28] No space left on device: standard output or a temporary file"
+    assert done.stderr == f"ntk-alibi: error: {error}\n"
 
 
 def test_a_run_on_a_full_disk_continues_later(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -13,6 +14,9 @@ WRONG = 2
 
 #: Status of a command whose reader has gone, as shells report it.
 PIPE_CLOSED = 128 + getattr(signal, "SIGPIPE", 13)
+
+#: Errors of a file that cannot grow.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -38,7 +42,11 @@ def sentences(name: str, extra: str = "eval") -> Iterator[None]:
         _fail(name, f"{error}{'' if 'pip install' in str(error) else advice}")
     except MemoryError as error:
         _fail(name, f"not enough memory: {error}" if str(error) else "not enough memory")
-    except (ValueError, TypeError, OSError) as error:
+    except OSError as error:
+        # Errors of writing have no name, but `_files.replacing` gives them one.
+        unnamed = error.filename is None and error.errno in FULL
+        _fail(name, f"{error}{': standard output or a temporary file' if unnamed else ''}")
+    except (ValueError, TypeError) as error:
         _fail(name, str(error))
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; run the same command again to continue")

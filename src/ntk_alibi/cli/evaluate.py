@@ -263,13 +263,16 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
         for (draw, wanted), path in zip(drawn.items(), _pictures(options), strict=True)
         if wanted
     ]
+    # Printed first: what the files cannot hold is not lost.
+    for_a_reader = subcommand.print_tables(options, summary, tables.study_tables)
     for draw, path in pictures:
-        draw(summary).savefig(path, dpi=120)
+        with _files.replacing(path) as file:
+            draw(summary).savefig(file, dpi=120)
     if options.document is not None:
         parts = [markdown.describe_machine(), f"    {shlex.join(['ntk-alibi', *options.words])}"]
         parts += map(tables.markdown, tables.study_tables(summary))
         markdown.replace_section(Path(options.document), _section(options), "\n\n".join(parts))
-    if not subcommand.print_tables(options, summary, tables.study_tables):
+    if not for_a_reader:
         return
     console = Console()
     console.print(f"pictures: {', '.join(str(path) for _, path in pictures)}")

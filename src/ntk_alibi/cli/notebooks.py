@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,13 +42,16 @@ def _run(options: argparse.Namespace) -> None:
         raise ImportError("opening notebooks needs jupyterlab (--copy-only copies them without it)")
     copied, kept = copy(options.folder)
     print(f"{options.folder}: {copied} files copied, {kept} were there and stay as they are")
-    command = [sys.executable, "-m", "jupyterlab", str(options.folder / "notebooks")]
+    notebooks = str(options.folder / "notebooks")
     if options.copy_only:
-        print(f"open them by: {shlex.join(['jupyter', 'lab', command[-1]])}")
+        print(f"open them by: {shlex.join(['jupyter', 'lab', notebooks])}")
         return
     sys.stdout.flush()
-    if status := subprocess.run(command).returncode:
-        sys.exit(status)
+    # In this process: Ctrl-C is JupyterLab's, which asks before it ends its kernels, and while it
+    # starts, ours.
+    from jupyterlab.labapp import main
+
+    main([notebooks])
 
 
 def copy(folder: Path) -> tuple[int, int]:
@@ -74,5 +75,6 @@ def copy(folder: Path) -> tuple[int, int]:
         counts[target.exists()] += 1
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+            with _files.replacing(target) as file:
+                file.write_bytes(path.read_bytes())
     return counts[0], counts[1]

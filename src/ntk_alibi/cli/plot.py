@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntk_alibi import _checks, plots, precision
+from ntk_alibi import _checks, _files, plots, precision
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.slopes import SIDES
 from ntk_alibi.cli import subcommand
@@ -89,7 +89,8 @@ def _run(options: argparse.Namespace) -> None:
             axes.set_title(options.title)
         figure = axes.get_figure(root=True)
         assert figure is not None
-        figure.savefig(path, dpi=150)
+        with _files.replacing(path) as file:
+            figure.savefig(file, dpi=150)
         plt.close(figure)
     print(f"picture: {path}")
 

@@ -316,9 +316,12 @@ def collect(
     from ntk_alibi.evaluation.harness.run import is_first_process
 
     folder = Path(UNFINISHED if options.output is None else options.output)
-    result = compute(folder)
-    if is_first_process():
-        show(result, options)
-    sys.stdout.flush()  # a full disk is an error before the answers are removed
-    if is_first_process() and options.output is None:
-        shutil.rmtree(folder, ignore_errors=True)
+    with _files.naming("--output", "a folder that can be written"):
+        _files.writable_folder(folder)
+    with _files.only_run("--output", folder):
+        result = compute(folder)
+        if is_first_process():
+            show(result, options)
+        sys.stdout.flush()  # a full disk is an error before the answers are removed
+        if is_first_process() and options.output is None:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _checks, _installed
+from ntk_alibi import _checks, _files, _installed
 from ntk_alibi.plots.attention_maps import token_labels
 from ntk_alibi.plots.style import HUES, THEMES
 
@@ -95,7 +95,8 @@ class Explorer:
             raise TypeError(f"path must be a string or a path, got {path!r}")
         file = Path(path)
         _checks.choice("the ending of path", file.suffix.lower(), FORMATS)
-        file.write_text(self.html, encoding="utf-8")
+        with _files.replacing(file) as page:
+            page.write_text(self.html, encoding="utf-8")
         return file
 
     def _repr_html_(self) -> str:

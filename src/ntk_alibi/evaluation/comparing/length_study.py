@@ -65,7 +65,7 @@ def evaluate(
         lm = StretchedLM(model, tokenizer=tokenizer, train_length=plan.train_length, quiet=quiet)
     samples: Samples = {}
     settings = {}
-    with harness.released(lm):
+    with _files.only_run("path", path), harness.released(lm):
         for method in methods:
             lm.stretch(replace(method, scaling=wrap(method.scaling)))
             settings[method.name] = lm.get_model_info()

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import ntk_alibi
+from ntk_alibi import _files
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -128,7 +129,8 @@ def replace_section(path: Path, name: str, text: str) -> None:
         ValueError: the document lacks the markers.
     """
     before, after = _around(path, name)
-    path.write_text(f"{before}\n{text}\n{after}")
+    with _files.replacing(path) as file:
+        file.write_text(f"{before}\n{text}\n{after}")
 
 
 def _around(path: Path, name: str) -> tuple[str, str]:

@@ -1,0 +1,158 @@
+"""Files that commands write: on a full disk results survive, and a folder has one run at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ntk_alibi import _files
+from ntk_alibi.cli import main
+from ntk_alibi.evaluation.comparing import plan
+from refusals import error_of
+from repository import ROOT
+
+pytestmark = pytest.mark.usefixtures("in_tmp")
+
+QUICK = {"multiples": (1,), "line_records": 1, "topic_records": 0, "prose_windows": 0}
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Let no file grow beyond 300 bytes, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def run_of(checkpoint: Path, *others: str) -> list[str]:
+    model = ["--model", str(checkpoint), "--train-length", "256", "--methods", "original"]
+    return ["eval", "--quick", *model, *others]
+
+
+SECTION = "<!-- study: begin -->\n<!-- study: end -->\n"
+
+
+@pytest.mark.parametrize("lost", ["picture.svg", "document.md"])
+def test_results_are_printed_before_files_are_written(
+    lost: str, full_disk: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = str(ROOT / "docs/pictures/nano-bloom.json")
+    arguments = ["eval", "--from-json", stored, "--plot", "picture.svg"]
+    Path(lost).write_text(SECTION)
+    if lost == "document.md":
+        arguments += ["--document", lost]
+        small = SimpleNamespace(savefig=lambda path, dpi: path.touch())
+        with pytest.MonkeyPatch.context() as patched:
+            for figure in ("study_figure", "depth_figure"):
+                patched.setattr(f"ntk_alibi.plots.{figure}", lambda summary: small)
+            with pytest.raises(SystemExit, match="2"):
+                main(arguments)
+    else:
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments)
+    out, error = capsys.readouterr()
+    assert "lines: accuracy" in out
+    assert re.fullmatch(rf"ntk-alibi: error: \[Errno \d+\] .*: '{lost}'\n", error)
+    assert Path(lost).read_text() == SECTION  # as it was
+    assert not [path for path in Path().iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plot", "slopes", "8", "-o", "file.svg"],
+        ["plot", "slopes", "8", "-o", "file.png"],
+        ["explore", "--text", "Let there be light", "-o", "file.html"],
+        ["notebooks", "file", "--copy-only"],
+    ],
+)
+def test_a_full_disk_is_an_error_that_names_the_file(
+    arguments: list[str], full_disk: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if arguments[0] == "explore":
+        pytest.importorskip("bokeh", reason="bokeh is not installed")
+    error = error_of(arguments, capsys).splitlines()[-1]
+    assert re.fullmatch(r"ntk-alibi: error: \[Errno \d+\] .*: 'file[^']*'", error)
+    assert not [path for path in Path().rglob("*.*") if path.is_file()]
+
+
+def test_a_file_keeps_its_link_and_what_others_raise() -> None:
+    Path("far").mkdir()
+    Path("link.txt").symlink_to("far/file.txt")
+    with _files.replacing("link.txt") as file:
+        file.write_text("new")
+    assert Path("far/file.txt").read_text() == "new"
+    assert Path("link.txt").is_symlink()
+    with pytest.raises(FileNotFoundError, match="'none'"), _files.replacing("file.txt"):
+        Path("none").read_text()
+    assert os.listdir("far") == ["file.txt"]
+
+
+HOLDER = """
+import sys
+from ntk_alibi import _files
+with _files.only_run("--output", sys.argv[1]):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_has_one_run_at_a_time(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second one learns of the first; a run that was killed leaves no lock."""
+    monkeypatch.setattr(plan, "QUICK", QUICK)
+    Path("answers").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, "answers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"ready\n"
+        for _ in range(2):
+            error = error_of(run_of(tiny_checkpoint, "--output", "answers"), capsys)
+            assert re.search(
+                "error: --output must be a folder that no other run uses, got 'answers', in use by "
+                rf"process {first.pid} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\n",
+                error,
+            )
+        main(run_of(tiny_checkpoint, "--output", "others", "--json"))
+        first.send_signal(signal.SIGKILL)
+    main(run_of(tiny_checkpoint, "--output", "answers", "--json"))
+    lines = capsys.readouterr().out.splitlines()
+    assert json.loads(lines[0])["retrieval"] == json.loads(lines[1])["retrieval"]
+
+
+def test_processes_of_a_job_share_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _files.only_run("--output", "."):
+        monkeypatch.setenv("RANK", "1")
+        with _files.only_run("--output", "."), _files.only_run("path", "."):
+            pass
+
+
+def test_an_interrupted_start_of_jupyterlab_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folders: list[str] = []
+
+    def start(arguments: list[str]) -> Any:
+        folders.extend(arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    monkeypatch.setitem(sys.modules, "jupyterlab", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "jupyterlab.labapp", SimpleNamespace(main=start))
+    with pytest.raises(SystemExit, match="interrupted; run the same command again"):
+        main(["notebooks", "copies"])
+    assert folders == ["copies/notebooks"]

@@ -316,3 +316,13 @@ def test_every_isa_gives_the_same_bits() -> None:
     finally:
         _core.select_isa(before)
     assert len(results) == 1
+
+
+@pytest.mark.parametrize("like", [np.ones(1, np.float32), torch.ones(1)], ids=["array", "tensor"])
+def test_slopes_may_be_lists_of_integers(like: Any) -> None:
+    inputs = np.random.default_rng(0).standard_normal((3, 1, 2, 5, 8), np.float32)
+    query, key, value = inputs if isinstance(like, np.ndarray) else torch.from_numpy(inputs)
+    whole, floats = (na.ALiBi(2, slopes=slopes) for slopes in ([1, 0], [1.0, 0.0]))
+    output = na.attention(query, key, value, whole)
+    np.testing.assert_array_equal(output, na.attention(query, key, value, floats))
+    np.testing.assert_array_equal(whole.tensor(3, 5), floats.tensor(3, 5))

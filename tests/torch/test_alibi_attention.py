@@ -49,6 +49,9 @@ STRATEGIES: dict[str, tuple[dict[str, Any], Callable[[na.AlibiAttention], torch.
     "standard": ({}, symmetric(STANDARD)),
     "number": ({"slopes": 0.25}, symmetric([0.25] * HEADS)),
     "tensor": ({"slopes": OWN}, symmetric(OWN)),
+    "list": ({"slopes": [1] * HEADS}, symmetric([1.0] * HEADS)),
+    "tuple": ({"slopes": tuple(OWN.tolist())}, symmetric(OWN)),
+    "array": ({"slopes": na.alibi_slopes(HEADS)}, symmetric(STANDARD)),
     "parameter": (
         {"slopes": nn.Parameter(OWN.clone())},
         own,

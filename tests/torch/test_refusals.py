@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import nn
 import ntk_alibi as na
 from module_cases import DENSE, HEADS, MASK, SIZE, inputs, module
 
+OWN = torch.linspace(0.0, 0.8, HEADS).tolist()
+
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_heads": 0}, ValueError, "num_heads must be between 1 and .*, got 0"),
     ({"num_heads": 5}, ValueError, "embed_dim must be a multiple of num_heads = 5, got 48"),
@@ -21,7 +24,12 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_kv_heads": 4}, ValueError, "num_heads must be a multiple of num_kv_heads = 4, got 6"),
     ({"slopes": "best"}, ValueError, "slopes must be one of 'random', .*, got 'best'"),
     ({"slopes": -1.0}, ValueError, "slopes must be a finite number >= 0, got -1.0"),
-    ({"slopes": [0.5] * 6}, TypeError, "slopes must be a number, got"),
+    ({"slopes": [0.5] * 5}, ValueError, "slopes must have 6 heads, got 5"),
+    ({"slopes": (OWN, OWN)}, ValueError, r"slopes must have shape \(heads,\), got \(2, 6\)"),
+    ({"slopes": ["a"] * 6}, TypeError, r"slopes must hold real numbers, got \['a', "),
+    ({"slopes": [math.nan] * 6}, ValueError, "slopes must be finite, got nan"),
+    ({"slopes": [1e39] * 6}, ValueError, "slopes must be within float32's range"),
+    ({"slopes": {0.5}}, TypeError, r"slopes must be a number, got \{0.5\}"),
     ({"slopes": torch.ones(5)}, ValueError, "slopes must have 6 heads, got 5"),
     ({"slopes": torch.ones(2, 6)}, ValueError, r"slopes must have shape \(6,\), got \(2, 6\)"),
     ({"slopes": torch.ones(6).int()}, TypeError, "slopes must be floating, got dtype torch.int32"),

@@ -52,10 +52,14 @@ def with_axes(slopes: Any) -> Any:
 
 
 def check_slopes(name: str, value: Any, heads: int) -> None:
-    """Check slopes (heads,), (batch, heads) or (batch, heads, queries): floating, not NaN."""
+    """Check slopes (heads,), (batch, heads) or (batch, heads, queries): floating, not NaN.
+
+    Lists may hold integers, as people type them.
+    """
     _checks.plain(name, value)
     array = value if _arrays.is_tensor(value) else np.asarray(value)
-    check_floating(name, array.dtype)
+    if not (isinstance(value, list) and array.dtype.kind == "i"):
+        check_floating(name, array.dtype)
     shape = tuple(array.shape)
     if len(shape) not in (1, 2, 3):
         raise ValueError(

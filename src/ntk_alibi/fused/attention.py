@@ -49,12 +49,28 @@ if TYPE_CHECKING:
         mesh: Any
 
 
-#: Arguments of torch's scaled_dot_product_attention, and what to do in place of them.
-OF_TORCH = {
+#: Arguments of torch's scaled_dot_product_attention and of flash-attn, and what to do in place.
+ELSEWHERE = {
     "attn_mask": "pass numbers to add as bias, and padding as key_padding_mask",
     "dropout_p": "pass dropout, and a seed with arrays",
     "enable_gqa": "leave it out, since key and value may always have fewer heads",
     "is_causal": "pass causal, which is True by default",
+    "alibi_slopes": "pass bias=na.ALiBi(num_heads, slopes=alibi_slopes)",
+    **dict.fromkeys(
+        ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"),
+        "pass segment_ids=na.segment_ids_from_cu_seqlens(cu_seqlens)",
+    ),
+    **dict.fromkeys(
+        ("max_seqlen", "max_seqlen_q", "max_seqlen_k", "deterministic"),
+        "leave it out, since nothing depends on it",
+    ),
+    **dict.fromkeys(
+        ("return_attn_probs", "return_softmax_lse"),
+        "pass return_logsumexp for the logsumexp; weights are never made",
+    ),
+    "softcap": "leave it out, since scores are not capped here",
+    "softmax_scale": "pass scale",
+    "window_size": "pass window, which counts the query itself: window_size[0] + 1",
 }
 
 
@@ -336,8 +352,8 @@ def attend(
 def _check_others(others: Any, *, dropout_over_ranks: Any = NO_DROPOUT) -> None:
     """Refuse arguments and surroundings that attention does not have."""
     if others:
-        name = min(others, key=lambda name: name not in OF_TORCH)
-        instead = f": {OF_TORCH[name]}" if name in OF_TORCH else ""
+        name = min(others, key=lambda name: name not in ELSEWHERE)
+        instead = f": {ELSEWHERE[name]}" if name in ELSEWHERE else ""
         raise TypeError(f"attention() got an unexpected keyword argument {name!r}{instead}")
     _checks.whole_sequences()
     if dropout_over_ranks is not NO_DROPOUT and _checks.finite("dropout", dropout_over_ranks):

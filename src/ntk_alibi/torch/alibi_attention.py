@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.base import check_dense, check_fitting
+from ntk_alibi.biases.parameters import per_head
 from ntk_alibi.biases.slopes import alibi_slopes, check_slopes
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.fused.dropout import NO_DROPOUT, checked_share
 from ntk_alibi.scaling import Scaling, checked_scaling
 from ntk_alibi.torch.learned_bias import FixedSlopes, LearnedSlopes, TwoSidedSlopes
 
-Slopes: TypeAlias = float | torch.Tensor | Literal["random", "learned", "two_sided"] | None
+Slopes: TypeAlias = (
+    float
+    | Sequence[float]
+    | NDArray[Any]
+    | torch.Tensor
+    | Literal["random", "learned", "two_sided"]
+    | None
+)
 
 #: The range of random slopes, which is the range of eight standard slopes.
 RANDOM_RANGE = (2.0**-8, 2.0**-1)
@@ -42,11 +53,11 @@ class AlibiAttention(nn.Module):
     Args:
         num_heads: H.
         embed_dim: channels of the inputs and the output, a multiple of H.
-        slopes: None for the standard slopes of any number of heads; a number for all heads; a
-            tensor (heads,), which is trained if it is an `nn.Parameter`; "random" for slopes from
-            2^-8 to 2^-1, drawn evenly in the logarithm by `generator`; "learned" for exp(x),
-            trained from the standard slopes on; "two_sided" for sigmoid(x), trained for each side
-            (encoders).
+        slopes: None for the standard slopes of any number of heads; a number for all heads, or one
+            for each, as a list, a tuple, an array or a tensor (heads,), which is trained if it is
+            an `nn.Parameter`; "random" for slopes from 2^-8 to 2^-1, drawn evenly in the logarithm
+            by `generator`; "learned" for exp(x), trained from the standard slopes on; "two_sided"
+            for sigmoid(x), trained for each side (encoders).
         bias: in place of slopes, a bias object or numbers, as `ntk_alibi.attention` takes them, or
             a module that returns a bias for the input k (batch, keys, embed_dim), such as those of
             `ntk_alibi.torch.learned_bias`.
@@ -226,5 +237,8 @@ def _slope_module(heads: int, slopes: Any, generator: torch.Generator | None) ->
             del module.slopes
             module.register_parameter("slopes", slopes)
         return module
+    if isinstance(slopes, list | tuple | np.ndarray):
+        numbers = _checks.as_float32("slopes", per_head("slopes", slopes, heads))
+        return FixedSlopes(torch.tensor(numbers))
     number = _checks.finite("slopes", slopes, minimum=0.0)
     return FixedSlopes(torch.full((heads,), number, dtype=torch.float32))

@@ -93,7 +93,7 @@ def draw(results: Iterable[Result], path: Path) -> None:
     panels = _panels(results)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    with drawing_figure() as new_figure:
+    with plots.style("light"), drawing_figure() as new_figure:
         figure = new_figure(figsize=(5.5 * columns, 4.2 * rows + 1.2), layout="constrained")
         for number, (title, cases) in enumerate(panels.items(), 1):
             _draw_panel(figure.add_subplot(rows, columns, number), title, cases)

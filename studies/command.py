@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 import ntk_alibi
-from ntk_alibi import _checks, _files
+from ntk_alibi import _checks, _files, plots
 from ntk_alibi.evaluation.report.markdown import check_section, replace_section
 
 if TYPE_CHECKING:
@@ -105,8 +105,9 @@ def report(
         return
     pictures = document.parent / "pictures"
     pictures.joinpath(numbers[0]).write_text(json.dumps(numbers[1]) + "\n")
-    for name, figure in figures().items():
-        figure.savefig(pictures / f"{name}.png", dpi=dpi)
+    with plots.style("light"):
+        for name, figure in figures().items():
+            figure.savefig(pictures / f"{name}.png", dpi=dpi)
     for name, text in tables.items():
         replace_section(document, name, text)
 

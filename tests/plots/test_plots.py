@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 import ntk_alibi as na
 from ntk_alibi import inspection, plots
 from ntk_alibi.methods import parse_method
-from ntk_alibi.plots.style import KINDS, THEMES, labelled, line_styles, theme_of
+from ntk_alibi.plots.labels import labelled
+from ntk_alibi.plots.style import KINDS, THEMES, line_styles, theme_of
 from pictures import METHODS, PICTURES, luminance, summary
 
 
@@ -32,6 +33,20 @@ def test_the_theme_follows_the_axes() -> None:
         assert theme_of(Figure().add_subplot()) is THEMES["dark"]
     with plt.style.context("dark_background"):
         assert theme_of(plots.slopes(4)) is THEMES["dark"]
+    with plots.style("light"):
+        assert theme_of(plots.slopes(4)) is THEMES["light"]
+    assert theme_of(plots.slopes(4)) is THEMES["transparent"]
+
+
+def test_pictures_without_a_theme_show_the_ground_of_their_page() -> None:
+    """JupyterLab puts a ground behind figures whose tick labels are all light or all dark."""
+    inline = pytest.importorskip("matplotlib_inline.backend_inline")
+    for figure in [plots.slopes(4).figure, plots.bias_maps(na.ALiBi(2)).figure,
+                   plots.study_figure(summary())]:  # fmt: skip
+        assert figure.get_facecolor()[3] == 0
+        assert all(axes.get_facecolor()[3] == 0 for axes in figure.axes if axes.axison)
+        figure.canvas.draw()  # after the style's block, as notebooks do
+        assert inline._fetch_figure_metadata(figure) is None
 
 
 def test_lines_are_told_apart_without_colours() -> None:
@@ -252,6 +267,13 @@ def test_titles_say_what_is_drawn() -> None:
     assert title.startswith("Bias of ALiBi(4, NTK a=4)\n")
     assert title.endswith("grey: keys that are not seen")
     assert "grey" not in plots.bias_maps(na.ALiBi(4, sides="symmetric"), 8).get_title()
+    gates = na.ForgetGates(np.full((1, 2, 40), -0.1, np.float32))
+    title = plots.bias_maps(gates, 40).get_title().partition("\n")[0]
+    assert title == "Bias of ForgetGates"
+    table = na.DistanceTable(np.zeros((2, 20), np.float32))
+    assert list(labelled([table, gates, na.DistanceTable(np.ones((2, 20), np.float32))])) == [
+        "DistanceTable", "ForgetGates", "DistanceTable 3"
+    ]  # fmt: skip
 
 
 def test_methods_of_one_kind_are_told_apart_where_they_agree() -> None:

@@ -255,7 +255,7 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from ntk_alibi.evaluation.report import markdown, tables
-    from ntk_alibi.plots import depth_figure, study_figure
+    from ntk_alibi.plots import depth_figure, study_figure, style
 
     drawn = {study_figure: True, depth_figure: bool(summary["by_depth"])}
     pictures = [
@@ -266,7 +266,7 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     # Printed first: what the files cannot hold is not lost.
     for_a_reader = subcommand.print_tables(options, summary, tables.study_tables)
     for draw, path in pictures:
-        with _files.replacing(path) as file:
+        with style("light"), _files.replacing(path) as file:
             draw(summary).savefig(file, dpi=120)
     if options.document is not None:
         parts = [markdown.describe_machine(), f"    {shlex.join(['ntk-alibi', *options.words])}"]

@@ -2,8 +2,8 @@
 
 Every function takes `ax=`, the axes to draw into; without it, it makes a new pyplot figure, which
 notebooks show and `ax.figure.savefig(path)` writes. No function opens a window. All pictures share
-one style, whose theme (light or dark) follows the axes or matplotlib's settings; `style` sets it
-for a block of code.
+one style: new figures are transparent, in colours that are read on light and on dark pages; `style`
+sets a light or dark theme for a block of code. On axes of the caller's, the theme follows these.
 """
 
 from ntk_alibi.plots.attention_maps import attention_map, attention_maps

@@ -14,6 +14,7 @@ from ntk_alibi.biases.base import head_count
 from ntk_alibi.biases.slopes import alibi_slopes
 from ntk_alibi.inspection import effects
 from ntk_alibi.methods import ORIGINAL, kind_of
+from ntk_alibi.plots.labels import labelled
 from ntk_alibi.plots.style import (
     MOST_CELLS,
     check_most,
@@ -21,7 +22,6 @@ from ntk_alibi.plots.style import (
     finish,
     head_axis,
     heat,
-    labelled,
     legend,
     line_styles,
     map_size,

@@ -60,10 +60,10 @@ def mask(
     check_most("query_length x key_length", cells, MOST_CELLS)
     seen = effects.weights(query_length, key_length, **options)[0] > 0
     with drawing(ax, size=(5.0, 4.6)) as axes:
-        from matplotlib.colors import ListedColormap, to_rgb
+        from matplotlib.colors import ListedColormap, to_rgba
 
         theme = theme_of(axes)
-        colors = ListedColormap([to_rgb(theme.hidden), mixed(HUES[0], theme, 1.0)])
+        colors = ListedColormap([to_rgba(theme.hidden), mixed(HUES[0], theme, 1.0)])
         axes.imshow(seen, cmap=colors, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
         axes.grid(False)
         integer_ticks(axes.xaxis, axes.yaxis)

@@ -1,15 +1,14 @@
-"""The style of all pictures: two themes, colours for any colour vision, and drawing helpers."""
+"""The style of all pictures: three themes, colours for any colour vision, and drawing helpers."""
 
 from __future__ import annotations
 
-import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ntk_alibi import _checks, methods
+from ntk_alibi import _checks
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -26,19 +25,27 @@ class Theme:
     Attributes:
         background: colour of figure and axes.
         text: colour of text and of curves without a hue.
+        ticks: colours of the labels of ticks, at the x axis and at the y axis.
         quiet: colour of lines and ticks that only guide the eye.
         hidden: colour of cells without a number: masked keys, missing measurements.
+        lift: how far hues are lightened, from 0 to 1.
     """
 
     background: str
     text: str
+    ticks: tuple[str, str]
     quiet: str
     hidden: str
+    lift: float
 
 
+#: A transparent picture is read on white and on black: its grey has the same contrast to both. In
+#: JupyterLab, matplotlib asks for a ground where all labels of ticks are lighter than #7f7f7f, or
+#: all are darker; so there are some of each.
 THEMES = {
-    "light": Theme("#ffffff", "#1c1e21", "#7a7f87", "#d8dade"),
-    "dark": Theme("#16181c", "#eceef1", "#9298a1", "#3c4048"),
+    "light": Theme("#ffffff", "#1c1e21", ("#1c1e21", "#1c1e21"), "#7a7f87", "#d8dade", 0.0),
+    "dark": Theme("#16181c", "#eceef1", ("#eceef1", "#eceef1"), "#9298a1", "#3c4048", 0.3),
+    "transparent": Theme("none", "#797979", ("#797979", "#808080"), "#868a90", "#80808050", 0.12),
 }
 
 #: Okabe and Ito 2008 (jfly.uni-koeln.de/color): hues that differ for any colour vision. The last
@@ -66,14 +73,16 @@ REPEATED_LINES = (":", "-.", "-")
 
 
 @contextmanager
-def style(theme: Literal["light", "dark"] = "light") -> Iterator[None]:
+def style(theme: Literal["light", "dark", "transparent"] = "light") -> Iterator[None]:
     """Set the style of everything drawn in the block, including axes that the caller makes.
 
     Args:
-        theme: "light" or "dark".
+        theme: "light", "dark", or "transparent", which has no ground and is read on light and on
+            dark pages. Pictures outside of a block are transparent, unless matplotlib's settings
+            have a ground of their own.
 
     Raises:
-        ValueError: theme is neither "light" nor "dark".
+        ValueError: theme is none of these.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -106,11 +115,12 @@ def _matplotlib() -> Any:
 
 def _settings(theme: Theme) -> dict[str, Any]:
     faces = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
-    texts = ("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor")
+    texts = ("text.color", "axes.labelcolor")
     lines = ("axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
     return {
         **dict.fromkeys(faces, theme.background),
         **dict.fromkeys(texts, theme.text),
+        **dict(zip(("xtick.labelcolor", "ytick.labelcolor"), theme.ticks, strict=True)),
         **dict.fromkeys(lines, theme.quiet),
         "axes.axisbelow": True,
         "axes.grid": True,
@@ -158,8 +168,7 @@ def drawing(ax: Axes | None, *, size: tuple[float, float] | None = None) -> Iter
             import matplotlib.pyplot as plt
 
             figure, ax = plt.subplots(layout="constrained", figsize=size)
-            colors = theme_of(ax)  # matplotlib makes ticks late, after the style's block
-            ax.tick_params(which="both", color=colors.quiet, labelcolor=colors.text)
+            _colour_ticks(ax)
             try:
                 yield ax
             except BaseException:
@@ -167,6 +176,13 @@ def drawing(ax: Axes | None, *, size: tuple[float, float] | None = None) -> Iter
                 raise
         else:
             yield ax
+
+
+def _colour_ticks(ax: Axes) -> None:
+    """Give ticks the colours of the theme, which matplotlib reads late, after the style's block."""
+    theme = theme_of(ax)
+    for axis, labels in zip((ax.xaxis, ax.yaxis), theme.ticks, strict=True):
+        axis.set_tick_params(which="both", color=theme.quiet, labelcolor=labels)
 
 
 @contextmanager
@@ -184,18 +200,21 @@ def theme_of(ax: Axes) -> Theme:
     return THEMES[_theme_name(ax)]
 
 
-def _theme_name(ax: Axes | None) -> Literal["light", "dark"]:
-    from matplotlib import colors, rcParams
+def _theme_name(ax: Axes | None) -> Literal["light", "dark", "transparent"]:
+    from matplotlib import colors, rcParams, rcParamsDefault
 
     if ax is None:
         face = rcParams["figure.facecolor"]
+        if face == rcParamsDefault["figure.facecolor"]:
+            return "transparent"
     else:
         figure = ax.get_figure(root=True)
         see_through = ax.patch.get_alpha() == 0 or colors.to_rgba(ax.get_facecolor())[3] < 0.5
         face = figure.get_facecolor() if see_through and figure else ax.get_facecolor()
     red, green, blue, opaque = colors.to_rgba(face)
-    dark = opaque >= 0.5 and 0.3 * red + 0.6 * green + 0.1 * blue < 0.5
-    return "dark" if dark else "light"
+    if opaque < 0.5:
+        return "transparent"
+    return "dark" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "light"
 
 
 def finish(ax: Axes, title: str, xlabel: str, ylabel: str) -> None:
@@ -269,8 +288,7 @@ def color_bar(image: AxesImage, beside: Sequence[Axes], label: str) -> None:
     assert figure is not None
     bar = figure.colorbar(image, ax=beside, label=label)
     bar.outline.set_visible(False)
-    colors = theme_of(beside[0])
-    bar.ax.tick_params(color=colors.quiet, labelcolor=colors.text)
+    _colour_ticks(bar.ax)
 
 
 def band(
@@ -331,53 +349,18 @@ def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
 
 def mixed(
     hue: str, theme: Theme, strength: float, into: str | None = None
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float, float]:
     """Return a hue blended into a colour: strength 1 is the pure hue.
 
-    The colour is the theme's background by default. Hues of the dark theme are lighter.
+    The colour is the theme's background by default. Hues of darker themes are lighter.
     """
-    from matplotlib.colors import to_rgb
+    from matplotlib.colors import to_rgb, to_rgba
 
-    lift = 0.3 if theme is THEMES["dark"] else 0.0
-    full = [lift + (1 - lift) * part for part in to_rgb(hue)]
-    ground = to_rgb(into or theme.background)
+    full = [theme.lift + (1 - theme.lift) * part for part in to_rgb(hue)]
+    *ground, opaque = to_rgba(into or theme.background)
+    behind = (1 - strength) * opaque
+    alpha = strength + behind
     red, green, blue = (
-        strength * part + (1 - strength) * behind for part, behind in zip(full, ground, strict=True)
+        (strength * part + behind * below) / alpha for part, below in zip(full, ground, strict=True)
     )
-    return red, green, blue
-
-
-def labelled(things: Any) -> dict[str, Any]:
-    """Return one object, several, or a mapping of labels to objects as a mapping.
-
-    An unlabelled scaling has its label in tables, "NTK a=4"; None is "original". A bias has a short
-    repr in which its scaling has that label. If another object has the label already, as scalings
-    of two training lengths do, the short repr is the label.
-    """
-    if isinstance(things, Mapping | list | tuple) and not things:
-        raise ValueError(f"a picture must show at least one scaling or bias, got {things!r}")
-    if isinstance(things, Mapping):
-        return dict(things)
-    result: dict[str, Any] = {}
-    for thing in things if isinstance(things, list | tuple) else [things]:
-        label = _label(thing)
-        taken = label in result and result[label] != thing
-        result[_short(repr(thing)) if taken else label] = thing
-    return result
-
-
-def _label(thing: Any) -> str:
-    scaling = getattr(thing, "scaling", None)
-    if thing is None or methods.kind_of(thing):
-        return methods.label_of(thing)
-    if methods.kind_of(scaling):
-        before, _, after = repr(thing).partition(repr(scaling))
-        return f"{_short(before)}{methods.label_of(scaling)}{_short(after)}"
-    return _short(repr(thing))
-
-
-def _short(text: str) -> str:
-    """Return a repr without argument names and default values, such as `ALiBi(8)`."""
-    bare = re.sub(r"\b\w+=", "", text)
-    bare = re.sub(r", (None|'causal'|'sequence')(?=[,)])", "", bare)
-    return re.sub(r"\.0(?=[,)])", "", bare)
+    return red, green, blue, alpha

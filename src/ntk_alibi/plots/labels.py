@@ -1,0 +1,56 @@
+"""The labels of scalings and biases in titles and legends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ntk_alibi import methods
+
+#: Letters of an object's label at most.
+LONGEST_LABEL = 60
+
+
+def labelled(things: Any) -> dict[str, Any]:
+    """Return one object, several, or a mapping of labels to objects as a mapping.
+
+    An unlabelled scaling has its label in tables, "NTK a=4"; None is "original". A bias has a short
+    repr in which its scaling has that label, or its class's name if it is full of numbers. If
+    another object has the label already, as scalings of two training lengths do, the short repr is
+    the label, or the name with the object's place.
+    """
+    if isinstance(things, Mapping | list | tuple) and not things:
+        raise ValueError(f"a picture must show at least one scaling or bias, got {things!r}")
+    if isinstance(things, Mapping):
+        return dict(things)
+    result: dict[str, Any] = {}
+    for place, thing in enumerate(things if isinstance(things, list | tuple) else [things], 1):
+        label, name = _label(thing), type(thing).__name__
+        if label in result and result[label] != thing:
+            label = _brief(thing, f"{name} {place}")
+        result[label] = thing
+    return result
+
+
+def _label(thing: Any) -> str:
+    scaling = getattr(thing, "scaling", None)
+    if thing is None or methods.kind_of(thing):
+        return methods.label_of(thing)
+    if methods.kind_of(scaling):
+        before, _, after = repr(thing).partition(repr(scaling))
+        return f"{_short(before)}{methods.label_of(scaling)}{_short(after)}"
+    return _brief(thing, type(thing).__name__)
+
+
+def _brief(thing: Any, otherwise: str) -> str:
+    """Return the short repr, or another text if that has more letters than a line of a title."""
+    text = _short(repr(thing))
+    return text if len(text) <= LONGEST_LABEL else otherwise
+
+
+def _short(text: str) -> str:
+    """Return a repr without argument names and default values, such as `ALiBi(8)`."""
+    bare = re.sub(r"\b\w+=", "", text)
+    bare = re.sub(r", (None|'causal'|'sequence')(?=[,)])", "", bare)
+    return re.sub(r"\.0(?=[,)])", "", bare)

@@ -21,6 +21,7 @@ import ntk_alibi as na
 from benchmarks.memory import peak_beyond_now
 from ntk_alibi.cli.timing import Call, interleaved
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
+from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.models import nano_bloom_path
 
 HIDDEN, HEADS = 1024, 16  # bloom-560m's
@@ -77,7 +78,7 @@ def _decode_table(rounds: int) -> str:
             (f"{PATCHED}, `na.GrowingCache`", na.GrowingCache()),
         ):
             with torch.inference_mode():
-                _block(PATCHED, dtype)(_tokens(length), past_key_values=cache)
+                _block(PATCHED, dtype)(_tokens(length), **{CACHE: cache})
             calls[name] = _step(_block(PATCHED if PATCHED in name else STOCK, dtype), cache)
         seconds = interleaved(calls, 3 * rounds, SECONDS_PER_TURN)
         first = next(iter(seconds.values()))
@@ -169,7 +170,7 @@ def _step(model: Any, cache: Any) -> Call:
 
     def call() -> object:
         with torch.inference_mode():
-            return model(token, past_key_values=cache)
+            return model(token, **{CACHE: cache})
 
     return call
 
@@ -181,7 +182,7 @@ def generate(model: Any, length: int, count: int) -> Call:
         return model.generate(
             tokens,
             attention_mask=torch.ones_like(tokens),
-            past_key_values=na.GrowingCache(),
+            **{CACHE: na.GrowingCache()},
             min_new_tokens=count,
             max_new_tokens=count,
             do_sample=False,

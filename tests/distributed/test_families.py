@@ -13,6 +13,7 @@ from torch import distributed
 
 import ntk_alibi as na
 from family_models import VOCABULARY, make_model
+from ntk_alibi.integrations.cache_argument import CACHE
 from processes import run
 from shared_texts import LOGITS, assert_small, differences
 
@@ -100,12 +101,12 @@ def silence(rank: int, size: int) -> dict[str, list[Any]]:
             with na.patch(model, **options, group=group), torch.inference_mode():
                 cache = na.ShardedCache(group)
                 before = {} if padding is None else {"attention_mask": padding[:, :-2]}
-                model(text[:, :-2], past_key_values=cache, **before)
+                model(text[:, :-2], **{CACHE: cache}, **before)
                 logits, sent = [], 0
                 for at in (598, 599):
                     until = {} if padding is None else {"attention_mask": padding[:, : at + 1]}
                     with Wire() as wire:
-                        step = model(text[:, at : at + 1], past_key_values=cache, **until)
+                        step = model(text[:, at : at + 1], **{CACHE: cache}, **until)
                     logits.append(step.logits)
                     sent += wire.sent
                 runs.append(torch.cat(logits, 1))
@@ -154,7 +155,7 @@ def generation(rank: int, size: int) -> dict[str, bool]:
             expected = model.generate(**text, **options)
         with na.patch(model, na.NTK(4.0), group=group):
             cache = na.ShardedCache(group)
-            result = model.generate(**text, **options, past_key_values=cache)
+            result = model.generate(**text, **options, **{CACHE: cache})
         found[name] = torch.equal(result, expected)
     return found
 
@@ -178,7 +179,7 @@ def on_a_mesh(rank: int, size: int, folder: Path) -> dict[str, list[float]]:
         found[name] = differences(whole, model, batch(), group, **options)
         ids = batch()["input_ids"][:1]
         with na.patch(model, na.NTK(4.0), group=group), torch.inference_mode():
-            step = model(ids, past_key_values=na.ShardedCache(group)).logits
+            step = model(ids, **{CACHE: na.ShardedCache(group)}).logits
         with na.patch(whole, na.NTK(4.0)), torch.inference_mode():
             expected = whole(ids).logits[:, -1:]
         found[name].append(float((step - expected).abs().max()))

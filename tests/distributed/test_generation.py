@@ -10,6 +10,7 @@ import transformers
 from torch import distributed
 
 import ntk_alibi as na
+from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.models.loading import nano_bloom_path
 from processes import run
 
@@ -59,7 +60,7 @@ def ways(rank: int, kinds: dict[str, dict[str, Any]]) -> dict[str, bool]:
             options["assistant_model"] = nano_bloom()
         results = []
         for patch in ({}, {"group": group}):
-            cache = {"past_key_values": na.ShardedCache(group)} if patch else {}
+            cache = {CACHE: na.ShardedCache(group)} if patch else {}
             torch.manual_seed(3)
             with na.patch(model, "ntk:4", **patch):
                 result = model.generate(ids, **options, **cache)
@@ -82,7 +83,7 @@ def turns(rank: int) -> tuple[list[int], list[float]]:
 
         def turn(begin: int, end: int, columns: Any, **options: Any) -> None:
             part = {"input_ids": ids[:, begin:end], "attention_mask": mask[:, :end]}
-            logits = model(**part, past_key_values=cache, **options).logits
+            logits = model(**part, **{CACHE: cache}, **options).logits
             difference = (logits - expected[:, begin:end][:, columns]).abs()
             errors.append(float(difference.max()))
             held.append(len(cache.columns))
@@ -106,7 +107,7 @@ def guidance(rank: int) -> str:
     options = {"guidance_scale": 1.5, "max_new_tokens": 2}
     cache = na.ShardedCache(group)
     with na.patch(model, group=group), pytest.raises(ValueError, match="use_cache") as caught:
-        model.generate(prompt(), past_key_values=cache, **options)
+        model.generate(prompt(), **{CACHE: cache}, **options)
     return str(caught.value)
 
 
@@ -134,5 +135,5 @@ def test_long_turns_are_spread_and_can_be_taken_back() -> None:
 
 def test_guidance_names_its_own_cache() -> None:
     for message in run(2, guidance):
-        assert "use_cache must be None or False without past_key_values" in message
+        assert f"use_cache must be None or False without {CACHE}" in message
         assert "guidance_scale" in message

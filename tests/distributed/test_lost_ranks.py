@@ -8,6 +8,7 @@ from torch import distributed
 
 import ntk_alibi as na
 from family_models import make_model
+from ntk_alibi.integrations.cache_argument import CACHE
 from processes import run
 
 
@@ -17,12 +18,12 @@ def dies(rank: int, size: int) -> str:
     ids = torch.arange(1, 61)[None].repeat(1, 3)
     with na.patch(model, group=group), torch.inference_mode():
         cache = na.ShardedCache(group)
-        model(ids, past_key_values=cache)
-        model(ids[:, :1], past_key_values=cache)
+        model(ids, **{CACHE: cache})
+        model(ids[:, :1], **{CACHE: cache})
         if rank == 1:
             return "gone"  # which closes its connections, as the end of its process does
         with pytest.raises(RuntimeError):
-            model(ids[:, :1], past_key_values=cache)
+            model(ids[:, :1], **{CACHE: cache})
     query, key, value = torch.ones(3, 1, 4, 64, 8)
     with pytest.raises(RuntimeError) as error:
         na.attention(query, key, value, na.ALiBi(4), group=group)

@@ -10,6 +10,7 @@ import transformers
 from torch import distributed
 
 import ntk_alibi as na
+from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.models.loading import nano_bloom_path
 from processes import run
 from shared_texts import assert_small, differences
@@ -66,7 +67,7 @@ def generation(rank: int, size: int) -> dict[str, bool]:
         torch.manual_seed(3)
         with na.patch(model, scaling, group=group):
             cache = na.ShardedCache(group)
-            result = model.generate(**options, past_key_values=cache)
+            result = model.generate(**options, **{CACHE: cache})
         found[name] = torch.equal(result, expected)
         assert cache.get_seq_length() == result.shape[1] - 1
     return found
@@ -77,12 +78,12 @@ def spread(rank: int, size: int) -> list[Any]:
     group, model, ids = distributed.group.WORLD, nano_bloom(), batch()["input_ids"][:1]
     with na.patch(model, na.Knee(100, 8.0), group=group), torch.inference_mode():
         cache = na.ShardedCache(group)
-        model(ids[:, :300], past_key_values=cache)
+        model(ids[:, :300], **{CACHE: cache})
         held = len(cache.columns)
-        again = model(ids[:, 300:301], past_key_values=cache).logits
+        again = model(ids[:, 300:301], **{CACHE: cache}).logits
         cache.crop(300)
         cropped = len(cache.columns)
-        twice = model(ids[:, 300:301], past_key_values=cache).logits
+        twice = model(ids[:, 300:301], **{CACHE: cache}).logits
     with na.patch(model, na.Knee(100, 8.0)), torch.inference_mode():
         expected = model(ids[:, :301]).logits[:, -1:]
     error = float((again - expected).abs().max())

@@ -15,6 +15,7 @@ from torch import distributed
 
 import ntk_alibi as na
 from family_models import make_model
+from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.torch import shard
 from processes import run
 from rank_refusals import assert_both_hear, heard
@@ -53,14 +54,14 @@ class Here:
 
     def cached(self, ids: Any, patch: dict[str, Any] | None = None, **given: Any) -> Any:
         with torch.no_grad():
-            return self.run(ids, patch, past_key_values=na.ShardedCache(self.group), **given)
+            return self.run(ids, patch, **{CACHE: na.ShardedCache(self.group)}, **given)
 
     def continued(self, ids: Any, **given: Any) -> Any:
         """Continue a text of 100 tokens, which is in a cache."""
         cache = na.ShardedCache(self.group)
         with na.patch(self.model, group=self.group), torch.no_grad():
-            self.model(self.ids[:, :100], past_key_values=cache)
-            return self.model(ids, past_key_values=cache, **given)
+            self.model(self.ids[:, :100], **{CACHE: cache})
+            return self.model(ids, **{CACHE: cache}, **given)
 
     def beyond_float32(self) -> Any:
         """Continue a text on keys that are too large on rank 1."""
@@ -69,10 +70,10 @@ class Here:
             for layer in model.modules():
                 if hasattr(layer, "query_key_value"):
                     layer.query_key_value.weight.mul_(100.0)
-            model(self.ids[:, :-1], past_key_values=cache)
+            model(self.ids[:, :-1], **{CACHE: cache})
             if self.second:
                 cache.held(0)[0].mul_(1e36)
-            return model(self.ids, past_key_values=cache)
+            return model(self.ids, **{CACHE: cache})
 
 
 #: The beginnings of the sentences that all ranks hear, and what is refused with them.
@@ -140,20 +141,20 @@ REFUSED: dict[str, Callable[[Here], Any]] = {
     "the patch must be the same on all ranks, got None, attention='fused', group": lambda here: (
         here.run(here.ids[:, :80], {"layout": "zigzag" if here.second else "contiguous"})
     ),
-    "on rank 0: past_key_values must be a ShardedCache, or None, in a model patch": lambda here: (
+    f"on rank 0: {CACHE} must be a ShardedCache, or None, in a model patch": lambda here: (
         here.generated()
     ),
-    "on rank 0: past_key_values must be a ShardedCache of the group that the mode": lambda here: (
-        here.run(here.ids, past_key_values=na.ShardedCache(here.alone))
+    f"on rank 0: {CACHE} must be a ShardedCache of the group that the mode": lambda here: here.run(
+        here.ids, **{CACHE: na.ShardedCache(here.alone)}
     ),
-    "on rank 0: layout must be 'contiguous' with past_key_values, which cuts the": lambda here: (
+    f"on rank 0: layout must be 'contiguous' with {CACHE}, which cuts the": lambda here: (
         here.cached(here.ids, {"layout": "zigzag"})
     ),
-    "past_key_values must not be a ShardedCache in a model that is patched without": lambda here: (
+    f"{CACHE} must not be a ShardedCache in a model that is patched without": lambda here: (
         here.cached(here.ids, {"group": None})
     ),
-    "past_key_values must not be a ShardedCache in a model that is not patched wi": lambda here: (
-        here.model(here.ids, past_key_values=na.ShardedCache(here.group))
+    f"{CACHE} must not be a ShardedCache in a model that is not patched wi": lambda here: (
+        here.model(here.ids, **{CACHE: na.ShardedCache(here.group)})
     ),
     "checksum of input_ids must be the same on all ranks": lambda here: here.cached(
         here.ids + here.rank

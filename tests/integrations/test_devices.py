@@ -15,6 +15,7 @@ import transformers
 import ntk_alibi as na
 from family_models import make_model
 from ntk_alibi.biases.slopes import ModelSlopes
+from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.integrations.forward_pass import ForwardPass, problem_of
 from ntk_alibi.integrations.settings import settings_of
 
@@ -40,7 +41,7 @@ def run(model: Any, mask: torch.Tensor | None) -> None:
     with torch.no_grad():
         prompt = model(ids, attention_mask=mask, use_cache=True)
         longer = None if mask is None else torch.cat([mask, mask[:, :1]], dim=1)
-        token = model(ids[:, :1], attention_mask=longer, past_key_values=prompt.past_key_values)
+        token = model(ids[:, :1], attention_mask=longer, **{CACHE: getattr(prompt, CACHE)})
     assert prompt.logits.shape[:2] == (2, 9)
     assert token.logits.shape[:2] == (2, 1)
     assert token.logits.is_meta

@@ -32,6 +32,7 @@ from model_runs import (
     gradients,
 )
 from ntk_alibi.integrations import known
+from ntk_alibi.integrations.cache_argument import CACHE
 from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, masks, real, run
 
 #: BLOOM's own tests are in families/test_bloom.py.
@@ -258,7 +259,7 @@ def test_output_attentions_with_a_static_cache(
 
     def weights(places: int) -> torch.Tensor:
         cache = transformers.StaticCache(models[name].config, max_cache_len=places)
-        options = {"past_key_values": cache, "use_cache": True, "output_attentions": True}
+        options = {CACHE: cache, "use_cache": True, "output_attentions": True}
         with torch.no_grad():
             attentions = models[name](ids, **options).attentions
         return torch.stack(attentions)

@@ -12,6 +12,7 @@ import transformers
 import ntk_alibi as na
 from family_models import HEADS, LOGITS, MAKERS, independent_logits, make_model
 from model_runs import generate
+from ntk_alibi.integrations.cache_argument import CACHE
 from padded_batches import LENGTH, MASKS, real, run
 
 SLOPES = na.reference.alibi_slopes(HEADS)
@@ -83,7 +84,7 @@ def test_forms_and_caches_of_bloom_agree(
             for count in (LENGTH - 15, 14, 1):
                 seen = None if padding is None else padding[:, : past + count]
                 tokens = ids[:, past : past + count]
-                step = model(tokens, attention_mask=seen, past_key_values=cache, use_cache=True)
+                step = model(tokens, attention_mask=seen, **{CACHE: cache}, use_cache=True)
                 parts.append(step.logits)
                 past += count
             logits.append(torch.cat(parts, 1)[kept])

@@ -13,6 +13,7 @@ import ntk_alibi as na
 from family_models import HEADS, LOGITS, families, independent_logits, make_model, models  # noqa: F401
 from model_runs import enable_checkpointing
 from ntk_alibi.biases import BiasObject
+from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.torch import learned_bias
 from padded_batches import LENGTH, MASKS, batch, real, run
 
@@ -78,7 +79,7 @@ def test_caches_windows_and_log_n_work_with_it(models: dict, kind: str, options:
         whole = run(model, ids)
         cache, pieces = na.GrowingCache(), []
         for begin, end in ((0, 20), (20, 21), (21, 22), (22, LENGTH)):
-            pieces.append(model(ids[:, begin:end], past_key_values=cache).logits)
+            pieces.append(model(ids[:, begin:end], **{CACHE: cache}).logits)
     torch.testing.assert_close(torch.cat(pieces, 1), whole, **LOGITS)
     with na.patch(model, BIASES[kind], attention="eager", **options):
         torch.testing.assert_close(run(model, ids), whole, **LOGITS)

@@ -1,4 +1,4 @@
-"""The patch on other versions of transformers: the oldest, and those that changed BLOOM."""
+"""The patch on other versions of transformers: the oldest, and those before a change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ import pytest
 from environments import make_environment, run_tests
 
 FOLDER = "tests/integrations"
-FAMILIES = (f"{FOLDER}/test_families.py", f"{FOLDER}/families/test_bloom.py")
+BLOOM = f"{FOLDER}/families/test_bloom.py"
+CACHES = f"{FOLDER}/test_cache_argument.py", f"{FOLDER}/test_texts.py"
 
-#: Versions, and what of the quick tests runs on them: all on the oldest, those of the families on
-#: 5.18, where generate() passes a mask of ones on, and on 5.20, where it drops it and the model
-#: builds one. From 5.21 on, which the other tests cover, the model builds the bias inline instead.
-VERSIONS = {"5.4.0": (FOLDER,), "5.18.0": FAMILIES, "5.20.0": FAMILIES}
+#: Versions, and what of the quick tests runs on them: all on the oldest, those of BLOOM on 5.18,
+#: where generate() passes a mask of ones on, and on 5.20, where it drops it and the model builds
+#: one. From 5.21 on the model builds the bias inline instead. On 5.23, the last one whose models
+#: take caches as past_key_values, those of all families run, and those of paged caches.
+VERSIONS = {
+    "5.4.0": (FOLDER,),
+    "5.18.0": (BLOOM,),
+    "5.20.0": (BLOOM,),
+    "5.23.0": (BLOOM, f"{FOLDER}/test_families.py", *CACHES),
+}
 
 #: What a version needs in front of the packages of this environment.
 NEEDS = {"5.4.0": ("tokenizers<=0.23.0", "huggingface-hub<2")}

@@ -19,6 +19,7 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import layout_of
 from ntk_alibi.integrations import own_bias
+from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of, untraced
@@ -35,7 +36,7 @@ from ntk_alibi.masks import EVERYTHING, Mask, checked_attention_mask
 from ntk_alibi.scaling import Scaling, scaling_per
 
 #: Arguments of a model's forward that `begin_pass` reads.
-INPUTS = ("input_ids", "inputs_embeds", "past_key_values", "attention_mask")
+INPUTS = ("input_ids", "inputs_embeds", CACHE, "attention_mask")
 
 
 @untraced
@@ -61,7 +62,7 @@ def begin_pass(
     padding = _given_mask(kwargs)
     check_padding(padding)
     batch, queries = inputs.shape[:2]
-    cache: Any = kwargs.get("past_key_values")
+    cache = cache_of(kwargs)
     cache = getattr(cache, "self_attention_cache", cache)  # of T5, beside that of other states
     check_cache_in_use(cache, kwargs.get("use_cache"), queries)
     given = kwargs.get("attention_mask")
@@ -76,7 +77,7 @@ def begin_pass(
         check(settings)
     if isinstance(cache, ShardedCache):
         raise ValueError(
-            "past_key_values must not be a ShardedCache in a model that is patched without group: "
+            f"{CACHE} must not be a ShardedCache in a model that is patched without group: "
             "patch(model, scaling, group=group)"
         )
     check_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
@@ -131,7 +132,7 @@ def check_cache_in_use(cache: Any, use_cache: Any, tokens: int) -> None:
     """
     if cache is not None and use_cache is False and 0 < cache.get_seq_length() == tokens - 1:
         raise ValueError(
-            "use_cache must be True with past_key_values in generate(), got False, as the config "
+            f"use_cache must be True with {CACHE} in generate(), got False, as the config "
             "of an MPT has it: generate(..., use_cache=True)"
         )
 
@@ -154,7 +155,7 @@ def _shared(
     name = "input_ids" if kwargs.get("input_ids") is not None else "inputs_embeds"
     keep = getattr(kwargs.get("attention_mask"), "keep", 1)
     mask = _given_mask(kwargs)
-    cache: Any = kwargs.get("past_key_values")
+    cache = cache_of(kwargs)
 
     def describe() -> dict[str, Any]:
         _checks.whole_sequences()
@@ -171,18 +172,17 @@ def _shared(
             )
         if cache is not None and settings.layout != "contiguous":
             raise ValueError(
-                "layout must be 'contiguous' with past_key_values, which cuts the prompt into "
-                f"runs, got {settings.layout!r}"
+                f"layout must be 'contiguous' with {CACHE}, which cuts the prompt into runs, got "
+                f"{settings.layout!r}"
             )
         if cache is not None and not isinstance(cache, ShardedCache):
             raise ValueError(
-                "past_key_values must be a ShardedCache, or None, in a model patched with group, "
-                f"got {type(cache).__name__}: generate(..., "
-                "past_key_values=ntk_alibi.ShardedCache(group))"
+                f"{CACHE} must be a ShardedCache, or None, in a model patched with group, got "
+                f"{type(cache).__name__}: generate(..., {CACHE}=ntk_alibi.ShardedCache(group))"
             )
         if cache is None and kwargs.get("use_cache"):
             raise ValueError(
-                "use_cache must be None or False without past_key_values in a model patched with "
+                f"use_cache must be None or False without {CACHE} in a model patched with "
                 "group, got True: pass a ShardedCache; guidance_scale of generate() cannot, since "
                 "it runs the model once more with a cache of its own"
             )
@@ -197,7 +197,7 @@ def _shared(
             "the model": f"{type(model).__name__} of {cast(Any, model).config.num_hidden_layers} "
             f"layers, training={model.training}",
             "the patch": repr(settings),
-            "whether there are past_key_values": cache is not None,
+            f"whether there is {CACHE}": cache is not None,
         }
         if cache is None:
             if layout_of(inputs) not in (None, settings.layout):
@@ -209,7 +209,7 @@ def _shared(
             return common
         if not ranks.are_those_of(cache.ranks.group):
             raise ValueError(
-                "past_key_values must be a ShardedCache of the group that the model is patched "
+                f"{CACHE} must be a ShardedCache of the group that the model is patched "
                 "with, got one of other ranks"
             )
         shape, cached = tuple(inputs.shape[:2]), cache.get_seq_length()
@@ -217,7 +217,7 @@ def _shared(
         return {
             **common,
             "input_ids": shape,
-            "tokens in past_key_values": cached,
+            f"tokens in {CACHE}": cached,
             "logits_to_keep": keep if isinstance(keep, int) else keep.tolist(),
             "checksum of input_ids": None if inputs.is_floating_point() else _checksum(inputs),
             "checksum of attention_mask": _checksum(seen[:, : cached + shape[1]]),
@@ -332,7 +332,7 @@ def _held(
     held, seen = (shared.window, shared.sink), (rule.window, rule.sink)
     if held != seen or rule.causal_block is not None:
         raise ValueError(
-            f"past_key_values must hold what the patch shows, got WindowCache{held} with "
+            f"{CACHE} must hold what the patch shows, got WindowCache{held} with "
             f"window={seen[0]}, sink={seen[1]}, causal_block={rule.causal_block}"
         )
     batch, past, queries = sizes

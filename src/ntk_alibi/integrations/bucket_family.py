@@ -21,6 +21,7 @@ from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.begin_pass import begin_pass, check_padding
+from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.forms import PassAttention, checked_pass
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
@@ -214,10 +215,10 @@ def begin_stack(
 
 def _crossing_pass(passed: ForwardPass, states: torch.Tensor, kwargs: Any) -> StackPass:
     """Return the pass of layers over the states of another model."""
-    cache = kwargs.get("past_key_values")
+    cache = cache_of(kwargs)
     if cache is not None and not hasattr(cache, "cross_attention_cache"):
         raise ValueError(
-            "past_key_values must be an EncoderDecoderCache with encoder_hidden_states, got "
+            f"{CACHE} must be an EncoderDecoderCache with encoder_hidden_states, got "
             f"{type(cache).__name__}"
         )
     batch, heads, queries, _ = passed.problem.shape

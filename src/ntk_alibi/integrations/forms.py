@@ -14,6 +14,7 @@ from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.prepared import attend_prepared
+from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.transformers_versions import transformers_version
 
@@ -75,7 +76,7 @@ class PassAttention:
         length, capacity = forward_pass.problem.shape[3], key.shape[2]
         if key.shape[0] != len(query) or capacity < length:
             raise ValueError(
-                f"past_key_values must hold the {length} tokens of {len(query)} rows that the "
+                f"{CACHE} must hold the {length} tokens of {len(query)} rows that the "
                 f"model sees, got {capacity} of {key.shape[0]}"
             )
         key, value = key[:, :, :length], value[:, :, :length]

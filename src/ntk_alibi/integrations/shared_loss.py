@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import IGNORED
+from ntk_alibi.integrations.cache_argument import cache_of
 from ntk_alibi.integrations.passed_through import AskedLogits, Padding
 from ntk_alibi.integrations.shared_pass import is_cut
 
@@ -75,7 +76,7 @@ def _ask_for_logits(
     inputs: Any = given.get("input_ids")
     inputs = given.get("inputs_embeds") if inputs is None else inputs
     asked = inputs is None or isinstance(mask, AskedLogits)
-    if asked or not is_cut(given.get("past_key_values"), inputs.shape[1]):
+    if asked or not is_cut(cache_of(given), inputs.shape[1]):
         return None
     mask = mask.mask if isinstance(mask, Padding) else mask
     given["attention_mask"] = AskedLogits(mask, given.get("logits_to_keep", 0))

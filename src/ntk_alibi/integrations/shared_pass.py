@@ -32,7 +32,7 @@ def is_cut(cache: Any, tokens: int) -> bool:
     """Return whether a pass is the first of a spread cache, and so long that each rank has a part.
 
     Args:
-        cache: the past_key_values of the pass.
+        cache: the cache of the pass, or None.
         tokens: the number of tokens of the pass.
     """
     return (

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ntk_alibi import _arrays
+from ntk_alibi.integrations.cache_argument import CACHE, cache_of, paged_cache_of
 from ntk_alibi.integrations.forward_pass import untraced
 from ntk_alibi.integrations.passed_through import PackedTexts, Padding
 from ntk_alibi.integrations.settings import TRACEABLE, current
@@ -27,8 +28,8 @@ from ntk_alibi.integrations.settings import TRACEABLE, current
 #: The attribute of a patched model that keeps the models with the hook, each with its handle.
 _HOOKED = "_ntk_alibi_hooked"
 
-#: Arguments of the paged cache of transformers' continuous batching.
-OF_PAGED_CACHE = ("cache", "read_index", "write_index", "block_table")
+#: Arguments beside the paged cache of transformers' continuous batching.
+OF_PAGED_CACHE = ("read_index", "write_index", "block_table")
 
 
 @dataclass(frozen=True)
@@ -160,23 +161,24 @@ def texts_of_rows(
         ValueError: an argument says that a row holds several texts where it cannot, or contradicts
             another.
     """
-    if given.get("cache") is not None:
+    if paged_cache_of(given) is not None:
         return _paged(model_name, given, why_one)
     for name in OF_PAGED_CACHE:
         if given.get(name) is not None:
             raise ValueError(
-                f"cache must be given with {name} for a patched {model_name}, got None"
+                f"cache must be a paged one with {name} for a patched {model_name}, got "
+                f"{type(given.get('cache')).__name__}"
             )
     inputs = given.get("input_ids")
     inputs = given.get("inputs_embeds") if inputs is None else inputs
     if inputs is None or inputs.shape[1] == 0:
         return None  # the model itself raises the error
-    cache: Any = given.get("past_key_values")
+    cache = cache_of(given)
     past = 0 if cache is None else int(cache.get_seq_length())
     count, tokens = inputs.shape[:2]
     rows = Rows(count, tokens, past, given.get("attention_mask"), parts)
     if not why_one and cache is not None:
-        why_one = "past_key_values"
+        why_one = CACHE
     if not why_one and given.get("use_cache") is True:
         why_one = "use_cache=True"
     if not why_one and rows.padded:
@@ -229,7 +231,8 @@ def _paged(model_name: str, given: Mapping[str, Any], why_one: str) -> PackedTex
     if len(inspect.signature(given["cache"].update).parameters) != 4:
         raise ValueError(
             f"cache must have the method update(keys, values, layer, arguments) for a patched "
-            f"{model_name}, as in transformers 5.23, got that of another version: call generate()"
+            f"{model_name}, as since transformers 5.23, got that of another version: call "
+            "generate()"
         )
     names = "cu_seq_lens_k", "max_length_k", "read_index", "write_index", "block_table"
     ends = given["cu_seq_lens_q"], *given["cu_seq_lens_k"].values()
@@ -282,6 +285,8 @@ def _read(
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     arguments = (*OF_PAGED_CACHE, *SOURCES, *LENGTHS)
     said = [name for name in arguments if given.get(name) is not None]
+    if paged_cache_of(given) is not None:
+        said.insert(0, "cache")
     if not said or isinstance(given.get("attention_mask"), PackedTexts):
         return None
     if hasattr(target, TRACEABLE) and _arrays.is_tracing():
@@ -290,6 +295,8 @@ def _read(
     texts = _texts(said, target, model, given)
     if texts is None:
         return None
+    if texts.cache is not None:
+        del given["cache"]  # which models of transformers 5.24 would ask for its length
     return args[len(names) :], {**given, "attention_mask": texts}
 
 

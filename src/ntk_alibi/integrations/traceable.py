@@ -19,6 +19,7 @@ from torch import nn
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.begin_pass import check_cache_in_use, check_padding
+from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.forms import attend_densely, check_heads
 from ntk_alibi.integrations.settings import Settings
@@ -181,10 +182,10 @@ def begin(
     kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
     for name in ("input_ids", "inputs_embeds", "attention_mask"):
         _checks.plain(name, kwargs.get(name))
-    cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+    cache, mask = cache_of(kwargs), kwargs.get("attention_mask")
     if isinstance(cache, WindowCache):
         raise ValueError(
-            "past_key_values must not be a WindowCache with attention='traceable', which has no "
+            f"{CACHE} must not be a WindowCache with attention='traceable', which has no "
             "window: use attention='fused', or another cache"
         )
     if not _arrays.is_tracing():

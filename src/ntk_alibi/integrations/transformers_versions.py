@@ -10,7 +10,7 @@ from torch import nn
 
 #: Versions of transformers whose modeling code the patches of BLOOM, MPT and Falcon were read
 #: against; tests/integrations/test_versions.py lists the ones tested. The upper bound is exclusive.
-TRANSFORMERS_VERSIONS = (Version("5.4"), Version("5.24"))
+TRANSFORMERS_VERSIONS = (Version("5.4"), Version("5.25"))
 
 
 def transformers_version() -> str | None:

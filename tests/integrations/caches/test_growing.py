@@ -14,6 +14,7 @@ import ntk_alibi as na
 from cache_states import change_rows, states
 from family_models import MAKERS, make_model
 from model_runs import generate
+from ntk_alibi.integrations.cache_argument import CACHE
 from padded_batches import batch
 
 
@@ -40,7 +41,7 @@ IDS = torch.randint(0, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 def test_generates_what_the_dynamic_cache_does(options: dict[str, Any], capacity: int) -> None:
     bloom = model()
     results = [
-        bloom.generate(IDS, past_key_values=cache, max_new_tokens=12, **options)
+        bloom.generate(IDS, **{CACHE: cache}, max_new_tokens=12, **options)
         for cache in (DynamicCache(), na.GrowingCache(capacity))
     ]
     assert torch.equal(*results)
@@ -51,7 +52,7 @@ def test_prompt_lookup_crops() -> None:
     ids = torch.cat([IDS[:1], IDS[:1]], dim=1)
     options = {"max_new_tokens": 15, "do_sample": False, "prompt_lookup_num_tokens": 4}
     results = [
-        bloom.generate(ids, past_key_values=cache, **options)
+        bloom.generate(ids, **{CACHE: cache}, **options)
         for cache in (DynamicCache(), na.GrowingCache(30))
     ]
     assert torch.equal(*results)
@@ -120,7 +121,7 @@ def test_bad_capacity() -> None:
 def test_tokens_of_another_batch_are_refused(dtype: Any, shape: tuple[int, ...]) -> None:
     cache = na.GrowingCache(dtype=dtype)
     cache.update(torch.randn(2, 3, 4, 8), torch.randn(2, 3, 4, 8), 0)
-    with pytest.raises(ValueError, match=r"past_key_values holds .* \(2, 3\), got"):
+    with pytest.raises(ValueError, match=rf"{CACHE} holds .* \(2, 3\), got"):
         cache.update(torch.randn(shape), torch.randn(shape), 0)
     assert cache.get_seq_length() == 4
 
@@ -133,9 +134,7 @@ def test_a_patched_model_keeps_norms_beside_its_keys(padded: bool) -> None:
         tokens, cache = [], na.GrowingCache(24)
         for held in (DynamicCache(), cache):
             tokens.append(
-                bloom.generate(
-                    IDS, past_key_values=held, max_new_tokens=90, do_sample=False, **options
-                )
+                bloom.generate(IDS, **{CACHE: held}, max_new_tokens=90, do_sample=False, **options)
             )
     assert torch.equal(*tokens)
     measured = cache.layers[0]._norms.length
@@ -146,7 +145,7 @@ def test_a_patched_model_takes_it_under_autocast() -> None:
     bloom = model()
     with na.patch(bloom), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         results = [
-            bloom(IDS, past_key_values=cache, use_cache=True).logits
+            bloom(IDS, **{CACHE: cache}, use_cache=True).logits
             for cache in (DynamicCache(), na.GrowingCache(8))
         ]
     assert torch.equal(*results)
@@ -160,10 +159,10 @@ def test_a_cache_in_a_call_that_has_none_is_refused(name: str, attention: Any) -
     with na.patch(model, "ntk:4", attention=attention):
         expected = generate(model, ids, None, use_cache=False)
         for make in (na.GrowingCache, DynamicCache):
-            tokens = generate(model, ids, None, past_key_values=make(), use_cache=True)
+            tokens = generate(model, ids, None, **{CACHE: make()}, use_cache=True)
             assert torch.equal(tokens, expected)
             with pytest.raises(
                 ValueError,
-                match=r"use_cache must be True with past_key_values in generate\(\), got False",
+                match=rf"use_cache must be True with {CACHE} in generate\(\), got False",
             ):
-                generate(model, ids, None, past_key_values=make(), use_cache=False)
+                generate(model, ids, None, **{CACHE: make()}, use_cache=False)

@@ -20,6 +20,7 @@ import cache_states
 import ntk_alibi as na
 from cache_states import change_rows
 from family_models import LOGITS, MAKERS, make_model
+from ntk_alibi.integrations.cache_argument import CACHE
 from padded_batches import MASKS, batch, real
 
 HEAD_DIM = 64
@@ -144,9 +145,7 @@ def logits(model: Any, cache: Any, mask: str, pieces: tuple[int, ...]) -> torch.
         for piece in pieces:
             begin, end = end, end + piece
             seen = None if given is None else given[:, :end]
-            out = model(
-                ids[:, begin:end], attention_mask=seen, past_key_values=cache, use_cache=True
-            )
+            out = model(ids[:, begin:end], attention_mask=seen, **{CACHE: cache}, use_cache=True)
             results.append(out.logits.float())
     return torch.cat(results, 1)[real(given)]
 
@@ -175,10 +174,10 @@ def test_patched_and_stock_models_generate_the_same(options: dict[str, Any]) -> 
     if "prompt_lookup_num_tokens" in options:
         ids = torch.cat([ids[:1], ids[:1]], dim=1)
     options = {"do_sample": False, "max_new_tokens": 30, **options}
-    stock = model.generate(ids, past_key_values=na.GrowingCache(16, dtype="int8"), **options)
+    stock = model.generate(ids, **{CACHE: na.GrowingCache(16, dtype="int8")}, **options)
     with na.patch(model):
         cache = na.GrowingCache(16, dtype="int8")
-        assert torch.equal(model.generate(ids, past_key_values=cache, **options), stock)
+        assert torch.equal(model.generate(ids, **{CACHE: cache}, **options), stock)
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -207,7 +206,7 @@ def test_refusals() -> None:
         na.GrowingCache(dtype="int4")  # type: ignore[arg-type]
     model, cache = bloom(), na.GrowingCache(dtype="int8")
     with na.patch(model), pytest.raises(ValueError, match="where torch records gradients"):
-        model(batch(), past_key_values=cache, use_cache=True)
+        model(batch(), **{CACHE: cache}, use_cache=True)
     with pytest.raises(ValueError, match="dtype must be None in a GrowingCache where torch rec"):
         cache.update(*(x.requires_grad_() for x in states(3)), 0)
     cache.update(*states(3), 0)

@@ -15,6 +15,7 @@ import ntk_alibi as na
 from cache_states import states
 from family_models import LOGITS, MAKERS, make_model
 from model_runs import assert_gradients_close, drop_weights, generate, gradients
+from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.integrations.forward_pass import ranges_of
 from ntk_alibi.masks import Mask, Problem
 from padded_batches import LENGTH, MASKS, VOCABULARY, batch, real, run
@@ -79,7 +80,7 @@ def stock_with_a_cache_cut_by_hand(
                     setattr(layer, name, torch.cat([x[:, :, :sink], x[:, :, sink + extra :]], 2))
         mask = torch.ones((len(ids), cache.get_seq_length() + 1), dtype=torch.long)
         with torch.no_grad():
-            out = model(token[:, None], attention_mask=mask, past_key_values=cache, use_cache=True)
+            out = model(token[:, None], attention_mask=mask, **{CACHE: cache}, use_cache=True)
         logits.append(out.logits)
     return torch.cat(logits, dim=1)
 
@@ -139,7 +140,7 @@ def test_generate_in_bounded_memory(
         full = generate(model, ids, mask, use_cache=False, **new, **beams)
         caches = [na.WindowCache(WINDOW, sink), na.GrowingCache(16), DynamicCache()]
         for cache in caches:
-            tokens = generate(model, ids, mask, past_key_values=cache, **new, **options)
+            tokens = generate(model, ids, mask, **{CACHE: cache}, **new, **options)
             assert torch.equal(tokens, full)
     held = [cache.layers[0].keys.shape[2] for cache in caches]
     assert held[0] == WINDOW + sink
@@ -163,7 +164,7 @@ def test_pieces_equal_one_pass(
             for piece in pieces:
                 begin, end = end, end + piece
                 seen = None if given is None else given[:, :end]
-                options = {"attention_mask": seen, "past_key_values": cache, "use_cache": True}
+                options = {"attention_mask": seen, CACHE: cache, "use_cache": True}
                 logits.append(model(ids[:, begin:end], **options).logits)
                 assert cache.layers[0].keys.shape[2] == min(end, 7 + sink)
             kept = slice(None) if given is None else given.bool()
@@ -213,7 +214,7 @@ def test_generation_without_end(name: str, length: int) -> None:
     cache, logits, places = na.WindowCache(window, sink), [], set()
     with torch.no_grad(), na.patch(model, window=window, sink=sink):
         for token in range(length):
-            out = model(ids[:, token : token + 1], past_key_values=cache, use_cache=True)
+            out = model(ids[:, token : token + 1], **{CACHE: cache}, use_cache=True)
             logits.append(out.logits)
             keys = cache.layers[1].keys
             places.add(keys.untyped_storage().data_ptr())
@@ -241,7 +242,7 @@ def test_by_configuration(models: dict, ids: torch.Tensor, name: str, tmp_path: 
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "window", **options).eval()
     assert torch.equal(run(again, ids), expected)
     cache = na.WindowCache(WINDOW, SINK)
-    tokens = generate(again, ids, MASKS["left"], past_key_values=cache)
+    tokens = generate(again, ids, MASKS["left"], **{CACHE: cache})
     assert torch.equal(tokens, generate(again, ids, MASKS["left"], use_cache=False))
     static = generate(again, ids, MASKS["left"], cache_implementation="static")
     assert torch.equal(tokens, static)
@@ -348,33 +349,33 @@ def test_bad_caches(models: dict, ids: torch.Tensor) -> None:
             na.patch(model, **limit),
             pytest.raises(ValueError, match=r"got WindowCache\(9, 3\) with window="),
         ):
-            run(model, ids, past_key_values=na.WindowCache(9, 3))
+            run(model, ids, **{CACHE: na.WindowCache(9, 3)})
     with na.patch(model, window=9, sink=3) as handle:
         assert "attention='fused', window=9, sink=3, in force" in repr(handle)
         for mask in ("right", "holes"):
             with pytest.raises(ValueError, match=r"padding on the left only .* in rows \[0"):
-                run(model, ids, MASKS[mask], past_key_values=na.WindowCache(9, 3))
+                run(model, ids, MASKS[mask], **{CACHE: na.WindowCache(9, 3)})
         cache = na.WindowCache(9, 3)
-        run(model, ids, MASKS["left"], past_key_values=cache)
+        run(model, ids, MASKS["left"], **{CACHE: cache})
         with pytest.raises(ValueError, match="must be given again with a WindowCache"):
-            run(model, ids[:, :1], past_key_values=cache)
+            run(model, ids[:, :1], **{CACHE: cache})
 
 
 @families
 def test_models_without_a_patch_are_refused(models: dict, ids: torch.Tensor, name: str) -> None:
     model, cache = models[name], na.WindowCache(WINDOW, SINK)
-    message = r"past_key_values must not be a WindowCache .* na\.patch\(model, window=window"
+    message = rf"{CACHE} must not be a WindowCache .* na\.patch\(model, window=window"
     for mask in (None, MASKS["left"]):
         with pytest.raises(ValueError, match=message):
-            generate(model, ids, mask, past_key_values=na.WindowCache(WINDOW, SINK), use_cache=True)
+            generate(model, ids, mask, **{CACHE: na.WindowCache(WINDOW, SINK)}, use_cache=True)
     with na.patch(model, window=WINDOW, sink=SINK):
-        expected = generate(model, ids, None, past_key_values=cache, use_cache=True)
+        expected = generate(model, ids, None, **{CACHE: cache}, use_cache=True)
     if name != "falcon":  # whose own mask and bias do not fit to one another then
         with pytest.raises(ValueError, match=message):
-            model(ids[:, :1], past_key_values=cache, use_cache=True)
+            model(ids[:, :1], **{CACHE: cache}, use_cache=True)
     cache.reset()
     with pytest.raises(ValueError, match=message):
-        model(ids, past_key_values=cache, use_cache=True)
+        model(ids, **{CACHE: cache}, use_cache=True)
     with na.patch(model, window=WINDOW, sink=SINK):
-        own = {"past_key_values": copy.deepcopy(cache), "use_cache": True}
+        own = {CACHE: copy.deepcopy(cache), "use_cache": True}
         assert torch.equal(generate(model, ids, None, **own), expected)

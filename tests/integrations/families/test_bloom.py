@@ -21,6 +21,7 @@ from model_runs import (
     gradients,
     prompt_masks,
 )
+from ntk_alibi.integrations.cache_argument import CACHE
 from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, masks, real, run
 
 head_counts = pytest.mark.parametrize("heads", [8, 12])
@@ -183,7 +184,7 @@ def cached_logits(model: Any, bloom_ids: torch.Tensor, splits: list[int]) -> tor
     cache, pieces = transformers.DynamicCache(config=model.config), []
     for piece in bloom_ids.split(splits, dim=1):
         with torch.no_grad():
-            pieces.append(model(piece, past_key_values=cache, use_cache=True).logits)
+            pieces.append(model(piece, **{CACHE: cache}, use_cache=True).logits)
     return torch.cat(pieces, dim=1)
 
 

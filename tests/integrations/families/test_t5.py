@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 import ntk_alibi as na
 from model_runs import assert_gradients_close, enable_checkpointing
+from ntk_alibi.integrations.cache_argument import CACHE
 from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, batch
 from t5_models import (
     CHANNELS,
@@ -266,8 +267,8 @@ def test_other_masks_are_refused(model: Any) -> None:
             model.encoder(ids, attention_mask=mask * 2)
         with pytest.raises(ValueError, match="attention_mask must hold only 0 and 1"):
             model.decoder(ids, encoder_attention_mask=mask * 2, **encoded)
-        with pytest.raises(ValueError, match="past_key_values must be an EncoderDecoderCache"):
-            model.decoder(ids, past_key_values=DynamicCache(), **encoded)
+        with pytest.raises(ValueError, match=f"{CACHE} must be an EncoderDecoderCache"):
+            model.decoder(ids, **{CACHE: DynamicCache()}, **encoded)
 
 
 def test_a_class_that_computes_otherwise_is_refused() -> None:

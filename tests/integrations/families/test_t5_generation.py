@@ -11,6 +11,7 @@ import transformers
 from transformers import DynamicCache, EncoderDecoderCache
 
 import ntk_alibi as na
+from ntk_alibi.integrations.cache_argument import CACHE
 from padded_batches import BATCH, LENGTH, MASKS, batch
 from t5_models import CLOSE, make_relative
 
@@ -29,7 +30,7 @@ generators = pytest.mark.parametrize(
         {"num_beams": 3},
         {"cache_implementation": "static"},
         pytest.param({"cache_implementation": "static", "num_beams": 3}, marks=pytest.mark.slow),
-        {"past_key_values": "growing"},
+        {CACHE: "growing"},
         {"assistant_model": "itself"},
     ],
     ids=str,
@@ -46,10 +47,10 @@ def test_generation_gives_the_same_tokens(name: str, options: dict[str, Any]) ->
             output_scores=True, return_dict_in_generate=True, **more,
         )  # fmt: skip
 
-    growing = "past_key_values" in options
+    growing = CACHE in options
     stock = generate(**{} if growing else options)
     if growing:
-        options = {"past_key_values": EncoderDecoderCache(na.GrowingCache(), na.GrowingCache())}
+        options = {CACHE: EncoderDecoderCache(na.GrowingCache(), na.GrowingCache())}
     with na.patch(model):
         ours = generate(**options)
     assert torch.equal(ours.sequences, stock.sequences)
@@ -63,13 +64,13 @@ def test_a_window_cache_holds_what_a_decoder_sees() -> None:
     with na.patch(model, window=5):
         tokens = model.generate(batch(), **given)
         cache = EncoderDecoderCache(na.WindowCache(5), DynamicCache())
-        assert torch.equal(model.generate(batch(), past_key_values=cache, **given), tokens)
+        assert torch.equal(model.generate(batch(), **{CACHE: cache}, **given), tokens)
         assert cache.self_attention_cache.layers[0].keys.shape[2] <= 5
         assert cache.cross_attention_cache.layers[0].keys.shape[2] == LENGTH
-    message = r"past_key_values must hold what the patch shows, got WindowCache\(5, 0\)"
+    message = rf"{CACHE} must hold what the patch shows, got WindowCache\(5, 0\)"
     cache = EncoderDecoderCache(na.WindowCache(5), DynamicCache())
     with na.patch(model), pytest.raises(ValueError, match=message):
-        model.generate(batch(), past_key_values=cache, **given)
+        model.generate(batch(), **{CACHE: cache}, **given)
 
 
 def test_generation_by_name() -> None:

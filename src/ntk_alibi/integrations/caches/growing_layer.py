@@ -9,6 +9,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ntk_alibi import _arrays
 from ntk_alibi.fused.key_norms import KeyNorms
+from ntk_alibi.integrations.cache_argument import CACHE
 
 
 def recorded(*states: torch.Tensor) -> bool:
@@ -48,7 +49,7 @@ class GrowingLayer(DynamicLayer):
             held, coming = tuple(self.keys.shape), tuple(key_states.shape)
             if held[:2] != coming[:2] or held[3] != coming[3]:
                 raise ValueError(
-                    f"past_key_values holds tokens of (batch, heads) = {held[:2]}, got "
+                    f"{CACHE} holds tokens of (batch, heads) = {held[:2]}, got "
                     f"{coming[:2]}: take a new cache for other texts"
                 )
         if recorded(key_states, value_states):

@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache
 
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.fused.key_norms import KeyNorms
+from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.integrations.caches.growing_layer import GrowingLayer
 
 #: Room for new tokens in the first buffers.
@@ -77,7 +78,7 @@ class ShardedCache(Cache):
         keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if keys.shape[2] > len(self.columns):
             raise ValueError(
-                "past_key_values must not be a ShardedCache in a model that is not patched with "
+                f"{CACHE} must not be a ShardedCache in a model that is not patched with "
                 f"its group, got one with {keys.shape[2]} keys for {len(self.columns)} columns: "
                 "patch(model, scaling, group=group)"
             )

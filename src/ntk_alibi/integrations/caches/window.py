@@ -10,6 +10,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ntk_alibi import _checks
+from ntk_alibi.integrations.cache_argument import CACHE
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -68,7 +69,7 @@ class WindowLayer(DynamicLayer):
         seen = self._seen + key_states.shape[2]
         if self._shared.masked and self._shared.expected != seen:
             raise ValueError(
-                "past_key_values must not be a WindowCache in a model that is not patched with its "
+                f"{CACHE} must not be a WindowCache in a model that is not patched with its "
                 "window, which would see other tokens: na.patch(model, window=window, sink=sink)"
             )
         if not self.is_initialized:

@@ -16,6 +16,7 @@ from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.begin_pass import INPUTS
+from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 from ntk_alibi.integrations.family import Replacement
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import PACKED
@@ -48,9 +49,8 @@ def _forward(
     layer: MptAttention,
     hidden_states: torch.Tensor,
     position_bias: Any,
-    past_key_values: Any = None,
     attention_mask: Any = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace MptAttention.forward."""
     output = layer.out_proj
@@ -62,7 +62,7 @@ def _forward(
     query, key, value = heads.permute(2, 0, 3, 1, 4)
     dropout = layer.attn_dropout_p if layer.training else 0.0
     scale = cast(float, layer.softmax_scale)
-    cache = past_key_values, layer.layer_idx
+    cache = cache_of(others), layer.layer_idx
     context, weights = attend(query, key, value, cache, scale, dropout)
     return output(context.transpose(1, 2).flatten(2)), weights
 
@@ -99,7 +99,7 @@ FAMILY = TransformersFamily(
     attention=MptAttention,
     expected={
         (MptAttention, "forward"): (
-            "hidden_states", "position_bias", "past_key_values", "attention_mask",
+            "hidden_states", "position_bias", CACHE, "attention_mask",
         ),
         (MptModel, "forward"): INPUTS,
     },

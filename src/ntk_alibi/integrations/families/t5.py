@@ -16,6 +16,7 @@ from torch import nn
 
 from ntk_alibi.biases.t5 import T5
 from ntk_alibi.integrations.bucket_family import BucketFamily, attention_of
+from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 
 
 def _layers(stack: Any) -> list[nn.Module]:
@@ -63,13 +64,11 @@ def _forward(
     mask: Any = None,
     key_value_states: torch.Tensor | None = None,
     position_bias: None = None,
-    past_key_values: Any = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None, torch.Tensor | None]:
     """Replace T5Attention.forward; there is no bias to hand to the next layer."""
-    context, weights = _attend(
-        number, layer, hidden_states, key_value_states, past_key_values, mask
-    )
+    cache = cache_of(others)
+    context, weights = _attend(number, layer, hidden_states, key_value_states, cache, mask)
     return context, None, weights
 
 
@@ -78,14 +77,12 @@ def _umt5_forward(
     layer: Any,
     hidden_states: torch.Tensor,
     encoder_hidden_states: torch.Tensor | None = None,
-    past_key_values: Any = None,
     attention_mask: Any = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace UMT5Attention.forward."""
-    return _attend(
-        number, layer, hidden_states, encoder_hidden_states, past_key_values, attention_mask
-    )
+    cache = cache_of(others)
+    return _attend(number, layer, hidden_states, encoder_hidden_states, cache, attention_mask)
 
 
 def _attend(
@@ -93,7 +90,7 @@ def _attend(
     layer: Any,
     hidden_states: torch.Tensor,
     other_states: torch.Tensor | None,
-    past_key_values: Any,
+    cache: Any,
     passed: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return output and weights of self-attention, or of attention to other states."""
@@ -104,10 +101,10 @@ def _attend(
         return x.view(*x.shape[:2], -1, layer.key_value_proj_dim).transpose(1, 2)
 
     crosses = other_states is not None
-    cache, kept = past_key_values, None
+    kept = None
     if hasattr(cache, "cross_attention_cache"):
+        kept = cache.is_updated if crosses else None
         cache = cache.cross_attention_cache if crosses else cache.self_attention_cache
-        kept = past_key_values.is_updated if crosses else None
     if kept is not None and kept.get(number):
         key, value, cache = cache.layers[number].keys, cache.layers[number].values, None
     else:
@@ -135,7 +132,7 @@ def _family(name: str, prefix: str, **others: Any) -> BucketFamily:
         "model": f"{prefix}Stack",
         "attention": f"{prefix}Attention",
         "config": f"{prefix}Config",
-        "parameters": ("hidden_states", "mask", "key_value_states", "past_key_values"),
+        "parameters": ("hidden_states", "mask", "key_value_states", CACHE),
         "layers": _layers,
         "crossing": _crossing,
         "forward": _forward,
@@ -167,7 +164,7 @@ FAMILIES = (
         parameters=(
             "hidden_states",
             "encoder_hidden_states",
-            "past_key_values",
+            CACHE,
             "attention_mask",
         ),
     ),

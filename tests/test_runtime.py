@@ -12,6 +12,7 @@ import pytest
 
 import ntk_alibi as na
 from ntk_alibi import _core
+from repository import ROOT
 
 #: A call with enough rows and elements to use several threads.
 BIG = "na.ALiBi(8).tensor(512, 512)"
@@ -109,3 +110,8 @@ def test_info_names_what_is_there() -> None:
     assert info["version"] == na.__version__
     assert info["isa"] in info["isas"]
     assert info["packages"]["torch"].startswith("2.")
+
+
+def test_what_is_said_of_gpus_stands_in_their_page() -> None:
+    sentence = na.info()["gpu"]
+    assert sentence in (ROOT / "docs/gpu.md").read_text()

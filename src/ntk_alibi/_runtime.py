@@ -8,6 +8,9 @@ from typing import Any
 
 from ntk_alibi import _checks, _core
 
+#: What `info` and docs/gpu.md say of tensors on GPUs, until `make gpu-test` has run on one.
+GPU = "experimental: never run on a GPU"
+
 OPTIONAL_PACKAGES = ("ml_dtypes", "torch", "transformers", "matplotlib", "rich")
 
 
@@ -54,19 +57,21 @@ def info() -> dict[str, Any]:
 
     Returns:
         A dict with version; isa (the instruction set in use); isas (the instruction sets that this
-        machine supports); threads; packages (versions of ml_dtypes, torch, transformers, matplotlib
-        and rich, None where one is missing).
+        machine supports); threads; gpu (what is known of tensors on GPUs: docs/gpu.md); packages
+        (versions of ml_dtypes, torch, transformers, matplotlib and rich, None where one is
+        missing).
 
     Example:
         >>> import ntk_alibi as na
         >>> sorted(na.info())
-        ['isa', 'isas', 'packages', 'threads', 'version']
+        ['gpu', 'isa', 'isas', 'packages', 'threads', 'version']
     """
     return {
         "version": _core.__version__,
         "isa": _core.active_isa(),
         "isas": _core.available_isas(),
         "threads": _core.num_threads(),
+        "gpu": GPU,
         "packages": {name: _version(name) for name in OPTIONAL_PACKAGES},
     }
 

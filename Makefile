@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal --durations 20 --d
 .PHONY: demo test test-all gpu-test fuzz vllm-test peer-tests lint docs docs-links sanitize clean
 
 demo: $(VENV)/.eval
-	$(BIN)/ntk-alibi eval
+	$(BIN)/ntk-alibi eval --demo
 
 # Lint, and the core of the tests: each feature once, in its smallest form, on one instruction set.
 test: lint

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ntk_alibi.cli.plot import PICTURES
 from ntk_alibi.evaluation.comparing import plan, tuning
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
 from ntk_alibi.methods import parse_method
+from ntk_alibi.models import load
 from ntk_alibi.plots.style import THEMES
 
 PLOTS = [["plot", name] for name in PICTURES]
@@ -151,8 +153,10 @@ def test_eval(
     out = capsys.readouterr().out
     assert "lines: accuracy" in out
     assert "NTK a=2" in out
-    assert "pictures: ntk-alibi-eval.png, ntk-alibi-eval-depth.png" in out
+    pictures = ", ".join(str(in_tmp / f"ntk-alibi-eval{part}.png") for part in ("", "-depth"))
+    assert f"pictures: {pictures}\n" in out
     assert "ntk-alibi lm-eval --model ntk_alibi" in out
+    assert "At 1 training lengths (256 tokens) original answers" in out
     drawn = {"ntk-alibi-eval.png", "ntk-alibi-eval-depth.png"}
     assert {path.name for path in in_tmp.iterdir()} == drawn
     main([*arguments, "--json", "--plot", "p.svg", "--output", "all"])
@@ -165,6 +169,26 @@ def test_eval(
     main(["eval", "--from-json", "again.json", "--plot", "again.svg"])
     assert "lines: accuracy" in capsys.readouterr().out
     assert (in_tmp / "again.svg").exists()
+
+
+def test_what_the_demo_says_to_type_next_runs(
+    tiny_checkpoint: Path,
+    in_tmp: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = {"multiples": (1, 2), "line_records": (1, 2), "topic_records": 0, "prose_windows": 0}
+    monkeypatch.setattr(plan, "DEMO", small)
+    monkeypatch.setattr(plan, "QUICK", small)
+    arguments = ["eval", "--demo", "--model", str(tiny_checkpoint), "--train-length", "256"]
+    main([*arguments, "--methods", "original", "ntk:2"])
+    out = capsys.readouterr().out
+    assert "1x = 256 tokens; 4 to 8 cases" in out
+    (command,) = re.findall("^  ntk-alibi (eval .*)$", out, re.MULTILINE)
+    main([*shlex.split(command.replace("MODEL", str(tiny_checkpoint))), "--train-length", "256"])
+    model, *_ = load(tiny_checkpoint)
+    (method,) = re.findall(r"^  ntk_alibi.patch\(model, \"(.*)\"\)$", out, re.MULTILINE)
+    na.patch(model, method).undo()
 
 
 def test_eval_of_a_plan_writes_a_document(

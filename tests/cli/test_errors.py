@@ -160,13 +160,13 @@ def test_from_json_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> No
     main(["eval", "--from-json", str(numbers), "--plot", "nano.png"])
     out = capsys.readouterr().out
     assert "lines: accuracy" in out
-    assert "pictures: nano.png\n" in out
+    assert f"pictures: {Path('nano.png').resolve()}\n" in out
     assert {path.name for path in Path().glob("*.png")} == {"folder.png", "nano.png"}
     Path("stored.json").write_text(json.dumps(STORED))
     main(["eval", "--from-json", "stored.json", "--plot", "prose.svg"])
     out = capsys.readouterr().out
     assert "2.700" in out
-    assert "pictures: prose.svg" in out
+    assert f"pictures: {Path('prose.svg').resolve()}\n" in out
 
 
 def test_a_prompt_without_room_for_an_answer_is_one_sentence(

@@ -32,6 +32,11 @@ WRONG_VALUES = [
     (lambda: plan(multiples=()), "multiples must hold at least one"),
     (lambda: plan(multiples=(0.0,)), "multiples must be a finite number > 0"),
     (lambda: plan(line_records=-1), "line_records must be between 0"),
+    (
+        lambda: plan(multiples=(1, 2), line_records=(1,)),
+        r"line_records must be a number, or one for each of the 2 lengths, got \(1,\)",
+    ),
+    (lambda: plan(multiples=(1, 2), topic_records=(1, 0)), "topic_records must be between 1"),
     (lambda: plan(line_questions=0), "line_questions must be between 1"),
     (lambda: plan(seed=-1), "seed must be between 0"),
     (

@@ -9,6 +9,7 @@ from typing import Any
 
 from ntk_alibi import _checks, _files
 from ntk_alibi.cli import subcommand
+from ntk_alibi.evaluation.report.conclusion import best_method, conclusion
 
 #: Default file of the picture, and default section of the document.
 PICTURE, SECTION = "ntk-alibi-eval.png", "study"
@@ -37,7 +38,13 @@ def register(commands: Any) -> None:
         "  ntk-alibi eval --model bigscience/bloom-1b7 --tasks longeval_lines_200 \\\n"
         "      --data longeval --methods original ntk:2",
     )
-    parser.add_argument("--quick", action="store_true", help="small run of about a minute")
+    small = parser.add_mutually_exclusive_group()
+    small.add_argument("--quick", action="store_true", help="small run of about a minute")
+    small.add_argument(
+        "--demo",
+        action="store_true",
+        help="lines alone, up to 16 training lengths, where methods differ most: a few minutes",
+    )
     subcommand.model_option(parser)
     subcommand.methods_option(
         parser,
@@ -133,14 +140,14 @@ def _run(options: argparse.Namespace) -> None:
 
 #: Options of the study, and those of other tasks, which do nothing for each other.
 _OF_STUDY = (
-    *("quick", "from_json", "multiples", "lengths", "records"),
+    *("quick", "demo", "from_json", "multiples", "lengths", "records"),
     *("plot", "document", "section", *_COUNTS),
 )
 _OF_TASKS = ("data", "metadata", "batch_size", "max_length", "truncation")
 
 #: Options that say which model to run, and how; --from-json runs none.
 _OF_RUNS = (
-    *("quick", "model", "methods", "train_length", "output"),
+    *("quick", "demo", "model", "methods", "train_length", "output"),
     *("multiples", "lengths", "records", *_COUNTS),
 )
 
@@ -217,7 +224,8 @@ def _plan(options: argparse.Namespace, train_length: int) -> Any:
         for name, value in given.items()
         if value is not None
     }
-    return plan.Plan(train_length, **{**(plan.QUICK if options.quick else {}), **given})
+    preset = plan.QUICK if options.quick else plan.DEMO if options.demo else {}
+    return plan.Plan(train_length, **{**preset, **given})
 
 
 def _check_plan(options: argparse.Namespace) -> None:
@@ -274,12 +282,28 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
         markdown.replace_section(Path(options.document), _section(options), "\n\n".join(parts))
     if not for_a_reader:
         return
-    console = Console()
-    console.print(f"pictures: {', '.join(str(path) for _, path in pictures)}")
+    paths = ", ".join(str(path.resolve()) for _, path in pictures)
+    lines = [*conclusion(summary), f"pictures: {paths}"]
     examples = [next(iter(cells.values())) for cells in summary["commands"].values() if cells]
     if examples:
-        title = "command that repeats one cell (--json lists all commands)"
-        console.print(f"{title}:\n{examples[-1]}", soft_wrap=True)
+        lines += ["command that repeats one cell (--json lists all commands):", examples[-1]]
+    if options.from_json is None:
+        lines += _next_steps(summary, options)
+    Console().print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+
+
+def _next_steps(summary: dict[str, Any], options: argparse.Namespace) -> list[str]:
+    """Return what to type next, for a model of one's own."""
+    best = best_method(summary)
+    if best is None:
+        return []
+    command = subcommand.typed("eval", "--quick", "--model", "MODEL", "--methods", "original", best)
+    return [
+        "to measure a model of your own, BLOOM, MPT, Falcon or Baichuan, a folder or a hub's name:",
+        f"  {command}",
+        "and to stretch it, in Python:",
+        f'  ntk_alibi.patch(model, "{best}")',
+    ]
 
 
 def _comparison(options: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -144,6 +145,15 @@ def print_tables(
         for table in tables(result):
             Console().print(table)
     return bool(options.format == "table")
+
+
+def typed(*arguments: str) -> str:
+    """Return a command line that runs `ntk-alibi` as this one was run, also out of a PATH."""
+    program = sys.argv[0] if Path(sys.argv[0]).name == "ntk-alibi" else "ntk-alibi"
+    on_path = shutil.which("ntk-alibi")
+    if on_path is not None and Path(program).resolve() == Path(on_path).resolve():
+        program = "ntk-alibi"
+    return shlex.join([program, *arguments])
 
 
 def check_lengths(options: argparse.Namespace) -> None:

@@ -244,3 +244,16 @@ def test_notebooks_show_a_summary_as_tables(summary: dict[str, Any]) -> None:
         *("original", "NTK a=2", "interpolation a=2", "interpolation a=4")
     ]
     assert json.loads(json.dumps(summary)) == summary
+
+
+def test_each_length_may_have_its_own_number_of_records() -> None:
+    """A command of one length makes the records that the study has of it."""
+    plan = Plan(256, multiples=(1, 2, 4), line_records=(1, 3, 2), topic_records=0, prose_windows=0)
+    made_from = plan.tasks["lines"]
+    documents = list(datasets.retrieval("lines", **made_from)["test"])
+    assert [document["length"] for document in documents] == [256, *[512] * 3, *[1024] * 2]
+    cells = length_study.commands(plan, "nano-bloom")["original"]
+    for length, command in ((256, cells["lines/256"]), (512, cells["lines/512"])):
+        metadata = json.loads(shlex.split(command)[-1])
+        again = list(datasets.retrieval("lines", **metadata)["test"])
+        assert again == [document for document in documents if document["length"] == length]

@@ -99,11 +99,20 @@ def commands(plan: Plan, name: str) -> dict[str, dict[str, str]]:
             f"{task}/{length}": shlex.join(
                 [
                     *("ntk-alibi", "lm-eval", "--model", "ntk_alibi", "--model_args", model),
-                    *("--tasks", f"ntk_alibi_{task}"),
-                    *metadata_argument({**made_from, "lengths": [length]}),
+                    *("--tasks", f"ntk_alibi_{task}", *metadata_argument(made_from)),
                 ]
             )
-            for task, made_from in plan.tasks.items()
-            for length in made_from["lengths"]
+            for task, of_task in plan.tasks.items()
+            for length, made_from in _by_length(of_task).items()
         }
     return by_method
+
+
+def _by_length(made_from: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return the metadata of a task that makes the records of one length only, for each length."""
+    lengths = made_from["lengths"]
+    only = {i: {"lengths": [length]} for i, length in enumerate(lengths)}
+    if isinstance(records := made_from.get("records"), tuple):
+        for i, count in enumerate(records):
+            only[i]["records"] = count
+    return {lengths[i]: {**made_from, **change} for i, change in only.items()}

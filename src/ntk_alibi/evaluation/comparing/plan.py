@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation.records.record import text_lengths
+from ntk_alibi.evaluation.records.record import of_each_length, text_lengths
 from ntk_alibi.methods import parse_method
 
 #: Methods that are compared by default.
@@ -32,7 +32,8 @@ class Plan:
         train_length: training length in tokens, the unit of all lengths and distances below.
         methods: method names for `parse_method`.
         multiples: multiples of the training length at which retrieval is tested.
-        line_records: number of records of lines for each length.
+        line_records: number of records of lines for each length: one number for all lengths, or a
+            tuple with one for each; so are the other numbers of records.
         line_questions: number of questions about each of them; at most one for every 64 tokens of
             the training length is used.
         topic_records: number of conversations for each length.
@@ -49,15 +50,15 @@ class Plan:
     train_length: int
     methods: tuple[str, ...] = DEFAULT_METHODS
     multiples: tuple[float, ...] = (1, 1.5, 2, 3, 4)
-    line_records: int = 8
+    line_records: int | tuple[int, ...] = 8
     line_questions: int = 32
-    topic_records: int = 12
+    topic_records: int | tuple[int, ...] = 12
     topic_questions: int = 5
     prose_windows: int = 8
     seed: int = 2026
-    passkey_records: int = field(default=0, kw_only=True)
-    multikey_records: int = field(default=0, kw_only=True)
-    other_line_records: int = field(default=0, kw_only=True)
+    passkey_records: int | tuple[int, ...] = field(default=0, kw_only=True)
+    multikey_records: int | tuple[int, ...] = field(default=0, kw_only=True)
+    other_line_records: int | tuple[int, ...] = field(default=0, kw_only=True)
     split: str = field(default="held-out", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -69,8 +70,7 @@ class Plan:
             parse_method(method, max(2, self.train_length))
         for multiple in self.multiples:
             _checks.finite("multiples", multiple, minimum=0.0, inclusive=False)
-        counts = [f"{kind}_records" for kind in _KINDS] + ["prose_windows", "seed"]
-        for name in (*counts, "line_questions", "topic_questions"):
+        for name in ("prose_windows", "seed", "line_questions", "topic_questions"):
             least = int(name.endswith("questions"))
             _checks.integer(name, getattr(self, name), minimum=least)
         self._check_lengths()
@@ -85,8 +85,10 @@ class Plan:
         lengths = [round(multiple * self.train_length) for multiple in self.multiples]
         name = f"multiples of the training length {self.train_length}"
         for kind in _KINDS:
-            count = f"{kind}_records"
-            text_lengths(name, lengths, getattr(self, count), of=count, minimum=0)
+            of = f"{kind}_records"
+            counts = getattr(self, of)
+            of_each_length(of, counts, len(lengths), minimum=int(isinstance(counts, tuple)))
+            text_lengths(name, lengths, counts, of=of, minimum=0)
         windows = self.prose_windows
         text_lengths(name, [max(lengths)], windows, of="prose_windows", minimum=0)
 
@@ -129,5 +131,14 @@ QUICK: dict[str, Any] = {
     "multiples": (1, 2, 3),
     "line_records": 3,
     "topic_records": 3,
+    "prose_windows": 0,
+}
+
+#: Changes that --demo makes: lines alone, far beyond the training length, where methods differ. A
+#: record of 16 training lengths takes thirty times the time of one of a training length.
+DEMO: dict[str, Any] = {
+    "multiples": (1, 2, 4, 8, 16),
+    "line_records": (2, 2, 3, 4, 6),
+    "topic_records": 0,
     "prose_windows": 0,
 }

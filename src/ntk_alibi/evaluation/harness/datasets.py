@@ -30,6 +30,7 @@ from ntk_alibi.evaluation.records.record import (
     cached_encoder,
     decoder,
     encoder,
+    of_each_length,
     text_lengths,
 )
 from ntk_alibi.evaluation.records.words import OTHER_LINE_NAMES
@@ -67,7 +68,7 @@ KINDS: dict[str, tuple[int, Callable[[tuple[str, ...], int], Any]]] = {
 def retrieval(
     kind: str,
     lengths: Sequence[int] = (2048,),
-    records: int | None = None,
+    records: int | Sequence[int] | None = None,
     questions: int | None = None,
     seed: int = SEED,
     split: str = "held-out",
@@ -79,7 +80,7 @@ def retrieval(
         kind: name of the record kind: "lines", "other-lines" (with names that are in no training
             record of the nano models), "topics", "passkey", "multikey" or "variables".
         lengths: lengths of the records in tokens of the model.
-        records: number of records of each length.
+        records: number of records of each length, or one number for each length.
         questions: number of questions about each record; by default the kind's number, but at most
             one for every 64 tokens.
         seed: seed of the records.
@@ -88,12 +89,14 @@ def retrieval(
             with the tokenizer of the checkpoint named by pretrained.
     """
     _checks.choice("kind", kind, KINDS)
-    count = KINDS[kind][0] if records is None else _checks.integer("records", records, minimum=1)
+    records = KINDS[kind][0] if records is None else records
     _checks.integer("seed", seed, minimum=0)
     tokenizer = _tokenizer(**model)
     encode = cached_encoder(encoder(tokenizer))
     documents = []
-    for length in _lengths(lengths, count):
+    checked = _lengths(lengths, records)
+    counts = of_each_length("records", records, len(checked), minimum=1)
+    for length, count in zip(checked, counts, strict=True):
         record_kind = _record_kind(kind, questions, length, split)
         for record in range(count):
             name = f"{kind}/{length / NAMED_UNIT:g}/{record}"
@@ -105,7 +108,7 @@ def retrieval(
 def single_questions(
     kind: str,
     lengths: Sequence[int] = (2048,),
-    records: int = SINGLE_QUESTIONS,
+    records: int | Sequence[int] = SINGLE_QUESTIONS,
     **options: Any,
 ) -> dict[str, Dataset]:
     """Draw prompts of one record and one question each, to which the model generates the answer.
@@ -113,7 +116,7 @@ def single_questions(
     Args:
         kind: name of the record kind, as for `retrieval`.
         lengths: lengths of the records in tokens of the model.
-        records: number of prompts of each length.
+        records: number of prompts of each length, or one number for each length.
         **options: further arguments of `retrieval`, except questions, which is 1.
     """
     drawn = retrieval(kind, lengths, records, **{**options, "questions": 1})["test"]
@@ -348,7 +351,9 @@ def _decoded(decode: Decode, tokens: Any, edges: list[int]) -> tuple[str, list[i
     return "".join(pieces), np.cumsum([len(piece) for piece in pieces]).tolist()
 
 
-def _lengths(lengths: Any, texts: int, of: str = "records", minimum: int = 1) -> list[int]:
+def _lengths(
+    lengths: Any, texts: int | Sequence[int], of: str = "records", minimum: int = 1
+) -> list[int]:
     values = lengths if isinstance(lengths, Sequence) else [lengths]
     if not values:
         raise ValueError(f"lengths must hold at least one length, got {lengths!r}")

@@ -127,26 +127,45 @@ LONGEST_TEXT, MOST_TOKENS = 2**22, 2**27
 
 
 def text_lengths(
-    name: str, lengths: Iterable[Any], texts: int, *, of: str = "records", minimum: int = 1
+    name: str,
+    lengths: Iterable[Any],
+    texts: int | Sequence[int],
+    *,
+    of: str = "records",
+    minimum: int = 1,
 ) -> list[int]:
     """Return lengths in tokens, with so many texts of each, if all fit into memory.
 
     Args:
         name: name of the argument with the lengths.
         lengths: the lengths.
-        texts: number of texts of each length.
+        texts: number of texts of each length, or one number for each length.
         of: name of the argument with the number of texts.
         minimum: least length.
     """
     numbers = [
         _checks.integer(name, length, minimum=minimum, maximum=LONGEST_TEXT) for length in lengths
     ]
-    if (tokens := texts * sum(numbers)) > MOST_TOKENS:
+    counts = of_each_length(of, texts, len(numbers))
+    if (tokens := sum(n * count for n, count in zip(numbers, counts, strict=True))) > MOST_TOKENS:
         raise ValueError(
             f"{of} must have at most {MOST_TOKENS} tokens in all lengths together, got {texts} of "
             f"each length: {tokens} tokens"
         )
     return numbers
+
+
+def of_each_length(
+    name: str, counts: int | Sequence[int], lengths: int, *, minimum: int = 0
+) -> list[int]:
+    """Return a number of texts for each length: one number stands for all of them."""
+    if not isinstance(counts, list | tuple):
+        return [_checks.integer(name, counts, minimum=minimum)] * lengths
+    if len(counts) != lengths:
+        raise ValueError(
+            f"{name} must be a number, or one for each of the {lengths} lengths, got {counts}"
+        )
+    return [_checks.integer(name, count, minimum=minimum) for count in counts]
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:

@@ -55,7 +55,7 @@ def study_tables(summary: dict[str, Any]) -> list[Table]:
     tables = []
     for task in dict.fromkeys(entry["task"] for entry in summary["retrieval"]):
         entries = [entry for entry in summary["retrieval"] if entry["task"] == task]
-        cases = f"{entries[0]['cases']} cases"
+        cases = _cases(entries)
         title = f"{task}: accuracy in %, 95 % interval, by length (1x = {unit}; {cases})"
         by_length = _named(entries, _multiple)
         tables.append(_table(summary, entries, title, by_length, _accuracy_interval))
@@ -76,6 +76,13 @@ def study_tables(summary: dict[str, Any]) -> list[Table]:
         by_range = _named(summary["perplexity"], _range)
         tables.append(_table(summary, summary["perplexity"], title, by_range, _nats))
     return tables
+
+
+def _cases(entries: list[Entry]) -> str:
+    """Name the number of questions of each length."""
+    counts = {entry["cases"] for entry in entries}
+    fewest, most = min(counts), max(counts)
+    return f"{most} cases" if fewest == most else f"{fewest} to {most} cases"
 
 
 def comparison_tables(comparison: dict[str, Any]) -> list[Table]:

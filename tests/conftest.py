@@ -35,6 +35,8 @@ NEED_TEST_ALL = (
     "tests/cli/test_errors.py",
     "tests/cli/test_refusals.py::test_a_mistake_is_one_sentence",
     "tests/cli/test_typed.py",
+    "tests/engines/test_gguf.py",
+    "tests/engines/test_llama_cpp.py",
     "tests/evaluation/comparing",
     "tests/evaluation/harness",
     "tests/evaluation/test_refusals.py",

@@ -42,6 +42,44 @@ def test_ggml_slopes_for_a_max_bias_are_those_of_a_patched_mpt(heads: int, base:
     np.testing.assert_allclose(patched, slopes, rtol=1e-6)
 
 
+@pytest.mark.parametrize("heads", [1, 2, 6, 8, 12, 16, 40, 71, 112])
+@pytest.mark.parametrize("base", [8.0, 16.0])
+@pytest.mark.parametrize("scaling", [None, na.MaxBias(4.0), na.NTK(1.0)], ids=str)
+def test_the_number_of_a_model_gives_its_slopes_in_ggml(
+    heads: int, base: float, scaling: Any
+) -> None:
+    rule = ModelSlopes(heads, max_bias=base)
+    number = rule.as_max_bias(scaling)
+    assert number is not None
+    np.testing.assert_allclose(rule.numbers(scaling).ravel(), ggml_slopes(heads, number), rtol=1e-6)
+
+
+@pytest.mark.parametrize("heads", [2, 8, 12])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        na.NTK(4.0),
+        na.NTK(1.0001),
+        na.Interpolation(2.0),
+        na.FlatHeads(4.0),
+        na.Knee(8, 2.0),
+        na.DynamicNTK(2.0, 64),
+    ],
+    ids=str,
+)
+def test_other_slopes_have_no_number_in_ggml(heads: int, scaling: Any) -> None:
+    assert ModelSlopes(heads).as_max_bias(scaling) is None
+
+
+def test_slopes_that_grow_with_distance_have_no_number_in_ggml() -> None:
+    class Turned:
+        def scale_exponents(self, exponents: Any, lengths: Any = None) -> Any:
+            return -exponents
+
+    assert ModelSlopes(8).as_max_bias(Turned()) is None
+    assert ModelSlopes.of_falcon(8, 64).as_max_bias(None) is None
+
+
 @pytest.mark.parametrize("base", [0.0, -8.0, math.inf, math.nan, "8"])
 def test_a_max_bias_asks_for_a_positive_base(base: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="base must be"):

@@ -8,6 +8,7 @@ refused, since its tokens would silently be others.
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +88,6 @@ def of_tokenizer(tokenizer: Any, rows: int) -> Vocabulary:
             f"tokenizer must have tokens below {rows}, the rows of the model's embeddings, got "
             f"{max(tokens)}"
         )
-    numbers = range(rows)
     special = {name: getattr(tokenizer, f"{name}_token_id", None) for name in _SPECIAL}
     if special["eos"] is None:  # where a file has none, llama.cpp takes token 11
         raise ValueError("tokenizer must have an eos_token for format 'gguf', got None")
@@ -101,6 +101,8 @@ def of_tokenizer(tokenizer: Any, rows: int) -> Vocabulary:
             "tokenizer must add no tokens to a text but bos and eos for format 'gguf', got "
             f"{tokenizer.convert_ids_to_tokens(framed)} for 'a'"
         )
+    _warn_of_overlaps([token["content"] for token in parts["added_tokens"]])
+    numbers = range(rows)
     return Vocabulary(
         tokens=[tokens.get(number, f"[PAD{number}]") for number in numbers],
         types=[types.get(number, gguf.TokenType.UNUSED) for number in numbers],
@@ -109,6 +111,26 @@ def of_tokenizer(tokenizer: Any, rows: int) -> Vocabulary:
         special={name: number for name, number in special.items() if number is not None},
         added=added,
     )
+
+
+def _warn_of_overlaps(added: list[str]) -> None:
+    """Warn where texts hold tokens that were added and overlap, such as 12 and 23 in 123.
+
+    A tokenizer takes the one that begins first, llama.cpp the longest one of the text, and of
+    several any. Runs of one character, such as spaces, come out the same.
+    """
+    beginnings = {text[:size]: text for text in added for size in range(1, len(text))}
+    for text in added:
+        for start in range(1, len(text)):
+            other = beginnings.get(text[start:])
+            if other is not None and len(set(text + other)) > 1:
+                warnings.warn(
+                    "tokens that were added to the tokenizer overlap, such as "
+                    f"{text!r} and {other!r}: llama.cpp may cut texts with them into other tokens "
+                    "than the tokenizer, so give it the tokens of such texts",
+                    stacklevel=6,
+                )
+                return
 
 
 def _pre_tokenizer(parts: dict[str, Any]) -> str:

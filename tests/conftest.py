@@ -41,6 +41,7 @@ NEED_TEST_ALL = (
     "tests/evaluation/harness",
     "tests/evaluation/test_refusals.py",
     "tests/evaluation/test_scoring.py",
+    "tests/engines/test_engines.py",
     "tests/integrations/test_exported.py",
     "tests/models/test_loading.py",
     "tests/studies/test_command.py::test_means",

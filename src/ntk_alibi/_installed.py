@@ -25,6 +25,7 @@ EXTRAS = {
     "matplotlib": "plot",
     "bokeh": "explore",
     "gguf": "gguf",
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript", "openvino"), "export"),
     "vllm": "vllm",
     "ntk_alibi_models": "models",
     **dict.fromkeys(("fuzzywuzzy", "jieba", "rouge"), "longbench"),

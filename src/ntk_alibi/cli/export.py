@@ -13,7 +13,7 @@ from ntk_alibi.cli import subcommand
 from ntk_alibi.methods import parse_method
 
 #: Names of the formats, which `ntk_alibi.engines.export` has, and imports torch for.
-_FORMATS = ("gguf",)
+_FORMATS = ("gguf", "onnx", "openvino", "torch")
 
 #: Dtypes of weights that some format takes.
 _DTYPES = ("float32", "float16", "bfloat16", "q8_0")
@@ -29,7 +29,8 @@ def register(commands: Any) -> None:
         "ntk-alibi export --method max-bias:4 -o nano.gguf\n"
         "  ntk-alibi export --model bigscience/bloom-560m --method max-bias:4 --dtype q8_0 \\\n"
         "      -o bloom-560m-8k.gguf\n"
-        "  llama-cli -m bloom-560m-8k.gguf -p 'Il était une fois'",
+        "  llama-cli -m bloom-560m-8k.gguf -p 'Il était une fois'\n"
+        "  ntk-alibi export --model bigscience/bloom-560m --method ntk:4 -o bloom-560m-8k-onnx",
         extra="gguf",
     )
     subcommand.model_option(parser)

@@ -31,7 +31,12 @@ from ntk_alibi.integrations.settings import Settings, current, stack_of
 from ntk_alibi.models.loading import check_tokenizer
 
 #: The modules of the formats, by the names that `export` takes.
-FORMATS = {"gguf": "ntk_alibi.engines.gguf"}
+FORMATS = {
+    "gguf": "ntk_alibi.engines.gguf",
+    "onnx": "ntk_alibi.engines.onnx",
+    "openvino": "ntk_alibi.engines.openvino",
+    "torch": "ntk_alibi.engines.torch_program",
+}
 
 #: The file of an exported folder that says what it is; only such a folder is replaced.
 ABOUT = "ntk_alibi_export.json"
@@ -143,7 +148,7 @@ def export(
     path: str | os.PathLike[str],
     scaling: Any = None,
     *,
-    format: Literal["gguf"] | None = None,
+    format: Literal["gguf", "onnx", "openvino", "torch"] | None = None,
     dtype: Any = None,
     tokenizer: Any = None,
     cache: bool = True,
@@ -155,17 +160,21 @@ def export(
     error leaves nothing at the path but what was there before.
 
     Args:
-        model: a BLOOM or MPT of transformers with its language model head.
-        path: the file to write ("gguf").
+        model: a BLOOM, MPT or Falcon of transformers with its language model head.
+        path: the file to write ("gguf"), or the folder.
         scaling: what `patch` takes: a scaling, its dict, or a method's name such as "max-bias:4".
             None stands for the patch in force, or for the model as it was trained.
-        format: "gguf" for llama.cpp; None takes the format whose name the path ends in. GGUF knows
-            one number for all slopes, which is `MaxBias`, or a scaling whose slopes equal its.
-        dtype: the dtype of the weights: "float32", "float16", "bfloat16", or "q8_0"; that of the
-            model if it is None. Norms and biases stay in float32.
+        format: "gguf" for llama.cpp, "onnx" for ONNX Runtime, "openvino", or "torch" for a program
+            of torch.export; None takes the format whose name the path ends in. GGUF knows BLOOM and
+            MPT, and one number for all slopes, which is `MaxBias`, or a scaling whose slopes equal
+            its. The others are graphs: they hold what `patch` takes with attention="traceable".
+        dtype: the dtype of the weights: "float32", "float16", "bfloat16" ("gguf" and
+            "torch"), or "q8_0" ("gguf"); that of the model if it is None. GGUF keeps norms and
+            biases in float32, and OpenVINO computes in the precision that it is told.
         tokenizer: the model's fast tokenizer; None takes that of the folder or hub name from which
             the model was loaded.
-        cache: whether a graph takes and returns keys and values; GGUF has no other way.
+        cache: whether a graph takes and returns keys and values, beside tokens, mask and logits;
+            GGUF has no other way.
         overwrite: whether to replace what is at the path.
 
     Returns:

@@ -1,0 +1,257 @@
+"""The graph of a patched model for other runtimes: tokens and a cache in, logits and a cache out.
+
+Inputs and outputs have the names and the order of optimum and onnxruntime-genai. Keys and values
+are (batch, heads, tokens, head_dim) in all families, as optimum has them for BLOOM since
+transformers 4.44; position_ids are no input of these families there. One graph serves the prompt,
+whose cache is empty, and all later steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from ntk_alibi.engines.export import Request
+from ntk_alibi.integrations import patch
+from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.settings import stack_of
+
+#: Axes of any length, by optimum's names.
+BATCH, NEW, PAST = "batch_size", "sequence_length", "past_sequence_length"
+ALL = f"{PAST} + {NEW}"
+
+#: The axes of a tensor: a number, or the name of an axis of any length.
+Axes = tuple[int | str, ...]
+
+#: What a written graph is tried with: two texts, one with padding on the left, of which the first
+#: call gets 12 tokens and the second one 3.
+TOKENS = (7 * torch.arange(30) % 23).reshape(2, 15)
+MASK = (torch.arange(15) >= torch.tensor([[5], [0]])).long()
+FIRST = 12
+
+#: A call of a written graph: of tokens, mask, keys and values, all before and the new ones. Returns
+#: logits, keys and values.
+Call = Callable[
+    [torch.Tensor, torch.Tensor, list[torch.Tensor]], tuple[torch.Tensor, list[torch.Tensor]]
+]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An exported program, and what its inputs and outputs are, in their order.
+
+    Attributes:
+        program: takes input_ids, attention_mask and a list of pairs of keys and values; returns
+            logits and such a list. Without a cache there are no lists.
+        inputs: the axes of each input, by its name.
+        outputs: those of each output.
+        dtype: of logits, keys and values.
+        expected: logits of the patched model for `TOKENS` and `MASK`, in its own dtype.
+    """
+
+    program: torch.export.ExportedProgram
+    inputs: dict[str, Axes]
+    outputs: dict[str, Axes]
+    dtype: torch.dtype
+    expected: torch.Tensor
+
+    @property
+    def cache(self) -> dict[str, str]:
+        """Inputs that hold keys or values, and the outputs that follow them."""
+        return dict(zip(list(self.inputs)[2:], list(self.outputs)[1:], strict=True))
+
+    def checked(self, engine: str, call: Call, dtype: str) -> str:
+        """Compare what was written with the patched model, and say how near it is.
+
+        Args:
+            engine: the name and version of what runs it.
+            call: a call of it.
+            dtype: that of its weights.
+
+        Raises:
+            RuntimeError: more than half of the digits of the logits differ.
+        """
+        sizes: dict[int | str, Any] = {BATCH: 2, PAST: 0}
+        shapes = [[sizes.get(axis, axis) for axis in self.inputs[name]] for name in self.cache]
+        empty = [torch.zeros(shape, dtype=self.dtype) for shape in shapes]
+        if self.cache:
+            first, present = call(TOKENS[:, :FIRST].contiguous(), MASK[:, :FIRST], empty)
+            then, _ = call(TOKENS[:, FIRST:].contiguous(), MASK, present)
+            logits = torch.cat([first, then], dim=1)
+            tokens = f"{FIRST} + {TOKENS.shape[1] - FIRST} tokens"
+        else:
+            logits, _ = call(TOKENS, MASK, empty)
+            tokens = f"{TOKENS.shape[1]} tokens"
+        real = MASK.bool()
+        difference = (logits.float() - self.expected.float())[real].abs().max().item()
+        rounding = (torch.finfo(x).eps for x in (getattr(torch, dtype), self.expected.dtype))
+        limit = max(rounding) ** 0.5 * self.expected[real].abs().max().item()
+        if not difference <= limit:  # NaN, too
+            raise RuntimeError(
+                f"{engine} computes the exported graph otherwise than torch: logits of {tokens} "
+                f"differ by {difference:.1e}, more than {limit:.1e}"
+            )
+        return f"logits of {tokens} within {difference:.1e} of the patched model's, by {engine}"
+
+
+def lines(named: dict[str, Axes], dtype: torch.dtype) -> tuple[str, ...]:
+    """Return a line for each input or output; those of all layers share one."""
+    described: dict[str, None] = {}
+    for name, axes in named.items():
+        shown = re.sub(r"[.]\d+[.](key|value)$", ".N.key, .value", name)
+        numbers = torch.int64 if name in ("input_ids", "attention_mask") else dtype
+        described[f"{shown} ({', '.join(map(str, axes))}) {str(numbers)[6:]}"] = None
+    return tuple(described)
+
+
+class _Given(DynamicLayer):
+    """Keys and values of a layer, of which there may be none: the graph does not ask."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys, self.values = keys, values
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens before the new ones."""
+        assert self.keys is not None
+        return self.keys.shape[-2]
+
+
+class _WithCache(nn.Module):
+    """Logits of a model, with its keys and values."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        past_key_values: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+        cache = Cache(layers=[_Given(*pair) for pair in past_key_values])
+        logits = self.model(
+            input_ids, attention_mask=attention_mask, use_cache=True, **{CACHE: cache}
+        ).logits
+        return logits, pairs_of(cache)
+
+
+class _WithoutCache(nn.Module):
+    """Logits of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(
+            input_ids, attention_mask=attention_mask, use_cache=False
+        ).logits
+        return logits
+
+
+def pairs_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the keys and values of each layer."""
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def graph_of(request: Request, dtype: str) -> Graph:
+    """Return the graph of a model with weights of a dtype; the model stays as it is.
+
+    Raises:
+        ValueError: the model has no language model head, or `na.patch` refuses it or the settings
+            for attention="traceable".
+    """
+    model: Any = request.model
+    if getattr(model, "get_output_embeddings", lambda: None)() is None:
+        raise ValueError(
+            "model must have a language model head to be exported as a graph, got "
+            f"{type(model).__name__}"
+        )
+    with torch.no_grad(), _evaluating(model), _traceable(request, model):
+        expected = model(TOKENS, attention_mask=MASK, use_cache=False).logits
+    if next(model.parameters()).dtype != getattr(torch, dtype):
+        model = copy.deepcopy(model).to(getattr(torch, dtype))
+    with torch.no_grad(), _evaluating(model), _traceable(request, model):
+        held = DynamicCache()
+        model(TOKENS, use_cache=True, **{CACHE: held})
+        past = [tuple(x[..., :5, :].contiguous() for x in pair) for pair in pairs_of(held)]
+        layers, (_, heads, _, head_dim) = len(past), past[0][0].shape
+        tokens = BATCH, NEW
+        inputs: dict[str, Axes] = {"input_ids": tokens, "attention_mask": tokens}
+        outputs: dict[str, Axes] = {"logits": (*tokens, expected.shape[-1])}
+        module: nn.Module = _WithoutCache(model)
+        example: tuple[Any, ...] = TOKENS, MASK
+        shapes: tuple[Any, ...] = any_length(tokens), any_length(tokens)
+        if request.cache:
+            inputs["attention_mask"] = BATCH, ALL
+            for layer in range(layers):
+                for kind in ("key", "value"):
+                    inputs[f"past_key_values.{layer}.{kind}"] = BATCH, heads, PAST, head_dim
+                    outputs[f"present.{layer}.{kind}"] = BATCH, heads, ALL, head_dim
+            module = _WithCache(model)
+            example = TOKENS[:, 5:8].contiguous(), MASK[:, :8].contiguous(), past
+            of_cache = any_length((BATCH, heads, PAST, head_dim))
+            shapes = (*shapes, [(of_cache, of_cache)] * layers)
+        request.say(f"tracing {layers} layers")
+        program = torch.export.export(module, example, dynamic_shapes=shapes)
+    # torch counts any axis of an example as one of 2 and more, and so texts as ones of 4 and more.
+    for symbol, limits in program.range_constraints.items():
+        program.range_constraints[symbol] = type(limits)(0, limits.upper)
+    return Graph(program, inputs, outputs, past[0][0].dtype, expected)
+
+
+def write_configuration(request: Request, folder: Path) -> None:
+    """Write config.json, generation_config.json and the tokenizer, as far as there are any."""
+    model: Any = request.model
+    for part in (model.config, getattr(model, "generation_config", None), request.tokenizer):
+        if part is not None:
+            part.save_pretrained(folder)
+
+
+def any_length(axes: Axes) -> dict[int, Any]:
+    """Return the axes of any length, as torch.export takes them."""
+    return {i: torch.export.Dim.DYNAMIC for i, axis in enumerate(axes) if isinstance(axis, str)}
+
+
+def _traceable(request: Request, model: nn.Module) -> AbstractContextManager[Any]:
+    """Patch a model, the request's or a copy, with the request's settings in a form for graphs."""
+    settings = request.settings
+    (decoder,) = request.family.find(model)
+    if settings.traceable and stack_of(decoder)[-1:] == (settings,):
+        return nullcontext()
+    limits = settings.mask._asdict()
+    del limits["causal"]
+    return patch(
+        model,
+        settings.scaling if settings.bias is None else settings.bias,
+        attention="traceable",
+        compat=settings.compat,
+        log_n=settings.log_n,
+        group=settings.ranks and settings.ranks.group,
+        **limits,
+    )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Let a model compute without dropout."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

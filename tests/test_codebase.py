@@ -266,9 +266,13 @@ def test_without_optional_packages_one_sentence_says_what_to_install(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "name", ["patch", "AlibiAttention", "GrowingCache", "WindowCache", "models.load()"]
+    ("name", "extra"),
+    [
+        ("AlibiAttention", "torch"),
+        *((name, "transformers") for name in ("patch", "export", "GrowingCache", "models.load()")),
+    ],
 )
-def test_without_torch_a_lazy_name_says_what_to_install(name: str, tmp_path: Path) -> None:
+def test_without_torch_a_lazy_name_says_what_brings_all_it_needs(name: str, extra: str) -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers')))\n"
         "import ntk_alibi as na, ntk_alibi.models\n"
@@ -276,9 +280,8 @@ def test_without_torch_a_lazy_name_says_what_to_install(name: str, tmp_path: Pat
         "except ImportError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (
-        f"{name.strip('()').split('.')[-1]} needs torch: pip install 'ntk-alibi[" in done.stdout
-    ), done.stderr
+    last = name.strip("()").split(".")[-1]
+    assert f"{last} needs torch: pip install 'ntk-alibi[{extra}]'" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,8 @@ def __getattr__(name: str) -> Any:
     """Load the lazy names on first use."""
     if name not in _LAZY:
         raise AttributeError(_checks.no_attribute(__name__, name, __all__))
-    with _installed.needed_by(name):
+    extra = "torch" if _LAZY[name].startswith("ntk_alibi.torch.") else "transformers"
+    with _installed.needed_by(name, extra):
         module = import_module(_LAZY[name])
     return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
 

@@ -70,15 +70,18 @@ def _loaded_from_torch(library: str) -> bool:
 
 
 @contextmanager
-def needed_by(name: str) -> Iterator[None]:
-    """Say, where an import in the block fails, which extra to install for `name`."""
+def needed_by(name: str, extra: str | None = None) -> Iterator[None]:
+    """Say, where an import in the block fails, which extra to install for `name`.
+
+    It is the extra of the missing package, or a given one that brings more than this package.
+    """
     try:
         yield
     except ImportError as error:
         package = _missing(error)
         if package not in EXTRAS:
             raise
-        message = f"{name} needs {package}: pip install 'ntk-alibi[{EXTRAS[package]}]'"
+        message = f"{name} needs {package}: pip install 'ntk-alibi[{extra or EXTRAS[package]}]'"
         raise ModuleNotFoundError(message, name=package) from error
 
 

@@ -28,6 +28,13 @@ with _installed.needed_by("ntk_alibi.integrations"):
         attn_implementation.register((*known.of_transformers(), *known.of_buckets()))
 
 
+#: What helps with the one family whose remote code has the weights of transformers' own class.
+MPT_OF_FOUNDRY = (
+    "; transformers' MptForCausalLM, which is patched, loads its weights where its config has "
+    "clip_qkv as a float: 6.0, not 6"
+)
+
+
 def patch(
     model: nn.Module,
     scaling: Scaling | BiasObject | nn.Module | Mapping[Any, Any] | str | None = None,
@@ -156,9 +163,11 @@ def patch(
     if not targets:
         known_ones = f"the family {chosen.name}" if chosen else "a known family"
         names = "" if chosen else f" ({', '.join(known.names())})"
+        foundry = getattr(getattr(model, "config", None), "model_type", None) == "mpt"
         raise ValueError(
             f"model must hold ALiBi attention of {known_ones}{names}, got {type(model).__name__}, "
             "which a patch would leave as it is: docs/which-models.md has the models and recipes"
+            + (MPT_OF_FOUNDRY if foundry else "")
         )
     assert chosen is not None
     bias = own_bias.bias_of_argument(scaling)

@@ -73,7 +73,7 @@ def load(
         OSError: the hub does not have the model, or cannot be reached.
         ImportError: torch or transformers is not installed.
     """
-    with _installed.needed_by("load"):
+    with _installed.needed_by("load", "transformers"):
         import torch
         from transformers import AutoTokenizer
 

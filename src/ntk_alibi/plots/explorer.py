@@ -154,7 +154,7 @@ def explore(
         >>> page.step, "<script src" in page.html
         (1, False)
     """
-    with _installed.needed_by("explore"):
+    with _installed.needed_by("explore", "explore"):
         import bokeh  # noqa: F401
 
         from ntk_alibi.models.attention_weights import request

@@ -31,7 +31,39 @@ file(GLOB tests "{ROOT}/cpp/tests/*.cpp")
 add_executable(core_tests ${{tests}})
 target_include_directories(core_tests PRIVATE "${{ntk_alibi_DIR}}/source/cpp")
 target_link_libraries(core_tests PRIVATE ntk_alibi::core Threads::Threads)
+add_library(steepest STATIC steepest.cpp)
+target_link_libraries(steepest PRIVATE ntk_alibi::core)
+install(TARGETS steepest EXPORT steepest)
+install(EXPORT steepest NAMESPACE steepest:: DESTINATION lib/cmake/steepest FILE targets.cmake)
+install(FILES steepestConfig.cmake DESTINATION lib/cmake/steepest)
 """
+
+#: A library of that project, which it installs for others, and a program of theirs.
+LIBRARY = {
+    "steepest.cpp": """
+#include "ntk_alibi/attention.h"
+double steepest_slope(int heads) { return ntk_alibi::alibi_slopes(heads)[0]; }
+""",
+    "steepestConfig.cmake": """
+include(CMakeFindDependencyMacro)
+find_dependency(ntk_alibi 0.1)
+include("${CMAKE_CURRENT_LIST_DIR}/targets.cmake")
+""",
+}
+USER = {
+    "CMakeLists.txt": """
+cmake_minimum_required(VERSION 3.18)
+project(user LANGUAGES CXX)
+find_package(steepest REQUIRED)
+add_executable(user user.cpp)
+target_link_libraries(user PRIVATE steepest::steepest)
+""",
+    "user.cpp": """
+#include <cstdio>
+double steepest_slope(int heads);
+int main() { std::printf("%.9g", steepest_slope(12)); }
+""",
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +79,21 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         package = _installed.cmake_dir()
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    for path in (package / "source/cpp").rglob("*.*"):
+    for path in [package / "source/CMakeLists.txt", *(package / "source/cpp").rglob("*.*")]:
         here = ROOT / path.relative_to(package / "source")
         assert path.read_text() == here.read_text(), f"{path} is another one here: run `make test`"
     folder = tmp_path_factory.mktemp("programs")
-    (folder / "CMakeLists.txt").write_text(PROJECT)
+    _write(folder, {"CMakeLists.txt": PROJECT, **LIBRARY})
     options = f"-Dntk_alibi_DIR={package}", "-DCMAKE_CXX_FLAGS=-Werror"
     run("cmake", "-S", folder, "-B", folder / "build", *options)
     run("cmake", "--build", folder / "build", "--parallel", str(os.cpu_count()))
     return folder / "build"
+
+
+def _write(folder: Path, texts: dict[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
 
 
 @pytest.mark.slow
@@ -74,6 +112,19 @@ def test_the_example_finds_the_package_and_computes_what_python_does(programs: P
     for place, numbers_of_python in wanted.items():
         # The same code on the same machine; 9 digits are printed, and Python's numbers are float32.
         assert results[place] == pytest.approx(numbers_of_python, rel=2.0**-22), place
+
+
+@pytest.mark.slow
+def test_a_library_that_links_the_core_is_installed_for_others(
+    programs: Path, tmp_path: Path
+) -> None:
+    run("cmake", "--install", programs, "--prefix", tmp_path / "prefix")
+    _write(tmp_path / "user", USER)
+    build = tmp_path / "user/build"
+    found = f"-DCMAKE_PREFIX_PATH={tmp_path / 'prefix'}"
+    run("cmake", "-S", tmp_path / "user", "-B", build, found)
+    run("cmake", "--build", build)
+    assert np.float32(run(build / "user")) == na.alibi_slopes(12)[0]
 
 
 @pytest.mark.slow

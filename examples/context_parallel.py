@@ -41,7 +41,7 @@ def main() -> None:
     half = na.LogN(TRAIN_LENGTH, strength=0.5)
     with na.patch(model, flat_heads, log_n=half, group=group), torch.inference_mode():
         cache = na.ShardedCache(group)
-        found = model.generate(prompt, past_key_values=cache, max_new_tokens=2, do_sample=False)
+        found = model.generate(prompt, cache=cache, max_new_tokens=2, do_sample=False)
     number = tokenizer.decode(found[0, prompt.shape[1] :])
     if distributed.get_rank() == 0:
         print(f"{prompt.shape[1]} tokens on {distributed.get_world_size()} processes")

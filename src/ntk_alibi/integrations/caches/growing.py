@@ -20,6 +20,7 @@ class GrowingCache(Cache):
     transformers' DynamicCache copies all keys and values at every token, which with some thousand
     tokens is most of a layer's time. This cache copies only when a buffer is full, on average each
     token about once. Beam search, cropping (prompt lookup) and resetting work as in DynamicCache.
+    Models take it as `cache`, and before transformers 5.24 as `past_key_values`.
 
     With dtype="int8" it holds `QuantizedRows`, in 0.27 of the memory of float32 for a head_dim of
     64 (0.25 + 1 / head_dim). Each number is off by at most 1 / 254 of the greatest of its token and
@@ -41,7 +42,7 @@ class GrowingCache(Cache):
         >>> model = transformers.BloomForCausalLM(config).eval()
         >>> cache = na.GrowingCache(capacity=128)
         >>> tokens = model.generate(
-        ...     torch.arange(12)[None], past_key_values=cache, max_new_tokens=4, do_sample=False
+        ...     torch.arange(12)[None], cache=cache, max_new_tokens=4, do_sample=False
         ... )
         >>> cache.get_seq_length()
         15

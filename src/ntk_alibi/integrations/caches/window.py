@@ -210,7 +210,8 @@ class WindowCache(Cache):
     the cache holds, and therefore generate the same tokens as with any other cache, or without one.
     Its layers have buffers of 2 (window + sink) tokens. Prompts may be padded on the left. Beam
     search works; prompt lookup works until the first token leaves the window. Models without such a
-    patch, which would see other tokens, are refused when they bring theirs.
+    patch, which would see other tokens, are refused when they bring theirs. The argument is that of
+    `GrowingCache`.
 
     Args:
         window: number of last tokens to hold, the newest included.
@@ -228,7 +229,7 @@ class WindowCache(Cache):
         >>> with na.patch(model, window=16, sink=2):
         ...     tokens = model.generate(
         ...         torch.arange(12)[None],
-        ...         past_key_values=cache,
+        ...         cache=cache,
         ...         max_new_tokens=50,
         ...         do_sample=False,
         ...     )

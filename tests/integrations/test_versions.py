@@ -11,12 +11,16 @@ from environments import make_environment, run_tests
 
 FOLDER = "tests/integrations"
 BLOOM = f"{FOLDER}/families/test_bloom.py"
-CACHES = f"{FOLDER}/test_cache_argument.py", f"{FOLDER}/test_texts.py"
+CACHES = (
+    f"{FOLDER}/test_cache_argument.py",
+    f"{FOLDER}/test_texts.py::test_continuous_batching_gives_the_tokens_of_generate",
+    f"{FOLDER}/test_texts.py::test_continuous_batching_says_why_it_fails",
+)
 
 #: Versions, and what of the quick tests runs on them: all on the oldest, those of BLOOM on 5.18,
 #: where generate() passes a mask of ones on, and on 5.20, where it drops it and the model builds
 #: one. From 5.21 on the model builds the bias inline instead. On 5.23, the last one whose models
-#: take caches as past_key_values, those of all families run, and those of paged caches.
+#: take caches as past_key_values, those of all families run, and those of caches.
 VERSIONS = {
     "5.4.0": (FOLDER,),
     "5.18.0": (BLOOM,),

@@ -14,13 +14,13 @@ from benchmarks.distributed import computed, limited_link, measured
 from ntk_alibi.evaluation.report.markdown import check_section, replace_section
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs/benchmarks.md"
+DOCUMENT = ROOT / "benchmarks/results/tables.md"
 PUBLISHED = (DOCUMENT.parent / attention.PICTURE).with_suffix(".json")
 RESULTS = ROOT / f"build/attention-{na.info()['isa']}.json"
 
 
 def main() -> None:
-    """Run a benchmark, print its tables and, with --write, put them into docs/benchmarks.md."""
+    """Run a benchmark, print its tables and, with --write, put them into results/tables.md."""
     parser = _parser()
     options = parser.parse_args()
     if options.write and getattr(options, "results", None):

@@ -16,7 +16,7 @@ from benchmarks import decode, memory, overhead, peak, prefill, prefill_results
 from benchmarks.problems import Case, dtype_name
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 
-PICTURE = "pictures/attention-speed.png"  # relative to the document
+PICTURE = "../../docs/pictures/attention-speed.png"  # relative to the document
 
 
 @dataclass(frozen=True)

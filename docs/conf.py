@@ -79,9 +79,10 @@ def copy_notebooks(app: Any) -> None:
 
 
 def links_of_the_site(app: Any, page: str, source: list[str]) -> None:
-    """Between notebooks and documents, which lie beside each other in the repository only."""
+    """Between notebooks and documents, and to tables, which stand elsewhere in the repository."""
+    outside = r"\]\((\.\./(?:studies|benchmarks|cpp)/[^)#]*\.md)(?:#[^)]*)?\)"
     source[0] = (
-        source[0]
+        re.sub(outside, r"](path:\1)", source[0])  # a file to download
         .replace("](../docs/", "](../")
         .replace("](../../notebooks/", "](../notebooks/")
         .replace("](../notebooks/", "](../notebooks/" if "/" in page else "](notebooks/")
@@ -90,7 +91,7 @@ def links_of_the_site(app: Any, page: str, source: list[str]) -> None:
 
 def without_empty_contents(app: Any, page: str, source: list[str]) -> None:
     """Contents of notebooks where there are none would be a warning."""
-    if page == "index" and not any((Path(app.srcdir) / "notebooks").glob("*.ipynb")):
+    if page == "gallery" and not any((Path(app.srcdir) / "notebooks").glob("*.ipynb")):
         source[0] = re.sub(
             r"```{toctree}\n:hidden:\n:glob:.*?```\n", "", source[0], flags=re.DOTALL
         )

@@ -36,7 +36,7 @@ with the logsumexp's error in e: sum r |v|. bfloat16 weights are rounded before 
 values: 2^-8 sum p |v|. Parts of a call are rounded to the output's dtype before they are joined:
 that dtype's error times sum p |v|. Weights below 2^-126 of the greatest one may be 0: K 2^-126 max
 |v|. Keys left out by certificate weigh at most a share eps, the greater of skip_tolerance and 2^-24
-(docs/certified-skipping.md): eps (max v - min v).
+(docs/exactness.md): eps (max v - min v).
 
 *Dropout* multiplies p and r by its factors. An output is then no mean of values: keys left out
 change it by eps (|o| + the factor times max |v|), and the range of v does not bound it.

@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 def study_parser(
     prog: str, description: str, output: str, seeds: Sequence[int] = ()
 ) -> argparse.ArgumentParser:
-    """Return a parser with the options of all studies: --output, --processes and --document.
+    """Return a parser with the options that all studies share.
 
     Args:
         prog: the command.
@@ -53,7 +53,12 @@ def study_parser(
     parser.add_argument(
         "--document",
         type=Path,
-        help="Markdown file whose sections get the tables; pictures/ beside it gets the pictures",
+        help="Markdown file whose sections get the tables",
+    )
+    parser.add_argument(
+        "--pictures",
+        type=Path,
+        help="folder that gets the document's pictures (pictures/ beside the document)",
     )
     return parser
 
@@ -71,7 +76,8 @@ def check_options(options: argparse.Namespace, sections: Iterable[str]) -> None:
     if options.document:
         for name in sections:
             check_section(options.document, name)
-        _files.writable_folder(options.document.parent / "pictures")
+        options.pictures = options.pictures or options.document.parent / "pictures"
+        _files.writable_folder(options.pictures)
     _files.writable_folder(options.output)
 
 
@@ -85,7 +91,7 @@ def print_each(
 
 def report(
     tables: Mapping[str, str],
-    document: Path | None,
+    options: argparse.Namespace,
     numbers: tuple[str, Mapping[str, Any]],
     figures: Callable[[], Mapping[str, Figure]],
     dpi: int,
@@ -94,22 +100,21 @@ def report(
 
     Args:
         tables: the tables by the names of the document's sections.
-        document: a Markdown file with markers for the sections; pictures/ is beside it.
-        numbers: a file name in pictures/, and what it gets as JSON.
+        options: checked options, with the document and the folder of its pictures.
+        numbers: a file name in that folder, and what it gets as JSON.
         figures: function that draws the figures, by their file names without the ending.
         dpi: resolution of the figures.
     """
     for name, text in tables.items():
         print(f"\n{name}\n\n{text}")
-    if document is None:
+    if options.document is None:
         return
-    pictures = document.parent / "pictures"
-    pictures.joinpath(numbers[0]).write_text(json.dumps(numbers[1]) + "\n")
+    options.pictures.joinpath(numbers[0]).write_text(json.dumps(numbers[1]) + "\n")
     with plots.style("light"):
         for name, figure in figures().items():
-            figure.savefig(pictures / f"{name}.png", dpi=dpi)
+            figure.savefig(options.pictures / f"{name}.png", dpi=dpi)
     for name, text in tables.items():
-        replace_section(document, name, text)
+        replace_section(options.document, name, text)
 
 
 def each_in_a_process(

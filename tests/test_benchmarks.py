@@ -189,7 +189,7 @@ def test_the_command_refuses(
 
 
 def test_the_document_has_a_place_for_each_part(tmp_path: Path) -> None:
-    copy = shutil.copy(ROOT / "docs/benchmarks.md", tmp_path)
+    copy = shutil.copy(ROOT / "benchmarks/results/tables.md", tmp_path)
     for name in [*attention.PARTS, "picture"]:
         markdown.replace_section(Path(copy), f"attention-{name}", "text")
     with pytest.raises(ValueError, match="must hold the markers"):

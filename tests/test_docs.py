@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import json
 import re
@@ -20,7 +21,15 @@ from repository import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "notebooks" not in page.parts]
-HOW_TO = [page for page in PAGES if page.parent.name == "how-to"]
+
+#: Pages whose examples other tests run: on several processes, with vLLM, block by block.
+RUN_ELSEWHERE = {"distributed", "vllm", "run-elsewhere"}
+EXAMPLES = [
+    page
+    for page in (ROOT / "README.md", *PAGES)
+    if "```python\n" in page.read_text().replace("```python\n>>> ", "")
+    and page.stem not in RUN_ELSEWHERE
+]
 
 
 def test_every_public_name_is_in_the_reference_once() -> None:
@@ -72,9 +81,8 @@ def test_every_page_is_in_the_contents() -> None:
             assert re.search(rf"^(.*<)?{name}>?$", contents, re.MULTILINE), page.name
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", DOCS / "quickstart.md", *HOW_TO], ids=lambda page: page.stem
-)
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT asks for it
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.stem)
 def test_the_examples_to_copy_run_and_print_what_they_say(
     page: Path, eval_example: EvalExample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,14 +119,47 @@ def test_every_subcommand_is_on_the_page_of_the_command_line(
 
 
 def test_the_table_of_lines_is_rows_of_the_study() -> None:
-    study = (DOCS / "stretching.md").read_text()
+    study = (ROOT / "studies/results/stretching.md").read_text()
     _, _, seeds = study.partition("<!-- seeds: begin -->")
     seeds, _, _ = seeds.partition("| topics |")
-    _, _, table = (DOCS / "which-method.md").read_text().partition("| lines found, % |")
+    _, _, table = (DOCS / "stretching.md").read_text().partition("| lines found, % |")
     rows = [row for row in table.split("\n\n")[0].split("\n")[2:] if row]
     assert len(rows) > 4
     for row in rows:
         assert row in seeds, row
+
+
+def test_the_figures_of_the_page_of_speed_are_those_of_the_tables() -> None:
+    tables = (ROOT / "benchmarks/results/tables.md").read_text()
+    page = (DOCS / "speed.md").read_text()
+    _, _, section = page.partition("## Patched models\n")
+    rows = [row.split("|")[2:-1] for row in section.split("\n## ")[0].split("\n") if "|" in row]
+    cells = [cell.partition(";")[0] for row in rows for cell in row]
+    numbers = [number for cell in cells for number in re.findall(r"\d+(?:\.\d+)?", cell)]
+    assert len(numbers) > 30
+    for number in numbers:
+        assert f"| {number} |" in tables, number
+
+
+def test_the_error_messages_that_are_explained_are_ours() -> None:
+    """Pieces between … stand in strings of the package or in the core."""
+    strings = "\n".join(
+        "".join(part.value for part in parts if isinstance(part, ast.Constant))
+        if isinstance(node, ast.JoinedStr)
+        else str(node.value)
+        for path in (ROOT / "src/ntk_alibi").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant | ast.JoinedStr)
+        for parts in [getattr(node, "values", ())]
+    )
+    core = (path.read_text() for path in (ROOT / "cpp/core").glob("*.cpp"))
+    strings += re.sub(r'"\s*"', "", "".join(core))
+    _, _, section = (DOCS / "versions.md").read_text().partition("| message | what to do |\n")
+    messages = re.findall(r"^\| `([^`]+)`", section.partition("\n\n")[0], re.MULTILINE)
+    assert len(messages) > 15
+    for message in messages:
+        for piece in filter(None, re.split(r"\s*…[\s,;]*", message)):
+            assert piece in strings, piece
 
 
 def test_the_numbers_behind_the_pictures_are_those_of_the_tables() -> None:
@@ -130,7 +171,7 @@ def test_the_numbers_behind_the_pictures_are_those_of_the_tables() -> None:
         )
         for entry in summary["retrieval"]
     }
-    text = (DOCS / "nano-bloom.md").read_text()
+    text = (ROOT / "studies/results/nano-bloom.md").read_text()
     written = {}
     for task, table in re.findall(r"<!-- (lines|topics) -->\n(.*?)\n\n<!-- end", text, re.DOTALL):
         header, _, *rows = [line.strip("| ").split("|") for line in table.split("\n")]

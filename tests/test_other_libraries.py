@@ -1,4 +1,4 @@
-"""Tests of docs/other-libraries.md: conventions of other libraries, and a custom model."""
+"""Tests of docs/speed.md: conventions of other libraries, and a custom model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // Bounds of keys and biases, from which the kernels prove that blocks of keys may be skipped.
-// docs/certified-skipping.md has the proof.
+// docs/exactness.md has the proof.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The proof that a tile may skip a block of keys. docs/certified-skipping.md has the derivation.
+// The proof that a tile may skip a block of keys. docs/exactness.md has the derivation.
 #pragma once
 
 #include "kernels/bias_bounds.h"

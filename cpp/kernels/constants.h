@@ -1,4 +1,4 @@
-// Constants of the kernels that more than one file needs. docs/certified-skipping.md derives the
+// Constants of the kernels that more than one file needs. docs/exactness.md derives the
 // error bounds.
 #pragma once
 

@@ -35,7 +35,7 @@ constexpr int keys_per_block = 64;
 // The mean of the first keys, up to this many, is the centre of a head. More hardly improve it.
 constexpr std::int64_t keys_in_centre = 256;
 
-// Errors that certificates allow for, here and in Python; docs/certified-skipping.md derives them.
+// Errors that certificates allow for, here and in Python; docs/exactness.md derives them.
 // A score has head_dim roundings from its dot product and 12 more from scaling and bias, each
 // relative to scale |q| |k|. We count the 12 twice.
 constexpr double extra_score_roundings = 24.0;

@@ -35,7 +35,7 @@ def certificate(draw: Draw) -> None:
 
 
 def _compare(call: Call, tolerance: float, whole: Any, skipped: Any) -> None:
-    """Check the change of output and logsumexp against docs/certified-skipping.md."""
+    """Check the change of output and logsumexp against docs/exactness.md."""
     bounds, name = Bounds(call), call.form.name
     output, log = (numbers_of(x) for x in whole)
     eps = max(tolerance, 2.0**-24)

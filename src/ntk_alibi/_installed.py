@@ -1,7 +1,7 @@
 """What is installed: the core with its OpenMP library, optional packages, data, CMake's files.
 
 Wheels bring no OpenMP library: a second one beside torch's would have a second pool of threads, and
-both would wait by spinning (docs/building.md). A build from source holds the data of the package.
+both would wait by spinning (docs/project.md). A build from source holds the data of the package.
 Wheels for PyPI leave them to the package ntk-alibi-models, so that slopes, biases and attention
 come without megabytes of a model.
 """

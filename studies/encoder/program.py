@@ -73,7 +73,7 @@ def main(
     summary = tables.summarise(options.output)
     report(
         tables.tables(summary),
-        options.document,
+        options,
         ("encoder.json", summary),
         lambda: {"encoder": tables.figure(summary)},
         dpi=100,

@@ -101,7 +101,7 @@ def main(
     named = {"machine": shown["machine"], "labels": labels, **summary}
     report(
         shown,
-        options.document,
+        options,
         ("extrapolation.json", named),
         lambda: {"extrapolation": tables.figure(summary)},
         dpi=90,

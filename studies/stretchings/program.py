@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     summary = tables.summarise(options.output)
     report(
         tables.tables(summary),
-        options.document,
+        options,
         ("replication.json", summary),
         lambda: tables.figures(summary),
         dpi=110,

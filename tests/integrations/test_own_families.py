@@ -293,7 +293,7 @@ def test_a_family_can_say_the_training_length() -> None:
 def test_register_lets_patch_find_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "_registered", {})
     model = toy_model()
-    with pytest.raises(ValueError, match=r"known family \(BLOOM, .*got ToyModel.*docs/which"):
+    with pytest.raises(ValueError, match=r"known family \(BLOOM, .*got ToyModel.*docs/models"):
         na.patch(model)
     family = toy_family()
     register(family)

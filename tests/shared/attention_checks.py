@@ -160,7 +160,7 @@ def expected(
     Weight: its relative error is about that of its score and some u for exp2. Sums: 64 keys at a
     time, then some u a block; numerator and denominator each. Result: rounding to its dtype.
     bfloat16 weights may be rounded to bfloat16 before they meet the values. The bound for skipped
-    keys is that of docs/certified-skipping.md; with dropout, results are no means of values, and
+    keys is that of docs/exactness.md; with dropout, results are no means of values, and
     may change by twice the greatest one times the factor.
     """
     name = "bfloat16" if query.dtype == ml_dtypes.bfloat16 else query.dtype.name

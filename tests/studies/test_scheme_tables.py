@@ -184,7 +184,7 @@ def test_every_scheme_has_a_label_and_every_section_its_text(study: Path) -> Non
 
 def test_the_page_has_a_place_for_every_section() -> None:
     for name in tables.SECTIONS:
-        check_section(ROOT / "docs/extrapolation.md", name)
+        check_section(ROOT / "studies/results/schemes.md", name)
 
 
 def test_the_picture_has_a_curve_for_what_qualifies(study: Path) -> None:

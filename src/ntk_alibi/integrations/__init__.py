@@ -63,11 +63,11 @@ def patch(
     copy or a pickle of a patched model is patched by patches of its own.
 
     save_pretrained, push_to_hub and Trainer write the newest patch into config.json, from which
-    `from_pretrained(..., attn_implementation="ntk_alibi")` follows it (docs/saving.md).
+    `from_pretrained(..., attn_implementation="ntk_alibi")` follows it (docs/serve.md).
 
     Args:
         model: a transformers BLOOM, MPT or Falcon (with alibi=True) model with any head, a model of
-            another known family (docs/which-models.md), or a module that holds one.
+            another known family (docs/models.md), or a module that holds one.
         scaling: a scaling of slopes, a `Knee`, or None for plain ALiBi; with `layers` it applies to
             these layers, and the others keep plain ALiBi. (T5, its relatives and MPNet have no
             slopes to scale, and take None or a bias.) It may also be a dict for
@@ -166,7 +166,7 @@ def patch(
         foundry = getattr(getattr(model, "config", None), "model_type", None) == "mpt"
         raise ValueError(
             f"model must hold ALiBi attention of {known_ones}{names}, got {type(model).__name__}, "
-            "which a patch would leave as it is: docs/which-models.md has the models and recipes"
+            "which a patch would leave as it is: docs/models.md has the models and recipes"
             + (MPT_OF_FOUNDRY if foundry else "")
         )
     assert chosen is not None

@@ -36,7 +36,7 @@ class Family:
     """A model family: how to find its models, their attention layers and their slopes.
 
     The first five fields are needed. A guide writes a family from an empty file
-    (docs/how-to/write-a-family.md).
+    (docs/models.md).
 
     Attributes:
         name: the family's name in messages.

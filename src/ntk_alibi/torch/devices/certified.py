@@ -9,7 +9,7 @@ distance d or more, with q = max |q_i|, k = max |k_j - z| and the least slope m 
 where positions are columns, and 128 in place of the minimum elsewhere. The keys near a query, those
 of the 256 columns up to the block's last one, give a lower bound of its sum, l_i. The blocks whose
 bounds, divided by 2^(min l_i) and added up from the least one on, stay within eps are left out: all
-that is left out weighs at most eps of the sum over what is kept. docs/certified-skipping.md has
+that is left out weighs at most eps of the sum over what is kept. docs/exactness.md has
 the proof, and docs/gpu.md says where this form of it differs.
 """
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -223,8 +222,8 @@ def test_what_a_file_cannot_say_is_refused(bloom: Any, tokenizer: Any, tmp_path:
 def test_numbers_beyond_the_dtype_are_refused(tokenizer: Any, tmp_path: Path) -> None:
     model = mpt(tokenizer)
     model.transformer.wte.weight.data[3, 4] = 70000.0
-    message = "dtype must hold the numbers of token_embd.weight, up to 70000, got f16"
-    with np.errstate(over="ignore"), pytest.raises(ValueError, match=message):
+    message = "dtype must hold the numbers of token_embd.weight, up to 70000, got 'float16'"
+    with pytest.raises(ValueError, match=message):
         na.export(model, tmp_path / "a.gguf", dtype="float16", tokenizer=tokenizer)
     assert os.listdir(tmp_path) == []
 
@@ -259,7 +258,7 @@ def test_other_tokenizers_are_refused(bloom: Any, tmp_path: Path) -> None:
         single="$A the", special_tokens=[("the", 300)]
     )
     larger = like_mpt()
-    larger.add_tokens(["one", "two", "three", "four"])
+    larger.add_tokens([f"added {i}" for i in range(4)])
     for tokenizer, message in (
         (None, "tokenizer must be given for format 'gguf' where the model was not loaded from"),
         (without_eos, "tokenizer must have an eos_token"),

@@ -113,16 +113,15 @@ def write(request: Request, path: Path) -> Written:
         writer.add_file_type(_TYPES[request.dtype][1])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         vocabulary.add_to(writer)
-        _write_tensors(writer, groups, request)
+        difference = _write_tensors(writer, groups, request)
     finally:
         writer.close()
-    difference = _greatest_difference(path, groups)
     return Written(
         inputs=(f"text or tokens, of {len(head.weight)}", f"context: {_context_length(request)}"),
         outputs=("logits of the next token",),
         checked=(
-            f"max_alibi_bias {max_bias:g} has the slopes of all layers; numbers read back differ "
-            f"from the model's by {difference:.1e} at most"
+            f"max_alibi_bias {max_bias:g} has the slopes of all layers; its numbers differ from "
+            f"the model's by {difference:.1e} at most"
         ),
     )
 
@@ -186,8 +185,15 @@ def _context_length(request: Request) -> int:
 
 def _write_tensors(
     writer: gguf.GGUFWriter, groups: list[tuple[str, list[Tensor]]], request: Request
-) -> None:
-    """Write the tensors one by one, so that memory holds one of them besides the model."""
+) -> float:
+    """Write the tensors one by one, so that memory holds one of them besides the model.
+
+    Returns:
+        The greatest difference of a number to the one in the file.
+
+    Raises:
+        ValueError: a number is too large for the dtype, which would write infinity.
+    """
     for _, tensors in groups:
         for tensor in tensors:
             kind = tensor.type_of(request.dtype)
@@ -198,29 +204,21 @@ def _write_tensors(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    greatest = 0.0
     for group, tensors in groups:
         request.say(f"{group}: {len(tensors)} tensors")
         for tensor in tensors:
-            writer.write_tensor_data(gguf.quantize(tensor.numbers(), tensor.type_of(request.dtype)))
-
-
-def _greatest_difference(path: Path, groups: list[tuple[str, list[Tensor]]]) -> float:
-    """Read a file, and return the greatest difference of its numbers to those of the model.
-
-    Raises:
-        ValueError: a number is too large for the dtype, which writes infinity then.
-    """
-    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    greatest = 0.0
-    for tensor in (tensor for _, tensors in groups for tensor in tensors):
-        numbers, read = tensor.numbers(), stored[tensor.name]
-        difference = np.abs(gguf.dequantize(read.data, read.tensor_type) - numbers).max()
-        if not np.isfinite(difference):
-            raise ValueError(
-                f"dtype must hold the numbers of {tensor.name}, up to {np.abs(numbers).max():g}, "
-                f"got {read.tensor_type.name.lower()}"
-            )
-        greatest = max(greatest, float(difference))
+            numbers, kind = tensor.numbers(), tensor.type_of(request.dtype)
+            with np.errstate(over="ignore"):
+                stored = gguf.quantize(numbers, kind)
+            difference = float(np.abs(gguf.dequantize(stored, kind) - numbers).max())
+            if not np.isfinite(difference):
+                raise ValueError(
+                    f"dtype must hold the numbers of {tensor.name}, up to "
+                    f"{np.abs(numbers).max():g}, got {request.dtype!r}"
+                )
+            writer.write_tensor_data(stored)
+            greatest = max(greatest, difference)
     return greatest
 
 
@@ -230,7 +228,11 @@ def _bloom_groups(decoder: Any, head: Any) -> Groups:
 
     def after_norm(table: torch.Tensor) -> torch.Tensor:
         weight, bias = norm.weight.double().cpu(), norm.bias.double().cpu()
-        return F.layer_norm(table.double(), norm.normalized_shape, weight, bias, norm.eps)
+        parts = (  # of rows, since the whole table in float64 may not fit into memory
+            F.layer_norm(part.double(), norm.normalized_shape, weight, bias, norm.eps).float()
+            for part in table.split(8192)
+        )
+        return torch.cat(list(parts))
 
     def by_kind(packed: torch.Tensor) -> torch.Tensor:
         heads: torch.Tensor = packed.unflatten(0, (decoder.num_heads, 3, -1))

@@ -38,7 +38,8 @@ void write_tile(const AttentionTile& tile, const Scratch& s) {
 template <class Words>
 class Weighing {
  public:
-  Weighing(const Scratch& s, const ScoredBlock& block) : s_(s), block_(block) {
+  NTK_ALIBI_INLINE Weighing(const Scratch& s, const ScoredBlock& block)
+      : scores_(block.scores), count_(block.count) {
     for (int v = 0; v < vectors_per_tile; ++v) {
       origin_[v] = origin_of_scores(vector_of(s.maximum, 0, v));
       sum_[v] = f32v{};
@@ -46,34 +47,39 @@ class Weighing {
   }
 
   NTK_ALIBI_INLINE void weigh(int c) {
-    for (int v = 0; v < vectors_per_tile; ++v) {
-      f32v weight[Words::keys_per_weight];
-      for (int u = 0; u < Words::keys_per_weight; ++u) {
-        weight[u] = exp2(vector_of(block_.scores, c + u, v) - origin_[v]);
-        sum_[v] += weight[u];
-      }
-      Words::store_weights(block_.scores, c, v, weight);
-    }
+    for (int v = 0; v < vectors_per_tile; ++v) sum_[v] += weigh(c, v);
   }
 
   // Weighs the remaining keys, from key c on, and updates the running sum.
-  void finish(int c) {
-    for (; c < block_.count; c += Words::keys_per_weight) weigh(c);
-    if (block_.count == 0) return;
+  NTK_ALIBI_INLINE void finish(const Scratch& s, int c) {
+    if (count_ == 0) return;
     for (int v = 0; v < vectors_per_tile; ++v) {
-      const f32v sum = vector_of(s_.sum, 0, v) * vector_of(s_.rescale, 0, v) + sum_[v];
-      store_vector(s_.sum, 0, v, sum);
+      f32v block_sum = sum_[v];
+      for (int k = c; k < count_; k += Words::keys_per_weight) block_sum += weigh(k, v);
+      const f32v sum = vector_of(s.sum, 0, v) * vector_of(s.rescale, 0, v) + block_sum;
+      store_vector(s.sum, 0, v, sum);
       // The exponent of a float is a lower bound of its logarithm.
       const i32v exponent = (i32v)(bits_of(sum) >> 23) - 127;
       store_vector(
-          s_.log_sum, 0, v,
-          max(vector_of(s_.log_sum, 0, v), vector_of(s_.maximum, 0, v) + to_float(exponent)));
+          s.log_sum, 0, v,
+          max(vector_of(s.log_sum, 0, v), vector_of(s.maximum, 0, v) + to_float(exponent)));
     }
   }
 
  private:
-  const Scratch& s_;
-  const ScoredBlock& block_;
+  // Weighs keys_per_weight keys for one vector of queries, and returns their sum.
+  NTK_ALIBI_INLINE f32v weigh(int c, int v) const {
+    f32v weight[Words::keys_per_weight];
+    for (int u = 0; u < Words::keys_per_weight; ++u)
+      weight[u] = exp2(vector_of(scores_, c + u, v) - origin_[v]);
+    f32v sum = weight[0];
+    for (int u = 1; u < Words::keys_per_weight; ++u) sum += weight[u];
+    Words::store_weights(scores_, c, v, weight);
+    return sum;
+  }
+
+  float* const scores_;
+  const int count_;
   f32v origin_[vectors_per_tile];
   f32v sum_[vectors_per_tile];
 };
@@ -84,18 +90,20 @@ void score_block(const AttentionTile& tile, const Scratch& s, const Rows& rows,
                  const ScoredBlock& block, const ScoredBlock& before) {
   const Bias bias(tile, s);
   Weighing<Words> weighing(s, before);
+  if (!mixes_work) weighing.finish(s, 0);
   f32v greatest[vectors_per_tile];
   for (int v = 0; v < vectors_per_tile; ++v) greatest[v] = broadcast(-infinity);
   for (int c = 0; c < block.count; c += rows_per_step) {
     f32v dot[rows_per_step][vectors_per_tile] = {};
-    if (c < before.count)
+    if (mixes_work && c < before.count)
       multiply<Words>(s.query, rows + c, tile.head_dim, dot, [&](int u) { weighing.weigh(c + u); });
     else
       multiply<Words>(s.query, rows + c, tile.head_dim, dot, [](int) {});
     store_scores<Words>(tile, s, bias, dot, block, c, greatest);
   }
   for (int v = 0; v < vectors_per_tile; ++v) store_vector(s.block_maximum, 0, v, greatest[v]);
-  weighing.finish((block.count + rows_per_step - 1) / rows_per_step * rows_per_step);
+  if (mixes_work)
+    weighing.finish(s, (block.count + rows_per_step - 1) / rows_per_step * rows_per_step);
 }
 
 // Raises the running maximum to that of the current block.
@@ -146,7 +154,7 @@ class TileWalk {
   bool ahead_is_done() const { return ahead_is_done_; }
 
   BlocksRead finish() {
-    Weighing<Words>(s_, scored_).finish(0);
+    Weighing<Words>(s_, scored_).finish(s_, 0);
     add_values();
     return read_;
   }
@@ -156,7 +164,7 @@ class TileWalk {
     if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.try_drop(b)) return;
     const ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b,
                             reach_.keys_to_read(tile_, b * keys_per_block),
-                            !Bias::is_linear || !reach_.sees_all_of(block_of(tile_.keys, b))};
+                            Bias::is_linear ? reach_.seen_by_all(tile_, b) : KeyRange{0, 0}};
     score_block<Words, Bias>(tile_, s_, rows_.keys(b), block, scored_);
     ++read_.scored;
     add_values();
@@ -173,7 +181,7 @@ class TileWalk {
     constexpr int group = Words::keys_per_weight;
     if (drops(tile_))
       drop_weights<Words>(kept_, scored_.scores, scored_.number * keys_per_block, scored_.count);
-    if ((scored_.masked || drops(tile_)) && !rows_.values_are_finite(scored_.number))
+    if ((scored_.masked() || drops(tile_)) && !rows_.values_are_finite(scored_.number))
       add_guarded(s_, scored_.scores, rows_, scored_.number, scored_.count, tile_.head_dim);
     else
       add_rows<Words, false>(s_, scored_.scores, rows_.values(scored_.number),

@@ -187,7 +187,7 @@ class GradientWalk {
   void visit(std::int64_t b) {
     if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.try_drop(b)) return;
     const ScoredBlock block{s_.tile.scores[0], b, reach_.keys_to_read(tile_, b * keys_per_block),
-                            !Bias::is_linear || !reach_.sees_all_of(block_of(tile_.keys, b))};
+                            Bias::is_linear ? reach_.seen_by_all(tile_, b) : KeyRange{0, 0}};
     score(block);
     if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_.tile))) return;
     drops(tile_) ? differentiate<true>(block) : differentiate<false>(block);
@@ -198,7 +198,7 @@ class GradientWalk {
     add_over_queries(s_.tile.scores[1], s_.query_rows, tile_.query_count, width, block.count,
                      gradient_.key_gradient + offset);
     const Rows& keys = rows_.keys(b);
-    if (block.masked && !rows_.keys_are_finite(b))
+    if (block.masked() && !rows_.keys_are_finite(b))
       add_rows<Float32Words, true>(s_.tile, s_.tile.scores[1], keys, block.count, tile_.head_dim);
     else
       add_rows<Float32Words, false>(s_.tile, s_.tile.scores[1], keys, block.count, tile_.head_dim);
@@ -230,11 +230,16 @@ class GradientWalk {
       correction[v] = vector_of(s_.correction, 0, v);
     }
     float* weights = s_.tile.scores[0];
-    for (int c = 0; c < block.count; c += rows_per_step) {
+    const auto weigh = [&](int c, int v) {
+      store_vector(weights, c, v, exp2(vector_of(weights, c, v) - log_sum[v]));
+    };
+    const int end = (block.count + rows_per_step - 1) / rows_per_step * rows_per_step;
+    for (int v = 0; !mixes_work && v < vectors_per_tile; ++v)
+      for (int c = 0; c < end; ++c) weigh(c, v);
+    for (int c = 0; c < end; c += rows_per_step) {
       f32v dot[rows_per_step][vectors_per_tile] = {};
       multiply<Float32Words>(s_.output_gradient, values + c, tile_.head_dim, dot, [&](int u) {
-        for (int v = 0; v < vectors_per_tile; ++v)
-          store_vector(weights, c + u, v, exp2(vector_of(weights, c + u, v) - log_sum[v]));
+        for (int v = 0; v < vectors_per_tile; ++v) weigh(c + u, v);
       });
       NTK_ALIBI_UNROLL
       for (int u = 0; u < rows_per_step; ++u) {

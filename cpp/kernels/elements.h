@@ -16,7 +16,7 @@ inline float element(const void* row, std::int64_t d, DType dtype) {
 
 // `lanes` elements from element d on.
 inline f32v elements(const char* row, int d, DType dtype) {
-  if (dtype == DType::float32) return load<f32v>(reinterpret_cast<const float*>(row) + d);
+  if (dtype == DType::float32) return load_in_halves(reinterpret_cast<const float*>(row) + d);
   if (dtype == DType::int8) return from_int8(load<i8v>(row + d));
   const u16v bits = load<u16v>(reinterpret_cast<const std::uint16_t*>(row) + d);
   return dtype == DType::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
@@ -51,18 +51,19 @@ inline const float* as_float32(const HeadRows& rows, std::int64_t row, int head_
   return converted;
 }
 
-// Adds 0 x for each number x of the row. The sum turns NaN at the first infinity or NaN.
-inline f32v add_zeros(f32v sum, const char* row, int head_dim, DType dtype) {
+// Returns the sum of 0 x over the numbers x of the row: NaN if one is infinite or NaN.
+inline f32v sum_of_zeros(const char* row, int head_dim, DType dtype) {
+  f32v sum = {};
   int d = 0;
   for (; d + lanes <= head_dim; d += lanes) sum += elements(row, d, dtype) * 0.0f;
   for (; d < head_dim; ++d) sum[0] += element(row, d, dtype) * 0.0f;
   return sum;
 }
 
-inline f32v add_zeros(f32v sum, const HeadRows& rows, std::int64_t row, int head_dim) {
-  if (rows.scales == nullptr) return add_zeros(sum, row_at(rows, row), head_dim, rows.dtype);
+inline f32v sum_of_zeros(const HeadRows& rows, std::int64_t row, int head_dim) {
+  if (rows.scales == nullptr) return sum_of_zeros(row_at(rows, row), head_dim, rows.dtype);
   constexpr float greatest_int8 = 128.0f;
-  return sum + rows.scales[row] * greatest_int8 * 0.0f;
+  return broadcast(rows.scales[row] * greatest_int8 * 0.0f);
 }
 
 inline bool is_finite(f32v zeros) { return horizontal_sum(zeros) == 0.0f; }

@@ -49,23 +49,23 @@ inline f32v exp2(f32v x) {
 #else
 
 inline f32v exp2(f32v x) {
-  const f32v lowest = broadcast(-126.0f);
-  const f32v inside = max(lowest, x);
-  const f32v rounder = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const f32v inside = max(broadcast(-127.0f), x);  // NaN stays
+  // Adding 1.5 * 2^23 rounds to an integer n, in the low bits. 127 more make it the exponent of a
+  // float, whose bits are 0 for n = -127.
+  const f32v rounder = broadcast(12582912.0f + 127.0f);
   const f32v shifted = inside + rounder;
   const f32v fraction = inside - (shifted - rounder);
   // Degree 6, fitted by weighted least squares for the least relative error (1.9e-9) on
   // [-1/2, 1/2].
-  f32v power = broadcast(1.5345811790706232e-4f);
-  power = power * fraction + broadcast(1.3399931422901576e-3f);
-  power = power * fraction + broadcast(9.6184889596972103e-3f);
-  power = power * fraction + broadcast(5.5503287764646053e-2f);
-  power = power * fraction + broadcast(0.24022646890593272f);
-  power = power * fraction + broadcast(0.69314720573749566f);
-  power = power * fraction + broadcast(1.0f);
-  // The low bits of `shifted` hold the integer, which is added to the exponent.
-  const f32v result = float_of(bits_of(power) + (bits_of(shifted) << 23));
-  return x < lowest ? f32v{} : x == x ? result : x;
+  const f32v square = fraction * fraction;
+  const f32v low = broadcast(0.69314720573749566f) * fraction + broadcast(1.0f);
+  const f32v middle =
+      broadcast(5.5503287764646053e-2f) * fraction + broadcast(0.24022646890593272f);
+  const f32v high =
+      broadcast(1.3399931422901576e-3f) * fraction + broadcast(9.6184889596972103e-3f);
+  const f32v power =
+      ((broadcast(1.5345811790706232e-4f) * square + high) * square + middle) * square + low;
+  return power * float_of(bits_of(shifted) << 23);
 }
 
 #endif

@@ -88,7 +88,7 @@ float greatest_square(const KeyList& keys, std::int64_t b, const HeadRows& key, 
 
 bool rows_are_finite(const HeadRows& rows, std::int64_t first, std::int64_t count, int head_dim) {
   f32v zeros = {};
-  for (std::int64_t r = first; r < first + count; ++r) zeros = add_zeros(zeros, rows, r, head_dim);
+  for (std::int64_t r = first; r < first + count; ++r) zeros += sum_of_zeros(rows, r, head_dim);
   return is_finite(zeros);
 }
 

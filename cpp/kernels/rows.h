@@ -174,7 +174,7 @@ class BlockRows {
   bool are_finite(const HeadRows& from, std::int64_t b) const {
     f32v zeros = {};
     for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
-      zeros = add_zeros(zeros, from, index(b, c), tile_.head_dim);
+      zeros += sum_of_zeros(from, index(b, c), tile_.head_dim);
     return is_finite(zeros);
   }
 

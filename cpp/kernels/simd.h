@@ -50,6 +50,17 @@ inline Vector load(const T* p) {
   return v;
 }
 
+// As load, for rows that come from memory. Zen 4 does not foresee descending reads of whole cache
+// lines, as vectors of 64 bytes are; it foresees halves.
+#if defined(__AVX512F__)
+inline f32v load_in_halves(const float* p) {
+  const __m512 low = _mm512_castps256_ps512(_mm256_loadu_ps(p));
+  return (f32v)_mm512_maskz_insertf32x8(0xffff, low, _mm256_loadu_ps(p + lanes / 2), 1);
+}
+#else
+inline f32v load_in_halves(const float* p) { return load<f32v>(p); }
+#endif
+
 // The larger number of each pair; b if one of them is NaN.
 #if defined(__AVX512F__)
 inline f32v max(f32v a, f32v b) {

@@ -51,13 +51,13 @@ struct ScoredBlock {
   float* scores = nullptr;
   std::int64_t number = 0;
   int count = 0;
-  bool masked = false;  // a distance or a bias of -infinity may hide keys
+  KeyRange unmasked = {0, 0};  // neither a distance nor a bias of -infinity hides these keys
+
+  bool masked() const { return !unmasked.holds(0, count); }
 };
 
-// The distances of a key from the origins of the queries' biases.
-NTK_ALIBI_INLINE i32v from_origin(const Scratch& s, int v, std::int32_t key_position) {
-  return load<i32v>(s.ints + 4 * queries_per_tile + v * lanes) - broadcast(key_position);
-}
+// Where the biases of the queries begin: one position for each.
+inline const std::int32_t* bias_origins(const Scratch& s) { return s.ints + 4 * queries_per_tile; }
 
 // The score of a key with one vector of queries, from their products; -infinity where it is masked.
 template <class Bias>
@@ -69,53 +69,62 @@ NTK_ALIBI_INLINE f32v masked_score(const AttentionTile& tile, const Scratch& s, 
   const i32v most = load<i32v>(s.ints + 2 * queries_per_tile + v * lanes);
   const i32v sunk = load<i32v>(s.ints + 3 * queries_per_tile + v * lanes) > key_position;
   const i32v visible = (distance >= least) & ((distance <= most) | sunk);
-  const f32v score = bias.at(product, key, v, from_origin(s, v, key_position));
+  const i32v from_origin = load<i32v>(bias_origins(s) + v * lanes) - broadcast(key_position);
+  const f32v score = bias.at(product, key, v, from_origin);
   return visible ? score : broadcast(-infinity);
 }
 
-// Turns the stored products of rows_per_step keys into biased and masked scores, and raises
-// `greatest` to them.
+// Turns the stored products of rows_per_step keys into biased and masked scores.
 template <class Bias>
 void mask_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
-                 const ScoredBlock& block, int c, f32v (&greatest)[vectors_per_tile]) {
+                 const ScoredBlock& block, int c) {
   for (int u = c; u < c + rows_per_step; ++u) {
     // Rows that fill up the last step are masked.
     const bool real = u < block.count;
-    for (int v = 0; v < vectors_per_tile; ++v) {
-      const f32v score = real ? masked_score(tile, s, bias, vector_of(block.scores, u, v),
-                                             block.number * keys_per_block + u, v)
-                              : broadcast(-infinity);
-      store_vector(block.scores, u, v, score);
-      greatest[v] = max(greatest[v], score);
-    }
+    for (int v = 0; v < vectors_per_tile; ++v)
+      store_vector(block.scores, u, v,
+                   real ? masked_score(tile, s, bias, vector_of(block.scores, u, v),
+                                       block.number * keys_per_block + u, v)
+                        : broadcast(-infinity));
   }
 }
 
-// Turns products of rows_per_step keys into scores, in registers where no key is masked.
+// Stores the scores of rows_per_step keys, made of their products, and raises `greatest` to them.
+// They stay in registers where no key is masked.
 template <class Words, class Bias>
 NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
                                    f32v (&dot)[rows_per_step][vectors_per_tile],
                                    const ScoredBlock& block, int c,
                                    f32v (&greatest)[vectors_per_tile]) {
-  const bool masked = block.masked || c + rows_per_step > block.count;
+  const bool masked =
+      c + rows_per_step > block.count || !block.unmasked.holds(c, c + rows_per_step);
+  float* const scores = lane_row(block.scores, c);
   NTK_ALIBI_UNROLL
   for (int u = 0; u < rows_per_step; ++u) {
     NTK_ALIBI_UNROLL
     for (int v = 0; v < vectors_per_tile; ++v) {
       if (!Words::queries_have_scale) dot[u][v] *= vector_of(s.scales, 0, v);
-      if (masked) store_vector(block.scores, c + u, v, dot[u][v]);
+      if (masked) store_vector(scores, u, v, dot[u][v]);
     }
   }
-  if (masked) return mask_scores(tile, s, bias, block, c, greatest);
+  if (masked) {
+    mask_scores(tile, s, bias, block, c);
+    for (int u = 0; u < rows_per_step; ++u)
+      for (int v = 0; v < vectors_per_tile; ++v)
+        greatest[v] = max(greatest[v], vector_of(scores, u, v));
+    return;
+  }
+  const std::int32_t* const origins = bias_origins(s);
+  const std::int64_t first = block.number * keys_per_block + c;
   NTK_ALIBI_UNROLL
   for (int u = 0; u < rows_per_step; ++u) {
-    const std::int64_t key = block.number * keys_per_block + c + u;
-    const std::int32_t key_position = position_of(tile.keys, key);
+    const i32v key_position = broadcast(position_of(tile.keys, first + u));
     NTK_ALIBI_UNROLL
     for (int v = 0; v < vectors_per_tile; ++v) {
+      const i32v from_origin = load<i32v>(origins + v * lanes) - key_position;
       const f32v score =
-          Bias::is_linear ? bias.at(dot[u][v], key, v, from_origin(s, v, key_position)) : dot[u][v];
-      store_vector(block.scores, c + u, v, score);
+          Bias::is_linear ? bias.at(dot[u][v], first + u, v, from_origin) : dot[u][v];
+      store_vector(scores, u, v, score);
       greatest[v] = max(greatest[v], score);
     }
   }
@@ -174,15 +183,13 @@ inline double least_log_sum(const Scratch& s) {
 // An upper bound, over the queries, of the block's greatest score less the log sum so far. Lanes
 // without a query have a log sum of infinity.
 inline double greatest_excess(const Scratch& s) {
-  double greatest = -__builtin_inf();
+  f32v greatest = broadcast(-infinity);
   for (int v = 0; v < vectors_per_tile; ++v) {
     const f32v excess =
         greatest_excess(vector_of(s.block_maximum, 0, v), vector_of(s.log_sum, 0, v));
-    for (int lane = 0; lane < lanes; ++lane)
-      if (!(excess[lane] <= greatest))
-        greatest = excess[lane] == excess[lane] ? excess[lane] : infinity;
+    greatest = max(greatest, excess == excess ? excess : broadcast(infinity));
   }
-  return greatest;
+  return greatest_lane(greatest);
 }
 
 }  // namespace NTK_ALIBI_ISA

@@ -8,6 +8,13 @@ namespace NTK_ALIBI_ISA {
 
 std::int64_t visible_blocks(const AttentionTile& tile);
 
+// Keys of a block, by their numbers in it.
+struct KeyRange {
+  int begin, end;
+
+  bool holds(int first, int last) const { return first >= begin && last <= end; }
+};
+
 // The range of positions that a tile sees, from the extremes over its queries.
 struct TileReach {
   std::int64_t first_seen_by_any, last_seen_by_any;
@@ -67,8 +74,17 @@ struct TileReach {
       while (count > 1 && position_of(tile.keys, begin + count - 1) > last_seen_by_any) --count;
     return count;
   }
-  bool sees_all_of(const KeyBlock& block) const {
-    return block.least_position >= first_seen_by_all && block.greatest_position <= last_seen_by_all;
+  // Keys of block b that all queries see.
+  KeyRange seen_by_all(const AttentionTile& tile, std::int64_t b) const {
+    const KeyBlock block = block_of(tile.keys, b);
+    KeyRange range{0, keys_in_block(tile.keys, b)};
+    if (block.least_position >= first_seen_by_all && block.greatest_position <= last_seen_by_all)
+      return range;
+    if (!tile.keys.positions_rise) return {0, 0};
+    const auto position = [&](int c) { return position_of(tile.keys, b * keys_per_block + c); };
+    while (range.end > 0 && position(range.end - 1) > last_seen_by_all) --range.end;
+    while (range.begin < range.end && position(range.begin) < first_seen_by_all) ++range.begin;
+    return range;
   }
 };
 

@@ -1,6 +1,7 @@
 // Attention against float64 sums, and from several threads at once.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <thread>
@@ -10,6 +11,7 @@
 #include "call.h"
 #include "checks.h"
 #include "core/attention.h"
+#include "core/isa.h"
 #include "core/parallel.h"
 #include "formats.h"
 
@@ -82,6 +84,48 @@ void test_attention() {
     }
     CHECK(wrong == 0);
   }
+}
+
+float value_of_bits(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// The kernels' 2^x, exactly: merging gives a part its output times 2^maximum here, since the other
+// part has all of the sum.
+float exp2_of_kernels(float x) {
+  float outputs[] = {1.0f, 0.0f}, result;
+  bool weightless;
+  const DecodePart parts[] = {{x, std::ldexp(1.0f, -60), outputs, {}, 0.0, false},
+                              {0.0f, 1.0f, outputs + 1, {}, 0.0, false}};
+  AttentionTile tile{};
+  tile.dtype = DType::float32;
+  tile.head_dim = 1;
+  tile.output = &result;
+  tile.weightless = &weightless;
+  alignas(64) float scratch[16];
+  active_kernels().merge_parts(tile, parts, 2, scratch);
+  return result;
+}
+
+// Numbers from 0 down to -140, many of each exponent, against float64.
+void test_exp2() {
+  constexpr std::uint32_t negative_zero = 0x80000000u, stride = 2039;
+  constexpr float least_normal_power = -126.0f;
+  int wrong = 0;
+  for (std::uint32_t bits = negative_zero; value_of_bits(bits) >= -140.0f; bits += stride) {
+    const float x = value_of_bits(bits);
+    const double exact = std::exp2(static_cast<double>(x)), got = exp2_of_kernels(x);
+    const double rounding = x < least_normal_power ? std::ldexp(1.0, -150) : 0.0;
+    const bool near = std::fabs(got - exact) <= 1.3e-7 * exact + rounding;
+    wrong += !(near || (x < least_normal_power && got == 0.0));
+  }
+  CHECK(wrong == 0);
+  CHECK(exp2_of_kernels(0.0f) == 1.0f);
+  CHECK(exp2_of_kernels(-std::numeric_limits<float>::infinity()) == 0.0f);
+  CHECK(exp2_of_kernels(-1e30f) == 0.0f);
+  CHECK(std::isnan(exp2_of_kernels(std::numeric_limits<float>::quiet_NaN())));
 }
 
 // The numbers of blocks that are scored, and that are visible, over all heads.

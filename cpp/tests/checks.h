@@ -24,6 +24,7 @@ void test_public_interface_refuses();
 // These run once for each instruction set.
 void test_sixteen_bit_formats();
 void test_rows_of_every_length_and_alignment();
+void test_exp2();
 void test_attention();
 void test_skip_tolerance();
 void test_public_interface();

@@ -17,6 +17,7 @@ int main() {
     std::printf("%s\n", isa.c_str());
     test_sixteen_bit_formats();
     test_rows_of_every_length_and_alignment();
+    test_exp2();
     test_attention();
     test_skip_tolerance();
     test_public_interface();

@@ -138,7 +138,7 @@ QUICK: dict[str, Any] = {
 #: record of 16 training lengths takes thirty times the time of one of a training length.
 DEMO: dict[str, Any] = {
     "multiples": (1, 2, 4, 8, 16),
-    "line_records": (2, 2, 3, 4, 6),
+    "line_records": (2, 2, 3, 3, 4),
     "topic_records": 0,
     "prose_windows": 0,
 }

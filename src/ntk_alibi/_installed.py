@@ -69,6 +69,15 @@ def _loaded_from_torch(library: str) -> bool:
     return False
 
 
+def install_line(extra: str) -> str:
+    """Return the command that adds an extra to an environment that has this package.
+
+    pip keeps the package that is there, so it works before a release, too. Documents, whose readers
+    have nothing yet, install from a checkout until `release.py` changes their commands.
+    """
+    return f"pip install 'ntk-alibi[{extra}]'"
+
+
 @contextmanager
 def needed_by(name: str, extra: str | None = None) -> Iterator[None]:
     """Say, where an import in the block fails, which extra to install for `name`.
@@ -81,7 +90,7 @@ def needed_by(name: str, extra: str | None = None) -> Iterator[None]:
         package = _missing(error)
         if package not in EXTRAS:
             raise
-        message = f"{name} needs {package}: pip install 'ntk-alibi[{extra or EXTRAS[package]}]'"
+        message = f"{name} needs {package}: {install_line(extra or EXTRAS[package])}"
         raise ModuleNotFoundError(message, name=package) from error
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks, _core, masks
+from ntk_alibi import _arrays, _checks, _core, _installed, masks
 from ntk_alibi._arrays import Array, ArrayT, DTypeLike
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes
@@ -189,7 +189,7 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         import ml_dtypes
     except ImportError as error:
-        message = "bfloat16 NumPy arrays need ml_dtypes: pip install 'ntk-alibi[bf16]'"
+        message = f"bfloat16 NumPy arrays need ml_dtypes: {_installed.install_line('bf16')}"
         raise ImportError(message) from error
     bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return bfloat16

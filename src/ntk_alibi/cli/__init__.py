@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import ntk_alibi
+from ntk_alibi import _installed
 from ntk_alibi.cli import (
     bench,
     cite,
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="ntk-alibi",
         description=ntk_alibi.__doc__,
         epilog="example:\n  ntk-alibi eval --quick\n\n"
-        "completion in bash and zsh, after pip install 'ntk-alibi[completion]':\n"
+        f"completion in bash and zsh, after {_installed.install_line('completion')}:\n"
         '  eval "$(register-python-argcomplete ntk-alibi)"',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

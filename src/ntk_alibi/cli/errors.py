@@ -9,6 +9,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
+from ntk_alibi import _installed
+
 #: Status of a command whose arguments or files are wrong, as argparse has it.
 WRONG = 2
 
@@ -38,7 +40,7 @@ def sentences(name: str, extra: str = "eval") -> Iterator[None]:
         _drop_output()
         sys.exit(PIPE_CLOSED)
     except ImportError as error:
-        advice = f"; this command needs pip install 'ntk-alibi[{extra}]'"
+        advice = f"; this command needs {_installed.install_line(extra)}"
         _fail(name, f"{error}{'' if 'pip install' in str(error) else advice}")
     except MemoryError as error:
         _fail(name, f"not enough memory: {error}" if str(error) else "not enough memory")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _installed
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -108,7 +108,7 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        message = "pictures need matplotlib: pip install 'ntk-alibi[plot]'"
+        message = f"pictures need matplotlib: {_installed.install_line('plot')}"
         raise ImportError(message) from error
     return matplotlib
 

@@ -1,0 +1,101 @@
+"""Turn a checkout into what a release is made of: `python release.py ADDRESS`.
+
+Before a release nothing can be downloaded, so the documents install from a checkout, and the
+address of the repository is a placeholder. This program fills the address in, and the commands then
+name the package. `python release.py --check` says what is left to fill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+#: The address before there is one; no computer may have a name that ends in "invalid" (RFC 2606).
+PLACEHOLDER = "https://repository.invalid/ntk_alibi"
+
+#: Files that name the address, or install the package.
+FILES = ("pyproject.toml", "CITATION.cff", "CONTRIBUTING.md", "README.md")
+FOLDERS = ("docs/**/*.md", "notebooks/*.ipynb")
+
+#: Commands that install from a checkout, and what a release installs in their place.
+IN_A_CHECKOUT = (
+    (
+        re.compile(r"""(\\?["'])\.\[([\w-]+)\]\1(`?)( +#? ?in a checkout)?"""),
+        r"\1ntk-alibi[\2]\1\3",
+    ),
+    (
+        re.compile(r"\bpip install \.(?=[ `]|$)( +# in a checkout)?", re.MULTILINE),
+        "pip install ntk-alibi",
+    ),
+)
+
+#: Files whose commands are for developers, who stay in a checkout.
+OF_DEVELOPERS = ("CONTRIBUTING.md", "docs/project.md")
+
+
+def files(root: Path) -> list[Path]:
+    """Return the files of a checkout that a release may change."""
+    named = [root / name for name in FILES]
+    found = [path for pattern in FOLDERS for path in sorted(root.glob(pattern))]
+    return named + [path for path in found if "docs/notebooks" not in path.as_posix()]
+
+
+def filled(name: str, text: str, address: str) -> str:
+    """Return the text of a file with an address, and with commands that install a release."""
+    text = text.replace(PLACEHOLDER, address)
+    if name not in OF_DEVELOPERS:
+        for command, released in IN_A_CHECKOUT:
+            text = command.sub(released, text)
+    return text
+
+
+def fill(root: Path, address: str) -> list[str]:
+    """Fill an address into a checkout; return the names of the files that changed.
+
+    Raises:
+        ValueError: the address is none.
+    """
+    if not re.fullmatch(r"https://[\w.-]+\.[a-z]+(/[\w.-]+)+", address) or "invalid" in address:
+        raise ValueError(f"ADDRESS must be like https://forge.org/name/ntk_alibi, got {address!r}")
+    changed = []
+    for path in files(root):
+        name, before = path.relative_to(root).as_posix(), path.read_text("utf-8")
+        if (after := filled(name, before, address)) != before:
+            path.write_text(after, "utf-8")
+            changed.append(name)
+    return changed
+
+
+def left(root: Path) -> list[str]:
+    """Return the lines of a checkout that a release must not have, as file:line: text."""
+    lines = []
+    for path in files(root):
+        name = path.relative_to(root).as_posix()
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            if filled(name, line, "") != line:
+                lines.append(f"{name}:{number}: {line.strip()[:100]}")
+    return lines
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    one = parser.add_mutually_exclusive_group(required=True)
+    one.add_argument("address", nargs="?", metavar="ADDRESS", help="address of the repository")
+    one.add_argument("--check", action="store_true", help="say what is left to fill")
+    options = parser.parse_args()
+    root = Path(__file__).parent
+    if options.check:
+        if lines := left(root):
+            sys.exit("\n".join(["not filled: run python release.py ADDRESS", *lines]))
+        return
+    try:
+        print("\n".join(fill(root, options.address)))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -66,6 +66,7 @@ LONG = (
     "tests/test_peers.py",
     "tests/studies/test_nano_bloom.py::test_a_small_model",
     "tests/studies/test_scheme_study.py::test_alibi_learns",
+    "tests/engines/test_engines.py::test_torch_and_aot_inductor",
     "tests/integrations/test_exported.py::test_the_examples",
 )
 

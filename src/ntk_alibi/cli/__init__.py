@@ -43,7 +43,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ntk-alibi",
         description=ntk_alibi.__doc__,
-        epilog="example:\n  ntk-alibi eval --quick\n\n"
+        epilog="examples:\n  ntk-alibi eval --quick\n"
+        "  ntk-alibi export --method max-bias:4 -o nano-8k.gguf  (for llama.cpp)\n\n"
         f"completion in bash and zsh, after {_installed.install_line('completion')}:\n"
         '  eval "$(register-python-argcomplete ntk-alibi)"',
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -36,7 +36,7 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 default_role = "code"  # `names` in docstrings
-smartquotes = False  # names and code stand between quotation marks
+smartquotes_action = "D"  # dashes alone: names and code stand between quotation marks
 autosummary_generate = False
 nb_execution_mode = "off"  # notebooks are committed with outputs, which the tests make again
 myst_enable_extensions = ["dollarmath"]

@@ -296,7 +296,7 @@ def _over_length(models: Sequence[Summary]) -> Figure:
 
     multiples = sorted({int(x) for m in models for x in m["cells"]["lines"][BASELINE]})
     train_length = models[0]["train_length"]
-    made = Figure(figsize=(8, 4.6), layout="constrained")
+    made = Figure(figsize=(4.8, 4.9), layout="constrained")  # fits a phone
     means, widths = curves(
         {rule: [shares(models, "lines", rule, x) for x in multiples] for rule in SHOWN}
     )
@@ -310,7 +310,7 @@ def _over_length(models: Sequence[Summary]) -> Figure:
         ax=made.subplots(),
     )
     axes.set_ylim(0.0, 103.0)
-    axes.set_title(f"nano BLOOM: lines found, mean of {len(models)} trainings and 95 % band")
+    axes.set_title(f"nano BLOOM, mean of {len(models)} trainings, 95 % band")
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -76,5 +77,11 @@ def copy(folder: Path) -> tuple[int, int]:
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             with _files.replacing(target) as file:
-                file.write_bytes(path.read_bytes())
+                file.write_text(_without_pages(path.read_text("utf-8")), "utf-8")
     return counts[0], counts[1]
+
+
+def _without_pages(text: str) -> str:
+    """Name the pages that a notebook links to, since they are not copied."""
+    link = r"\[([^][]*)\]\(\.\./(docs/[\w/-]+\.md)[^)]*\)"
+    return re.sub(link, r"\1 (\2 of the repository)", text)

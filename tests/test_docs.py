@@ -158,7 +158,7 @@ def test_the_error_messages_that_are_explained_are_ours() -> None:
     messages = re.findall(r"^\| `([^`]+)`", section.partition("\n\n")[0], re.MULTILINE)
     assert len(messages) > 15
     for message in messages:
-        for piece in filter(None, re.split(r"\s*…[\s,;]*", message)):
+        for piece in filter(None, re.split(r"\s*…[\s,;:]*", message)):
             assert piece in strings, piece
 
 

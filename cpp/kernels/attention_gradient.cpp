@@ -13,6 +13,10 @@ namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 namespace {
 
+// The vectors of channels that a step of the sums over queries works on. Rows are padded to a
+// multiple of them: a single vector has too few sums to keep the units busy.
+constexpr int vectors_per_step = vectors_per_tile < 4 ? 2 : 4;
+
 constexpr int padded(int head_dim) {
   return (head_dim + gradient_padding - 1) / gradient_padding * gradient_padding;
 }
@@ -136,8 +140,8 @@ void add_over_queries(const float* weights, const float* rows, int queries, int 
                       float* gradient) {
   for (int c = 0; c < count; c += rows_per_step) {
     int d = 0;
-    for (; d + vectors_per_tile * lanes <= width; d += vectors_per_tile * lanes)
-      add_over_queries_at<vectors_per_tile>(weights, rows, queries, width, c, d, gradient);
+    for (; d + vectors_per_step * lanes <= width; d += vectors_per_step * lanes)
+      add_over_queries_at<vectors_per_step>(weights, rows, queries, width, c, d, gradient);
     for (; d < width; d += lanes)
       add_over_queries_at<1>(weights, rows, queries, width, c, d, gradient);
   }

@@ -18,6 +18,7 @@ from benchmarks import (
     candidates,
     decode,
     gradient,
+    long_memory,
     memory,
     models,
     optional_peers,
@@ -147,6 +148,14 @@ def test_overhead_and_memory_become_tables(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
+def test_the_memory_of_long_texts_becomes_a_table() -> None:
+    text = long_memory.run(1024)
+    assert text.count("\n| ") == 2 + len(long_memory.CALLS)
+    of_prompt = next(x for x in text.splitlines() if x.startswith("| a prompt: ours "))
+    assert float(of_prompt.split("|")[2]) > 4.0  # the output alone has 4 MiB
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_peaks_are_measured_where_there_is_a_probe(threads: int) -> None:
     assert peak.read_probe()(threads) > 0
@@ -192,6 +201,8 @@ def test_the_document_has_a_place_for_each_part(tmp_path: Path) -> None:
     copy = shutil.copy(ROOT / "benchmarks/results/tables.md", tmp_path)
     for name in [*attention.PARTS, "picture"]:
         markdown.replace_section(Path(copy), f"attention-{name}", "text")
+    for name in ("static-analysis", "long-memory"):
+        markdown.replace_section(Path(copy), name, "text")
     with pytest.raises(ValueError, match="must hold the markers"):
         markdown.replace_section(Path(copy), "attention-of-cats", "text")
 

@@ -1,0 +1,98 @@
+"""Tests of the inner loops in the kernels' assembly: what they keep on the stack."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+import pytest
+from benchmarks import static_analysis
+from benchmarks.static_analysis import COMPILERS, CORES, compiled, loops, tables
+
+#: Two turns of a loop with two sums, one of which lies on the stack, in a loop over rows.
+SPILLING = {
+    "x86_64": """
+        _Z4sumsPKf:
+            vxorps %xmm1, %xmm1, %xmm1
+        .L2:
+            xorl %eax, %eax
+        .L3:
+            vbroadcastss (%rdi,%rax), %ymm3
+            vmovaps 32(%rsp), %ymm2
+            vfmadd231ps (%rsi,%rax), %ymm3, %ymm1
+            vfmadd231ps %ymm3, %ymm3, %ymm2
+            vmovaps %ymm2, 32(%rsp)
+            addq 8(%rsp), %rax
+            jne .L3
+            jne .L2
+            ret
+        """,
+    "aarch64": """
+        _Z4sumsPKf:
+        .L2:
+            mov x0, 0
+        .L3:
+            ldr s3, [x1, x0]
+            ldr q2, [sp, 32]
+            fmla v1.4s, v4.4s, v3.s[0]
+            fmla v2.4s, v5.4s, v3.s[0]
+            str q2, [sp, 32]
+            ldr x2, [sp, 8]
+            b.ne .L3
+            bne .L2
+            ret
+        """,
+}
+
+
+@pytest.mark.parametrize("architecture", CORES)
+def test_what_lies_on_the_stack_is_found(architecture: str) -> None:
+    assembly = textwrap.dedent(SPILLING[architecture])
+    (loop,) = loops(assembly, architecture)
+    assert loop.symbol == "_Z4sumsPKf"
+    assert (loop.multiply_adds, loop.spills, loop.reloads) == (2, 2, 1)
+    assert loop.kind == "products"
+    (loop,) = loops(
+        assembly.replace("sp", "x9" if architecture == "aarch64" else "9"), architecture
+    )
+    assert (loop.spills, loop.reloads) == (0, 0)
+
+
+@pytest.mark.parametrize("architecture", CORES)
+def test_numbers_that_are_made_anew_are_no_sums(architecture: str) -> None:
+    zero = {"x86_64": "vxorps %xmm1, %xmm1, %xmm1", "aarch64": "movi v1.4s, 0"}[architecture]
+    lines = textwrap.dedent(SPILLING[architecture]).splitlines()
+    lines.insert(lines.index(".L3:") + 1, zero)
+    (loop,) = loops("\n".join(lines), architecture)
+    assert loop.kind == "other"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", CORES)
+def test_products_keep_their_sums_in_registers(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all instruction sets but SSE2, whose products without a sum need a register more."""
+    if shutil.which(COMPILERS[architecture]) is None:
+        pytest.skip(f"{COMPILERS[architecture]} is not installed")
+    found = compiled(architecture)
+    assert list(found) == list(CORES[architecture])
+    for isa, jobs in found.items():
+        assert {"scores", "values", "weights", "values of one query"} <= set(jobs)
+        for job, of_job in jobs.items():
+            for loop in of_job:
+                if loop.kind == "products":
+                    bound = loop.multiply_adds if isa == "portable" else 0
+                    assert loop.spills <= bound, (isa, job, loop)
+    _check_speeds(tables(architecture, found))
+    monkeypatch.setattr(static_analysis, "simulator", lambda: None)
+    assert "no llvm-mca" in tables(architecture, found)
+
+
+def _check_speeds(text: str) -> None:
+    """Check that no loop does more multiply-adds a cycle than the units allow."""
+    cells = [cell.split(" / ") for cell in text.replace("\n", "|").split("|") if " / " in cell]
+    for done, allowed, peak in cells:
+        assert 0.0 < float(done) <= float(allowed) + 0.01
+        assert float(allowed) <= float(peak) + 0.01
+    assert cells or static_analysis.simulator() is None

@@ -1,6 +1,6 @@
 // The public interface of ntk_alibi for C++: attention with linear biases over distance (ALiBi), in
-// main memory. All other headers of the project may change at any time. docs/project.md explains the
-// build.
+// main memory. All other headers of the project may change at any time. docs/project.md explains
+// the build.
 //
 // Functions throw std::invalid_argument, which names the field, what is expected and what came.
 // They may be called from several threads at once.

@@ -120,9 +120,19 @@ def test_intervals_of_means_are_students() -> None:
     assert half_width([0.0, 2.0]) == pytest.approx(12.7062, rel=1e-5)
     assert half_width(np.arange(5.0)) == pytest.approx(2.7764 * np.sqrt(2.5 / 5), rel=1e-4)
     assert np.isnan(half_width([1.0]))
-    difference, width = paired_difference([8, 9, 7], [6, 7, 5], [10, 10, 10])
-    assert (difference, width) == (pytest.approx(0.2), pytest.approx(0.0, abs=1e-12))
+    difference, width = paired_difference([8, 9, 7], [6, 8, 6], [10, 10, 10])
+    assert difference == pytest.approx(4 / 30)
+    assert width == pytest.approx(half_width([0.2, 0.1, 0.1]))
     assert paired_difference([5, 0], [0, 5], [10, 10])[0] == 0.0
+
+
+@pytest.mark.parametrize("cases", [[10, 10, 10], [5, 10, 20], [10]])
+def test_records_that_all_differ_alike_have_no_interval(cases: list[int]) -> None:
+    """They have no variance, so that an interval from it would have no width."""
+    first, second = ([round(share * n) for n in cases] for share in (0.8, 0.2))
+    difference, width = paired_difference(first, second, cases)
+    assert difference == pytest.approx(0.6)
+    assert np.isnan(width)
 
 
 @pytest.mark.parametrize("length", [1024, 4096, 8192])

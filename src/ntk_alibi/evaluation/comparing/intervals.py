@@ -100,7 +100,8 @@ def paired_difference(
     """Return the difference of two accuracies on the same questions, and its 95 % half-width.
 
     Differences within a cluster of questions depend on each other, so the interval is Student's
-    over the clusters, with their number - 1 degrees of freedom.
+    over the clusters, with their number - 1 degrees of freedom. Clusters that all differ alike tell
+    nothing about the spread of others: the half-width is NaN then, as for a single cluster.
 
     Args:
         first: number of right answers of the first method in each cluster.
@@ -111,4 +112,6 @@ def paired_difference(
     sizes = np.asarray(cases, np.float64)
     difference = float(gains.sum() / sizes.sum())
     shares = difference + (gains - difference * sizes) / sizes.mean()
+    if np.allclose(shares, difference):
+        return difference, math.nan
     return difference, float(half_width(shares))

@@ -62,7 +62,10 @@ def study_tables(summary: dict[str, Any]) -> list[Table]:
         name, first = next(iter(summary["methods"].items()))
         others = [e for e in entries if e["method"] != name and e.get("gain") is not None]
         if others:
-            title = f"{task}: points gained over {first}, paired by record, 95 % interval"
+            title = (
+                f"{task}: points gained over {first}, paired by record, 95 % interval "
+                "(none where all records agree)"
+            )
             tables.append(_table(summary, others, title, by_length, _gain))
         entries = [e for e in summary["by_distance"] if e["task"] == task and e["cases"]]
         title = f"{task}: accuracy in % by distance of the answer / {unit}"

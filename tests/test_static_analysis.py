@@ -72,18 +72,16 @@ def test_numbers_that_are_made_anew_are_no_sums(architecture: str) -> None:
 def test_products_keep_their_sums_in_registers(
     architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On all instruction sets but SSE2, whose products without a sum need a register more."""
+    """On all instruction sets with cores to simulate: SSE2's products need a register more."""
     if shutil.which(COMPILERS[architecture]) is None:
         pytest.skip(f"{COMPILERS[architecture]} is not installed")
-    found = compiled(architecture)
-    assert list(found) == list(CORES[architecture])
+    found = compiled(architecture, [isa for isa, cores in CORES[architecture].items() if cores])
     for isa, jobs in found.items():
         assert {"scores", "values", "weights", "values of one query"} <= set(jobs)
         for job, of_job in jobs.items():
             for loop in of_job:
                 if loop.kind == "products":
-                    bound = loop.multiply_adds if isa == "portable" else 0
-                    assert loop.spills <= bound, (isa, job, loop)
+                    assert loop.spills == 0, (isa, job, loop)
     _check_speeds(tables(architecture, found))
     monkeypatch.setattr(static_analysis, "simulator", lambda: None)
     assert "no llvm-mca" in tables(architecture, found)

@@ -176,7 +176,7 @@ def _paired(counts: dict[str, Any], rule: str) -> str:
         np.array(counts[name][str(ENDPOINT_AT)])[:, BEYOND].sum(axis=1) for name in (rule, BASELINE)
     )
     gain, width = paired_difference(first[:, 0], second[:, 0], first[:, 1])
-    return f"{100 * gain:+.0f} ± {100 * width:.0f}"
+    return f"{100 * gain:+.0f}" + ("" if np.isnan(width) else f" ± {100 * width:.0f}")
 
 
 def _over_multiples(summary: Summary, title: str, ranges: slice) -> str:

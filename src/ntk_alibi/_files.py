@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import math
 import os
@@ -97,25 +98,33 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the path of a new file that takes the place of a file once it is written.
+    """Yield a path for a new file or folder, which takes the place of `path` once it is written.
 
-    An error, such as a full disk, leaves the earlier file as it was.
+    An error, such as a full disk, or Ctrl-C leaves what was there, and no half of the new one.
 
     Raises:
-        OSError: the new file cannot be written; the error names the file that it was for.
+        OSError: it cannot be written; the error names the path that it was for.
     """
-    whole = Path(path).resolve()  # of a link, the file that it leads to
-    partial = whole.with_name(f".{whole.stem}-{os.getpid()}{whole.suffix}")
+    whole = Path(path).resolve()  # of a link, what it leads to
+    prefix = f".{whole.name}-"
     try:
-        yield partial
-        partial.replace(whole)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=whole.parent) as scratch:
+            new, earlier = Path(scratch, whole.name), Path(scratch, f"{whole.name}.earlier")
+            yield new
+            if whole.is_dir():  # a folder takes the place of an empty one only
+                whole.rename(earlier)
+            try:
+                new.replace(whole)
+            except BaseException:
+                if earlier.exists():
+                    earlier.rename(whole)
+                raise
     except OSError as error:
         # Errors of writing, other than those of opening, name no file.
-        if error.filename not in (None, partial, str(partial)):
+        if error.filename is not None and prefix not in str(error.filename):
             raise
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        reason = error.strerror or str(error)
+        raise OSError(error.errno or errno.EIO, reason, os.fspath(path)) from error
 
 
 @contextlib.contextmanager

@@ -10,10 +10,8 @@ from typing import Any
 
 from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
+from ntk_alibi.engines import FORMATS
 from ntk_alibi.methods import parse_method
-
-#: Names of the formats, which `ntk_alibi.engines.export` has, and imports torch for.
-_FORMATS = ("gguf", "onnx", "openvino", "torch")
 
 #: Dtypes of weights that some format takes.
 _DTYPES = ("float32", "float16", "bfloat16", "q8_0")
@@ -39,7 +37,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=_FORMATS,
+        choices=FORMATS,
         help="format (default: the one whose name the path ends in)",
     )
     parser.add_argument(

@@ -5,17 +5,16 @@ writes to a temporary name beside the target. The last step gives the target its
 a full disk or Ctrl-C leaves no half of a file, and what was there before.
 
 A format is a module of this folder with a `Format` called FORMAT, whose `write` refuses what the
-format cannot say and then writes. The next one is added by three lines: its module in `FORMATS`,
-its packages in an extra of pyproject.toml, and the extra in `_installed.EXTRAS`.
+format cannot say and then writes. The next one is added by three lines: its module in
+`ntk_alibi.engines.FORMATS`, its packages in an extra of pyproject.toml, and the extra in
+`_installed.EXTRAS`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,18 +24,11 @@ from torch import nn
 
 from ntk_alibi import _checks, _files, _installed
 from ntk_alibi._core import __version__
+from ntk_alibi.engines import FORMATS
 from ntk_alibi.integrations import known, patch, patched
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.settings import Settings, current, stack_of
 from ntk_alibi.models.loading import check_tokenizer
-
-#: The modules of the formats, by the names that `export` takes.
-FORMATS = {
-    "gguf": "ntk_alibi.engines.gguf",
-    "onnx": "ntk_alibi.engines.onnx",
-    "openvino": "ntk_alibi.engines.openvino",
-    "torch": "ntk_alibi.engines.torch_program",
-}
 
 #: The file of an exported folder that says what it is; only such a folder is replaced.
 ABOUT = "ntk_alibi_export.json"
@@ -249,7 +241,7 @@ def written(
         check_tokenizer(tokenizer)
     _checks.boolean("cache", cache)
     request = Request(model, decoder, family, settings, tokenizer, dtype, cache, say)
-    with _beside(target) as unfinished:
+    with _files.replacing(target) as unfinished:
         if kind.is_folder:
             unfinished.mkdir()
         result = kind.write(request, unfinished)
@@ -307,24 +299,3 @@ def _own_tokenizer(model: Any) -> Any:
         return AutoTokenizer.from_pretrained(source) if source else None
     except (OSError, ValueError):  # there is none
         return None
-
-
-@contextlib.contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """Give a path beside the target, and at the end the target's name to what is there."""
-    try:
-        prefix = f".{target.name}-"
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as scratch:
-            unfinished, replaced = Path(scratch, target.name), Path(scratch, "replaced")
-            yield unfinished
-            if target.is_dir():
-                target.rename(replaced)
-            try:
-                unfinished.replace(target)
-            except BaseException:
-                if replaced.exists():
-                    replaced.rename(target)
-                raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(error.errno or errno.EIO, reason, os.fspath(target)) from error

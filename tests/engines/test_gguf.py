@@ -228,6 +228,17 @@ def test_numbers_beyond_the_dtype_are_refused(tokenizer: Any, tmp_path: Path) ->
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_weights_without_numbers_are_not_blamed_on_the_dtype(
+    wrong: float, tokenizer: Any, tmp_path: Path
+) -> None:
+    model = mpt(tokenizer)
+    model.transformer.wte.weight.data[3, 4] = wrong
+    with pytest.raises(ValueError, match=r"model must have finite weights, got .* token_embd"):
+        na.export(model, tmp_path / "a.gguf", tokenizer=tokenizer)
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")  # of peft's
 def test_adapters_are_merged_first(tokenizer: Any, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")

@@ -54,6 +54,14 @@ def test_models_that_have_no_graph_are_refused(model: Any, tmp_path: Path) -> No
     assert os.listdir(tmp_path) == []
 
 
+def test_a_model_that_computes_nan_is_refused_before_it_is_traced(tmp_path: Path) -> None:
+    model = make_model("bloom", n_layer=1)
+    model.transformer.ln_f.bias.data[0] = float("nan")
+    with pytest.raises(ValueError, match="model must compute finite logits"):
+        na.export(model, tmp_path / "a-torch")
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("wrong", [0.0, 1e-2, float("nan")])
 def test_a_graph_that_computes_something_else_is_an_error(cached: bool, wrong: float) -> None:

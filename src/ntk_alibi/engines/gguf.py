@@ -192,7 +192,7 @@ def _write_tensors(
         The greatest difference of a number to the one in the file.
 
     Raises:
-        ValueError: a number is too large for the dtype, which would write infinity.
+        ValueError: a number is NaN or infinite, or would be in the file's dtype.
     """
     for _, tensors in groups:
         for tensor in tensors:
@@ -209,6 +209,8 @@ def _write_tensors(
         request.say(f"{group}: {len(tensors)} tensors")
         for tensor in tensors:
             numbers, kind = tensor.numbers(), tensor.type_of(request.dtype)
+            if not np.isfinite(numbers).all():
+                raise ValueError(f"model must have finite weights, got others in {tensor.name}")
             with np.errstate(over="ignore"):
                 stored = gguf.quantize(numbers, kind)
             difference = float(np.abs(gguf.dequantize(stored, kind) - numbers).max())

@@ -171,8 +171,8 @@ def graph_of(request: Request, dtype: str) -> Graph:
     """Return the graph of a model with weights of a dtype; the model stays as it is.
 
     Raises:
-        ValueError: the model has no language model head, or `na.patch` refuses it or the settings
-            for attention="traceable".
+        ValueError: the model has no language model head or no finite logits, or `na.patch` refuses
+            it or the settings for attention="traceable".
     """
     model: Any = request.model
     if getattr(model, "get_output_embeddings", lambda: None)() is None:
@@ -182,6 +182,8 @@ def graph_of(request: Request, dtype: str) -> Graph:
         )
     with torch.no_grad(), _evaluating(model), _traceable(request, model):
         expected = model(TOKENS, attention_mask=MASK, use_cache=False).logits
+    if not expected[MASK.bool()].isfinite().all():
+        raise ValueError("model must compute finite logits, got others: see its weights")
     if next(model.parameters()).dtype != getattr(torch, dtype):
         model = copy.deepcopy(model).to(getattr(torch, dtype))
     with torch.no_grad(), _evaluating(model), _traceable(request, model):

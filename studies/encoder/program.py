@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from ntk_alibi import _files
 from studies.command import check_options, print_each, report, study_parser
 from studies.encoder import tables
 from studies.encoder.reading import ReadingPlan, read
@@ -69,8 +70,9 @@ def main(
     check_options(options, tables.SECTIONS)
     recipes = [replace(recipe or EncoderRecipe(), seed=seed) for seed in options.seeds]
     work = partial(train_and_read, plan=plan or ReadingPlan(), output=options.output)
-    print_each(work, recipes, options.processes)
-    summary = tables.summarise(options.output)
+    with _files.only_run("--output", options.output):
+        print_each(work, recipes, options.processes)
+        summary = tables.summarise(options.output)
     report(
         tables.tables(summary),
         options,

@@ -193,18 +193,19 @@ def main(arguments: list[str] | None = None) -> None:
     _checks.integer("--seed", options.seed, minimum=0)
     recipe = SMALL if options.small else NanoBloomRecipe()
     recipe = replace(recipe, seed=options.seed, attention=options.attention)
-    training = train(recipe, options.output)
-    print(f"{options.output} holds a BLOOM trained at {recipe.train_length} tokens")
     slopes = partial(SteepenFlattest, recipe.slope_factor)
     plan = replace(Plan(recipe.train_length), **QUICK)
     if options.small:  # the small model is trained on lines only
         plan = replace(plan, topic_records=0, line_records=32)
-    summary = length_study.evaluate(
-        training.model.eval(),
-        training.tokenizer,
-        plan,
-        options.output / "evaluation",
-        wrap=slopes if recipe.slope_factor != 1.0 else lambda scaling: scaling,
-    )
+    with _files.only_run("--output", _files.writable_folder(options.output)):
+        training = train(recipe, options.output)
+        print(f"{options.output} holds a BLOOM trained at {recipe.train_length} tokens")
+        summary = length_study.evaluate(
+            training.model.eval(),
+            training.tokenizer,
+            plan,
+            options.output / "evaluation",
+            wrap=slopes if recipe.slope_factor != 1.0 else lambda scaling: scaling,
+        )
     for table in tables.study_tables(summary):
         Console().print(table)

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from ntk_alibi import _files
 from studies.command import check_options, print_each, report, study_parser
 from studies.results_file import ResultsFile
 from studies.schemes import grid, tables
@@ -88,14 +89,15 @@ def main(
     recipe, plan = recipe or StudyRecipe(), plan or MeasurePlan()
     recipes = [replace(recipe, scheme=scheme) for scheme in options.schemes]
     tries = [run for each in recipes for run in grid.runs(each)]
-    work = partial(_try_setting, plan=plan, output=options.output)
-    print_each(work, tries, options.processes)
-    if not options.grid_only:
-        settled = [grid.chosen(each, plan, options.output) for each in recipes]
-        trainings = [replace(each, seed=seed) for seed in options.seeds for each in settled]
-        work = partial(_work, plan=plan, output=options.output)
-        print_each(work, trainings, options.processes)
-    summary = summarise(options.output)
+    with _files.only_run("--output", options.output):
+        work = partial(_try_setting, plan=plan, output=options.output)
+        print_each(work, tries, options.processes)
+        if not options.grid_only:
+            settled = [grid.chosen(each, plan, options.output) for each in recipes]
+            trainings = [replace(each, seed=seed) for seed in options.seeds for each in settled]
+            work = partial(_work, plan=plan, output=options.output)
+            print_each(work, trainings, options.processes)
+        summary = summarise(options.output)
     shown = tables.tables(summary)
     labels = {name: tables.label(name) for name in summary["measured"]}
     named = {"machine": shown["machine"], "labels": labels, **summary}

@@ -45,8 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     check_options(options, tables.SECTIONS)
     models = [model for group in options.groups for model in GROUPS[group]]
     work = partial(train_and_read, output=options.output, reading=ReadingPlan())
-    print_each(work, models, options.processes)
-    summary = tables.summarise(options.output)
+    with _files.only_run("--output", options.output):
+        print_each(work, models, options.processes)
+        summary = tables.summarise(options.output)
     report(
         tables.tables(summary),
         options,

@@ -13,6 +13,10 @@ import numpy as np
 import pytest
 from studies import means
 from studies.command import each_in_a_process
+from studies.encoder import program as encoder
+from studies.nano_bloom import program as nano_bloom
+from studies.schemes import program as schemes
+from studies.stretchings import program as stretchings
 
 from repository import ROOT
 
@@ -44,6 +48,26 @@ def sleep(folder: Path) -> None:
 def test_each_item_is_worked_on(processes: int) -> None:
     assert sorted(each_in_a_process(square, range(4), processes)) == [0, 1, 4, 9]
     assert list(each_in_a_process(square, [], processes)) == []
+
+
+HOLDER = """
+import sys
+from ntk_alibi import _files
+with _files.only_run("--output", sys.argv[1]):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_study_refuses_a_folder_in_which_another_one_works(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"ready\n"
+        for study in (nano_bloom, encoder, schemes, stretchings):
+            with pytest.raises(ValueError, match=f"--output .* in use by process {first.pid} "):
+                study.main(["--output", str(tmp_path)])
 
 
 def test_an_error_is_raised_here() -> None:

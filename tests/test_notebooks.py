@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import re
 import subprocess
@@ -9,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import nbformat
 import pytest
 
@@ -58,6 +61,17 @@ def test_a_notebook_is_valid_and_was_run_from_top_to_bottom(path: Path) -> None:
         last = cell.source.rstrip().split("\n")[-1]
         if last.startswith(("na.plots.", "na.ALiBi(")):
             assert kinds(cell), last
+
+
+@each_notebook
+def test_pictures_of_a_notebook_show_the_page_below_them(path: Path) -> None:
+    """Dark pages have no white panels: the corners of recorded pictures are transparent."""
+    for cell in code_cells(read(path)):
+        for output in cell.outputs:
+            if png := output.get("data", {}).get("image/png"):
+                pixels = plt.imread(io.BytesIO(base64.b64decode(png)))
+                assert pixels.shape[2] == 4, cell.source
+                assert not pixels[0, 0, 3], cell.source
 
 
 @each_notebook

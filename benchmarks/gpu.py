@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import ntk_alibi as na
 from ntk_alibi.evaluation.report.markdown import table
-from ntk_alibi.fused.checked_call import checked_call
+from ntk_alibi.fused.call import checked_call
 from ntk_alibi.masks import Mask
 from ntk_alibi.torch.devices.dispatch import DeviceKernel
 from ntk_alibi.torch.devices.flash import FlashAttention

@@ -11,7 +11,7 @@ import ntk_alibi as na
 from attention_checks import NUMPY, check, dense, inputs, random, visible
 from gradient_checks import check_gradients, expected, run
 from ntk_alibi import _core
-from ntk_alibi.fused.checked_call import checked_call
+from ntk_alibi.fused.call import checked_call
 from ntk_alibi.fused.dropout import Dropout, checked_dropout
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import attention_gradients

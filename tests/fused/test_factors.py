@@ -9,8 +9,7 @@ import pytest
 
 import ntk_alibi as na
 from attention_checks import NUMPY, check, dense, inputs, random
-from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.fused.checked_call import checked_call
+from ntk_alibi.fused.call import AttentionCall, checked_call
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, gradients_of
 

@@ -140,7 +140,7 @@ def test_heads_may_be_rotated_one_by_one(kind: str, monkeypatch: pytest.MonkeyPa
     arrays, bias = inputs(2, 4, 2, 90, 130, 16, dtype="bfloat16"), {**BIASES, **more}[kind]
     whole, alone = [], []
     for found, numbers in ((whole, 2**20), (alone, 1)):
-        monkeypatch.setattr("ntk_alibi.fused.call.ROTATED_AT_ONCE", numbers)
+        monkeypatch.setattr("ntk_alibi.fused.parts.ROTATED_AT_ONCE", numbers)
         *results, stats = na.attention(
             *arrays, bias, rotary=na.RoPE(16), log_n=8, return_logsumexp=True, return_stats=True
         )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ntk_alibi as na
 from attention_calls import Call, calls
 from attention_checks import NUMPY, UNIT, check, dense, expected, inputs, random, visible
-from ntk_alibi.fused.call import FADED
+from ntk_alibi.fused.parts import FADED
 from rotary_cases import ROTARY, masked, meant, places
 
 OPTIONS: list[dict[str, Any]] = [

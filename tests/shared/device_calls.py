@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from ntk_alibi.fused.attention import attention
-from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.fused.checked_call import checked_call
+from ntk_alibi.fused.call import AttentionCall, checked_call
 from ntk_alibi.torch.devices.block_masks import BLOCK, mask_mod, visible_blocks
 from ntk_alibi.torch.devices.score_mods import captured, score_mod, variant_of
 

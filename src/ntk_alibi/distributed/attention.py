@@ -19,7 +19,7 @@ from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.exchange import Plan, arrive, send, tie
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sequence import Sequence, at_columns, description
-from ntk_alibi.fused.checked_call import checked_call
+from ntk_alibi.fused.call import checked_call
 from ntk_alibi.fused.forward import rounded_logsumexp
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.masks import Problem, checked_key_padding_mask, checked_positions
@@ -234,7 +234,7 @@ class _RankCall:
         """Agree on the blocks that travel; others hold at most `share` of each query's sum."""
         sequence, call = self._sequence, self._call
         bound = bounds.BiasBounds(call.bias, sequence.block)
-        proven = share > 0.0 and bound.proven and not call.rotates
+        proven = share > 0.0 and bound.proven and call.rotary is None
         sources, longest = sequence.key_blocks(call.key, bound.sums)
         lower = call.query.new_full(call.query.shape[:3], -np.inf, dtype=torch.float64)
         if proven:
@@ -264,7 +264,7 @@ class _RankCall:
         problem = sequence.problem.part(queries, keys)
         if kernel.sums is None:  # prefix sums are those of this rank's keys
             kernel = kernel.part(queries, keys, sequence.problem)
-        absolute = mask.causal_block or mask.sink or kernel.exempt or self._call.rotates
+        absolute = mask.causal_block or mask.sink or kernel.exempt or self._call.rotary
         if not sequence.placed and not absolute:
             problem = at_columns(problem)
         if window is not None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.fused.checked_call import checked_call
+from ntk_alibi.fused.call import AttentionCall, checked_call
 from ntk_alibi.fused.dropout import NO_DROPOUT
 from ntk_alibi.fused.forward import Stats, forward, rounded_logsumexp
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merged
+from ntk_alibi.fused.parts import Results, in_parts
 from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized
 from ntk_alibi.masks import AT_END
 from ntk_alibi.positions.log_n import LogN
@@ -334,15 +334,15 @@ def attention(
     return (output, *rounded, *((stats,) if return_stats else ()))
 
 
-def attend(
-    call: AttentionCall, *, log: bool = True, stats: bool = False
-) -> tuple[Any, Any, Stats | None]:
+def attend(call: AttentionCall, *, log: bool = True, stats: bool = False) -> Results:
     """Return output, logsumexp (float64; None without log) and stats (or None) of a checked call.
 
     The core computes if the call has its rule, else torch's operator, which autograd follows.
     """
     if call.rule is not None:
-        return forward(call, log=log, stats=stats)
+        if call.rotary is None:
+            return forward(call, log=log, stats=stats)
+        return in_parts(call, partial(forward, log=log, stats=stats))
     # Imported here, since torch is optional; it is loaded if there is a tensor.
     from ntk_alibi.torch.operator import attend_tensors
 

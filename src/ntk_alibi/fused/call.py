@@ -1,35 +1,22 @@
-"""A checked call of attention, and the parts into which it is cut: texts, heads, runs of queries.
+"""A call of attention: its arguments, converted and checked once.
 
-The kernels know no rotations: a call with a rotary embedding becomes calls of rotated inputs. Only
-XPOS needs more than one for the same heads: its factors are powers of the distance to a centre,
-which differs between runs of queries.
+`checked_call` is the boundary of `na.attention`; whatever comes later trusts what it returns.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ntk_alibi import _arrays, _core
+from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi.biases.base import kernel_bias_of
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.fused.dropout import Dropout
-from ntk_alibi.masks import Mask, Problem
+from ntk_alibi.fused.dropout import NO_DROPOUT, Dropout, checked_dropout
+from ntk_alibi.fused.quantized_rows import is_quantized
+from ntk_alibi.masks import AT_END, Mask, Problem
 from ntk_alibi.masks.segments import Text, of_rows
+from ntk_alibi.positions.log_n import log_n_of
 from ntk_alibi.positions.rotary import XPOS, RoPE
-
-#: The logarithm of XPOS's fastest factor differs by at most this much between queries that share a
-#: centre. A smaller value means more calls; a larger value loosens the bounds that skipping needs.
-SPREAD = 4.0
-
-#: Heads are rotated a few at a time, so that about this many numbers of rotated keys exist at once.
-ROTATED_AT_ONCE = 2**20
-
-#: XPOS's factors below e^-70 are set to 0, since they cannot change a float32 sum.
-FADED = -70.0
 
 
 class AttentionCall(NamedTuple):
@@ -70,9 +57,11 @@ class AttentionCall(NamedTuple):
     dropout: Dropout | None = None
 
     @property
-    def rotates(self) -> bool:
-        """True if queries and keys have to be rotated first."""
-        return self.rotary is not None
+    def core_computes(self) -> bool:
+        """True if the compiled core computes, called by itself or by torch's operator."""
+        query = self.query
+        known = _arrays.dtype_name(query.dtype) in _arrays.CORE_DTYPES
+        return self.rule is not None or (_arrays.in_memory(query) and known)
 
     @property
     def fades(self) -> bool:
@@ -136,119 +125,207 @@ def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.C
     return _core.CallRule(scale, skip_tolerance, mask.numbers())
 
 
-class QueryRun(NamedTuple):
-    """A run of queries, and the keys that they may see, as a call without rotation.
+def checked_call(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    scale: Any,
+    skip_tolerance: Any,
+    mask: tuple[Any, ...],
+    *,
+    key_padding_mask: Any = None,
+    query_positions: Any = None,
+    key_positions: Any = None,
+    align: str = AT_END,
+    segment_ids: Any = None,
+    query_segment_ids: Any = None,
+    rotary: Any = None,
+    log_n: Any = None,
+    initial: Any = None,
+    key_norms: Any = None,
+    dropout: Any = NO_DROPOUT,
+    seed: Any = None,
+    torch: bool = False,
+) -> AttentionCall:
+    """Convert and check the arguments of `attention`.
 
-    Attributes:
-        queries: the queries, which share a centre with XPOS.
-        keys: the keys.
-        call: the call of the rotated queries and keys, in float32 or float64.
-        query_factor: XPOS's factors of the queries, (1 or batch, 1, queries, head_dim), or None.
-        key_factor: those of the keys, or None.
+    Args:
+        query: the queries.
+        key: the keys.
+        value: the values.
+        bias: an object, dense numbers or None.
+        scale: factor of the dot products, or None.
+        skip_tolerance: the argument of `attention`.
+        mask: the mask options, in the order of `Mask`.
+        key_padding_mask: this and the other keywords are those of `attention`.
+        query_positions: positions, or None.
+        key_positions: positions, or None.
+        align: "end" or "start".
+        segment_ids: numbers of texts, or None.
+        query_segment_ids: numbers of texts, or None.
+        rotary: an embedding, or None.
+        log_n: an argument of `attention`.
+        initial: an output and a logsumexp, or None.
+        key_norms: a `KeyNorms`, or None.
+        dropout: the share of weights to drop.
+        seed: the seed of dropout, or None.
+        torch: whether torch's operator computes: the bias becomes tensors that autograd follows,
+            inputs get the dtype that autocast wants, and float64 is allowed.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or two of them contradict each other.
     """
-
-    queries: slice
-    keys: slice
-    call: AttentionCall
-    query_factor: Any = None
-    key_factor: Any = None
-
-
-def parts_of(
-    call: AttentionCall,
-) -> Iterator[tuple[tuple[slice, slice, slice], AttentionCall]]:
-    """Yield the parts of a call with rotation: rows, heads and queries, and the call of these."""
-    if call.fades and call.problem.segments is not None:
-        for text in call.problem.texts():
-            yield (text.rows, slice(None), text.queries), call.of_text(text)
-        return
-    for heads, of_heads in runs_of_heads(call):
-        for run in query_runs(of_heads):
-            yield (slice(None), heads, run.queries), run.call
-
-
-def runs_of_heads(call: AttentionCall) -> Iterator[tuple[slice, AttentionCall]]:
-    """Yield the heads to rotate together, in order, and the call of these heads."""
-    batch, key_heads, keys, head_dim = call.key.shape
-    group = call.query.shape[1] // max(key_heads, 1)
-    count = max(ROTATED_AT_ONCE // max(batch * keys * head_dim, 1), 1)
-    for begin in range(0, max(key_heads, 1), count):
-        end = min(begin + count, key_heads)
-        yield slice(begin * group, end * group), call.of_key_heads(slice(begin, end))
-
-
-def query_runs(call: AttentionCall) -> list[QueryRun]:
-    """Return the runs of queries of a call with rotation, in order: one, or several with XPOS."""
-    rotary, problem = cast(Any, call.rotary), call.problem
-    if rotary.fades and problem.traced:
-        raise ValueError(
-            "query_positions and key_positions must be None with XPOS where torch traces "
-            f"attention, got them with {rotary!r}"
-        )
-    of_queries, of_keys = problem.positions(call.query)
-    rotated = call.of_inputs(
-        rotary.rotated(call.query, of_queries),
-        rotary.rotated(call.key, of_keys),
-        _arrays.promote_to_float32(call.value),
-        rotary=None,
-    )
-    queries, keys = problem.shape[2:]
-    if not rotary.fades or queries == 0:
-        return [QueryRun(slice(0, queries), slice(0, keys), rotated)]
-    columns = problem.query_positions is None
-    positions = None if columns else _arrays.to_numpy(of_queries)
-    decays = rotary.log_decays(call.query)
-    runs = []
-    for own, seen in _slices(problem, positions, int(min(SPREAD / rotary.fastest_rate, 2**31))):
-        part = rotated.part(own, seen)
-        factors = _factors(of_queries[:, own], of_keys[:, seen], decays, part.query.dtype)
-        part = part._replace(query=faded(part.query, factors[0]), key=faded(part.key, factors[1]))
-        runs.append(QueryRun(own, seen, part, *factors))
-    return runs
-
-
-def faded(x: Any, factor: Any) -> Any:
-    """Multiply rotated queries or keys of a run, or their gradient, by a factor of `QueryRun`."""
-    if factor is None:
-        return x
-    with _arrays.quiet(x):  # infinity in padding
-        return x * factor
-
-
-def _slices(
-    problem: Problem, positions: NDArray[Any] | None, spread: int
-) -> Iterator[tuple[slice, slice]]:
-    """Yield queries, whose positions differ by at most a spread in all rows, and their keys.
-
-    Without positions, those of the queries are their columns. Then the keys end at the column of
-    the last query, and begin at column 0, where sinks stand, if there are any.
-    """
-    mask, (queries, keys) = problem.mask, problem.shape[2:]
-    begin = 0
-    while begin < queries:
-        end, seen = min(begin + spread + 1, queries), slice(0, keys)
-        if positions is not None:
-            run = positions[:, begin:end]
-            reach = np.maximum.accumulate(run, 1) - np.minimum.accumulate(run, 1)
-            end = begin + int((reach <= spread).all(axis=0).sum())
+    # Query, key and value. Memory of plain arrays shows that they are alike.
+    given, like = query, None
+    memory = None if torch else _arrays.memories(query, key, value)
+    if memory is None:
+        if is_quantized(key) or is_quantized(value):
+            _checks.attention_input("query", query)
+            for name, rows in (("key", key), ("value", value)):
+                if not is_quantized(rows):
+                    raise TypeError(
+                        "key and value must both be QuantizedRows or both be arrays, got a "
+                        f"{name} of type {type(rows).__name__}"
+                    )
+                if _arrays.is_tensor(rows.numbers) != _arrays.is_tensor(query):
+                    raise TypeError(
+                        f"{name} must be of query's framework, got {type(rows.numbers)}"
+                    )
+                if getattr(rows.numbers, "device", None) != getattr(query, "device", None):
+                    raise ValueError(
+                        f"{name} must be on query's {query.device}, got {rows.numbers.device}"
+                    )
         else:
-            last = max(keys - queries + end, 0)
-            first = 0 if mask.sink else max(mask.interval(keys - queries + begin)[0], 0)
-            seen = slice(min(first, last), last)
-        yield slice(begin, end), seen
-        begin = end
+            _checks.attention_inputs(query, key, value)
+        _checks.no_tangents(query=query, key=key, value=value)
+    if torch:
+        query, key, value = _arrays.in_autocast_dtype(query, key, value)
+        like = query
+
+    # Shapes and plain numbers: most calls repeat those of an earlier call, of another layer.
+    shapes = query.dtype, query.shape, key.shape, value.shape
+    numbers = *shapes, torch, scale, skip_tolerance, *mask
+    try:
+        checked = None if torch else _known_numbers(*numbers)
+    except TypeError:  # a wrong type, or a type without a hash
+        checked = None
+    problem, scale, skip_tolerance, rule = checked or _numbers_of(*numbers)
+
+    # Padding and positions, and what reads them.
+    if rotary is not None:
+        if isinstance(rotary, type) or not callable(getattr(rotary, "rotated", None)):
+            raise TypeError(f"rotary must be None, a RoPE or an XPOS, got {rotary!r}")
+        if rotary.head_dim != query.shape[3]:
+            raise ValueError(f"rotary must have query's head_dim {query.shape[3]}, got {rotary!r}")
+        if rotary.fades and problem.mask.sees_ahead:
+            raise ValueError(f"causal must be True with XPOS, which grows ahead, got {rotary!r}")
+    columns = key_padding_mask is query_positions is key_positions is None
+    packed = not (segment_ids is query_segment_ids is None)
+    if not columns or packed or align is not AT_END:
+        problem = Problem.checked(
+            problem.shape,
+            problem.mask,
+            key_padding_mask,
+            query_positions,
+            key_positions,
+            align=align,
+            like=like,
+            segment_ids=segment_ids,
+            query_segment_ids=query_segment_ids,
+        )
+    kernel = kernel_bias_of(bias, problem, like)
+    factors = None
+    if log_n is not None:
+        log_n = log_n_of(log_n)
+        factors = log_n.factors(problem, like)
+        if torch:
+            factors = _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))
+        else:
+            factors = _arrays.to_float32(factors)
+        kernel = kernel.times(factors) if log_n.biased else kernel
+
+    # Results over other keys.
+    known = None
+    if initial is not None:
+        if not isinstance(initial, tuple) or len(initial) != 2:
+            raise TypeError(f"initial must be a pair (output, logsumexp), got {initial!r}")
+        names = "the output of initial", "the logsumexp of initial"
+        for name, array, shape in zip(names, initial, (query.shape, query.shape[:3]), strict=True):
+            if _arrays.is_tensor(array) != _arrays.is_tensor(query) or not _arrays.is_array(array):
+                raise TypeError(f"{name} must be of query's framework, got {type(array).__name__}")
+            _checks.plain(name, array)
+            _checks.no_tangents(**{name: array})
+            if tuple(array.shape) != tuple(shape):
+                raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(array.shape)}")
+        if initial[0].dtype != given.dtype:
+            raise TypeError(f"{names[0]} must be of query's {given.dtype}, got {initial[0].dtype}")
+        _checks.floating_dtype(initial[1].dtype, ("float32", "float64"), names[1])
+        known = _arrays.float64(initial[1], query)
+
+    # Norms of the keys, which have to be consecutive.
+    norms = None
+    if key_norms is not None:
+        if not hasattr(key_norms, "norms"):
+            raise TypeError(f"key_norms must be None or a KeyNorms, got {key_norms!r}")
+        _checks.at_most_one(segment_ids=segment_ids, key_norms=key_norms)
+        _checks.at_most_one(rotary=rotary, key_norms=key_norms)
+        consecutive = problem.key_padding_mask is problem.key_positions is None
+        if not consecutive or kernel.exempt:
+            raise ValueError("key_norms must be None with key_padding_mask or key_positions")
+        key_shape = tuple(key.shape)
+        got = (*key_norms.norms.shape[:2], key_norms.length, key_norms.centres.shape[2])
+        if got[:3] != key_shape[:3]:
+            raise ValueError(
+                f"key_norms must be of key's (batch, heads, keys) {key_shape[:3]}, got {got[:3]}"
+            )
+        if got[3] != key_shape[3]:
+            raise ValueError(f"key_norms must be of key's head_dim {key_shape[3]}, got {got[3]}")
+        norms = key_norms.norms, key_norms.centres
+
+    dropped = None
+    if dropout is not NO_DROPOUT or seed is not None:
+        dropped = checked_dropout(dropout, seed, query, key.shape[2])
+    return AttentionCall(
+        query, key, value, kernel, problem, rule, scale, skip_tolerance,
+        rotary, factors, known, memory, norms, dropped,
+    )  # fmt: skip
 
 
-def _factors(queries: Any, keys: Any, decays: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return XPOS's factors of queries and of keys from their positions, (1 or batch, length)."""
-    xp = _arrays.namespace(decays)
-    first, last = xp.amin(queries, -1)[:, None], xp.amax(queries, -1)[:, None]
-    centre = (first + last) // 2
-    seen = xp.minimum(keys, last)  # no query sees keys ahead of all queries
+def _numbers_of(
+    dtype: Any,
+    query_shape: tuple[int, ...],
+    key_shape: tuple[int, ...],
+    value_shape: tuple[int, ...],
+    torch: bool,
+    scale: Any,
+    skip_tolerance: Any,
+    *mask: Any,
+) -> tuple[Problem, float, float | None, _core.CallRule | None]:
+    """Check the part of a call that depends on shapes and plain numbers alone.
 
-    def factor(distance: Any) -> Any:
-        logs = _arrays.to_float64(distance)[..., None] * decays
-        powers = xp.where(logs < FADED, 0.0, xp.exp(xp.clip(logs, FADED, None)))
-        return _arrays.to_dtype(powers, dtype)[:, None]
+    Returns:
+        The problem with real keys only, and columns as positions; the factor of dot products; the
+        tolerance; and these numbers as the core takes them, None if torch's operator computes.
+    """
+    allowed = _arrays.ANY_DTYPES if torch else _arrays.FUSED_DTYPES
+    if not torch and _arrays.dtype_name(dtype) == "float64":
+        raise TypeError(
+            f"query must be of a dtype of {', '.join(allowed)}, got float64: pass "
+            "query.astype(numpy.float32), or see ntk_alibi.reference.attention"
+        )
+    _checks.floating_dtype(dtype, allowed, "query")
+    _checks.fitting_shapes(query_shape, key_shape, value_shape)
+    checked_mask = Mask.checked(*mask)
+    scale = _checks.scale(scale, query_shape[3])
+    if skip_tolerance is not None:
+        share = _checks.finite("skip_tolerance", skip_tolerance, minimum=0.0)
+        if share >= 1.0:
+            raise ValueError(f"skip_tolerance must be below 1, got {skip_tolerance!r}")
+        skip_tolerance = share
+    problem = Problem((*query_shape[:3], key_shape[2]), checked_mask)
+    rule = None if torch else core_rule(checked_mask, scale, skip_tolerance)
+    return problem, scale, skip_tolerance, rule
 
-    return factor(queries - centre), factor(centre - seen)
+
+_known_numbers = functools.lru_cache(maxsize=256, typed=True)(_numbers_of)

@@ -1,4 +1,4 @@
-"""The forward pass on the compiled core, for subsets of keys, groups of heads and runs of queries.
+"""The forward pass on the compiled core, for subsets of keys.
 
 With exempt tokens there are two subsets: the exempt keys and the other keys. Scores of exempt keys,
 and all scores of exempt queries, have no slope but a constant for each query. Within one call of
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
-from ntk_alibi.fused.call import AttentionCall, parts_of
+from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.merge import merged
 from ntk_alibi.fused.quantized_rows import is_quantized
 
@@ -47,9 +47,7 @@ class Stats:
 def forward(
     call: AttentionCall, *, log: bool = True, stats: bool = False
 ) -> tuple[Any, Any, Stats | None]:
-    """Return output, logsumexp (float64; None without log) and stats (or None) of a call."""
-    if call.rotary is not None:
-        return _in_parts(call, log=log, stats=stats)
+    """Return output, logsumexp (float64; None without log) and stats (or None) without rotation."""
     subsets = key_subsets(call)
     counts = np.zeros((*call.query.shape[:2], len(fields(Stats))), np.int64) if stats else None
     if len(subsets) == 1:
@@ -185,19 +183,3 @@ def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:
     xp, limit = _arrays.namespace(logsumexp), _checks.FLOAT32_MAX
     bounded = xp.where(xp.isneginf(logsumexp), logsumexp, xp.clip(logsumexp, -limit, limit))
     return _arrays.to_dtype(bounded, xp.float32)
-
-
-def _in_parts(call: AttentionCall, *, log: bool, stats: bool) -> tuple[Any, Any, Stats | None]:
-    """Return the results of a call with rotation, one call for each part."""
-    output: Any = _arrays.empty_like(call.query)
-    logs = np.empty(call.query.shape[:3], np.float64) if log else None
-    logsumexp: Any = None if logs is None else _arrays.to_framework_of(logs, call.query)
-    counts = np.zeros((len(fields(Stats)), *call.query.shape[:2]), np.int64)
-    for (rows, heads, queries), part in parts_of(call):
-        own, log_of_part, counted = forward(part, log=log, stats=stats)
-        output[rows, heads, queries] = _arrays.to_dtype(own, output.dtype)
-        if log:
-            logsumexp[rows, heads, queries] = log_of_part
-        if counted is not None:
-            counts[:, rows, heads] += [getattr(counted, field.name) for field in fields(Stats)]
-    return output, logsumexp, Stats(*counts) if stats else None

@@ -13,8 +13,7 @@ from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import NUMBERS, SLOPES
-from ntk_alibi.fused.call import AttentionCall, faded, query_runs
-from ntk_alibi.fused.checked_call import checked_call
+from ntk_alibi.fused.call import AttentionCall, checked_call
 from ntk_alibi.fused.forward import (
     KeySubset,
     attend_subset,
@@ -25,6 +24,7 @@ from ntk_alibi.fused.forward import (
     shifted_queries,
     tokens_of,
 )
+from ntk_alibi.fused.parts import faded, in_parts, query_runs
 from ntk_alibi.masks import Mask, Text
 from ntk_alibi.positions.log_n import log_n_of
 
@@ -167,7 +167,7 @@ def _unrounded(logsumexp: Any, call: AttentionCall) -> Any:
     large &= np.isfinite(rounded)
     if not large.any():
         return logsumexp
-    _, exact, _ = forward(call)
+    _, exact, _ = in_parts(call, forward)
     exact = _arrays.to_numpy(exact)
     other = (rounded_logsumexp(exact, call.query) != rounded)[large]
     if other.any():
@@ -194,7 +194,7 @@ def gradients_of(
     """Return the gradients of a checked call."""
     if call.fades and call.problem.segments is not None:
         return _gradients_of_texts(call, results, bias_gradient)
-    if call.rotates:
+    if call.rotary is not None:
         return _rotated_gradients(call, results, bias_gradient)
     subsets = key_subsets(call)
     if len(subsets) > 1 and _arrays.dtype_name(call.query.dtype) != "float32":

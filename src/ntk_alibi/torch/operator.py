@@ -8,7 +8,8 @@ tensors on other devices the kernels of torch/devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,18 +18,16 @@ import torch
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.kernel_bias import NUMBERS as BIAS_TENSORS
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.fused.call import AttentionCall, core_rule, query_runs
+from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, gradients_of
+from ntk_alibi.fused.parts import Results, in_parts
 from ntk_alibi.masks import Mask, Problem, Segments
 from ntk_alibi.torch.chunks import attention_by_chunks
 from ntk_alibi.torch.devices.dispatch import attention_on_device, without_autocast
 from ntk_alibi.torch.dropout import dropout_of, numbers_of, seed_of
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
-
-#: Output and logsumexp, which a kernel may leave out where it is not needed.
-Results: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 
 #: Dtypes of the compiled core.
 CORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -196,46 +195,21 @@ def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
     return (torch.stack(outputs), torch.stack(logsumexps)), (0, 0)
 
 
-def attend_tensors(call: AttentionCall, *, log: bool = True) -> Results:
+def attend_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:
     """Return output and, with log, the logsumexp of a checked call of tensors."""
-    return in_parts(call, lambda part: _attend(part, log=log))
-
-
-def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:
-    """Return the results of a call, whose parts without rotation are attended by a function."""
-    if call.problem.segments is not None:
-        core = call.query.is_cpu and call.query.dtype in CORE_DTYPES
-        if call.fades or not core:
-            return _by_texts(call, attend)
-    if not call.rotates:
-        return attend(call)
-    with without_autocast(call.query.device.type):  # rotated inputs are not rounded
-        outputs, logsumexps = zip(*(attend(run.call) for run in query_runs(call)), strict=True)
-        output = torch.cat(outputs, 2).to(call.query.dtype)
-        return output, None if logsumexps[0] is None else torch.cat(logsumexps, 2)
-
-
-def _by_texts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:
-    """Return the results of a call with packed texts, whose texts are attended one by one."""
-    of_rows: dict[int, list[Results]] = {}
-    for text in call.problem.texts():
-        of_rows.setdefault(text.rows.start, []).append(in_parts(call.of_text(text), attend))
-    if not of_rows:  # there are no queries
-        return in_parts(call._replace(problem=call.problem._replace(segments=None)), attend)
-
-    def joined(index: int) -> Any:
-        rows = [[results[index] for results in row] for row in of_rows.values()]
-        return None if rows[0][0] is None else torch.cat([torch.cat(row, 2) for row in rows])  # type: ignore[arg-type]
-
-    return joined(0), joined(1)
+    device = call.query.device.type
+    # Rotated inputs are not rounded.
+    with without_autocast(device) if call.rotary is not None else nullcontext():
+        return in_parts(call, partial(_attend, log=log))[:2]
 
 
 def _attend(call: AttentionCall, *, log: bool) -> Results:
+    """Return the results of a call without rotation."""
     query, bias, problem = call.query, call.bias, call.problem
     if query.device.type != "cpu":
-        return attention_on_device(call, log=log)
+        return (*attention_on_device(call, log=log), None)
     if query.dtype not in CORE_DTYPES:
-        return attention_by_chunks(call)
+        return (*attention_by_chunks(call), None)
     for numbers in bias.numbers.values():
         _checks.no_tangent("bias", numbers)
     placed = [getattr(problem, name) for name in PROBLEM_TENSORS]
@@ -243,7 +217,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
     dense = bias.dense
     if dense is not None and dense.requires_grad:  # so that torch sums over broadcast axes
         bias = bias._replace(dense=dense.expand(problem.shape))
-    result: tuple[torch.Tensor, torch.Tensor] = _attention(
+    output, logsumexp = _attention(
         query,
         call.key,
         call.value,
@@ -261,7 +235,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         call.skip_tolerance,
         numbers_of(call.dropout),
     )
-    return result
+    return output, logsumexp, None
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

@@ -13,9 +13,9 @@ import ntk_alibi as na
 from conformance import WAYS, Expectation, loss, tensors
 from conformance_cases import CASES
 from device_calls import by_pairs, device_call
+from ntk_alibi.fused.parts import in_parts
 from ntk_alibi.torch.devices.block_masks import BLOCK, mask_mod, visible_blocks
 from ntk_alibi.torch.devices.score_mods import captured
-from ntk_alibi.torch.operator import in_parts
 
 # Threads would wait for each other in these many small calls.
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,7 +32,7 @@ def attended(name: str, way: str, *, padded: bool) -> tuple[Expectation, Any, li
         pytest.skip("refused by every kernel")
     sources = tensors(case, kind, grad=True)
     call = device_call(*sources[:3], case.make(*sources[3:]), **kind.given(tensors=True))
-    results = in_parts(call, lambda part: by_pairs(part, padded=padded))
+    *results, _ = in_parts(call, lambda part: (*by_pairs(part, padded=padded), None))
     return Expectation(case, kind), results, sources
 
 

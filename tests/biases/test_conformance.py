@@ -97,12 +97,25 @@ FOREIGN = {
 }
 BIASES = CASES | FOREIGN
 
-EVERY = [
-    pytest.param(BIASES[bias], WAYS[way], id=f"{bias}: {way}")
-    for bias in BIASES
-    for way in WAYS
-    if WAYS[way].refusal(BIASES[bias]) is None
-]
+#: One bias of each form that kernels know. They meet every kind of call in `make test`, and every
+#: bias meets two of them.
+ONE_OF_EACH = ("ALiBi", "KerplePower", "ForgetGates", "a number for each key", "stairs")
+TWO_WAYS = ("plain", "packed, RoPE, log n, blocks and padding")
+
+
+def calls(*, every: bool) -> list[Any]:
+    """Return these calls, or, marked as slow, all others, too."""
+    named = [(f"{bias}: {way}", bias, way) for bias in BIASES for way in WAYS]
+    few = {name for name, bias, way in named if bias in ONE_OF_EACH or way in TWO_WAYS}
+    return [
+        pytest.param(
+            BIASES[bias], WAYS[way], id=name, marks=() if name in few else pytest.mark.slow
+        )
+        for name, bias, way in named
+        if WAYS[way].refusal(BIASES[bias]) is None and (every or name in few)
+    ]
+
+
 REFUSED = [
     pytest.param(BIASES[bias], WAYS[way], id=f"{bias}: {way}")
     for bias in BIASES
@@ -117,25 +130,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("case", "way"), EVERY)
-def test_arrays_and_tensors_are_the_reference(case: Case, way: Way) -> None:
-    Expectation(case, way).check(
-        attend(case, way, arrays(case, way)),
-        attend(case, way, tensors(case, way)),
-        attend(case, way, tensors(case, way, torch.float64)),
-    )
-
-
-@pytest.mark.parametrize(("case", "way"), EVERY)
-def test_gradients_are_those_of_torch_in_float64(case: Case, way: Way) -> None:
-    results, gradients = [], []
-    for dtype in (torch.float32, torch.float64):
-        sources = tensors(case, way, dtype, grad=True)
-        results.append(attend(case, way, sources))
-        gradients.append(torch.autograd.grad(loss(*results[-1]), sources))
-        assert all(x.dtype == dtype for x in gradients[-1])
+@pytest.mark.parametrize(("case", "way"), calls(every=True))
+def test_values_and_gradients_are_those_of_torch_in_float64(case: Case, way: Way) -> None:
     what = Expectation(case, way)
-    what.check(*results)
+    what.check(attend(case, way, arrays(case, way)))
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        what.check(attend(case, way, tensors(case, way, dtype)))
+        sources = tensors(case, way, dtype, grad=True)
+        result = attend(case, way, sources)
+        what.check(result)
+        gradients.append(torch.autograd.grad(loss(*result), sources))
+        assert all(x.dtype == dtype for x in gradients[-1])
     what.check_gradients(*gradients)
 
 
@@ -190,7 +196,7 @@ def _sandwich(distance: Any, lambdas: Any, options: dict[str, Any]) -> Any:
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("case", "way"), EVERY)
+@pytest.mark.parametrize(("case", "way"), calls(every=False))
 def test_mapped_over_a_batch_of_batches_it_is_one_call_after_the_other(
     case: Case, way: Way
 ) -> None:
@@ -208,7 +214,6 @@ def test_mapped_over_a_batch_of_batches_it_is_one_call_after_the_other(
 COMPILED = (
     "plain", "RoPE", "a window and sinks on both sides", "padding", "XPOS", "log n", "packed",
 )  # fmt: skip
-ONE_OF_EACH = ("ALiBi", "KerplePower", "ForgetGates", "a number for each key", "stairs")
 QUICK = ("ALiBi: plain", "ForgetGates: plain", "KerplePower: RoPE")
 
 

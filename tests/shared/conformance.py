@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 import gradient_checks
 import ntk_alibi as na
-from attention_checks import UNIT, check_against, expected, inputs, random, visible
+from attention_checks import UNIT, Expected, check_against, expected, inputs, random, visible
 
 BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM = 2, 4, 2, 24, 70, 8
 LENGTHS = {"B": BATCH, "H": HEADS, "Q": QUERIES, "K": KEYS}
@@ -322,11 +323,15 @@ class Expectation:
         turned = "rotary" in way.options or "log_n" in way.options
         self._scores = self._model.scores.detach().numpy() if turned else None
 
-    def check(self, *results: Any) -> None:
-        """Check that each (output, logsumexp) is the model's within the bounds of `expected`."""
-        what = expected(
+    @cached_property
+    def _expected(self) -> Expected:
+        return expected(
             *self._way.arrays(), self._bias, self._scale, scores=self._scores, **self._way.dropped
         )
+
+    def check(self, *results: Any) -> None:
+        """Check that each (output, logsumexp) is the model's within the bounds of `expected`."""
+        what = self._expected
         wide = what._replace(
             output_error=WIDE * what.output_error, logsumexp_error=WIDE * what.logsumexp_error
         )
@@ -362,18 +367,30 @@ class Expectation:
                 assert ((mine.double() - theirs).abs() <= share * error).all()
 
     def _through_bias(self, index: int, errors: torch.Tensor) -> torch.Tensor:
-        """Sum the errors of all pairs times the size of the bias's derivative in a source."""
+        """Sum the errors of all pairs times the size of the bias's derivative in a source.
+
+        The numbers of a head, and of a row where rows have their own, reach its own pairs alone. So
+        one derivative in the direction of the n-th number of all heads has those of each of them.
+        """
         place, seen = self._way.place, torch.from_numpy(~np.isneginf(self._bias))
         parameters = [x.detach() for x in self._sources[3:]]
+        parameter, shape = parameters[index - 3], self._case.shapes[index - 3]
+        axes = (2, 3) if shape[0] == "B" else (0, 2, 3)
 
         def written(parameter: torch.Tensor) -> torch.Tensor:
             others = [*parameters[: index - 3], parameter, *parameters[index - 2 :]]
             return torch.where(seen, self._case.written(place, *others), 0.0)
 
+        def summed(direction: torch.Tensor) -> torch.Tensor:
+            tangent = direction.reshape(of_head).expand_as(parameter)
+            derivative = torch.func.jvp(written, (parameter,), (tangent,))[1]
+            return (errors * derivative.abs()).sum(axes)
+
+        of_head = parameter.shape[shape.index("H") + 1 :]
         with warnings.catch_warnings():  # torch's forward mode calls deprecated functions
             warnings.simplefilter("ignore", DeprecationWarning)
-            derivative = torch.func.jacfwd(written)(parameters[index - 3])
-        return torch.tensordot(errors, derivative.abs(), dims=4)
+            sums = torch.func.vmap(summed)(torch.eye(of_head.numel(), dtype=torch.float64))
+        return sums.movedim(0, -1).reshape(parameter.shape)
 
 
 def loss(output: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:

@@ -162,6 +162,7 @@ PADDING = np.arange(KEYS) >= np.array([[0], [55]])
 GAPS = np.arange(KEYS) + np.arange(KEYS) // 9
 TEXTS = np.repeat([[3, 7, 0, 1], [5, 2, 8, 4]], [30, 21, 4, 15, 1, 47, 21, 1]).reshape(2, KEYS)
 SHUFFLED = np.random.default_rng(3).permutation(GAPS)[:QUERIES]
+XPOS = na.XPOS(DIM, scale_base=2.0)
 
 WAYS = {
     "plain": Way({}),
@@ -177,19 +178,13 @@ WAYS = {
     "one query, a window and sinks": Way({"window": 9, "sink": 3}, queries=1),
     "RoPE": Way({"rotary": na.RoPE(DIM)}),
     "RoPE on both sides": Way({"rotary": na.RoPE(DIM), "causal": False}),
-    "XPOS": Way({"rotary": na.XPOS(DIM, scale_base=2.0)}),
-    "XPOS, a window and sinks": Way(
-        {"rotary": na.XPOS(DIM, scale_base=2.0), "window": 9, "sink": 3}
-    ),
+    "XPOS": Way({"rotary": XPOS}),
+    "XPOS, a window and sinks": Way({"rotary": XPOS, "window": 9, "sink": 3}),
     "XPOS, blocks and padding": Way(
-        {"rotary": na.XPOS(DIM, scale_base=2.0), "causal_block": 8, "key_padding_mask": PADDING}
+        {"rotary": XPOS, "causal_block": 8, "key_padding_mask": PADDING}
     ),
     "XPOS and positions": Way(
-        {
-            "rotary": na.XPOS(DIM, scale_base=2.0),
-            "query_positions": np.sort(SHUFFLED),
-            "key_positions": GAPS,
-        }
+        {"rotary": XPOS, "query_positions": np.sort(SHUFFLED), "key_positions": GAPS}
     ),
     "log n": Way({"log_n": 8}),
     "packed": Way({"segment_ids": TEXTS}),
@@ -221,11 +216,11 @@ WAYS = {
             "dropout": 0.1,
             "seed": 13,
             "segment_ids": TEXTS,
-            "rotary": na.XPOS(DIM, scale_base=2.0),
+            "rotary": XPOS,
             "log_n": 8,
         }
     ),
-    "packed, XPOS": Way({"segment_ids": TEXTS, "rotary": na.XPOS(DIM, scale_base=2.0)}),
+    "packed, XPOS": Way({"segment_ids": TEXTS, "rotary": XPOS}),
     "RoPE, log n, a window, sinks and padding": Way(
         {
             "rotary": na.RoPE(DIM),
@@ -336,7 +331,7 @@ class Expectation:
             output_error=WIDE * what.output_error, logsumexp_error=WIDE * what.logsumexp_error
         )
         for result in results:
-            numbers = [x.detach().numpy() if torch.is_tensor(x) else x for x in result]
+            numbers = [np.asarray(x.detach() if torch.is_tensor(x) else x) for x in result]
             check_against(wide if numbers[0].dtype == np.float64 else what, numbers)
 
     def check_gradients(self, *results: Any) -> None:
@@ -381,15 +376,15 @@ class Expectation:
             others = [*parameters[: index - 3], parameter, *parameters[index - 2 :]]
             return torch.where(seen, self._case.written(place, *others), 0.0)
 
-        def summed(direction: torch.Tensor) -> torch.Tensor:
-            tangent = direction.reshape(of_head).expand_as(parameter)
-            derivative = torch.func.jvp(written, (parameter,), (tangent,))[1]
+        def summed(number: torch.Tensor) -> torch.Tensor:
+            direction = number.reshape(of_head).expand_as(parameter)
+            derivative = torch.func.jvp(written, (parameter,), (direction,))[1]
             return (errors * derivative.abs()).sum(axes)
 
         of_head = parameter.shape[shape.index("H") + 1 :]
         with warnings.catch_warnings():  # torch's forward mode calls deprecated functions
             warnings.simplefilter("ignore", DeprecationWarning)
-            sums = torch.func.vmap(summed)(torch.eye(of_head.numel(), dtype=torch.float64))
+            sums = torch.func.vmap(summed)(torch.eye(of_head.numel()).double())
         return sums.movedim(0, -1).reshape(parameter.shape)
 
 

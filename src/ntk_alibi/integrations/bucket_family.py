@@ -20,12 +20,12 @@ from ntk_alibi import _checks
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
 from ntk_alibi.integrations import own_bias
-from ntk_alibi.integrations.begin_pass import begin_pass, check_padding
+from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.forms import PassAttention, checked_pass
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
-from ntk_alibi.integrations.passed_through import Padding
+from ntk_alibi.integrations.passed_through import Padding, check_padding
 from ntk_alibi.integrations.settings import COMPATS, Settings
 from ntk_alibi.integrations.transformers_versions import check_version, transformers_version
 from ntk_alibi.masks import Mask, Problem

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import IGNORED
+from ntk_alibi.integrations.begin_shared_pass import is_cut
 from ntk_alibi.integrations.cache_argument import cache_of
 from ntk_alibi.integrations.passed_through import AskedLogits, Padding
-from ntk_alibi.integrations.shared_pass import is_cut
 
 #: The attribute of a patched model that keeps the models above it, in a tuple, so that they are no
 #: parts.

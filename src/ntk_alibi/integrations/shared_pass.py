@@ -17,29 +17,11 @@ from ntk_alibi import _arrays
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.distributed import spread
 from ntk_alibi.distributed.ranks import Attempt, Ranks
-from ntk_alibi.distributed.sharding import Layout, columns_of
 from ntk_alibi.distributed.spread import KeyWeightBounds
 from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.masks import EVERYTHING, Problem
-
-#: Number of tokens of each rank from which a prompt is cut into parts.
-LEAST_PART = 64
-
-
-def is_cut(cache: Any, tokens: int) -> bool:
-    """Return whether a pass is the first of a spread cache, and so long that each rank has a part.
-
-    Args:
-        cache: the cache of the pass, or None.
-        tokens: the number of tokens of the pass.
-    """
-    return (
-        isinstance(cache, ShardedCache)
-        and cache.get_seq_length() == 0
-        and tokens >= LEAST_PART * cache.ranks.size
-    )
 
 
 @dataclass(frozen=True)
@@ -186,61 +168,6 @@ def _constant_results(
         torch.full_like(query, output, memory_format=torch.contiguous_format),
         query.new_full(query.shape[:3], logsumexp, dtype=torch.float32),
     )
-
-
-def own_tokens(
-    ranks: Ranks,
-    layout: Layout,
-    mask: torch.Tensor | None,
-    shape: tuple[int, int],
-    device: Any,
-) -> tuple[OwnTokens, torch.Tensor]:
-    """Return the pass of a part of a text on each rank, and the mask of the whole text.
-
-    Args:
-        ranks: the processes.
-        layout: which tokens each rank holds.
-        mask: this rank's attention_mask, (batch, tokens), or None.
-        shape: batch and number of this rank's tokens.
-        device: the device of the mask.
-    """
-    batch, tokens = shape
-
-    def describe() -> dict[str, Any]:
-        if tokens < 1:
-            raise ValueError(
-                "input_ids must have at least one token on each rank in a model patched with "
-                f"group, got {tokens}"
-            )
-        if mask is not None and tuple(mask.shape) != shape:
-            raise ValueError(
-                "attention_mask must be of this rank's part of input_ids, (batch, tokens) = "
-                f"{shape}, in a model patched with group, got "
-                f"{tuple(mask.shape)}"
-            )
-        return {"batch": batch, "own tokens": tokens, "own padding": mask is not None}
-
-    every = ranks.agree(describe)
-    lengths = [x["own tokens"] for x in every]
-    total = sum(lengths)
-    columns = list(torch.arange(total).split(lengths))
-    if layout != "contiguous":
-        columns = [columns_of(rank, ranks.size, total, layout) for rank in range(ranks.size)]
-        expected = [len(x) for x in columns]
-        if lengths != expected:
-            raise ValueError(
-                f"input_ids must be the parts of shard(batch, group, layout={layout!r}), "
-                f"{expected} tokens, in a model patched with this layout, got "
-                f"{lengths}"
-            )
-    whole = torch.ones((batch, total), dtype=torch.bool, device=device)
-    if any(x["own padding"] for x in every):
-        own = torch.ones(shape, dtype=torch.uint8, device=device)
-        if mask is not None:
-            own = (mask != 0).to(device, torch.uint8)
-        whole[:, torch.cat(columns)] = torch.cat(ranks.gather_rows(own, lengths), dim=1).bool()
-    plain = layout == "contiguous" and bool(whole.all())
-    return OwnTokens(ranks, columns[ranks.rank], plain), whole
 
 
 def _problem_of_own_keys(attention: Any) -> Problem:

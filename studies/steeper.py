@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi.scaling import NTK, Scaling
+from ntk_alibi import NTK, Scaling
 
 
 @dataclass(frozen=True)

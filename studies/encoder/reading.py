@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ntk_alibi.scaling import NTK, DynamicFlatHeads, DynamicInterpolation, DynamicNTK, FlatHeads
+from ntk_alibi import NTK, DynamicFlatHeads, DynamicInterpolation, DynamicNTK, FlatHeads
 from studies.encoder import texts
 from studies.encoder.recipe import EncoderTraining
 from studies.encoder.texts import MaskedText

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ntk_alibi.biases.alibi import ALiBi
+from ntk_alibi import ALiBi
 from studies import training
 from studies.encoder import texts
 from studies.schemes.decoder import Decoder

@@ -21,11 +21,10 @@ import transformers
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ntk_alibi import _checks, _files
+from ntk_alibi import _checks, _files, patch
 from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.plan import QUICK, Plan
 from ntk_alibi.evaluation.report import tables
-from ntk_alibi.integrations import patch
 from ntk_alibi.integrations.settings import ATTENTIONS
 from studies import training
 from studies.record_training import RecordRecipe, RecordTraining

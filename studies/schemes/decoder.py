@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ntk_alibi.fused.attention import attention
+from ntk_alibi import attention
 from studies.schemes.schemes import AttentionView, Positions
 
 #: Usual standard deviation of the random first weights, equal to BLOOM's initializer_range.

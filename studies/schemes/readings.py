@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ntk_alibi.positions.log_n import LogN
-from ntk_alibi.scaling import NTK, FlatHeads, Interpolation, Knee
+from ntk_alibi import NTK, FlatHeads, Interpolation, Knee, LogN
 from studies.schemes.schemes import AttentionView, Positions, XposPositions
 
 

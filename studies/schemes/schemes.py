@@ -21,14 +21,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from ntk_alibi.biases.alibi import ALiBi
-from ntk_alibi.biases.bam import BAM
-from ntk_alibi.biases.kerple import KerpleLog, KerplePower
-from ntk_alibi.biases.sandwich import Sandwich
-from ntk_alibi.biases.slopes import alibi_slopes
-from ntk_alibi.positions.log_n import LogN, log_n_scale
-from ntk_alibi.positions.rotary import XPOS, RoPE
-from ntk_alibi.scaling import NTK, FlatHeads, Interpolation, Knee, without_knee
+from ntk_alibi import (
+    BAM,
+    NTK,
+    XPOS,
+    ALiBi,
+    FlatHeads,
+    Interpolation,
+    KerpleLog,
+    KerplePower,
+    Knee,
+    LogN,
+    RoPE,
+    Sandwich,
+    alibi_slopes,
+    log_n_scale,
+)
+from ntk_alibi.scaling import without_knee
 from ntk_alibi.torch.learned_bias import (
     FixedSlopes,
     LearnedBAM,

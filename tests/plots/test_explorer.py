@@ -73,6 +73,16 @@ const hidden = models.find((m) => m.type === "LogColorMapper").nan_color;
 return [root.dataset.theme, page.getComputedStyle(page.document.body).backgroundColor, hidden];
 """
 
+#: Returns the ground and the text colour of the label at the pointer, and those of the page.
+LABEL_COLOURS = """
+const label = document.querySelector(".bk-Tooltip");
+if (!label) { return null; }
+return [label, document.body].map((node) => {
+  const {backgroundColor, color} = getComputedStyle(node);
+  return [backgroundColor, color];
+});
+"""
+
 #: Returns the height of a notebook's frame, and of the page in it.
 HEIGHTS = """
 const frame = document.querySelector("iframe");
@@ -190,6 +200,7 @@ def test_a_page_is_light_or_dark_as_its_surroundings(tmp_path: Path) -> None:
         for name, theme in THEMES.items()
     }
     with page(path) as driver:
+        from selenium.webdriver import ActionChains
         from selenium.webdriver.support.ui import WebDriverWait
 
         def until_it_is(theme: str) -> None:
@@ -200,6 +211,14 @@ def test_a_page_is_light_or_dark_as_its_surroundings(tmp_path: Path) -> None:
         for scheme in ("dark", "light"):
             _show_as(driver, 980, scheme)
             until_it_is(scheme)
+            for place in ("overview", "map"):  # the label is made anew when the pointer comes
+                ActionChains(driver).move_to_element(
+                    driver.find_element("class name", place)
+                ).perform()
+            label, ground = WebDriverWait(driver, 60).until(
+                lambda _: driver.execute_script(LABEL_COLOURS)
+            )
+            assert label == ground
         driver.get(notebook.as_uri())  # whose theme is not the system's
         until_it_is("dark")
         high, inside = driver.execute_script(HEIGHTS)

@@ -40,7 +40,7 @@ fuzz: $(VENV)/.test
 	$(BIN)/python -m fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 # The tests that start vLLM, in an environment of its own; each engine takes half a minute to start.
-# WRITE=1 puts what they measured into the table of docs/vllm.md.
+# WRITE=1 puts what they measured into the table of benchmarks/results/vllm.md.
 vllm-test: $(VENV)/.test
 	NTK_ALIBI_VLLM_ALL=1 NTK_ALIBI_VLLM_WRITE=$(WRITE) $(BIN)/python -m pytest -m slow tests/engines/vllm/test_engine.py
 

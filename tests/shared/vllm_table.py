@@ -1,4 +1,4 @@
-"""The table of docs/vllm.md: what the tests that start vLLM measured, kept until all have run."""
+"""The table of benchmarks/results/vllm.md: what the tests measured, kept until all have run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from repository import ROOT
 KEPT = ROOT / "build/vllm.json"
 
 #: The document and the name of its section.
-DOCUMENT, SECTION = ROOT / "docs/vllm.md", "vllm"
+DOCUMENT, SECTION = ROOT / "benchmarks/results/vllm.md", "vllm"
 
 HEADER = ("model", "scaling", "processes", "equal tokens", "new tokens", "prompts")
 

@@ -1,7 +1,7 @@
 """Attention over the tokens of all ranks: the part of this rank, and blocks that others send.
 
-Keys that a rank's queries cannot notice do not travel (bounds.py). docs/distributed.md explains the
-exchange and what it guarantees.
+Keys that a rank's queries cannot notice do not travel (bounds.py). The exchange and what it
+guarantees stand in benchmarks/results/distributed.md.
 """
 
 from __future__ import annotations

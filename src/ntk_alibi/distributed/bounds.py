@@ -1,7 +1,7 @@
 """Upper bounds of the softmax mass of blocks of keys that lie on other ranks.
 
-docs/distributed.md has the proof. All numbers are NumPy's, float64 unless stated otherwise, and
-natural logarithms; rows are pairs of batch row and head.
+benchmarks/results/distributed.md has the proof. All numbers are NumPy's, float64 unless stated
+otherwise, and natural logarithms; rows are pairs of batch row and head.
 """
 
 from __future__ import annotations

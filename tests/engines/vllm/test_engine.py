@@ -78,7 +78,7 @@ CASES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def table() -> Iterator[None]:
-    """Write the table of docs/vllm.md after the tests, where `make vllm-test WRITE=1` asks."""
+    """Write the results of vLLM after the tests, where `make vllm-test WRITE=1` asks."""
     yield
     if os.environ.get("NTK_ALIBI_VLLM_WRITE"):
         vllm_table.write()

@@ -8,43 +8,42 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ntk_alibi.evaluation.comparing.intervals import half_width
+from ntk_alibi.evaluation.report.cells import with_ends, with_half_width
 
 
 def share_interval(shares: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean of shares in %, and the ends of its 95 % interval.
 
-    The ends lie between 0 and 100. They are NaN for a single number.
+    The ends lie between 0 and 100. They are NaN for a single number, and for equal ones, which do
+    not tell how others spread.
     """
     mean, width = 100 * float(np.mean(shares)), 100 * float(half_width(shares))
+    if width < 1e-9:
+        width = math.nan
     return mean, float(np.maximum(mean - width, 0.0)), float(np.minimum(mean + width, 100.0))
 
 
 def share(shares: Sequence[float]) -> str:
-    """Format the mean of shares in % and, for several, its interval; "" for none."""
-    if not shares:
-        return ""
-    mean, low, high = share_interval(shares)
-    return f"{mean:.0f}" if math.isnan(low) else f"{mean:.0f} ({low:.0f}-{high:.0f})"
+    """Format the mean of shares in % and, for several that differ, its interval; "" for none."""
+    return str(with_ends(*share_interval(shares))) if shares else ""
 
 
-def plus_minus(values: Sequence[float], form: str, width_form: str | None = None) -> str:
+def plus_minus(values: Sequence[float], digits: int, sign: str = "+") -> str:
     """Format the mean and, for several values, half the width of its interval; "" for none.
 
     Args:
         values: the values.
-        form: format of the mean, such as "+.3f".
-        width_form: format of the half-width; that of the mean by default.
+        digits: number of digits behind the point.
+        sign: "+" for differences, "" for others.
     """
     if not values:
         return ""
-    half = float(half_width(values))
-    shown = "" if math.isnan(half) else f" ± {half:{width_form or form}}"
-    return f"{float(np.mean(values)):{form}}{shown}"
+    return str(with_half_width(float(np.mean(values)), float(half_width(values)), digits, sign))
 
 
 def points(gains: Sequence[float]) -> str:
     """Format the mean of gains in percentage points as `plus_minus` does."""
-    return plus_minus([100 * gain for gain in gains], "+.0f", ".0f").replace("-0 ", "+0 ")
+    return plus_minus([100 * gain for gain in gains], 0)
 
 
 def curves(

@@ -17,6 +17,7 @@ from pytest_examples import EvalExample, find_examples
 
 import ntk_alibi as na
 from ntk_alibi import cli, inspection, plots
+from ntk_alibi.evaluation.report.cells import with_ends
 from repository import ROOT
 
 DOCS = ROOT / "docs"
@@ -165,9 +166,8 @@ def test_the_error_messages_that_are_explained_are_ours() -> None:
 def test_the_numbers_behind_the_pictures_are_those_of_the_tables() -> None:
     summary = json.loads((DOCS / "pictures/nano-bloom.json").read_text())
     found = {
-        (entry["task"], summary["methods"][entry["method"]], f"{entry['multiple']:g}x"): "{:.0f} "
-        "({:.0f}\N{EN DASH}{:.0f})".format(
-            *(100 * entry[name] for name in ("accuracy", "low", "high"))
+        (entry["task"], entry["method"], f"{entry['multiple']:g}x"): str(
+            with_ends(*(100 * entry[name] for name in ("accuracy", "low", "high")))
         )
         for entry in summary["retrieval"]
     }

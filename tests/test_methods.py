@@ -1,15 +1,28 @@
-"""Names of methods: their scalings, labels, and the arguments of the harness's model."""
+"""Names of methods: their scalings, and the arguments of the harness's model."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ntk_alibi as na
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
-from ntk_alibi.methods import model_arguments, named_method, parse_method
+from ntk_alibi.methods import (
+    DYNAMIC,
+    STATIC,
+    model_arguments,
+    name_of,
+    named_method,
+    parse_method,
+)
+
+KINDS = ("original", *STATIC, *DYNAMIC)
 
 
 @pytest.mark.parametrize(
@@ -33,10 +46,49 @@ def test_a_name_stands_for_a_scaling(name: str, scaling: Any) -> None:
     assert parse_method(name, 9).scaling == scaling
 
 
-def test_labels_and_names_of_methods() -> None:
-    assert parse_method("interpolation:1.5", 100).label == "interpolation a=1.5"
-    assert parse_method("knee:1024:28", 9).label == "knee w=1024, G=28"
-    assert [parse_method(name, 2).name for name in DEFAULT_METHODS] == list(DEFAULT_METHODS)
+def test_methods_keep_the_names_that_were_typed() -> None:
+    for name in (*DEFAULT_METHODS, "ntk:4.0", "dynamic-flat:2"):
+        assert parse_method(name, 2).name == name
+
+
+def variants(scaling: Any) -> Iterator[Any]:
+    """Yield scalings of a class with all its options, and with numbers that need many digits."""
+    numbers: dict[str, Any] = {"factor": 1 / 0.3, "rate": 1 / 3, "start": 7}
+    options: dict[str, Any] = {"share": 0.3, "layers": (0, 2), "per": "query"}
+    known_names = {field.name for field in fields(scaling)}
+    given = {name: value for name, value in numbers.items() if name in known_names}
+    yield scaling(**given)
+    if "per" in known_names:
+        yield scaling(**given, train_length=9, per="sequence")
+    known = {name: value for name, value in options.items() if name in known_names}
+    yield scaling(**given, **known)
+
+
+@pytest.mark.parametrize("kind", [*STATIC, *DYNAMIC])
+def test_the_name_of_a_scaling_is_taken_back(kind: str) -> None:
+    for scaling in variants((STATIC | DYNAMIC)[kind]):
+        name = name_of(scaling)
+        assert name.startswith(f"{kind}:")
+        length = getattr(scaling, "train_length", None)
+        assert parse_method(name, length).scaling == scaling
+        assert name_of(parse_method(name, length).scaling) == name
+
+
+def test_the_documented_names_stand_for_the_objects_beside_them() -> None:
+    page = Path(__file__).parents[1] / "docs/choose-a-method.md"
+    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", page.read_text(), re.MULTILINE)
+    made = {name: made for name, made in rows if name.partition(":")[0] in KINDS}
+    assert {name.partition(":")[0] for name in made} == set(KINDS)
+    for name, in_python in made.items():
+        scaling = eval(in_python, {"na": na})
+        assert parse_method(name, None).scaling == scaling
+        assert name_of(scaling) == name
+
+
+def test_every_scaling_has_a_name() -> None:
+    public = [getattr(na, name) for name in na.__all__]
+    scalings = {x for x in public if isinstance(x, type) and hasattr(x, "alibi_type")}
+    assert scalings == set((STATIC | DYNAMIC).values())
 
 
 @pytest.mark.parametrize(

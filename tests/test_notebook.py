@@ -112,12 +112,12 @@ def test_without_numbers_there_is_no_picture() -> None:
 def test_tables_are_escaped() -> None:
     shown = notebook.table_html("a < b", ["<h>"], [["x & y"]])
     assert ElementTree.fromstring(shown).findtext("caption") == "a < b"
-    row = {"label": "NTK a=2", "cases": 3, "value": 0.5, "low": 0.25, "high": 0.75}
+    row = {"method": "ntk:2", "cases": 3, "value": 0.5, "low": 0.25, "high": 0.75}
     row |= {"task": "t", "metric": "accuracy", "published": None}
     (shown_row,) = tables.comparison_tables({"model": "m", "rows": [row]})
     table = ElementTree.fromstring(tables.html(shown_row))
     assert [cell.text for cell in table.findall("tbody/tr/td")] == [
-        "NTK a=2",
+        "ntk:2",
         "3",
-        "50.0 25.0-75.0",
+        "50.0 (25.0–75.0)",
     ]

@@ -1,12 +1,12 @@
 """Methods by name: the scaling and the log-n factor that a word such as "ntk:4" stands for.
 
-The command line, `patch`, the harness and the tables of evaluations share these names.
+The command line, `patch`, the harness, tables and pictures share these names.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -30,25 +30,24 @@ from ntk_alibi.scaling import (
 #: Name of the unchanged model.
 ORIGINAL = "original"
 
-#: For each kind: the label in tables, and the scaling. Static scalings take a factor, a knee its
-#: start before that; dynamic scalings take a rate, the training length and `per`; those of flat
-#: heads a share.
-STATIC: dict[str, tuple[str, Any]] = {
-    "interpolation": ("interpolation a={factor:g}", Interpolation),
-    "ntk": ("NTK a={factor:g}", NTK),
-    "flat": ("flat heads a={factor:g}", FlatHeads),
-    "max-bias": ("max bias a={factor:g}", MaxBias),
-    "knee": ("knee w={start:g}, G={factor:g}", Knee),
+#: The scaling of each kind. Static scalings take a factor, a knee its start before that; dynamic
+#: scalings take a rate, the training length and `per`; those of flat heads a share.
+STATIC: dict[str, Any] = {
+    "interpolation": Interpolation,
+    "ntk": NTK,
+    "flat": FlatHeads,
+    "max-bias": MaxBias,
+    "knee": Knee,
 }
-DYNAMIC: dict[str, tuple[str, Any]] = {
-    "dynamic-interpolation": ("dynamic interpolation a0={rate:g}", DynamicInterpolation),
-    "dynamic-ntk": ("dynamic NTK a0={rate:g}", DynamicNTK),
-    "dynamic-flat": ("dynamic flat heads a0={rate:g}", DynamicFlatHeads),
-    "dynamic-knee": ("dynamic knee w={start:g}, a0={rate:g}", DynamicKnee),
+DYNAMIC: dict[str, Any] = {
+    "dynamic-interpolation": DynamicInterpolation,
+    "dynamic-ntk": DynamicNTK,
+    "dynamic-flat": DynamicFlatHeads,
+    "dynamic-knee": DynamicKnee,
 }
 _KINDS = {**STATIC, **DYNAMIC}
 
-_KIND_OF_CLASS = {scaling: kind for kind, (_, scaling) in _KINDS.items()}
+_KIND_OF_CLASS = {scaling: kind for kind, scaling in _KINDS.items()}
 
 #: Fields of scalings that are no numbers of a method's name.
 _NOT_NUMBERS = ("train_length", "share", "per", "layers")
@@ -59,17 +58,15 @@ BLOOM_TRAIN_LENGTH = 2048
 
 @dataclass(frozen=True)
 class Method:
-    """A scaling and a log-n factor, with their name and label.
+    """A scaling and a log-n factor, with their name.
 
     Attributes:
-        name: name on the command line, such as "ntk:4".
-        label: label in tables, such as "NTK a=4".
+        name: name on the command line, in tables and in pictures, such as "ntk:4".
         scaling: the scaling to patch with; None for plain ALiBi.
         log_n: the factor of the scores, or None.
     """
 
     name: str
-    label: str
     scaling: Scaling | None
     log_n: LogN | None = None
 
@@ -77,7 +74,7 @@ class Method:
 def parse_method(name: str, train_length: int | None) -> Method:
     """Parse a method's name, such as "original", "ntk:4", "flat:8:0.5" or "dynamic-ntk:1:query".
 
-    The first number is the factor a, or the rate a0 of a dynamic method; a knee has its start
+    The first number is the factor, or the rate of a dynamic method; a knee has its start
     before that, "knee:1024:28". Options may follow, in any order:
 
     - a number: the share of flat heads;
@@ -104,13 +101,12 @@ def parse_method(name: str, train_length: int | None) -> Method:
     if kind == ORIGINAL:
         if words:
             _numbers(name, kind, words)
-        return Method(name, ", ".join([ORIGINAL, *_label_of(log_n)]), None, log_n)
+        return Method(name, None, log_n)
     numbers = _numbers(name, kind, words)
-    scaling = _KINDS[kind][1]
+    scaling = _KINDS[kind]
     options = _options(name, words[len(numbers) :], scaling)
     lengths = [train_length] if kind in DYNAMIC else []
-    made = scaling(*numbers, *lengths, **options)
-    return Method(name, ", ".join([label_of(made), *_label_of(log_n)]), made, log_n)
+    return Method(name, scaling(*numbers, *lengths, **options), log_n)
 
 
 def as_method(value: Any, train_length: int) -> Method:
@@ -124,7 +120,7 @@ def as_method(value: Any, train_length: int) -> Method:
     Example:
         >>> import ntk_alibi as na
         >>> from ntk_alibi.methods import as_method
-        >>> as_method(na.NTK(4.0), 2048).label == as_method("ntk:4", 2048).label
+        >>> as_method(na.NTK(4.0), 2048) == as_method("ntk:4", 2048)
         True
     """
     if isinstance(value, Method):
@@ -136,7 +132,7 @@ def as_method(value: Any, train_length: int) -> Method:
         raise TypeError(
             f"a method must be a name such as 'ntk:4', a scaling, its dict or None, got {value!r}"
         )
-    return Method(label_of(scaling), label_of(scaling), trained_at(scaling, train_length))
+    return Method(name_of(scaling), trained_at(scaling, train_length))
 
 
 def kind_of(scaling: Any) -> str | None:
@@ -144,28 +140,33 @@ def kind_of(scaling: Any) -> str | None:
     return _KIND_OF_CLASS.get(type(scaling))
 
 
-def label_of(scaling: Any) -> str:
-    """Return the label of a scaling in pictures and tables: that of the method of its name.
+def name_of(scaling: Any) -> str:
+    """Return the name of a scaling, which `parse_method` takes back; its repr if it has none.
 
-    The training length of a dynamic scaling is no part of it. A scaling without a name has its
-    repr.
+    The training length of a dynamic scaling is no part of it. Whose length selects its factor is,
+    since the kinds have different defaults.
 
     Example:
         >>> import ntk_alibi as na
-        >>> from ntk_alibi.methods import label_of
-        >>> label_of(na.NTK(4.0)), label_of(na.DynamicNTK(2.0, 512, per="query"))
-        ('NTK a=4', 'dynamic NTK a0=2, per query')
+        >>> from ntk_alibi.methods import name_of
+        >>> name_of(na.NTK(4.0)), name_of(na.DynamicFlatHeads(2.0))
+        ('ntk:4', 'dynamic-flat:2:query')
     """
     if scaling is None:
         return ORIGINAL
     kind = kind_of(scaling)
     if kind is None:
         return repr(scaling)
-    numbers = {name: getattr(scaling, name) for name in number_names(kind)}
-    defaults = {field.name: field.default for field in fields(scaling)} | {"per": "sequence"}
-    options = {name: getattr(scaling, name) for name in _OPTION_LABELS if name in vars(scaling)}
-    texts = [_OPTION_LABELS[n](value) for n, value in options.items() if value != defaults[n]]
-    return ", ".join([_KINDS[kind][0].format(**numbers), *texts])
+    values = vars(scaling)
+    defaults = {field.name: field.default for field in fields(scaling)}
+    words = [_word(values[name]) for name in number_names(kind)]
+    if values.get("share") != defaults.get("share"):
+        words.append(_word(values["share"]))
+    if "per" in values:
+        words.append(values["per"])
+    if values["layers"] is not None:
+        words.append(f"layers={'+'.join(map(str, values['layers']))}")
+    return ":".join([kind, *words])
 
 
 def spelling_of(kind: str) -> str:
@@ -175,7 +176,7 @@ def spelling_of(kind: str) -> str:
 
 def number_names(kind: str) -> tuple[str, ...]:
     """Return the names of the numbers that a kind of method needs, in their order."""
-    return tuple(f.name for f in fields(_KINDS[kind][1]) if f.name not in _NOT_NUMBERS)
+    return tuple(f.name for f in fields(_KINDS[kind]) if f.name not in _NOT_NUMBERS)
 
 
 def named_method(
@@ -197,7 +198,7 @@ def named_method(
         if numbers[argument] is None:
             _checks.missing(argument, f"with scaling={kind}")
     texts = [
-        repr(number if number == math.inf else _checks.finite(name, number)).removesuffix(".0")
+        _word(number if number == math.inf else _checks.finite(name, number))
         for name, number in numbers.items()
         if number is not None
     ]
@@ -253,6 +254,11 @@ def _number(word: str) -> float:
     return int(number) if number.is_integer() else number
 
 
+def _word(number: float) -> str:
+    """Return the shortest text of a number that stands for it in a name."""
+    return repr(number).removesuffix(".0")
+
+
 def _log_n(name: str, words: list[str], train_length: int | None) -> tuple[list[str], LogN | None]:
     """Return the other words of a method's name, and its log-n factor."""
     found = [word for word in words if word.partition("=")[0] in ("logn", "ssmax")]
@@ -269,20 +275,6 @@ def _log_n(name: str, words: list[str], train_length: int | None) -> tuple[list[
         )
     return [w for w in words if w != found[0]], LogN(train_length, strength, option == "ssmax")
 
-
-def _label_of(log_n: LogN | None) -> list[str]:
-    if log_n is None:
-        return []
-    return [f"{'SSMax' if log_n.biased else 'log-n'} b={log_n.strength:g}"]
-
-
-#: A scaling's options in its label, which has a share and layers where they are not the
-#: defaults, and `per` where it is not that of the publication.
-_OPTION_LABELS: dict[str, Callable[[Any], str]] = {
-    "share": lambda share: f"{100 * share:g} % of the heads",
-    "per": lambda per: f"per {per}",
-    "layers": lambda layers: f"layers {'+'.join(map(str, layers))}",
-}
 
 #: How a scaling's options are spelled in a method's name.
 _OPTION_SPELLINGS = {

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ntk_alibi import NTK, DynamicFlatHeads, DynamicInterpolation, DynamicNTK, FlatHeads
+from ntk_alibi.methods import parse_method
 from studies.encoder import texts
 from studies.encoder.recipe import EncoderTraining
 from studies.encoder.texts import MaskedText
+from studies.rules import Rule
 from studies.schemes.schemes import AttentionView
 
-#: Scalings by the label of their rule, as functions of the multiple r of the training length and of
-#: the training length. Dynamic rules count the tokens of each text; a static one knows r.
-RULES: dict[str, Callable[[int, int], Any]] = {
-    "no scaling": lambda r, length: None,
-    "interpolation per text, a = r": lambda r, length: DynamicInterpolation(
-        1.0, length, per="sequence"
-    ),
-    "NTK, a = r": lambda r, length: NTK(float(r)),
-    "NTK per text, a = 2r": lambda r, length: DynamicNTK(2.0, length, per="sequence"),
-    "flat heads, a = r": lambda r, length: FlatHeads(float(r)),
-    "flat heads per text, a = 2r": lambda r, length: DynamicFlatHeads(2.0, length, per="sequence"),
+#: The rules, by their spelling. Dynamic ones count the tokens of each text; FACTOR is that of texts
+#: whose length is known.
+RULES = {
+    rule.spelling: rule
+    for rule in (
+        Rule("original"),
+        Rule("dynamic-interpolation:1:sequence"),
+        Rule("ntk:FACTOR"),
+        Rule("dynamic-ntk:2:sequence"),
+        Rule("flat:FACTOR"),
+        Rule("dynamic-flat:2:sequence"),
+    )
 }
 
 #: Tokens of a forward pass.
@@ -63,10 +65,11 @@ def read(
     for multiple, count in plan.texts:
         rng = np.random.default_rng([plan.seed, trained.recipe.seed, multiple])
         drawn = [texts.draw(multiple * train_length, rng) for _ in range(count)]
-        for label, rule in RULES.items():
-            key = f"{label}/{multiple}"
+        for rule in RULES.values():
+            key = f"{rule.spelling}/{multiple}"
             if key not in known:
-                view = AttentionView(scaling=rule(multiple, train_length))
+                method = parse_method(rule.method(multiple, train_length), train_length)
+                view = AttentionView(scaling=method.scaling)
                 yield (
                     key,
                     {

@@ -14,6 +14,7 @@ import numpy as np
 
 from ntk_alibi import _files, plots
 from ntk_alibi.evaluation.comparing.intervals import paired_difference
+from ntk_alibi.evaluation.report.cells import with_half_width
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 from studies.encoder import texts
 from studies.encoder.reading import RULES
@@ -32,7 +33,7 @@ SECTIONS = ("machine", "trainings", "endpoint", "numbers", "names", "distances")
 
 #: What all rules are compared with, and the rule of the primary endpoint and its multiple: the
 #: share of numbers found that the text tells farther away than the training length.
-BASELINE, ENDPOINT_RULE, ENDPOINT_AT = "no scaling", "flat heads per text, a = 2r", 4
+BASELINE, ENDPOINT_RULE, ENDPOINT_AT = "original", "dynamic-flat:2:sequence", 4
 
 #: Ends of the distances of numbers that are told apart, in training lengths; names are nearer.
 DISTANCES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -131,6 +132,10 @@ def tables(summary: Summary) -> dict[str, str]:
     }
 
 
+def _shown(summary: Summary, rule: str, multiples: Sequence[int]) -> str:
+    return RULES[rule].shown(multiples, [summary["train_length"]])
+
+
 def _multiples(summary: Summary) -> list[int]:
     return sorted({int(x) for m in summary["models"] for x in m["counts"][BASELINE]})
 
@@ -166,7 +171,7 @@ def endpoint(summary: Summary) -> str:
         p = f"{ttest_1samp(gains, 0.0).pvalue:.3f}" if tested else ""
         each = [_paired(model["counts"], rule) for model in summary["models"]]
         compared = ["", "", ""] if rule == BASELINE else [points(gains), p, ", ".join(each)]
-        rows.append([rule, share(far), *compared])
+        rows.append([_shown(summary, rule, [ENDPOINT_AT]), share(far), *compared])
     header = [f"far numbers at {ENDPOINT_AT}x", "found, %", "gain", "p (paired t)"]
     return table([*header, "each training, over its texts"], rows)
 
@@ -176,13 +181,16 @@ def _paired(counts: dict[str, Any], rule: str) -> str:
         np.array(counts[name][str(ENDPOINT_AT)])[:, BEYOND].sum(axis=1) for name in (rule, BASELINE)
     )
     gain, width = paired_difference(first[:, 0], second[:, 0], first[:, 1])
-    return f"{100 * gain:+.0f}" + ("" if np.isnan(width) else f" ± {100 * width:.0f}")
+    return str(with_half_width(100 * gain, 100 * width, 0))
 
 
 def _over_multiples(summary: Summary, title: str, ranges: slice) -> str:
     multiples = _multiples(summary)
     rows = [
-        [rule, *(share(shares(summary, rule, multiple, ranges)) for multiple in multiples)]
+        [
+            _shown(summary, rule, multiples),
+            *(share(shares(summary, rule, multiple, ranges)) for multiple in multiples),
+        ]
         for rule in RULES
     ]
     return table([title, *(f"{x}x" for x in multiples)], rows)
@@ -193,7 +201,10 @@ def _by_distance(summary: Summary) -> str:
     multiple = max(_multiples(summary))
     pairs = [(i, begin) for i, begin in enumerate(DISTANCES) if begin < multiple]
     rows = [
-        [rule, *(share(shares(summary, rule, multiple, slice(i + 1, i + 2))) for i, _ in pairs)]
+        [
+            _shown(summary, rule, [multiple]),
+            *(share(shares(summary, rule, multiple, slice(i + 1, i + 2))) for i, _ in pairs),
+        ]
         for rule in RULES
     ]
     header = [f"{begin:g} to {DISTANCES[i + 1]:g}" for i, begin in pairs]
@@ -210,7 +221,10 @@ def figure(summary: Summary) -> Figure:
 
     multiples = _multiples(summary)
     cells: dict[str, list[Sequence[float]]] = {
-        rule: [shares(summary, rule, multiple, NUMBERS) for multiple in multiples] for rule in RULES
+        _shown(summary, rule, multiples): [
+            shares(summary, rule, multiple, NUMBERS) for multiple in multiples
+        ]
+        for rule in RULES
     }
     means, widths = curves(cells)
     made = Figure(figsize=(8, 4.6), layout="constrained")

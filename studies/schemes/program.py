@@ -99,7 +99,7 @@ def main(
             print_each(work, trainings, options.processes)
         summary = summarise(options.output)
     shown = tables.tables(summary)
-    labels = {name: tables.label(name) for name in summary["measured"]}
+    labels = {name: tables.label(summary, name) for name in summary["measured"]}
     named = {"machine": shown["machine"], "labels": labels, **summary}
     report(
         shown,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ntk_alibi import NTK, FlatHeads, Interpolation, Knee, LogN
+from ntk_alibi.methods import parse_method
+from studies.rules import Rule
 from studies.schemes.schemes import AttentionView, Positions, XposPositions
 
 
@@ -16,62 +17,54 @@ class ReadingMode:
 
     Attributes:
         name: name in results.
-        label: label in tables.
+        label: label in tables, as a function of multiples of the training length and of that.
         view: function of the multiple of the training length and the training length.
         applies: function that returns whether the mode is available for a scheme.
         within: whether the mode changes something within the training length, too.
     """
 
     name: str
-    label: str
+    label: Callable[[Sequence[int], int], str]
     view: Callable[[int, int], AttentionView]
     applies: Callable[[type[Positions]], bool] = lambda scheme: True
     within: bool = False
 
 
-def _scaled(
-    name: str,
-    label: str,
-    kind: type,
-    scaling: Callable[[int, int], Any],
-    log_n: Callable[[int], LogN | None] = lambda length: None,
-) -> ReadingMode:
-    """Make the mode that scales the schemes which support a type of scalings."""
+def _labelled(text: str) -> Callable[[Sequence[int], int], str]:
+    return lambda multiples, length: text
+
+
+def _method(name: str, kind: type, rule: Rule) -> ReadingMode:
+    """Make the mode of a rule, for the schemes which support a type of scalings."""
 
     def view(multiple: int, length: int) -> AttentionView:
-        return AttentionView(scaling=scaling(multiple, length), log_n=log_n(length))
+        method = parse_method(rule.method(multiple, length), length)
+        return AttentionView(scaling=method.scaling, log_n=method.log_n)
+
+    def label(multiples: Sequence[int], length: int) -> str:
+        return rule.shown(multiples, [length])
 
     return ReadingMode(name, label, view, lambda scheme: kind in scheme.scalings)
 
 
-def _flat_heads(multiple: int, length: int) -> FlatHeads:
-    return FlatHeads(2.0 * multiple, share=0.25)
-
-
 #: The first mode reads as in training. XPOS's blocks have half the training length.
 READING_MODES = (
-    ReadingMode("plain", "as trained", lambda m, length: AttentionView(), within=True),
-    ReadingMode("window", "window", lambda m, length: AttentionView(window=length)),
+    ReadingMode("plain", _labelled("as trained"), lambda m, length: AttentionView(), within=True),
+    ReadingMode("window", _labelled("window"), lambda m, length: AttentionView(window=length)),
     ReadingMode(
         "log-n",
-        "log-n",
+        _labelled("logn=1"),
         lambda m, length: AttentionView(log_n=LogN(length)),
         lambda scheme: not scheme.learns_log_n,
     ),
-    _scaled("pi", "interpolation", Interpolation, lambda m, length: Interpolation(float(m))),
-    _scaled("ntk", "NTK", NTK, lambda m, length: NTK(float(m))),
-    _scaled("flat", "flat heads", FlatHeads, _flat_heads),
-    _scaled("knee", "knee", Knee, lambda m, length: Knee(length // 2, factor=7.0 * m)),
-    _scaled(
-        "flat-log-n",
-        "flat heads, log-n ½",
-        FlatHeads,
-        _flat_heads,
-        lambda length: LogN(length, strength=0.5),
-    ),
+    _method("pi", Interpolation, Rule("interpolation:FACTOR")),
+    _method("ntk", NTK, Rule("ntk:FACTOR")),
+    _method("flat", FlatHeads, Rule("flat:FACTOR", growth=2)),
+    _method("knee", Knee, Rule("knee:START:FACTOR", growth=7)),
+    _method("flat-log-n", FlatHeads, Rule("flat:FACTOR:logn=0.5", growth=2)),
     ReadingMode(
         "blocks",
-        "blocks",
+        _labelled("blocks"),
         lambda m, length: AttentionView(causal_block=length // 2),
         lambda scheme: scheme is XposPositions,
         within=True,

@@ -144,12 +144,17 @@ def _is_method(name: str) -> bool:
     return name.endswith(f"/{PLAIN}") or name in PARTS_OF_METHODS
 
 
-def label(name: str) -> str:
-    """Return the label of a "scheme/reading" in tables and figures."""
+def label(summary: Summary, name: str, multiples: Sequence[int] = ()) -> str:
+    """Return the label of a "scheme/reading" in tables and figures.
+
+    Its methods are those of some multiples of the training length, all longer ones by default.
+    """
     scheme, _, reading = name.partition("/")
     if reading == PLAIN:
         return LABELS[scheme]
-    return f"{LABELS[scheme]} + {next(x.label for x in READING_MODES if x.name == reading)}"
+    mode = next(mode for mode in READING_MODES if mode.name == reading)
+    longer = multiples or summary["plan"]["multiples"][1:]
+    return f"{LABELS[scheme]} + {mode.label(longer, summary['recipe']['train_length'])}"
 
 
 def _status(summary: Summary) -> str:
@@ -180,7 +185,8 @@ def _endpoint(summary: Summary, names: Sequence[str]) -> str:
         )
         each = " / ".join(f"{100 * gain:+.0f}" for gain in gains.values())
         cells = [share(own), share(base), points(list(gains.values())), each]
-        rows.append([label(name), _runs(summary, name), str(len(gains)), *cells])
+        named = label(summary, name, [ENDPOINT_AT])
+        rows.append([named, _runs(summary, name), str(len(gains)), *cells])
     at = f"{ENDPOINT_AT}x"
     header = ["", "runs", "pairs of runs", f"beyond, %, {at}", f"ALiBi, %, {at}"]
     return table([*header, "difference, points", "each seed"], rows)
@@ -199,7 +205,7 @@ def _learning(summary: Summary) -> str:
                 f"{setting['muon_rate']:g}",
                 f"{setting['first_weights_std']:g}",
                 f"{len(steps)} of {len(taken['seeds'])}",
-                plus_minus(steps, ".0f"),
+                plus_minus(steps, 0, ""),
                 each,
                 share(at_first),
                 _runs(summary, scheme),
@@ -247,17 +253,17 @@ def _table(
         if seeds_at is not None:
             each = by_seed(summary, name, "pairs", seeds_at).values()
             cells.append(" / ".join(f"{100 * share:.0f}" for share in each))
-        rows.append([label(name), _runs(summary, name), *cells])
+        rows.append([label(summary, name), _runs(summary, name), *cells])
     header += [] if seeds_at is None else [f"each seed, {seeds_at}x"]
     return table(["", "runs", *header], rows)
 
 
 def _nats(values: Sequence[float]) -> str:
-    return plus_minus(values, ".2f")
+    return plus_minus(values, 2, "")
 
 
 def _change(values: Sequence[float]) -> str:
-    return plus_minus(values, "+.3f", ".3f")
+    return plus_minus(values, 3)
 
 
 def _training(summary: Summary) -> str:
@@ -323,7 +329,7 @@ def curves(summary: Summary, names: Iterable[str], quantity: str, ax: Axes | Non
     known = [name for name in names if comparable(summary, name)]
     # At multiples where a reading mode changes nothing, the figures of the plain mode are used.
     cells = {
-        label(name): [
+        label(summary, name): [
             list(
                 (
                     by_seed(summary, name, quantity, x) or by_seed(summary, plain, quantity, x)

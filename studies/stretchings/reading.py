@@ -15,34 +15,38 @@ from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load
+from studies.rules import Rule
 from studies.stretchings.models import NanoModel
 
-#: Methods by the label of their rule, as functions of the multiple r of the training length and of
-#: the training length. Dynamic rules follow the prefix of each query; static ones know r.
-RULES: dict[str, Callable[[int, int], str]] = {
-    "original": lambda r, length: "original",
-    "dynamic NTK, a = 2r": lambda r, length: "dynamic-ntk:2:query",
-    "dynamic NTK, a = r": lambda r, length: "dynamic-ntk:1:query",
-    "dynamic flat heads, a = 2r": lambda r, length: "dynamic-flat:2:query",
-    "dynamic knee, G = 7r": lambda r, length: f"dynamic-knee:{length // 2}:7:query",
-    "dynamic flat heads, log-n ½": lambda r, length: "dynamic-flat:2:query:logn=0.5",
-    "dynamic knee, log-n ½": lambda r, length: f"dynamic-knee:{length // 2}:7:query:logn=0.5",
-    "NTK, a = 2r": lambda r, length: f"ntk:{2 * r}",
-    "flat heads, a = 2r": lambda r, length: f"flat:{2 * r}",
-    "knee, G = 7r": lambda r, length: f"knee:{length // 2}:{7 * r}",
-    "flat heads, a = 2r, log-n ½": lambda r, length: f"flat:{2 * r}:logn=0.5",
+#: The rules, by their spelling. Dynamic ones follow the prefix of each query; FACTOR is that of a
+#: text whose length is known.
+RULES = {
+    rule.spelling: rule
+    for rule in (
+        Rule("original"),
+        Rule("dynamic-ntk:2:query"),
+        Rule("dynamic-ntk:1:query"),
+        Rule("dynamic-flat:2:query"),
+        Rule("dynamic-knee:START:7:query"),
+        Rule("dynamic-flat:2:query:logn=0.5"),
+        Rule("dynamic-knee:START:7:query:logn=0.5"),
+        Rule("ntk:FACTOR", growth=2),
+        Rule("flat:FACTOR", growth=2),
+        Rule("knee:START:FACTOR", growth=7),
+        Rule("flat:FACTOR:logn=0.5", growth=2),
+    )
 }
 
 #: The rule that all others are compared with.
-BASELINE = "dynamic NTK, a = 2r"
+BASELINE = "dynamic-ntk:2:query"
 
 #: The rules of the multiples that only some models read; see `NanoModel.farther`.
 FARTHER_RULES = (
     BASELINE,
-    "dynamic flat heads, a = 2r",
-    "dynamic flat heads, log-n ½",
-    "dynamic knee, log-n ½",
-    "flat heads, a = 2r, log-n ½",
+    "dynamic-flat:2:query",
+    "dynamic-flat:2:query:logn=0.5",
+    "dynamic-knee:START:7:query:logn=0.5",
+    "flat:FACTOR:logn=0.5",
 )
 
 #: Prompts of one question each, which are answered by generation with a cache, and their multiple.
@@ -105,7 +109,9 @@ def _plan(
     length = model.recipe.train_length
     return Plan(
         length,
-        methods=tuple(dict.fromkeys(RULES[rule](multiple, length) for rule in rules or RULES)),
+        methods=tuple(
+            dict.fromkeys(RULES[rule].method(multiple, length) for rule in rules or RULES)
+        ),
         multiples=(multiple,),
         seed=reading.seed + model.recipe.seed,
         split="held-out-books",
@@ -171,7 +177,7 @@ def _generated(
         "seed": reading.seed + model.recipe.seed,
         "split": "held-out-books",
     }
-    names = dict.fromkeys(rule(GENERATED_AT, train_length) for rule in RULES.values())
+    names = dict.fromkeys(rule.method(GENERATED_AT, train_length) for rule in RULES.values())
     tasks = task_comparison.load_known([GENERATED], {**metadata, "tokenizer": tokenizer}, "")
     lm = StretchedLM(network, tokenizer=tokenizer, train_length=train_length, quiet=True)
     compared = task_comparison.compare(

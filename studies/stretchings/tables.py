@@ -42,16 +42,16 @@ SECTIONS = (
 PLANNED = max(multiple for multiple, _ in ReadingPlan().records)
 
 #: The rule of the primary endpoint, which is compared with the baseline at this multiple.
-ENDPOINT_RULE, ENDPOINT_AT = "dynamic flat heads, a = 2r", 4
+ENDPOINT_RULE, ENDPOINT_AT = "dynamic-flat:2:query", 4
 
 #: Curves of the figures.
 SHOWN = (
     "original",
-    "NTK, a = 2r",
-    "dynamic NTK, a = 2r",
-    "dynamic flat heads, a = 2r",
-    "dynamic knee, G = 7r",
-    "dynamic flat heads, log-n ½",
+    "ntk:FACTOR",
+    "dynamic-ntk:2:query",
+    "dynamic-flat:2:query",
+    "dynamic-knee:START:7:query",
+    "dynamic-flat:2:query:logn=0.5",
 )
 
 
@@ -102,7 +102,7 @@ def _add(found: dict[str, Any], model: NanoModel, name: str, result: dict[str, A
     length = model.recipe.train_length
     if name == "prose":
         for rule, make in RULES.items():
-            method = make(PROSE_AT, length)
+            method = make.method(PROSE_AT, length)
             beyond = [
                 e["difference"]
                 for e in result["perplexity"]
@@ -113,7 +113,7 @@ def _add(found: dict[str, Any], model: NanoModel, name: str, result: dict[str, A
     if name == "generated":
         values = {row["method"]: row["value"] for row in result["generated"]}
         for rule, make in RULES.items():
-            found["generated"][rule] = values[make(GENERATED_AT, length)]
+            found["generated"][rule] = values[make.method(GENERATED_AT, length)]
         return
     for entry in result["retrieval"]:
         multiple, method = entry["multiple"], entry["method"]
@@ -128,7 +128,7 @@ def _add(found: dict[str, Any], model: NanoModel, name: str, result: dict[str, A
         right = sum(round(e["accuracy"] * e["cases"]) for e in beyond)
         cell = {"share": entry["accuracy"], "beyond": right / cases if cases else None}
         for rule, make in RULES.items():
-            if make(int(multiple), length) == method:
+            if make.method(int(multiple), length) == method:
                 of_rule = found["cells"].setdefault(entry["task"], {}).setdefault(rule, {})
                 of_rule[str(int(multiple))] = cell
 
@@ -169,6 +169,7 @@ def tables(summary: Summary) -> dict[str, str]:
     """
     seeds, regimes = summary["models"]["seeds"], summary["models"]["regimes"]
     made = {"machine": summary["machine"]}
+    groups = {"nano BLOOM": seeds, **_by_regime(regimes)}
     if seeds:
         made |= {
             "endpoint": _endpoint(
@@ -176,8 +177,8 @@ def tables(summary: Summary) -> dict[str, str]:
             ),
             "seeds": _over_multiples(seeds, shares, share),
             "seeds-gains": _over_multiples(seeds, gains, points),
-            "prose-books": _by_rule({"nano BLOOM": seeds, **_by_regime(regimes)}, "prose", _nats),
-            "generated": _by_rule({"nano BLOOM": seeds, **_by_regime(regimes)}, "generated", share),
+            "prose-books": _by_rule(groups, "prose", _nats, PROSE_AT),
+            "generated": _by_rule(groups, "generated", share, GENERATED_AT),
         }
     if regimes:
         made["regimes"] = _regimes(regimes)
@@ -215,6 +216,10 @@ def _endpoint(groups: dict[str, list[Summary]]) -> str:
     return table(header, rows)
 
 
+def _shown(rule: str, multiples: Iterable[int], models: Iterable[Summary]) -> str:
+    return RULES[rule].shown(multiples, (model["train_length"] for model in models))
+
+
 def _vary(values: Sequence[float]) -> bool:
     return len(values) > 1 and float(np.std(values)) > 0.0
 
@@ -237,7 +242,7 @@ def _over_multiples(
         }
         multiples = sorted(x for x in found if (x > PLANNED) == farther)
         rows = [
-            [rule, *map(written, cells)]
+            [_shown(rule, multiples, models), *map(written, cells)]
             for rule in RULES
             if any(cells := [values(models, task, rule, x) for x in multiples])
         ]
@@ -247,11 +252,15 @@ def _over_multiples(
 
 
 def _by_rule(
-    groups: dict[str, list[Summary]], key: str, written: Callable[[Sequence[float]], str]
+    groups: dict[str, list[Summary]],
+    key: str,
+    written: Callable[[Sequence[float]], str],
+    multiple: int,
 ) -> str:
+    every = [model for models in groups.values() for model in models]
     rows = [
         [
-            rule,
+            _shown(rule, [multiple], every),
             *(
                 written([m[key][rule] for m in models if rule in m[key]])
                 for models in groups.values()
@@ -264,16 +273,20 @@ def _by_rule(
 
 def _regimes(models: Sequence[Summary]) -> str:
     """Format lines found in each regime, at 1, 4 and 16 times the training length."""
-    columns = [(x, label, group) for x in (1, 4, 16) for label, group in _by_regime(models).items()]
+    multiples = (1, 4, 16)
+    columns = [(x, label, group) for x in multiples for label, group in _by_regime(models).items()]
     rows = [
-        [rule, *(share(shares(group, "lines", rule, x)) for x, _, group in columns)]
+        [
+            _shown(rule, multiples, models),
+            *(share(shares(group, "lines", rule, x)) for x, _, group in columns),
+        ]
         for rule in RULES
     ]
     return table(["lines", *(f"{label}, {x}x" for x, label, _ in columns)], rows)
 
 
 def _nats(values: Sequence[float]) -> str:
-    return plus_minus(values, "+.4f", ".4f")
+    return plus_minus(values, 4)
 
 
 def figures(summary: Summary) -> dict[str, Figure]:
@@ -298,7 +311,10 @@ def _over_length(models: Sequence[Summary]) -> Figure:
     train_length = models[0]["train_length"]
     made = Figure(figsize=(4.8, 4.9), layout="constrained")  # fits a phone
     means, widths = curves(
-        {rule: [shares(models, "lines", rule, x) for x in multiples] for rule in SHOWN}
+        {
+            _shown(rule, multiples, models): [shares(models, "lines", rule, x) for x in multiples]
+            for rule in SHOWN
+        }
     )
     axes = plots.extrapolation_curves(
         [x * train_length for x in multiples],
@@ -321,7 +337,10 @@ def _over_regime(models: Sequence[Summary]) -> Figure:
     made = Figure(figsize=(12, 4.6), layout="constrained")
     for axes, multiple in zip(made.subplots(1, 2, sharey=True), (4, 16), strict=True):
         cells = {
-            rule: [shares(g, "lines", rule, multiple) for g in groups.values()] for rule in SHOWN
+            _shown(rule, [multiple], models): [
+                shares(group, "lines", rule, multiple) for group in groups.values()
+            ]
+            for rule in SHOWN
         }
         values = [group[0]["regime"] for group in groups.values()]
         plots.extrapolation_curves(values, curves(cells)[0], quantity="lines found, %", ax=axes)

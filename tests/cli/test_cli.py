@@ -91,7 +91,7 @@ def test_the_examples_of_plot_draw(
             ["slopes", "8", "--methods", "ntk:2", "dynamic-ntk:2", "--length", "9"],
             "slopes",
             (
-                (8, {"NTK a=2": na.NTK(2.0), "dynamic NTK a0=2": na.DynamicNTK(2.0, 2048)}),
+                (8, {"ntk:2": na.NTK(2.0), "dynamic-ntk:2": na.DynamicNTK(2.0, 2048)}),
                 {"length": 9},
             ),
         ),
@@ -99,7 +99,7 @@ def test_the_examples_of_plot_draw(
             ["field", "4", "--methods", "dynamic-ntk:2", "--train-length", "64", "--shares", "0.5"],
             "receptive_field",
             (
-                ({"dynamic NTK a0=2": na.ALiBi(4, na.DynamicNTK(2.0, 64))},),
+                ({"dynamic-ntk:2": na.ALiBi(4, na.DynamicNTK(2.0, 64))},),
                 {"length": None, "shares": [0.5]},
             ),
         ),
@@ -152,7 +152,7 @@ def test_eval(
     main([*arguments, "--methods", "original", "ntk:2"])
     out = capsys.readouterr().out
     assert "lines: accuracy" in out
-    assert "NTK a=2" in out
+    assert "ntk:2" in out
     pictures = ", ".join(str(in_tmp / f"ntk-alibi-eval{part}.png") for part in ("", "-depth"))
     assert f"pictures: {pictures}\n" in out
     assert "ntk-alibi lm-eval --model ntk_alibi" in out

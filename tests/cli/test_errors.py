@@ -91,7 +91,7 @@ def test_slopes_of_zero_reach_everywhere(capsys: pytest.CaptureFixture[str]) -> 
 
 STORED: dict[str, Any] = {
     "train_length": 2048,
-    "methods": {"original": "original"},
+    "methods": ["original"],
     "retrieval": [],
     "by_distance": [],
     "perplexity": [
@@ -119,7 +119,7 @@ CELL: dict[str, Any] = {
         ("[]", r"it must be an object, got []"),
         ("{}", "'train_length' is missing"),
         (json.dumps(STORED | {"train_length": "x"}), "train_length must be an integer, got 'x'"),
-        (json.dumps(STORED | {"methods": {}}), "methods must be an object of names and labels"),
+        (json.dumps(STORED | {"methods": {}}), "methods must be a list of names, got {}"),
         (json.dumps(STORED | {"perplexity": []}), "must hold results, got none"),
         (
             json.dumps({"model": "m", "rows": []}),
@@ -142,7 +142,7 @@ CELL: dict[str, Any] = {
         (json.dumps(STORED | {"perplexity": [{}]}), "'method' is missing"),
         (json.dumps(STORED | {"by_depth": 5}), "by_depth must be a list, got 5"),
         (json.dumps(STORED | {"commands": [5]}), "commands must be an object of objects"),
-        (json.dumps(STORED | {"methods": {"ntk:2": "NTK"}}), "must have numbers of a known method"),
+        (json.dumps(STORED | {"methods": ["ntk:2"]}), "must have numbers of a known method"),
         (json.dumps(STORED).replace("2.7", '"x"'), "must have numbers of a known method"),
     ],
 )

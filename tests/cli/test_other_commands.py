@@ -73,7 +73,7 @@ def test_explore(from_file: bool, tmp_path: Path, capsys: pytest.CaptureFixture[
     main(["explore", *text, *options])
     cells = int(re.findall(r"\((\d+) cells of 1 token\)\n", capsys.readouterr().out)[0])
     assert cells > 1
-    assert "NTK" in page.read_text("utf-8")
+    assert "ntk" in page.read_text("utf-8")
 
 
 def test_explore_names_the_layers_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_heads_and_methods_stand_side_by_side() -> None:
     assert [place for place, _ in titles[::3]] == [
         f"layer {layer}, head {head}" for layer in (0, 1) for head in (1, 4)
     ]
-    assert [label for _, label in titles[:3]] == ["original", "NTK a=8", "knee w=4, G=2"]
+    assert [label for _, label in titles[:3]] == ["original", "ntk:8", "knee:4:2"]
     for number, scaling in enumerate((None, na.NTK(8.0), na.Knee(4, 2.0))):
         shown = panels[9 + number].images[0].get_array().filled(0.0)
         np.testing.assert_array_equal(shown, weights_of(text, scaling)[1, 3])

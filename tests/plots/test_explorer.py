@@ -148,17 +148,17 @@ def test_a_browser_shows_weights_under_the_pointer_and_of_chosen_methods(tmp_pat
         )
         assert re.search(r"distance:? 4\b", tip), tip
 
-        driver.execute_script(SET, "method", "NTK")
-        until(lambda: shown(driver)[0] == "layer 1, head 4: NTK a=2")
+        driver.execute_script(SET, "method", "ntk")
+        until(lambda: shown(driver)[0] == "layer 1, head 4: ntk:2")
         driver.execute_script(SET, "factor", 1)
-        until(lambda: shown(driver)[0] == "layer 1, head 4: NTK a=8")
+        until(lambda: shown(driver)[0] == "layer 1, head 4: ntk:8")
         expected = weights_of(TEXT_OF_PROMPT, na.NTK(8.0))
         np.testing.assert_allclose(np.nan_to_num(shown(driver)[1]), expected[1, 3], rtol=PRECISION)
 
         at = point(1, 1.5 / 4, 0.5 / 2)
         at.pointer_action.click()
         at.perform()
-        until(lambda: shown(driver)[0] == "layer 0, head 2: NTK a=8")
+        until(lambda: shown(driver)[0] == "layer 0, head 2: ntk:8")
         np.testing.assert_allclose(np.nan_to_num(shown(driver)[1]), expected[0, 1], rtol=PRECISION)
 
         labels = {str(number): word for number, word in enumerate(words)}

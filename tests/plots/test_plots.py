@@ -71,17 +71,17 @@ def test_slopes_are_those_of_the_package() -> None:
         np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 13))
     default = plots.slopes(8, na.DynamicInterpolation(4.0, 512)).get_lines()
     np.testing.assert_array_equal(default[0].get_ydata(), na.alibi_slopes(8, na.Interpolation(4.0)))
-    assert default[0].get_label() == "dynamic interpolation a0=4"
+    assert default[0].get_label() == "dynamic-interpolation:4:sequence"
 
 
 @pytest.mark.parametrize(
     "name", ["ntk:4", "flat:8:0.5", "dynamic-ntk:2:query", "knee:16:4", "ntk:2:layers=0+2"]
 )
-def test_a_scaling_has_the_label_of_its_name(name: str) -> None:
-    method = parse_method(name, 2048)
-    assert labelled([method.scaling]) == {method.label: method.scaling}
+def test_a_scaling_has_its_name_in_pictures(name: str) -> None:
+    scaling = parse_method(name, 2048).scaling
+    assert labelled([scaling]) == {name: scaling}
     if "layers" not in name:
-        assert list(labelled(na.ALiBi(8, method.scaling))) == [f"ALiBi(8, {method.label})"]
+        assert list(labelled(na.ALiBi(8, scaling))) == [f"ALiBi(8, {name})"]
 
 
 def test_objects_of_one_label_keep_their_curves() -> None:
@@ -173,7 +173,7 @@ def test_accuracies_are_in_the_cells() -> None:
 def test_curves_of_a_study() -> None:
     study = summary()
     axes = plots.accuracy_curves(study, "lines")
-    assert axes.get_legend_handles_labels()[1] == list(METHODS.values())
+    assert axes.get_legend_handles_labels()[1] == METHODS
     containers: Any = axes.containers
     for container, method in zip(containers, METHODS, strict=True):
         cells = [e for e in study["retrieval"] if e["method"] == method]
@@ -197,7 +197,7 @@ def test_a_study_at_a_glance_has_one_legend() -> None:
         figure = plots.study_figure(summary())
     assert len(figure.axes) == 3
     assert all(axes.get_legend() is None for axes in figure.axes)
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == list(METHODS.values())
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == METHODS
     assert to_rgb(figure.get_facecolor()) == to_rgb(THEMES["dark"].background)
 
 
@@ -264,7 +264,7 @@ def test_titles_say_what_is_drawn() -> None:
     title = plots.receptive_field(fields).get_title()
     assert title == "Receptive field behind, dynamic ones at their training lengths"
     title = plots.bias_maps(na.ALiBi(4, na.NTK(4.0)), 8).get_title()
-    assert title.startswith("Bias of ALiBi(4, NTK a=4)\n")
+    assert title.startswith("Bias of ALiBi(4, ntk:4)\n")
     assert title.endswith("grey: keys that are not seen")
     assert "grey" not in plots.bias_maps(na.ALiBi(4, sides="symmetric"), 8).get_title()
     gates = na.ForgetGates(np.full((1, 2, 40), -0.1, np.float32))
@@ -293,10 +293,7 @@ def test_ticks_are_at_the_lengths_that_were_measured() -> None:
 
 
 def test_a_depth_figure_of_long_names_is_readable() -> None:
-    names = {
-        f"dynamic-flat:{n}:query:logn=0.5": f"dynamic flat heads r={n}, per query, log-n 0.5"
-        for n in range(4)
-    }
+    names = [f"dynamic-flat:{n}:0.125:query:layers=0+1+2:logn=0.5" for n in range(1, 5)]
     cells = [
         {
             "task": "lines",

@@ -16,7 +16,7 @@ import ntk_alibi as na
 from ntk_alibi import plots
 from ntk_alibi.fused.forward import Stats
 
-METHODS = {"original": "original", "ntk:2": "NTK a=2", "ntk:4": "NTK a=4"}
+METHODS = ["original", "ntk:2", "ntk:4"]
 
 
 def summary() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from studies.encoder.recipe import EncoderRecipe, EncoderTraining
 from studies.schemes.schemes import AttentionView
 
 import ntk_alibi as na
+from ntk_alibi.methods import parse_method
 from small_studies import interrupted
 
 TINY = EncoderRecipe(
@@ -67,7 +68,7 @@ def test_both_sides_are_seen_alike() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_view_scales_the_slopes(rule: str) -> None:
     positions = EncoderTraining(TINY).model.layers[0].positions
-    scaling = RULES[rule](4, 48)
+    scaling = parse_method(RULES[rule].method(4, 48), 48).scaling
     arguments = positions(torch.zeros(1, 192, 32), AttentionView(scaling=scaling))
     query, key, value = torch.randn(3, 1, 2, 192, 16, generator=torch.Generator().manual_seed(0))
     slopes = np.ravel(na.alibi_slopes(2, scaling, lengths=[192]))
@@ -78,21 +79,16 @@ def test_a_view_scales_the_slopes(rule: str) -> None:
     np.testing.assert_allclose(got.numpy(), expected, rtol=0, atol=1e-5)
 
 
-def test_dynamic_rules_have_the_factors_of_their_labels() -> None:
+def test_dynamic_rules_have_the_factors_of_their_names() -> None:
     for multiple in (1, 2, 4, 8):
-        made = {name: rule(multiple, 512) for name, rule in RULES.items()}
-        lengths = [512 * multiple]
-        slopes = {
-            name: na.alibi_slopes(8, made[name], lengths=lengths).ravel()
-            for name in RULES
-            if "per text" in name
-        }
         for name, expected in (
-            ("interpolation per text, a = r", na.Interpolation(multiple)),
-            ("NTK per text, a = 2r", na.NTK(2 * multiple)),
-            ("flat heads per text, a = 2r", na.FlatHeads(2 * multiple)),
+            ("dynamic-interpolation:1:sequence", na.Interpolation(multiple)),
+            ("dynamic-ntk:2:sequence", na.NTK(2 * multiple)),
+            ("dynamic-flat:2:sequence", na.FlatHeads(2 * multiple)),
         ):
-            np.testing.assert_allclose(slopes[name], na.alibi_slopes(8, expected), rtol=1e-6)
+            scaling = parse_method(RULES[name].method(multiple, 512), 512).scaling
+            slopes = na.alibi_slopes(8, scaling, lengths=[512 * multiple])
+            np.testing.assert_allclose(slopes[0], na.alibi_slopes(8, expected), rtol=1e-6)
 
 
 def _in_order(text: texts.MaskedText) -> list[int]:
@@ -162,8 +158,9 @@ def test_the_document_gets_every_section(
     arguments = ["--output", str(output), "--document", str(document), "--seeds", "0", "1"]
     program.main([*arguments, "--processes", "1"], recipe=TINY, plan=PLAN)
     text = document.read_text()
-    for rule in RULES:
-        assert text.count(f"| {rule} |") == 4
+    for rule in RULES.values():
+        if "FACTOR" not in rule.spelling:
+            assert text.count(f"| {rule.spelling} |") == 4
     assert (tmp_path / "pictures/encoder.png").stat().st_size > 10_000
     assert len(json.loads((tmp_path / "pictures/encoder.json").read_text())["models"]) == 2
 

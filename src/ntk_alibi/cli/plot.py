@@ -111,7 +111,7 @@ def _slopes_options(parser: argparse.ArgumentParser) -> None:
 def _slopes(options: argparse.Namespace) -> Axes:
     methods = _methods(options)
     subcommand.check_length_of(options, methods)
-    scalings = {method.label: method.scaling for method in methods}
+    scalings = {method.name: method.scaling for method in methods}
     return plots.slopes(options.num_heads, scalings, length=options.length)
 
 
@@ -130,7 +130,7 @@ def _field_options(parser: argparse.ArgumentParser) -> None:
 def _field(options: argparse.Namespace) -> Axes:
     methods = _methods(options)
     subcommand.check_length_of(options, methods)
-    biases = {m.label: ALiBi(options.num_heads, m.scaling) for m in methods}
+    biases = {m.name: ALiBi(options.num_heads, m.scaling) for m in methods}
     shares = {} if options.shares is None else {"shares": options.shares}
     return plots.receptive_field(biases, length=options.length, **shares)
 

@@ -89,6 +89,8 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
 
     from ntk_alibi.evaluation.comparing import tuning
     from ntk_alibi.evaluation.report import tables
+    from ntk_alibi.evaluation.report.cells import with_half_width
+    from ntk_alibi.evaluation.report.conclusion import percent
 
     if not subcommand.print_tables(options, result, lambda found: [tables.tuning_table(found)]):
         return
@@ -98,14 +100,12 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
     console.print(f"chosen from {tried} methods: {result['chosen']} ({sure})")
     console.print(f"in a model's config: {_files.json_text(result['config'])}", soft_wrap=True)
     for method, entry in result["fresh"].items():
-        accuracy, low, high = (100 * entry[key] for key in ("accuracy", "low", "high"))
-        console.print(f"on held-out records, {method}: {accuracy:.0f} % ({low:.0f}-{high:.0f})")
+        console.print(f"on held-out records, {method}: {percent(entry)}")
     for entry in result["paired"]:
-        gain, width = (100 * entry[key] for key in ("gain", "gain_half_width"))
+        points = with_half_width(100 * entry["gain"], 100 * entry["gain_half_width"], 1)
+        nats = with_half_width(entry["nats"], entry["nats_half_width"], 3)
         pair = f"{entry['method']} minus {entry['against']}"
-        nats = f"{entry['nats']:+.3f}{_plus_minus(entry['nats_half_width'], 3)} nats"
-        points = f"{gain:+.1f}{_plus_minus(width, 1)} points"
-        console.print(f"{pair}, paired: {points}, {nats}", soft_wrap=True)
+        console.print(f"{pair}, paired: {points} points, {nats} nats", soft_wrap=True)
     for other in tuning.better_ones(result):
         console.print(
             f"warning: on held-out records {other} answers more questions than {result['chosen']}, "
@@ -114,8 +114,3 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
         )
     if math.isnan(result["candidates"][0]["half_width"]):
         console.print("the interval of the nats needs at least two windows of prose (--windows)")
-
-
-def _plus_minus(half_width: float, digits: int) -> str:
-    """Format a half-width behind its number; nothing for NaN, of a single record or window."""
-    return "" if math.isnan(half_width) else f" ± {half_width:.{digits}f}"

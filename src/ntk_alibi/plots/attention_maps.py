@@ -140,7 +140,7 @@ def attention_maps(
         ...     model, tokenizer, "Let there be light", methods=["original", "ntk:4"], heads=[1, 8]
         ... )
         >>> [axes.get_title().splitlines()[1] for axes in figure.axes[:2]]
-        ['original', 'NTK a=4']
+        ['original', 'ntk:4']
     """
     with drawing_figure() as new_figure:
         read = _read(model, tokenizer, text, methods, layers, heads, FEW_CELLS)
@@ -166,7 +166,7 @@ def attention_maps(
             axes.tick_params(labelbottom=place + len(grid[0]) >= len(shown))
             title = f"layer {wanted.layers[layer]}, head {wanted.heads[head]}"
             method = wanted.methods[number]
-            lines = [title] if method is None else [title, wrapped(method.label, TITLE_LETTERS)]
+            lines = [title] if method is None else [title, wrapped(method.name, TITLE_LETTERS)]
             axes.set_title("\n".join(lines), fontsize=7)
         color_bar(image, figure.axes, _quantity(read))
         figure.suptitle(f"Attention of {_ranges(read)}", fontsize=10)

@@ -69,7 +69,7 @@ def slopes(
         >>> import matplotlib.pyplot as plt, ntk_alibi as na
         >>> ax = na.plots.slopes(8, [None, na.NTK(4.0)])
         >>> [line.get_label() for line in ax.get_lines()]
-        ['original', 'NTK a=4']
+        ['original', 'ntk:4']
         >>> plt.close(ax.figure)
     """
     named = labelled(scalings)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import html
 import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -190,15 +189,15 @@ def _fitting(wanted: Request, fewer: str) -> int:
 
 
 def _groups(wanted: Request) -> dict[str, dict[str, list[Any]]]:
-    """Return the methods by the beginning of their labels, such as "NTK", with their numbers."""
+    """Return the methods by their kind, such as "ntk", with what follows it in their names."""
     groups: dict[str, dict[str, list[Any]]] = {}
-    labels = ["as it is" if method is None else method.label for method in wanted.methods]
+    labels = ["as it is" if method is None else method.name for method in wanted.methods]
     for index, label in enumerate(labels):
         if label in labels[:index]:
             raise ValueError(f"methods must differ, got {label!r} twice")
-        name = re.split(r" \w+=", label)[0]
-        group = groups.setdefault(name, {"rest": [], "label": [], "index": []})
-        group["rest"].append(label.removeprefix(name).strip() or name)
+        kind, _, rest = label.partition(":")
+        group = groups.setdefault(kind, {"rest": [], "label": [], "index": []})
+        group["rest"].append(rest or kind)
         group["label"].append(label)
         group["index"].append(index)
     return groups

@@ -15,10 +15,10 @@ LONGEST_LABEL = 60
 def labelled(things: Any) -> dict[str, Any]:
     """Return one object, several, or a mapping of labels to objects as a mapping.
 
-    An unlabelled scaling has its label in tables, "NTK a=4"; None is "original". A bias has a short
-    repr in which its scaling has that label, or its class's name if it is full of numbers. If
-    another object has the label already, as scalings of two training lengths do, the short repr is
-    the label, or the name with the object's place.
+    An unlabelled scaling has its name on the command line, "ntk:4"; None is "original". A bias has
+    a short repr in which its scaling has that name, or its class's name if it is full of numbers.
+    If another object has the label already, as scalings of two training lengths do, the short repr
+    is the label, or the class's name with the object's place.
     """
     if isinstance(things, Mapping | list | tuple) and not things:
         raise ValueError(f"a picture must show at least one scaling or bias, got {things!r}")
@@ -36,10 +36,10 @@ def labelled(things: Any) -> dict[str, Any]:
 def _label(thing: Any) -> str:
     scaling = getattr(thing, "scaling", None)
     if thing is None or methods.kind_of(thing):
-        return methods.label_of(thing)
+        return methods.name_of(thing)
     if methods.kind_of(scaling):
         before, _, after = repr(thing).partition(repr(scaling))
-        return f"{_short(before)}{methods.label_of(scaling)}{_short(after)}"
+        return f"{_short(before)}{methods.name_of(scaling)}{_short(after)}"
     return _brief(thing, type(thing).__name__)
 
 

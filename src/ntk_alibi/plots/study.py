@@ -59,7 +59,7 @@ def study_figure(summary: dict[str, Any]) -> Figure:
         >>> import ntk_alibi as na
         >>> nats = {"method": "original", "begin": 0.0, "end": 1.0, "nats": 2.7,
         ...         "difference": 0.0, "half_width": 0.01}
-        >>> summary = {"train_length": 2048, "methods": {"original": "original"}, "retrieval": [],
+        >>> summary = {"train_length": 2048, "methods": ["original"], "retrieval": [],
         ...            "by_distance": [], "perplexity": [nats]}
         >>> len(na.plots.study_figure(summary).axes)
         1
@@ -109,8 +109,7 @@ def accuracy_curves(
         ...      "accuracy": a, "low": a - 0.1, "high": min(a + 0.1, 1.0)}
         ...     for m, a in ((1.0, 0.9), (2.0, 0.5))
         ... ]
-        >>> methods = {"original": "original"}
-        >>> summary = {"train_length": 2048, "methods": methods, "retrieval": cells}
+        >>> summary = {"train_length": 2048, "methods": ["original"], "retrieval": cells}
         >>> ax = na.plots.accuracy_curves(summary, "lines")
         >>> ax.get_lines()[0].get_ydata().tolist()
         [90.0, 50.0]
@@ -122,7 +121,7 @@ def accuracy_curves(
     _checks.choice("task", task, sorted({entry["task"] for entry in summary["retrieval"]}))
     entries = summary["retrieval" if by == "length" else "by_distance"]
     with drawing(ax) as axes:
-        for method, label, look in _methods(axes, summary):
+        for method, look in _methods(axes, summary):
             cells = [
                 e
                 for e in entries
@@ -132,7 +131,7 @@ def accuracy_curves(
             places = [e["multiple"] if by == "length" else _middle(e) for e in cells]
             bounds = np.array([[e["low"] for e in cells], [e["high"] for e in cells]])
             bars = 100 * np.abs(bounds - accuracy) if by == "length" else None
-            axes.errorbar(places, 100 * accuracy, yerr=bars, label=label, capsize=2, **look)
+            axes.errorbar(places, 100 * accuracy, yerr=bars, label=method, capsize=2, **look)
         axes.set_ylim(0, 103)
         if by == "length":
             measured = sorted({e["multiple"] for e in entries if e["task"] == task})
@@ -168,7 +167,7 @@ def perplexity_curves(summary: dict[str, Any], *, ax: Axes | None = None) -> Axe
         ...      "difference": change, "half_width": 0.01}
         ...     for method, change in (("original", 0.0), ("ntk:2", 0.02))
         ... ]
-        >>> methods = {"original": "original", "ntk:2": "NTK a=2"}
+        >>> methods = ["original", "ntk:2"]
         >>> summary = {"train_length": 2048, "methods": methods, "perplexity": cells}
         >>> ax = na.plots.perplexity_curves(summary)
         >>> ax.get_xlabel() != ""
@@ -177,15 +176,15 @@ def perplexity_curves(summary: dict[str, Any], *, ax: Axes | None = None) -> Axe
     """
     _check_summary(summary, "perplexity")
     with drawing(ax) as axes:
-        for method, label, look in _methods(axes, summary):
+        for method, look in _methods(axes, summary):
             cells = [e for e in summary["perplexity"] if e["method"] == method]
             middles = [_middle(e) for e in cells]
             difference = np.array([e["difference"] for e in cells])
             half_width = np.array([e["half_width"] for e in cells])
-            axes.plot(middles, difference, label=label, **look)
+            axes.plot(middles, difference, label=method, **look)
             band(axes, middles, difference, half_width, look["color"])
         mark_training_length(axes, 1)
-        first = next(iter(summary["methods"].values()))
+        first = next(iter(summary["methods"]))
         title = f"prose: log perplexity minus that of {first} (band: 95 %, paired)"
         finish(axes, title, "position / training length", "nats per token")
         legend(axes, ncols=4)
@@ -212,7 +211,7 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
         ...      "accuracy": 0.9}
         ...     for depth in (0.0, 0.5)
         ... ]
-        >>> summary = {"train_length": 2048, "methods": {"original": "original"}, "by_depth": cells}
+        >>> summary = {"train_length": 2048, "methods": ["original"], "by_depth": cells}
         >>> figure = na.plots.depth_figure(summary)
         >>> figure.axes[0].images[0].get_array().tolist()
         [[90.0], [90.0]]
@@ -230,7 +229,7 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
         for axes, (task, method) in zip(grid.flat, product(tasks, methods), strict=True):
             lengths, depths, percent = _by_depth(summary["by_depth"], task, method)
             image = heat(axes, percent, None, vmin=0, vmax=100)
-            axes.set_title(wrapped(f"{task}, {methods[method]}", TITLE_LETTERS), fontsize=8)
+            axes.set_title(wrapped(f"{task}, {method}", TITLE_LETTERS), fontsize=8)
             axes.set_xticks(range(len(lengths)), [f"{length:g}x" for length in lengths])
             axes.set_yticks([-0.5, len(depths) - 0.5], ["begin", "end"])
             empty |= bool(np.isnan(percent).any())
@@ -258,14 +257,11 @@ def _by_depth(
     return lengths, depths, percent
 
 
-def _methods(axes: Axes, summary: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return name, label and line style of each method of a study."""
+def _methods(axes: Axes, summary: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return name and line style of each method of a study."""
     names = list(summary["methods"])
     styles = line_styles(axes, [name.partition(":")[0] for name in names])
-    return [
-        (name, label, {**look, "markersize": 4})
-        for (name, label), look in zip(summary["methods"].items(), styles, strict=True)
-    ]
+    return [(name, {**look, "markersize": 4}) for name, look in zip(names, styles, strict=True)]
 
 
 def _middle(entry: dict[str, Any]) -> float:

@@ -226,8 +226,13 @@ def finish(ax: Axes, title: str, xlabel: str, ylabel: str) -> None:
 
 
 def wrapped(text: str, letters: int) -> str:
-    """Return a title in lines of at most about so many letters, which break at spaces."""
-    return textwrap.fill(text, letters, break_long_words=False, break_on_hyphens=False)
+    """Return a title in lines of at most about so many letters.
+
+    They break at spaces, and behind colons of words that are longer, such as methods' names.
+    """
+    words = [word if len(word) <= letters else word.replace(":", ":\0 ") for word in text.split()]
+    lines = textwrap.wrap(" ".join(words), letters, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line.replace("\0 ", "").replace("\0", "") for line in lines)
 
 
 def head_axis(ax: Axes, heads: int) -> None:

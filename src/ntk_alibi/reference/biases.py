@@ -56,11 +56,11 @@ def symmetric_bias(slopes: ArrayLike, query_length: int, key_length: int) -> Flo
 def knee_bias(
     slopes: ArrayLike, start: float, factor: float, query_length: int, key_length: int
 ) -> Floats:
-    """Return the bias with a knee at distance w = start, (1, heads, queries, keys).
+    """Return the bias with a knee at distance start, (1, heads, queries, keys).
 
-    `-m_h |i - j|` up to w, `-m_h (w + (|i - j| - w) / G)` beyond: leaky ReRoPE's positions (Su
-    2023) in ALiBi. For G = infinity these are `min(|i - j|, w)`, the distances of LM-Infinite (Han
-    et al. 2023, arXiv 2308.16137).
+    `-m_h |i - j|` up to start, `-m_h (start + (|i - j| - start) / a)` beyond, with the factor a:
+    leaky ReRoPE's positions (Su 2023) in ALiBi. For an infinite factor these are `min(|i - j|,
+    start)`, the distances of LM-Infinite (Han et al. 2023, arXiv 2308.16137).
     """
     d = np.abs(distances(query_length, key_length))
     positions = np.where(d <= start, d, start + (d - start) / factor)

@@ -78,7 +78,7 @@ def max_bias_slopes(slopes: ArrayLike, factor: float) -> Floats:
 
 
 def dynamic_factor(rate: float, length: int, train_length: int) -> float:
-    """Return the factor of dynamic scalings, A = max(a0 L / L_train, 1)."""
+    """Return the factor of dynamic scalings, a = max(rate n / train_length, 1)."""
     return max(rate * length / train_length, 1.0)
 
 

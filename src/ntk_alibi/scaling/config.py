@@ -38,7 +38,7 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
             1 by the length of the sequence). The former has the key `alibi_type` and the keys of
             its type. "default" has none and means no scaling; "linear", "ntk", "flat_heads" and
             "max_bias" need `factor`; "dynamic",
-            "dynamic_linear" and "dynamic_flat_heads" need `factor` (the rate a0), and take
+            "dynamic_linear" and "dynamic_flat_heads" need `factor` (the rate), and take
             `original_max_position_embeddings` (the training length) and `per`; those of flat
             heads take `share`. "knee" and "dynamic_knee" need `start` besides the keys of the
             others. All but "default" take `layers`, a list of layer numbers. A key that is left out

@@ -29,7 +29,7 @@ class DynamicNTK(DynamicScaling):
     gives a warning in generate(), whose cache was computed under other slopes.
 
     Args:
-        rate: a0, a finite number > 0, usually 1 to 2.
+        rate: a finite number > 0, usually 1 to 2.
         train_length: training length of the model in tokens, >= 1; None for that of the model that
             `patch` gets.
         per: "sequence" or "query", as above.
@@ -90,7 +90,7 @@ class DynamicFlatHeads(FlattestHeads, DynamicScaling):
     prefix alone, so that cached, chunked and batched runs agree with one full pass.
 
     Args:
-        rate: a0, a finite number > 0.
+        rate: a finite number > 0.
         train_length: training length of the model in tokens, >= 1; None for that of the model that
             `patch` gets.
         share: the share of the heads that are flattened, above 0 and at most 1.

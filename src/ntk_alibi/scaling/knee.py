@@ -114,8 +114,8 @@ class Knee(ScalingOfDistances):
     takes it with its standard slopes or with slopes of its own.
 
     Args:
-        start: w, the distance of the knee in tokens, an integer >= 0.
-        factor: G > 0; infinity for a constant bias beyond the knee.
+        start: the distance of the knee in tokens, an integer >= 0.
+        factor: a > 0; infinity for a constant bias beyond the knee.
         layers: numbers of the layers that the knee applies to, as for `NTK`.
 
     Raises:
@@ -153,15 +153,15 @@ class DynamicKnee(GrowingFactor, ScalingOfDistances):
 
     Formula::
 
-        bias(d) = -m_h min(d, start) - (m_h / G) max(d - start, 0)
-        G = max(rate n / train_length, 1)
+        bias(d) = -m_h min(d, start) - (m_h / a) max(d - start, 0)
+        a = max(rate n / train_length, 1)
 
     n is that of `DynamicNTK`. With per="query", the default, each token's bias depends on its
     prefix alone, so that cached, chunked and batched runs agree with one full pass.
 
     Args:
-        start: w, the distance of the knee in tokens, an integer >= 0.
-        rate: a0, a finite number > 0.
+        start: the distance of the knee in tokens, an integer >= 0.
+        rate: a finite number > 0.
         train_length: training length of the model in tokens, >= 1; None for that of the model that
             `patch` gets.
         per: "query" or "sequence", as for `DynamicNTK`.

@@ -243,7 +243,7 @@ def test_notebooks_show_a_summary_as_tables(summary: dict[str, Any]) -> None:
     tables = page.findall("table")
     assert len(tables) == len(study_tables(summary)) == 7
     assert [row.findtext("td") for row in tables[0].findall("tbody/tr")] == [
-        *("original", "NTK a=2", "interpolation a=2", "interpolation a=4")
+        *("original", "ntk:2", "interpolation:2", "interpolation:4")
     ]
     assert json.dumps(json.loads(json.dumps(summary))) == json.dumps(
         summary

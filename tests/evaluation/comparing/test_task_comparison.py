@@ -76,15 +76,15 @@ def test_compare(tiny_checkpoint: Path, tmp_path: Path) -> None:
 def test_published_figures_have_a_column_of_their_own() -> None:
     row = {"task": "longeval_topics_5", "metric": "accuracy", "cases": 50, "value": 0.5}
     rows = [
-        {**row, "method": m, "label": m, "low": 0.4, "high": 0.6, "published": p}
+        {**row, "method": m, "low": 0.4, "high": 0.6, "published": p}
         for m, p in (("ntk:2", 96), ("ntk:4", None))
     ]
     console = Console(width=120, record=True, file=io.StringIO())
     for table in tables.comparison_tables({"model": "bloom-1b7", "rows": rows}):
         console.print(table)
     text = console.export_text()
-    assert "published in %" in text
+    assert "published, %" in text
     assert [line.split()[-1] for line in text.splitlines() if line.strip().startswith("ntk:")] == [
         "96",
-        "40.0-60.0",
+        "(40.0–60.0)",
     ]

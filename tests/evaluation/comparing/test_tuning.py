@@ -81,7 +81,7 @@ def test_searches_with_other_seeds_share_no_records() -> None:
 
 @pytest.mark.slow
 def test_nano_bloom_is_stretched_where_it_forgets(tmp_path: Path) -> None:
-    """At three times the training length NTK a=4 answers nearly all questions, the original few."""
+    """At three times the training length ntk:4 answers nearly all questions, the original few."""
     model, tokenizer, length = load()
     wanted = tuning.Search(3 * length, length, ("ntk:4", "interpolation:4"), records=4, windows=2)
     found = tuning.search(model, tokenizer, wanted, tmp_path, quiet=True)

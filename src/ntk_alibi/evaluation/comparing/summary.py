@@ -18,7 +18,6 @@ from ntk_alibi.evaluation.comparing.intervals import (
     paired_difference,
 )
 from ntk_alibi.evaluation.comparing.plan import Plan, Samples
-from ntk_alibi.methods import parse_method
 
 #: Least width of the distance ranges, in training lengths, and their greatest number.
 DISTANCE_BIN, DISTANCE_BINS = 0.5, 8
@@ -46,7 +45,7 @@ def summarise(plan: Plan, samples: Samples) -> Summary:
     Returns:
         A dictionary with these keys:
 
-        - train_length and methods (name to label);
+        - train_length, and the names of the methods;
         - retrieval: for each task, method and multiple of the training length, the number of cases,
           the accuracy and its 95 % interval (low, high), and the gain over the first method on the
           same questions with its 95 % half-width, paired by record;
@@ -60,7 +59,7 @@ def summarise(plan: Plan, samples: Samples) -> Summary:
         - records: for each method, the right answers and the questions of each record;
         - windows: for each method, the nats per token of each window of prose.
     """
-    methods = {name: parse_method(name, plan.train_length).label for name in plan.methods}
+    methods = list(dict.fromkeys(plan.methods))
     retrieval, by_distance, by_depth = [], [], []
     of_first: dict[tuple[str, float], list[list[bool]]] = {}
     for task in plan.tasks:
@@ -222,7 +221,7 @@ _KEYS = ("train_length", "methods", "retrieval", "by_distance", "perplexity")
 def read_summary(path: str | os.PathLike[str]) -> Summary:
     """Read a summary that `ntk-alibi eval --json` printed.
 
-    Summaries of earlier versions lack by_depth and commands.
+    Summaries of earlier versions lack by_depth and commands, and have labels of the methods.
 
     Raises:
         OSError: the file cannot be read.
@@ -245,11 +244,11 @@ def _stored(value: Any) -> Summary:
     _required_keys("it", value, _KEYS)
     _checks.integer("train_length", value["train_length"], minimum=1)
     methods = value["methods"]
-    if not isinstance(methods, Mapping) or not methods or not _are_texts(methods.values()):
-        raise ValueError(f"methods must be an object of names and labels, got {methods!r}")
+    if not isinstance(methods, list | Mapping) or not methods or not _are_texts(methods):
+        raise ValueError(f"methods must be a list of names, got {methods!r}")
     if not value["retrieval"] and not value["perplexity"]:
         raise ValueError("retrieval or perplexity must hold results, got none")
-    summary = Summary({"by_depth": [], "commands": {}, **value})
+    summary = Summary({"by_depth": [], "commands": {}, **value, "methods": list(methods)})
     cells = summary["commands"]
     if not isinstance(cells, Mapping) or not all(isinstance(c, Mapping) for c in cells.values()):
         raise ValueError(f"commands must be an object of objects, got {str(cells)[:40]}")
@@ -270,7 +269,7 @@ def _required_keys(name: str, value: Any, required: Collection[str]) -> None:
     _checks.keys(name, value, required=required)
 
 
-def _check_entry(name: str, entry: Any, methods: Mapping[str, Any]) -> None:
+def _check_entry(name: str, entry: Any, methods: Collection[str]) -> None:
     """Check an entry of one of the lists of a summary."""
     texts, numbers, perhaps = _ENTRIES[name]
     _required_keys(f"an entry of {name}", entry, [*texts, *numbers, *perhaps])

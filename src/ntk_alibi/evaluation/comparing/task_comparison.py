@@ -46,7 +46,7 @@ def compare(
     Returns:
         A dictionary with these keys:
         model: the name of the model;
-        rows: for each task (see `by_length`) and method: task, method, label, metric, cases, value,
+        rows: for each task (see `by_length`) and method: task, method, metric, cases, value,
             its 95 % interval (low, high), the published percentage for the same model, task and
             method (or None), and the command that reproduces the row;
         settings: for each method, the model's settings as the harness records them.
@@ -60,7 +60,7 @@ def compare(
             for task, samples in results["samples"].items():
                 rows += [
                     {
-                        **{"task": name, "method": method.name, "label": method.label},
+                        **{"task": name, "method": method.name},
                         **summary_of(part),
                         "published": published_percent(model, task, method.name),
                         "command": command(lm, model, method.name, task, metadata),

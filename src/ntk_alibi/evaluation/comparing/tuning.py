@@ -151,7 +151,7 @@ def search(
         difference = nats[i] - nats[0]
         entries.append(
             {
-                **{"method": method, "label": summary["methods"][method]},
+                "method": method,
                 **accuracy_entry(*clusters[i].astype(int).T.tolist()),
                 "difference": float(difference.mean()),
                 "half_width": float(half_width(difference)),

@@ -56,7 +56,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         scaling: "original", "interpolation", "ntk", "flat", "max-bias", "knee",
             "dynamic-interpolation", "dynamic-ntk", "dynamic-flat" or "dynamic-knee", or a full
             method name such as "ntk:4".
-        factor: the factor a, or the rate a0 of a dynamic method.
+        factor: the factor, or the rate of a dynamic method.
         start: the distance at which a knee begins.
         layers: the numbers of the layers that are scaled, such as "0+2"; by default all.
         logn: strength of log-n scaling of the scores.
@@ -323,7 +323,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             size = self._detect_batch_size() if self.batch_size == "auto" else self.batch_size
         with tqdm(
             total=len(keys),
-            desc=f"loglikelihood, {self.method.label}",
+            desc=f"loglikelihood, {self.method.name}",
             disable=quiet or self.quiet or self.rank != 0,
         ) as bar:
             for begin in range(0, len(passes), size):

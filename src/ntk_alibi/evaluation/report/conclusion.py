@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ntk_alibi.evaluation.report.cells import with_ends
+
 
 def best_method(summary: dict[str, Any]) -> str | None:
     """Return the method, besides the first, that answers most at the greatest length."""
@@ -23,11 +25,11 @@ def conclusion(summary: dict[str, Any]) -> list[str]:
     (entry,) = (entry for entry in others if entry["method"] == best)
     tokens = round(first["multiple"] * summary["train_length"])
     where = f"At {first['multiple']:g} training lengths ({tokens} tokens)"
-    found = f"{first['method']} answers {_percent(first)} of the questions about {first['task']}"
+    found = f"{first['method']} answers {percent(first)} of the questions about {first['task']}"
     if entry["low"] > first["high"]:
         count = f", the best of {len(others)} methods," if len(others) > 1 else ""
-        return [f"{where} {found}; {best}{count} answers {_percent(entry)}."]
-    return [f"{where} {found}; no method is seen to do better: {best} answers {_percent(entry)}."]
+        return [f"{where} {found}; {best}{count} answers {percent(entry)}."]
+    return [f"{where} {found}; no method is seen to do better: {best} answers {percent(entry)}."]
 
 
 def _farthest(summary: dict[str, Any]) -> list[dict[str, Any]]:
@@ -42,6 +44,7 @@ def _farthest(summary: dict[str, Any]) -> list[dict[str, Any]]:
     return at if at[0]["method"] == order[0] else []
 
 
-def _percent(entry: dict[str, Any]) -> str:
-    value, low, high = (f"{100 * entry[key]:.0f}" for key in ("accuracy", "low", "high"))
-    return f"{value} % ({low}-{high})"
+def percent(entry: dict[str, Any]) -> str:
+    """Format the accuracy of an entry with its interval."""
+    value, low, high = (100 * entry[key] for key in ("accuracy", "low", "high"))
+    return str(with_ends(value, low, high, unit=" %"))

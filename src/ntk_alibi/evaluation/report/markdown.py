@@ -30,7 +30,7 @@ _NUMBER = r"\d*\.?\d+"
 _SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"±": r"$\pm$", "<": r"$<$", ">": r"$>$", "∞": r"$\infty$"}
+    | {"±": r"$\pm$", "<": r"$<$", ">": r"$>$", "∞": r"$\infty$", "–": "--"}
 )
 
 
@@ -62,10 +62,9 @@ def as_latex(title: str, header: Sequence[str], rows: Rows) -> str:
 
 
 def _in_latex(cell: str) -> str:
-    """Format a cell, in which minus signs, half-widths and ranges of numbers get their dashes."""
+    """Format a cell, in which signs and half-widths are formulas."""
     text = cell.translate(_SPECIAL)
-    text = re.sub(rf"(?<![\w.-])({_NUMBER})-({_NUMBER})(?![\w.-])", r"\1--\2", text)
-    return re.sub(rf"^([+-]{_NUMBER})(?: \$\\pm\$({_NUMBER}))?$", _signed, text)
+    return re.sub(rf"^([+-]{_NUMBER})(?: \$\\pm\$ ({_NUMBER}))?$", _signed, text)
 
 
 def _signed(found: re.Match[str]) -> str:

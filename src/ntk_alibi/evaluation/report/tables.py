@@ -1,83 +1,131 @@
-"""Rich tables of studies, comparisons and searches, and their forms in HTML and Markdown."""
+"""Tables of studies, comparisons and searches: for terminals, notebooks and documents."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
+from ntk_alibi.evaluation.report.cells import Cell, with_ends, with_half_width
 from ntk_alibi.evaluation.report.markdown import FORMATS
 from ntk_alibi.inspection.notebook import table_html
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+
 Entry = dict[str, Any]
+
+#: Spaces between the columns of a printed table: as many as let a row fit, or the last.
+GAPS = (2, 1)
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A number in a table with its interval: two ends, or a half-width.
+class ResultTable:
+    """A table with a row for each method, which rich prints in the width of the terminal.
+
+    Columns for which a row has no room stand below, beside the methods again, so that no row is
+    wrapped.
 
     Attributes:
-        value: the number.
-        low, high: the ends of its interval, or "".
-        half_width: half the width of its interval, or "".
+        title: the title.
+        header: the names of the columns; the first is that of the methods.
+        rows: for each method, its name and its cells.
+        chosen: the name of a method whose row is bold, or "".
     """
 
-    value: str
-    low: str = ""
-    high: str = ""
-    half_width: str = ""
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    chosen: str = ""
 
-    def __rich__(self) -> str:
-        """Return the cell as rich's markup."""
-        return f"{self.value} [dim]{self._interval()}[/]" if self._interval() else self.value
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        """Yield what rich prints: the title, and the columns in as many parts as needed."""
+        from rich.text import Text
 
-    def __str__(self) -> str:
-        return f"{self.value} {self._interval()}".rstrip()
+        yield Text(f"\n{self.title}")
+        width = options.max_width
+        parts = {gap: self._parts(width, gap) for gap in GAPS}
+        gap = next((gap for gap in GAPS if len(parts[gap]) == 1), GAPS[-1])
+        for place, columns in enumerate(parts[gap]):
+            if place:
+                yield ""
+            yield self._printed(columns, gap)
 
-    def _interval(self) -> str:
-        ends = f"{self.low}-{self.high}" if self.low else ""
-        return f"±{self.half_width}" if self.half_width else ends
+    def _repr_html_(self) -> str:
+        return html(self)
 
-    def parts(self, name: str) -> dict[str, str]:
-        """Return the numbers by the names of the columns that they have in CSV."""
-        named = {"low": self.low, "high": self.high, "half-width": self.half_width}
-        return {name: self.value, **{f"{name}, {k}": v for k, v in named.items() if v}}
+    def _parts(self, width: int, gap: int) -> list[list[int]]:
+        """Return the columns of each part, besides that of the methods."""
+        widths = [
+            max(map(len, map(str, cells))) for cells in zip(self.header, *self.rows, strict=True)
+        ]
+        parts: list[list[int]] = [[]]
+        room = free = width - widths[0]
+        for column, needed in enumerate(widths[1:], 1):
+            free -= gap + needed
+            if free < 0 and parts[-1]:
+                parts.append([])
+                free = room - gap - needed
+            parts[-1].append(column)
+        return parts
+
+    def _printed(self, columns: Sequence[int], gap: int) -> RenderableType:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0)
+        )
+        table.add_column(Text(self.header[0]))
+        for column in columns:
+            table.add_column(Text(self.header[column]), justify="right")
+        for name, *cells in self.rows:
+            texts = [_text(cells[column - 1]) for column in columns]
+            table.add_row(Text(str(name)), *texts, style="bold" if name == self.chosen else "")
+        return table
 
 
-def study_tables(summary: dict[str, Any]) -> list[Table]:
+def _text(cell: str | Cell) -> Any:
+    """Return a cell for rich, with a dim interval."""
+    from rich.text import Text
+
+    if not isinstance(cell, Cell) or not cell.interval:
+        return Text(str(cell))
+    return Text.assemble(cell.value, " ", (cell.interval, "dim"))
+
+
+def study_tables(summary: dict[str, Any]) -> list[ResultTable]:
     """Build tables of a study: retrieval by length and by distance, perplexity by position."""
     unit = f"{summary['train_length']} tokens"
+    first = next(iter(summary["methods"]))
     tables = []
     for task in dict.fromkeys(entry["task"] for entry in summary["retrieval"]):
         entries = [entry for entry in summary["retrieval"] if entry["task"] == task]
-        cases = _cases(entries)
-        title = f"{task}: accuracy in %, 95 % interval, by length (1x = {unit}; {cases})"
+        title = f"{task}: accuracy in %, 95 % interval (1x = {unit}; {_cases(entries)})"
         by_length = _named(entries, _multiple)
         tables.append(_table(summary, entries, title, by_length, _accuracy_interval))
-        name, first = next(iter(summary["methods"].items()))
-        others = [e for e in entries if e["method"] != name and e.get("gain") is not None]
+        others = [e for e in entries if e["method"] != first and e.get("gain") is not None]
         if others:
             title = (
-                f"{task}: points gained over {first}, paired by record, 95 % interval "
-                "(none where all records agree)"
+                f"{task}: points over {first}, paired, 95 % interval (none if all records agree)"
             )
             tables.append(_table(summary, others, title, by_length, _gain))
         entries = [e for e in summary["by_distance"] if e["task"] == task and e["cases"]]
         title = f"{task}: accuracy in % by distance of the answer / {unit}"
         tables.append(_table(summary, entries, title, _named(entries, _range), _accuracy))
     if summary["perplexity"]:
-        first = next(iter(summary["methods"].values()))
         widest = max(entry["half_width"] for entry in summary["perplexity"])
-        title = f"prose: nats per token by position / {unit}; below {first}, the difference from it"
+        title = f"prose: nats by position / {unit}; rest minus {first}"
         if not math.isnan(widest):
-            title += f", whose 95 % half-widths are up to {widest:.3f}"
+            title += f" (95 %: up to ± {widest:.3f})"
         by_range = _named(summary["perplexity"], _range)
-        tables.append(_table(summary, summary["perplexity"], title, by_range, _nats))
+        tables.append(_table(summary, summary["perplexity"], title, by_range, _nats(first)))
     return tables
 
 
@@ -88,84 +136,71 @@ def _cases(entries: list[Entry]) -> str:
     return f"{most} cases" if fewest == most else f"{fewest} to {most} cases"
 
 
-def comparison_tables(comparison: dict[str, Any]) -> list[Table]:
+def comparison_tables(comparison: dict[str, Any]) -> list[ResultTable]:
     """Build a table for each task of a comparison, with a column of published figures."""
     tables = []
     rows = comparison["rows"]
     for task in dict.fromkeys(row["task"] for row in rows):
-        task_rows = [row for row in rows if row["task"] == task]
-        unit = "" if task_rows[0]["metric"] == "nats" else " in %"
-        table = _empty(f"{task}, {comparison['model']}")
-        table.add_column("cases", justify="right")
-        table.add_column(f"{task_rows[0]['metric']}{unit} and its 95 % interval", justify="right")
-        published = any(row["published"] is not None for row in task_rows)
-        if published:
-            table.add_column("published in %", justify="right")
-        for row in task_rows:
-            cell: Any = _value_interval(row)
-            other = "" if row["published"] is None else f"{row['published']:g}"
-            table.add_row(row["label"], str(row["cases"]), cell, *([other] if published else []))
-        tables.append(table)
+        of_task = [row for row in rows if row["task"] == task]
+        metric = of_task[0]["metric"]
+        header = ["method", "cases", metric if metric == "nats" else f"{metric}, %"]
+        cells: list[list[str | Cell]] = [
+            [row["method"], str(row["cases"]), _value_interval(row)] for row in of_task
+        ]
+        if any(row["published"] is not None for row in of_task):
+            header.append("published, %")
+            for line, row in zip(cells, of_task, strict=True):
+                line.append("" if row["published"] is None else f"{row['published']:g}")
+        title = f"{task}, {comparison['model']}: 95 % intervals"
+        tables.append(ResultTable(title, header, cells))
     return tables
 
 
-def tuning_table(tuning: dict[str, Any]) -> Table:
+def tuning_table(tuning: dict[str, Any]) -> ResultTable:
     """Build the table of a search's candidates; the chosen method is bold."""
-    table = _empty(f"{tuning['model']} at {tuning['length']} tokens, records of the search")
-    for name in ("retrieval in %, 95 %", "nats - original's, 95 %", "best in % of resamplings"):
-        table.add_column(name, justify="right")
-    for entry in tuning["candidates"]:
-        chosen = entry["method"] == tuning["chosen"]
-        table.add_row(
-            f"[bold]{entry['label']}[/]" if chosen else entry["label"],
+    title = f"{tuning['model']} at {tuning['length']} tokens: records of the search, 95 % intervals"
+    rows = [
+        (
+            entry["method"],
             _accuracy_interval(entry),
-            _with_half_width(f"{entry['difference']:+.3f}", entry["half_width"], ".3f"),
+            with_half_width(entry["difference"], entry["half_width"], 3),
             f"{100 * entry['best_share']:.0f}",
         )
-    return table
+        for entry in tuning["candidates"]
+    ]
+    header = ("method", "retrieval, %", "nats - original's", "chosen in %")
+    return ResultTable(title, header, rows, tuning["chosen"])
 
 
-def html(table: Table) -> str:
+def html(table: ResultTable) -> str:
     """Format a table as HTML for notebooks."""
-    return table_html(str(table.title), *_plain(table))
+    return table_html(table.title, *_plain(table))
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ResultTable) -> str:
     """Format a table as Markdown, below its title."""
     return formatted(table, "markdown").rstrip("\n")
 
 
-def formatted(table: Table, name: str) -> str:
+def formatted(table: ResultTable, name: str) -> str:
     """Format a table as "csv", "markdown" or "latex"."""
     plain = _numbers(table) if name == "csv" else _plain(table)
-    return FORMATS[name](str(table.title), *plain)
+    return FORMATS[name](table.title, *plain)
 
 
-def _plain(table: Table) -> tuple[list[str], list[Sequence[str]]]:
-    """Return the header and the rows of a table without marks."""
-    columns = [[Text.from_markup(str(cell)).plain for cell in c.cells] for c in table.columns]
-    return [str(column.header) for column in table.columns], list(zip(*columns, strict=True))
+def _plain(table: ResultTable) -> tuple[Sequence[str], list[list[str]]]:
+    """Return the header and the rows of a table as texts."""
+    return table.header, [list(map(str, row)) for row in table.rows]
 
 
-def _numbers(table: Table) -> tuple[list[str], list[Sequence[str]]]:
+def _numbers(table: ResultTable) -> tuple[list[str], list[Sequence[str]]]:
     """Return the header and the rows of a table with a column for each number of its cells."""
-    header, rows = _plain(table)
     columns: dict[str, list[str]] = {}
-    for i, (name, column) in enumerate(zip(header, table.columns, strict=True)):
-        cells: list[Any] = list(column.cells)
-        parts = [c.parts(name) if isinstance(c, Cell) else {} for c in cells]
-        names = dict.fromkeys([name, *(key for part in parts for key in part)])
-        for key in names:
-            plain = ["" if key != name else row[i] for row in rows]
-            columns[key] = [p.get(key, text) for p, text in zip(parts, plain, strict=True)]
+    for name, *cells in zip(table.header, *table.rows, strict=True):
+        parts = [c.parts(name) if isinstance(c, Cell) else {name: c} for c in cells]
+        for key in dict.fromkeys([name, *(key for part in parts for key in part)]):
+            columns[key] = [part.get(key, "") for part in parts]
     return list(columns), list(zip(*columns.values(), strict=True))
-
-
-def _empty(title: str) -> Table:
-    """Return a table with a column of methods, narrow enough for a terminal of 80 columns."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("method")
-    return table
 
 
 def _table(
@@ -174,16 +209,14 @@ def _table(
     title: str,
     column: Callable[[Entry], str],
     cell: Callable[[Entry], str | Cell],
-) -> Table:
+) -> ResultTable:
     """Build a table with a row for each method and a column for each value of column(entry)."""
-    table = _empty(title)
     columns = list(dict.fromkeys(map(column, entries)))
-    for name in columns:
-        table.add_column(name, justify="right")
-    for method, label in summary["methods"].items():
+    rows = []
+    for method in summary["methods"]:
         cells = {column(entry): cell(entry) for entry in entries if entry["method"] == method}
-        table.add_row(label, *(cells.get(name, "") for name in columns))
-    return table
+        rows.append([method, *(cells.get(name, "") for name in columns)])
+    return ResultTable(title, ["method", *columns], rows)
 
 
 def _named(
@@ -210,7 +243,7 @@ def _multiple(entry: Entry, form: Callable[[float], str]) -> str:
 
 
 def _range(entry: Entry, form: Callable[[float], str]) -> str:
-    return f"{form(entry['begin'])}-{form(entry['end'])}"
+    return f"{form(entry['begin'])}–{form(entry['end'])}"
 
 
 def _accuracy(entry: Entry) -> str:
@@ -220,25 +253,22 @@ def _accuracy(entry: Entry) -> str:
 def _accuracy_interval(entry: Entry) -> str | Cell:
     if entry["accuracy"] is None:
         return ""
-    return Cell(_accuracy(entry), *(f"{100 * entry[end]:.0f}" for end in ("low", "high")))
+    value, low, high = (100 * entry[key] for key in ("accuracy", "low", "high"))
+    return with_ends(value, low, high)
 
 
 def _gain(entry: Entry) -> Cell:
-    return _with_half_width(f"{100 * entry['gain']:+.0f}", 100 * entry["gain_half_width"], ".0f")
+    return with_half_width(100 * entry["gain"], 100 * entry["gain_half_width"], 0)
 
 
-def _with_half_width(value: str, half_width: float, form: str) -> Cell:
-    """Return a number with its half-width, if it has one: NaN is that of a single record."""
-    return Cell(value, half_width="" if math.isnan(half_width) else f"{half_width:{form}}")
-
-
-def _nats(entry: Entry) -> str:
-    if entry["difference"] == 0.0:
-        return f"{entry['nats']:.3f}"
-    return f"{entry['difference']:+.3f}".replace("0.", ".", 1)
+def _nats(first: str) -> Callable[[Entry], str]:
+    """Return how to show the nats of the first method, and the others' difference from them."""
+    return lambda entry: (
+        f"{entry['nats']:.3f}" if entry["method"] == first else f"{entry['difference']:+.3f}"
+    )
 
 
 def _value_interval(row: Entry) -> Cell:
-    unit, form = (1, ".3f") if row["metric"] == "nats" else (100, ".1f")
-    value, low, high = (f"{unit * row[key]:{form}}" for key in ("value", "low", "high"))
-    return Cell(value) if math.isnan(row["low"]) else Cell(value, low, high)
+    unit, digits = (1, 3) if row["metric"] == "nats" else (100, 1)
+    value, low, high = (unit * row[key] for key in ("value", "low", "high"))
+    return with_ends(value, low, high, digits)

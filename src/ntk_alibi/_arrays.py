@@ -102,6 +102,15 @@ def in_autocast_dtype(*tensors: Any) -> tuple[Any, ...]:
     return tensors
 
 
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Return a context in which torch rounds no inputs of operations on a type of device."""
+    torch = sys.modules["torch"]
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext()
+    context: AbstractContextManager[Any] = torch.autocast(device, enabled=False)
+    return context
+
+
 def has_tangent(*values: Any) -> bool:
     """Return whether any value is a tensor with a tangent of forward-mode differentiation."""
     torch = sys.modules.get("torch")
@@ -371,23 +380,3 @@ def rows_of_integers(value: Any, length: int, example: Any) -> Any:
     else:
         rows = to_numpy(value).astype(np.int64)
     return rows if rows.ndim == 2 else rows[None]
-
-
-def counts_below(values: Any, bounds: tuple[Any, ...]) -> list[Any]:
-    """Count the values of each row, (1 or batch, n), below each bound, (1 or batch, m).
-
-    A number n stands for the values 0 .. n - 1.
-    """
-    if not is_array(values):
-        return [namespace(bound).clip(bound, 0, values) for bound in bounds]
-    rows = np.broadcast_shapes(*((len(x), 1) for x in (values, *bounds)))[0]
-    if is_tensor(values):
-        torch = sys.modules["torch"]
-        ordered = torch.sort(values).values.expand(rows, -1).contiguous()
-        return [torch.searchsorted(ordered, b.expand(rows, -1).contiguous()) for b in bounds]
-    ordered = np.broadcast_to(np.sort(values), (rows, values.shape[1]))
-    counts = [np.zeros((rows, bound.shape[1]), np.int64) for bound in bounds]
-    for bound, count in zip(bounds, counts, strict=True):
-        for row, least in enumerate(np.broadcast_to(bound, count.shape)):
-            count[row] = np.searchsorted(ordered[row], least)
-    return counts

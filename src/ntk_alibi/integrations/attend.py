@@ -12,8 +12,8 @@ from torch import nn
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import own_bias
-from ntk_alibi.integrations.forms import PassAttention
 from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of, untraced
+from ntk_alibi.integrations.layer_attention import PassAttention
 from ntk_alibi.integrations.settings import Settings, current
 from ntk_alibi.masks import EVERYTHING, Mask
 

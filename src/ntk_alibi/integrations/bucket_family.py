@@ -7,7 +7,6 @@ optimizers change them.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,11 +22,15 @@ from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 from ntk_alibi.integrations.family import Family, Replacement
-from ntk_alibi.integrations.forms import PassAttention, checked_pass
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
+from ntk_alibi.integrations.layer_attention import PassAttention, checked_pass
 from ntk_alibi.integrations.passed_through import Padding, check_padding
 from ntk_alibi.integrations.settings import COMPATS, Settings
-from ntk_alibi.integrations.transformers_versions import check_version, transformers_version
+from ntk_alibi.integrations.transformers_versions import (
+    check_forward,
+    check_parameters,
+    check_version,
+)
 from ntk_alibi.masks import Mask, Problem
 
 #: The mask of cross-attention.
@@ -136,18 +139,8 @@ class BucketFamily(Family):
         self.check_settings(settings)
         layers = [*self.layers(model), *self.crossing(model)]
         for part, name in (model, self.model), *((layer, self.attention) for layer in layers):
-            known = known_class(part, name)
-            if known is None or type(part).forward is not known.forward:
-                raise ValueError(
-                    f"model must have the forward method of transformers' {name}, got a "
-                    f"{type(part).__name__} with another forward"
-                )
-        function = type(layers[0]).forward
-        if missing := set(self.parameters) - set(inspect.signature(function).parameters):
-            raise RuntimeError(
-                f"transformers {transformers_version()} is not what the {self.name} patch "
-                f"expects: {function.__qualname__} has no {', '.join(sorted(missing))}"
-            )
+            check_forward(part, known_class(part, name), name)
+        check_parameters(self.name, type(layers[0]).forward, self.parameters)
         if settings.bias is not None:
             encoder = not self.is_causal(model)
             count = len(self.layers(model))

@@ -20,7 +20,7 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.cache_argument import CACHE, cache_of, check_cache_in_use
 from ntk_alibi.integrations.caches.window import WindowCache
-from ntk_alibi.integrations.forms import attend_densely, check_heads
+from ntk_alibi.integrations.layer_attention import attend_densely, check_heads
 from ntk_alibi.integrations.passed_through import check_padding
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.scaling import Bend, at_layer, without_knee

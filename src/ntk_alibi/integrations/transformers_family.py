@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
-import torch
 from torch import nn
 
 from ntk_alibi import _checks
 from ntk_alibi.biases.dense import check_key_only
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import forms, own_bias, shared_loss, texts, traceable
+from ntk_alibi.integrations import layer_attention, own_bias, shared_loss, texts, traceable
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.family import Family, Replacement
+from ntk_alibi.integrations.layer_attention import AttentionOf
 from ntk_alibi.integrations.settings import (
     COMPATS,
     TRACEABLE,
@@ -25,42 +24,13 @@ from ntk_alibi.integrations.settings import (
     check_own_masks,
     stack_of,
 )
-from ntk_alibi.integrations.transformers_versions import check_version, transformers_version
+from ntk_alibi.integrations.transformers_versions import (
+    check_forward,
+    check_parameters,
+    check_version,
+)
 from ntk_alibi.masks import EVERYTHING
 from ntk_alibi.methods import stated_train_length, train_length_of
-
-
-class LayerAttention(Protocol):
-    """The attention of one layer in one call of its model."""
-
-    @property
-    def stock(self) -> Any:
-        """The attention itself if transformers' own forward computes it, to the bit, or None."""
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cache: tuple[Any, int | None],
-        scale: float,
-        dropout: float = 0.0,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return attention output (batch, heads, queries, head_dim), and weights or None.
-
-        Args:
-            query: (batch, heads, queries, head_dim).
-            key: (batch, 1 or heads, queries, head_dim).
-            value: (batch, 1 or heads, queries, head_dim).
-            cache: a cache, or None, and the number of the layer in it.
-            scale: the factor of the products.
-            dropout: the probability of dropping a weight.
-        """
-
-
-#: Returns the attention of a layer from the layer, the mask that it got, the number of heads that
-#: it computes, its input and its product with the outputs of its heads.
-AttentionOf: TypeAlias = Callable[[nn.Module, Any, int, torch.Tensor, Any], LayerAttention]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,19 +84,10 @@ class TransformersFamily(Family):
         check_version()
         self.choices()(settings)
         for (owner, method), names in self.expected.items():
-            function = getattr(owner, method)
-            if missing := set(names) - set(inspect.signature(function).parameters):
-                raise RuntimeError(
-                    f"transformers {transformers_version()} is not what the {self.name} patch "
-                    f"expects: {function.__qualname__} has no {', '.join(sorted(missing))}"
-                )
+            check_parameters(self.name, getattr(owner, method), names)
         layers = self.layers(model)
         for part, known in (model, self.model), *((layer, self.attention) for layer in layers):
-            if type(part).forward is not known.forward:
-                raise ValueError(
-                    f"model must have the forward method of transformers' {known.__name__}, got a "
-                    f"{type(part).__name__} with another forward"
-                )
+            check_forward(part, known, known.__name__)
         check_layers(settings.scaling, len(layers))
         if settings.traceable:
             check_own_masks(None in stack_of(model))
@@ -173,7 +134,7 @@ class TransformersFamily(Family):
 
     def in_force(self, model: nn.Module) -> list[Replacement]:
         """Return the replacements in a patched model."""
-        attention_of: AttentionOf = forms.of_layer
+        attention_of: AttentionOf = layer_attention.of_layer
         replacements = self.replacements(model)
         if hasattr(model, TRACEABLE):
             attention_of = partial(traceable.of_layer, masks_hidden=self.masks_hidden)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Iterable
 from importlib import metadata
+from typing import Any
 
 from packaging.version import Version
 from torch import nn
@@ -36,6 +39,24 @@ def check_version() -> None:
         raise RuntimeError(
             f"transformers must be >= {low} and < {high} for ntk_alibi's patches, got "
             f"{transformers_version()}: in other versions a patch may silently do nothing"
+        )
+
+
+def check_forward(part: nn.Module, known: Any, name: str) -> None:
+    """Check that a module has the forward of a class of transformers; None stands for no class."""
+    if known is None or type(part).forward is not known.forward:
+        raise ValueError(
+            f"model must have the forward method of transformers' {name}, got a "
+            f"{type(part).__name__} with another forward"
+        )
+
+
+def check_parameters(family: str, function: Any, names: Iterable[str]) -> None:
+    """Check that a function of transformers has the parameters that a family's patch expects."""
+    if missing := set(names) - set(inspect.signature(function).parameters):
+        raise RuntimeError(
+            f"transformers {transformers_version()} is not what the {family} patch expects: "
+            f"{function.__qualname__} has no {', '.join(sorted(missing))}"
         )
 
 

@@ -111,7 +111,7 @@ class Mask(NamedTuple):
             keys = xp.where(real, keys, 2 * (_checks.MAX_LENGTH + 1))
         first, end = self.interval(queries)
         sinks = xp.clip(first, None, self.sink)
-        below_first, below_end, below_sinks = _arrays.counts_below(keys, (first, end, sinks))
+        below_first, below_end, below_sinks = _counts_below(keys, (first, end, sinks))
         return below_end - below_first + below_sinks
 
     def distance_bounds(self) -> tuple[float, float]:
@@ -127,3 +127,23 @@ class Mask(NamedTuple):
 
 #: The causal mask without limits.
 EVERYTHING = Mask()
+
+
+def _counts_below(values: Any, bounds: tuple[Any, ...]) -> list[Any]:
+    """Count the values of each row, (1 or batch, n), below each bound, (1 or batch, m).
+
+    A number n stands for the values 0 .. n - 1.
+    """
+    if not _arrays.is_array(values):
+        return [_arrays.namespace(bound).clip(bound, 0, values) for bound in bounds]
+    rows = np.broadcast_shapes(*((len(x), 1) for x in (values, *bounds)))[0]
+    if _arrays.is_tensor(values):
+        torch = _arrays.namespace(values)
+        ordered = torch.sort(values).values.expand(rows, -1).contiguous()
+        return [torch.searchsorted(ordered, b.expand(rows, -1).contiguous()) for b in bounds]
+    ordered = np.broadcast_to(np.sort(values), (rows, values.shape[1]))
+    counts = [np.zeros((rows, bound.shape[1]), np.int64) for bound in bounds]
+    for bound, count in zip(bounds, counts, strict=True):
+        for row, least in enumerate(np.broadcast_to(bound, count.shape)):
+            count[row] = np.searchsorted(ordered[row], least)
+    return counts

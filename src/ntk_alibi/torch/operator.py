@@ -24,7 +24,7 @@ from ntk_alibi.fused.gradients import ForwardResults, gradients_of
 from ntk_alibi.fused.parts import Results, in_parts
 from ntk_alibi.masks import Mask, Problem, Segments
 from ntk_alibi.torch.chunks import attention_by_chunks
-from ntk_alibi.torch.devices.dispatch import attention_on_device, without_autocast
+from ntk_alibi.torch.devices.dispatch import attention_on_device
 from ntk_alibi.torch.dropout import dropout_of, numbers_of, seed_of
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
@@ -199,7 +199,7 @@ def attend_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:
     """Return output and, with log, the logsumexp of a checked call of tensors."""
     device = call.query.device.type
     # Rotated inputs are not rounded.
-    with without_autocast(device) if call.rotary is not None else nullcontext():
+    with _arrays.without_autocast(device) if call.rotary is not None else nullcontext():
         return in_parts(call, partial(_attend, log=log))[:2]
 
 

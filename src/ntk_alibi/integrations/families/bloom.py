@@ -21,10 +21,10 @@ from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import Replacement
-from ntk_alibi.integrations.forms import PassAttention
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
+from ntk_alibi.integrations.layer_attention import AttentionOf, PassAttention
 from ntk_alibi.integrations.settings import Settings, current
-from ntk_alibi.integrations.transformers_family import AttentionOf, TransformersFamily
+from ntk_alibi.integrations.transformers_family import TransformersFamily
 from ntk_alibi.scaling import scaling_per, without_knee
 
 

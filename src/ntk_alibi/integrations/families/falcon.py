@@ -19,9 +19,10 @@ from ntk_alibi.distributed.exchange import sum_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import Replacement
+from ntk_alibi.integrations.layer_attention import AttentionOf
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import OWN_OUTPUT, WHOLE
-from ntk_alibi.integrations.transformers_family import AttentionOf, TransformersFamily
+from ntk_alibi.integrations.transformers_family import TransformersFamily
 
 
 def _slopes(model: Any) -> ModelSlopes:

@@ -18,9 +18,10 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 from ntk_alibi.integrations.family import Replacement
+from ntk_alibi.integrations.layer_attention import AttentionOf
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import PACKED
-from ntk_alibi.integrations.transformers_family import AttentionOf, TransformersFamily
+from ntk_alibi.integrations.transformers_family import TransformersFamily
 
 
 def _slopes(model: Any) -> ModelSlopes:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.torch.chunks import attention_by_chunks
 from ntk_alibi.torch.devices.flash import FlashAttention
 from ntk_alibi.torch.devices.flex import FlexAttention
-
-
-def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Return a context in which torch rounds no inputs of operations on a type of device."""
-    if not torch.amp.is_autocast_available(device):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
 
 
 class DeviceKernel(Protocol):
@@ -67,7 +60,7 @@ def attention_on_device(
     The call has the dtype that autocast wants; the products of float32 numbers, with which kernels
     and certificates are exact, are not rounded to it.
     """
-    with without_autocast(call.query.device.type):
+    with _arrays.without_autocast(call.query.device.type):
         return kernel_for(call, log=log).attend(call, log=log)
 
 

@@ -1,9 +1,10 @@
-"""The attention of a patched layer, fused and eager."""
+"""The attention of a patched layer: what its family's forward calls, fused and eager."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -17,6 +18,39 @@ from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.transformers_versions import transformers_version
+
+
+class LayerAttention(Protocol):
+    """The attention of one layer in one call of its model."""
+
+    @property
+    def stock(self) -> Any:
+        """The attention itself if transformers' own forward computes it, to the bit, or None."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: tuple[Any, int | None],
+        scale: float,
+        dropout: float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return attention output (batch, heads, queries, head_dim), and weights or None.
+
+        Args:
+            query: (batch, heads, queries, head_dim).
+            key: (batch, 1 or heads, queries, head_dim).
+            value: (batch, 1 or heads, queries, head_dim).
+            cache: a cache, or None, and the number of the layer in it.
+            scale: the factor of the products.
+            dropout: the probability of dropping a weight.
+        """
+
+
+#: Returns the attention of a layer from the layer, the mask that it got, the number of heads that
+#: it computes, its input and its product with the outputs of its heads.
+AttentionOf: TypeAlias = Callable[[nn.Module, Any, int, torch.Tensor, Any], LayerAttention]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, cast
 
 import torch
@@ -22,12 +22,36 @@ from ntk_alibi.integrations import saving
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.patching import follow_config
-from ntk_alibi.integrations.settings import CONFIGURED, Configured
+from ntk_alibi.integrations.settings import CONFIGURED
 
 NAME = "ntk_alibi"
 
 #: Settings of a configuration.
 _NAMES = tuple(f"alibi_{name}" for name in CONFIGURED)
+
+
+class Configured:
+    """A setting of a configuration, None by default; objects become what JSON can hold."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, config: Any, owner: Any = None) -> Any:
+        return None if config is None else vars(config).get(self._name)
+
+    def __set__(self, config: Any, value: Any) -> None:
+        plain = value is None or isinstance(value, str | bool | int | float | list | Mapping)
+        if not plain and (
+            isinstance(value, type) or not callable(getattr(value, "to_config", None))
+        ):
+            raise TypeError(
+                f"{self._name} must be what JSON can hold, or have to_config as NTK(factor=4.0) "
+                f"has, got {value!r}: na.patch takes other objects"
+            )
+        vars(config)[self._name] = value if plain else value.to_config()
+
+    def __delete__(self, config: Any) -> None:
+        vars(config).pop(self._name, None)
 
 
 def register(families: Iterable[Family]) -> None:

@@ -47,30 +47,6 @@ LINEARS = ("auto", "torch", "onednn")
 CONFIGURED = ("scaling", "attention", "compat", "window", "sink", "causal_block", "log_n")
 
 
-class Configured:
-    """A setting of a configuration, None by default; objects become what JSON can hold."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, config: Any, owner: Any = None) -> Any:
-        return None if config is None else vars(config).get(self._name)
-
-    def __set__(self, config: Any, value: Any) -> None:
-        plain = value is None or isinstance(value, str | bool | int | float | list | Mapping)
-        if not plain and (
-            isinstance(value, type) or not callable(getattr(value, "to_config", None))
-        ):
-            raise TypeError(
-                f"{self._name} must be what JSON can hold, or have to_config as NTK(factor=4.0) "
-                f"has, got {value!r}: na.patch takes other objects"
-            )
-        vars(config)[self._name] = value if plain else value.to_config()
-
-    def __delete__(self, config: Any) -> None:
-        vars(config).pop(self._name, None)
-
-
 @dataclass(frozen=True, repr=False)
 class Settings:
     """The choices of one patch."""

@@ -54,11 +54,36 @@ def settings_of(config: Any, family: Family) -> EngineSettings:
     Raises:
         ValueError: a setting is wrong, or one that vLLM cannot compute with.
     """
-    _refuse_misspelt(config)
+    # Names that are almost those of settings, which vLLM would ignore.
+    given = [name for name in _MISPLACED if getattr(config, name, None) is not None]
+    if str(getattr(config, "attn_implementation", None)).replace("-", "_") == "ntk_alibi":
+        given.append("attn_implementation")
+    for name in (*given, *_checks.almost_settings(config, _READ, _KNOWN)):
+        raise ValueError(
+            f"settings for vLLM must be named {' or '.join(_READ)}, got {name}, which vLLM "
+            "would ignore: set it to null in --hf-overrides if the model's configuration has it"
+        )
     refuse_without_kernel(config)
     family.check(config)
     scaling = scaling_of(config)
-    _check_scaling(scaling, config.num_hidden_layers)
+    if without_knee(scaling)[1] is not None:
+        raise ValueError(
+            f"alibi_scaling must act on slopes in vLLM, got {scaling!r}: its kernels add one slope "
+            "a head times the distance, and a knee has two. "
+            f"Take {_STATIC}, or na.patch in transformers"
+        )
+    if scaling_per(scaling) is not None:
+        raise ValueError(
+            f"alibi_scaling must not depend on lengths in vLLM, got {scaling!r}: a layer has one "
+            "slope a head for all requests, and cached keys are shared between them. "
+            f"Take {_STATIC} with the factor for your longest text, or na.patch in transformers"
+        )
+    layers, count = getattr(scaling, "layers", None) or (), config.num_hidden_layers
+    if layers and max(layers) >= count:
+        raise ValueError(
+            f"layers of alibi_scaling must be below {count}, the number of the model's layers, "
+            f"got {scaling!r}"
+        )
     gelu = getattr(config, "bloom_gelu", None)
     if gelu is not None and not family.corrects_gelu:
         raise ValueError(
@@ -82,39 +107,6 @@ def scaling_of(config: Any) -> Scaling | None:
         return scaling_from_config(given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"alibi_scaling of the model's configuration is wrong: {error}") from None
-
-
-def _refuse_misspelt(config: Any) -> None:
-    """Refuse names that are almost those of settings, which vLLM would ignore."""
-    given = [name for name in _MISPLACED if getattr(config, name, None) is not None]
-    if str(getattr(config, "attn_implementation", None)).replace("-", "_") == "ntk_alibi":
-        given.append("attn_implementation")
-    for name in (*given, *_checks.almost_settings(config, _READ, _KNOWN)):
-        raise ValueError(
-            f"settings for vLLM must be named {' or '.join(_READ)}, got {name}, which vLLM "
-            "would ignore: set it to null in --hf-overrides if the model's configuration has it"
-        )
-
-
-def _check_scaling(scaling: Scaling | None, layers: int) -> None:
-    if without_knee(scaling)[1] is not None:
-        raise ValueError(
-            f"alibi_scaling must act on slopes in vLLM, got {scaling!r}: its kernels add one slope "
-            "a head times the distance, and a knee has two. "
-            f"Take {_STATIC}, or na.patch in transformers"
-        )
-    if scaling_per(scaling) is not None:
-        raise ValueError(
-            f"alibi_scaling must not depend on lengths in vLLM, got {scaling!r}: a layer has one "
-            "slope a head for all requests, and cached keys are shared between them. "
-            f"Take {_STATIC} with the factor for your longest text, or na.patch in transformers"
-        )
-    numbers = getattr(scaling, "layers", None) or ()
-    if numbers and max(numbers) >= layers:
-        raise ValueError(
-            f"layers of alibi_scaling must be below {layers}, the number of the model's layers, "
-            f"got {scaling!r}"
-        )
 
 
 def refuse_without_kernel(config: Any) -> None:

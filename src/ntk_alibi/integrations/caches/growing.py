@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicLayer
 
-from ntk_alibi import _checks
+from ntk_alibi import _arrays, _checks
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.integrations.caches.growing_layer import GrowingLayer
-from ntk_alibi.integrations.caches.quantized_layer import QuantizedLayer
+from ntk_alibi.fused.quantized_rows import QuantizedRows
+from ntk_alibi.integrations.cache_argument import CACHE
 
 
 class GrowingCache(Cache):
@@ -71,3 +71,241 @@ class GrowingCache(Cache):
     def norms(self, layer_idx: int) -> KeyNorms:
         """Return the norms of the keys that a layer holds."""
         return cast(KeyNorms, cast(Any, self.layers[layer_idx]).norms())
+
+
+class GrowingLayer(DynamicLayer):
+    """One layer's keys and values as the filled part of buffers that double when they are full.
+
+    Attributes:
+        keys: (batch, heads, tokens, head_dim), a view of its buffer.
+        values: (batch, heads, tokens, head_dim), a view of its buffer.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._least_capacity = capacity
+        self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._norms = KeyNorms()
+
+    def append(
+        self, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values, and return all of them as they are held: what `update` does."""
+        return self.update(key_states, value_states)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values, and return all of them.
+
+        Raises:
+            ValueError: they are of another batch, or of other heads, than those that are held.
+        """
+        if self.is_initialized and self.keys is not None and self.keys.ndim == 4:
+            held, coming = tuple(self.keys.shape), tuple(key_states.shape)
+            if held[:2] != coming[:2] or held[3] != coming[3]:
+                raise ValueError(
+                    f"{CACHE} holds tokens of (batch, heads) = {held[:2]}, got "
+                    f"{coming[:2]}: take a new cache for other texts"
+                )
+        if _recorded(key_states, value_states):
+            self._buffers = None  # writing in place would break the graph
+            result: tuple[torch.Tensor, torch.Tensor] = super().update(
+                key_states, value_states, *args, **kwargs
+            )
+            return result
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        length = self.get_seq_length()
+        total = length + key_states.shape[2]
+        keys, values = self._room_for(total, length, key_states, value_states)
+        keys[:, :, length:total] = key_states
+        values[:, :, length:total] = value_states
+        self.keys, self.values = keys[:, :, :total], values[:, :, :total]
+        return self.keys, self.values
+
+    def norms(self) -> KeyNorms:
+        """Return the norms of all keys held, by which `ntk_alibi.attention` skips keys."""
+        if self._norms.length > self.get_seq_length():
+            self._norms = KeyNorms()
+        return self._norms.update(self.held()[0])
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last tokens; new tokens take their place."""
+        super().crop(tokens_to_remove)
+        self._norms = KeyNorms()
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Reorder the rows of the batch by beam_idx."""
+        super().reorder_cache(beam_idx)
+        self._norms = KeyNorms()
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row of the batch."""
+        super().batch_repeat_interleave(repeats)
+        self._norms = KeyNorms()
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep some rows of the batch."""
+        super().batch_select_indices(indices)
+        self._norms = KeyNorms()
+
+    def reset(self) -> None:
+        """Remove all tokens and the buffers."""
+        self._buffers = self.keys = self.values = None
+        self.is_initialized = False  # older versions of transformers would fill with zeros instead
+        self._norms = KeyNorms()
+        super().reset()
+
+    def _room_for(
+        self, total: int, length: int, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return buffers for `total` tokens whose first `length` are those held now."""
+        if self._buffers is not None and self._holds(self._buffers, total, length):
+            return self._buffers
+        capacity = max(self._least_capacity, 2 * total)  # unwritten pages take no memory yet
+        buffers = []
+        for i, states in enumerate((key_states, value_states)):
+            batch, heads, _, head_dim = states.shape
+            buffer = states.new_empty((batch, heads, capacity, head_dim))
+            if length:
+                buffer[:, :, :length] = self.held()[i]
+            buffers.append(buffer)
+        self._buffers = (buffers[0], buffers[1])
+        return self._buffers
+
+    def _holds(self, buffers: tuple[torch.Tensor, torch.Tensor], total: int, length: int) -> bool:
+        """Return whether the buffers have room, and begin with the tokens held now."""
+        if buffers[0].shape[2] < total:
+            return False
+        return length == 0 or all(
+            held.data_ptr() == buffer.data_ptr() and held.shape[0] == buffer.shape[0]
+            for held, buffer in zip(self.held(), buffers, strict=True)
+        )
+
+    def held(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return all keys and values."""
+        return cast("tuple[torch.Tensor, torch.Tensor]", (self.keys, self.values))
+
+
+class QuantizedLayer(DynamicLayer):
+    """One layer's keys and values as `QuantizedRows`: a growing layer of numbers, one of scales.
+
+    Every token is quantized when it comes, before any query sees it. Passes of all lengths then
+    read the same numbers, and a text in pieces gives what it gives in one.
+
+    Attributes:
+        keys: (batch, heads, tokens, head_dim), dequantized at each access, for other readers.
+        values: (batch, heads, tokens, head_dim), likewise.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._numbers, self._scales = GrowingLayer(capacity), GrowingLayer(capacity)
+        self._norms = KeyNorms()
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        """All keys, dequantized to the dtype of the last ones; None before the first ones."""
+        return self._held(0).dequantized(self.dtype) if self.is_initialized else None
+
+    @keys.setter
+    def keys(self, value: Any) -> None:
+        _refuse("keys", value)
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        """All values, dequantized to the dtype of the last ones; None before the first ones."""
+        return self._held(1).dequantized(self.dtype) if self.is_initialized else None
+
+    @values.setter
+    def values(self, value: Any) -> None:
+        _refuse("values", value)
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Append no tokens, which sets dtype, device and shape."""
+        self.append(key_states[:, :, :0], value_states[:, :, :0])
+
+    def append(
+        self, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[QuantizedRows, QuantizedRows]:
+        """Append keys and values, and return all of them as they are held.
+
+        Raises:
+            ValueError: torch records gradients of the keys or values.
+        """
+        if _recorded(key_states, value_states):
+            raise ValueError(
+                "dtype must be None in a GrowingCache where torch records gradients of the keys, "
+                "got 'int8', which holds numbers only: use torch.no_grad()"
+            )
+        self.dtype, self.device = key_states.dtype, key_states.device
+        key, value = QuantizedRows.of(key_states), QuantizedRows.of(value_states)
+        self._numbers.append(key.numbers, value.numbers)
+        self._scales.append(key.scales[..., None], value.scales[..., None])
+        self.is_initialized = True
+        return self._held(0), self._held(1)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values, and return all of them dequantized to the dtype of the new ones.
+
+        Raises:
+            ValueError: torch records gradients of the keys or values.
+        """
+        key, value = self.append(key_states, value_states)
+        return key.dequantized(self.dtype), value.dequantized(self.dtype)
+
+    def norms(self) -> KeyNorms:
+        """Return the norms of the keys as they are held."""
+        return self._norms.update(self._held(0))
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens."""
+        return int(self._numbers.get_seq_length())
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last tokens; new tokens take their place."""
+        self._of_both("crop", tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Reorder the rows of the batch by beam_idx."""
+        self._of_both("reorder_cache", beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row of the batch."""
+        self._of_both("batch_repeat_interleave", repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep some rows of the batch."""
+        self._of_both("batch_select_indices", indices)
+
+    def reset(self) -> None:
+        """Remove all tokens and the buffers."""
+        self.is_initialized = False
+        self._of_both("reset")
+
+    def _of_both(self, method: str, *arguments: Any) -> None:
+        """Call a method of the numbers and of the scales, after which the norms are new."""
+        for layer in (self._numbers, self._scales):
+            getattr(layer, method)(*arguments)
+        self._norms = KeyNorms()
+
+    def _held(self, which: int) -> QuantizedRows:
+        """Return the keys, 0, or the values, 1."""
+        return QuantizedRows(self._numbers.held()[which], self._scales.held()[which][..., 0])
+
+
+def _refuse(name: str, value: object) -> None:
+    """Refuse keys or values in the place of those that a quantized layer holds."""
+    if value is not None:
+        raise TypeError(
+            f"{name} of a quantized layer must come by update, got {type(value).__name__}: only "
+            "None may be assigned"
+        )
+
+
+def _recorded(*states: torch.Tensor) -> bool:
+    """Return whether torch records gradients of keys or values."""
+    return torch.is_grad_enabled() and _arrays.require_grad(*states)

@@ -14,7 +14,7 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of, untraced
 from ntk_alibi.integrations.layer_attention import PassAttention
-from ntk_alibi.integrations.settings import Settings, current
+from ntk_alibi.integrations.settings import current
 from ntk_alibi.masks import EVERYTHING, Mask
 
 #: The attribute of a patched model that keeps the pass that its layers share.
@@ -126,28 +126,17 @@ class Attend:
                 f"model must be a {type(self.model).__name__} without patch where torch.export, "
                 "make_fx or FakeTensorMode trace it, since a patch reads numbers of the mask"
             )
-        forward_pass = self._made(settings, query, keys, mask)
-        if weights:
-            eager = replace(settings, attention="eager")
-            forward_pass = _with_settings(forward_pass, eager)
-        last.made = mask, settings, sizes, forward_pass
-        return forward_pass
-
-    def _made(self, settings: Settings, query: torch.Tensor, keys: int, mask: Any) -> ForwardPass:
-        batch, queries = len(query), query.shape[2]
-        real = real_keys(mask, batch, keys, query.device)
+        real = real_keys(mask, len(query), keys, query.device)
         limits = BIDIRECTIONAL
         if self.causal:
             limits = settings.mask if evicts(settings.mask, keys - 1) else EVERYTHING
-        at = slice(keys - queries, keys)
+        at = slice(keys - query.shape[2], keys)
         problem = problem_of(real, at, self.rule, limits, unpadded=mask is None)
-        own = own_bias.in_force(self.model, settings.bias) if settings.bias is not None else None
-        return ForwardPass(real, problem, self.rule, settings, own=own)
-
-
-def _with_settings(forward_pass: ForwardPass, settings: Settings) -> ForwardPass:
-    made = forward_pass
-    return ForwardPass(made.mask, made.problem, made.rule, settings, own=made.own)
+        own = own_bias.in_force(self.model, settings.bias)
+        of_pass = replace(settings, attention="eager") if weights else settings
+        forward_pass = ForwardPass(real, problem, self.rule, of_pass, own=own)
+        last.made = mask, settings, sizes, forward_pass
+        return forward_pass
 
 
 def _shape(name: str, value: torch.Tensor) -> tuple[int, ...]:

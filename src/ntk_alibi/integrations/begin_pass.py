@@ -118,7 +118,7 @@ def begin_pass(
         unpadded=padding is None and capacity == end,
         texts=texts,
     )
-    own = own_bias.in_force(model, settings.bias) if settings.bias is not None else None
+    own = own_bias.in_force(model, settings.bias)
     paged = None if texts is None else texts.cache
     kwargs["attention_mask"] = ForwardPass(mask, problem, rule, settings, own=own, cache=paged)
     return (), kwargs

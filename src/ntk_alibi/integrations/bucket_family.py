@@ -18,7 +18,6 @@ from torch import nn
 from ntk_alibi import _checks
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
-from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 from ntk_alibi.integrations.family import Family, Replacement
@@ -141,11 +140,7 @@ class BucketFamily(Family):
         for part, name in (model, self.model), *((layer, self.attention) for layer in layers):
             check_forward(part, known_class(part, name), name)
         check_parameters(self.name, type(layers[0]).forward, self.parameters)
-        if settings.bias is not None:
-            encoder = not self.is_causal(model)
-            count = len(self.layers(model))
-            own_bias.check(settings.bias, self.rule(model).heads, count, encoder=encoder)
-        self.check(model, settings)
+        self.check_parts(model, settings, encoder=not self.is_causal(model))
 
     def check_numbers(self, model: nn.Module, patch: Callable[[], None]) -> None:
         """Compare nothing: what transformers' code computes is known by its version."""

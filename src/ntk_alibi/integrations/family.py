@@ -144,10 +144,14 @@ class Family:
             )
         if not layers:
             raise ValueError(f"layers of the family {self.name} must be at least one, got none")
-        check_layers(scaling, len(layers))
-        heads = self.rule(model).heads
+        self.check_parts(model, settings, encoder=not self.causal)
+
+    def check_parts(self, model: nn.Module, settings: Settings, *, encoder: bool = False) -> None:
+        """Check that the model has the layers and heads of the settings, and call `check`."""
+        layers, heads = len(self.layers(model)), self.rule(model).heads
+        check_layers(settings.scaling, layers)
         if settings.bias is not None:
-            own_bias.check(settings.bias, heads, len(layers), encoder=not self.causal)
+            own_bias.check(settings.bias, heads, layers, encoder=encoder)
         if settings.log_n is not None:
             settings.log_n.check_heads(heads)
         self.check(model, settings)

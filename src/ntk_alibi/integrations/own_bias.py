@@ -125,7 +125,9 @@ def register(target: nn.Module, bias: Any) -> None:
 
 
 def in_force(target: nn.Module, bias: Any) -> dict[Any, Any]:
-    """Return the biases by layers, with the modules that the model has now."""
+    """Return the biases by layers, with the modules that the model has now; none for None."""
+    if bias is None:
+        return {}
     own = by_layer(bias)
     for layer in modules_of(bias):
         held: Any = getattr(target, NAME)

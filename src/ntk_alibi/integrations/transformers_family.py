@@ -12,7 +12,7 @@ from torch import nn
 from ntk_alibi import _checks
 from ntk_alibi.biases.dense import check_key_only
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import layer_attention, own_bias, shared_loss, texts, traceable
+from ntk_alibi.integrations import layer_attention, shared_loss, texts, traceable
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.layer_attention import AttentionOf
@@ -20,7 +20,6 @@ from ntk_alibi.integrations.settings import (
     COMPATS,
     TRACEABLE,
     Settings,
-    check_layers,
     check_own_masks,
     stack_of,
 )
@@ -88,15 +87,9 @@ class TransformersFamily(Family):
         layers = self.layers(model)
         for part, known in (model, self.model), *((layer, self.attention) for layer in layers):
             check_forward(part, known, known.__name__)
-        check_layers(settings.scaling, len(layers))
         if settings.traceable:
             check_own_masks(None in stack_of(model))
-        heads = self.slopes(model).heads
-        if settings.bias is not None:
-            own_bias.check(settings.bias, heads, len(layers))
-        if settings.log_n is not None:
-            settings.log_n.check_heads(heads)
-        self.check(model, settings)
+        self.check_parts(model, settings)
 
     def check_numbers(self, model: nn.Module, patch: Callable[[], None]) -> None:
         """Compare nothing: what transformers' code computes is known by its version."""

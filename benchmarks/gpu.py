@@ -16,6 +16,7 @@ import ntk_alibi as na
 from ntk_alibi.evaluation.report.markdown import table
 from ntk_alibi.fused.call import checked_call
 from ntk_alibi.masks import Mask
+from ntk_alibi.methods import name_of
 from ntk_alibi.torch.devices.dispatch import DeviceKernel
 from ntk_alibi.torch.devices.flash import FlashAttention
 from ntk_alibi.torch.devices.flex import FlexAttention
@@ -75,7 +76,7 @@ def _rows(bias: Any, kind: str, queries: int, keys: int, rounds: int) -> list[li
             numbers = ["out of memory", ""]
         except NotImplementedError as refusal:
             numbers = [str(refusal), ""]
-        rows.append([repr(bias.scaling), kind, str(keys), name, *numbers])
+        rows.append([name_of(bias.scaling), kind, str(keys), name, *numbers])
     return rows
 
 

@@ -17,6 +17,7 @@ from benchmarks.candidates import BASELINE, OURS, TORCH, Candidate
 from benchmarks.optional_peers import OPTIONAL
 from benchmarks.problems import Case, Problem
 from ntk_alibi.cli.timing import REST, Call, interleaved
+from ntk_alibi.methods import name_of
 
 CANDIDATES = [BASELINE, *TORCH, *OPTIONAL, *OURS]
 
@@ -163,7 +164,7 @@ def _description(case: Case) -> dict[str, Any]:
         "head_dim": case.head_dim,
         "dtype": problems.dtype_name(case.dtype),
         "threads": case.threads,
-        "scaling": None if case.scaling is None else str(case.scaling),
+        "scaling": None if case.scaling is None else name_of(case.scaling),
         "inputs": "nano BLOOM" if case.real else "random",
         "batch": batch,
         "heads": heads,

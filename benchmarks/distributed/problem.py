@@ -8,6 +8,7 @@ import torch
 
 import ntk_alibi as na
 from benchmarks.problems import dtype_name
+from ntk_alibi.methods import name_of
 
 #: Tokens that one seed gives. A sequence is the same however it is cut between them.
 RUN = 1024
@@ -38,8 +39,8 @@ class Problem:
 
     @property
     def slopes(self) -> str:
-        """The slopes in words."""
-        return "plain" if self.scaling is None else str(self.scaling)
+        """The name of the scaling."""
+        return name_of(self.scaling)
 
     @property
     def bias(self) -> na.ALiBi:

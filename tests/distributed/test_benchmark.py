@@ -101,7 +101,7 @@ def test_computed_bytes_are_those_that_travel(found: Rows) -> None:
 
 def test_tables(found: Rows) -> None:
     text = "\n\n".join(measured.texts(found, SETTINGS))
-    assert text.count("\n| 8K, plain, float32 | ") == 4
+    assert text.count("\n| 8K, original, float32 | ") == 4
     assert "| MiB sent, all processes | ring | all-gather | Ulysses | ours | ours / ring | " in text
     odd = {PROBLEM: {name: every * 3 for name, every in found[PROBLEM].items()}}
     head = measured.texts(odd, SETTINGS)[0]
@@ -126,7 +126,7 @@ def test_time_on_a_link() -> None:
 def test_more_processes_are_computed() -> None:
     ((name, text),) = computed.run(measured.Settings((4096,), 2, 50e-6, 1))
     assert name == "distributed-computed-2"
-    assert "| 4K, 4, NTK(factor=4.0) | 12 | heads do not divide | " in text
+    assert "| 4K, 4, ntk:4 | 12 | heads do not divide | " in text
 
 
 @pytest.mark.parametrize(

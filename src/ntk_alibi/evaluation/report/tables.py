@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ntk_alibi.evaluation.report.cells import Cell, with_ends, with_half_width
 from ntk_alibi.evaluation.report.markdown import FORMATS
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 Entry = dict[str, Any]
 
-#: Spaces between the columns of a printed table: as many as let a row fit, or the last.
+#: Spaces between the columns of a printed table: two, or one where a row fits then.
 GAPS = (2, 1)
 
 
@@ -48,10 +51,8 @@ class ResultTable:
         from rich.text import Text
 
         yield Text(f"\n{self.title}")
-        width = options.max_width
-        parts = {gap: self._parts(width, gap) for gap in GAPS}
-        gap = next((gap for gap in GAPS if len(parts[gap]) == 1), GAPS[-1])
-        for place, columns in enumerate(parts[gap]):
+        parts, gap = self._parts(options.max_width)
+        for place, columns in enumerate(parts):
             if place:
                 yield ""
             yield self._printed(columns, gap)
@@ -59,20 +60,20 @@ class ResultTable:
     def _repr_html_(self) -> str:
         return html(self)
 
-    def _parts(self, width: int, gap: int) -> list[list[int]]:
-        """Return the columns of each part, besides that of the methods."""
+    def _parts(self, width: int) -> tuple[list[list[int]], int]:
+        """Return the columns of as few parts as fit into a width, and the gap between them.
+
+        A part whose single column has no room is too wide.
+        """
         widths = [
             max(map(len, map(str, cells))) for cells in zip(self.header, *self.rows, strict=True)
         ]
-        parts: list[list[int]] = [[]]
-        room = free = width - widths[0]
-        for column, needed in enumerate(widths[1:], 1):
-            free -= gap + needed
-            if free < 0 and parts[-1]:
-                parts.append([])
-                free = room - gap - needed
-            parts[-1].append(column)
-        return parts
+        columns = range(1, len(widths))
+        for count, gap in product(range(1, max(2, len(widths))), GAPS):
+            parts = [part.tolist() for part in np.array_split(columns, count)]
+            if all(widths[0] + sum(gap + widths[x] for x in part) <= width for part in parts):
+                break
+        return parts, gap
 
     def _printed(self, columns: Sequence[int], gap: int) -> RenderableType:
         from rich import box
@@ -117,8 +118,9 @@ def study_tables(summary: dict[str, Any]) -> list[ResultTable]:
             )
             tables.append(_table(summary, others, title, by_length, _gain))
         entries = [e for e in summary["by_distance"] if e["task"] == task and e["cases"]]
-        title = f"{task}: accuracy in % by distance of the answer / {unit}"
-        tables.append(_table(summary, entries, title, _named(entries, _range), _accuracy))
+        if entries:
+            title = f"{task}: accuracy in % by distance of the answer / {unit}"
+            tables.append(_table(summary, entries, title, _named(entries, _range), _accuracy))
     if summary["perplexity"]:
         widest = max(entry["half_width"] for entry in summary["perplexity"])
         title = f"prose: nats by position / {unit}; rest minus {first}"
@@ -210,12 +212,13 @@ def _table(
     column: Callable[[Entry], str],
     cell: Callable[[Entry], str | Cell],
 ) -> ResultTable:
-    """Build a table with a row for each method and a column for each value of column(entry)."""
+    """Build a table with a row for each method of entries, and a column for each column(entry)."""
     columns = list(dict.fromkeys(map(column, entries)))
     rows = []
     for method in summary["methods"]:
         cells = {column(entry): cell(entry) for entry in entries if entry["method"] == method}
-        rows.append([method, *(cells.get(name, "") for name in columns)])
+        if cells:
+            rows.append([method, *(cells.get(name, "") for name in columns)])
     return ResultTable(title, ["method", *columns], rows)
 
 

@@ -60,6 +60,7 @@ NEED_TEST_ALL = (
 #: none of them begins when the others end and leaves all workers but one without work.
 LONG = (
     "tests/integrations/test_versions.py",
+    "tests/integrations/test_quantised.py::test_the_page",
     "tests/integrations/families/test_old_transformers.py",
     "tests/integrations/families/test_multimolecule.py",
     "tests/test_compilers.py",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import doctest
 import json
 import re
+import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -19,6 +21,7 @@ from pytest_examples import EvalExample, find_examples
 import ntk_alibi as na
 from ntk_alibi import cli, inspection, plots
 from ntk_alibi.evaluation.report.cells import with_ends
+from ntk_alibi.methods import parse_method
 from repository import ROOT
 
 DOCS = ROOT / "docs"
@@ -123,6 +126,41 @@ def test_every_subcommand_is_on_the_page_of_the_command_line(
     assert "eval" in commands
     shown = re.findall(r"^```{command} ntk-alibi (\S+)\n```$", text, re.MULTILINE)
     assert sorted(shown) == sorted(commands)
+
+
+class Parsed(BaseException):
+    """Raised in place of running a command."""
+
+
+def test_commands_to_copy_have_options_and_methods_that_exist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What they compute takes minutes, or a model of the reader's."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_only(parser: argparse.ArgumentParser, words: list[str]) -> None:
+        options = parse(parser, words)
+        methods = [getattr(options, "method", None), *(getattr(options, "methods", None) or ())]
+        for method in methods:
+            assert method is None or parse_method(method, 2048).name
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    commands = [
+        command
+        for page in (ROOT / "README.md", *PAGES)
+        for command in re.findall(
+            r"^ *ntk-alibi (.*)$",
+            page.read_text().replace("\\\n", ""),
+            re.MULTILINE,
+        )
+    ]
+    assert len(commands) > 10
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        if words[0] != "lm-eval":  # whose options are the harness's
+            with pytest.raises(Parsed):
+                cli.main(words)
 
 
 def test_the_table_of_lines_is_rows_of_the_study() -> None:

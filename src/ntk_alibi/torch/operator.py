@@ -8,7 +8,6 @@ tensors on other devices the kernels of torch/devices.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -197,10 +196,11 @@ def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
 
 def attend_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:
     """Return output and, with log, the logsumexp of a checked call of tensors."""
-    device = call.query.device.type
-    # Rotated inputs are not rounded.
-    with _arrays.without_autocast(device) if call.rotary is not None else nullcontext():
-        return in_parts(call, partial(_attend, log=log))[:2]
+    attend = partial(_attend, log=log)
+    if call.rotary is None:
+        return in_parts(call, attend)[:2]
+    with _arrays.without_autocast(call.query.device.type):  # rotated inputs are not rounded
+        return in_parts(call, attend)[:2]
 
 
 def _attend(call: AttentionCall, *, log: bool) -> Results:

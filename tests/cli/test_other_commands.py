@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
+from runpy import run_module
 
 import numpy as np
 import pytest
@@ -54,6 +56,16 @@ def test_without_jupyterlab_one_sentence_says_what_to_install(
         main(["notebooks", str(tmp_path / "copies")])
     assert "pip install 'ntk-alibi[notebook]'" in capsys.readouterr().err
     assert not (tmp_path / "copies").exists()
+
+
+def test_python_m_is_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["slopes", "4"])
+    expected = capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["ntk_alibi", "slopes", "4"])
+    run_module("ntk_alibi", alter_sys=True)
+    assert capsys.readouterr().out == expected != ""
 
 
 def test_cite(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,14 @@ import importlib.util
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoTokenizer, BloomConfig, BloomForCausalLM, DynamicCache
 
 import ntk_alibi as na
@@ -26,8 +29,11 @@ from ntk_alibi.models import nano_bloom_path
 
 HIDDEN, HEADS = 1024, 16  # bloom-560m's
 LAYERS = 6  # of the whole model that is compared with CTranslate2
+BLOCK_LENGTHS = (512, 2048, 4096, 8192)  # in float32
 SECONDS_PER_TURN = 0.3
 TOKENS = 64  # decoded per turn; the prefill before them varies by as much as some tokens take
+
+LINEAR_OPERATORS = ("mkldnn::_linear_pointwise", "aten::addmm", "aten::mm")
 
 STOCK, PATCHED, CTRANSLATE2 = "transformers", "`na.patch`", "CTranslate2"
 
@@ -39,7 +45,8 @@ def run(rounds: int) -> str:
         f"weights; medians of {rounds} interleaved rounds. A block is a model of one layer without "
         "logits; GB are its memory beyond the weights, at the peak."
     )
-    parts = [_block_table(rounds), _decode_table(rounds), _model_table(rounds)]
+    tables = (_block_table, _parts_table, _decode_table, _model_table)
+    parts = [measured(rounds) for measured in tables]
     return "\n\n".join([head, *parts])
 
 
@@ -47,8 +54,7 @@ def _block_table(rounds: int) -> str:
     """Measure the prefill of one block: seconds and memory."""
     rows = []
     for length, dtype in (
-        (2048, torch.float32),
-        (8192, torch.float32),
+        *((length, torch.float32) for length in BLOCK_LENGTHS),
         (2048, torch.bfloat16),
         (8192, torch.bfloat16),
     ):
@@ -65,6 +71,30 @@ def _block_table(rounds: int) -> str:
         )
     header = ["prefill of a block", "transformers, s", "patched, s", "ratio", "GB", "patched, GB"]
     return table(header, rows)
+
+
+def _parts_table(rounds: int) -> str:
+    """Measure where the time of a patched block goes, by torch's profiler."""
+    rows = []
+    for length in BLOCK_LENGTHS:
+        call = block_call(PATCHED, length, torch.float32)
+        call()
+        shares = zip(*(shares_of_time(call) for _ in range(rounds)), strict=True)
+        rows.append([str(length), *(f"{100 * median(part):.0f} %" for part in shares)])
+    return table(["a patched block, float32", "linear layers", "attention", "the rest"], rows)
+
+
+def shares_of_time(call: Call) -> tuple[float, float, float]:
+    """Return the shares of linear layers, of attention and of the rest in the time of a call."""
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
+        begin = time.perf_counter()
+        call()
+        seconds = time.perf_counter() - begin
+    # The kernel of attention is no operator of torch: it takes what they leave.
+    operators = {event.key: event.self_cpu_time_total / 1e6 for event in profiled.key_averages()}
+    linear = sum(operators.get(name, 0.0) for name in LINEAR_OPERATORS)
+    rest = sum(operators.values()) - linear
+    return linear / seconds, 1.0 - (linear + rest) / seconds, rest / seconds
 
 
 def _decode_table(rounds: int) -> str:

@@ -222,6 +222,14 @@ def test_bloom_is_the_same_model_everywhere() -> None:
     assert bloom.generate(bloom.make_model(1), 20, 3)().shape == (1, 23)
 
 
+def test_time_of_a_block_is_shared_out() -> None:
+    linear, attention, rest = bloom.shares_of_time(
+        bloom.block_call(bloom.PATCHED, 96, torch.float32)
+    )
+    assert linear + attention + rest == pytest.approx(1.0)
+    assert min(linear, attention, rest) > 0.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", models.SHAPES)
 def test_patched_models_are_the_same_models(name: str) -> None:

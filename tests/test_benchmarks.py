@@ -16,6 +16,7 @@ from benchmarks import (
     attention,
     bloom,
     candidates,
+    cores,
     decode,
     gradient,
     long_memory,
@@ -220,6 +221,15 @@ def test_bloom_is_the_same_model_everywhere() -> None:
     )
     torch.testing.assert_close(patched[0], stock[0], rtol=0, atol=1e-4)
     assert bloom.generate(bloom.make_model(1), 20, 3)().shape == (1, 23)
+
+
+def test_a_core_has_one_row_for_each_set_of_instructions() -> None:
+    header = cores._header()
+    first = [["old core, avx2, 1", *[""] * (len(header) - 1)], ["this, avx2, 2", *header[1:]]]
+    text = cores.merged("", first)
+    again = cores.merged(text, [["this, avx2, 2", *["0.5"] * (len(header) - 1)]])
+    assert again.splitlines()[2] == text.splitlines()[2]
+    assert again.splitlines()[3:] == ["| this, avx2, 2 | " + "0.5 | " * (len(header) - 2) + "0.5 |"]
 
 
 def test_time_of_a_block_is_shared_out() -> None:

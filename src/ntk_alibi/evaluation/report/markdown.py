@@ -89,7 +89,7 @@ def describe_machine(peers: Sequence[str] = ()) -> str:
     versions = {**info["packages"], **{name: _version(name) for name in peers}}
     packages = ", ".join(f"{k} {v}" for k, v in versions.items() if v and k != "rich")
     return (
-        f"{_processor()}, {counted(info['threads'], 'thread')}, "
+        f"{processor()}, {counted(info['threads'], 'thread')}, "
         f"{info['isa']}; Python {platform.python_version()}, {packages}; "
         f"{datetime.datetime.now(datetime.timezone.utc).date()}"
     )
@@ -100,7 +100,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _processor() -> str:
+def processor() -> str:
     """Name the processor with its family and model number, which tell cores of one name apart."""
     text = Path("/proc/cpuinfo").read_text()
     fields = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.MULTILINE))
@@ -119,6 +119,16 @@ def _version(package: str) -> str | None:
 def check_section(path: Path, name: str) -> None:
     """Check that a document has the markers of section `name`."""
     _around(path, name)
+
+
+def section(path: Path, name: str) -> str:
+    """Return the text between the markers of section `name`.
+
+    Raises:
+        ValueError: the document lacks the markers.
+    """
+    before, after = _around(path, name)
+    return path.read_text()[len(before) :].removesuffix(after).strip()
 
 
 def replace_section(path: Path, name: str, text: str) -> None:

@@ -63,6 +63,7 @@ LONG = (
     "tests/integrations/test_quantised.py::test_the_page",
     "tests/integrations/families/test_old_transformers.py",
     "tests/integrations/families/test_multimolecule.py",
+    "tests/distributed/test_example.py",
     "tests/test_compilers.py",
     "tests/test_cpp_package.py",
     "tests/test_types.py",

@@ -230,3 +230,11 @@ def test_objects_compare_hash_print_and_pickle() -> None:
         assert len({rotary, na.RoPE(8), na.XPOS(8)}) == 3
     assert na.RoPE(8) == na.RoPE(8, 10000)
     assert na.RoPE(8).rotary_dim == 8
+
+
+def test_blocks_of_all_runs_of_xpos_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    rotary = na.XPOS(16)
+    monkeypatch.setattr("ntk_alibi.fused.parts.SPREAD", 9 * rotary.fastest_rate)
+    arrays = inputs(1, 2, 2, 40, 40, 16)
+    _, stats = na.attention(*arrays, rotary=rotary, skip_tolerance=None, return_stats=True)
+    np.testing.assert_array_equal(stats.visible, [[4, 4]])  # 10 queries at a time, one block each

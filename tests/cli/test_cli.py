@@ -210,7 +210,7 @@ def test_eval_of_a_plan_writes_a_document(
     assert text.endswith("\n<!-- far: end -->\nafter\n")
     assert "old" not in text
     assert "    ntk-alibi eval --model " in text
-    assert "| original, log-n b=1 |" in text
+    assert "| original:logn=1 |" in text
     assert "topics" not in text
     with pytest.raises(SystemExit):
         main([*arguments, "--line-records", "0"])

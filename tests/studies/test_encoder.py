@@ -181,7 +181,7 @@ def test_the_endpoint_is_paired_by_training_and_by_text() -> None:
         model(1, [5, 5], [6, 6]),
         model(2, [1, 1], [3, 3]),
     ]
-    text = tables.endpoint({"models": models})
+    text = tables.endpoint({"train_length": 512, "models": models})
     # gains .15, .10, .20: mean .15, half-width 4.303 * .05 / sqrt 3 = .124, t = 5.196, p = .035
     assert "| +15 ± 12 | 0.035 | +15 ± 64, +10, +20 |" in text
 

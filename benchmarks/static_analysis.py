@@ -241,21 +241,36 @@ def compiled(architecture: str, isas: Collection[str]) -> dict[str, dict[str, li
             *(f"-DCMAKE_CXX_COMPILER={COMPILERS[architecture]}", "-DNTK_ALIBI_OPENMP=OFF"),
             *("-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={architecture}"),
         )
-        found: dict[str, dict[str, list[Loop]]] = {isa: {} for isa in isas}
         sources = {source for _, source, _, _ in JOBS}
         commands = []
         for entry in json.loads((Path(folder) / "compile_commands.json").read_text()):
             words, source = shlex.split(entry["command"]), Path(entry["file"]).stem
             isa = next((w.split("=")[1] for w in words if w.startswith("-DNTK_ALIBI_ISA=")), None)
-            if isa in found and source in sources:
+            if isa in isas and source in sources:
                 command = [*words[: words.index("-o")], "-S", "-o", "-", entry["file"]]
                 commands.append((isa, source, command))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             texts = pool.map(lambda command: _output(*command[2]), commands)
-            for (isa, source, _), text in zip(commands, texts, strict=True):
-                for loop in loops(text, architecture):
-                    if job := _job(source, loop):
-                        found[isa].setdefault(job, []).append(loop)
+            return jobs(
+                architecture, [(*c[:2], text) for c, text in zip(commands, texts, strict=True)]
+            )
+
+
+def jobs(
+    architecture: str, assembly: Iterable[tuple[str, str, str]]
+) -> dict[str, dict[str, list[Loop]]]:
+    """Return the loops of each job on each instruction set.
+
+    Args:
+        architecture: a key of `CORES`.
+        assembly: an instruction set, the name of a source without its suffix, and its assembly.
+    """
+    found: dict[str, dict[str, list[Loop]]] = {}
+    for isa, source, text in assembly:
+        of_isa = found.setdefault(isa, {})
+        for loop in loops(text, architecture):
+            if job := _job(source, loop):
+                of_isa.setdefault(job, []).append(loop)
     return found
 
 

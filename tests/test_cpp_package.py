@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,16 @@ import numpy as np
 import pytest
 
 import ntk_alibi as na
-from cpp_programs import check_isolation, numbers, of_example, of_python, run
+from cpp_programs import (
+    STRICT,
+    STRICT_WITH_ASSEMBLY,
+    check_isolation,
+    check_registers,
+    numbers,
+    of_example,
+    of_python,
+    run,
+)
 from ntk_alibi import _installed
 from repository import ROOT
 
@@ -84,7 +94,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert path.read_text() == here.read_text(), f"{path} is another one here: run `make test`"
     folder = tmp_path_factory.mktemp("programs")
     _write(folder, {"CMakeLists.txt": PROJECT, **LIBRARY})
-    options = f"-Dntk_alibi_DIR={package}", "-DCMAKE_CXX_FLAGS=-Werror"
+    gnu = shutil.which("g++") is not None
+    strict = ("-DCMAKE_CXX_COMPILER=g++", STRICT_WITH_ASSEMBLY) if gnu else (STRICT,)
+    options = f"-Dntk_alibi_DIR={package}", *strict
     run("cmake", "-S", folder, "-B", folder / "build", *options)
     run("cmake", "--build", folder / "build", "--parallel", str(os.cpu_count()))
     return folder / "build"
@@ -102,6 +114,8 @@ def test_the_core_of_a_wheel_passes_its_tests(programs: Path) -> None:
     assert output.endswith("all tests passed\n")
     assert "portable" in output
     check_isolation(programs)
+    if shutil.which("g++") and platform.machine() in ("x86_64", "aarch64"):
+        check_registers(programs, platform.machine())
 
 
 @pytest.mark.slow

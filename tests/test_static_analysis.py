@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 from benchmarks import static_analysis
-from benchmarks.static_analysis import COMPILERS, CORES, compiled, loops, tables
+from benchmarks.static_analysis import COMPILERS, CORES, loops
 
 #: Two turns of a loop with two sums, one of which lies on the stack, in a loop over rows.
 SPILLING = {
@@ -68,29 +68,14 @@ def test_numbers_that_are_made_anew_are_no_sums(architecture: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", CORES)
-def test_products_keep_their_sums_in_registers(
-    architecture: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On all instruction sets with cores to simulate: SSE2's products need a register more."""
-    if shutil.which(COMPILERS[architecture]) is None:
-        pytest.skip(f"{COMPILERS[architecture]} is not installed")
-    found = compiled(architecture, [isa for isa, cores in CORES[architecture].items() if cores])
-    for isa, jobs in found.items():
-        assert {"scores", "values", "weights", "values of one query"} <= set(jobs)
-        for job, of_job in jobs.items():
-            for loop in of_job:
-                if loop.kind == "products":
-                    assert loop.spills == 0, (isa, job, loop)
-    _check_speeds(tables(architecture, found))
+def test_the_kernels_of_an_instruction_set_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cpp_programs` looks into the assembly of all of them, which builds of other tests leave."""
+    if shutil.which(COMPILERS["x86_64"]) is None:
+        pytest.skip(f"{COMPILERS['x86_64']} is not installed")
+    jobs = [job for job in static_analysis.JOBS if job[1] == "one_block"]
+    monkeypatch.setattr(static_analysis, "JOBS", jobs)
+    found = static_analysis.compiled("x86_64", ["avx2"])
+    assert found.keys() == {"avx2"}
+    assert found["avx2"].keys() == {job[0] for job in jobs}
     monkeypatch.setattr(static_analysis, "simulator", lambda: None)
-    assert "no llvm-mca" in tables(architecture, found)
-
-
-def _check_speeds(text: str) -> None:
-    """Check that no loop does more multiply-adds a cycle than the units allow."""
-    cells = [cell.split(" / ") for cell in text.replace("\n", "|").split("|") if " / " in cell]
-    for done, allowed, peak in cells:
-        assert 0.0 < float(done) <= float(allowed) + 0.01
-        assert float(allowed) <= float(peak) + 0.01
-    assert cells or static_analysis.simulator() is None
+    assert "no llvm-mca" in static_analysis.tables("x86_64", found)

@@ -20,15 +20,22 @@ quiet = pytest.mark.filterwarnings("ignore")  # those of the exporters and runti
 
 
 @quiet
-@pytest.mark.parametrize("name", ["mpt", "falcon"])
-def test_inductor(shallow: dict, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mpt", {"scaling": na.Knee(6, 5.0), "log_n": na.LogN(8, 0.5)}),
+        ("falcon", {"scaling": na.NTK(4.0)}),
+    ],
+    ids=["mpt", "falcon"],
+)
+def test_inductor(shallow: dict, name: str, options: Any) -> None:
     if shutil.which("g++") is None:
         pytest.skip("torch.compile needs g++")
     module = Logits(shallow[name])
-    with torch.no_grad(), na.patch(module, na.NTK(4.0)):
+    with torch.no_grad(), na.patch(module, **options):
         expected = module(LONG, LONG_MASK)
     torch.compiler.reset()
-    with torch.no_grad(), na.patch(module, na.NTK(4.0), attention="traceable"):
+    with torch.no_grad(), na.patch(module, **options, attention="traceable"):
         compiled = torch.compile(module, fullgraph=True)
         kept, logits = LONG_MASK.bool(), compiled(LONG, LONG_MASK)
         torch.testing.assert_close(logits[kept], expected[kept], **LOGITS)

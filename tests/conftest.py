@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -46,14 +49,14 @@ NEED_TEST_ALL = (
     "tests/engines/test_engines.py",
     "tests/integrations/test_exported.py",
     "tests/models/test_loading.py",
-    "tests/studies/test_command.py::test_means",
-    "tests/studies/test_scheme_study.py",
-    "tests/studies/test_scheme_tables.py",
-    "tests/studies/test_stretchings.py",
     "tests/test_docs.py",
     "tests/test_notebook.py",
     "tests/test_notebooks.py",
 )
+
+
+#: Tests, by the beginnings of their paths, of programs beside the package.
+OF_PROGRAMS = ("tests/studies", "tests/test_benchmarks.py", "tests/test_peers.py")
 
 
 #: Tests, by the beginnings of their paths, of half a minute and more. They begin first, so that
@@ -70,16 +73,34 @@ LONG = (
     "tests/test_peers.py",
     "tests/studies/test_nano_bloom.py::test_a_small_model",
     "tests/studies/test_scheme_study.py::test_alibi_learns",
-    "tests/engines/test_engines.py::test_torch_and_aot_inductor",
     "tests/integrations/test_exported.py::test_the_examples",
 )
 
 
+def entries(item: Any) -> set[tuple[Any, ...]]:
+    """Return the entries of the lists of parameters that a test has."""
+    values = {name: id(value) for name, value in item.callspec.params.items()}
+    lists = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    names = [tuple(x.replace(",", " ").split() if isinstance(x, str) else x) for x in lists]
+    of_fixtures = values.keys() - set(itertools.chain(*names))
+    return {tuple((x, values[x]) for x in of_list) for of_list in (*names, *zip(of_fixtures))}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests as slow that need more packages than `make test` installs, and order them."""
+    """Mark tests as slow that `make test` leaves to `make test-all`, and order all.
+
+    These need more packages than `make test` installs, are of programs beside the package, or lie
+    within a grid: `make test` has each entry of each list of parameters once.
+    """
+    met: defaultdict[str, set[tuple[Any, ...]]] = defaultdict(set)
     for item in items:
-        if item.nodeid.startswith(NEED_TEST_ALL):
+        if item.nodeid.startswith(NEED_TEST_ALL + OF_PROGRAMS):
             item.add_marker(pytest.mark.slow)
+        elif hasattr(item, "callspec") and item.get_closest_marker("slow") is None:
+            before, these = met[item.nodeid.partition("[")[0]], entries(item)
+            if these <= before:
+                item.add_marker(pytest.mark.slow)
+            before |= these
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 

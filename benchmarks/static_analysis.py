@@ -251,9 +251,8 @@ def compiled(architecture: str, isas: Collection[str]) -> dict[str, dict[str, li
                 commands.append((isa, source, command))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             texts = pool.map(lambda command: _output(*command[2]), commands)
-            return jobs(
-                architecture, [(*c[:2], text) for c, text in zip(commands, texts, strict=True)]
-            )
+            named = zip(commands, texts, strict=True)
+            return jobs(architecture, [(isa, source, text) for (isa, source, _), text in named])
 
 
 def jobs(

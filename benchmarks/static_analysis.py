@@ -246,7 +246,7 @@ def compiled(architecture: str, isas: Collection[str]) -> dict[str, dict[str, li
         for entry in json.loads((Path(folder) / "compile_commands.json").read_text()):
             words, source = shlex.split(entry["command"]), Path(entry["file"]).stem
             isa = next((w.split("=")[1] for w in words if w.startswith("-DNTK_ALIBI_ISA=")), None)
-            if isa in isas and source in sources:
+            if isa is not None and isa in isas and source in sources:
                 command = [*words[: words.index("-o")], "-S", "-o", "-", entry["file"]]
                 commands.append((isa, source, command))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -258,12 +258,7 @@ def compiled(architecture: str, isas: Collection[str]) -> dict[str, dict[str, li
 def jobs(
     architecture: str, assembly: Iterable[tuple[str, str, str]]
 ) -> dict[str, dict[str, list[Loop]]]:
-    """Return the loops of each job on each instruction set.
-
-    Args:
-        architecture: a key of `CORES`.
-        assembly: an instruction set, the name of a source without its suffix, and its assembly.
-    """
+    """Return the loops of each job, of (instruction set, stem of a source, its assembly)."""
     found: dict[str, dict[str, list[Loop]]] = {}
     for isa, source, text in assembly:
         of_isa = found.setdefault(isa, {})

@@ -74,9 +74,9 @@ def test_only_runs_that_reach_95_percent_count_beyond_the_training_length(study:
     assert by_seed(summary, "rope/plain", "beyond", 4) == {0: 0.5, 2: 0.7}
     assert by_seed(summary, "rope/plain", "beyond", 4, every=True) == {0: 0.5, 1: 1.0, 2: 0.7}
     shown = tables.tables(summary)
-    assert row(shown["beyond"], "RoPE") == ["2 of 3", "60 (0-100)"]
+    assert row(shown["beyond"], "RoPE") == ["2 of 3", "60 (0–100)"]
     # all runs at the training length: 100, 94 and 95 %
-    assert row(shown["pairs"], "RoPE")[:2] == ["2 of 3", "96 (88-100)"]
+    assert row(shown["pairs"], "RoPE")[:2] == ["2 of 3", "96 (88–100)"]
     assert row(shown["pairs"], "RoPE")[-1] == "75 / 85"
     for name in ("beyond", "endpoint"):
         assert row(shown[name], "none")[0] == "0 of 1: none at 95 %"
@@ -93,7 +93,7 @@ def test_intervals_are_students_and_shares_end_at_0_and_100(study: Path) -> None
     # sd 20 of 3 numbers: 4.303 * 20 / sqrt(3) = 49.7
     assert row(shown["beyond"], "ALiBi") == ["3 of 3", "40 (0–90)"]
     assert row(shown["prose"], "ALiBi") == ["3 of 3", "3.00", "+0.250"]
-    assert row(shown["readings"], "ALiBi + ntk:8") == ["3 of 3", "50 (25–75)", "+0.000"]
+    assert row(shown["readings"], "ALiBi + ntk:4") == ["3 of 3", "50 (25–75)", "+0.000"]
     # steps 300, 400 and 500
     assert row(shown["learning"], "ALiBi")[2:6] == [
         "3 of 3", "400 ± 248", "300 / 400 / 500", "96",
@@ -109,7 +109,7 @@ def test_the_endpoint_is_compared_with_alibi_seed_by_seed(study: Path) -> None:
     assert row(text, "RoPE") == [
         "2 of 3", "2", "60 (0–100)", "40 (0–100)", "+20 ± 127", "+30 / +10",
     ]  # fmt: skip
-    assert row(text, "ALiBi + ntk:8") == [
+    assert row(text, "ALiBi + ntk:4") == [
         "3 of 3", "3", "50 (0–100)", "40 (0–90)", "+10", "+10 / +10 / +10",
     ]  # fmt: skip
     assert row(text, "none") == ["0 of 1: none at 95 %", "0", "", "", "", ""]

@@ -46,6 +46,7 @@ def _few_rules() -> Iterator[None]:
         for module in (reading, tables):
             patch.setattr(module, "RULES", FEW)
         patch.setattr(reading, "FARTHER_RULES", (BASELINE, tables.ENDPOINT_RULE))
+        patch.setattr(tables, "SHOWN", tuple(FEW))
         patch.setattr(tables, "PLANNED", 4)
         yield
 

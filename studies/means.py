@@ -14,12 +14,9 @@ from ntk_alibi.evaluation.report.cells import with_ends, with_half_width
 def share_interval(shares: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean of shares in %, and the ends of its 95 % interval.
 
-    The ends lie between 0 and 100. They are NaN for a single number, and for equal ones, which do
-    not tell how others spread.
+    The ends lie between 0 and 100. They are NaN for a single number.
     """
     mean, width = 100 * float(np.mean(shares)), 100 * float(half_width(shares))
-    if width < 1e-9:
-        width = math.nan
     return mean, float(np.maximum(mean - width, 0.0)), float(np.minimum(mean + width, 100.0))
 
 

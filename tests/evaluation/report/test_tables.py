@@ -85,4 +85,7 @@ def test_no_interval_has_a_width_of_zero() -> None:
     for width in (0.0, 1e-17, 0.004, math.nan):
         assert str(with_half_width(80.0, width, 0)) == "+80"
     assert str(with_half_width(80.04, 0.3, 0)) == "+80.0 ± 0.3"
+    assert str(with_ends(71.2, 70.9, 71.4)) == "71.2 (70.9–71.4)"
+    assert str(with_ends(100.0, 99.8, 100.0, unit=" %")) == "100.0 % (99.8–100.0)"
+    assert str(with_ends(50.0, 50.0, 50.0 + 1e-9)) == "50"
     assert str(with_half_width(0.0002, 0.0004, 3)) == "+0.0002 ± 0.0004"

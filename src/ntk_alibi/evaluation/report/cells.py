@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+#: Digits behind those asked for that a narrow interval may get.
+MORE_DIGITS = 2
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,14 @@ class Cell:
 def with_ends(value: float, low: float, high: float, digits: int = 0, unit: str = "") -> Cell:
     """Return a number with the ends of its interval; without them if they are NaN.
 
-    The unit, such as " %", stands behind the number.
+    All have one or two digits more if the ends need them to differ. Ends that are nearer are not
+    shown. The unit, such as " %", stands behind the number.
     """
-    texts = (f"{number:.{digits}f}" for number in (value, low, high))
-    number, *ends = texts
-    return Cell(number + unit, *([] if math.isnan(low) else ends))
+    for shown in range(digits, digits + MORE_DIGITS + 1):
+        number, *ends = (_rounded(x, shown) for x in (value, low, high))
+        if ends[0] != ends[1]:
+            return Cell(number + unit, *ends)
+    return Cell(_rounded(value, digits) + unit)
 
 
 def with_half_width(value: float, half_width: float, digits: int, sign: str = "+") -> Cell:
@@ -53,13 +58,13 @@ def with_half_width(value: float, half_width: float, digits: int, sign: str = "+
     shown, nor one that is NaN: a single number, or several equal ones, do not tell how others
     spread.
     """
-    if not half_width > 0.5 * 10.0 ** -(digits + 2):
+    if not half_width > 0.5 * 10.0 ** -(digits + MORE_DIGITS):
         return Cell(_rounded(value, digits, sign))
     while float(f"{half_width:.{digits}f}") == 0:
         digits += 1
     return Cell(_rounded(value, digits, sign), half_width=f"{half_width:.{digits}f}")
 
 
-def _rounded(value: float, digits: int, sign: str) -> str:
+def _rounded(value: float, digits: int, sign: str = "") -> str:
     """Format a number, and one that is rounded to zero without a minus sign."""
     return f"{round(value, digits) + 0.0:{sign}.{digits}f}"

@@ -264,7 +264,8 @@ class _RankCall:
         problem = sequence.problem.part(queries, keys)
         if kernel.sums is None:  # prefix sums are those of this rank's keys
             kernel = kernel.part(queries, keys, sequence.problem)
-        absolute = mask.causal_block or mask.sink or kernel.exempt or self._call.rotary
+        rotated = self._call.rotary is not None
+        absolute = mask.causal_block or mask.sink or kernel.exempt or rotated
         if not sequence.placed and not absolute:
             problem = at_columns(problem)
         if window is not None:

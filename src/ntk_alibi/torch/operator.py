@@ -28,9 +28,6 @@ from ntk_alibi.torch.dropout import dropout_of, numbers_of, seed_of
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
-#: Dtypes of the compiled core.
-CORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
 #: The masks and positions of a problem, in the operator's order.
 PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")
 
@@ -208,7 +205,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
     query, bias, problem = call.query, call.bias, call.problem
     if query.device.type != "cpu":
         return (*attention_on_device(call, log=log), None)
-    if query.dtype not in CORE_DTYPES:
+    if not call.core_computes:
         return (*attention_by_chunks(call), None)
     for numbers in bias.numbers.values():
         _checks.no_tangent("bias", numbers)

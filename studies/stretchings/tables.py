@@ -101,19 +101,19 @@ def _of_model(model: NanoModel, folder: Path) -> dict[str, Any] | None:
 def _add(found: dict[str, Any], model: NanoModel, name: str, result: dict[str, Any]) -> None:
     length = model.recipe.train_length
     if name == "prose":
-        for rule, make in RULES.items():
-            method = make.method(PROSE_AT, length)
+        for spelling, rule in RULES.items():
+            method = rule.method(PROSE_AT, length)
             beyond = [
                 e["difference"]
                 for e in result["perplexity"]
                 if e["method"] == method and e["begin"] >= 1
             ]
-            found["prose"][rule] = float(np.mean(beyond))
+            found["prose"][spelling] = float(np.mean(beyond))
         return
     if name == "generated":
         values = {row["method"]: row["value"] for row in result["generated"]}
-        for rule, make in RULES.items():
-            found["generated"][rule] = values[make.method(GENERATED_AT, length)]
+        for spelling, rule in RULES.items():
+            found["generated"][spelling] = values[rule.method(GENERATED_AT, length)]
         return
     for entry in result["retrieval"]:
         multiple, method = entry["multiple"], entry["method"]
@@ -127,9 +127,9 @@ def _add(found: dict[str, Any], model: NanoModel, name: str, result: dict[str, A
         cases = sum(e["cases"] for e in beyond)
         right = sum(round(e["accuracy"] * e["cases"]) for e in beyond)
         cell = {"share": entry["accuracy"], "beyond": right / cases if cases else None}
-        for rule, make in RULES.items():
-            if make.method(int(multiple), length) == method:
-                of_rule = found["cells"].setdefault(entry["task"], {}).setdefault(rule, {})
+        for spelling, rule in RULES.items():
+            if rule.method(int(multiple), length) == method:
+                of_rule = found["cells"].setdefault(entry["task"], {}).setdefault(spelling, {})
                 of_rule[str(int(multiple))] = cell
 
 

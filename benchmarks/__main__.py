@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import ntk_alibi as na
-from benchmarks import attention, bias, bloom, gpu, gradient, models
+from benchmarks import DOCUMENT, ROOT, attention, bias, bloom, gpu, gradient, models
 from benchmarks.distributed import computed, limited_link, measured
 from ntk_alibi.evaluation.report.markdown import check_section, replace_section
 
-ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "benchmarks/results/tables.md"
 PUBLISHED = (DOCUMENT.parent / attention.PICTURE).with_suffix(".json")
 RESULTS = ROOT / f"build/attention-{na.info()['isa']}.json"
 

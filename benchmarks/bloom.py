@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoTokenizer, BloomConfig, BloomForCausalLM, DynamicCache
 
 import ntk_alibi as na
+from benchmarks import ROOT
 from benchmarks.memory import peak_beyond_now
 from ntk_alibi.cli.timing import Call, interleaved
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
@@ -252,8 +252,7 @@ def peer_generate(peer: Any, length: int, count: int) -> Call:
 
 def _in_child(state: str, length: int, dtype: torch.dtype) -> int:
     command = [sys.executable, "-m", "benchmarks.bloom", state, str(length), _name(dtype)]
-    root = Path(__file__).parents[1]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return int(done.stdout.split()[-1])
 
 

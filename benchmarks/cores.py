@@ -10,17 +10,15 @@ from __future__ import annotations
 import argparse
 import datetime
 import time
-from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
 import ntk_alibi as na
-from benchmarks import peak, prefill, problems
+from benchmarks import DOCUMENT, peak, prefill, problems
 from ntk_alibi.cli.timing import Call
 from ntk_alibi.evaluation.report.markdown import processor, replace_section, section, table
 
-DOCUMENT = Path(__file__).parents[1] / "benchmarks/results/tables.md"
 SECTION = "cores"
 CASES = [(512, 64), (2048, 64), (4096, 64), (8192, 64), (2048, 128), (4096, 128)]
 ROUNDS, SECONDS_PER_TURN = 6, 0.1
@@ -70,7 +68,7 @@ def _minima(case: problems.Case) -> tuple[dict[str, float], float]:
     return seconds, case.threads * highest
 
 
-def _header() -> Row:
+def header() -> Row:
     shares = [f"{length}, {head_dim}" for length, head_dim in CASES]
     return ["core, instructions, threads", "date", *shares, "times SDPA", "by default"]
 
@@ -81,7 +79,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the rows into results/tables.md")
     options = parser.parse_args()
     rows = run()
-    print(table(_header(), rows))
+    print(table(header(), rows))
     if options.write:
         replace_section(DOCUMENT, SECTION, merged(section(DOCUMENT, SECTION), rows))
 
@@ -91,7 +89,7 @@ def merged(text: str, rows: list[Row]) -> str:
     lines = [line for line in text.splitlines() if line.startswith("|")]
     earlier = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[2:]]
     all_rows = {row[0]: row for row in [*earlier, *rows]}
-    return table(_header(), list(all_rows.values()))
+    return table(header(), list(all_rows.values()))
 
 
 if __name__ == "__main__":

@@ -11,20 +11,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
 import ntk_alibi as na
-from benchmarks import bloom, problems
+from benchmarks import DOCUMENT, ROOT, bloom, problems
 from benchmarks.candidates import no_bias
 from benchmarks.decode import HEAD_DIM
 from benchmarks.memory import peak_beyond_now
 from ntk_alibi.cli.timing import Call
 from ntk_alibi.evaluation.report.markdown import describe_machine, replace_section, table
 
-ROOT = Path(__file__).parents[1]
 LENGTH = 32768
 NEW_TOKENS = 8
 
@@ -113,7 +111,7 @@ def main() -> None:
     text = run(options.length)
     print(text)
     if options.write:
-        replace_section(ROOT / "benchmarks/results/tables.md", "long-memory", text)
+        replace_section(DOCUMENT, "long-memory", text)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ import torch
 import transformers
 
 import ntk_alibi as na
+from benchmarks import ROOT
 from benchmarks.memory import peak, resident
 from ntk_alibi.cli.timing import Call, interleaved
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 
-ROOT = Path(__file__).parents[1]
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 VOCABULARY = 1000
 

@@ -27,10 +27,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from benchmarks import DOCUMENT, ROOT
 from ntk_alibi.evaluation.report.markdown import replace_section, table
-
-ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "benchmarks/results/tables.md"
 
 #: Instruction sets of each architecture, with the processors whose models are asked, by llvm's
 #: names.

@@ -224,7 +224,7 @@ def test_bloom_is_the_same_model_everywhere() -> None:
 
 
 def test_a_core_has_one_row_for_each_set_of_instructions() -> None:
-    header = cores._header()
+    header = cores.header()
     first = [["old core, avx2, 1", *[""] * (len(header) - 1)], ["this, avx2, 2", *header[1:]]]
     text = cores.merged("", first)
     again = cores.merged(text, [["this, avx2, 2", *["0.5"] * (len(header) - 1)]])

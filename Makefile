@@ -81,7 +81,7 @@ sanitize: $(VENV)/.test
 	CXX=g++ $(BIN)/python -m pip install -q --no-deps --upgrade --target $$own \
 	  -C build-dir=$(SANITIZED)/module -C cmake.build-type=Debug \
 	  -C cmake.define.NTK_ALIBI_SANITIZE=address,undefined .
-	$(SANITIZED_PYTHON) -m pytest -n auto -m "not slow" --hypothesis-profile=sanitize \
+	$(SANITIZED_PYTHON) -m pytest -n auto -m "not slow or grid" --hypothesis-profile=sanitize \
 	  $(SANITIZED_TESTS)
 	$(SANITIZED_PYTHON) -m fuzz --cases 10000
 

@@ -100,6 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             before, these = met[item.nodeid.partition("[")[0]], entries(item)
             if these <= before:
                 item.add_marker(pytest.mark.slow)
+                item.add_marker(pytest.mark.grid)
             before |= these
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 

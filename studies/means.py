@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ntk_alibi import plots
 from ntk_alibi.evaluation.comparing.intervals import half_width
 from ntk_alibi.evaluation.report.cells import with_ends, with_half_width
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Values of a curve at each place, from none to many.
+Cells = Sequence[Sequence[float]]
 
 
 def share_interval(shares: Sequence[float]) -> tuple[float, float, float]:
@@ -43,24 +51,54 @@ def points(gains: Sequence[float]) -> str:
     return plus_minus([100 * gain for gain in gains], 0)
 
 
-def curves(
-    cells: Mapping[str, Sequence[Sequence[float]]], unit: float = 100.0
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return means and half-widths of each curve, for `plots.extrapolation_curves`.
+def paired_p(gains: Sequence[float]) -> str:
+    """Format p of the paired t test of gains; "" where they do not vary."""
+    from scipy.stats import ttest_1samp
 
-    Args:
-        cells: for each label, the values at each place, from none to many.
-        unit: factor of means and half-widths.
+    if len(gains) < 2 or float(np.std(gains)) == 0.0:
+        return ""
+    return f"{ttest_1samp(gains, 0.0).pvalue:.3f}"
 
-    Returns:
-        Means, NaN where there are no values, and half-widths, 0 where there are less than two.
-    """
-    means = {
+
+def means_of(cells: Mapping[str, Cells], unit: float = 100.0) -> dict[str, list[float]]:
+    """Return the mean of each curve at each place, times a unit; NaN where there are no values."""
+    return {
         label: [unit * float(np.mean(x)) if x else math.nan for x in row]
         for label, row in cells.items()
     }
+
+
+def curves(
+    cells: Mapping[str, Cells],
+    multiples: Sequence[int],
+    train_length: int,
+    quantity: str,
+    *,
+    ax: Axes,
+    unit: float = 100.0,
+    limits: tuple[float, float] | None = (0.0, 100.0),
+) -> Axes:
+    """Draw means over length, with bands of their intervals where there are several values.
+
+    Args:
+        cells: for each label, the values at each of the multiples.
+        multiples: lengths of texts in training lengths.
+        train_length: training length in tokens.
+        quantity: label of the y axis.
+        ax: axes to draw into.
+        unit: factor of the values; in % by default.
+        limits: numbers between which the quantity always is.
+    """
     widths = {
         label: [unit * float(np.nan_to_num(half_width(x))) for x in row]
         for label, row in cells.items()
     }
-    return means, widths
+    return plots.extrapolation_curves(
+        [multiple * train_length for multiple in multiples],
+        means_of(cells, unit),
+        half_widths=widths,
+        train_length=train_length,
+        quantity=quantity,
+        limits=limits,
+        ax=ax,
+    )

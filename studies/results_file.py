@@ -36,12 +36,12 @@ class ResultsFile:
             same = {key: results.pop(key) for key in self._work} == self._work
         if not same:
             raise ValueError(
-                f"{self._path} holds results of other work than {self._work}; remove its folder"
+                f"{self._path} holds results of other work than {self._work}; remove it to measure "
+                "again"
             )
         return results
 
     def write(self, results: dict[str, Any]) -> None:
         """Write results, together with recipe and plan, in place of earlier ones."""
-        whole = self._path.with_suffix(".partial")
-        whole.write_text(json.dumps({**self._work, **results}))
-        whole.replace(self._path)
+        with _files.replacing(self._path) as file:
+            file.write_text(json.dumps({**self._work, **results}))

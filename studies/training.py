@@ -87,8 +87,9 @@ class Batch:
 #: Number of warm-up steps, and number of steps at a length before it can grow.
 WARM_UP, LEAST_STEPS = 60, 10
 
-CHECKPOINT_SECONDS = 30.0
-LOG_STEPS = 25
+#: Files of a training in its folder, and how often they are written.
+CHECKPOINT, LOG = "train.ckpt", "train.jsonl"
+CHECKPOINT_SECONDS, LOG_STEPS = 30.0, 25
 
 
 @dataclass
@@ -265,7 +266,7 @@ class Training(ABC):
                 setattr(self.curriculum, name, 0.9 * before + 0.1 * now)
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint atomically."""
+        """Write a checkpoint in place of an earlier one."""
         state = {
             "recipe": asdict(self.recipe),
             "curriculum": asdict(self.curriculum),
@@ -273,9 +274,8 @@ class Training(ABC):
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
-        partial = path.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(path)
+        with _files.replacing(path) as file:
+            torch.save(state, file)
 
     def load(self, path: Path) -> None:
         """Restore the state of a checkpoint.
@@ -299,16 +299,17 @@ class Training(ABC):
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
 
-    def run(
-        self, checkpoint: Path, log: Path, report: Callable[[str], None] = lambda _: None
-    ) -> None:
-        """Run all steps, starting from the checkpoint if it exists.
+    def run(self, folder: Path, report: Callable[[str], None] = lambda _: None) -> None:
+        """Run all steps, starting from the checkpoint in a folder if it has one.
 
         Args:
-            checkpoint: path of the checkpoint, which is written every CHECKPOINT_SECONDS and kept.
-            log: path of a log in JSON lines, with one line every LOG_STEPS steps.
+            folder: folder that is made for the checkpoint, which is written every
+                CHECKPOINT_SECONDS and at the end, and for a log in JSON lines, with one line every
+                LOG_STEPS steps.
             report: function that receives one line of text after each step.
         """
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint = folder / CHECKPOINT
         if checkpoint.exists():
             self.load(checkpoint)
         saved = time.monotonic()
@@ -320,9 +321,9 @@ class Training(ABC):
                 f"lines {state.lines_accuracy:.2f}, topics {state.topics_accuracy:.2f}"
             )
             if state.step % LOG_STEPS == 0:
-                with log.open("a") as file:
+                with (folder / LOG).open("a") as file:
                     file.write(json.dumps({"loss": loss, **asdict(state)}) + "\n")
-            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+            if self.finished or time.monotonic() - saved > CHECKPOINT_SECONDS:
                 self.save(checkpoint)
                 saved = time.monotonic()
 

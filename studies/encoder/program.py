@@ -37,11 +37,8 @@ def train_and_read(recipe: EncoderRecipe, plan: ReadingPlan, output: Path) -> li
     folder = output / f"seed-{recipe.seed}"
     file = ResultsFile(folder / "results.json", recipe, plan)
     results = file.read() or {"found": {}}
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoint = folder / "train.ckpt"
     trained = EncoderTraining(recipe)
-    trained.run(checkpoint, folder / "train.jsonl")
-    trained.save(checkpoint)
+    trained.run(folder)
     results["training"] = asdict(trained.curriculum)
     new = []
     for key, found in read(trained, plan, results["found"]):

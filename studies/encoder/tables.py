@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ntk_alibi import _files, plots
+from ntk_alibi import _files
 from ntk_alibi.evaluation.comparing.intervals import paired_difference
 from ntk_alibi.evaluation.report.cells import with_half_width
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 from studies.encoder import texts
 from studies.encoder.reading import RULES
-from studies.means import curves, points, share
+from studies.means import curves, paired_p, points, share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -160,17 +160,13 @@ def _trainings(summary: Summary) -> str:
 
 def endpoint(summary: Summary) -> str:
     """Format the far numbers found at the endpoint's multiple, and the gains of all rules."""
-    from scipy.stats import ttest_1samp
-
     rows = []
     base = shares(summary, BASELINE, ENDPOINT_AT, BEYOND)
     for rule in RULES:
         far = shares(summary, rule, ENDPOINT_AT, BEYOND)
         gains = [first - second for first, second in zip(far, base, strict=True)]
-        tested = len(gains) > 1 and float(np.std(gains)) > 0.0
-        p = f"{ttest_1samp(gains, 0.0).pvalue:.3f}" if tested else ""
-        each = [_paired(model["counts"], rule) for model in summary["models"]]
-        compared = ["", "", ""] if rule == BASELINE else [points(gains), p, ", ".join(each)]
+        each = ", ".join(_paired(model["counts"], rule) for model in summary["models"])
+        compared = ["", "", ""] if rule == BASELINE else [points(gains), paired_p(gains), each]
         rows.append([_shown(summary, rule, [ENDPOINT_AT]), share(far), *compared])
     header = [f"far numbers at {ENDPOINT_AT}x", "found, %", "gain", "p (paired t)"]
     return table([*header, "each training, over its texts"], rows)
@@ -226,17 +222,8 @@ def figure(summary: Summary) -> Figure:
         ]
         for rule in RULES
     }
-    means, widths = curves(cells)
     made = Figure(figsize=(8, 4.6), layout="constrained")
-    axes = plots.extrapolation_curves(
-        [multiple * summary["train_length"] for multiple in multiples],
-        means,
-        half_widths=widths,
-        train_length=summary["train_length"],
-        quantity="numbers found, %",
-        limits=(0.0, 100.0),
-        ax=made.subplots(),
-    )
+    axes = curves(cells, multiples, summary["train_length"], "numbers found, %", ax=made.subplots())
     axes.set_ylim(0.0, 103.0)
     axes.set_title(f"encoders: masked numbers found, mean of {len(summary['models'])} trainings")
     return made

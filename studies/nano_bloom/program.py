@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
@@ -25,7 +25,6 @@ from ntk_alibi import _checks, _files, patch
 from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.plan import QUICK, Plan
 from ntk_alibi.evaluation.report import tables
-from ntk_alibi.integrations.settings import ATTENTIONS
 from studies import training
 from studies.record_training import RecordRecipe, RecordTraining
 from studies.steeper import SteepenFlattest
@@ -40,13 +39,10 @@ class NanoBloomRecipe(RecordRecipe):
             them.
         slope_factor: factor of the flattest slope; it is 1 except in small test models, whose
             training length is too short for the standard slope.
-        attention: attention implementation of `patch` for forward and backward pass; the
-            implementations differ only by rounding.
     """
 
     final_steps: int = 900
     slope_factor: float = 1.0
-    attention: Literal["fused", "eager"] = "fused"
 
 
 #: A recipe for tests: about 100 CPU-seconds, enough to rank the methods and no more.
@@ -141,28 +137,26 @@ def train(
 
     Args:
         recipe: settings of the training.
-        output: folder for the checkpoint (train.ckpt), the log (train.jsonl) and the model.
+        output: folder for the checkpoint, the log and the model.
         quiet: whether to hide the progress bar.
         kind: class of the training.
     """
     _files.writable_folder(output)
-    checkpoint, log = output / "train.ckpt", output / "train.jsonl"
-    training = kind(recipe)
+    trained = kind(recipe)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     slopes = SteepenFlattest(recipe.slope_factor) if recipe.slope_factor != 1.0 else None
-    handle = patch(training.model, slopes, attention=recipe.attention)
+    handle = patch(trained.model, slopes)
     with Progress(*columns, disable=quiet) as progress, handle:
         bar = progress.add_task("", total=recipe.final_steps)
-        training.run(
-            checkpoint,
-            log,
+        trained.run(
+            output,
             lambda line: progress.update(
-                bar, completed=training.curriculum.final_step, description=line
+                bar, completed=trained.curriculum.final_step, description=line
             ),
         )
-    training.export(output)
-    checkpoint.unlink(missing_ok=True)
-    return training
+    trained.export(output)
+    (output / training.CHECKPOINT).unlink()
+    return trained
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -182,26 +176,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--small", action="store_true", help="train a small model for tests, about two minutes"
     )
-    parser.add_argument(
-        "--attention",
-        choices=ATTENTIONS,
-        default=NanoBloomRecipe.attention,
-        help="attention implementation (%(default)s)",
-    )
     options = parser.parse_args(arguments)
     _checks.integer("--seed", options.seed, minimum=0)
     recipe = SMALL if options.small else NanoBloomRecipe()
-    recipe = replace(recipe, seed=options.seed, attention=options.attention)
+    recipe = replace(recipe, seed=options.seed)
     slopes = partial(SteepenFlattest, recipe.slope_factor)
     plan = replace(Plan(recipe.train_length), **QUICK)
     if options.small:  # the small model is trained on lines only
         plan = replace(plan, topic_records=0, line_records=32)
     with _files.only_run("--output", _files.writable_folder(options.output)):
-        training = train(recipe, options.output)
+        trained = train(recipe, options.output)
         print(f"{options.output} holds a BLOOM trained at {recipe.train_length} tokens")
         summary = length_study.evaluate(
-            training.model.eval(),
-            training.tokenizer,
+            trained.model.eval(),
+            trained.tokenizer,
             plan,
             options.output / "evaluation",
             wrap=slopes if recipe.slope_factor != 1.0 else lambda scaling: scaling,

@@ -18,6 +18,7 @@ import numpy as np
 from studies.results_file import ResultsFile
 from studies.schemes.measure import Measurement, MeasurePlan
 from studies.schemes.recipe import StudyRecipe, StudyTraining
+from studies.training import CHECKPOINT
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,8 @@ def run(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> dict[str, Any]:
     file = ResultsFile(folder / "outcome.json", recipe, plan)
     outcome = file.read()
     if outcome is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoint = folder / "train.ckpt"
         trained = StudyTraining(recipe)
-        trained.run(checkpoint, folder / "train.jsonl")
+        trained.run(folder)
         state = trained.curriculum
         outcome = {
             "learned_at": state.learned_at,
@@ -86,7 +85,7 @@ def run(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> dict[str, Any]:
             "cpu_seconds": state.cpu_seconds,
         }
         file.write(outcome)
-        checkpoint.unlink(missing_ok=True)
+        (folder / CHECKPOINT).unlink()
     return outcome
 
 

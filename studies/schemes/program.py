@@ -45,11 +45,8 @@ def train_and_evaluate(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> 
     expected = views(SCHEMES[recipe.scheme], plan.multiples, recipe.train_length)
     if not expected.keys() - results["measured"]:
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoint = folder / "train.ckpt"
     trained = StudyTraining(recipe)
-    trained.run(checkpoint, folder / "train.jsonl")
-    trained.save(checkpoint)
+    trained.run(folder)
     results["training"] = asdict(trained.curriculum)
     before = time.process_time()
     for key, result in Measurement(trained, plan).run(results["measured"]):

@@ -5,15 +5,13 @@ Intervals are Student's over the seeds, each of which has its own training and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ntk_alibi import _checks, plots
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
-from studies.means import curves as means_and_widths
-from studies.means import plus_minus, points, share
+from studies.means import curves, plus_minus, points, share
 from studies.schemes import grid
 from studies.schemes.readings import READING_MODES
 from studies.schemes.summary import (
@@ -31,7 +29,6 @@ from studies.schemes.summary import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: Names of the schemes in tables.
@@ -50,10 +47,9 @@ LABELS = {
     "fox": "FoX",
 }
 
-#: Axis label, unit and limits of the quantities of curves.
+#: Axis label, unit and limits of the quantities of the figure.
 QUANTITIES: dict[str, tuple[str, float, tuple[float, float] | None]] = {
     "pairs": ("numbers found, %", 100.0, (0.0, 100.0)),
-    "beyond": ("far numbers found, %", 100.0, (0.0, 100.0)),
     "change": ("nats, change from 1x", 1.0, None),
 }
 
@@ -299,54 +295,24 @@ def figure(summary: Summary) -> Figure:
     } or PANELS
     made = Figure(figsize=(4.7 * len(panels), 8), layout="constrained")
     axes = made.subplots(2, len(panels), sharey="row", squeeze=False)
-    for row, quantity in enumerate(("pairs", "change")):
-        for column, (title, names) in enumerate(panels.items()):
-            curves(summary, names, quantity, ax=axes[row, column]).set_title(title)
+    train_length, multiples = summary["recipe"]["train_length"], summary["plan"]["multiples"]
+    for row, (quantity, (words, unit, limits)) in enumerate(QUANTITIES.items()):
+        for panel, (title, names) in zip(axes[row], panels.items(), strict=True):
+            cells = {
+                label(summary, name): [_drawn(summary, name, quantity, x) for x in multiples]
+                for name in names
+                if comparable(summary, name)
+            }
+            curves(cells, multiples, train_length, words, ax=panel, unit=unit, limits=limits)
+            panel.set_title(title)
     return made
 
 
-def curves(summary: Summary, names: Iterable[str], quantity: str, ax: Axes | None = None) -> Axes:
-    """Plot a quantity over length, with 95 % bands, for the runs that qualify.
+def _drawn(summary: Summary, name: str, quantity: str, multiple: int) -> list[float]:
+    """Return the numbers of a "scheme/reading", or those of the plain reading, if it is the same.
 
-    Args:
-        summary: from `summarise`.
-        names: pairs "scheme/reading"; those without a run that qualifies are left out.
-        quantity: a key of `QUANTITIES`.
-        ax: axes to draw into; a new figure's by default.
-
-    Returns:
-        The axes that hold the picture.
-
-    Raises:
-        ValueError: quantity is unknown, or a name has no scheme of the study.
+    Within the training length most reading modes change nothing, and are not measured.
     """
-    _checks.choice("quantity", quantity, tuple(QUANTITIES))
-    names = list(names)
-    for name in names:
-        _checks.choice("the scheme of a name", name.partition("/")[0], tuple(LABELS))
-    train_length, multiples = summary["recipe"]["train_length"], summary["plan"]["multiples"]
-    words, unit, limits = QUANTITIES[quantity]
-    known = [name for name in names if comparable(summary, name)]
-    # At multiples where a reading mode changes nothing, the figures of the plain mode are used.
-    cells = {
-        label(summary, name): [
-            list(
-                (
-                    by_seed(summary, name, quantity, x) or by_seed(summary, plain, quantity, x)
-                ).values()
-            )
-            for x in multiples
-        ]
-        for name in known
-        if (plain := f"{name.partition('/')[0]}/{PLAIN}")
-    }
-    means, widths = means_and_widths(cells, unit)
-    return plots.extrapolation_curves(
-        [multiple * train_length for multiple in multiples],
-        means,
-        half_widths=widths,
-        train_length=train_length,
-        quantity=words,
-        limits=limits,
-        ax=ax,
-    )
+    plain = f"{name.partition('/')[0]}/{PLAIN}"
+    own, as_trained = (by_seed(summary, x, quantity, multiple) for x in (name, plain))
+    return list((own or as_trained).values())

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ntk_alibi import _files
 from ntk_alibi.evaluation.comparing import length_study, task_comparison
 from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load
+from studies.results_file import ResultsFile
 from studies.rules import Rule
 from studies.stretchings.models import NanoModel
 
@@ -139,24 +138,11 @@ def read(model: NanoModel, folder: Path, reading: ReadingPlan) -> Iterator[str]:
         work["generated"] = partial(_generated, model=model, reading=reading, answers=answers)
     loaded = None
     for name, measure in work.items():
-        path = folder / f"{name}.json"
-        made_by = _plain({"model": asdict(model.recipe), "reading": asdict(reading)})
-        if path.exists():
-            with _files.readable("results of the study; remove it to measure again", path):
-                if _files.read_json(path)["made_by"] != made_by:
-                    raise ValueError(f"its plan is another one than {made_by}")
-            continue
-        loaded = loaded or load(folder)
-        result = {"made_by": made_by, **measure(loaded)}
-        whole = path.with_suffix(".partial")
-        whole.write_text(json.dumps(result))
-        whole.replace(path)
-        yield f"{model.name}, {name}"
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON gives it back."""
-    return json.loads(json.dumps(value))
+        file = ResultsFile(folder / f"{name}.json", model.recipe, reading)
+        if file.read() is None:
+            loaded = loaded or load(folder)
+            file.write(measure(loaded))
+            yield f"{model.name}, {name}"
 
 
 def _study(loaded: Any, plan: Plan, answers: Path) -> dict[str, Any]:

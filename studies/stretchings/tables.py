@@ -14,7 +14,7 @@ import numpy as np
 
 from ntk_alibi import _files, plots
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
-from studies.means import curves, plus_minus, points, share
+from studies.means import curves, means_of, paired_p, plus_minus, points, share
 from studies.stretchings.models import GROUPS, NanoModel
 from studies.stretchings.reading import BASELINE, GENERATED_AT, PROSE_AT, RULES, ReadingPlan
 
@@ -198,8 +198,6 @@ def _by_regime(models: Sequence[Summary]) -> dict[str, list[Summary]]:
 
 
 def _endpoint(groups: dict[str, list[Summary]]) -> str:
-    from scipy.stats import ttest_1samp
-
     rows = []
     for label, models in groups.items():
         first, base = (
@@ -209,19 +207,14 @@ def _endpoint(groups: dict[str, list[Summary]]) -> str:
         paired = gains(models, "lines", ENDPOINT_RULE, ENDPOINT_AT, beyond=True)
         if not paired:
             continue
-        p = f"{ttest_1samp(paired, 0.0).pvalue:.3f}" if _vary(paired) else ""
-        each = " ".join(f"{100 * gain:+.0f}" for gain in paired)
-        rows.append([label, str(len(paired)), share(base), share(first), points(paired), p, each])
+        gained = [points(paired), paired_p(paired), " ".join(f"{100 * x:+.0f}" for x in paired)]
+        rows.append([label, str(len(paired)), share(base), share(first), *gained])
     header = ["", "models", BASELINE, ENDPOINT_RULE, "gain", "p (paired t)", "each model"]
     return table(header, rows)
 
 
 def _shown(rule: str, multiples: Iterable[int], models: Iterable[Summary]) -> str:
     return RULES[rule].shown(multiples, (model["train_length"] for model in models))
-
-
-def _vary(values: Sequence[float]) -> bool:
-    return len(values) > 1 and float(np.std(values)) > 0.0
 
 
 def _over_multiples(
@@ -310,21 +303,11 @@ def _over_length(models: Sequence[Summary]) -> Figure:
     multiples = sorted({int(x) for m in models for x in m["cells"]["lines"][BASELINE]})
     train_length = models[0]["train_length"]
     made = Figure(figsize=(4.8, 4.9), layout="constrained")  # fits a phone
-    means, widths = curves(
-        {
-            _shown(rule, multiples, models): [shares(models, "lines", rule, x) for x in multiples]
-            for rule in SHOWN
-        }
-    )
-    axes = plots.extrapolation_curves(
-        [x * train_length for x in multiples],
-        means,
-        half_widths=widths,
-        train_length=train_length,
-        quantity="lines found, %",
-        limits=(0.0, 100.0),
-        ax=made.subplots(),
-    )
+    cells = {
+        _shown(rule, multiples, models): [shares(models, "lines", rule, x) for x in multiples]
+        for rule in SHOWN
+    }
+    axes = curves(cells, multiples, train_length, "lines found, %", ax=made.subplots())
     axes.set_ylim(0.0, 103.0)
     axes.set_title(f"nano BLOOM, mean of {len(models)} trainings, 95 % band")
     return made
@@ -343,7 +326,7 @@ def _over_regime(models: Sequence[Summary]) -> Figure:
             for rule in SHOWN
         }
         values = [group[0]["regime"] for group in groups.values()]
-        plots.extrapolation_curves(values, curves(cells)[0], quantity="lines found, %", ax=axes)
+        plots.extrapolation_curves(values, means_of(cells), quantity="lines found, %", ax=axes)
         # Intervals of three models cover the whole picture, so the models themselves are shown.
         for curve, row in zip(axes.get_lines(), cells.values(), strict=False):
             points = [(x, 100 * y) for x, column in zip(values, row, strict=True) for y in column]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from studies import means
 from studies.command import each_in_a_process
 from studies.encoder import program as encoder
@@ -134,6 +135,10 @@ def test_means_have_students_intervals_and_shares_end_at_all_and_nothing() -> No
     assert low == pytest.approx(96.667 - 4.3027 * 5.7735 / 3**0.5, abs=1e-2)
     shown = [means.share([]), means.share([0.5]), means.points([]), means.points([0.001, -0.003])]
     assert shown == ["", "50", "", "+0 ± 3"]
-    found, widths = means.curves({"one": [[0.5], [], [0.4, 0.6]]})
-    assert found["one"] == pytest.approx([50.0, np.nan, 50.0], nan_ok=True)
-    assert widths["one"] == pytest.approx([0.0, 0.0, 12.706 * 10], rel=1e-4)
+    assert [means.paired_p([0.1]), means.paired_p([0.1, 0.1])] == ["", ""]
+    axes = means.curves(
+        {"one": [[0.5], [], [0.4, 0.6]]}, (1, 2, 4), 8, "%", ax=Figure().subplots(), limits=None
+    )
+    assert axes.get_lines()[0].get_ydata().tolist() == pytest.approx([50, np.nan, 50], nan_ok=True)
+    (band,) = axes.collections
+    assert np.nanmax(band.get_paths()[-1].vertices[:, 1]) == pytest.approx(50 + 127.06, rel=1e-4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -48,19 +47,18 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
         program.train(replace(TINY, seed=1), tmp_path, quiet=True)
 
 
-def test_a_step_has_the_same_gradients_in_all_forms() -> None:
+def test_a_step_has_the_gradients_of_eager_attention() -> None:
     """The tolerance is ten times 2^-24 sqrt(n): float32, norm clipped to 1, some hundred terms."""
-    forms: dict[Any, tuple[float, torch.Tensor]] = {}
-    for attention in (NanoBloomRecipe.attention, "eager"):
+    found: list[tuple[float, torch.Tensor]] = []
+    for attention in ("fused", "eager"):
         training = NanoBloomTraining(replace(TINY, start_length=96))
         with na.patch(training.model, attention=attention):
             loss = training.step()
         gradients = [p.grad.flatten() for p in training.model.parameters() if p.grad is not None]
-        forms[attention] = loss, torch.cat(gradients)
-    assert list(forms) == ["fused", "eager"]
-    for loss, gradients in forms.values():
-        assert loss == pytest.approx(forms["eager"][0], rel=1e-5)
-        torch.testing.assert_close(gradients, forms["eager"][1], atol=1e-6, rtol=1e-3)
+        found.append((loss, torch.cat(gradients)))
+    (loss, gradients), (expected_loss, expected) = found
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    torch.testing.assert_close(gradients, expected, atol=1e-6, rtol=1e-3)
 
 
 def test_what_is_exported_is_a_plain_bloom(tmp_path: Path) -> None:

@@ -201,11 +201,3 @@ def test_the_picture_has_a_curve_for_what_qualifies(study: Path) -> None:
         low, high = shares.dataLim.intervaly
         assert low >= 0.0
         assert high <= 100.0
-
-
-def test_curves_refuse_what_the_study_does_not_have(study: Path) -> None:
-    summary = summarise(study)
-    with pytest.raises(ValueError, match=r"quantity must be .*got 'nats'"):
-        tables.curves(summary, ["alibi/plain"], "nats")
-    with pytest.raises(ValueError, match=r"scheme of a name must be .*got 'alibbi'"):
-        tables.curves(summary, ["alibbi/plain"], "pairs")

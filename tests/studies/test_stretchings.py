@@ -107,7 +107,7 @@ def test_nothing_is_read_twice(output: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_results_of_another_plan_are_refused(output: Path) -> None:
-    with pytest.raises(ValueError, match=r"records-1x\.json' must be results of the study; remove"):
+    with pytest.raises(ValueError, match=r"records-1x\.json holds results of other work"):
         program.train_and_read(tiny(nano_bloom_of_seed(1)), output, replace(PLAN, seed=3))
 
 

@@ -58,14 +58,23 @@ def test_slopes_per_query_are_those_of_the_last_query(
     "command",
     [
         [],
-        *([n] for n in "info slopes plot explore eval tune lm-eval notebooks cite".split()),
+        *(
+            [name]
+            for name in "info slopes plot explore eval tune lm-eval export bench notebooks cite".split()
+        ),
         *PLOTS,
     ],
 )
-def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_an_example_and_fits_a_terminal(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     with contextlib.suppress(SystemExit):
         main([*command, "--help"])
     text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    commands = text.partition("example:\n")[2].replace("\\\n", "").splitlines()
+    assert all(line.startswith(("  ntk-alibi ", "  llama-cli ")) for line in commands)
     assert not command or f"example:\n  ntk-alibi {' '.join(command)}" in text
 
 

@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "  ntk-alibi export --method max-bias:4 -o nano-8k.gguf  (for llama.cpp)\n\n"
         f"completion in bash and zsh, after {_installed.install_line('completion')}:\n"
         '  eval "$(register-python-argcomplete ntk-alibi)"',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=subcommand.Help,
     )
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -25,10 +25,11 @@ def register(commands: Any) -> None:
         _run,
         "write a stretched model for another engine, such as llama.cpp",
         "ntk-alibi export --method max-bias:4 -o nano.gguf\n"
-        "  ntk-alibi export --model bigscience/bloom-560m --method max-bias:4 --dtype q8_0 \\\n"
-        "      -o bloom-560m-8k.gguf\n"
+        "  ntk-alibi export --model bigscience/bloom-560m --method max-bias:4 \\\n"
+        "      --dtype q8_0 -o bloom-560m-8k.gguf\n"
         "  llama-cli -m bloom-560m-8k.gguf -p 'Il était une fois'\n"
-        "  ntk-alibi export --model bigscience/bloom-560m --method ntk:4 -o bloom-560m-8k-onnx",
+        "  ntk-alibi export --model bigscience/bloom-560m --method ntk:4 \\\n"
+        "      -o bloom-560m-8k-onnx",
         extra="gguf",
     )
     subcommand.model_option(parser)

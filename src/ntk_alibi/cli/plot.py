@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntk_alibi import _checks, _files, plots, precision
-from ntk_alibi.biases.alibi import ALiBi
-from ntk_alibi.biases.slopes import SIDES
+import ntk_alibi
+from ntk_alibi import ALiBi, _checks, _files, plots, precision
 from ntk_alibi.cli import subcommand
-from ntk_alibi.fused.attention import attention
 from ntk_alibi.methods import Method
 from ntk_alibi.plots.style import MOST_CELLS, check_most
 
@@ -141,7 +139,7 @@ def _bias_options(parser: argparse.ArgumentParser) -> None:
     _lengths_options(parser, 32)
     parser.add_argument(
         "--sides",
-        choices=[s for s in SIDES if s != "two_slopes"],
+        choices=("causal", "symmetric", "halves"),
         default="causal",
         help="keys that a query sees: those behind it, both sides alike, or one side for each half "
         "of the heads (default: %(default)s)",
@@ -207,7 +205,7 @@ def _blocks(options: argparse.Namespace) -> Axes:
     )
     rng = np.random.default_rng(seed)
     query, key, value = rng.standard_normal((3, 1, heads, tokens, width), np.float32)
-    stats = attention(
+    stats = ntk_alibi.attention(
         query,
         key,
         value,

@@ -7,6 +7,7 @@ import contextlib
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,23 @@ from ntk_alibi.methods import (
     spelling_of,
 )
 from ntk_alibi.scaling import scaling_per
+
+
+class Help(argparse.HelpFormatter):
+    """A formatter that keeps the lines of a text, and wraps those that are wider than the page."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(_filled(line, width, indent) for line in text.splitlines())
+
+
+def _filled(line: str, width: int, indent: str) -> str:
+    """Return a line in lines of a width, which begin where it begins."""
+    words = line.lstrip()
+    indent += " " * (len(line) - len(words))
+    return textwrap.fill(
+        words, width, initial_indent=indent, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def add(
@@ -40,33 +58,29 @@ def add(
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
         epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
         **options,
     )
     parser.set_defaults(run=run, extra=extra)
     return parser
 
 
-_SPELLINGS = [spelling_of(kind) for kind in (*STATIC, *DYNAMIC)]
-
 #: Names of methods and their options, for the help of subcommands.
 METHODS_HELP = f"""methods:
   {ORIGINAL}: the model as it was trained
-  {", ".join(_SPELLINGS[:2])},
-  {", ".join(_SPELLINGS[2:5])}:
+  {", ".join(map(spelling_of, STATIC))}:
     FACTOR is the text's length in training lengths; a knee begins START tokens back
-  {", ".join(_SPELLINGS[5:7])},
-  {", ".join(_SPELLINGS[7:])}:
+  {", ".join(map(spelling_of, DYNAMIC))}:
     the factor grows with the text as RATE x its length / the training length, RATE mostly 1 to 2
-  options follow after a colon: query for dynamic methods, recommended: each token by the length of
-    its own prefix, so that generation with a cache equals a full pass (sequence, as published, does
-    not); a share of the heads for flat ones; layers=0+2; logn=0.5 or ssmax=0.5
+  options follow after a colon: query for dynamic methods, recommended: each token by the length \
+of its own prefix, so that generation with a cache equals a full pass (sequence, as published, \
+does not); a share of the heads for flat ones; layers=0+2; logn=0.5 or ssmax=0.5
   such as ntk:4, dynamic-ntk:2:query, dynamic-flat:2:query:logn=0.5, knee:1024:28"""
 
 
 def method_completer(prefix: str, **_: Any) -> list[str]:
     """Return the beginnings of methods' names, for the shell's completion."""
-    names = [ORIGINAL, *(f"{spelling.partition(':')[0]}:" for spelling in _SPELLINGS)]
+    names = [ORIGINAL, *(f"{kind}:" for kind in (*STATIC, *DYNAMIC))]
     return [name for name in names if name.startswith(prefix)]
 
 

@@ -18,7 +18,8 @@ def register(commands: Any) -> None:
         _run,
         "search for the method that suits a model and a text length, and estimate the uncertainty",
         "ntk-alibi tune --length 8192\n"
-        "  ntk-alibi tune --model bigscience/bloom-560m --length 4096 --methods ntk:2 ntk:4",
+        "  ntk-alibi tune --model bigscience/bloom-560m --length 4096 \\\n"
+        "      --methods ntk:2 ntk:4",
     )
     subcommand.number_option(
         parser,

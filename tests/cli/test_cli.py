@@ -54,17 +54,10 @@ def test_slopes_per_query_are_those_of_the_last_query(
     assert capsys.readouterr().out == expected
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        [],
-        *(
-            [name]
-            for name in "info slopes plot explore eval tune lm-eval export bench notebooks cite".split()
-        ),
-        *PLOTS,
-    ],
-)
+COMMANDS = "info slopes plot explore eval tune lm-eval export bench notebooks cite".split()
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), *PLOTS])
 def test_help_has_an_example_and_fits_a_terminal(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

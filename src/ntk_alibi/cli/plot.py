@@ -307,7 +307,7 @@ PICTURES = {
     ),
     "field": Picture(
         "draw how far each head reaches: where its weight falls to 1/e and to a hundredth",
-        "16 --methods original ntk:4 --theme dark --output field.png",
+        "16 --methods ntk:4 --theme dark --output field.png",
         _field_options,
         _field,
     ),

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+#: Half the width of a normal 95 % interval, in standard deviations.
+NORMAL = NormalDist().inv_cdf(0.975)
 
-def accuracy_interval(
-    correct: Sequence[int], cases: Sequence[int], confidence: float = 0.95
-) -> tuple[float, float]:
-    """Return Wilson's confidence interval for an accuracy whose cases come in clusters.
+
+def accuracy_interval(correct: Sequence[int], cases: Sequence[int]) -> tuple[float, float]:
+    """Return Wilson's 95 % interval for an accuracy whose cases come in clusters.
 
     Questions about one record are not independent. The number of cases is therefore divided by the
     design effect: the ratio of the variance between clusters to the binomial variance (at least 1).
@@ -21,7 +22,6 @@ def accuracy_interval(
     Args:
         correct: number of right answers in each cluster.
         cases: number of questions in each cluster, each > 0.
-        confidence: confidence level of the interval.
 
     Returns:
         (low, high).
@@ -29,7 +29,7 @@ def accuracy_interval(
     total = sum(cases)
     accuracy = sum(correct) / total
     size = total / _design_effect(correct, cases)
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NORMAL
     middle = accuracy + z * z / (2 * size)
     width = z * math.sqrt(accuracy * (1 - accuracy) / size + z * z / (4 * size * size))
     scale = 1 + z * z / size
@@ -62,8 +62,8 @@ def _design_effect(correct: Sequence[int], cases: Sequence[int]) -> float:
     return max(1.0, between / binomial)
 
 
-def half_width(values: Any, confidence: float = 0.95) -> Any:
-    """Return half the width of Student's interval for the mean of n values, along the first axis.
+def half_width(values: Any) -> Any:
+    """Return half the width of Student's 95 % interval for means of n values along the first axis.
 
     t sd / sqrt(n), with n - 1 degrees of freedom; NaN for fewer than two values.
     """
@@ -73,8 +73,7 @@ def half_width(values: Any, confidence: float = 0.95) -> Any:
     count = len(array)
     if count < 2:
         return np.full(array.shape[1:], math.nan)[()]
-    quantile = t.ppf((1 + confidence) / 2, count - 1)
-    return quantile * array.std(axis=0, ddof=1) / math.sqrt(count)
+    return t.ppf(0.975, count - 1) * array.std(axis=0, ddof=1) / math.sqrt(count)
 
 
 def ratio_standard_error(sums: Sequence[float], counts: Sequence[float]) -> float:

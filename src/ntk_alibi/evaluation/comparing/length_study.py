@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from ntk_alibi import _files
 from ntk_alibi.evaluation.comparing.plan import Plan, Samples
 from ntk_alibi.evaluation.comparing.summary import Summary, summarise
 from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.evaluation.harness.run import cache_file, metadata_argument
 from ntk_alibi.methods import model_arguments, parse_method
 from ntk_alibi.models.loading import NANO_BLOOM, briefly, check_tokenizer
 from ntk_alibi.scaling import Scaling
@@ -69,7 +67,7 @@ def evaluate(
         for method in methods:
             lm.stretch(replace(method, scaling=wrap(method.scaling)))
             settings[method.name] = lm.get_model_info()
-            results = harness.answer(lm, {"tasks": tasks}, cache_file(lm, Path(path)))
+            results = harness.answer(lm, {"tasks": tasks}, harness.cache_file(lm, Path(path)))
             samples[method.name] = results["samples"]
     summary = summarise(plan, samples)
     summary |= {"settings": settings, "commands": commands(plan, name)}
@@ -96,12 +94,7 @@ def commands(plan: Plan, name: str) -> dict[str, dict[str, str]]:
     for method in plan.methods:
         model = f"pretrained={name},{model_arguments(method)},train_length={plan.train_length}"
         by_method[method] = {
-            f"{task}/{length}": shlex.join(
-                [
-                    *("ntk-alibi", "lm-eval", "--model", "ntk_alibi", "--model_args", model),
-                    *("--tasks", f"ntk_alibi_{task}", *metadata_argument(made_from)),
-                ]
-            )
+            f"{task}/{length}": harness.command_line(model, f"ntk_alibi_{task}", made_from)
             for task, of_task in plan.tasks.items()
             for length, made_from in _by_length(of_task).items()
         }

@@ -7,13 +7,15 @@ keezen/ntk_alibi 2023, with bloom-1b7; it states neither truncation nor other se
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi.evaluation.comparing.intervals import accuracy_interval, ratio_standard_error
+from ntk_alibi.evaluation.comparing.intervals import (
+    NORMAL,
+    accuracy_interval,
+    ratio_standard_error,
+)
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.methods import Method, model_arguments
 
@@ -122,7 +124,7 @@ def _mean_interval(tops: Sequence[float], counts: Sequence[float]) -> tuple[floa
     n, value = len(tops), sum(tops) / sum(counts)
     if n < 2:
         return math.nan, math.nan
-    half = NormalDist().inv_cdf(0.975) * ratio_standard_error(tops, counts)
+    half = NORMAL * ratio_standard_error(tops, counts)
     return value - half, value + half
 
 
@@ -132,13 +134,7 @@ def command(lm: StretchedLM, model: str, method: str, task: str, metadata: dict[
     options += f",dtype={str(lm.model.dtype).removeprefix('torch.')}"
     if lm.limit is not None:
         options += f",max_length={lm.limit},truncation={lm.truncation_rule}"
-    made_from = harness.metadata_argument(harness.metadata_of(task, metadata))
-    return shlex.join(
-        [
-            *("ntk-alibi", "lm-eval", "--model", "ntk_alibi", "--model_args", options),
-            *("--tasks", task, *made_from),
-        ]
-    )
+    return harness.command_line(options, task, harness.metadata_of(task, metadata))
 
 
 #: Published percentages of one model, by the name of the harness task without "_local" and by the

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import random
+import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -101,6 +102,19 @@ def cache_file(lm: StretchedLM, folder: Path) -> Path:
 def metadata_argument(metadata: dict[str, Any]) -> list[str]:
     """Format metadata as arguments of the harness's command line."""
     return ["--metadata", json.dumps(metadata)] if metadata else []
+
+
+def command_line(settings: str, task: str, metadata: dict[str, Any]) -> str:
+    """Return the command that runs a task with our model.
+
+    Args:
+        settings: arguments of our model, as `--model_args` takes them.
+        task: name of the task.
+        metadata: metadata of the task.
+    """
+    model = ["--model", "ntk_alibi", "--model_args", settings]
+    words = [*model, "--tasks", task, *metadata_argument(metadata)]
+    return shlex.join(["ntk-alibi", "lm-eval", *words])
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import nbformat
 import pytest
 
 from repository import ROOT
@@ -29,6 +28,8 @@ each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 
 
 def read(path: Path) -> Any:
+    import nbformat  # takes seconds, which other tests need not wait for
+
     return nbformat.read(path, as_version=4)
 
 
@@ -50,6 +51,8 @@ def test_notebooks_are_numbered_without_gaps() -> None:
 
 @each_notebook
 def test_a_notebook_is_valid_and_was_run_from_top_to_bottom(path: Path) -> None:
+    import nbformat
+
     notebook = read(path)
     nbformat.validate(notebook)
     cells = code_cells(notebook)
@@ -110,6 +113,8 @@ for cell in nbformat.read(sys.argv[1], as_version=4).cells:
 @pytest.mark.slow
 @each_notebook
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+    import nbformat
+
     notebook = read(path)
     for cell in notebook.cells:
         if "parameters" in cell.metadata.get("tags", []):

@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from ntk_alibi import _files
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import plan
+from other_runs import other_run
 from refusals import error_of
 from repository import ROOT
 
@@ -100,26 +100,13 @@ def test_a_file_keeps_its_link_and_what_others_raise() -> None:
     assert os.listdir("far") == ["file.txt"]
 
 
-HOLDER = """
-import sys
-from ntk_alibi import _files
-with _files.only_run("--output", sys.argv[1]):
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
-
-
 def test_a_folder_has_one_run_at_a_time(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The second one learns of the first; a run that was killed leaves no lock."""
     monkeypatch.setattr(plan, "QUICK", QUICK)
     Path("answers").mkdir()
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, "answers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == b"ready\n"
+    with other_run(Path("answers")) as first:
         for _ in range(2):
             error = error_of(run_of(tiny_checkpoint, "--output", "answers"), capsys)
             assert re.search(

@@ -100,6 +100,19 @@ def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
     assert na.patched(random_model()) == []
 
 
+@pytest.mark.parametrize(
+    ("methods", "numbers"),
+    [
+        (["ntk:2", "ntk:4"], "factor"),
+        (["dynamic-ntk:1:query", "dynamic-ntk:2:query"], "rate"),
+        (["knee:4:2", "knee:4:4"], "start:factor"),
+        (["original", "original:logn=1"], "options"),
+    ],
+)
+def test_the_slider_has_the_names_of_a_methods_numbers(methods: list[str], numbers: str) -> None:
+    assert f'["numbers","{numbers}"]' in explorer(methods=methods, layers=[0], heads=[1]).html
+
+
 def shown(driver: Any) -> tuple[str, Any]:
     found = driver.execute_script(SHOWN)
     numbers = np.array([math.nan if x is None else x for x in found["image"]])
@@ -150,7 +163,7 @@ def test_a_browser_shows_weights_under_the_pointer_and_of_chosen_methods(tmp_pat
 
         driver.execute_script(SET, "method", "ntk")
         until(lambda: shown(driver)[0] == "layer 1, head 4: ntk:2")
-        driver.execute_script(SET, "factor", 1)
+        driver.execute_script(SET, "numbers", 1)
         until(lambda: shown(driver)[0] == "layer 1, head 4: ntk:8")
         expected = weights_of(TEXT_OF_PROMPT, na.NTK(8.0))
         np.testing.assert_allclose(np.nan_to_num(shown(driver)[1]), expected[1, 3], rtol=PRECISION)

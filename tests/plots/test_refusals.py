@@ -42,6 +42,10 @@ WRONG_VALUES = [
     ),
     (lambda: plots.study_figure({}), "summary must have methods, train_length, retrie"),
     (lambda: plots.depth_figure({"methods": {}}), "summary must have train_length, by_depth"),
+    (
+        lambda: plots.depth_figure({"train_length": 8, "methods": ["original"], "by_depth": []}),
+        "summary must hold results by depth, got none",
+    ),
     (lambda: plots.perplexity_curves({"methods": {}}), "summary must have perplexity"),
     (lambda: plots.accuracy_curves({}, "lines"), "summary must have methods, train_length, r"),
     (lambda: plots.rounded_positions({"a": ([1], [1, 2])}), "two rows of one length, got 1 an"),

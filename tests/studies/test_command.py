@@ -19,6 +19,7 @@ from studies.nano_bloom import program as nano_bloom
 from studies.schemes import program as schemes
 from studies.stretchings import program as stretchings
 
+from other_runs import other_run
 from repository import ROOT
 
 
@@ -51,21 +52,8 @@ def test_each_item_is_worked_on(processes: int) -> None:
     assert list(each_in_a_process(square, [], processes)) == []
 
 
-HOLDER = """
-import sys
-from ntk_alibi import _files
-with _files.only_run("--output", sys.argv[1]):
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
-
-
 def test_a_study_refuses_a_folder_in_which_another_one_works(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == b"ready\n"
+    with other_run(tmp_path) as first:
         for study in (nano_bloom, encoder, schemes, stretchings):
             with pytest.raises(ValueError, match=f"--output .* in use by process {first.pid} "):
                 study.main(["--output", str(tmp_path)])

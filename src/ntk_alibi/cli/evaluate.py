@@ -265,12 +265,10 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.report import markdown, tables
     from ntk_alibi.plots import depth_figure, study_figure, style
 
-    drawn = {study_figure: True, depth_figure: bool(summary["by_depth"])}
-    pictures = [
-        (draw, path)
-        for (draw, wanted), path in zip(drawn.items(), _pictures(options), strict=True)
-        if wanted
-    ]
+    whole, by_depth = _pictures(options)
+    pictures = [(study_figure, whole)]
+    if summary["by_depth"]:
+        pictures.append((depth_figure, by_depth))
     # Printed first: what the files cannot hold is not lost.
     for_a_reader = subcommand.print_tables(options, summary, tables.study_tables)
     for draw, path in pictures:

@@ -1,6 +1,6 @@
 // Body of the callback that runs when the page is ready: it draws the map that is chosen, and the
 // overview. `_page` in explorer.py lists its arguments; explorer.html has the form.
-const {method: menu, factor: slider, layer: layer_menu, head: head_menu, colours: scale_menu} =
+const {method: menu, numbers: slider, layer: layer_menu, head: head_menu, colours: scale_menu} =
   document.getElementById("menus").elements;
 const all = codes.data.codes;
 const size = triangle ? cells * (cells + 1) / 2 : cells * cells;
@@ -18,9 +18,10 @@ function place(row, column) {
 }
 
 function choose_method() {
-  const {rest} = methods[menu.value];
+  const {rest, numbers} = methods[menu.value];
   slider.max = rest.length - 1;
   slider.value = 0;
+  slider.previousElementSibling.textContent = numbers;
   slider.parentElement.hidden = rest.length === 1;
 }
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks, _files, _installed
+from ntk_alibi.methods import DYNAMIC, STATIC, number_names
 from ntk_alibi.plots.attention_maps import token_labels
 from ntk_alibi.plots.style import HUES, THEMES
 
@@ -43,9 +44,6 @@ FEWEST_CELLS, MOST_CELLS = 32, 512
 
 #: Cells along an axis of a map in the overview.
 THUMB = 24
-
-#: Figures show the page's ground.
-CLEAR = dict.fromkeys(("background_fill_color", "border_fill_color", "outline_line_color"))
 
 #: Tokens of a prompt whose text is on the axes, at most; more have no room on any screen.
 MOST_LABELLED = 64
@@ -122,7 +120,7 @@ def explore(
     """Return a page on which the attention weights of a model can be explored.
 
     The page has an overview of all layers and heads, in which a click chooses one; menus of the
-    methods, layers and heads; a slider for the factors of a method; and a map that shows the token
+    methods, layers and heads; a slider for the numbers of a method; and a map that shows the token
     of query and key, their distance and the weight under the pointer.
 
     Args:
@@ -165,11 +163,18 @@ def explore(
 
 def _cells(cells: int | None, wanted: Request) -> int:
     """Return how many cells an axis may have."""
+    most = math.isqrt(MOST_NUMBERS // wanted.maps)
+    if most < FEWEST_CELLS:
+        limit = MOST_NUMBERS // FEWEST_CELLS**2
+        raise ValueError(
+            f"methods or layers must be fewer: a page holds at most {limit} maps of methods x "
+            f"layers x heads, got {wanted.maps}"
+        )
     if cells is None:
         fitting = math.isqrt(2 * USUAL_NUMBERS // wanted.maps)  # half of a map is hidden
-        return min(max(fitting, FEWEST_CELLS), MOST_CELLS, _fitting(wanted, "methods or layers"))
+        return min(max(fitting, FEWEST_CELLS), MOST_CELLS, most)
     number = _checks.integer("cells", cells, minimum=1)
-    if number > (most := _fitting(wanted, "methods or layers")):
+    if number > most:
         raise ValueError(
             f"cells must be at most {most} for {wanted.maps} maps of methods x layers x heads, "
             f"got {number}"
@@ -177,26 +182,16 @@ def _cells(cells: int | None, wanted: Request) -> int:
     return number
 
 
-def _fitting(wanted: Request, fewer: str) -> int:
-    most = math.isqrt(MOST_NUMBERS // wanted.maps)
-    if most < FEWEST_CELLS:
-        limit = MOST_NUMBERS // FEWEST_CELLS**2
-        raise ValueError(
-            f"{fewer} must be fewer: a page holds at most {limit} maps of methods x layers x "
-            f"heads, got {wanted.maps}"
-        )
-    return most
-
-
-def _groups(wanted: Request) -> dict[str, dict[str, list[Any]]]:
+def _groups(wanted: Request) -> dict[str, dict[str, Any]]:
     """Return the methods by their kind, such as "ntk", with what follows it in their names."""
-    groups: dict[str, dict[str, list[Any]]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     labels = ["as it is" if method is None else method.name for method in wanted.methods]
     for index, label in enumerate(labels):
         if label in labels[:index]:
             raise ValueError(f"methods must differ, got {label!r} twice")
         kind, _, rest = label.partition(":")
-        group = groups.setdefault(kind, {"rest": [], "label": [], "index": []})
+        numbers = ":".join(number_names(kind)) if kind in (*STATIC, *DYNAMIC) else "options"
+        group = groups.setdefault(kind, {"numbers": numbers, "rest": [], "label": [], "index": []})
         group["rest"].append(rest or kind)
         group["label"].append(label)
         group["index"].append(index)
@@ -217,7 +212,7 @@ def codes_of(values: NDArray[np.float32]) -> tuple[NDArray[np.uint16], bool]:
     return codes.astype(np.uint16).ravel(), causal
 
 
-def _page(read: AttentionWeights, groups: dict[str, dict[str, list[Any]]]) -> str:
+def _page(read: AttentionWeights, groups: dict[str, dict[str, Any]]) -> str:
     """Return the page."""
     from bokeh.document import Document
     from bokeh.embed import file_html
@@ -270,16 +265,14 @@ def _large(words: list[str], step: int, cells: int) -> tuple[Any, Any, dict[str,
     """Return the figure of one map, its image, its two scales of colours and their bar."""
     from bokeh.models import ColorBar, CustomJSHover, HoverTool, LinearColorMapper, LogColorMapper
     from bokeh.palettes import Cividis256
-    from bokeh.plotting import figure
 
     mappers: dict[str, Any] = {
         "logarithmic": LogColorMapper(Cividis256, low=1e-4, high=1.0),
         "linear": LinearColorMapper(Cividis256, low=0.0, high=1.0),
     }
     end, edge = len(words) - 0.5, cells * step
-    plot = figure(
+    plot = _figure(
         name="map",
-        sizing_mode="stretch_both",
         toolbar_location="below",
         x_range=(-0.5, end),
         y_range=(end, -0.5),
@@ -292,8 +285,6 @@ def _large(words: list[str], step: int, cells: int) -> tuple[Any, Any, dict[str,
     image = plot.image(
         image=[blank], x=-0.5, y=-0.5, dw=edge, dh=edge, color_mapper=mappers["logarithmic"]
     )
-    plot.update(**CLEAR)
-    plot.grid.visible = False
     if len(words) <= MOST_LABELLED:
         _label(plot.xaxis, range(len(words)), token_labels(words))
         _label(plot.yaxis, range(len(words)), token_labels(words))
@@ -318,13 +309,11 @@ def _overview(layers: list[str], heads: list[str], thumb: int) -> tuple[Any, Any
     """Return the figure of all maps, its image and the source of the mark in it."""
     from bokeh.models import ColumnDataSource, LinearColorMapper
     from bokeh.palettes import Cividis256
-    from bokeh.plotting import figure
 
     side = thumb + 1
     height, width = len(layers) * side, len(heads) * side
-    plot = figure(
+    plot = _figure(
         name="overview",
-        sizing_mode="stretch_both",
         x_range=(-1, width),
         y_range=(height, -1),
         x_axis_label="head",
@@ -342,9 +331,17 @@ def _overview(layers: list[str], heads: list[str], thumb: int) -> tuple[Any, Any
     )
     for axis, names in ((plot.xaxis, heads), (plot.yaxis, layers)):
         _label(axis, [number * side + thumb / 2 for number in range(len(names))], names)
-    plot.update(**CLEAR)
-    plot.grid.visible = False
     return plot, image, marked
+
+
+def _figure(**options: Any) -> Any:
+    """Return a figure that shows the page's ground."""
+    from bokeh.plotting import figure
+
+    plot = figure(sizing_mode="stretch_both", **options)
+    plot.update(background_fill_color=None, border_fill_color=None, outline_line_color=None)
+    plot.grid.visible = False
+    return plot
 
 
 def _label(axis: Any, places: Sequence[float], names: Sequence[str]) -> None:

@@ -202,6 +202,7 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
         without records are grey.
 
     Raises:
+        ValueError: the study has no results by depth, as those of prose alone.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -217,6 +218,8 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
         [[90.0], [90.0]]
     """
     _check_summary(summary, "train_length", "by_depth")
+    if not summary["by_depth"]:
+        raise ValueError("summary must hold results by depth, got none")
     with drawing_figure() as new_figure:
         from matplotlib.patches import Patch
 

@@ -165,11 +165,13 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it() -> None:
 
 
 @pytest.mark.parametrize("vendor", ["amd", "intel"])
+@pytest.mark.parametrize("instructions", ["AVX2", "AVX512"])
 @torch.no_grad()
-def test_auto_asks_for_the_maker_and_the_size(
-    monkeypatch: pytest.MonkeyPatch, ids: torch.Tensor, vendor: str
+def test_auto_asks_for_the_processor_and_the_sizes(
+    monkeypatch: pytest.MonkeyPatch, ids: torch.Tensor, vendor: str, instructions: str
 ) -> None:
     monkeypatch.setattr(_core, "cpu_vendor", lambda: vendor)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
     slow = vendor == "amd" and torch.backends.mkl.is_available()
     expected = slow and linear.PRODUCT is not None
     model = make_model("bloom", heads=32)  # 512 channels
@@ -177,6 +179,9 @@ def test_auto_asks_for_the_maker_and_the_size(
     block, x = model.transformer.h[0], inputs(3, 512)
     assert (ONEDNN in operators(lambda: block.mlp.dense_h_to_4h(x))) == expected
     assert ONEDNN not in operators(lambda: block.self_attention.dense(x))
+    for rows, has_it in ((256, expected), (257, expected and instructions == "AVX512")):
+        many = inputs(1, rows, 512)
+        assert (ONEDNN in operators(lambda: block.mlp.dense_h_to_4h(many))) == has_it  # noqa: B023
     with na.patch(model, attention="eager"):
         assert ONEDNN not in operators(lambda: run(model, ids))
         with na.patch(model, attention="eager", linear="onednn"):

@@ -101,7 +101,8 @@ def patch(
             the bit. "onednn" takes those of oneDNN in the same torch wherever no gradient is
             recorded, which are as near to the exact ones as float32 sums are; weights are not
             copied. "auto" takes them for large weights where torch's own go through MKL on another
-            maker's processor than Intel's, and not with attention="eager". Layers of other classes
+            maker's processor than Intel's (without AVX-512 for at most 256 rows, since MKL is
+            faster with more), and not with attention="eager". Layers of other classes
             than transformers', autocast, torch.compile, devices and dtypes keep torch's.
         log_n: a training length, or a `LogN`: scores grow with the logarithm of the number of keys
             that a query sees, in a cache or not. With attention="eager" the scores are then those

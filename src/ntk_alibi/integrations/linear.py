@@ -1,15 +1,17 @@
 """Products of a patched model's linear layers, by oneDNN where that is faster than torch's own way.
 
-torch multiplies float32 by MKL, which has no kernels for other makers' processors; oneDNN, which
-the same torch calls for bfloat16, has. torch reaches oneDNN's float32 product by a private operator
-only, so the operator is looked for, and everything but the plain case stays torch's.
+torch multiplies float32 by MKL, which gives processors of other makers than Intel no kernels for
+AVX-512, and a few rows one thread; oneDNN, which the same torch calls for bfloat16, gives them
+both. torch reaches oneDNN's float32 product by a private operator only, so the operator is looked
+for, and everything but the plain case stays torch's.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -19,9 +21,26 @@ from ntk_alibi.integrations.overriding import overridden, override, restore
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.transformers_versions import is_pretrained
 
-#: Numbers of a weight from which "auto" takes oneDNN. Its operator costs 15 us more a call than
-#: torch's function, and a row on half a million numbers takes torch 60 us (both on Zen 4).
-LEAST_NUMBERS = 2**19
+
+class Sizes(NamedTuple):
+    """The sizes of products that oneDNN computes.
+
+    Attributes:
+        numbers: the least numbers of a weight.
+        rows: the most rows of an input.
+    """
+
+    numbers: int = 1
+    rows: float = math.inf
+
+
+#: Sizes with which "auto" takes oneDNN. Its operator costs 15 us more a call than torch's function,
+#: and a row on half a million numbers takes torch 60 us (both on Zen 4).
+WITH_AVX512 = Sizes(numbers=2**19)
+
+#: Without AVX-512 both have the same instructions: oneDNN is 1.8 times as fast for 64 rows, 1.3
+#: for 256, and MKL a tenth faster from 2048 on (Zen 3, two threads, benchmarks/results/tables.md).
+WITH_AVX2 = Sizes(numbers=2**19, rows=256)
 
 #: The attribute of a patched model that keeps its heads, in a tuple, so that they are no parts.
 _HEADS = "_ntk_alibi_heads"
@@ -72,12 +91,12 @@ def choose(target: nn.Module, classes: tuple[type[nn.Module], ...], settings: Se
     A layer with a forward of its own, which somebody else gave it, keeps that.
     """
     _restore(target)
-    least = _least_numbers(settings)
-    if least is None or PRODUCT is None:
+    sizes = _sizes(settings)
+    if sizes is None or PRODUCT is None:
         return
     for module in _parts(target):
         if type(module) in classes and "forward" not in vars(module):
-            override(module, "forward", functools.partial(_forward, least))
+            override(module, "forward", functools.partial(_forward, sizes))
 
 
 def give_back(target: nn.Module) -> None:
@@ -98,26 +117,29 @@ def _parts(target: nn.Module) -> list[nn.Module]:
     return [*target.modules(), *getattr(target, _HEADS, ())]
 
 
-def _least_numbers(settings: Settings) -> int | None:
-    """Return the least size of a weight whose product is oneDNN's, or None for no weight."""
+def _sizes(settings: Settings) -> Sizes | None:
+    """Return the sizes of products that oneDNN computes, or None for no product."""
     if settings.linear == "onednn":
-        return 1
+        return Sizes()
     if settings.linear == "torch" or settings.attention in ("eager", "traceable"):  # torch's
         return None
-    slow = torch.backends.mkl.is_available() and _core.cpu_vendor() != "intel"
-    return LEAST_NUMBERS if slow else None
+    if not torch.backends.mkl.is_available() or _core.cpu_vendor() == "intel":
+        return None
+    return WITH_AVX512 if torch.backends.cpu.get_cpu_capability() == "AVX512" else WITH_AVX2
 
 
-def _forward(least: int, linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+def _forward(sizes: Sizes, linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """Replace the forward of nn.Linear, and of classes that compute the same."""
     weight, bias = linear.weight, linear.bias
-    if PRODUCT is None or not _is_plain(least, x, weight, bias):
+    if PRODUCT is None or not _is_plain(sizes, x, weight, bias):
         result: torch.Tensor = type(linear).forward(linear, x)
         return result
     return PRODUCT(x, weight, bias, "none", [], "")
 
 
-def _is_plain(least: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def _is_plain(
+    sizes: Sizes, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> bool:
     """Return whether a product is one of dense float32 numbers of which nothing is recorded."""
     return (
         type(x) is torch.Tensor
@@ -125,10 +147,11 @@ def _is_plain(least: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
         and not _arrays.is_watched()
         and all(type(y) in (nn.Parameter, torch.Tensor) for y in (weight, bias) if y is not None)
         and all(_is_dense(y) for y in (x, weight, bias) if y is not None)
-        and weight.numel() >= least
+        and weight.numel() >= sizes.numbers
         and weight.ndim == 2
         and x.ndim > 0
         and x.shape[-1] == weight.shape[1]
+        and x.numel() <= sizes.rows * weight.shape[1]
         and torch._C._get_mkldnn_enabled()
     )
 

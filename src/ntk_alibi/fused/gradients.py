@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from ntk_alibi.fused.forward import (
     shifted_queries,
     tokens_of,
 )
-from ntk_alibi.fused.parts import faded, in_parts, query_runs
+from ntk_alibi.fused.parts import Part, faded, in_parts, query_runs
 from ntk_alibi.masks import Mask, Text
 from ntk_alibi.positions.log_n import log_n_of
 
@@ -68,6 +67,11 @@ class ForwardResults(NamedTuple):
     logsumexp: Any
     output_gradient: Any
     logsumexp_gradient: Any = None
+
+    def widened(self) -> ForwardResults:
+        """Return the results with an output in float32 or float64."""
+        wide = _arrays.promote_to_float32
+        return self._replace(output=wide(self.output), output_gradient=wide(self.output_gradient))
 
 
 def attention_gradients(
@@ -193,12 +197,20 @@ def gradients_of(
 ) -> AttentionGradients:
     """Return the gradients of a checked call."""
     if call.fades and call.problem.segments is not None:
-        return _gradients_of_texts(call, results, bias_gradient)
+        texts = [Part(text, call.of_text(text)) for text in call.problem.texts()]
+        return _rounded(_of_parts(call, texts, results, bias_gradient), call)
     if call.rotary is not None:
-        return _rotated_gradients(call, results, bias_gradient)
+        rotated = _of_parts(call, query_runs(call), results.widened(), bias_gradient)
+        at_queries, at_keys = call.problem.positions(call.query)
+        query = call.rotary.rotated(rotated.query, at_queries, back=True)
+        key = call.rotary.rotated(rotated.key, at_keys, back=True)
+        return _rounded(replace(rotated, query=query, key=key), call)
     subsets = key_subsets(call)
     if len(subsets) > 1 and _arrays.dtype_name(call.query.dtype) != "float32":
-        return _wide_gradients(call, results, bias_gradient)
+        # Parts of two subsets may exceed float16's range although their sum does not.
+        wide = call.of_inputs(*map(_arrays.promote_to_float32, (call.query, call.key, call.value)))
+        summed = gradients_of(wide, results.widened(), bias_gradient=bias_gradient)
+        return _rounded(summed, call)
     log_gradient = results.logsumexp_gradient
     results = results._replace(
         logsumexp=_arrays.as_floats(results.logsumexp, np.float64),
@@ -302,70 +314,30 @@ def _zeros(call: AttentionCall) -> dict[str, NDArray[Any]]:
     return zeros
 
 
-def _wide_gradients(
-    call: AttentionCall, results: ForwardResults, bias_gradient: bool
+def _of_parts(
+    call: AttentionCall, parts: list[Part], results: ForwardResults, bias_gradient: bool
 ) -> AttentionGradients:
-    """Return the gradients of a call in 16 bits, whose subsets of keys are summed in float32.
-
-    The parts of two subsets may exceed float16's range although their sum does not.
-    """
-    wide = _arrays.promote_to_float32
-    inputs = {"query": call.query, "key": call.key, "value": call.value}
-    gradients = gradients_of(
-        call.of_inputs(**{name: wide(x) for name, x in inputs.items()}),
-        results._replace(
-            output=wide(results.output), output_gradient=wide(results.output_gradient)
-        ),
-        bias_gradient=bias_gradient,
-    )
-    rounded = {
-        name: _arrays.to_dtype(getattr(gradients, name), x.dtype) for name, x in inputs.items()
-    }
-    return replace(gradients, **rounded)
-
-
-def _rotated_gradients(
-    call: AttentionCall, results: ForwardResults, bias_gradient: bool
-) -> AttentionGradients:
-    """Return the gradients of a call with rotation: rotated back, and summed over the runs."""
-    xp, wide = _arrays.namespace(call.query), _arrays.promote_to_float32
-    key_sum, value_sum = (xp.zeros_like(wide(x)) for x in (call.key, call.value))
-    of_queries, parts = [], []
-    for run in query_runs(call):
-        cut = ForwardResults(*(None if x is None else x[:, :, run.queries] for x in results))
-        cut = cut._replace(output=wide(cut.output), output_gradient=wide(cut.output_gradient))
-        gradients = gradients_of(run.call, cut, bias_gradient=bias_gradient)
-        of_queries.append(faded(gradients.query, run.query_factor))
-        key_sum[:, :, run.keys] += faded(gradients.key, run.key_factor)
-        value_sum[:, :, run.keys] += gradients.value
-        parts.append((Text(slice(None), run.queries, run.keys), gradients))
-    back = partial(cast(Any, call.rotary).rotated, back=True)
-    query_positions, key_positions = call.problem.positions(call.query)
-    return _gradients(
-        call,
-        _arrays.to_dtype(back(xp.concatenate(of_queries, 2), query_positions), call.query.dtype),
-        _arrays.to_dtype(back(key_sum, key_positions), call.key.dtype),
-        _arrays.to_dtype(value_sum, call.value.dtype),
-        _joined_bias_gradients(call, parts) if bias_gradient else {},
-    )
-
-
-def _gradients_of_texts(
-    call: AttentionCall, results: ForwardResults, bias_gradient: bool
-) -> AttentionGradients:
-    """Return the gradients of a call with XPOS and packed texts, one call for each text."""
-    query: Any = _arrays.empty_like(call.query)
-    key, value = (_arrays.namespace(x).zeros_like(x) for x in (call.key, call.value))
-    parts = []
-    for text in call.problem.texts():
-        queries, keys = ((text.rows, slice(None), columns) for columns in text[1:])
-        own = ForwardResults(*(None if x is None else x[queries] for x in results))
-        gradients = gradients_of(call.of_text(text), own, bias_gradient=bias_gradient)
-        query[queries] = gradients.query
-        key[keys], value[keys] = gradients.key, gradients.value
-        parts.append((text, gradients))
-    of_bias = _joined_bias_gradients(call, parts) if bias_gradient else {}
+    """Return the gradients of a call, float32 or float64, summed over its parts."""
+    inputs = call.query, call.key, call.value
+    zeros_like = _arrays.namespace(call.query).zeros_like
+    query, key, value = (zeros_like(_arrays.promote_to_float32(x)) for x in inputs)
+    of_parts = []
+    for (rows, queries, keys), part, query_factor, key_factor in parts:
+        own = ForwardResults(*(None if x is None else x[rows, :, queries] for x in results))
+        gradients = gradients_of(part, own, bias_gradient=bias_gradient)
+        query[rows, :, queries] += faded(gradients.query, query_factor)
+        key[rows, :, keys] += faded(gradients.key, key_factor)
+        value[rows, :, keys] += gradients.value
+        of_parts.append((Text(rows, queries, keys), gradients))
+    of_bias = _joined_bias_gradients(call, of_parts) if bias_gradient else {}
     return _gradients(call, query, key, value, of_bias)
+
+
+def _rounded(gradients: AttentionGradients, call: AttentionCall) -> AttentionGradients:
+    """Return gradients in the dtypes of the call's inputs."""
+    names = "query", "key", "value"
+    rounded = {x: _arrays.to_dtype(getattr(gradients, x), getattr(call, x).dtype) for x in names}
+    return replace(gradients, **rounded)
 
 
 def _joined_bias_gradients(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.forward import Stats
-from ntk_alibi.masks import Problem
+from ntk_alibi.masks import Problem, Text
 
 #: Output, logsumexp and stats; whatever is not asked for is None.
 Results: TypeAlias = tuple[Any, Any, Stats | None]
@@ -35,19 +35,17 @@ ROTATED_AT_ONCE = 2**20
 FADED = -70.0
 
 
-class QueryRun(NamedTuple):
-    """A run of queries, and the keys that they may see, as a call without rotation.
+class Part(NamedTuple):
+    """A part of a call: a text, or a run of rotated queries and the keys that they may see.
 
     Attributes:
-        queries: the queries, which share a centre with XPOS.
-        keys: the keys.
-        call: the call of the rotated queries and keys, in float32 or float64.
+        place: rows, queries and keys of the part.
+        call: the call of the part.
         query_factor: XPOS's factors of the queries, (1 or batch, 1, queries, head_dim), or None.
         key_factor: those of the keys, or None.
     """
 
-    queries: slice
-    keys: slice
+    place: Text
     call: AttentionCall
     query_factor: Any = None
     key_factor: Any = None
@@ -101,8 +99,11 @@ def runs_of_heads(call: AttentionCall) -> Iterator[AttentionCall]:
         yield call.of_key_heads(slice(begin, min(begin + count, key_heads)))
 
 
-def query_runs(call: AttentionCall) -> list[QueryRun]:
-    """Return the runs of queries of a call with rotation, in order: one, or several with XPOS."""
+def query_runs(call: AttentionCall) -> list[Part]:
+    """Return the runs of queries of a call with rotation, in order: one, or several with XPOS.
+
+    Queries of a run share a centre. Their calls have no rotation, and are float32 or float64.
+    """
     rotary, problem = cast(Any, call.rotary), call.problem
     if rotary.fades and problem.traced:
         raise ValueError(
@@ -116,9 +117,9 @@ def query_runs(call: AttentionCall) -> list[QueryRun]:
         _arrays.promote_to_float32(call.value),
         rotary=None,
     )
-    queries, keys = problem.shape[2:]
+    batch, _, queries, keys = problem.shape
     if not rotary.fades or queries == 0:
-        return [QueryRun(slice(0, queries), slice(0, keys), rotated)]
+        return [Part(Text(slice(0, batch), slice(0, queries), slice(0, keys)), rotated)]
     columns = problem.query_positions is None
     positions = None if columns else _arrays.to_numpy(of_queries)
     decays = rotary.log_decays(call.query)
@@ -127,12 +128,12 @@ def query_runs(call: AttentionCall) -> list[QueryRun]:
         part = rotated.part(own, seen)
         factors = _factors(of_queries[:, own], of_keys[:, seen], decays, part.query.dtype)
         part = part._replace(query=faded(part.query, factors[0]), key=faded(part.key, factors[1]))
-        runs.append(QueryRun(own, seen, part, *factors))
+        runs.append(Part(Text(slice(0, batch), own, seen), part, *factors))
     return runs
 
 
 def faded(x: Any, factor: Any) -> Any:
-    """Multiply rotated queries or keys of a run, or their gradient, by a factor of `QueryRun`."""
+    """Multiply rotated queries or keys of a run, or their gradient, by a factor of `Part`."""
     if factor is None:
         return x
     with _arrays.quiet(x):  # infinity in padding

@@ -247,14 +247,6 @@ def boolean(value: Any, example: Any) -> Any:
     return to_numpy(value).astype(np.bool_)
 
 
-def float64_range(first: int, last: int, example: Any) -> Any:
-    """Return the integers from first to last as float64, in example's framework and device."""
-    if not is_tensor(example):
-        return np.arange(first, last + 1, dtype=np.float64)
-    torch = sys.modules["torch"]
-    return torch.arange(first, last + 1, dtype=torch.float64, device=example.device)
-
-
 def is_torch_dtype(dtype: object) -> bool:
     """Return whether dtype is one of torch's."""
     torch = sys.modules.get("torch")
@@ -271,14 +263,6 @@ def dtype_name(dtype: Any) -> str:
 @functools.lru_cache(maxsize=64)
 def _numpy_dtype_name(dtype: Hashable) -> str:
     return "bfloat16" if dtype == "bfloat16" else np.dtype(cast(Any, dtype)).name
-
-
-def empty_like(example: Any) -> Array:
-    """Return an uninitialised array of an example's framework, shape and dtype."""
-    if isinstance(example, np.ndarray):
-        return np.empty(example.shape, example.dtype)
-    tensor: Array = example.new_empty(example.shape)
-    return tensor
 
 
 def empty_pair(example: Any, memory: Any = None) -> tuple[Array, NDArray[Any]]:

@@ -40,7 +40,7 @@ class DistanceBias(BiasObject):
         The result is float64. If `like` is a tensor, the result is a tensor on like's device,
         differentiable in the parameters.
         """
-        distances = _arrays.float64_range(first, last, like)
+        distances = _arrays.to_float64(_arrays.arange(last - first + 1, like) + first)
         parameters = (parameter(x, like, widest=True) for x in self.parameters)
         columns = (x[:, None] if x.ndim == 1 else x for x in parameters)
         return self._formula(_arrays.namespace(like), distances, *columns)

@@ -6,6 +6,7 @@ and frequencies in float64; only their cosines and sines are rounded, to float32
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -64,7 +65,7 @@ class _Rotary:
         """
         x = _arrays.promote_to_float32(x)
         module = _arrays.namespace(x)
-        pair = _arrays.float64_range(0, self.pairs - 1, x)
+        pair = _arrays.to_float64(_arrays.arange(self.pairs, x))
         frequencies = self.base ** (-pair / self.pairs) / self._slower
         angles = _arrays.to_float64(positions)[..., None] * (-frequencies if back else frequencies)
         cos, sin = (_arrays.to_dtype(f(angles), x.dtype)[:, None] for f in (module.cos, module.sin))
@@ -238,15 +239,13 @@ class XPOS(_Rotary):
     @property
     def fastest_rate(self) -> float:
         """The decay per token of the logarithm of the fastest pair's factor, > 0."""
-        from math import log1p
-
-        return log1p(1.0 / self.gamma) / self.scale_base
+        return math.log1p(1.0 / self.gamma) / self.scale_base
 
     def log_decays(self, example: Any) -> Any:
         """Return the logarithm of each channel's factor per token, (head_dim,) float64, <= 0."""
         module = _arrays.namespace(example)
-        pair = _arrays.float64_range(0, self.pairs - 1, example)
+        pair = _arrays.to_float64(_arrays.arange(self.pairs, example))
         zeta = (pair / self.pairs + self.gamma) / (1.0 + self.gamma)
         rates = module.log(zeta) / self.scale_base
-        rest = _arrays.float64_range(0, self.head_dim - 2 * self.pairs - 1, example)
-        return module.concatenate([self._joined([rates, rates], example), 0.0 * rest], -1)
+        others = 0.0 * _arrays.arange(self.head_dim - 2 * self.pairs, example)
+        return module.concatenate([self._joined([rates, rates], example), others], -1)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
-from ntk_alibi.biases.parameters import without_nan
+from ntk_alibi.biases.parameters import parameter, tensor_of, without_nan
 from ntk_alibi.masks import Problem, Text
 
 #: The names of slopes, up to a knee and beyond.
@@ -98,22 +98,17 @@ class KernelBias(NamedTuple):
             ValueError: a tensor that requires grad would become a constant, or a finite number in
                 main memory is beyond float32's range, where it would hide keys.
         """
-        if not _arrays.is_tensor(like):
-            if self.core is not None:
-                return self
-            return self.mapped(_constant)
-        dtypes: dict[str, str | None] = dict.fromkeys(NUMBERS, _arrays.wide_dtype(like))
-        dtypes |= {"sums": "float64", "dense": None}
+        if self.core is not None and not _arrays.is_tensor(like):
+            return self
 
-        def tensor(name: str, x: Any) -> Any:
-            if not like.is_meta and not _arrays.is_tracing():
-                _checks.with_numbers("bias", x)
-            narrow = dtypes[name] == "float32" and _arrays.dtype_name(x.dtype) == "float64"
-            if narrow and _arrays.in_memory(x) and _arrays.has_values(x):
-                _checks.as_float32("bias", _arrays.to_numpy(x))
-            return _arrays.as_tensor(x, like, dtypes[name])
+        def converted(name: str, x: Any) -> Any:
+            if name != "dense":
+                return parameter(x, like, name="bias", widest=name == "sums")
+            if not _arrays.is_tensor(like):
+                return _checks.constant("bias", x)
+            return tensor_of("bias", x, like, None)
 
-        return self.mapped(tensor)
+        return self.mapped(converted)
 
     def checked(self, problem: Problem) -> KernelBias:
         """Return this bias if it fits a problem.
@@ -355,13 +350,6 @@ def check_covered(begin: int, size: int, seen: tuple[int, int]) -> None:
 def _check_heads(name: str, heads: int, shape: tuple[int, ...]) -> None:
     if heads != shape[1]:
         raise ValueError(f"{name} must have the bias's {shape[1]} heads, got {heads}")
-
-
-def _constant(name: str, x: Any) -> Any:
-    array = _checks.constant("bias", x)
-    if name == "dense":
-        return array
-    return np.asarray(array, np.float64) if name == "sums" else _checks.as_float32("bias", array)
 
 
 _NONE = _core.no_bias()

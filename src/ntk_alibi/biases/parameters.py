@@ -105,11 +105,20 @@ def parameter(
     """
     if _arrays.is_tensor(like):
         dtype = "float64" if widest else _arrays.wide_dtype(like)
-        array = x if _arrays.is_tensor(x) else np.asarray(x, np.float64)
-        if not like.is_meta and not _arrays.is_tracing():
-            _checks.with_numbers(name, array)
-        if dtype == "float32" and _arrays.has_values(array):
-            _checks.as_float32(name, _arrays.to_numpy(array))
-        return _arrays.as_tensor(array, like, dtype)
+        as_it_is = _arrays.is_tensor(x) or getattr(x, "dtype", None) == np.float32
+        return tensor_of(name, x if as_it_is else np.asarray(x, np.float64), like, dtype)
     constant = _checks.constant(name, x)
     return np.asarray(constant, np.float64) if widest else _checks.as_float32(name, constant)
+
+
+def tensor_of(name: str, x: Any, like: Any, dtype: str | None) -> Any:
+    """Return numbers of a bias as a tensor on like's device; dtype None keeps their dtype.
+
+    Raises:
+        ValueError: a finite number in main memory is beyond the range of float32.
+    """
+    if not like.is_meta and not _arrays.is_tracing():
+        _checks.with_numbers(name, x)
+    if dtype == "float32" and _arrays.in_memory(x) and _arrays.has_values(x):
+        _checks.as_float32(name, _arrays.to_numpy(x))
+    return _arrays.as_tensor(x, like, dtype)

@@ -27,18 +27,9 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
         x.repeat_interleave(group, dim=1) if group > 1 else x for x in (call.key, call.value)
     )
     call = call.of_inputs(call.query, key, value)
-    query_positions, key_positions = call.problem.positions(call.query)
 
     def attend(begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        part = call.of_inputs(
-            call.query[:, :, begin:end],
-            key,
-            value,
-            bias=call.bias.part(slice(begin, end), slice(0, keys), call.problem),
-            factors=None if call.factors is None else call.factors[:, :, begin:end],
-            dropout=call.dropout and call.dropout.part(query=begin),
-        )
-        return _attend_chunk(part, query_positions[:, begin:end], key_positions)
+        return _attend_chunk(call.part(slice(begin, end), slice(0, keys)))
 
     # Within a chunk a number that is not finite would reach queries that do not see it.
     known = _arrays.has_values(key, value)
@@ -64,12 +55,11 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
     return output, torch.cat(logsumexps, dim=2)
 
 
-def _attend_chunk(
-    call: AttentionCall, query_positions: torch.Tensor, key_positions: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend_chunk(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = getattr(torch, _arrays.wide_dtype(call.query))
-    numbers, hidden = call.bias.values(query_positions, key_positions)
-    visible = call.problem.mask.visible(query_positions, key_positions)[:, None] & ~hidden
+    positions = call.problem.positions(call.query)
+    numbers, hidden = call.bias.values(*positions)
+    visible = call.problem.mask.visible(*positions)[:, None] & ~hidden
     padding = call.problem.key_padding_mask
     if padding is not None:
         padding = torch.as_tensor(padding, device=visible.device)

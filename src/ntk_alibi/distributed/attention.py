@@ -6,7 +6,6 @@ guarantees stand in benchmarks/results/distributed.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +18,8 @@ from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.exchange import Plan, arrive, send, tie
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sequence import Sequence, at_columns, description
-from ntk_alibi.fused.call import checked_call
+from ntk_alibi.fused.call import check_others, checked_call
+from ntk_alibi.fused.dropout import NO_DROPOUT
 from ntk_alibi.fused.forward import rounded_logsumexp
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.masks import Problem, checked_key_padding_mask, checked_positions
@@ -28,6 +28,9 @@ from ntk_alibi.torch.operator import attend_tensors
 
 #: Positions back of each query whose own keys give the lower bound of its sum.
 NEAR = 128
+
+#: Arguments of `attention` that ranks with a part of the sequence each do not take.
+REFUSED = ("initial", "key_norms", "segment_ids", "query_segment_ids")
 
 
 @torch.compiler.disable(reason="ntk_alibi: which keys travel between ranks depends on numbers")  # type: ignore[untyped-decorator]
@@ -39,9 +42,9 @@ def attention_over_ranks(
     *numbers: Any,
     group: Any,
     mesh: Any,
-    refused: dict[str, Any],
-    check: Callable[[], None],
+    others: dict[str, Any],
     return_logsumexp: bool,
+    return_stats: bool,
     **options: Any,
 ) -> Any:
     """Compute `attention` over the tokens of all ranks; the arguments are this rank's.
@@ -54,18 +57,22 @@ def attention_over_ranks(
         numbers: scale, skip_tolerance and the mask, as `checked_call` takes them.
         group: the group, or None.
         mesh: the mesh, or None.
-        refused: arguments that must be None here, by name.
-        check: refuses arguments and surroundings that no call of `attention` has.
+        others: arguments that no call of `attention` has.
         return_logsumexp: whether to return the logsumexp, too.
-        options: padding, positions, align, rotary and log_n.
+        return_stats: must be False.
+        options: the others of `attention`, of which those in `REFUSED` must be None, and dropout 0.
     """
     if _arrays.is_tracing():
         raise ValueError("group must be None where torch traces, got a group")
     on = [x for x in (group, mesh, getattr(query, "device_mesh", None)) if x is not None]
     ranks, call = Ranks.of(on[0]), _RankCall(bias)
+    refused = {name: options.pop(name) for name in REFUSED} | {"return_stats": return_stats or None}
+    dropout, _ = options.pop("dropout"), options.pop("seed")
 
     def describe() -> dict[str, Any]:
-        check()
+        check_others(others)
+        if dropout is not NO_DROPOUT and _checks.finite("dropout", dropout):
+            raise ValueError(f"dropout must be 0 where ranks share a sequence, got {dropout!r}")
         for name, given in refused.items():
             if given is not None:
                 raise ValueError(

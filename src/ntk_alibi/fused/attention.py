@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _arrays
 from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.fused.call import AttentionCall, checked_call
+from ntk_alibi.fused.call import AttentionCall, check_others, checked_call
 from ntk_alibi.fused.dropout import NO_DROPOUT
 from ntk_alibi.fused.forward import Stats, forward, rounded_logsumexp
 from ntk_alibi.fused.key_norms import KeyNorms
@@ -47,31 +47,6 @@ if TYPE_CHECKING:
         seed: int | None
         group: Any
         mesh: Any
-
-
-#: Arguments of torch's scaled_dot_product_attention and of flash-attn, and what to do in place.
-ELSEWHERE = {
-    "attn_mask": "pass numbers to add as bias, and padding as key_padding_mask",
-    "dropout_p": "pass dropout, and a seed with arrays",
-    "enable_gqa": "leave it out, since key and value may always have fewer heads",
-    "is_causal": "pass causal, which is True by default",
-    "alibi_slopes": "pass bias=na.ALiBi(num_heads, slopes=alibi_slopes)",
-    **dict.fromkeys(
-        ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"),
-        "pass segment_ids=na.segment_ids_from_cu_seqlens(cu_seqlens)",
-    ),
-    **dict.fromkeys(
-        ("max_seqlen", "max_seqlen_q", "max_seqlen_k", "deterministic"),
-        "leave it out, since nothing depends on it",
-    ),
-    **dict.fromkeys(
-        ("return_attn_probs", "return_softmax_lse"),
-        "pass return_logsumexp for the logsumexp; weights are never made",
-    ),
-    "softcap": "leave it out, since scores are not capped here",
-    "softmax_scale": "pass scale",
-    "window_size": "pass window, which counts the query itself: window_size[0] + 1",
-}
 
 
 @overload
@@ -264,6 +239,20 @@ def attention(
     Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
     """
     numbers = scale, skip_tolerance, (causal, window, causal_block, sink)
+    options: dict[str, Any] = {
+        "key_padding_mask": key_padding_mask,
+        "query_positions": query_positions,
+        "key_positions": key_positions,
+        "align": align,
+        "segment_ids": segment_ids,
+        "query_segment_ids": query_segment_ids,
+        "rotary": rotary,
+        "log_n": log_n,
+        "initial": initial,
+        "key_norms": key_norms,
+        "dropout": dropout,
+        "seed": seed,
+    }
     if group is not None or mesh is not None or hasattr(query, "device_mesh"):
         from ntk_alibi.distributed.attention import attention_over_ranks
 
@@ -273,25 +262,14 @@ def attention(
             value,
             bias,
             *numbers,
-            key_padding_mask=key_padding_mask,
-            query_positions=query_positions,
-            key_positions=key_positions,
-            align=align,
-            rotary=rotary,
-            log_n=log_n,
+            **options,
             group=group,
             mesh=mesh,
-            refused={
-                "initial": initial,
-                "key_norms": key_norms,
-                "segment_ids": segment_ids,
-                "query_segment_ids": query_segment_ids,
-                "return_stats": return_stats or None,
-            },
-            check=partial(_check_others, others, dropout_over_ranks=dropout),
+            others=others,
             return_logsumexp=return_logsumexp,
+            return_stats=return_stats,
         )
-    _check_others(others)
+    check_others(others)
     torch = _arrays.needs_torch(query, key, value, bias)
     if torch:
         for name, used in (
@@ -304,26 +282,7 @@ def attention(
                     f"{name} is for calls that torch neither records nor traces: use "
                     "torch.no_grad() and float32, bfloat16 or float16 on the CPU"
                 )
-    call = checked_call(
-        query,
-        key,
-        value,
-        bias,
-        *numbers,
-        key_padding_mask=key_padding_mask,
-        query_positions=query_positions,
-        key_positions=key_positions,
-        align=align,
-        segment_ids=segment_ids,
-        query_segment_ids=query_segment_ids,
-        rotary=rotary,
-        log_n=log_n,
-        initial=initial,
-        key_norms=key_norms,
-        dropout=dropout,
-        seed=seed,
-        torch=torch,
-    )
+    call = checked_call(query, key, value, bias, *numbers, **options, torch=torch)
     log = return_logsumexp or initial is not None
     output, logsumexp, stats = attend(call, log=log, stats=return_stats)
     if initial is not None:
@@ -347,16 +306,3 @@ def attend(call: AttentionCall, *, log: bool = True, stats: bool = False) -> Res
     from ntk_alibi.torch.operator import attend_tensors
 
     return (*attend_tensors(call, log=log), None)
-
-
-def _check_others(others: Any, *, dropout_over_ranks: Any = NO_DROPOUT) -> None:
-    """Refuse arguments and surroundings that attention does not have."""
-    if others:
-        name = min(others, key=lambda name: name not in ELSEWHERE)
-        instead = f": {ELSEWHERE[name]}" if name in ELSEWHERE else ""
-        raise TypeError(f"attention() got an unexpected keyword argument {name!r}{instead}")
-    _checks.whole_sequences()
-    if dropout_over_ranks is not NO_DROPOUT and _checks.finite("dropout", dropout_over_ranks):
-        raise ValueError(
-            f"dropout must be 0 where ranks share a sequence, got {dropout_over_ranks!r}"
-        )

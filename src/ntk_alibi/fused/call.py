@@ -18,6 +18,30 @@ from ntk_alibi.masks.segments import Text, of_rows
 from ntk_alibi.positions.log_n import log_n_of
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
+#: Arguments of torch's scaled_dot_product_attention and of flash-attn, and what to do in place.
+ELSEWHERE = {
+    "attn_mask": "pass numbers to add as bias, and padding as key_padding_mask",
+    "dropout_p": "pass dropout, and a seed with arrays",
+    "enable_gqa": "leave it out, since key and value may always have fewer heads",
+    "is_causal": "pass causal, which is True by default",
+    "alibi_slopes": "pass bias=na.ALiBi(num_heads, slopes=alibi_slopes)",
+    **dict.fromkeys(
+        ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"),
+        "pass segment_ids=na.segment_ids_from_cu_seqlens(cu_seqlens)",
+    ),
+    **dict.fromkeys(
+        ("max_seqlen", "max_seqlen_q", "max_seqlen_k", "deterministic"),
+        "leave it out, since nothing depends on it",
+    ),
+    **dict.fromkeys(
+        ("return_attn_probs", "return_softmax_lse"),
+        "pass return_logsumexp for the logsumexp; weights are never made",
+    ),
+    "softcap": "leave it out, since scores are not capped here",
+    "softmax_scale": "pass scale",
+    "window_size": "pass window, which counts the query itself: window_size[0] + 1",
+}
+
 
 class AttentionCall(NamedTuple):
     """A checked call of attention, which every way to attend takes.
@@ -123,6 +147,15 @@ class AttentionCall(NamedTuple):
 def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.CallRule:
     """Return a mask, a scale and a tolerance as the core takes them."""
     return _core.CallRule(scale, skip_tolerance, mask.numbers())
+
+
+def check_others(others: dict[str, Any]) -> None:
+    """Refuse arguments and surroundings that attention does not have."""
+    if others:
+        name = min(others, key=lambda name: name not in ELSEWHERE)
+        instead = f": {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+        raise TypeError(f"attention() got an unexpected keyword argument {name!r}{instead}")
+    _checks.whole_sequences()
 
 
 def checked_call(

@@ -7,10 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F
 
 import ntk_alibi as na
-from attention_checks import NUMPY, UNIT, attend_with, check, dense, inputs, random, visible
+from attention_checks import (
+    NUMPY,
+    UNIT,
+    attend_with,
+    check,
+    dense,
+    inputs,
+    masked_bias,
+    random,
+    visible,
+)
 from ntk_alibi import _core
 
 SHAPES = [
@@ -23,19 +34,21 @@ SHAPES = [
 ]
 
 
+def check_call(arrays: list[Any], bias: Any, expected: NDArray[Any], **options: Any) -> None:
+    """Check a call, whose dense bias is expected, with all blocks and with those that matter."""
+    for tolerance in (None, 0.0):
+        result = na.attention(
+            *arrays, bias, **options, skip_tolerance=tolerance, return_logsumexp=True
+        )
+        check(*arrays, expected, result)
+
+
 @pytest.mark.parametrize("dtype", NUMPY)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_causal_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> None:
-    query, key, value = inputs(*shape, dtype=dtype)
     heads, queries, keys = shape[1], shape[3], shape[4]
     bias = na.ALiBi(heads, na.NTK(4.0))
-    q, k = np.arange(keys - queries, keys), np.arange(keys)
-    expected = np.where(visible(q, k), dense(bias, q, k), -np.inf)
-    for tolerance in (None, 0.0):
-        result = na.attention(
-            query, key, value, bias, skip_tolerance=tolerance, return_logsumexp=True
-        )
-        check(query, key, value, expected, result)
+    check_call(inputs(*shape, dtype=dtype), bias, masked_bias(bias, queries, keys))
 
 
 @pytest.mark.parametrize(
@@ -56,15 +69,9 @@ def test_causal_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> Non
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), [(50, 130), (130, 130), (100, 30)])
 def test_masks(isa: str, options: Any, with_bias: bool, queries: int, keys: int) -> None:
-    query, key, value = inputs(2, 2, 2, queries, keys, 24)
     bias = na.ALiBi(2, sides="symmetric") if with_bias else None
-    q, k = np.arange(keys - queries, keys), np.arange(keys)
-    expected = np.where(visible(q, k, **options), dense(bias, q, k), -np.inf)
-    for tolerance in (None, 0.0):
-        result = na.attention(
-            query, key, value, bias, **options, skip_tolerance=tolerance, return_logsumexp=True
-        )
-        check(query, key, value, expected, result)
+    expected = masked_bias(bias, queries, keys, **options)
+    check_call(inputs(2, 2, 2, queries, keys, 24), bias, expected, **options)
 
 
 PADDINGS = {
@@ -86,18 +93,7 @@ def test_padding_reads_nothing_of_what_it_hides(isa: str, padding: str, counted:
     options: dict[str, Any] = {"key_positions": positions} if counted else {}
     bias = dense(na.ALiBi(4), positions, positions)
     expected = np.where(visible(positions, positions, mask=mask), bias, -np.inf)
-    for tolerance in (None, 0.0):
-        result = na.attention(
-            query,
-            key,
-            value,
-            na.ALiBi(4),
-            key_padding_mask=mask,
-            skip_tolerance=tolerance,
-            return_logsumexp=True,
-            **options,
-        )
-        check(query, key, value, expected, result)
+    check_call([query, key, value], na.ALiBi(4), expected, key_padding_mask=mask, **options)
 
 
 @pytest.mark.parametrize(("length", "known"), [(20, 13), (90, 70)], ids=["one block", "tiles"])
@@ -227,15 +223,9 @@ def test_torch_in_torch_out_and_agrees_with_sdpa(dtype: torch.dtype) -> None:
 )
 def test_few_queries_on_many_keys(isa: str, dim: int, dtype: str, options: Any) -> None:
     keys = 9500  # two parts
-    query, key, value = inputs(1, 4, 2, 2, keys, dim, dtype=dtype)
     bias = na.ALiBi(4, na.NTK(8.0), sides="symmetric")
-    q, k = np.arange(keys - 2, keys), np.arange(keys)
-    expected = np.where(visible(q, k, **options), dense(bias, q, k), -np.inf)
-    for tolerance in (None, 0.0):
-        result = na.attention(
-            query, key, value, bias, **options, skip_tolerance=tolerance, return_logsumexp=True
-        )
-        check(query, key, value, expected, result)
+    expected = masked_bias(bias, 2, keys, **options)
+    check_call(inputs(1, 4, 2, 2, keys, dim, dtype=dtype), bias, expected, **options)
 
 
 def test_few_queries_with_padding_and_far_sinks(isa: str) -> None:
@@ -248,18 +238,8 @@ def test_few_queries_with_padding_and_far_sinks(isa: str) -> None:
     last = positions[:, -1:]
     bias = dense(na.ALiBi(2), last, positions)
     expected = np.where(visible(last, positions, mask=mask), bias, -np.inf)
-    for tolerance in (None, 0.0):
-        result = na.attention(
-            query,
-            key,
-            value,
-            na.ALiBi(2),
-            key_padding_mask=mask,
-            key_positions=positions,
-            skip_tolerance=tolerance,
-            return_logsumexp=True,
-        )
-        check(query, key, value, expected, result)
+    arrays = [query, key, value]
+    check_call(arrays, na.ALiBi(2), expected, key_padding_mask=mask, key_positions=positions)
 
 
 def test_one_query_of_a_steep_head_reads_little_of_a_long_cache() -> None:

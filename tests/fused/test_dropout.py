@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ntk_alibi as na
-from attention_checks import NUMPY, check, dense, inputs, random, visible
+from attention_checks import NUMPY, check, dense, inputs, masked_bias, random, visible
 from gradient_checks import check_gradients, expected, run
 from ntk_alibi import _core
 from ntk_alibi.fused.call import checked_call
@@ -79,8 +79,7 @@ def test_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> None:
     arrays = inputs(*shape, dtype=dtype)
     heads, queries, keys = shape[1], shape[3], shape[4]
     bias, dropped = na.ALiBi(heads), {"dropout": 0.3, "seed": SEED}
-    q, k = np.arange(keys - queries, keys), np.arange(keys)
-    meant = np.where(visible(q, k), dense(bias, q, k), -np.inf)
+    meant = masked_bias(bias, queries, keys)
     check(*arrays, meant, na.attention(*arrays, bias, **dropped, return_logsumexp=True), **dropped)
     result, do, dl = run(arrays, bias, dropped)
     check_gradients(expected(arrays, meant, do, dl, **dropped), result)
@@ -106,10 +105,9 @@ def test_masks(isa: str, options: dict[str, Any]) -> None:
     """Padding moves keys within blocks, but not their places among the columns."""
     arrays = inputs(2, 2, 2, 100, 130, 24)
     bias, dropped = na.ALiBi(2, sides="symmetric"), {"dropout": 0.5, "seed": 3}
-    q, k = np.arange(30, 130), np.arange(130)
     rule = {name: x for name, x in options.items() if name != "skip_tolerance"}
-    seen = visible(q, k, mask=rule.pop("key_padding_mask", None), **rule)
-    meant = np.where(seen, dense(bias, q, k), -np.inf)
+    mask = rule.pop("key_padding_mask", None)
+    meant = masked_bias(bias, 100, 130, mask=mask, **rule)
     options = {**options, **dropped}
     check(*arrays, meant, na.attention(*arrays, bias, **options, return_logsumexp=True), **dropped)
     result, do, dl = run(arrays, bias, options)

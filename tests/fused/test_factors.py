@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ntk_alibi as na
-from attention_checks import NUMPY, check, dense, inputs, random
+from attention_checks import NUMPY, check, inputs, masked_bias, random
 from ntk_alibi.fused.call import AttentionCall, checked_call
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, gradients_of
@@ -33,10 +33,9 @@ def powers_of_two(*shape: int) -> Any:
 def test_any_factors_are_the_reference(shape: tuple[int, ...], dtype: str, isa: str) -> None:
     arrays = inputs(2, 4, 2, *shape, dtype=dtype)
     queries, keys, dim = shape
-    q, k = np.arange(keys - queries, keys), np.arange(keys)
     factors = random(3, 2, 4, queries)
     factors[0, 0, 0], factors[1] = 0.0, -np.abs(factors[1])
-    bias = np.where(k <= q[:, None], dense(BIAS, q, k), -np.inf)
+    bias = masked_bias(BIAS, queries, keys)
     query, key = (np.asarray(x, np.float64) for x in arrays[:2])
     products = query @ np.repeat(key, 2, axis=1).swapaxes(-1, -2)
     scale = 1 / np.sqrt(dim)
@@ -52,12 +51,11 @@ def test_a_factor_of_biased_scores_is_one_of_query_and_slopes(
 ) -> None:
     arrays = inputs(1, 4, 2, *shape, dtype=dtype)
     queries, keys, dim = shape
-    q, k = np.arange(keys - queries, keys), np.arange(keys)
     factors = 1.0 + np.abs(random(3, 1, 4, queries))
     standard = na.alibi_slopes(4)[:, None]
     slopes = na.ALiBi(4, slopes=(standard * factors).astype(np.float32), sides="symmetric")
-    bias = dense(na.ALiBi(4, slopes=standard * factors.astype(np.float64)), q, k)
-    bias = np.where(k <= q[:, None], bias, -np.inf)
+    wide = na.ALiBi(4, slopes=standard * factors.astype(np.float64))
+    bias = masked_bias(wide, queries, keys)
     query, key = (np.asarray(x, np.float64) for x in arrays[:2])
     scores = query @ np.repeat(key, 2, axis=1).swapaxes(-1, -2) * factors[..., None] / np.sqrt(dim)
     output, log, _ = forward(call_of(arrays, factors, bias=slopes))

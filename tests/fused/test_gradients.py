@@ -14,10 +14,9 @@ from attention_checks import (
     NUMPY,
     UNIT,
     attend_with,
-    dense,
-    distances,
     each_isa,
     inputs,
+    masked_bias,
     random,
     visible,
 )
@@ -51,12 +50,10 @@ def test_causal_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> Non
     arrays = inputs(*shape, dtype=dtype)
     heads, queries, keys = shape[1], shape[3], shape[4]
     bias = na.ALiBi(heads, na.NTK(4.0))
-    q, k = np.arange(keys - queries, keys), np.arange(keys)
-    meant = np.where(visible(q, k), dense(bias, q, k), -np.inf)
     result, do, dl = run(arrays, bias, {})
-    what = expected(arrays, meant, do, dl)
+    what = expected(arrays, masked_bias(bias, queries, keys), do, dl)
     check_gradients(what, result)
-    check_linear(what, result, distances(q, k))
+    check_linear(what, result, na.reference.distances(queries, keys))
 
 
 @pytest.mark.parametrize(
@@ -74,14 +71,13 @@ def test_causal_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> Non
 def test_masks(isa: str, options: dict[str, Any]) -> None:
     arrays = inputs(2, 2, 2, 100, 130, 24)
     bias = na.ALiBi(2, sides="symmetric")
-    q, k = np.arange(30, 130), np.arange(130)
     intervals = {name: value for name, value in options.items() if name != "scale"}
-    meant = np.where(visible(q, k, **intervals), dense(bias, q, k), -np.inf)
+    meant = masked_bias(bias, 100, 130, **intervals)
     for tolerance in (None, 0.0):
         result, do, dl = run(arrays, bias, {**options, "skip_tolerance": tolerance})
         what = expected(arrays, meant, do, dl, options.get("scale"), tolerance)
         check_gradients(what, result)
-        check_linear(what, result, distances(q, k))
+        check_linear(what, result, na.reference.distances(100, 130))
 
 
 def test_padding_and_what_it_holds(isa: str) -> None:
@@ -90,8 +86,7 @@ def test_padding_and_what_it_holds(isa: str) -> None:
     mask[1] = False
     key[:, 0][~mask] = value[:, 0][~mask] = np.nan
     bias = na.ALiBi(2)
-    q, k = np.arange(60, 100), np.arange(100)
-    meant = np.where(visible(q, k, mask=mask), dense(bias, q, k), -np.inf)
+    meant = masked_bias(bias, 40, 100, mask=mask)
     result, do, dl = run([query, key, value], bias, {"key_padding_mask": mask})
     check_gradients(expected([query, key, value], meant, do, dl), result)
     for gradient in (result.key, result.value):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from attention_checks import NUMPY, check, dense, inputs, visible
+from attention_checks import NUMPY, check, dense, inputs, masked_bias, visible
 
 #: Queries and keys around the widths of vectors, steps of keys, and the block.
 LENGTHS = [(1, 1), (2, 2), (2, 17), (3, 5), (4, 4), (9, 8), (16, 16), (17, 33), (40, 20), (64, 64)]
@@ -23,10 +23,9 @@ DIMS = [1, 20, 64, 256]
 @pytest.mark.parametrize(("queries", "keys"), LENGTHS)
 def test_all_lengths(isa: str, queries: int, keys: int, dim: int, dtype: str) -> None:
     query, key, value = inputs(2, 4, 2, queries, keys, dim, dtype)
-    q, k = np.arange(keys - queries, keys), np.arange(keys)
     biases: tuple[Any, ...] = (None, na.ALiBi(4), na.ALiBi(4, sides="symmetric"))
     for bias, causal in zip(biases, (True, True, False), strict=True):
-        numbers = np.where(visible(q, k, causal=causal), dense(bias, q, k), -np.inf)
+        numbers = masked_bias(bias, queries, keys, causal=causal)
         result = na.attention(query, key, value, bias, causal=causal, return_logsumexp=True)
         check(query, key, value, numbers, result)
 

@@ -86,6 +86,15 @@ def dense(
         return np.where(distance > 0, -left * distance, ahead)
 
 
+def masked_bias(bias: na.ALiBi | None, queries: int, keys: int, **mask: Any) -> NDArray[np.float64]:
+    """Return the dense bias, -inf for hidden pairs too; the last query is at the last key.
+
+    mask has the options of `visible`.
+    """
+    q, k = np.arange(keys - queries, keys), np.arange(keys)
+    return np.where(visible(q, k, **mask), dense(bias, q, k), -np.inf)
+
+
 def _slopes(bias: na.ALiBi, lengths: Any) -> list[NDArray[np.float64]]:
     """Return left and right slopes, (1 or batch, heads, 1 or queries)."""
     heads = bias.num_heads

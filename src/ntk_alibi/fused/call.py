@@ -136,7 +136,7 @@ class AttentionCall(NamedTuple):
             self.key[rows, :, keys],
             self.value[rows, :, keys],
             bias=self.bias.of_text(text),
-            problem=text.problem(self.problem),
+            problem=self.problem.of_text(text),
             factors=factors,
             known=known,
             dropout=self.dropout and self.dropout.part(rows.start, 0, queries.start, keys.start),

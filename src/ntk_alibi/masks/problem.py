@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.masks.mask import Mask
-from ntk_alibi.masks.segments import Segments, Text, of_queries
+from ntk_alibi.masks.segments import Segments, Text, of_rows
 
 #: The default alignment of queries: the last one at the last key. Most calls pass this very object.
 AT_END: Literal["end"] = "end"
@@ -117,7 +118,7 @@ class Problem(NamedTuple):
     def visible_count(self, like: Any = None) -> Any:
         """Count the keys that each query sees, (1 or batch, Q), in like's framework."""
         if self.segments is not None:
-            counts = of_queries(self, lambda problem: problem.visible_count())
+            counts = self._of_texts(Problem.visible_count)
             return _arrays.to_framework_of(counts, like)
         queries, keys = self.positions(like)
         if self.key_positions is None and self.key_padding_mask is None:
@@ -133,7 +134,7 @@ class Problem(NamedTuple):
                 queries), without those where only padding stands.
         """
         if self.segments is not None:
-            return of_queries(self, lambda problem: problem.token_counts(per))
+            return self._of_texts(lambda text: text.token_counts(per))
         if self.counts is not None:
             return _checks.constant("attention_mask", self.counts[per == "query"])
         real = self.key_padding_mask
@@ -155,7 +156,7 @@ class Problem(NamedTuple):
     def distances(self) -> tuple[int, int]:
         """Return the least and the greatest visible distance; (0, -1) if there is none."""
         if self.segments is not None:
-            spans = [text.problem(self).distances() for text in self.texts()]
+            spans = [self.of_text(text).distances() for text in self.texts()]
             ends = [span for span in spans if span[0] <= span[1]] or [(0, -1)]
             return min(least for least, _ in ends), max(most for _, most in ends)
         batch, _, queries, keys = self.shape
@@ -166,6 +167,39 @@ class Problem(NamedTuple):
         lower, upper = self.mask.distance_bounds()
         least, most = max(_least(q_least - k_most), lower), min(-_least(k_least - q_most), upper)
         return (int(least), int(most)) if least <= most else (0, -1)
+
+    def _of_texts(self, numbers_of: Callable[[Problem], Any]) -> NDArray[np.int64]:
+        """Return numbers of queries, (batch, queries), from a function of the problem of one text.
+
+        It gives numbers of the text's queries, (1 or rows, queries), or of its rows, (1 or rows,).
+        """
+        joined = np.zeros((self.shape[0], self.shape[2]), np.int64)
+        for text in self.texts():
+            numbers = numbers_of(self.of_text(text))
+            joined[text.rows, text.queries] = numbers if numbers.ndim == 2 else numbers[:, None]
+        return joined
+
+    def of_text(self, text: Text) -> Problem:
+        """Return the problem of one text alone; positions that are its columns are None."""
+        real, at_queries, at_keys = (
+            of_rows(x, text.rows)
+            for x in (self.key_padding_mask, self.query_positions, self.key_positions)
+        )
+        rows, queries, keys = (x.stop - x.start for x in text)
+        if real is not None:
+            real = _arrays.contiguous(real[:, text.keys])
+        at_queries, at_keys = at_queries[:, text.queries], at_keys[:, text.keys]
+        if (at_keys == np.arange(keys)).all():
+            at_keys = None
+            if (at_queries == np.arange(keys - queries, keys)).all():
+                at_queries = None
+        return self._replace(
+            shape=(rows, self.shape[1], queries, keys),
+            key_padding_mask=real,
+            query_positions=at_queries,
+            key_positions=at_keys,
+            segments=None,
+        )
 
     def part(self, queries: slice, keys: slice) -> Problem:
         """Return the problem of some queries and keys, at the same positions.

@@ -6,7 +6,6 @@ into one call for each text, so that no kernel, bias or option has to know of ot
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,28 +27,6 @@ class Text(NamedTuple):
     rows: slice
     queries: slice
     keys: slice
-
-    def problem(self, packed: Any) -> Any:
-        """Return the `Problem` of this text alone; positions that are its columns are None."""
-        real, at_queries, at_keys = (
-            of_rows(x, self.rows)
-            for x in (packed.key_padding_mask, packed.query_positions, packed.key_positions)
-        )
-        rows, queries, keys = (x.stop - x.start for x in self)
-        if real is not None:
-            real = _arrays.contiguous(real[:, self.keys])
-        at_queries, at_keys = at_queries[:, self.queries], at_keys[:, self.keys]
-        if (at_keys == np.arange(keys)).all():
-            at_keys = None
-            if (at_queries == np.arange(keys - queries, keys)).all():
-                at_queries = None
-        return packed._replace(
-            shape=(rows, packed.shape[1], queries, keys),
-            key_padding_mask=real,
-            query_positions=at_queries,
-            key_positions=at_keys,
-            segments=None,
-        )
 
 
 class Segments(NamedTuple):
@@ -187,18 +164,6 @@ class Segments(NamedTuple):
                 f"key_positions must not fall inside a text of segment_ids, got {before} and then "
                 f"{after} at key {column + 1} of row {row}"
             )
-
-
-def of_queries(packed: Any, of_problem: Callable[[Any], Any]) -> NDArray[np.int64]:
-    """Return numbers of queries, (batch, queries), from a function of the problem of one text.
-
-    It gives numbers of the text's queries, (1 or rows, queries), or of its rows, (1 or rows,).
-    """
-    joined = np.zeros((packed.shape[0], packed.shape[2]), np.int64)
-    for text in packed.texts():
-        numbers = of_problem(text.problem(packed))
-        joined[text.rows, text.queries] = numbers if numbers.ndim == 2 else numbers[:, None]
-    return joined
 
 
 def of_rows(numbers: Any, rows: slice) -> Any:

@@ -234,7 +234,13 @@ def softmax_error(
         relative fine
     """
     query, key = np.asarray(query, np.float64), np.asarray(key, np.float64)
-    _check_vectors_of_one_head(query, key)
+    for name, array in (("query", query), ("key", key)):
+        if array.ndim != 2:
+            raise ValueError(f"{name} must have shape (length, head_dim), got {array.shape}")
+    if query.shape[1] != key.shape[1] or len(query) > len(key):
+        raise ValueError(
+            f"query must have key's head_dim and at most its length {key.shape}, got {query.shape}"
+        )
     slope = _checks.finite("slope", slope, minimum=0.0)
     k = np.arange(len(key), dtype=np.float64)
     q = k[len(key) - len(query) :]
@@ -317,14 +323,3 @@ def _name(dtype: DTypeLike) -> str:
 
 def _window(value: Any, name: str = "window") -> int:
     return _checks.integer(name, value, minimum=1)
-
-
-def _check_vectors_of_one_head(query: NDArray[Any], key: NDArray[Any]) -> None:
-    """Check the shapes (length, head_dim), and that there are no more queries than keys."""
-    for name, array in (("query", query), ("key", key)):
-        if array.ndim != 2:
-            raise ValueError(f"{name} must have shape (length, head_dim), got {array.shape}")
-    if query.shape[1] != key.shape[1] or len(query) > len(key):
-        raise ValueError(
-            f"query must have key's head_dim and at most its length {key.shape}, got {query.shape}"
-        )

@@ -112,14 +112,14 @@ def dense_bias(
     if problem.mask.causal:
         hidden = hidden | ~problem.mask.visible(*positions)[:, None]
     values = _checks.as_float32("bias", np.where(hidden, -np.inf, numbers))
-    values = np.broadcast_to(values, (len(values), *problem.shape[1:]))
-    if out is not None:
-        _checks.out(out, values.shape, dtype, torch=torch)
-    empty: Any = _empty(values.shape, dtype, torch=torch) if out is None else out
-    written: Any = sys.modules["torch"].from_numpy(np.array(values)) if torch else values
-    empty[...] = written
-    result: Array = empty
-    return result
+    values = np.array(np.broadcast_to(values, (len(values), *problem.shape[1:])), order="C")
+    made: Any = sys.modules["torch"].from_numpy(values) if torch else values
+    if out is None:
+        target = getattr(sys.modules["torch"], dtype) if torch else _numpy_dtype(dtype)
+        return cast("Array", _arrays.to_dtype(made, target))
+    _checks.out(out, values.shape, dtype, torch=torch)
+    out[...] = made
+    return out
 
 
 def _relative(
@@ -161,15 +161,6 @@ def _filled(
         else:
             result[...] = wide
     return cast("Array", result)
-
-
-def _empty(shape: tuple[int, ...], dtype: str, *, torch: bool) -> Array:
-    """Return an uninitialised contiguous array, or tensor in main memory."""
-    if torch:
-        module = sys.modules["torch"]
-        tensor: Array = module.empty(shape, dtype=getattr(module, dtype))
-        return tensor
-    return np.empty(shape, _numpy_dtype(dtype))
 
 
 def _on_memory(memory: NDArray[Any], dtype: str, *, torch: bool) -> Array:

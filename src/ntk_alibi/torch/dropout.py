@@ -11,8 +11,10 @@ from ntk_alibi.fused.dropout import Dropout
 
 def seed_of(dropout: Dropout | None) -> torch.Tensor | None:
     """Return the seed as an int64 tensor, or None without dropout."""
-    if dropout is None or isinstance(dropout.seed, torch.Tensor):
-        return None if dropout is None else dropout.seed
+    if dropout is None:
+        return None
+    if isinstance(dropout.seed, torch.Tensor):
+        return dropout.seed
     return torch.tensor((dropout.seed + 2**63) % 2**64 - 2**63)
 
 

@@ -25,48 +25,24 @@ class Bend:
     start: int
     factor: Any
 
-    @property
-    def varies(self) -> bool:
-        """Whether rows or queries have factors of their own."""
-        return isinstance(self.factor, np.ndarray)
-
-    def of_queries(self, queries: slice) -> Bend:
-        """Return the knee for some of the queries."""
-        if not self.varies or self.factor.shape[1] == 1:
-            return self
-        return Bend(self.start, self.factor[:, queries])
-
     def far_slopes(self, slopes: Any) -> Any:
         """Return slopes beyond the knee for slopes (1 or batch, heads, 1 or queries)."""
         factor = self.factor
-        if self.varies:
-            factor = _as_number_of(slopes, factor[:, None])
+        if isinstance(factor, np.ndarray):
+            factor = factor[:, None]
+            if _arrays.is_tensor(slopes):
+                factor = _arrays.as_tensor(factor, slopes, _arrays.wide_dtype(slopes))
         return slopes / factor
 
     def bent(self, distance: Any) -> Any:
-        """Return the distances, >= 0, that have the same bias without a knee.
+        """Return the distances, >= 0, that have the same bias without a knee, for one factor.
 
         Formula::
 
             bent(d) = min(d, start) + max(d - start, 0) / factor
-
-        Args:
-            distance: an array or a tensor; (1 or batch, queries, keys) for factors of rows or
-                queries.
         """
         near = _arrays.namespace(distance).clip(distance, None, self.start)
-        factor = self.factor
-        if self.varies:
-            factor = _as_number_of(distance, factor[..., None])
-        return near + (distance - near) / factor
-
-
-def _as_number_of(example: Any, numbers: NDArray[Any]) -> Any:
-    """Return numbers as an array, or as a tensor with the precision of an example's quotients."""
-    if not _arrays.is_tensor(example):
-        return numbers
-    wide = _arrays.dtype_name(example.dtype) == "float64"
-    return _arrays.as_tensor(numbers, example, "float64" if wide else "float32")
+        return near + (distance - near) / self.factor
 
 
 @dataclass(frozen=True, repr=False)

@@ -109,21 +109,6 @@ class ForwardPass(PassedThrough):
         """The shape of a mask of four dimensions, which transformers leaves unchanged."""
         return (len(self.mask), 1, self.problem.shape[2], self.mask.shape[1])
 
-    @property
-    def eager(self) -> bool:
-        """True if the layers attend as transformers does, with all weights."""
-        return self.settings.attention == "eager"
-
-    @property
-    def past(self) -> int:
-        """The number of keys before the first query."""
-        return self.problem.shape[3] - self.problem.shape[2]
-
-    @property
-    def real(self) -> torch.Tensor:
-        """The mask up to the last query."""
-        return self.mask[:, : self.problem.shape[3]]
-
     def bias_of(self, layer: int, dtype: torch.dtype) -> BiasObject:
         """Return the bias of a layer of a model of some dtype: the same object for equal biases."""
         own = self.own.get(None, self.own.get(layer))
@@ -206,7 +191,8 @@ class ForwardPass(PassedThrough):
         Both broadcast to (batch, heads, queries, keys); the bias of other keys is 0.
         """
         numbers, seen = [], []
-        columns, segments = self.problem.shape[3], self.problem.segments
+        queries, columns = self.problem.shape[2:]
+        segments = self.problem.segments
         for part in self.parts(bias, like, heads):
             places = part.problem.positions(like)
             own, hidden = part.bias.values(*places)
@@ -228,7 +214,7 @@ class ForwardPass(PassedThrough):
         if not self.problem.mask.causal:
             return numbers[0], seen[0]
         at = torch.arange(columns, device=like.device)  # padded queries see nothing ahead, too
-        return numbers[0], seen[0] & EVERYTHING.visible(at[self.past :], at)
+        return numbers[0], seen[0] & EVERYTHING.visible(at[columns - queries :], at)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -33,10 +33,6 @@ def _layers(model: Any) -> list[nn.Module]:
     return [block.attn for block in model.blocks]
 
 
-def _replacements(_: Any) -> list[Replacement]:
-    return []
-
-
 def _traceable(model: Any) -> list[Replacement]:
     return [(model, "build_mpt_alibi_tensor", _no_tensor)]
 
@@ -108,7 +104,6 @@ FAMILY = TransformersFamily(
     layers=_layers,
     forward=_forward,
     tensor_parallel=_tensor_parallel,
-    replacements=_replacements,
     traceable=_traceable,
     check=_check,
     masks_hidden=True,

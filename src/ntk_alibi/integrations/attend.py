@@ -108,7 +108,7 @@ class Attend:
             query, key, value = query.to(wide), key.to(wide), value.to(wide)
         attention = PassAttention(self._pass(query, keys, mask, weights), self.layer)
         scale = channels**-0.5 if scale is None else scale
-        output, formed = attention(query, key, value, (None, None), scale, dropout)
+        output, formed = attention(query, key, value, None, scale, dropout)
         return output.to(dtype), formed
 
     def _pass(self, query: torch.Tensor, keys: int, mask: Any, weights: bool) -> ForwardPass:

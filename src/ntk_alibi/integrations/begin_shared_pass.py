@@ -151,7 +151,7 @@ def begin_shared_pass(
             lengths = [len(x) for x in torch.arange(tokens).tensor_split(ranks.size)]
             cache.hold(lengths)
             past, tokens = sum(lengths[: ranks.rank]), lengths[ranks.rank]
-            shared = OwnTokens(ranks, torch.arange(past, past + tokens), bool(whole.all()))
+            shared = OwnTokens(ranks, torch.arange(past, past + tokens), bool(whole.all()), cache)
             kwargs[name] = inputs[:, past : past + tokens]
             _share_kept_tokens(model, ranks, lengths, keep)
         else:

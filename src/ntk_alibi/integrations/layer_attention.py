@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -20,42 +20,15 @@ from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.transformers_versions import transformers_version
 
 
-class LayerAttention(Protocol):
-    """The attention of one layer in one call of its model."""
-
-    @property
-    def stock(self) -> Any:
-        """The attention itself if transformers' own forward computes it, to the bit, or None."""
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cache: tuple[Any, int | None],
-        scale: float,
-        dropout: float = 0.0,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return attention output (batch, heads, queries, head_dim), and weights or None.
-
-        Args:
-            query: (batch, heads, queries, head_dim).
-            key: (batch, 1 or heads, queries, head_dim).
-            value: (batch, 1 or heads, queries, head_dim).
-            cache: a cache, or None, and the number of the layer in it.
-            scale: the factor of the products.
-            dropout: the probability of dropping a weight.
-        """
-
-
 #: Returns the attention of a layer from the layer, the mask that it got, the number of heads that
-#: it computes, its input and its product with the outputs of its heads.
-AttentionOf: TypeAlias = Callable[[nn.Module, Any, int, torch.Tensor, Any], LayerAttention]
+#: it computes, its input and its product with the outputs of its heads: a `PassAttention`, or a
+#: `TraceableAttention`, which is called in the same way.
+AttentionOf: TypeAlias = Callable[[nn.Module, Any, int, torch.Tensor, Any], Any]
 
 
 @dataclass(frozen=True)
 class PassAttention:
-    """The attention of one layer in a forward pass, a `LayerAttention`.
+    """The attention of one layer in a forward pass.
 
     Attributes:
         forward_pass: the pass.
@@ -80,14 +53,22 @@ class PassAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        cache: tuple[Any, int | None],
+        cache: Any,
         scale: float,
         dropout: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return attention output, and weights in the eager form.
+        """Return attention output (batch, heads, queries, head_dim), and weights if eager, or None.
 
         Weights have a column for each place of a static cache. The output of padded queries is
         undefined.
+
+        Args:
+            query: (batch, heads, queries, head_dim).
+            key: (batch, 1 or heads, queries, head_dim).
+            value: (batch, 1 or heads, queries, head_dim).
+            cache: a cache, or None.
+            scale: the factor of the products.
+            dropout: the probability of dropping a weight.
         """
         forward_pass = self.forward_pass
         _checks.plain("query", query)
@@ -97,16 +78,14 @@ class PassAttention:
                 raise ValueError(
                     f"attention dropout must be 0 in a model patched with group, got {dropout}"
                 )
-            output = forward_pass.shared.attend(self, bias, query, key, value, cache, scale)
-            return output, None
+            return forward_pass.shared.attend(self, bias, query, key, value, scale), None
         form = forward_pass.settings.attention
         in_core = form == "fused" and not _arrays.needs_torch(query, key, value, bias)
-        held, layer = cache
-        held = held if forward_pass.cache is None else forward_pass.cache
-        growing: Any = held if in_core and hasattr(held, "append") else None  # a `GrowingCache`
-        if held is not None:
-            append: Any = held.update if growing is None else held.append
-            key, value = append(key, value, layer)
+        cache = cache if forward_pass.cache is None else forward_pass.cache
+        growing: Any = cache if in_core and hasattr(cache, "append") else None  # a `GrowingCache`
+        if cache is not None:
+            append: Any = cache.update if growing is None else cache.append
+            key, value = append(key, value, self.layer)
         length, capacity = forward_pass.problem.shape[3], key.shape[2]
         if key.shape[0] != len(query) or capacity < length:
             raise ValueError(

@@ -32,26 +32,20 @@ class OwnTokens:
         ranks: the processes.
         at: this rank's columns of the text, ascending int64.
         plain: whether all tokens of all ranks are real, and those of each rank one run.
+        cache: the cache that keeps this rank's keys and values, or None.
     """
 
     ranks: Ranks
     at: torch.Tensor
     plain: bool
+    cache: ShardedCache | None = None
 
     def attend(
-        self,
-        attention: Any,
-        bias: BiasObject,
-        query: Any,
-        key: Any,
-        value: Any,
-        cache: tuple[Any, Any],
-        scale: float,
+        self, attention: Any, bias: BiasObject, query: Any, key: Any, value: Any, scale: float
     ) -> torch.Tensor:
         """Return the output of this rank's queries, (batch, heads, queries, head_dim)."""
-        held, layer = cache
-        if held is not None:
-            held.update(key, value, layer)
+        if self.cache is not None:
+            self.cache.update(key, value, attention.layer)
         forward_pass, heads = attention.forward_pass, attention.heads
         problem, log_n = forward_pass.problem, forward_pass.settings.log_n
         options: dict[str, Any] = {}
@@ -95,22 +89,15 @@ class SpreadKeys:
     own: slice
 
     def attend(
-        self,
-        attention: Any,
-        bias: BiasObject,
-        query: Any,
-        key: Any,
-        value: Any,
-        cache: tuple[Any, Any],
-        scale: float,
+        self, attention: Any, bias: BiasObject, query: Any, key: Any, value: Any, scale: float
     ) -> torch.Tensor:
         """Return the output of the queries, (batch, heads, queries, head_dim), on every rank."""
-        layer = cache[1]
         if self.own.start < self.own.stop:
-            self.cache.update(key[:, :, self.own], value[:, :, self.own], layer)
-        keys, values = self.cache.held(layer)
+            own = key[:, :, self.own], value[:, :, self.own]
+            self.cache.update(*own, attention.layer)
+        keys, values = self.cache.held(attention.layer)
         forward_pass = attention.forward_pass
-        flags = self._silent(attention, bias, query, key, keys, layer, scale)
+        flags = self._silent(attention, bias, query, key, keys, scale)
 
         def over_own_keys() -> tuple[torch.Tensor, torch.Tensor]:
             if keys is None or flags[self.ranks.rank]:
@@ -133,21 +120,14 @@ class SpreadKeys:
         # An error travels as NaN, so that passes without one send nothing more.
         attempt = Attempt(over_own_keys)
         failed = attempt.error is not None
-        own = _constant_results(query, torch.nan, torch.nan) if failed else attempt.result
-        result = spread.merged(self.ranks, *own, flags)
+        results = _constant_results(query, torch.nan, torch.nan) if failed else attempt.result
+        result = spread.merged(self.ranks, *results, flags)
         if result.isnan().any():
             self.ranks.raise_error_of_any(attempt)
         return result.to(query.dtype)
 
     def _silent(
-        self,
-        attention: Any,
-        bias: BiasObject,
-        query: Any,
-        key: Any,
-        keys: Any,
-        layer: int,
-        scale: float,
+        self, attention: Any, bias: BiasObject, query: Any, key: Any, keys: Any, scale: float
     ) -> list[bool]:
         """Return for each rank whether its keys of a layer weigh nothing, and it sends nothing."""
         memo = attention.forward_pass.memo
@@ -157,7 +137,7 @@ class SpreadKeys:
         own = keys is None
         if not own and standing.may_be_silent and not _arrays.needs_torch(query, key, keys, None):
             factors = attention.own_factors(query)
-            own = standing.silent(query, key, factors, scale, self.cache.norms(layer))
+            own = standing.silent(query, key, factors, scale, self.cache.norms(attention.layer))
         return self.ranks.gather_flags(own)
 
 

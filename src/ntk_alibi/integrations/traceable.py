@@ -101,13 +101,15 @@ class LayerBias(nn.Module):
 
 @dataclass(frozen=True)
 class TraceableAttention:
-    """The attention of one layer by a mask of queries and keys, a `LayerAttention`.
+    """The attention of one layer by a mask of queries and keys, in place of a `PassAttention`.
 
     Attributes:
+        layer: the number of the layer.
         bias: the bias of the layer.
         mask: (batch, 1, queries, keys), True for seen keys, or numbers to add to the scores.
     """
 
+    layer: int
     bias: LayerBias
     mask: torch.Tensor
     stock = None
@@ -117,14 +119,13 @@ class TraceableAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        cache: tuple[Any, int | None],
+        cache: Any,
         scale: float,
         dropout: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return attention output and all weights."""
-        held, number = cache
-        if held is not None:
-            key, value = held.update(key, value, number)
+        """Return attention output and all weights, of what `PassAttention` takes."""
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer)
         boolean = self.mask.dtype == torch.bool
         seen = self.mask if boolean else self.mask > _HIDES
         bias, factors = self.bias(seen)
@@ -167,7 +168,8 @@ def of_layer(
             f"attention='traceable' reads distances, got {type(mask).__name__}: use "
             "attention='eager'"
         )
-    return TraceableAttention(bias, ~mask if masks_hidden else mask)
+    number = cast(int, layer.layer_idx)
+    return TraceableAttention(number, bias, ~mask if masks_hidden else mask)
 
 
 def begin(

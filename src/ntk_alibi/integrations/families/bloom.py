@@ -95,8 +95,7 @@ def _forward(
     heads = packed.unflatten(2, (-1, 3, layer.head_dim))  # those of this rank
     query, key, value = heads.permute(3, 0, 2, 1, 4)
     dropout = layer.attention_dropout.p if layer.training else 0.0
-    cache = layer_past, layer.layer_idx
-    context, weights = attend(query, key, value, cache, layer.inv_norm_factor, dropout)
+    context, weights = attend(query, key, value, layer_past, layer.inv_norm_factor, dropout)
     output = layer.dense(context.transpose(1, 2).flatten(2))
     return F.dropout(output, layer.hidden_dropout, layer.training) + residual, weights
 

@@ -52,8 +52,7 @@ def _forward(
     attend = attention_of(layer, attention_mask, layer.num_heads, hidden_states, output)
     query, key, value = (x.transpose(1, 2) for x in _split(layer, hidden_states))
     dropout = layer.attention_dropout.p if layer.training else 0.0
-    cache = layer_past, layer.layer_idx
-    context, weights = attend(query, key, value, cache, layer.inv_norm_factor, dropout)
+    context, weights = attend(query, key, value, layer_past, layer.inv_norm_factor, dropout)
     return output(context.transpose(1, 2).flatten(2)), weights
 
 

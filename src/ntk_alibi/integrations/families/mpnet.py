@@ -73,7 +73,7 @@ def _forward(
         for product in (layer.q, layer.k, layer.v)
     )
     dropout = layer.dropout.p if layer.training else 0.0
-    context, weights = attend(query, key, value, (None, number), channels**-0.5, dropout)
+    context, weights = attend(query, key, value, None, channels**-0.5, dropout)
     output = layer.o(context.transpose(1, 2).flatten(2))
     return (output, weights) if output_attentions else (output,)
 

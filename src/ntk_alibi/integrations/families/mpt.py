@@ -59,8 +59,7 @@ def _forward(
     query, key, value = heads.permute(2, 0, 3, 1, 4)
     dropout = layer.attn_dropout_p if layer.training else 0.0
     scale = cast(float, layer.softmax_scale)
-    cache = cache_of(others), layer.layer_idx
-    context, weights = attend(query, key, value, cache, scale, dropout)
+    context, weights = attend(query, key, value, cache_of(others), scale, dropout)
     return output(context.transpose(1, 2).flatten(2)), weights
 
 

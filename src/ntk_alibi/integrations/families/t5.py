@@ -114,7 +114,7 @@ def _attend(
             kept[number] = True
     query = heads(of_query(hidden_states))
     dropout = layer.dropout if layer.training else 0.0
-    context, weights = attend(query, key, value, (cache, number), 1.0, dropout)  # T5 scales nothing
+    context, weights = attend(query, key, value, cache, 1.0, dropout)  # T5 scales nothing
     output: torch.Tensor = of_output(context.transpose(1, 2).flatten(2))
     return output, weights
 

@@ -122,7 +122,7 @@ class ForwardPass(PassedThrough):
         bias = ModelALiBi.of_layer(self.rule, self.settings.scaling, layer, sides)
         if self.settings.compat == "exact":
             return bias
-        return self.memo((id(bias), dtype), RoundedALiBi, bias.rule, bias.scaling, dtype)
+        return self.memo_of(bias, dtype, RoundedALiBi, bias.rule, bias.scaling, dtype)
 
     def memo(self, key: Any, make: Callable[..., Made], *arguments: Any) -> Made:
         """Return make(*arguments), computed once a pass for each function and key."""
@@ -130,6 +130,22 @@ class ForwardPass(PassedThrough):
         if place not in self._made:
             self._made[place] = make(*arguments)
         return cast(Made, self._made[place])
+
+    def memo_of(
+        self, bias: BiasObject, key: Any, make: Callable[..., Made], *arguments: Any
+    ) -> Made:
+        """Return make(*arguments), computed once a pass for each function, bias and key.
+
+        What autograd follows is made each time: a checkpointed layer runs again, and needs numbers
+        of its own.
+        """
+        numbers = getattr(bias, "parameters", ())
+        if torch.is_grad_enabled() and _arrays.require_grad(*numbers):
+            return make(*arguments)
+        place = make, id(bias), key
+        if place not in self._made:
+            self._made[place] = make(*arguments), bias  # which thus keeps its id
+        return cast(Made, self._made[place][0])
 
     def factors(self, like: Any) -> Any:
         """Return factors of the queries' scores, (1 or batch, 1 or heads, queries), or None.
@@ -144,23 +160,15 @@ class ForwardPass(PassedThrough):
     def parts(self, bias: BiasObject, like: Any, heads: slice | None = None) -> list[Part]:
         """Return the problem with a bias, in two parts if sinks stand closer than their columns.
 
-        They are made once a pass, except for numbers that autograd follows: a checkpointed layer
-        runs again, and makes them again.
-
         Args:
             bias: the bias of all heads of the model.
             like: None for NumPy numbers, or a tensor of the call, as for `kernel_bias`.
             heads: the heads that this rank computes, or None for all.
         """
-        if like is not None and torch.is_grad_enabled() and _arrays.require_grad(*bias.parameters):
-            return self._parts(bias, like, heads)[0]
         own = None if heads is None else (heads.start, heads.stop)
-        return self.memo((id(bias), _kind(like), own), self._parts, bias, like, heads)[0]
+        return self.memo_of(bias, (_kind(like), own), self._parts, bias, like, heads)
 
-    def _parts(
-        self, bias: BiasObject, like: Any, heads: slice | None
-    ) -> tuple[list[Part], BiasObject]:
-        """Return `parts`, and the bias, which thus keeps its id as long as they are remembered."""
+    def _parts(self, bias: BiasObject, like: Any, heads: slice | None) -> list[Part]:
         problem, log_n = self.problem, self.settings.log_n
         kernel = _kernel_on_device(bias, problem, like)
         if kernel.exempt > problem.mask.sink > 0:
@@ -177,15 +185,12 @@ class ForwardPass(PassedThrough):
         if like is None and kernel.core is None:
             kernel = kernel._replace(core=kernel.in_core(problem.shape))
         every = slice(0, problem.shape[2])
-        parts = [
+        return [
             Part(keys, part, kernel if keys == ALL else kernel.part(every, keys, problem))
             for keys, part in ranges_of(problem)
         ]
-        return parts, bias
 
-    def pairs(
-        self, bias: BiasObject, like: torch.Tensor, heads: slice | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def pairs(self, bias: BiasObject, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the bias of all pairs, float32, and a mask of the keys that queries see.
 
         Both broadcast to (batch, heads, queries, keys); the bias of other keys is 0.
@@ -193,7 +198,7 @@ class ForwardPass(PassedThrough):
         numbers, seen = [], []
         queries, columns = self.problem.shape[2:]
         segments = self.problem.segments
-        for part in self.parts(bias, like, heads):
+        for part in self.parts(bias, like):
             places = part.problem.positions(like)
             own, hidden = part.bias.values(*places)
             shown = part.problem.mask.visible(*places)[:, None] & ~hidden

@@ -19,7 +19,6 @@ from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.transformers_versions import transformers_version
 
-
 #: Returns the attention of a layer from the layer, the mask that it got, the number of heads that
 #: it computes, its input and its product with the outputs of its heads: a `PassAttention`, or a
 #: `TraceableAttention`, which is called in the same way.
@@ -94,7 +93,8 @@ class PassAttention:
             )
         key, value = key[:, :, :length], value[:, :, :length]
         if form == "eager":
-            added = eager_bias(forward_pass, bias, query, self.heads)
+            made = eager_bias, forward_pass, bias, query
+            added = forward_pass.memo_of(bias, query.dtype, *made)
             factors = self.own_factors(query)
             factors = None if factors is None else factors[..., None].float()
             output, weights = attend_densely(query, key, value, added, factors, scale, dropout)
@@ -220,18 +220,7 @@ def attend_densely(
     return weights @ value, weights
 
 
-def eager_bias(
-    forward_pass: ForwardPass, bias: BiasObject, like: torch.Tensor, heads: slice | None = None
-) -> torch.Tensor:
+def eager_bias(forward_pass: ForwardPass, bias: BiasObject, like: torch.Tensor) -> torch.Tensor:
     """Return the bias of all pairs, float32, its dtype's least number for hidden keys."""
-    if torch.is_grad_enabled() and _arrays.require_grad(*bias.parameters):
-        return _eager_bias(forward_pass, bias, like, heads)
-    key = id(bias), like.dtype, heads is None
-    return forward_pass.memo(key, _eager_bias, forward_pass, bias, like, heads)
-
-
-def _eager_bias(
-    forward_pass: ForwardPass, bias: BiasObject, like: torch.Tensor, heads: slice | None
-) -> torch.Tensor:
-    numbers, seen = forward_pass.pairs(bias, like, heads)
+    numbers, seen = forward_pass.pairs(bias, like)
     return numbers.masked_fill(~seen, torch.finfo(numbers.dtype).min)

@@ -130,8 +130,7 @@ class SpreadKeys:
         self, attention: Any, bias: BiasObject, query: Any, key: Any, keys: Any, scale: float
     ) -> list[bool]:
         """Return for each rank whether its keys of a layer weigh nothing, and it sends nothing."""
-        memo = attention.forward_pass.memo
-        standing, any_rank = memo(id(bias), _standing, attention, bias)
+        standing, any_rank = attention.forward_pass.memo_of(bias, None, _standing, attention, bias)
         if not any_rank:
             return [False] * self.ranks.size
         own = keys is None

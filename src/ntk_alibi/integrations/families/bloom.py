@@ -107,10 +107,8 @@ def _stock_form(
     """Return bias (batch * heads, 1 or queries, keys) and mask as transformers adds them."""
     forward_pass = attend.forward_pass
     bias = forward_pass.bias_of(attend.layer, like.dtype)
-    if torch.is_grad_enabled() and _arrays.require_grad(*bias.parameters):
-        return _bias_and_mask(forward_pass, bias, heads, like)
-    key = id(bias), like.dtype
-    return forward_pass.memo(key, _bias_and_mask, forward_pass, bias, heads, like)
+    made = _bias_and_mask, forward_pass, bias, heads, like
+    return forward_pass.memo_of(bias, like.dtype, *made)
 
 
 def _bias_and_mask(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import own_bias
+from ntk_alibi.integrations.arguments import (
+    by_name,
+    check_padding,
+    given_mask,
+    padding_of,
+    tokens_of,
+)
 from ntk_alibi.integrations.begin_shared_pass import begin_shared_pass
 from ntk_alibi.integrations.cache_argument import (
     CACHE,
@@ -25,14 +28,8 @@ from ntk_alibi.integrations.cache_argument import (
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of, untraced
-from ntk_alibi.integrations.passed_through import (
-    PackedTexts,
-    check_padding,
-    given_mask,
-    padding_of,
-)
+from ntk_alibi.integrations.passed_through import PackedTexts
 from ntk_alibi.integrations.settings import (
-    Settings,
     check_layers,
     check_own_masks,
     current,
@@ -46,34 +43,36 @@ INPUTS = ("input_ids", "inputs_embeds", CACHE, "attention_mask")
 
 @untraced
 def begin_pass(
-    rule_of: Callable[[Any], ModelSlopes],
-    check: Callable[[Settings], None],
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    family: Any, names: tuple[str, ...], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[()], dict[str, Any]]:
-    """Replace the padding mask by a `ForwardPass`; called before a patched model's forward."""
-    kwargs = {**dict(zip(_parameters(cast(Any, type(model))), args, strict=False)), **kwargs}
-    inputs = kwargs.get("input_ids")
-    inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
+    """Replace the padding mask by a `ForwardPass`; called before a patched model's forward.
+
+    Args:
+        family: the model's family, with `check_settings` for those of a configuration.
+        names: the `positional_names` of the model.
+        model: the model.
+        args: the arguments of its forward that it gets by position.
+        kwargs: those that it gets by name.
+    """
+    kwargs, rule = by_name(names, args, kwargs), family.rule(model)
+    inputs = tokens_of(kwargs)
     option = kwargs.get("output_attentions")
-    weights = bool(cast(Any, model).config.output_attentions if option is None else option)
+    weights = bool(model.config.output_attentions if option is None else option)
     settings = current(model)
     if settings.ranks is not None:
-        rule = rule_of(model)
         return (), begin_shared_pass(rule, settings, model, kwargs, inputs, weights=weights)
     _checks.whole_sequences()
     if inputs is None:
         return (), kwargs  # the model itself raises the error
     _checks.plain("input_ids or inputs_embeds", inputs)
     _checks.plain("attention_mask", kwargs.get("attention_mask"))
-    padding = given_mask(kwargs)
+    given = kwargs.get("attention_mask")
+    padding = given_mask(given)
     check_padding(padding)
     batch, queries = inputs.shape[:2]
     cache = cache_of(kwargs)
     cache = getattr(cache, "self_attention_cache", cache)  # of T5, beside that of other states
     check_cache_in_use(cache, kwargs.get("use_cache"), queries)
-    given = kwargs.get("attention_mask")
     texts = given if isinstance(given, PackedTexts) else None
     past = 0 if cache is None else int(cache.get_seq_length())
     if texts is not None:
@@ -82,13 +81,13 @@ def begin_pass(
     capacity = past + queries if cache is None else cache.get_mask_sizes(queries, 0)[0]
     if follows_config(model):
         check_own_masks(settings.traceable)
-        check(settings)
+        family.check_settings(settings)
     if isinstance(cache, ShardedCache):
         raise ValueError(
             f"{CACHE} must not be a ShardedCache in a model that is patched without group: "
             "patch(model, scaling, group=group)"
         )
-    check_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
+    check_layers(settings.scaling, model.config.num_hidden_layers)
     sizes = batch, past, queries
     bounded = isinstance(cache, WindowCache)
     if bounded:
@@ -108,7 +107,7 @@ def begin_pass(
         )
     if bounded:
         past = mask.shape[1] - queries
-    rule, end = rule_of(model), past + queries
+    end = past + queries
     problem = problem_of(
         mask[:, :end],
         slice(past, end),
@@ -122,11 +121,6 @@ def begin_pass(
     paged = None if texts is None else texts.cache
     kwargs["attention_mask"] = ForwardPass(mask, problem, rule, settings, own=own, cache=paged)
     return (), kwargs
-
-
-@functools.cache
-def _parameters(model_class: Hashable) -> tuple[str, ...]:
-    return tuple(inspect.signature(cast(Any, model_class).forward).parameters)[1:]
 
 
 def _held(
@@ -163,23 +157,14 @@ def _held(
         shared.padding = None
         evicted = total - keys
         return mask, torch.full((batch,), evicted, device=device) if evicted > 0 else None
-    else:
-        mask = padding_of(model, padding, sizes, device)[:, :total]
-        real = mask.sum(dim=1)
-        if _rows_with_holes(mask, real):
-            raise ValueError(
-                "attention_mask must have padding on the left only with a WindowCache, got 0 "
-                f"behind 1 in rows {_rows_with_holes(mask, real)}"
-            )
-        shared.padding = None if bool((real == total).all()) else total - real
-        mask = mask[:, total - keys :]
+    mask = padding_of(model, padding, sizes, device)[:, :total]
+    real = mask.sum(dim=1)
+    last_columns = torch.arange(total, device=device) >= total - real[:, None]
+    if rows_with_holes := (mask != last_columns).any(dim=1).nonzero().flatten().tolist():
+        raise ValueError(
+            "attention_mask must have padding on the left only with a WindowCache, got 0 "
+            f"behind 1 in rows {rows_with_holes}"
+        )
+    shared.padding = None if bool((real == total).all()) else total - real
     skipped = (real - keys).clamp(min=0)
-    return mask, skipped if bool(skipped.any()) else None
-
-
-def _rows_with_holes(mask: torch.Tensor, real: torch.Tensor) -> list[int]:
-    """Return the rows whose real tokens are not the last columns."""
-    length = mask.shape[1]
-    expected = torch.arange(length, device=mask.device) >= length - real[:, None]
-    holes: list[int] = (mask != expected).any(dim=1).nonzero().flatten().tolist()
-    return holes
+    return mask[:, total - keys :], skipped if bool(skipped.any()) else None

@@ -12,6 +12,7 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import Layout, columns_of, layout_of
+from ntk_alibi.integrations.arguments import check_padding, given_mask, padding_of
 from ntk_alibi.integrations.cache_argument import (
     CACHE,
     cache_of,
@@ -20,7 +21,6 @@ from ntk_alibi.integrations.cache_argument import (
 )
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of
-from ntk_alibi.integrations.passed_through import check_padding, given_mask, padding_of
 from ntk_alibi.integrations.settings import Settings, check_layers
 from ntk_alibi.integrations.shared_pass import OwnTokens, SpreadKeys
 from ntk_alibi.masks import EVERYTHING
@@ -65,7 +65,7 @@ def begin_shared_pass(
     ranks = cast(Ranks, settings.ranks)
     name = "input_ids" if kwargs.get("input_ids") is not None else "inputs_embeds"
     keep = getattr(kwargs.get("attention_mask"), "keep", 1)
-    mask = given_mask(kwargs)
+    mask = given_mask(kwargs.get("attention_mask"))
     cache = cache_of(kwargs)
 
     def describe() -> dict[str, Any]:

@@ -18,12 +18,12 @@ from torch import nn
 from ntk_alibi import _checks
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
+from ntk_alibi.integrations.arguments import check_padding, given_mask, positional_names
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.layer_attention import PassAttention, checked_pass
-from ntk_alibi.integrations.passed_through import Padding, check_padding
 from ntk_alibi.integrations.settings import COMPATS, Settings
 from ntk_alibi.integrations.transformers_versions import (
     check_forward,
@@ -148,7 +148,8 @@ class BucketFamily(Family):
     def begin(self, model: nn.Module, settings: Settings) -> list[Any]:
         """Let a hook begin the passes of a model."""
         del settings
-        return [model.register_forward_pre_hook(partial(begin_stack, self), with_kwargs=True)]
+        hook = partial(begin_stack, self, positional_names(model))
+        return [model.register_forward_pre_hook(hook, with_kwargs=True)]
 
     def end(self, model: nn.Module) -> None:
         """Undo `begin`, except for the hook."""
@@ -184,10 +185,14 @@ def attention_of(layer: nn.Module, number: int, passed: Any) -> PassAttention:
 
 @untraced
 def begin_stack(
-    family: BucketFamily, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    family: BucketFamily,
+    names: tuple[str, ...],
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> tuple[tuple[()], dict[str, Any]]:
     """Begin the pass of a model, and that of its layers over the states of another one."""
-    _, kwargs = begin_pass(family.rule, family.check_settings, model, args, kwargs)
+    _, kwargs = begin_pass(family, names, model, args, kwargs)
     passed = kwargs.get("attention_mask")
     if not isinstance(passed, ForwardPass):
         return (), kwargs  # the model itself raises the error
@@ -211,8 +216,7 @@ def _crossing_pass(passed: ForwardPass, states: torch.Tensor, kwargs: Any) -> St
         )
     batch, heads, queries, _ = passed.problem.shape
     keys = states.shape[1]
-    given = kwargs.get("encoder_attention_mask")
-    given = given.mask if isinstance(given, Padding) else given
+    given = given_mask(kwargs.get("encoder_attention_mask"))
     real = torch.ones((batch, keys), dtype=torch.bool, device=states.device)
     if given is not None:
         _checks.plain("encoder_attention_mask", given)

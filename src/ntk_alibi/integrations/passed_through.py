@@ -1,15 +1,11 @@
-"""Objects that transformers passes through in place of a mask, and the padding that models get."""
+"""Objects that transformers passes through in place of a mask."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
-from torch import nn
 from torch.nn.attention.flex_attention import BlockMask
-
-from ntk_alibi import _arrays
-from ntk_alibi.masks import EVERYTHING, checked_attention_mask
 
 
 class PassedThrough(BlockMask):
@@ -83,44 +79,3 @@ class AskedLogits(Padding):
     def __init__(self, mask: torch.Tensor | None, keep: Any) -> None:
         super().__init__(mask)
         self.keep = keep
-
-
-def given_mask(kwargs: dict[str, Any]) -> Any:
-    """Return the attention_mask that the caller of a model gave, also by way of generate()."""
-    mask = kwargs.get("attention_mask")
-    return mask.mask if isinstance(mask, Padding) else mask
-
-
-def check_padding(mask: Any) -> None:
-    """Check the numbers of a padding mask (batch, keys) where they can be read at no cost."""
-    if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or mask.dtype == torch.bool:
-        return
-    if mask.is_cpu and _arrays.has_values(mask):
-        checked_attention_mask(mask)
-
-
-def padding_of(
-    model: nn.Module, mask: Any, sizes: tuple[int, int, int], device: torch.device
-) -> torch.Tensor:
-    """Return a model's attention_mask as (batch, keys), True for real keys.
-
-    Causal masks of four dimensions, which generate() makes for a static cache, are read, too.
-    """
-    batch, past, queries = sizes
-    seen = past + queries
-    if mask is None:
-        return torch.ones((batch, seen), dtype=torch.bool, device=device)
-    if mask.ndim == 4 and mask.shape[:3] == (batch, 1, queries) and mask.shape[3] >= seen:
-        seen_keys = mask if mask.dtype == torch.bool else mask == 0
-        padding: torch.Tensor = seen_keys[:, 0, -1]
-        columns = torch.arange(mask.shape[3], device=mask.device)
-        causal = EVERYTHING.visible(columns[past:seen], columns)
-        if torch.equal(seen_keys, padding[:, None, None, :] & causal):
-            return padding.to(device)
-    if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] < seen:
-        raise ValueError(
-            f"attention_mask must have shape (batch, keys) = ({batch}, {seen}) for a patched "
-            f"{type(model).__name__}, or be the causal mask of such padding, got "
-            f"{'another mask of shape ' * (mask.ndim == 4)}{tuple(mask.shape)}"
-        )
-    return cast(torch.Tensor, mask != 0).to(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,10 @@ from transformers import PreTrainedModel
 
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import IGNORED
+from ntk_alibi.integrations.arguments import by_name, given_mask, positional_names, tokens_of
 from ntk_alibi.integrations.begin_shared_pass import is_cut
 from ntk_alibi.integrations.cache_argument import cache_of
-from ntk_alibi.integrations.passed_through import AskedLogits, Padding
+from ntk_alibi.integrations.passed_through import AskedLogits
 
 #: The attribute of a patched model that keeps the models above it, in a tuple, so that they are no
 #: parts.
@@ -54,9 +54,9 @@ def choose(target: nn.Module, ranks: Ranks | None) -> None:
             setattr(model, _LOSS, own)
         if handle := vars(model).pop(_LOGITS, None):
             handle.remove()
-        names = list(inspect.signature(type(model).forward).parameters)[1:]
+        names = positional_names(model)
         if ranks is not None and "logits_to_keep" in names:
-            ask = partial(_ask_for_logits, tuple(names))
+            ask = partial(_ask_for_logits, names)
             setattr(model, _LOGITS, model.register_forward_pre_hook(ask, with_kwargs=True))
 
 
@@ -71,15 +71,12 @@ def _ask_for_logits(
     names: tuple[str, ...], model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[()], dict[str, Any]] | None:
     """Let the inner model know which hidden states the ranks share, in place of all of them."""
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    mask: Any = given.get("attention_mask")
-    inputs: Any = given.get("input_ids")
-    inputs = given.get("inputs_embeds") if inputs is None else inputs
+    given = by_name(names, args, kwargs)
+    mask, inputs = given.get("attention_mask"), tokens_of(given)
     asked = inputs is None or isinstance(mask, AskedLogits)
     if asked or not is_cut(cache_of(given), inputs.shape[1]):
         return None
-    mask = mask.mask if isinstance(mask, Padding) else mask
-    given["attention_mask"] = AskedLogits(mask, given.get("logits_to_keep", 0))
+    given["attention_mask"] = AskedLogits(given_mask(mask), given.get("logits_to_keep", 0))
     return (), {**given, "logits_to_keep": 0}
 
 

@@ -20,9 +20,10 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ntk_alibi import _arrays
+from ntk_alibi.integrations.arguments import by_name, given_mask, positional_names, tokens_of
 from ntk_alibi.integrations.cache_argument import CACHE, cache_of, paged_cache_of
 from ntk_alibi.integrations.forward_pass import untraced
-from ntk_alibi.integrations.passed_through import PackedTexts, Padding
+from ntk_alibi.integrations.passed_through import PackedTexts
 from ntk_alibi.integrations.settings import TRACEABLE, current
 
 #: The attribute of a patched model that keeps the models with the hook, each with its handle.
@@ -40,7 +41,7 @@ class Rows:
         count: the number of rows.
         tokens: the number of new tokens of each.
         past: the number of cached tokens of each.
-        mask: the caller's attention_mask, or None.
+        mask: the mask that the caller gave, or None.
         parts: whether a row may be two parts of a text, with other tokens between them.
     """
 
@@ -52,8 +53,7 @@ class Rows:
 
     def real_tokens(self, like: torch.Tensor) -> torch.Tensor | None:
         """Return which new tokens are real, (batch, tokens), or None if each follows the last."""
-        mask = self.mask.mask if isinstance(self.mask, Padding) else self.mask
-        real = torch.ones_like(like, dtype=torch.bool)
+        mask, real = self.mask, torch.ones_like(like, dtype=torch.bool)
         if isinstance(mask, torch.Tensor):
             if mask.ndim == 4:  # of generate() for a static cache; the last query sees real keys
                 mask = (mask if mask.dtype == torch.bool else mask == 0)[:, 0, -1]
@@ -64,7 +64,7 @@ class Rows:
     @property
     def padded(self) -> bool:
         """Whether there is a mask that hides tokens, or may do so."""
-        mask = self.mask.mask if isinstance(self.mask, Padding) else self.mask
+        mask = self.mask
         return mask is not None and (mask.ndim != 2 or not bool((mask != 0).all()))
 
 
@@ -169,14 +169,13 @@ def texts_of_rows(
                 f"cache must be a paged one with {name} for a patched {model_name}, got "
                 f"{type(given.get('cache')).__name__}"
             )
-    inputs = given.get("input_ids")
-    inputs = given.get("inputs_embeds") if inputs is None else inputs
+    inputs = tokens_of(given)
     if inputs is None or inputs.shape[1] == 0:
         return None  # the model itself raises the error
     cache = cache_of(given)
     past = 0 if cache is None else int(cache.get_seq_length())
     count, tokens = inputs.shape[:2]
-    rows = Rows(count, tokens, past, given.get("attention_mask"), parts)
+    rows = Rows(count, tokens, past, given_mask(given.get("attention_mask")), parts)
     if not why_one and cache is not None:
         why_one = CACHE
     if not why_one and given.get("use_cache") is True:
@@ -259,9 +258,7 @@ def keep_hooks(model: nn.Module, target: nn.Module) -> None:
     for part in model.modules():
         ours = isinstance(part, PreTrainedModel) or hasattr(part, "peft_config")
         if ours and all(x is not part for x, _ in hooked) and target in part.modules():
-            parameters = inspect.signature(type(part).forward).parameters.values()
-            names = [x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD]
-            read = functools.partial(_read, tuple(names[1:]), target)
+            read = functools.partial(_read, positional_names(part), target)
             handle = part.register_forward_pre_hook(read, prepend=True, with_kwargs=True)
             hooked = (*hooked, (part, handle))
     setattr(target, _HOOKED, hooked)
@@ -282,7 +279,7 @@ def _read(
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Replace the mask of a model, the first arguments of which have these names, by its texts."""
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = by_name(names, args, kwargs)
     arguments = (*OF_PAGED_CACHE, *SOURCES, *LENGTHS)
     said = [name for name in arguments if given.get(name) is not None]
     if paged_cache_of(given) is not None:

@@ -7,10 +7,8 @@ of a tensor but numbers of other tensors.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,10 +16,10 @@ from torch import nn
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import ModelSlopes
+from ntk_alibi.integrations.arguments import by_name, check_padding
 from ntk_alibi.integrations.cache_argument import CACHE, cache_of, check_cache_in_use
 from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.layer_attention import attend_densely, check_heads
-from ntk_alibi.integrations.passed_through import check_padding
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.scaling import Bend, at_layer, without_knee
 
@@ -181,7 +179,7 @@ def begin(
     transformers' MPT would take it for one of hidden keys.
     """
     _checks.whole_sequences()
-    kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
+    kwargs = by_name(names, args, kwargs)
     for name in ("input_ids", "inputs_embeds", "attention_mask"):
         _checks.plain(name, kwargs.get(name))
     cache, mask = cache_of(kwargs), kwargs.get("attention_mask")
@@ -200,11 +198,6 @@ def begin(
         zeros = torch.zeros(mask.shape, device=mask.device)
         kwargs["attention_mask"] = zeros.masked_fill(~mask, least)
     return (), kwargs
-
-
-def hook(target: nn.Module) -> Callable[..., Any]:
-    """Return the forward pre-hook of a model."""
-    return partial(begin, tuple(inspect.signature(type(target).forward).parameters)[1:])
 
 
 def add_bias(layer: nn.Module, rule: ModelSlopes, settings: Settings) -> None:

@@ -13,6 +13,7 @@ from ntk_alibi import _checks
 from ntk_alibi.biases.dense import check_key_only
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import layer_attention, shared_loss, texts, traceable
+from ntk_alibi.integrations.arguments import positional_names
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.layer_attention import AttentionOf
@@ -70,9 +71,23 @@ class TransformersFamily(Family):
         kind: Any = self.model
         return kind.config_class
 
-    def choices(self) -> Callable[[Settings], None]:
-        """Return the function that checks the choice of rounding; it can be pickled."""
-        return partial(check_choices, self.name, self.rounds)
+    def check_settings(self, settings: Settings) -> None:
+        """Check that a family rounds as `compat` says, and with a bias that depends on keys alone.
+
+        Settings of a configuration are checked in each pass.
+        """
+        roundings = COMPATS if self.rounds else COMPATS[:1]
+        _checks.choice(f"compat for {self.name}", settings.compat, roundings)
+        if settings.compat == "transformers":
+            check_key_only(settings.scaling)
+            _checks.choice(
+                "attention with compat='transformers'", settings.attention, ("fused", "eager")
+            )
+            if settings.mask != EVERYTHING:
+                raise ValueError(
+                    "compat must be 'exact' with window, sink or causal_block, which transformers "
+                    f"does not have, got {settings.compat!r}"
+                )
 
     def filled_length(self, model: nn.Module) -> int:
         """Return the training length in a model's config, or BLOOM's if it has none."""
@@ -81,7 +96,7 @@ class TransformersFamily(Family):
     def check_fit(self, model: nn.Module, settings: Settings) -> None:
         """Check that the model and the modeling code are those that the patch was written for."""
         check_version()
-        self.choices()(settings)
+        self.check_settings(settings)
         for (owner, method), names in self.expected.items():
             check_parameters(self.name, getattr(owner, method), names)
         layers = self.layers(model)
@@ -110,9 +125,9 @@ class TransformersFamily(Family):
 
     def begin(self, model: nn.Module, settings: Settings) -> list[Any]:
         """Let a hook begin the passes of a model."""
-        hook: Callable[..., Any] = partial(begin_pass, self.slopes, self.choices())
+        hook: Callable[..., Any] = partial(begin_pass, self, positional_names(model))
         if settings.traceable:
-            hook = traceable.hook(model)
+            hook = partial(traceable.begin, positional_names(model))
             setattr(model, TRACEABLE, True)
             for layer in self.layers(model):
                 traceable.add_bias(layer, self.slopes(model), settings)
@@ -142,18 +157,3 @@ def _is_of(model: type[nn.Module], part: nn.Module) -> bool:
 
 def _stated_train_length(model: Any) -> int | None:
     return stated_train_length(model.config)
-
-
-def check_choices(name: str, rounds: bool, settings: Settings) -> None:
-    """Check that a family rounds as `compat` says, and with a bias that depends on keys alone."""
-    _checks.choice(f"compat for {name}", settings.compat, COMPATS if rounds else COMPATS[:1])
-    if settings.compat == "transformers":
-        check_key_only(settings.scaling)
-        _checks.choice(
-            "attention with compat='transformers'", settings.attention, ("fused", "eager")
-        )
-        if settings.mask != EVERYTHING:
-            raise ValueError(
-                "compat must be 'exact' with window, sink or causal_block, which transformers does "
-                f"not have, got {settings.compat!r}"
-            )

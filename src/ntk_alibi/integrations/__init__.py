@@ -18,7 +18,7 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.integrations.attend import Attend
     from ntk_alibi.integrations.family import Family, check_family
     from ntk_alibi.integrations.known import register
-    from ntk_alibi.integrations.patching import PatchHandle, apply, in_force
+    from ntk_alibi.integrations.patching import PatchHandle, apply, handles
     from ntk_alibi.integrations.settings import scaling_and_log_n, settings_of
     from ntk_alibi.integrations.transformers_versions import check_version, version_is_known
 
@@ -213,7 +213,7 @@ def patched(model: nn.Module) -> list[PatchHandle]:
         [None, NTK(factor=4.0)]
     """
     family, targets = _found(model)
-    return [] if family is None else in_force(family, targets)
+    return [] if family is None else handles(family, targets)
 
 
 def unpatch(model: nn.Module) -> None:
@@ -234,8 +234,8 @@ def unpatch(model: nn.Module) -> None:
         >>> na.patched(model)
         []
     """
-    for patch_in_force in reversed(patched(model)):
-        patch_in_force.undo()
+    for handle in reversed(patched(model)):
+        handle.undo()
 
 
 def tp_plan(config: Any) -> dict[str, str]:

@@ -132,7 +132,7 @@ class Attend:
             limits = settings.mask if evicts(settings.mask, keys - 1) else EVERYTHING
         at = slice(keys - query.shape[2], keys)
         problem = problem_of(real, at, self.rule, limits, unpadded=mask is None)
-        own = own_bias.in_force(self.model, settings.bias)
+        own = own_bias.held_by(self.model, settings.bias)
         of_pass = replace(settings, attention="eager") if weights else settings
         forward_pass = ForwardPass(real, problem, self.rule, of_pass, own=own)
         last.made = mask, settings, sizes, forward_pass

@@ -117,7 +117,7 @@ def begin_pass(
         unpadded=padding is None and capacity == end,
         texts=texts,
     )
-    own = own_bias.in_force(model, settings.bias)
+    own = own_bias.held_by(model, settings.bias)
     paged = None if texts is None else texts.cache
     kwargs["attention_mask"] = ForwardPass(mask, problem, rule, settings, own=own, cache=paged)
     return (), kwargs

@@ -19,6 +19,7 @@ from ntk_alibi import _checks
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
 from ntk_alibi.integrations.arguments import check_padding, given_mask, positional_names
+from ntk_alibi.integrations.attend import BIDIRECTIONAL
 from ntk_alibi.integrations.begin_pass import begin_pass
 from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 from ntk_alibi.integrations.family import Family, Replacement
@@ -30,10 +31,7 @@ from ntk_alibi.integrations.transformers_versions import (
     check_parameters,
     check_version,
 )
-from ntk_alibi.masks import Mask, Problem
-
-#: The mask of cross-attention.
-EVERY_KEY = Mask(causal=False)
+from ntk_alibi.masks import Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,8 +152,8 @@ class BucketFamily(Family):
     def end(self, model: nn.Module) -> None:
         """Undo `begin`, except for the hook."""
 
-    def in_force(self, model: nn.Module) -> list[Replacement]:
-        """Return the replacements in a patched model."""
+    def all_replacements(self, model: nn.Module) -> list[Replacement]:
+        """Return the replacements in a patched model, its layers' forward included."""
         return [
             *self.replacements(model),
             *(
@@ -227,9 +225,9 @@ def _crossing_pass(passed: ForwardPass, states: torch.Tensor, kwargs: Any) -> St
             )
         check_padding(given)
         real = (given != 0).to(states.device)
-    hides = given is not None and not (real.is_cpu and bool(real.all()))
+    padding = None if given is None or (real.is_cpu and bool(real.all())) else real
     shape = batch, heads, queries, keys
-    problem = Problem.checked(shape, EVERY_KEY, real if hides else None, None, None, like=states)
+    problem = Problem.checked(shape, BIDIRECTIONAL, padding, None, None, like=states)
     return _like(passed, real, problem, {None: NoBias(heads)})
 
 

@@ -209,8 +209,8 @@ class Family:
         """Undo `begin`, except for the hooks."""
         attend.stop(model)
 
-    def in_force(self, model: nn.Module) -> list[Replacement]:
-        """Return the replacements in a patched model."""
+    def all_replacements(self, model: nn.Module) -> list[Replacement]:
+        """Return the replacements in a patched model, its layers' forward included."""
         rule = self.rule(model)
         return [
             *self.replacements(model),

@@ -19,7 +19,7 @@ from torch import nn
 from ntk_alibi import _arrays, _core
 from ntk_alibi.integrations.overriding import overridden, override, restore
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.integrations.transformers_versions import is_pretrained
+from ntk_alibi.integrations.transformers_versions import around, is_pretrained
 
 
 class Sizes(NamedTuple):
@@ -73,15 +73,9 @@ def check(settings: Settings) -> None:
 
 def keep_heads(model: nn.Module, target: nn.Module) -> None:
     """Let a target know the layers of logits above it, which are no parts of it."""
-    above = [
-        part
-        for part in model.modules()
-        if is_pretrained(part) and any(x is target for x in part.modules())
-    ]
-    heads = [
-        head for part in above if (head := cast(Any, part).get_output_embeddings()) is not None
-    ]
-    if heads:
+    models = [part for part in around(model, target) if is_pretrained(part)]
+    heads = [cast(Any, part).get_output_embeddings() for part in models]
+    if heads := [head for head in heads if head is not None]:
         setattr(target, _HEADS, tuple(heads))
 
 

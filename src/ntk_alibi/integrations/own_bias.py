@@ -124,7 +124,7 @@ def register(target: nn.Module, bias: Any) -> None:
         target.add_module(NAME, nn.ModuleDict(every))
 
 
-def in_force(target: nn.Module, bias: Any) -> dict[Any, Any]:
+def held_by(target: nn.Module, bias: Any) -> dict[Any, Any]:
     """Return the biases by layers, with the modules that the model has now; none for None."""
     if bias is None:
         return {}

@@ -177,7 +177,7 @@ def apply(
     return PatchHandle(family, targets, settings)
 
 
-def in_force(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
+def handles(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
     """Return a handle for each patch of the targets, in the order in which they were applied."""
     patches: dict[int, Settings] = {}
     for target in targets:
@@ -211,7 +211,7 @@ def _replace(family: Family, target: nn.Module, settings: Settings) -> None:
     setattr(target, _HOOKS, family.begin(target, settings))
     replaced: list[Replacement] = []
     try:
-        for replacement in family.in_force(target):
+        for replacement in family.all_replacements(target):
             override(*replacement)
             replaced.append(replacement)
     except BaseException:
@@ -222,7 +222,7 @@ def _replace(family: Family, target: nn.Module, settings: Settings) -> None:
 def _restore(family: Family, target: nn.Module) -> None:
     """Undo `_replace`, if it came to its end."""
     if hasattr(target, _HOOKS):
-        _take_back(family, target, family.in_force(target))
+        _take_back(family, target, family.all_replacements(target))
 
 
 def _take_back(family: Family, target: nn.Module, replaced: list[Replacement]) -> None:

@@ -16,6 +16,7 @@ from ntk_alibi.integrations.arguments import by_name, given_mask, positional_nam
 from ntk_alibi.integrations.begin_shared_pass import is_cut
 from ntk_alibi.integrations.cache_argument import cache_of
 from ntk_alibi.integrations.passed_through import AskedLogits
+from ntk_alibi.integrations.transformers_versions import around
 
 #: The attribute of a patched model that keeps the models above it, in a tuple, so that they are no
 #: parts.
@@ -31,14 +32,8 @@ _LOGITS = "_ntk_alibi_logits"
 
 def keep_models(model: nn.Module, target: nn.Module) -> None:
     """Let a target know the models with a loss above it."""
-    above = [
-        part
-        for part in model.modules()
-        if isinstance(part, PreTrainedModel)
-        and part is not target
-        and any(x is target for x in part.modules())
-    ]
-    if above:
+    models = [part for part in around(model, target) if isinstance(part, PreTrainedModel)]
+    if above := [part for part in models if part is not target]:
         setattr(target, _ABOVE, tuple(above))
 
 

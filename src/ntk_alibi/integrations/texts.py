@@ -25,6 +25,7 @@ from ntk_alibi.integrations.cache_argument import CACHE, cache_of, paged_cache_o
 from ntk_alibi.integrations.forward_pass import untraced
 from ntk_alibi.integrations.passed_through import PackedTexts
 from ntk_alibi.integrations.settings import TRACEABLE, current
+from ntk_alibi.integrations.transformers_versions import around
 
 #: The attribute of a patched model that keeps the models with the hook, each with its handle.
 _HOOKED = "_ntk_alibi_hooked"
@@ -255,9 +256,9 @@ def keep_hooks(model: nn.Module, target: nn.Module) -> None:
     Modules of others hand on what they mean to.
     """
     hooked = getattr(target, _HOOKED, ())
-    for part in model.modules():
+    for part in around(model, target):
         ours = isinstance(part, PreTrainedModel) or hasattr(part, "peft_config")
-        if ours and all(x is not part for x, _ in hooked) and target in part.modules():
+        if ours and all(x is not part for x, _ in hooked):
             read = functools.partial(_read, positional_names(part), target)
             handle = part.register_forward_pre_hook(read, prepend=True, with_kwargs=True)
             hooked = (*hooked, (part, handle))

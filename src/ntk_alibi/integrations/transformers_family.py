@@ -140,8 +140,8 @@ class TransformersFamily(Family):
             for layer in self.layers(model):
                 traceable.remove_bias(layer)
 
-    def in_force(self, model: nn.Module) -> list[Replacement]:
-        """Return the replacements in a patched model."""
+    def all_replacements(self, model: nn.Module) -> list[Replacement]:
+        """Return the replacements in a patched model, its layers' forward included."""
         attention_of: AttentionOf = layer_attention.of_layer
         replacements = self.replacements(model)
         if hasattr(model, TRACEABLE):

@@ -60,6 +60,11 @@ def check_parameters(family: str, function: Any, names: Iterable[str]) -> None:
         )
 
 
+def around(model: nn.Module, target: nn.Module) -> list[nn.Module]:
+    """Return the parts of a model that hold one of its modules, the model and the one included."""
+    return [part for part in model.modules() if any(x is target for x in part.modules())]
+
+
 def is_pretrained(module: nn.Module) -> bool:
     """Return whether a module is a model of transformers."""
     return any(

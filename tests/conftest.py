@@ -56,7 +56,12 @@ NEED_TEST_ALL = (
 
 
 #: Tests, by the beginnings of their paths, of programs beside the package.
-OF_PROGRAMS = ("tests/studies", "tests/test_benchmarks.py", "tests/test_peers.py")
+OF_PROGRAMS = (
+    "tests/distributed/test_benchmark.py",
+    "tests/studies",
+    "tests/test_benchmarks.py",
+    "tests/test_peers.py",
+)
 
 
 #: Tests, by the beginnings of their paths, of half a minute and more. They begin first, so that

@@ -107,33 +107,20 @@ def equal_to_one_process(rank: int, size: int) -> dict[str, list[float]]:
 Results = dict[str, list[Any]]
 
 
-def in_turn(rank: int, size: int, names: list[str]) -> dict[str, Any]:
-    """Return the results of several functions of this module, by their names."""
-    return {name: globals()[name](rank, size) for name in names}
-
-
-def together(size: int, *names: str) -> Results:
-    """Run functions of this module on some processes; starting processes takes most of the time."""
-    found = run(size, in_turn, size, list(names))
-    return {name: [results[name] for results in found] for name in names}
+def in_turn(rank: int, size: int) -> dict[str, Any]:
+    work = equal_to_one_process, padded_and_learned, any_order, half_precision, bytes_sent
+    return {function.__name__: function(rank, size) for function in (*work, adversary)}
 
 
 @pytest.fixture(scope="module")
-def two() -> Results:
-    names = "equal_to_one_process", "padded_and_learned", "any_order", "half_precision"
-    return together(2, *names)
+def results() -> Results:
+    """Return what the functions of this module find on each of four processes."""
+    found = run(4, in_turn, 4)
+    return {name: [of_rank[name] for of_rank in found] for name in found[0]}
 
 
-@pytest.fixture(scope="module")
-def four() -> Results:
-    return together(4, "equal_to_one_process", "bytes_sent", "adversary")
-
-
-@pytest.mark.parametrize("ranks", ["two", "four"])
-def test_results_and_gradients_are_those_of_one_process(
-    ranks: str, request: pytest.FixtureRequest
-) -> None:
-    for found in request.getfixturevalue(ranks)["equal_to_one_process"]:
+def test_results_and_gradients_are_those_of_one_process(results: Results) -> None:
+    for found in results["equal_to_one_process"]:
         for name, (output, logsumexp, *gradients) in found.items():
             assert max(output, logsumexp) < OUTPUT, name
             assert max(gradients) < GRADIENT, name
@@ -177,8 +164,10 @@ def padded_and_learned(rank: int, size: int) -> list[float]:
     ]
 
 
-def test_padding_is_nowhere_and_slopes_get_the_gradient_of_all_ranks(two: Results) -> None:
-    for output, slopes, table in two["padded_and_learned"]:
+def test_padding_is_nowhere_and_slopes_get_the_gradient_of_all_ranks(
+    results: dict[str, list[Any]],
+) -> None:
+    for output, slopes, table in results["padded_and_learned"]:
         assert output < OUTPUT
         assert max(slopes, table) < 1e-5
 
@@ -213,8 +202,8 @@ def any_order(rank: int, size: int) -> list[Any]:
     ]
 
 
-def test_zigzag_dtensors_and_meshes(two: Results) -> None:
-    for zigzag, same_bits, sharded, by_mesh in two["any_order"]:
+def test_zigzag_dtensors_and_meshes(results: Results) -> None:
+    for zigzag, same_bits, sharded, by_mesh in results["any_order"]:
         assert same_bits
         assert max(zigzag, sharded, by_mesh) < OUTPUT
 
@@ -229,9 +218,9 @@ def half_precision(rank: int, size: int) -> float:
     return float((result.float() - expected[:, :, at]).abs().max())
 
 
-def test_bfloat16_travels_as_it_is(two: Results) -> None:
+def test_bfloat16_travels_as_it_is(results: Results) -> None:
     # values up to 4, and two roundings to 8 bits: of the parts and of what they give together
-    assert max(two["half_precision"]) < 2 * 4 * 2.0**-8
+    assert max(results["half_precision"]) < 2 * 4 * 2.0**-8
 
 
 def bytes_sent(rank: int, size: int) -> tuple[int, float]:
@@ -253,8 +242,8 @@ def bytes_sent(rank: int, size: int) -> tuple[int, float]:
     return sent, 2 * 4 * part[1].numel() * (size - 1)
 
 
-def test_few_keys_travel(four: Results) -> None:
-    sent, ring = (sum(x) for x in zip(*four["bytes_sent"], strict=True))
+def test_few_keys_travel(results: Results) -> None:
+    sent, ring = (sum(x) for x in zip(*results["bytes_sent"], strict=True))
     # every block that causality needs is half of a ring's bytes
     assert 0 < sent < 0.3 * ring
 
@@ -298,9 +287,11 @@ def adversary(rank: int, size: int) -> float:
     return float((worst - read).max().exp())
 
 
-def test_what_does_not_travel_weighs_nothing_in_the_worst_case(four: Results) -> None:
+def test_what_does_not_travel_weighs_nothing_in_the_worst_case(
+    results: dict[str, list[Any]],
+) -> None:
     # the keys have no common part, so that the centre hardly moves the norms
-    assert max(four["adversary"]) < 2.0**-24
+    assert max(results["adversary"]) < 2.0**-24
 
 
 def test_heads_of_a_model() -> None:

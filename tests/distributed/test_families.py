@@ -13,12 +13,16 @@ from torch import distributed
 
 import ntk_alibi as na
 from family_models import VOCABULARY, make_model
+from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.torch import shard
 from processes import run
-from shared_texts import LOGITS, assert_small, differences
 
 #: Texts of this many tokens, of which the second begins with padding.
 LENGTH, PADDING = 331, 50
+
+#: Three layers of float32 sums, at logits up to 20; losses and relative errors of gradients.
+LOGITS, LOSS, GRADIENTS = 1e-4, 1e-5, 1e-5
 
 ZIGZAG = {"layout": "zigzag"}
 
@@ -32,6 +36,63 @@ def batch(length: int = LENGTH) -> dict[str, torch.Tensor]:
     mask = torch.ones_like(ids)
     mask[1, :PADDING] = 0
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(mask > 0, -100)}
+
+
+def gradients_of(model: Any) -> dict[str, torch.Tensor]:
+    """Return the whole gradients of a model, whose weights may be divided."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        found[name] = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    return found
+
+
+def differences(
+    whole: Any,
+    model: Any,
+    batch: dict[str, torch.Tensor],
+    group: Any,
+    *,
+    averaged: bool = False,
+    layout: dict[str, Any] | None = None,
+    **options: Any,
+) -> list[float]:
+    """Return the greatest differences of logits and loss, and the relative one of gradients.
+
+    Args:
+        whole: a model that reads the text alone.
+        model: the same model, which shares the text with the ranks of a group.
+        batch: the text, with attention_mask and labels.
+        group: the ranks.
+        averaged: whether something else averages gradients over the ranks.
+        layout: keywords of `shard` and `patch`.
+        options: keywords of `patch`.
+    """
+    ranks, layout = Ranks.of(group), layout or {}
+    own = shard({"input_ids": torch.arange(batch["input_ids"].shape[1])[None]}, group, **layout)
+    at = own["input_ids"][0]
+    for each in (whole, model):
+        each.zero_grad(set_to_none=True)
+    with na.patch(whole, **options):
+        expected = whole(**batch)
+        expected.loss.backward()
+    with na.patch(model, **options, **layout, group=group) as patch:
+        result = model(**patch.shard(batch))
+        result.loss.backward()
+    loss = torch.stack(ranks.gather(result.loss.detach())).mean()
+    exact, worst = gradients_of(whole), 0.0
+    for name, gradient in gradients_of(model).items():
+        if not averaged:
+            gradient = torch.stack(ranks.gather(gradient)).mean(0)
+        worst = max(worst, float((gradient - exact[name]).norm() / exact[name].norm()))
+    real = batch["attention_mask"][:, at] > 0
+    logits = (result.logits - expected.logits[:, at])[real]
+    return [float(logits.detach().abs().max()), float(loss - expected.loss.detach()), worst]
+
+
+def assert_small(errors: list[float], name: str) -> None:
+    for error, bound in zip(errors, (LOGITS, LOSS, GRADIENTS), strict=True):
+        assert abs(error) < bound, (name, errors)
 
 
 class Wire:
@@ -121,6 +182,8 @@ def silence(rank: int, size: int) -> dict[str, list[Any]]:
 
 #: Name, family, the layout, and keywords of `patch`.
 PASSES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "BLOOM": ("bloom", {}, {}),
+    "BLOOM, per text": ("bloom", {}, {"scaling": na.DynamicNTK(2.0, 64)}),
     "MPT": ("mpt", {}, {"scaling": na.NTK(4.0)}),
     "Falcon": ("falcon", {}, {"scaling": na.DynamicNTK(2.0, 64, per="query")}),
     "Falcon, heads of keys": ("falcon, heads of keys", {}, {"scaling": na.Knee(100, 8.0)}),
@@ -160,6 +223,22 @@ def generation(rank: int, size: int) -> dict[str, bool]:
     return found
 
 
+def own_loss(rank: int, size: int) -> None:
+    """Assert that a loss function of the user is put aside for the group's, and put back."""
+    group, model, ids = distributed.group.WORLD, make_model("bloom"), batch()["input_ids"][:1]
+    loss = model.loss_function
+    model.loss_function = own = lambda *_, **__: torch.tensor(7.0)
+    with na.patch(model):
+        assert model(ids, labels=ids).loss == 7.0
+        with na.patch(model, group=group):
+            assert model.loss_function is not own
+    assert model.loss_function is own
+    model.loss_function = loss
+    # the patch is gone: labels are shifted by transformers again
+    expected = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])
+    torch.testing.assert_close(model(ids, labels=ids).loss, expected)
+
+
 def on_a_mesh(rank: int, size: int, folder: Path) -> dict[str, list[float]]:
     """Return errors of models whose heads and whose texts are divided, on two by two processes."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -192,6 +271,7 @@ def on_a_mesh(rank: int, size: int, folder: Path) -> dict[str, list[float]]:
 
 
 def everything(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    own_loss(rank, size)
     work = silence, passes, generation
     found = {function.__name__: function(rank, size) for function in work}
     return {**found, "on_a_mesh": on_a_mesh(rank, size, folder)}

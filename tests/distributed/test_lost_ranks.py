@@ -21,7 +21,7 @@ def dies(rank: int, size: int) -> str:
         model(ids, **{CACHE: cache})
         model(ids[:, :1], **{CACHE: cache})
         if rank == 1:
-            return "gone"  # which closes its connections, as the end of its process does
+            return "gone"  # and its process ends
         with pytest.raises(RuntimeError):
             model(ids[:, :1], **{CACHE: cache})
     query, key, value = torch.ones(3, 1, 4, 64, 8)
@@ -31,4 +31,4 @@ def dies(rank: int, size: int) -> str:
 
 
 def test_a_rank_that_is_gone_is_an_error_and_no_hang() -> None:
-    assert run(2, dies, 2, seconds=20)[1] == "gone"
+    assert run(2, dies, 2, seconds=20, own=True)[1] == "gone"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +12,16 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import ntk_alibi as na
+import processes
 from family_models import families, make_model
 from padded_batches import run
-from repository import ROOT
 
 CUT = "attention must be called outside of torch's context_parallel"
 
@@ -148,24 +149,42 @@ def test_models_with_a_part_of_the_heads(
         run(model, ids)
 
 
+def split_sequence(model: Any, ids: torch.Tensor, mesh: DeviceMesh) -> Any:
+    return context_parallel(mesh, buffers=[ids], buffer_seq_dims=[1])
+
+
+def split_heads(model: Any, ids: torch.Tensor, mesh: DeviceMesh) -> Any:
+    """Split weights over processes, and take the slopes of a model of half as many heads."""
+    layer: dict[str, Any] = {
+        "self_attention.query_key_value": ColwiseParallel(),
+        "self_attention.dense": RowwiseParallel(),
+    }
+    for block in model.transformer.h:
+        parallelize_module(block, mesh, layer)
+        block.self_attention.num_heads //= 2
+    model.transformer.num_heads //= 2
+    return contextlib.nullcontext()
+
+
+def outcome(rank: int, split: Any, attention: str | None) -> float | str:
+    """Return the greatest error of a split BLOOM's first logits, or the sentence of the error."""
+    mesh, model, ids = init_device_mesh("cpu", (2,)), make_model("bloom"), torch.arange(32)[None]
+    expected = run(model, ids)
+    patch = na.patch(model, attention=attention) if attention else contextlib.nullcontext()
+    try:
+        with patch, split(model, ids, mesh):
+            logits = run(model, ids)
+    except ValueError as error:
+        return str(error)
+    return float((logits - expected[:, : logits.shape[1]]).abs().max())
+
+
 @pytest.mark.slow
-def test_two_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("split", "reason"), [(split_sequence, "context_parallel"), (split_heads, "all 8 heads")]
+)
+def test_two_processes(split: Any, reason: str) -> None:
     """transformers' own BLOOM computes other logits in either way, without a word."""
-    program = ROOT / "tests/shared/two_processes.py"
-    environment = {**os.environ, "PYTHONPATH": str(program.parent), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, program, str(rank), tmp_path],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    ends = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], ends
-    outcomes = json.loads(ends[0][0].splitlines()[-1])
-    for split, reason in (("split_sequence", "context_parallel"), ("split_heads", "all 8 heads")):
-        assert outcomes[split].pop("stock") > 0.1
-        assert all(reason in sentence for sentence in outcomes[split].values())
+    assert min(processes.run(2, outcome, split, None)) > 0.1
+    for attention in ("fused", "eager"):
+        assert all(reason in sentence for sentence in processes.run(2, outcome, split, attention))

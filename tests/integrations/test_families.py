@@ -6,6 +6,7 @@ import copy
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,6 +19,7 @@ from family_models import (
     HEADS,
     LOGITS,
     MAKERS,
+    attentions,
     compiled_families,
     families,
     independent_logits,
@@ -30,19 +32,36 @@ from model_runs import (
     generate,
     generations,
     gradients,
+    state_of,
 )
 from ntk_alibi.integrations import known
 from ntk_alibi.integrations.cache_argument import CACHE
 from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, masks, real, run
 
-#: BLOOM's own tests are in families/test_bloom.py.
-OTHERS = [name for name in MAKERS if name != "bloom"]
-CASES = list(itertools.product(OTHERS, ("fused", "eager")))
-others = pytest.mark.parametrize("name", OTHERS)
-cases = pytest.mark.parametrize(("name", "attention"), CASES)
+every_layout = pytest.mark.parametrize("name", MAKERS)
 
 
-@cases
+def dynamic(plain: np.ndarray, tokens: int) -> np.ndarray:
+    return na.reference.ntk_slopes(plain, na.reference.dynamic_factor(2.0, tokens, 16))
+
+
+def dynamic_per_query(plain: np.ndarray, tokens: int) -> np.ndarray:
+    return np.array([dynamic(plain, n + 1) for n in range(tokens)]).T
+
+
+#: Scalings, and what `independent_logits` takes for them.
+SCALINGS: dict[Any, dict[str, Any]] = {
+    None: {},
+    na.Interpolation(2.0): {"slopes": lambda x, _: na.reference.interpolated_slopes(x, 2.0)},
+    na.NTK(4.0): {"slopes": lambda x, _: na.reference.ntk_slopes(x, 4.0)},
+    na.DynamicNTK(2.0, 16): {"slopes": dynamic},
+    na.DynamicNTK(2.0, 16, per="query"): {"slopes": dynamic_per_query},
+    **{na.Knee(*x): {"knee": x} for x in ((6, 5.0), (0, 3.0), (11, float("inf")), (9, 0.5))},
+}
+
+
+@every_layout
+@attentions
 @masks
 def test_no_scaling_equals_transformers(
     models: dict, ids: torch.Tensor, name: str, attention: Any, mask: Any
@@ -54,36 +73,23 @@ def test_no_scaling_equals_transformers(
     assert torch.equal(run(model, ids, mask), stock)
 
 
-@pytest.mark.parametrize(("name", "attention"), [case for case in CASES if "," not in case[0]])
+@pytest.mark.parametrize(
+    ("name", "scaling"), [*itertools.product(("bloom", "mpt", "falcon"), SCALINGS)], ids=repr
+)
+@attentions
 @pytest.mark.parametrize("mask", ["none", "left", "holes"])
 @pytest.mark.parametrize("heads", [8, 12])
-def test_scaled_logits_equal_an_independent_computation(
-    ids: torch.Tensor, name: str, attention: Any, mask: Any, heads: int
+def test_logits_equal_an_independent_computation(
+    ids: torch.Tensor, name: str, attention: Any, mask: Any, scaling: Any, heads: int
 ) -> None:
     model, mask = make_model(name, heads), MASKS[mask]
-    kept = real(mask)
-    slopes = na.reference.ntk_slopes(na.reference.alibi_slopes(heads), 4.0)
-    expected = independent_logits(model, ids, mask, slopes)
-    with na.patch(model, na.NTK(4.0), attention=attention):
+    kept, plain = real(mask), na.reference.alibi_slopes(heads)
+    expected = independent_logits(model, ids, mask, **{"slopes": plain, **SCALINGS[scaling]})
+    with na.patch(model, scaling, attention=attention):
         logits = run(model, ids, mask)
     torch.testing.assert_close(logits[kept].double(), expected[kept], **LOGITS)
-    assert (logits - run(model, ids, mask))[kept].abs().max() > 1e-3
-
-
-@pytest.mark.parametrize(("name", "attention"), [case for case in CASES if "," not in case[0]])
-@pytest.mark.parametrize("mask", ["none", "left", "holes"])
-@pytest.mark.parametrize("knee", [(6, 5.0), (0, 3.0), (11, float("inf")), (9, 0.5)], ids=str)
-def test_logits_with_a_knee_equal_an_independent_computation(
-    models: dict, ids: torch.Tensor, name: str, attention: Any, mask: Any, knee: Any
-) -> None:
-    model, mask = models[name], MASKS[mask]
-    kept = real(mask)
-    slopes = na.reference.alibi_slopes(HEADS)
-    expected = independent_logits(model, ids, mask, slopes, knee)
-    with na.patch(model, na.Knee(*knee), attention=attention):
-        logits = run(model, ids, mask)
-    torch.testing.assert_close(logits[kept].double(), expected[kept], **LOGITS)
-    assert (logits - run(model, ids, mask))[kept].abs().max() > 1e-3
+    if scaling is not None:
+        assert (logits - run(model, ids, mask))[kept].abs().max() > 1e-3
 
 
 def test_texts_up_to_the_knee_do_not_change(models: dict, ids: torch.Tensor) -> None:
@@ -94,34 +100,38 @@ def test_texts_up_to_the_knee_do_not_change(models: dict, ids: torch.Tensor) -> 
             torch.testing.assert_close(run(model, ids), plain, **LOGITS)
 
 
-@others
+@every_layout
+@attentions
 @pytest.mark.parametrize(
     "scaling",
     [na.DynamicNTK(2.0, 16), na.DynamicNTK(2.0, 16, per="query"), na.Knee(6, 5.0)],
     ids=repr,
 )
 def test_a_padded_row_equals_the_row_alone(
-    models: dict, ids: torch.Tensor, name: str, scaling: Any
+    models: dict, ids: torch.Tensor, name: str, scaling: Any, attention: Any
 ) -> None:
     mask = MASKS["left"]
-    with na.patch(models[name], scaling):
+    with na.patch(models[name], scaling, attention=attention):
         batch = run(models[name], ids, mask)
         for b, kept in enumerate(mask.bool()):
             alone = run(models[name], ids[b][kept][None])[0]
             torch.testing.assert_close(batch[b][kept], alone, **LOGITS)
 
 
+@attentions
 @generations({"prompt_lookup_num_tokens": 3})
-def test_generate(models: dict, ids: torch.Tensor, name: str, mask: Any, options: Any) -> None:
+def test_generate(
+    models: dict, ids: torch.Tensor, name: str, mask: Any, options: Any, attention: Any
+) -> None:
     model, beams = models[name], options.get("num_beams", 1)
     if "prompt_lookup_num_tokens" in options:  # transformers allows one row only
         ids, mask = ids[:1], None if mask is None else mask[:1]
     # Stock Falcon cannot read the mask that generate() makes for a static cache.
     stock = generate(model, ids, mask, num_beams=beams)
-    with na.patch(model):
+    with na.patch(model, attention=attention):
         assert torch.equal(generate(model, ids, mask, **options), stock)
     for scaling in (na.DynamicNTK(4.0, 8, per="query"), na.Knee(6, 8.0)):
-        with na.patch(model, scaling):
+        with na.patch(model, scaling, attention=attention):
             tokens = generate(model, ids, mask, **options)
             full = generate(model, ids, mask, use_cache=False, num_beams=beams)
         assert torch.equal(tokens, full)
@@ -141,10 +151,11 @@ def test_gradients_and_gradient_checkpointing(ids: torch.Tensor, name: str, scal
         return gradients(model, ids, mask, labels, checkpointing=checkpointing, **patch)
 
     expected = of("eager", False)
-    dynamic = isinstance(scaling, na.DynamicNTK)  # which the traceable form refuses
-    for attention in ("fused",) if dynamic else ("fused", "traceable"):
-        for checkpointing in (False, True):
-            assert_gradients_close(of(attention, checkpointing), expected)
+    others = [("eager", True), ("fused", False), ("fused", True)]
+    if not isinstance(scaling, na.DynamicNTK):  # which the traceable form refuses
+        others += [("traceable", False), ("traceable", True)]
+    for attention, checkpointing in others:
+        assert_gradients_close(of(attention, checkpointing), expected)
 
 
 @families
@@ -222,8 +233,9 @@ def test_dropout_builds_no_matrix_of_all_queries_and_keys(name: str) -> None:
 
 @families
 def test_bfloat16_is_nearer_to_float32_than_stock(name: str) -> None:
-    model = make_model(name, **({"max_seq_len": 1024} if name == "mpt" else {}))
-    ids = torch.randint(0, VOCABULARY, (1, 1024), generator=torch.Generator().manual_seed(0))
+    """Stock models round absolute positions to bfloat16, where 256 and 257 are the same."""
+    model = make_model(name, **({"max_seq_len": 512} if name == "mpt" else {}))
+    ids = torch.randint(0, VOCABULARY, (1, 512), generator=torch.Generator().manual_seed(0))
     half = copy.deepcopy(model).bfloat16()
     with na.patch(model):  # stock Falcon rounds its bias to bfloat16 in float32, too
         exact = run(model, ids)
@@ -234,9 +246,10 @@ def test_bfloat16_is_nearer_to_float32_than_stock(name: str) -> None:
 
 
 @families
-def test_output_attentions(models: dict, ids: torch.Tensor, name: str) -> None:
+@attentions
+def test_output_attentions(models: dict, ids: torch.Tensor, name: str, attention: Any) -> None:
     mask = MASKS["left"]
-    with torch.no_grad(), na.patch(models[name], na.NTK(4.0)):
+    with torch.no_grad(), na.patch(models[name], na.NTK(4.0), attention=attention):
         outputs = models[name](ids, attention_mask=mask, output_attentions=True)
         logits = run(models[name], ids, mask)
     kept = real(mask)
@@ -251,7 +264,7 @@ def test_output_attentions(models: dict, ids: torch.Tensor, name: str) -> None:
 
 
 @families
-@pytest.mark.parametrize("attention", ["fused", "eager"])
+@attentions
 def test_output_attentions_with_a_static_cache(
     models: dict, ids: torch.Tensor, name: str, attention: Any
 ) -> None:
@@ -325,21 +338,15 @@ def test_traced_otherwise(shallow: dict, ids: torch.Tensor, name: str) -> None:
 
 @families
 def test_nothing_is_left_behind(ids: torch.Tensor, name: str) -> None:
-    def state() -> list[Any]:
-        return [
-            (part, sorted(vars(module)), dict(module._forward_pre_hooks))
-            for part, module in model.named_modules()
-        ]
-
     model = make_model(name)
-    before, config, stock = state(), model.config.to_dict(), run(model, ids)
+    before, config, stock = state_of(model), model.config.to_dict(), run(model, ids)
     with na.patch(model, na.NTK(2.0)):
         clone = copy.deepcopy(model)
         with na.patch(model, na.NTK(8.0)):
             run(model, ids)
         patched = run(model, ids)
         assert model.config.to_dict() == config
-    assert state() == before
+    assert state_of(model) == before
     assert torch.equal(run(model, ids), stock)
     assert torch.equal(run(clone, ids), patched)
     assert not torch.equal(patched, stock)

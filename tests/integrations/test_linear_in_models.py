@@ -13,6 +13,7 @@ from torch import nn
 import ntk_alibi as na
 from family_models import LOGITS, families, make_model
 from linear_products import ONEDNN, inputs, layer_of, needs_onednn, operators
+from model_runs import state_of
 from ntk_alibi import _core
 from ntk_alibi.integrations import linear
 from padded_batches import MASKS, run
@@ -37,11 +38,8 @@ def test_models_compute_the_same(name: str, mask: Any, ids: torch.Tensor) -> Non
 @needs_onednn
 @families
 def test_every_layer_is_restored(name: str) -> None:
-    def state() -> list[Any]:
-        return [(part, sorted(vars(module))) for part, module in model.named_modules()]
-
     model = make_model(name)
-    before = state()
+    before = state_of(model)
     outer = na.patch(model, linear="onednn")
     replaced = [x for x in model.modules() if type(x).__name__.endswith("Linear")]
     assert len(replaced) == 3 * 4 + 1
@@ -51,11 +49,11 @@ def test_every_layer_is_restored(name: str) -> None:
     outer.undo()
     assert not any("forward" in vars(x) for x in replaced)
     inner.undo()
-    assert state() == before
+    assert state_of(model) == before
     na.patch(model, linear="onednn")
     assert "linear='onednn'" in repr(na.patched(model)[0])
     na.unpatch(model)
-    assert state() == before
+    assert state_of(model) == before
 
 
 @needs_onednn

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from family_models import HEADS, LOGITS, families, independent_logits, make_model, models  # noqa: F401
+from family_models import HEADS, LOGITS, families, independent_logits, make_model
 from model_runs import enable_checkpointing
 from ntk_alibi.biases import BiasObject
 from ntk_alibi.integrations.cache_argument import CACHE
@@ -40,7 +40,7 @@ def at_distances(bias: BiasObject) -> Any:
 
 @families
 @pytest.mark.parametrize("kind", [kind for kind in BIASES if kind != "exempt"])
-def test_logits_are_those_of_the_bias(models: dict, name: str, kind: str) -> None:  # noqa: F811
+def test_logits_are_those_of_the_bias(models: dict, name: str, kind: str) -> None:
     """BLOOM's eager form is transformers' own forward, which adds what it is given."""
     model, bias, mask = models[name], BIASES[kind], MASKS["left"]
     kept = real(mask)
@@ -52,13 +52,12 @@ def test_logits_are_those_of_the_bias(models: dict, name: str, kind: str) -> Non
         eager = run(model, ids, mask)
     torch.testing.assert_close(logits[kept], eager[kept], **LOGITS)
     assert (logits - run(model, ids, mask))[kept].abs().max() > 1e-3
-    if name != "bloom":
-        slopes = na.reference.alibi_slopes(HEADS)
-        expected = independent_logits(model, ids, mask, slopes, own=at_distances(bias))
-        torch.testing.assert_close(logits[kept].double(), expected[kept], **LOGITS)
+    slopes = na.reference.alibi_slopes(HEADS)
+    expected = independent_logits(model, ids, mask, slopes, own=at_distances(bias))
+    torch.testing.assert_close(logits[kept].double(), expected[kept], **LOGITS)
 
 
-def test_own_slopes_equal_those_of_the_scaling_in_bloom(models: dict) -> None:  # noqa: F811
+def test_own_slopes_equal_those_of_the_scaling_in_bloom(models: dict) -> None:
     """In Falcon the model's own bias is divided with the scores, and a user's is not."""
     bias = na.ALiBi(HEADS, slopes=na.alibi_slopes(HEADS, na.NTK(4.0)))
     for name, divisor in (("bloom", 1.0), ("falcon", 4.0)):
@@ -73,7 +72,7 @@ def test_own_slopes_equal_those_of_the_scaling_in_bloom(models: dict) -> None:  
 @pytest.mark.parametrize(
     "options", [{"window": 9}, {"window": 9, "sink": 2}, {"log_n": 8}], ids=str
 )
-def test_caches_windows_and_log_n_work_with_it(models: dict, kind: str, options: Any) -> None:  # noqa: F811
+def test_caches_windows_and_log_n_work_with_it(models: dict, kind: str, options: Any) -> None:
     model = models["falcon"]
     with torch.no_grad(), na.patch(model, BIASES[kind], **options):
         whole = run(model, ids)
@@ -85,7 +84,7 @@ def test_caches_windows_and_log_n_work_with_it(models: dict, kind: str, options:
         torch.testing.assert_close(run(model, ids), whole, **LOGITS)
 
 
-def test_layers_have_biases_of_their_own(models: dict) -> None:  # noqa: F811
+def test_layers_have_biases_of_their_own(models: dict) -> None:
     model, kerple = models["mpt"], BIASES["kerple log"]
     slopes = na.reference.alibi_slopes(HEADS)
     expected = independent_logits(model, ids, None, slopes, layers={1}, own=at_distances(kerple))
@@ -196,7 +195,7 @@ def test_peft_freezes_it_and_modules_to_save_trains_it(tmp_path: Any) -> None:
 )
 @families
 def test_wrong_biases_are_refused_before_anything_changes(
-    models: dict,  # noqa: F811
+    models: dict,
     name: str,
     bias: Any,
     options: Any,
@@ -208,7 +207,7 @@ def test_wrong_biases_are_refused_before_anything_changes(
     assert not any("ntk_alibi" in part for part, _ in models[name].named_modules())
 
 
-def test_sinks_and_exempt_tokens_that_contradict_are_refused(models: dict) -> None:  # noqa: F811
+def test_sinks_and_exempt_tokens_that_contradict_are_refused(models: dict) -> None:
     bias = na.ALiBi(HEADS, slopes=SLOPES, exempt=3)
     with (
         na.patch(models["bloom"], bias, window=5, sink=1),

@@ -15,93 +15,87 @@ from transformers import BloomForCausalLM
 from transformers.models.bloom import modeling_bloom
 
 import ntk_alibi as na
-from bloom_models import LOGITS, attentions, make_model
+from family_models import LOGITS, attentions, make_model
+from model_runs import state_of
 from ntk_alibi.integrations import transformers_versions
 from padded_batches import BATCH, LENGTH, VOCABULARY, run
 
 
-def test_patches_nest_and_undo_in_any_order(blooms: dict, bloom_ids: torch.Tensor) -> None:
-    model = blooms[8]
-    stock = run(model, bloom_ids)
+def test_patches_nest_and_undo_in_any_order(models: dict, ids: torch.Tensor) -> None:
+    model = models["bloom"]
+    stock = run(model, ids)
     outer = na.patch(model, na.NTK(2.0))
-    two = run(model, bloom_ids)
+    two = run(model, ids)
     with na.patch(model, na.NTK(8.0), attention="eager") as inner:
-        eight = run(model, bloom_ids)
+        eight = run(model, ids)
         assert "in force" in repr(inner)
         with na.patch(model):
-            torch.testing.assert_close(run(model, bloom_ids), stock, **LOGITS)
-        assert torch.equal(run(model, bloom_ids), eight)
-    assert torch.equal(run(model, bloom_ids), two)
+            torch.testing.assert_close(run(model, ids), stock, **LOGITS)
+        assert torch.equal(run(model, ids), eight)
+    assert torch.equal(run(model, ids), two)
     newest = na.patch(model, na.NTK(8.0), attention="eager")
     outer.undo()
-    assert torch.equal(run(model, bloom_ids), eight)
+    assert torch.equal(run(model, ids), eight)
     outer.undo()
     newest.undo()
     assert "undone" in repr(newest)
-    assert torch.equal(run(model, bloom_ids), stock)
-
-
-def state_of(model: Any) -> list[Any]:
-    return [
-        (name, sorted(vars(module)), dict(module._forward_pre_hooks))
-        for name, module in model.named_modules()
-    ]
+    assert torch.equal(run(model, ids), stock)
 
 
 @attentions
-def test_nothing_is_left_behind(bloom_ids: torch.Tensor, attention: Any) -> None:
-    model = make_model()
+def test_nothing_is_left_behind(ids: torch.Tensor, attention: Any) -> None:
+    model = make_model("bloom")
     before, module = state_of(model), dict(vars(modeling_bloom))
     config = copy.deepcopy(model.config)
     with na.patch(model, na.NTK(2.0), attention=attention):
-        run(model, bloom_ids)
+        run(model, ids)
         assert model.config.to_dict() == config.to_dict()
         assert dict(vars(modeling_bloom)) == module
     assert state_of(model) == before
 
 
-def test_undone_after_an_exception(blooms: dict, bloom_ids: torch.Tensor) -> None:
-    stock = run(blooms[8], bloom_ids)
+def test_undone_after_an_exception(models: dict, ids: torch.Tensor) -> None:
+    stock = run(models["bloom"], ids)
 
     class StopError(Exception):
         pass
 
-    with pytest.raises(StopError), na.patch(blooms[8], na.NTK(2.0)):
+    with pytest.raises(StopError), na.patch(models["bloom"], na.NTK(2.0)):
         raise StopError
-    assert torch.equal(run(blooms[8], bloom_ids), stock)
+    assert torch.equal(run(models["bloom"], ids), stock)
 
 
-def test_only_this_instance_is_patched(bloom_ids: torch.Tensor) -> None:
-    config = make_model().config
+def test_only_this_instance_is_patched(ids: torch.Tensor) -> None:
+    config = make_model("bloom").config
     a, b = BloomForCausalLM(config).eval(), BloomForCausalLM(config).eval()
     b.load_state_dict(a.state_dict())
     with na.patch(a, na.Interpolation(4.0)):
-        assert not torch.equal(run(a, bloom_ids), run(b, bloom_ids))
+        assert not torch.equal(run(a, ids), run(b, ids))
 
 
-def test_copies_of_a_patched_model_are_patched_on_their_own(bloom_ids: torch.Tensor) -> None:
-    model = make_model()
+def test_copies_of_a_patched_model_are_patched_on_their_own(ids: torch.Tensor) -> None:
+    model = make_model("bloom")
     with na.patch(model, na.NTK(4.0)):
-        patched = run(model, bloom_ids)
+        patched = run(model, ids)
         for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert torch.equal(run(clone, bloom_ids), patched)
-    assert torch.equal(run(clone, bloom_ids), patched)
-    assert not torch.equal(run(model, bloom_ids), patched)
+            assert torch.equal(run(clone, ids), patched)
+    assert torch.equal(run(clone, ids), patched)
+    assert not torch.equal(run(model, ids), patched)
 
 
-def test_threads_do_not_see_each_other(bloom_ids: torch.Tensor) -> None:
-    shared, wrong = make_model(), []
+def test_threads_do_not_see_each_other(ids: torch.Tensor) -> None:
+    shared, wrong = make_model("bloom"), []
     others = [copy.deepcopy(shared) for _ in range(4)]
     choices = [None, na.NTK(2.0), na.Interpolation(2.0), na.DynamicNTK(2.0, 16, per="query")]
     expected = []
     for scaling in choices:
         with na.patch(shared, scaling):
-            expected.append(run(shared, bloom_ids))
+            expected.append(run(shared, ids))
 
     def work(model: Any, scaling: Any, logits: torch.Tensor) -> None:
         for _ in range(10):
             with na.patch(model, scaling):
-                if not torch.equal(run(model, bloom_ids), logits):
+                if not torch.equal(run(model, ids), logits):
                     wrong.append(scaling)
 
     threads = [
@@ -115,16 +109,14 @@ def test_threads_do_not_see_each_other(bloom_ids: torch.Tensor) -> None:
     assert not wrong
 
 
-def test_several_threads_on_one_patched_model(bloom_ids: torch.Tensor) -> None:
-    model, results = make_model(), []
+def test_several_threads_on_one_patched_model(ids: torch.Tensor) -> None:
+    model, results = make_model("bloom"), []
     with na.patch(model, na.DynamicNTK(2.0, 16)):
-        expected = [run(model, bloom_ids[:, :n]) for n in (40, 30, 20)]
+        expected = [run(model, ids[:, :n]) for n in (40, 30, 20)]
 
         def work(index: int) -> None:
             n = (40, 30, 20)[index]
-            results.extend(
-                torch.equal(run(model, bloom_ids[:, :n]), expected[index]) for _ in range(10)
-            )
+            results.extend(torch.equal(run(model, ids[:, :n]), expected[index]) for _ in range(10))
 
         threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
         for thread in threads:
@@ -134,52 +126,52 @@ def test_several_threads_on_one_patched_model(bloom_ids: torch.Tensor) -> None:
     assert results == [True] * 30
 
 
-def test_saving_and_reloading_a_patched_model(bloom_ids: torch.Tensor, tmp_path: Any) -> None:
-    model = make_model()
-    stock = run(model, bloom_ids)
+def test_saving_and_reloading_a_patched_model(ids: torch.Tensor, tmp_path: Any) -> None:
+    model = make_model("bloom")
+    stock = run(model, ids)
     with na.patch(model, na.NTK(4.0)):
         model.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="this one has plain ALiBi"):
         plain = BloomForCausalLM.from_pretrained(tmp_path).eval()
-    assert torch.equal(run(plain, bloom_ids), stock)
+    assert torch.equal(run(plain, ids), stock)
 
 
-def test_wrappers_that_keep_the_old_forward_elsewhere(bloom_ids: torch.Tensor) -> None:
+def test_wrappers_that_keep_the_old_forward_elsewhere(ids: torch.Tensor) -> None:
     """accelerate's hooks do this to modules when it places a model on devices."""
-    model = make_model()
+    model = make_model("bloom")
     for block in model.transformer.h:
         attention = block.self_attention
         attention._old_forward = attention.forward
         attention.forward = lambda *args, module=attention, **kw: module._old_forward(*args, **kw)
-    stock = run(model, bloom_ids)
+    stock = run(model, ids)
     with na.patch(model, na.NTK(4.0)):
-        assert not torch.equal(run(model, bloom_ids), stock)
-    assert torch.equal(run(model, bloom_ids), stock)
+        assert not torch.equal(run(model, ids), stock)
+    assert torch.equal(run(model, ids), stock)
 
 
 def test_a_bias_that_transformers_builds_elsewhere_has_no_effect(
-    blooms: dict, bloom_ids: torch.Tensor
+    models: dict, ids: torch.Tensor
 ) -> None:
-    model = blooms[8]
+    model = models["bloom"]
     with na.patch(model, na.NTK(4.0), attention="eager"):
-        expected = run(model, bloom_ids)
+        expected = run(model, ids)
         tensor = torch.ones(BATCH * 8, 1, LENGTH).cumsum(dim=-1)
         model.transformer.build_alibi_tensor = lambda *_, **__: tensor
-        assert torch.equal(run(model, bloom_ids), expected)
+        assert torch.equal(run(model, ids), expected)
 
 
 @attentions
 def test_a_mask_that_transformers_builds_elsewhere_is_an_error(
-    blooms: dict, bloom_ids: torch.Tensor, attention: Any, monkeypatch: pytest.MonkeyPatch
+    models: dict, ids: torch.Tensor, attention: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This guards against a transformers version that does not hand our mask to the layers."""
     mask = torch.zeros(BATCH, 1, LENGTH, LENGTH)
     monkeypatch.setattr(modeling_bloom, "create_causal_mask", lambda *_, **__: mask)
     with (
-        na.patch(blooms[8], na.NTK(4.0), attention=attention),
+        na.patch(models["bloom"], na.NTK(4.0), attention=attention),
         pytest.raises(RuntimeError, match="patch would have no effect with transformers"),
     ):
-        run(blooms[8], bloom_ids)
+        run(models["bloom"], ids)
 
 
 def test_models_without_alibi_are_refused() -> None:
@@ -201,9 +193,9 @@ def test_models_without_alibi_are_refused() -> None:
     ("arguments", "options", "error", "message"),
     [
         (("bloom",), {}, TypeError, "model must be a torch.nn.Module, got str"),
-        ((make_model(), 4.0), {}, TypeError, "scaling must be None or an object"),
+        ((make_model("bloom"), 4.0), {}, TypeError, "scaling must be None or an object"),
         (
-            (make_model(),),
+            (make_model("bloom"),),
             {"attention": "flash"},
             ValueError,
             "attention must be one of 'fused', 'eager', 'traceable', got 'flash'",
@@ -217,7 +209,7 @@ def test_wrong_arguments(arguments: Any, options: Any, error: Any, message: str)
 
 def test_the_form_that_is_gone_gives_a_warning_and_means_fused() -> None:
     with pytest.warns(FutureWarning, match="attention='sdpa' is gone, and means 'fused'"):
-        assert na.patch(make_model(), na.NTK(2.0), attention="sdpa").attention == "fused"  # type: ignore[arg-type]
+        assert na.patch(make_model("bloom"), na.NTK(2.0), attention="sdpa").attention == "fused"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", ["4.29.0", "5.3.0", "6.0.0", "7.1"])
@@ -226,13 +218,13 @@ def test_unknown_versions_of_transformers_are_refused(
 ) -> None:
     monkeypatch.setattr("transformers.__version__", version)
     with pytest.raises(RuntimeError, match=f"transformers must be >= .* and < .*, got {version}"):
-        na.patch(make_model(), na.NTK(2.0))
+        na.patch(make_model("bloom"), na.NTK(2.0))
 
 
 def test_modeling_code_with_other_arguments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: Any, hidden_states: Any, position_bias: Any) -> None: ...
 
-    model = make_model()
+    model = make_model("bloom")
     monkeypatch.setattr(modeling_bloom.BloomAttention, "forward", forward)
     with pytest.raises(
         RuntimeError, match=r"is not what the BLOOM patch expects: .*forward has no"
@@ -240,28 +232,28 @@ def test_modeling_code_with_other_arguments_is_refused(monkeypatch: pytest.Monke
         na.patch(model, na.NTK(2.0))
 
 
-def test_slow_but_exact_models_keep_the_eager_form(bloom_ids: torch.Tensor) -> None:
-    model = make_model(pretraining_tp=2, slow_but_exact=True)
+def test_slow_but_exact_models_keep_the_eager_form(ids: torch.Tensor) -> None:
+    model = make_model("bloom", pretraining_tp=2, slow_but_exact=True)
     with pytest.raises(ValueError, match="attention must be 'eager' for a BLOOM with slow_but"):
         na.patch(model)
-    stock = run(model, bloom_ids)
+    stock = run(model, ids)
     with na.patch(model, attention="eager"):
-        assert torch.equal(run(model, bloom_ids), stock)
+        assert torch.equal(run(model, ids), stock)
 
 
 @pytest.mark.parametrize("shape", [(BATCH, LENGTH, LENGTH), (BATCH, LENGTH - 1), (1, LENGTH)])
-def test_masks_of_a_wrong_shape(blooms: dict, bloom_ids: torch.Tensor, shape: Any) -> None:
+def test_masks_of_a_wrong_shape(models: dict, ids: torch.Tensor, shape: Any) -> None:
     with (
-        na.patch(blooms[8]),
+        na.patch(models["bloom"]),
         pytest.raises(ValueError, match=r"attention_mask must have shape .*= \(3, 40\)"),
     ):
-        run(blooms[8], bloom_ids, torch.ones(shape))
+        run(models["bloom"], ids, torch.ones(shape))
 
 
-def test_no_tokens_and_no_rows(blooms: dict) -> None:
+def test_no_tokens_and_no_rows(models: dict) -> None:
     for shape in ((0, 5), (2, 0)):
-        with na.patch(blooms[8], na.NTK(2.0)):
-            assert run(blooms[8], torch.zeros(shape, dtype=torch.long)).shape == (
+        with na.patch(models["bloom"], na.NTK(2.0)):
+            assert run(models["bloom"], torch.zeros(shape, dtype=torch.long)).shape == (
                 *shape,
                 VOCABULARY,
             )
@@ -271,9 +263,9 @@ def test_the_tested_versions_are_those_declared() -> None:
     assert transformers_versions.TRANSFORMERS_VERSIONS[0] <= Version(transformers.__version__)
 
 
-def test_unpatch_takes_back_what_others_patched(bloom_ids: torch.Tensor) -> None:
-    model = make_model()
-    before, stock = state_of(model), run(model, bloom_ids)
+def test_unpatch_takes_back_what_others_patched(ids: torch.Tensor) -> None:
+    model = make_model("bloom")
+    before, stock = state_of(model), run(model, ids)
     assert na.patched(model) == []
     na.patch(model, na.NTK(2.0))
     kept = na.patch(model.transformer, na.FlatHeads(8.0), attention="eager")
@@ -289,20 +281,20 @@ def test_unpatch_takes_back_what_others_patched(bloom_ids: torch.Tensor) -> None
     na.unpatch(model)
     assert na.patched(model) == []
     assert state_of(model) == before
-    assert torch.equal(run(model, bloom_ids), stock)
+    assert torch.equal(run(model, ids), stock)
     assert [x.scaling for x in na.patched(clone)] == [kept.scaling]
     kept.undo()
     na.unpatch(clone)
-    assert torch.equal(run(clone, bloom_ids), stock)
+    assert torch.equal(run(clone, ids), stock)
 
 
-def test_unpatch_keeps_what_a_configuration_asks_for(bloom_ids: torch.Tensor) -> None:
-    model = make_model(attn_implementation="ntk_alibi")
-    stock = run(model, bloom_ids)
+def test_unpatch_keeps_what_a_configuration_asks_for(ids: torch.Tensor) -> None:
+    model = make_model("bloom", attn_implementation="ntk_alibi")
+    stock = run(model, ids)
     na.patch(model, na.NTK(4.0))
     na.unpatch(model)
     assert na.patched(model) == []
-    assert torch.equal(run(model, bloom_ids), stock)
+    assert torch.equal(run(model, ids), stock)
 
 
 def test_modules_without_attention_have_no_patches() -> None:
@@ -315,7 +307,7 @@ def test_modules_without_attention_have_no_patches() -> None:
 
 def test_a_patch_without_a_group_shards_nothing() -> None:
     with (
-        na.patch(make_model()) as patch,
+        na.patch(make_model("bloom")) as patch,
         pytest.raises(ValueError, match=r"^group must be given to patch for shard, got None$"),
     ):
         patch.shard({"input_ids": torch.arange(4)[None]})

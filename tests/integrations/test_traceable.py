@@ -16,11 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import ntk_alibi as na
 from exported_models import LONG, LONG_MASK, SHAPES, Logits
 from family_models import LOGITS, MAKERS, compiled_families, families, make_model
-from model_runs import (
-    assert_gradients_close,
-    generate,
-    generations,
-)
+from model_runs import assert_gradients_close, generate, generations, state_of
 from ntk_alibi.integrations.cache_argument import CACHE
 from padded_batches import LENGTH, MASKS, masks, real, run
 
@@ -290,13 +286,6 @@ def test_caches_and_masks_that_cannot_be_used(models: dict, ids: torch.Tensor, n
         }
         with pytest.raises(RuntimeError, match="transformers made no mask of queries and keys"):
             layer(torch.zeros(1, 2, 128), attention_mask=None, **dict.fromkeys(needed))
-
-
-def state_of(model: Any) -> list[Any]:
-    return [
-        (part, sorted(vars(module)), sorted(module._modules), dict(module._forward_pre_hooks))
-        for part, module in model.named_modules()
-    ]
 
 
 @families

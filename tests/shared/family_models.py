@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ MAKERS = {
     ),
 }
 families = pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
+attentions = pytest.mark.parametrize("attention", ["eager", "fused"])
 
 #: The smallest family in the quick tests, and the others in the slow ones.
 compiled_families = pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def independent_logits(
     model: Any,
     ids: torch.Tensor,
     mask: torch.Tensor | None,
-    slopes: np.ndarray,
+    slopes: np.ndarray | Callable[[np.ndarray, int], np.ndarray],
     knee: Any = None,
     log_n: Any = None,
     layers: Any = None,
@@ -104,10 +106,11 @@ def independent_logits(
     """Compute a transformers model in float64 row by row, with attention written out.
 
     Args:
-        model: an MPT or a Falcon.
+        model: a BLOOM, an MPT or a Falcon.
         ids: the tokens.
         mask: the padding mask.
-        slopes: the slopes of the heads.
+        slopes: the slopes of the heads, or what makes them of plain ones and the number of tokens
+            of a row, (heads,) or (heads, tokens).
         knee: a pair of its start and its factor: a number, or a function of prefix lengths.
         log_n: training length, strengths of the heads, and whether the bias is multiplied, too.
         layers: the layers with these slopes and this knee; all others have plain slopes.
@@ -115,40 +118,63 @@ def independent_logits(
             distances), in place of slopes.
     """
     model = copy.deepcopy(model).double()
-    falcon = hasattr(model.config, "alibi")
+    heads, transformer = model.config.num_attention_heads, model.transformer
+    falcon = model.config.model_type == "falcon"
+    embed, blocks, block_of, last = {
+        "bloom": lambda: (
+            lambda x: transformer.word_embeddings_layernorm(transformer.word_embeddings(x)),
+            transformer.h, _bloom_block, transformer.ln_f,
+        ),
+        "mpt": lambda: (transformer.wte, transformer.blocks, _mpt_block, transformer.norm_f),
+        "falcon": lambda: (
+            transformer.word_embeddings, transformer.h, _falcon_block, transformer.ln_f
+        ),
+    }[model.config.model_type]()  # fmt: skip
     logits = torch.zeros(*ids.shape, VOCABULARY, dtype=torch.float64)
     for b, kept in enumerate(real(mask)):
         columns = torch.arange(len(kept))[kept]
-        positions = torch.arange(len(columns)) if falcon else columns
+        positions = columns if model.config.model_type == "mpt" else torch.arange(len(columns))
         distance = (positions[:, None] - positions).double()
         counts = torch.arange(1, len(columns) + 1).double()
-        plain = -torch.from_numpy(na.reference.alibi_slopes(len(slopes)))[:, None, None] * distance
+        plain = -torch.from_numpy(na.reference.alibi_slopes(heads))[:, None, None] * distance
         bent = distance
         if knee is not None:
             start, factor = knee
             factor = factor(counts)[:, None] if callable(factor) else factor
             bent = torch.where(distance <= start, distance, start + (distance - start) / factor)
-        scaled = -torch.from_numpy(slopes)[:, None, None] * bent
+        of_heads = slopes
+        if callable(slopes):
+            of_heads = slopes(na.reference.alibi_slopes(heads), len(columns))
+        scaled = -torch.from_numpy(of_heads).view(heads, -1, 1) * bent
         if own is not None:
-            head_dim = model.config.hidden_size // len(slopes)
+            head_dim = model.config.hidden_size // heads
             scaled = own(distance.long().clamp(min=0)) * (head_dim**0.5 if falcon else 1.0)
-        factors = torch.ones(len(slopes), len(columns), 1).double()
+        factors = torch.ones(heads, len(columns), 1).double()
         if log_n is not None:
             length, strengths, biased = log_n
             excess = torch.log(counts / length) / np.log(length)
             factors = (1 + torch.tensor(strengths)[:, None] * excess).clamp(min=1)[..., None]
             plain, scaled = (x * factors if biased else x for x in (plain, scaled))
         with torch.no_grad():
-            x = (model.transformer.word_embeddings if falcon else model.transformer.wte)(
-                ids[b][kept]
-            )
-            for i, block in enumerate(model.transformer.h if falcon else model.transformer.blocks):
+            x = embed(ids[b][kept])
+            for i, block in enumerate(blocks):
                 bias = scaled if layers is None or i in layers else plain
                 bias = torch.where(distance < 0, -torch.inf, bias)
-                x = (_falcon_block if falcon else _mpt_block)(block, x, bias, factors)
-            last = model.transformer.ln_f if falcon else model.transformer.norm_f
+                x = block_of(block, x, bias, factors)
             logits[b, kept] = model.lm_head(last(x))
     return logits
+
+
+def _bloom_block(
+    block: Any, x: torch.Tensor, bias: torch.Tensor, factors: torch.Tensor
+) -> torch.Tensor:
+    attention = block.self_attention
+    fused = attention.query_key_value(block.input_layernorm(x))
+    q, k, v = fused.view(len(x), len(factors), 3, -1).permute(2, 1, 0, 3)
+    weights = torch.softmax(factors * (q @ k.mT) / q.shape[-1] ** 0.5 + bias, dim=-1)
+    x = x + attention.dense((weights @ v).transpose(0, 1).flatten(1))
+    hidden = block.mlp.dense_h_to_4h(block.post_attention_layernorm(x))
+    return x + block.mlp.dense_4h_to_h(torch.nn.functional.gelu(hidden, approximate="tanh"))
 
 
 def _mpt_block(

@@ -19,7 +19,6 @@ GENERATIONS: tuple[dict[str, Any], ...] = (
     {"num_beams": 3},
     {"prefill_chunk_size": 16},
 )
-prompt_masks = pytest.mark.parametrize("mask", [None, MASKS["left"]], ids=["unpadded", "left"])
 
 
 def generations(*more: dict[str, Any]) -> pytest.MarkDecorator:
@@ -78,6 +77,14 @@ def gradients(
 def assert_gradients_close(found: Sequence[Any], expected: Sequence[Any]) -> None:
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+def state_of(model: Any) -> list[Any]:
+    """Return what a patch could leave behind in the modules of a model."""
+    return [
+        (part, sorted(vars(module)), sorted(module._modules), dict(module._forward_pre_hooks))
+        for part, module in model.named_modules()
+    ]
 
 
 def drop_weights(model: Any) -> None:

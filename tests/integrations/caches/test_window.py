@@ -13,17 +13,16 @@ from transformers import DynamicCache
 
 import ntk_alibi as na
 from cache_states import states
-from family_models import LOGITS, MAKERS, make_model
+from family_models import LOGITS, MAKERS, families, make_model
 from model_runs import assert_gradients_close, drop_weights, generate, gradients
 from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.integrations.forward_pass import ranges_of
 from ntk_alibi.masks import Mask, Problem
-from padded_batches import LENGTH, MASKS, VOCABULARY, batch, real, run
+from padded_batches import LENGTH, MASKS, VOCABULARY, real, run
 
 WINDOW, SINK = 9, 3
 FORMS = list(itertools.product(("bloom", "mpt", "falcon"), ("fused", "eager")))
 forms = pytest.mark.parametrize(("name", "attention"), FORMS)
-families = pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
 LIMITS: list[dict[str, Any]] = [
     {"window": WINDOW},
     {"window": WINDOW, "sink": SINK},
@@ -41,11 +40,6 @@ sinks = pytest.mark.parametrize("sink", [0, SINK])
 def models() -> dict[str, Any]:
     return {name: make_model(name, max_seq_len=400) if name == "mpt" else make_model(name)
             for name in MAKERS}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def ids() -> torch.Tensor:
-    return batch()
 
 
 @pytest.mark.parametrize(

@@ -133,8 +133,6 @@ def test_parse_method_says_what_it_knows(name: str) -> None:
 def test_options_of_methods_say_what_they_know(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_method(name, 2048)
-    with pytest.raises(TypeError, match="the name of a method must be a string, got 5"):
-        parse_method(5, 2048)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_small_model_orders_the_methods_at_twice_its_length(tmp_path: Path) ->
     training = program.train(replace(program.SMALL, final_steps=40), tmp_path, quiet=True)
     plan = Plan(
         256,
-        methods=("original", "ntk:2", "ntk:4"),
+        methods=("original", "ntk:2"),
         multiples=(1, 2),
         line_records=64,
         topic_records=0,

@@ -107,9 +107,7 @@ def _slopes_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _slopes(options: argparse.Namespace) -> Axes:
-    methods = _methods(options)
-    subcommand.check_length_of(options, methods)
-    scalings = {method.name: method.scaling for method in methods}
+    scalings = {method.name: method.scaling for method in _methods(options)}
     return plots.slopes(options.num_heads, scalings, length=options.length)
 
 
@@ -126,9 +124,7 @@ def _field_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _field(options: argparse.Namespace) -> Axes:
-    methods = _methods(options)
-    subcommand.check_length_of(options, methods)
-    biases = {m.name: ALiBi(options.num_heads, m.scaling) for m in methods}
+    biases = {m.name: ALiBi(options.num_heads, m.scaling) for m in _methods(options)}
     shares = {} if options.shares is None else {"shares": options.shares}
     return plots.receptive_field(biases, length=options.length, **shares)
 
@@ -260,9 +256,11 @@ def _method_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _methods(options: argparse.Namespace) -> list[Method]:
-    return [
+    methods = [
         subcommand.bias_method("--methods", name, options.train_length) for name in options.methods
     ]
+    subcommand.check_length_of(options, methods)
+    return methods
 
 
 def _method(options: argparse.Namespace) -> Method:

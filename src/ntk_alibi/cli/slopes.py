@@ -6,9 +6,8 @@ import argparse
 import math
 from typing import Any
 
-import ntk_alibi
 from ntk_alibi.cli import subcommand
-from ntk_alibi.scaling import scaling_per
+from ntk_alibi.inspection.effects import slopes_at
 
 
 def register(commands: Any) -> None:
@@ -35,11 +34,8 @@ def _run(options: argparse.Namespace) -> None:
     subcommand.check_lengths(options)
     method = subcommand.bias_method("--method", options.method, options.train_length)
     subcommand.check_length_of(options, [method])
-    lengths: Any = None if options.length is None else [options.length]
-    if lengths is not None and scaling_per(method.scaling) == "query":
-        lengths = [lengths]  # the prefix length of one query, the last
-    values = ntk_alibi.alibi_slopes(options.num_heads, method.scaling, lengths, rule=options.rule)
-    slopes = values.reshape(-1).tolist()
+    values = slopes_at(options.num_heads, method.scaling, options.length, options.rule)
+    slopes = values.tolist()
     reaches = [f"{8 / slope if slope else math.inf:.0f}" for slope in slopes]
     header = ["head", "slope", "tokens until the bias is -8"]
     rows = [

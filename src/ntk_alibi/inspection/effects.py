@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.base import head_count, kernel_bias_of
-from ntk_alibi.biases.slopes import checked_lengths
+from ntk_alibi.biases.slopes import alibi_slopes, checked_lengths
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.masks import Mask, Problem
-from ntk_alibi.scaling import scaling_per
+from ntk_alibi.scaling import Scaling, scaling_per
 
 #: Number of distances, from 0 on, that `receptive_field` searches by default.
 LONGEST = 2**16
@@ -29,6 +29,23 @@ def check_bias(bias: Any) -> None:
             "bias must be an object with num_heads and tensor(query_length, key_length) such as "
             f"ALiBi(8), got {bias!r}"
         )
+
+
+def slopes_at(
+    num_heads: int,
+    scaling: Scaling | None,
+    length: int | None,
+    rule: Literal["press", "geometric"] = "press",
+) -> NDArray[np.float32]:
+    """Return the slopes (heads,) of the last query of a text; only dynamic scalings need a length.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, as for `alibi_slopes`.
+    """
+    lengths = None if length is None else np.array([length])
+    if lengths is not None and scaling_per(scaling) == "query":
+        lengths = lengths[:, None]  # of the prefix of one query, the last
+    return alibi_slopes(num_heads, scaling, lengths, rule=rule).reshape(-1)
 
 
 def bias_by_distance(
@@ -157,6 +174,14 @@ def receptive_field(
     return reach
 
 
+def map_size(query_length: int, key_length: int | None) -> tuple[int, int]:
+    """Return the checked numbers of queries and keys of a map; by default they are equal."""
+    queries = _checks.integer("query_length", query_length, minimum=1)
+    if key_length is None:
+        return queries, queries
+    return queries, _checks.integer("key_length", key_length, minimum=1)
+
+
 def weights(
     query_length: int, key_length: int | None = None, bias: Any = None, **options: Any
 ) -> NDArray[np.float32]:
@@ -189,10 +214,7 @@ def weights(
                [0.5, 0.5, 0. ],
                [0. , 0.5, 0.5]], dtype=float32)
     """
-    queries = _checks.integer("query_length", query_length, minimum=1)
-    keys = queries
-    if key_length is not None:
-        keys = _checks.integer("key_length", key_length, minimum=1)
+    queries, keys = map_size(query_length, key_length)
     heads = 1 if bias is None else _heads(bias)
     width = min(keys, _checks.MAX_HEAD_DIM)
     query = np.zeros((1, heads, queries, width), np.float32)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _repr_html
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.slopes import alibi_slopes
 from ntk_alibi.inspection import effects
 from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.scaling import Scaling, scaling_per, trained_at
@@ -93,18 +92,17 @@ def scaling_html(scaling: Scaling) -> str:
     train_length = getattr(scaling, "train_length", None)
     name, scaling = repr(scaling), trained_at(_at_its_layers(scaling), EXAMPLE_LENGTH)
     if scaling_per(scaling) is None:
-        scaled = {"scaled": alibi_slopes(EXAMPLE_HEADS, scaling)}
+        scaled = {"scaled": effects.slopes_at(EXAMPLE_HEADS, scaling, None)}
     else:
         tokens = EXAMPLE_LENGTH if train_length is None else train_length
         texts = (f"at {tokens} tokens", f"at {4 * tokens} tokens")
         if train_length is None:
             texts = ("at the training length", "at 4 training lengths")
         scaled = {
-            text: alibi_slopes(EXAMPLE_HEADS, scaling, _lengths(scaling, length))
+            text: effects.slopes_at(EXAMPLE_HEADS, scaling, length)
             for text, length in zip(texts, (tokens, 4 * tokens), strict=True)
         }
-    named = {"plain": alibi_slopes(EXAMPLE_HEADS)} | scaled
-    rows = {name: np.asarray(slopes).reshape(-1) for name, slopes in named.items()}
+    rows = {"plain": effects.slopes_at(EXAMPLE_HEADS, None, None)} | scaled
     numbers = [str(head) for head in range(1, EXAMPLE_HEADS + 1)]
     cells = ([f"{slope:.4g}" for slope in slopes] for slopes in rows.values())
     table = table_html("", ["head", *rows], zip(numbers, *cells, strict=True))
@@ -238,8 +236,3 @@ def _tokens(reach: float, longest: int) -> str:
     if np.isinf(reach):
         return f"> {longest - 1}"  # the last distance searched
     return f"{reach:.1f}" if reach < 100 else f"{reach:.0f}"
-
-
-def _lengths(scaling: Scaling, tokens: int) -> NDArray[np.int64]:
-    lengths = np.array([tokens], np.int64)
-    return lengths[:, None] if scaling_per(scaling) == "query" else lengths

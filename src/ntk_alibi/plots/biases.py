@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.base import head_count
-from ntk_alibi.biases.slopes import alibi_slopes
 from ntk_alibi.inspection import effects
 from ntk_alibi.methods import ORIGINAL, kind_of
 from ntk_alibi.plots.labels import labelled
@@ -24,7 +23,6 @@ from ntk_alibi.plots.style import (
     heat,
     legend,
     line_styles,
-    map_size,
     theme_of,
 )
 from ntk_alibi.scaling import NTK, Interpolation, Scaling, scaling_per
@@ -76,7 +74,7 @@ def slopes(
     with drawing(ax) as axes:
         styles = line_styles(axes, [_kind(scaling) for scaling in named.values()])
         for (label, scaling), look in zip(named.items(), styles, strict=True):
-            values = _slopes_at(num_heads, scaling, length, rule)
+            values = effects.slopes_at(num_heads, scaling, _length(scaling, length), rule)
             axes.plot(np.arange(1, len(values) + 1), values, label=label, **look)
         axes.set_yscale("log", base=2)
         head_axis(axes, num_heads)
@@ -289,7 +287,7 @@ def _sampled_maps(
     bias: Any, query_length: int, key_length: int | None, heads: Sequence[int] | None
 ) -> tuple[list[int], NDArray[np.float64]]:
     """Return heads and their biases (heads, queries, keys), at every n-th query and key if many."""
-    queries, keys = map_size(query_length, key_length)
+    queries, keys = effects.map_size(query_length, key_length)
     of_all = head_count(bias) * queries * keys
     check_most("heads x query_length x key_length", of_all, _checks.MOST_NUMBERS)
     chosen = _checks.heads(heads, head_count(bias))
@@ -324,16 +322,6 @@ def _draw_sheet(
     grey = np.zeros((*sheet.shape, 4), np.float32)
     grey[np.isinf(sheet)] = to_rgba(theme_of(axes).hidden)
     axes.imshow(grey, interpolation="nearest", aspect="auto", zorder=-1)
-
-
-def _slopes_at(num_heads: int, scaling: Any, length: int | None, rule: Any) -> Any:
-    """Return the slopes (heads,) of one text, for its last query."""
-    tokens = _length(scaling, length)
-    lengths = None if tokens is None else np.array([tokens])
-    if lengths is not None and scaling_per(scaling) == "query":
-        lengths = lengths[:, None]
-    values = np.asarray(alibi_slopes(num_heads, scaling, lengths, rule=rule))
-    return values.reshape(len(values) if values.ndim == 1 else values.shape[1])
 
 
 def _length(thing: Any, length: int | None) -> int | None:

@@ -18,7 +18,6 @@ from ntk_alibi.plots.style import (
     head_axis,
     integer_ticks,
     legend,
-    map_size,
     mixed,
     theme_of,
 )
@@ -56,7 +55,7 @@ def mask(
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
         >>> plt.close(ax.figure)
     """
-    cells = math.prod(map_size(query_length, key_length))
+    cells = math.prod(effects.map_size(query_length, key_length))
     check_most("query_length x key_length", cells, MOST_CELLS)
     seen = effects.weights(query_length, key_length, **options)[0] > 0
     with drawing(ax, size=(5.0, 4.6)) as axes:
@@ -96,7 +95,7 @@ def intervals(
         27
         >>> plt.close(ax.figure)
     """
-    _, keys = map_size(query_length, key_length)
+    _, keys = effects.map_size(query_length, key_length)
     check_most("query_length x key_length", query_length * keys, _checks.MOST_NUMBERS)
     runs = effects.visible_intervals(query_length, key_length, **options)
     with drawing(ax, size=(5.0, 4.6)) as axes:

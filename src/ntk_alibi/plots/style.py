@@ -149,14 +149,6 @@ def check_most(what: str, count: int, limit: int) -> None:
         raise ValueError(f"{what} must be at most {limit} in a picture, got {count}")
 
 
-def map_size(query_length: int, key_length: int | None) -> tuple[int, int]:
-    """Return the checked numbers of queries and keys of a map; by default they are equal."""
-    queries = _checks.integer("query_length", query_length, minimum=1)
-    if key_length is None:
-        return queries, queries
-    return queries, _checks.integer("key_length", key_length, minimum=1)
-
-
 @contextmanager
 def drawing(ax: Axes | None, *, size: tuple[float, float] | None = None) -> Iterator[Axes]:
     """Yield the caller's axes or new ones, with the style of their theme set."""

@@ -202,9 +202,8 @@ class Training(ABC):
     def batch(self) -> Batch:
         """Draw a batch of texts of the current length from `self.rng`."""
 
-    @abstractmethod
     def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Compute the model's logits at some positions.
+        """Compute the model's logits at some positions; a `Decoder` is asked for these alone.
 
         Args:
             tokens: (rows, length) int64.
@@ -213,6 +212,8 @@ class Training(ABC):
         Returns:
             (number of those positions, vocabulary).
         """
+        logits: torch.Tensor = self.model(tokens, wanted)
+        return logits
 
     def make_optimizers(self) -> list[torch.optim.Optimizer]:
         """Make Muon for the matrices of the blocks and AdamW for all other parameters."""

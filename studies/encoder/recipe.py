@@ -39,7 +39,6 @@ class EncoderRecipe(training.Recipe):
 
     Attributes:
         steps: number of steps; the learning rate falls in the second half of them.
-        first_weights_std: standard deviation of the first weights.
         autocast: whether matrices are multiplied in bfloat16.
     """
 
@@ -51,7 +50,6 @@ class EncoderRecipe(training.Recipe):
     adam_rate: float = 5e-3
     tokens: int = 1024
     steps: int = 1200
-    first_weights_std: float = 0.02
     autocast: bool = True
 
 
@@ -76,13 +74,7 @@ class EncoderTraining(training.Training):
             recipe.heads,
             lambda: SymmetricALiBi(place),
             autocast=recipe.autocast,
-            first_weights_std=recipe.first_weights_std,
         )
-
-    def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Compute the model's logits at the wanted positions; see `Training`."""
-        logits: torch.Tensor = self.model(tokens, wanted)
-        return logits
 
     def batch(self) -> training.Batch:
         """Draw texts, whose masked tokens alone are in the loss; see `Training`.

@@ -27,8 +27,8 @@ from studies.schemes.schemes import SCHEMES
 from studies.schemes.summary import SEEDS, summarise
 
 
-def train_and_evaluate(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> None:
-    """Train and measure one model; steps and results already stored in output are reused.
+def train_and_read(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> list[str]:
+    """Train a model and read with it; steps and results already stored in output are reused.
 
     Args:
         recipe: settings of the training.
@@ -36,15 +36,19 @@ def train_and_evaluate(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> 
         output: folder of the study; the model's checkpoint, log and results go to its subfolder
             `<scheme>-<seed>/`.
 
+    Returns:
+        A line that says what is done.
+
     Raises:
         ValueError: the subfolder belongs to another recipe or plan.
     """
     folder = output / f"{recipe.scheme}-{recipe.seed}"
     file = ResultsFile(folder / "results.json", recipe, plan)
     results = file.read() or {"measured": {}, "reading_cpu_seconds": 0.0}
+    done = [f"{recipe.scheme}, seed {recipe.seed}: done"]
     expected = views(SCHEMES[recipe.scheme], plan.multiples, recipe.train_length)
     if not expected.keys() - results["measured"]:
-        return
+        return done
     trained = StudyTraining(recipe)
     trained.run(folder)
     results["training"] = asdict(trained.curriculum)
@@ -55,6 +59,7 @@ def train_and_evaluate(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> 
         results["reading_cpu_seconds"] += now - before
         before = now
         file.write(results)
+    return done
 
 
 def _try_setting(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> list[str]:
@@ -62,11 +67,6 @@ def _try_setting(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> list[s
     learned = outcome["learned_at"]
     told = "did not learn" if learned is None else f"learned in {learned} steps"
     return [f"{grid.folder_of(recipe, output).name}: {told}"]
-
-
-def _work(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> list[str]:
-    train_and_evaluate(recipe, plan, output)
-    return [f"{recipe.scheme}, seed {recipe.seed}: done"]
 
 
 def main(
@@ -92,7 +92,7 @@ def main(
         if not options.grid_only:
             settled = [grid.chosen(each, plan, options.output) for each in recipes]
             trainings = [replace(each, seed=seed) for seed in options.seeds for each in settled]
-            work = partial(_work, plan=plan, output=options.output)
+            work = partial(train_and_read, plan=plan, output=options.output)
             print_each(work, trainings, options.processes)
         summary = summarise(options.output)
     shown = tables.tables(summary)

@@ -159,11 +159,6 @@ class StudyTraining(RecordTraining):
         more = [self.adam(learned, self.recipe.position_rate)] if learned else []
         return [*super().make_optimizers(), *more]
 
-    def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Compute the model's logits at the wanted positions; see `Training`."""
-        logits: torch.Tensor = self.model(tokens, wanted)
-        return logits
-
     def line_task(self, length: int) -> Pairs:
         """Return the kind of the study's records."""
         return Pairs(QUESTIONS, self._names)

@@ -23,10 +23,10 @@ from small_studies import TINY, TINY_PLAN, interrupted
 def test_interrupted_work_ends_in_the_same_numbers(tmp_path: Path) -> None:
     name = "fox"  # it has parameters with an optimizer of their own
     recipe = replace(TINY, scheme=name)
-    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "whole")
+    program.train_and_read(recipe, TINY_PLAN, tmp_path / "whole")
     with interrupted(StudyTraining, 2):
-        program.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "resumed")
-    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path / "resumed")
+        program.train_and_read(recipe, TINY_PLAN, tmp_path / "resumed")
+    program.train_and_read(recipe, TINY_PLAN, tmp_path / "resumed")
     whole, resumed = (tmp_path / x / f"{name}-0" for x in ("whole", "resumed"))
     measured, again = (
         json.loads((x / "results.json").read_text())["measured"] for x in (whole, resumed)
@@ -42,7 +42,7 @@ def test_an_interrupted_evaluation_goes_on_with_what_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = replace(TINY, scheme="none")
-    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+    program.train_and_read(recipe, TINY_PLAN, tmp_path)
     path = tmp_path / "none-0/results.json"
     whole = json.loads(path.read_text())
     part = {key: whole["measured"][key] for key in ("plain/1", "plain/2")}
@@ -55,7 +55,7 @@ def test_an_interrupted_evaluation_goes_on_with_what_it_lacks(
         return nats(self, windows)
 
     monkeypatch.setattr(Measurement, "nats", counted)
-    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+    program.train_and_read(recipe, TINY_PLAN, tmp_path)
     assert len(asked) == len(whole["measured"]) - 2 == 2
     again = json.loads(path.read_text())
     assert again.pop("reading_cpu_seconds") >= whole.pop("reading_cpu_seconds") > 0
@@ -64,23 +64,23 @@ def test_an_interrupted_evaluation_goes_on_with_what_it_lacks(
 
 def test_results_of_other_work_are_not_continued(tmp_path: Path) -> None:
     recipe = replace(TINY, scheme="none", steps=1)
-    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+    program.train_and_read(recipe, TINY_PLAN, tmp_path)
     with pytest.raises(ValueError, match="holds results of other work"):
-        program.train_and_evaluate(recipe, replace(TINY_PLAN, records=3), tmp_path)
+        program.train_and_read(recipe, replace(TINY_PLAN, records=3), tmp_path)
     with pytest.raises(ValueError, match="holds results of other work"):
-        program.train_and_evaluate(replace(recipe, steps=2), TINY_PLAN, tmp_path)
+        program.train_and_read(replace(recipe, steps=2), TINY_PLAN, tmp_path)
     (tmp_path / "none-0/results.json").unlink()
     with pytest.raises(ValueError, match="must be a checkpoint of"):
-        program.train_and_evaluate(replace(recipe, steps=2), TINY_PLAN, tmp_path)
+        program.train_and_read(replace(recipe, steps=2), TINY_PLAN, tmp_path)
 
 
 def test_finished_models_are_not_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = replace(TINY, scheme="none", steps=1)
-    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+    program.train_and_read(recipe, TINY_PLAN, tmp_path)
     monkeypatch.setattr(program, "StudyTraining", None)
-    program.train_and_evaluate(recipe, TINY_PLAN, tmp_path)
+    program.train_and_read(recipe, TINY_PLAN, tmp_path)
 
 
 def at_once(work: Any, items: Sequence[Any], processes: int) -> Iterator[Any]:
@@ -142,7 +142,7 @@ def test_the_command_works_in_processes(tmp_path: Path) -> None:
 def test_alibi_learns_to_look_up_numbers(tmp_path: Path) -> None:
     """After a few minutes of training the task is learned."""
     recipe = StudyRecipe(scheme="alibi", until_learned=True)
-    program.train_and_evaluate(recipe, MeasurePlan(multiples=(1,), records=16, windows=2), tmp_path)
+    program.train_and_read(recipe, MeasurePlan(multiples=(1,), records=16, windows=2), tmp_path)
     summary = summarise(tmp_path)
     assert by_seed(summary, "alibi/plain", "pairs", 1, every=True)[0] > 0.9
     assert by_seed(summary, "alibi/plain", "nats", 1, every=True)[0] < 5.5

@@ -1,9 +1,6 @@
 """Entry point of `python -m studies.encoder`."""
 
-from ntk_alibi.cli import errors
+from studies import start
 
-if __name__ == "__main__":
-    with errors.sentences("python -m studies.encoder"):
-        from studies.encoder.program import main
-
-        main()
+if __name__ == "__main__":  # not in the processes that a study starts
+    start("encoder")

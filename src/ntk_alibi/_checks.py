@@ -319,14 +319,14 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
 
 
 def constant(name: str, value: Any) -> NDArray[Any]:
-    """Return an array or a tensor as NumPy; refuse a tensor that torch records or traces."""
+    """Return an array or a tensor as NumPy; refuse a tensor that torch records, traces or maps."""
     plain(name, value)
     with_numbers(name, value)
     no_tangent(name, value)
-    if _arrays.is_tensor(value) and _arrays.is_tracing():
+    if _arrays.is_tensor(value) and not _arrays.has_values(value):
         raise ValueError(
-            f"{name} must not be a tensor where torch traces: its numbers are read once, and would "
-            "be wrong at later calls"
+            f"{name} must not be a tensor where torch traces or maps: its numbers are read once, "
+            "and would be wrong at later calls"
         )
     if _arrays.is_recorded(value):
         raise ValueError(

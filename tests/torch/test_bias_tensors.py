@@ -150,6 +150,18 @@ def test_compiled_mapped_and_cast(name: str) -> None:
     assert parameters[0].grad is not None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", learned())
+def test_mapped_over_parameters(name: str, dtype: torch.dtype) -> None:
+    """Several biases for the same queries and keys: numbers of a mapped tensor cannot be read."""
+    make, shapes, _ = learned()[name]
+    several = [torch.rand(2, *shape).add(0.1) for shape in shapes]
+    arrays = [torch.from_numpy(x).to(dtype) for x in inputs(2, 4, 2, 90, 90, 16)]
+    mapped = torch.vmap(lambda *own: na.attention(*arrays, make(*own)))(*several)
+    for result, own in zip(mapped, zip(*several, strict=True), strict=True):
+        torch.testing.assert_close(result, na.attention(*arrays, make(*own)))
+
+
 @pytest.mark.parametrize("name", ["table", "gates", "BiALiBi"])
 def test_operator_registrations(name: str) -> None:
     make, shapes, _ = learned()[name]

@@ -199,12 +199,26 @@ def test_autocast() -> None:
     assert slopes.grad is not None
 
 
-def test_vmap_is_a_loop() -> None:
-    stacked = [torch.stack([x, 2 * x]) for x in tensors(1, 2, 9, 8, grad=False)]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_vmap_is_a_loop(dtype: torch.dtype) -> None:
+    query, key, value = (x.to(dtype) for x in tensors(1, 2, 9, 8, grad=False))
+    stacked = [torch.stack([x, 2 * x]) for x in (query, key, value)]
     bias = na.ALiBi(2)
-    mapped = torch.vmap(lambda q, k, v: na.attention(q, k, v, bias))(*stacked)
+    mapped = torch.vmap(lambda *x: na.attention(*x, bias))(*stacked)
+    of_queries = torch.vmap(lambda q: na.attention(q, key, value, bias))(stacked[0])
     for i in range(2):
         torch.testing.assert_close(mapped[i], na.attention(*(x[i] for x in stacked), bias))
+        own = na.attention(stacked[0][i], key, value, bias)
+        torch.testing.assert_close(of_queries[i], own)
+
+
+def test_a_mapped_mask_does_not_count_tokens() -> None:
+    query, key, value = tensors(1, 2, 9, 8, grad=False)
+    bias = na.ALiBi(2, na.DynamicNTK(1.0, 4))
+    with pytest.raises(ValueError, match="attention_mask must not be a tensor where torch traces"):
+        torch.vmap(lambda mask: na.attention(query, key, value, bias, key_padding_mask=mask))(
+            torch.ones(2, 1, 9)
+        )
 
 
 def test_second_derivatives_are_refused() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.biases.parameters import has_numbers, numbers, parameter
+from ntk_alibi.biases.parameters import numbers, parameter
 from ntk_alibi.masks import Problem
 
 #: Prefix sums of log gates are float64; up to this size their differences are exact to 2e-7.
@@ -51,7 +51,7 @@ class ForgetGates(BiasObject):
         gates = numbers("log_gates", self.log_gates, ("batch", "heads", "keys"))
         if gates.shape[1] == 0:
             raise ValueError(f"log_gates must have shape (batch, heads, keys), got {gates.shape}")
-        if has_numbers(gates):
+        if _arrays.has_values(gates):
             read = _arrays.to_numpy(gates)
             if (read > 0.0).any():  # padding may hold any other number
                 raise ValueError(
@@ -83,7 +83,7 @@ class ForgetGates(BiasObject):
         if problem.key_padding_mask is not None:
             real = _arrays.boolean(problem.key_padding_mask, like)
             gates = xp.where(real[:, None, :], gates, 0.0)
-        if has_numbers(gates):
+        if _arrays.has_values(gates):
             _check_sums(_arrays.to_numpy(gates))
         return KernelBias(sums=xp.cumsum(gates, -1))
 

@@ -43,7 +43,7 @@ def per_head(
         raise ValueError(f"{name} must have shape (heads,), got {tuple(array.shape)}")
     if heads is not None and array.shape[0] != heads:
         raise ValueError(f"{name} must have {heads} heads, got {array.shape[0]}")
-    if has_numbers(array):
+    if _arrays.has_values(array):
         read = _arrays.to_numpy(array)
         wrong = read[~(np.isfinite(read) & (read > above) & (read <= at_most))]
         if wrong.size:
@@ -75,14 +75,9 @@ def check_floating(name: str, dtype: Any) -> None:
         raise TypeError(f"{name} must be floating, got dtype {dtype}")
 
 
-def has_numbers(value: Any) -> bool:
-    """Return whether an array or a tensor holds numbers that can be read."""
-    return not (_arrays.is_tracing() or getattr(value, "is_meta", False))
-
-
 def without_nan(name: str, array: Any) -> None:
     """Check that numbers contain no NaN and no +infinity."""
-    if has_numbers(array):
+    if _arrays.has_values(array):
         read = _arrays.to_numpy(array)
         wrong = read[np.isnan(read) | np.isposinf(read)]
         if wrong.size:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
-from ntk_alibi.biases.parameters import check_floating, has_numbers
+from ntk_alibi.biases.parameters import check_floating
 from ntk_alibi.scaling import Floats, Scaling, checked_scaling, scaling_per, without_knee
 from ntk_alibi.scaling.static import USUAL_MAX_BIAS
 
@@ -69,7 +69,7 @@ def check_slopes(name: str, value: Any, heads: int) -> None:
     got = shape[0] if len(shape) == 1 else shape[1]
     if got != heads:
         raise ValueError(f"{name} must have {heads} heads, got {got} (shape {shape})")
-    if has_numbers(value):
+    if _arrays.has_values(value):
         numbers = _arrays.to_numpy(value)
         if np.isnan(numbers).any():
             raise ValueError(f"{name} must not hold NaN")

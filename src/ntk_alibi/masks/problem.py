@@ -297,11 +297,13 @@ def checked_positions(name: str, value: Any, batch: int, length: int) -> NDArray
 
 def _unread(arrays: tuple[Any, ...], like: Any) -> bool:
     """Return whether torch traces or maps, so that values of arrays cannot be read."""
-    if like is None or _arrays.is_tracing():
-        return _arrays.is_tracing()
-    if like.is_meta:
+    if _arrays.is_tracing():
         return True
-    return not _arrays.has_values(*(x for x in arrays if not getattr(x, "is_meta", False)))
+    if like is None:
+        return False
+    return like.is_meta or not _arrays.has_values(
+        *(x for x in arrays if not getattr(x, "is_meta", False))
+    )
 
 
 def _ranges(positions: Any, first: int, last: int) -> tuple[Any, Any]:

@@ -45,13 +45,13 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
         )
     outputs, logsumexps = zip(*chunks, strict=True)
     output = torch.cat(outputs, dim=2)
-    dense = call.bias.dense
-    finite = finite and (dense is None or not bool(dense.isnan().any()))
-    if finite and call.query.isfinite().all() and not output.isfinite().all():
-        raise ValueError(
-            "query, key, value, scale and bias must give scores and sums within the range of "
-            f"{_arrays.wide_dtype(call.query)}, got finite inputs that exceed it"
-        )
+    if finite and _arrays.has_values(output) and not output.isfinite().all():
+        dense = call.bias.dense
+        if call.query.isfinite().all() and (dense is None or not dense.isnan().any()):
+            raise ValueError(
+                "query, key, value, scale and bias must give scores and sums within the range of "
+                f"{_arrays.wide_dtype(call.query)}, got finite inputs that exceed it"
+            )
     return output, torch.cat(logsumexps, dim=2)
 
 

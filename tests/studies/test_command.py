@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -21,27 +20,7 @@ from studies.stretchings import program as stretchings
 
 from other_runs import other_run
 from repository import ROOT
-
-
-def square(number: int) -> int:
-    return number**2
-
-
-def die(name: str) -> str:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return name
-
-
-def sleep_or_fail(folder: Path | None) -> None:
-    if folder is None:
-        time.sleep(1)  # until the other process works
-        raise ValueError("folder must be a path, got None")
-    sleep(folder)
-
-
-def sleep(folder: Path) -> None:
-    (folder / f"{os.getpid()}").touch()
-    time.sleep(600)
+from study_items import die, square
 
 
 def test_each_item_is_worked_on() -> None:
@@ -69,14 +48,14 @@ def _alive(process: int) -> bool:
 def _start(tmp_path: Path, function: str, items: str, processes: int) -> subprocess.Popen[bytes]:
     """Start a program that works on items."""
     code = (
-        f"from pathlib import Path; from test_command import {function}\n"
+        f"from pathlib import Path; from study_items import {function}\n"
         "from studies.command import each_in_a_process\n"
         f"folder = Path({str(tmp_path)!r})\n"
         f"if __name__ == '__main__': list(each_in_a_process({function}, {items}, {processes}))"
     )
     script = tmp_path.parent / f"{tmp_path.name}.py"
     script.write_text(code)
-    folders = (Path(__file__).parent, ROOT, ROOT / "tests/shared")
+    folders = (ROOT, ROOT / "tests/shared")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     return subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
 

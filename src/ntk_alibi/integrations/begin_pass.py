@@ -82,12 +82,12 @@ def begin_pass(
     if follows_config(model):
         check_own_masks(settings.traceable)
         family.check_settings(settings)
+        check_layers(settings.scaling, model.config.num_hidden_layers)
     if isinstance(cache, ShardedCache):
         raise ValueError(
             f"{CACHE} must not be a ShardedCache in a model that is patched without group: "
             "patch(model, scaling, group=group)"
         )
-    check_layers(settings.scaling, model.config.num_hidden_layers)
     sizes = batch, past, queries
     bounded = isinstance(cache, WindowCache)
     if bounded:

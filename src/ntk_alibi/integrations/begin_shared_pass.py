@@ -21,7 +21,7 @@ from ntk_alibi.integrations.cache_argument import (
 )
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of
-from ntk_alibi.integrations.settings import Settings, check_layers
+from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.shared_pass import OwnTokens, SpreadKeys
 from ntk_alibi.masks import EVERYTHING
 
@@ -103,7 +103,6 @@ def begin_shared_pass(
                 f"dimension, where a ShardedCache cuts the prompt into parts, got {keep!r}"
             )
         check_cache_in_use(cache, kwargs.get("use_cache"), inputs.shape[1])
-        check_layers(settings.scaling, cast(Any, model).config.num_hidden_layers)
         common = {
             "the model": f"{type(model).__name__} of {cast(Any, model).config.num_hidden_layers} "
             f"layers, training={model.training}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from ntk_alibi.biases.dense import check_key_only
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import layer_attention, shared_loss, texts, traceable
 from ntk_alibi.integrations.arguments import positional_names
-from ntk_alibi.integrations.begin_pass import begin_pass
+from ntk_alibi.integrations.begin_pass import INPUTS, begin_pass
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.layer_attention import AttentionOf
 from ntk_alibi.integrations.settings import (
@@ -43,7 +43,8 @@ class TransformersFamily(Family):
     Attributes:
         model: the class whose forward begins a pass.
         attention: the class of its attention layers.
-        expected: the parameters that methods of transformers must have.
+        parameters: parameters that the forward of an attention layer must have.
+        expected: those that other methods of transformers must have.
         traceable: returns the replacements in a model with attention="traceable".
         tensor_parallel: returns the tensor parallel plan of a configuration.
         rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
@@ -52,10 +53,11 @@ class TransformersFamily(Family):
 
     model: type[nn.Module]
     attention: type[nn.Module]
-    expected: dict[tuple[type[nn.Module], str], tuple[str, ...]]
+    parameters: tuple[str, ...]
     slopes: Callable[[Any], ModelSlopes]
     traceable: Callable[[Any], list[Replacement]]
     tensor_parallel: Callable[[Any], dict[str, str]]
+    expected: Mapping[tuple[type[nn.Module], str], tuple[str, ...]] = field(default_factory=dict)
     rounds: bool = False
     masks_hidden: bool = False
     matches: Callable[[nn.Module], bool] = field(init=False)
@@ -97,7 +99,11 @@ class TransformersFamily(Family):
         """Check that the model and the modeling code are those that the patch was written for."""
         check_version()
         self.check_settings(settings)
-        for (owner, method), names in self.expected.items():
+        for (owner, method), names in {
+            (self.attention, "forward"): self.parameters,
+            (self.model, "forward"): INPUTS,
+            **self.expected,
+        }.items():
             check_parameters(self.name, getattr(owner, method), names)
         layers = self.layers(model)
         for part, known in (model, self.model), *((layer, self.attention) for layer in layers):

@@ -19,7 +19,6 @@ from transformers.models.bloom.modeling_bloom import BloomAttention, BloomGelu, 
 from ntk_alibi import _arrays
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import Replacement
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.layer_attention import AttentionOf, PassAttention
@@ -163,17 +162,10 @@ FAMILY = TransformersFamily(
     name="BLOOM",
     model=BloomModel,
     attention=BloomAttention,
+    parameters=("hidden_states", "residual", "alibi", "attention_mask", "layer_past"),
     expected={
-        (BloomAttention, "forward"): (
-            "hidden_states",
-            "residual",
-            "alibi",
-            "attention_mask",
-            "layer_past",
-        ),
         (BloomGelu, "forward"): ("x",),
         (BloomModel, "build_alibi_tensor"): ("attention_mask", "num_heads", "dtype"),
-        (BloomModel, "forward"): INPUTS,
     },
     slopes=_slopes,
     layers=_layers,

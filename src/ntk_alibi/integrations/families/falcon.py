@@ -17,7 +17,6 @@ from transformers.models.falcon.modeling_falcon import FalconAttention, FalconLi
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.exchange import sum_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.family import Replacement
 from ntk_alibi.integrations.layer_attention import AttentionOf
 from ntk_alibi.integrations.settings import Settings
@@ -97,10 +96,7 @@ FAMILY = TransformersFamily(
     name="Falcon",
     model=FalconModel,
     attention=FalconAttention,
-    expected={
-        (FalconAttention, "forward"): ("hidden_states", "alibi", "attention_mask", "layer_past"),
-        (FalconModel, "forward"): INPUTS,
-    },
+    parameters=("hidden_states", "alibi", "attention_mask", "layer_past"),
     slopes=_slopes,
     layers=_layers,
     forward=_forward,

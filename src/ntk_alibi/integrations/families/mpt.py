@@ -15,7 +15,6 @@ from torch import nn
 from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations.begin_pass import INPUTS
 from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 from ntk_alibi.integrations.family import Replacement
 from ntk_alibi.integrations.layer_attention import AttentionOf
@@ -93,12 +92,7 @@ FAMILY = TransformersFamily(
     name="MPT",
     model=MptModel,
     attention=MptAttention,
-    expected={
-        (MptAttention, "forward"): (
-            "hidden_states", "position_bias", CACHE, "attention_mask",
-        ),
-        (MptModel, "forward"): INPUTS,
-    },
+    parameters=("hidden_states", "position_bias", CACHE, "attention_mask"),
     slopes=_slopes,
     layers=_layers,
     forward=_forward,
@@ -106,4 +100,4 @@ FAMILY = TransformersFamily(
     traceable=_traceable,
     check=_check,
     masks_hidden=True,
-)  # fmt: skip
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from typing import Any
 
 import numpy as np
@@ -337,15 +338,18 @@ def test_traced_otherwise(shallow: dict, ids: torch.Tensor, name: str) -> None:
 
 
 @families
-def test_nothing_is_left_behind(ids: torch.Tensor, name: str) -> None:
+@attentions
+def test_nothing_is_left_behind(ids: torch.Tensor, name: str, attention: Any) -> None:
     model = make_model(name)
-    before, config, stock = state_of(model), model.config.to_dict(), run(model, ids)
-    with na.patch(model, na.NTK(2.0)):
+    code, config = vars(sys.modules[type(model).__module__]), model.config.to_dict()
+    before, functions, stock = state_of(model), dict(code), run(model, ids)
+    with na.patch(model, na.NTK(2.0), attention=attention):
         clone = copy.deepcopy(model)
         with na.patch(model, na.NTK(8.0)):
             run(model, ids)
         patched = run(model, ids)
         assert model.config.to_dict() == config
+        assert dict(code) == functions
     assert state_of(model) == before
     assert torch.equal(run(model, ids), stock)
     assert torch.equal(run(clone, ids), patched)
@@ -391,6 +395,5 @@ def test_hooks_of_accelerate(ids: torch.Tensor, name: str, hooks_first: bool) ->
 
 def test_a_family_of_a_subclass_precedes_that_of_its_base() -> None:
     """`patch` takes the first family that fits."""
-    families = known.of_transformers()
-    for i, family in enumerate(families):
-        assert not any(issubclass(later.model, family.model) for later in families[i + 1 :])
+    for before, after in itertools.combinations(known.of_transformers(), 2):
+        assert not issubclass(after.model, before.model)

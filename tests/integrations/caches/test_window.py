@@ -136,6 +136,9 @@ def test_generate_in_bounded_memory(
         for cache in caches:
             tokens = generate(model, ids, mask, **{CACHE: cache}, **new, **options)
             assert torch.equal(tokens, full)
+        if not options:
+            static = generate(model, ids, mask, cache_implementation="static", **new)
+            assert torch.equal(static, full)
     held = [cache.layers[0].keys.shape[2] for cache in caches]
     assert held[0] == WINDOW + sink
     assert held[1] == LENGTH + 15
@@ -219,30 +222,6 @@ def test_generation_without_end(name: str, length: int) -> None:
     assert cache.get_seq_length() == length
     assert bool(torch.isfinite(whole).all())
     torch.testing.assert_close(torch.cat(logits, 1), whole, **LOGITS)
-
-
-@families
-def test_by_configuration(models: dict, ids: torch.Tensor, name: str, tmp_path: Any) -> None:
-    from transformers import AutoModelForCausalLM
-
-    models[name].save_pretrained(tmp_path / "stock")
-    options = {"attn_implementation": "ntk_alibi"}
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "stock", **options).eval()
-    model.config.alibi_window, model.config.alibi_sink = WINDOW, SINK
-    with na.patch(models[name], window=WINDOW, sink=SINK):
-        expected = run(models[name], ids)
-    assert torch.equal(run(model, ids), expected)
-    model.save_pretrained(tmp_path / "window")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "window", **options).eval()
-    assert torch.equal(run(again, ids), expected)
-    cache = na.WindowCache(WINDOW, SINK)
-    tokens = generate(again, ids, MASKS["left"], **{CACHE: cache})
-    assert torch.equal(tokens, generate(again, ids, MASKS["left"], use_cache=False))
-    static = generate(again, ids, MASKS["left"], cache_implementation="static")
-    assert torch.equal(tokens, static)
-    model.config.alibi_window = 0
-    with pytest.raises(ValueError, match="window must be between 1 and"):
-        run(model, ids)
 
 
 @sinks

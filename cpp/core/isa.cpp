@@ -9,7 +9,12 @@ namespace ntk_alibi {
   namespace isa {                        \
   extern const KernelTable kernel_table; \
   }
+#ifdef NTK_ALIBI_HAS_neon
+NTK_ALIBI_DECLARE_KERNELS(neon)
+namespace portable = neon;  // every aarch64 has it
+#else
 NTK_ALIBI_DECLARE_KERNELS(portable)
+#endif
 #ifdef NTK_ALIBI_HAS_avx2
 NTK_ALIBI_DECLARE_KERNELS(avx2)
 #endif
@@ -18,9 +23,6 @@ NTK_ALIBI_DECLARE_KERNELS(avx512)
 #endif
 #ifdef NTK_ALIBI_HAS_avx512_bf16
 NTK_ALIBI_DECLARE_KERNELS(avx512_bf16)
-#endif
-#ifdef NTK_ALIBI_HAS_neon
-NTK_ALIBI_DECLARE_KERNELS(neon)
 #endif
 #undef NTK_ALIBI_DECLARE_KERNELS
 

@@ -42,6 +42,9 @@ CORES: dict[str, dict[str, tuple[str, ...]]] = {
     "aarch64": {"neon": ("neoverse-v1", "neoverse-v2", "apple-m1")},
 }
 
+#: The first versions of LLVM that know these processors.
+OLDEST = {"x86_64": 12, "aarch64": 16}
+
 #: g++ for this machine, and Debian's names of those for the others.
 COMPILERS = {
     name: "g++" if name == platform.machine() else f"{name}-linux-gnu-g++" for name in CORES
@@ -275,16 +278,16 @@ def _job(source: str, loop: Loop) -> str | None:
     return None
 
 
-def simulator() -> str | None:
-    """Return the newest llvm-mca that is installed, or None."""
-    folders = os.environ.get("PATH", "").split(os.pathsep)
-    versions = {
-        int(version.group(1)): str(path)
-        for folder in folders
-        for path in Path(folder).glob("llvm-mca-*")
-        if (version := re.fullmatch(r"llvm-mca-(\d+)", path.name))
-    }
-    return versions[max(versions)] if versions else shutil.which("llvm-mca")
+def simulator(architecture: str) -> str | None:
+    """Return the newest llvm-mca that is installed, or None if none knows the processors."""
+    versions = {}
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        for path in Path(folder).glob("llvm-mca*"):
+            version = re.search(r"LLVM version (\d+)", _output(str(path), "--version"))
+            if version:
+                versions[int(version.group(1))] = str(path)
+    newest = max(versions, default=0)
+    return versions[newest] if newest >= OLDEST[architecture] else None
 
 
 def simulated(
@@ -344,7 +347,7 @@ def tables(architecture: str, found: dict[str, dict[str, list[Loop]]]) -> str:
 
 def _column(architecture: str, core: str, groups: list[list[Loop]]) -> list[str]:
     """Return multiply-adds a cycle of the slowest loop of each group: done / allowed / peak."""
-    program = simulator()
+    program = simulator(architecture)
     if program is None:
         return ["no llvm-mca"] * len(groups)
     every = {loop.lines: loop for group in groups for loop in group}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from pathlib import Path
 
 import pytest
 from benchmarks import static_analysis
@@ -67,6 +68,18 @@ def test_numbers_that_are_made_anew_are_no_sums(architecture: str) -> None:
     assert loop.kind == "other"
 
 
+def test_the_newest_simulator_is_asked_if_it_knows_the_processors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for number in (9, 14):
+        program = tmp_path / f"llvm-mca-{number}"
+        program.write_text(f"#!/bin/sh\necho Debian LLVM version {number}.0.6\n")
+        program.chmod(0o755)
+    assert static_analysis.simulator("x86_64") == str(tmp_path / "llvm-mca-14")
+    assert static_analysis.simulator("aarch64") is None
+
+
 @pytest.mark.slow
 def test_the_kernels_of_an_instruction_set_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """`cpp_programs` looks into the assembly of all of them, which builds of other tests leave."""
@@ -77,5 +90,5 @@ def test_the_kernels_of_an_instruction_set_are_compiled(monkeypatch: pytest.Monk
     found = static_analysis.compiled("x86_64", ["avx2"])
     assert found.keys() == {"avx2"}
     assert found["avx2"].keys() == {job[0] for job in jobs}
-    monkeypatch.setattr(static_analysis, "simulator", lambda: None)
+    monkeypatch.setattr(static_analysis, "simulator", lambda _: None)
     assert "no llvm-mca" in static_analysis.tables("x86_64", found)

@@ -73,60 +73,53 @@ def _remote(module: str, model: str, config: str, **sizes: Any) -> Any:
     return made
 
 
-def _jina() -> Any:
-    return _remote(
-        "jina_bert", "JinaBertModel", "JinaBertConfig",
-        hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=2048,
-        max_position_embeddings=8192,
-    )  # fmt: skip
-
-
-def _dnabert() -> Any:
-    return _remote(
-        "mosaic_bert", "BertModel", "BertConfig",
-        hidden_size=768, num_hidden_layers=3, num_attention_heads=12, intermediate_size=3072,
-        alibi_starting_size=512,
-    )  # fmt: skip
-
-
-def _baichuan() -> Any:
-    return _remote(
-        "baichuan", "BaichuanModel", "BaichuanConfig",
-        hidden_size=1024, num_hidden_layers=2, num_attention_heads=8, intermediate_size=2739,
-        model_max_length=4096,
-    )  # fmt: skip
-
-
-def _t5() -> Any:
-    return transformers.T5EncoderModel(
-        transformers.T5Config(
-            vocab_size=VOCABULARY, d_model=768, d_kv=64, d_ff=3072, num_layers=3, num_heads=12
-        )
-    )
-
-
-def _mpnet() -> Any:
-    return transformers.MPNetModel(
-        transformers.MPNetConfig(
-            vocab_size=VOCABULARY, num_hidden_layers=3, max_position_embeddings=max(LENGTHS) + 2
-        )
-    )
-
-
-def _bloom() -> Any:
-    return transformers.BloomModel(
-        transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=1024, n_head=16, n_layer=3)
-    )
-
-
+#: What makes each model. Those of remote code are a module, a model and a configuration.
 SHAPES = {
-    "jina-embeddings-v2-small-en": Shape(8, "8 x 64, 4 layers", _jina),
-    "DNABERT-2": Shape(12, "12 x 64, 3 of 12 layers", _dnabert),
-    "T5-base, encoder": Shape(12, "12 x 64, 3 of 12 layers", _t5),
-    "all-mpnet-base-v2": Shape(12, "12 x 64, 3 of 12 layers", _mpnet),
-    "Baichuan-13B": Shape(8, "8 of 40 x 128, 2 of 40 layers", _baichuan, {"use_cache": False}),
-    "BLOOM-560m": Shape(16, "16 x 64, 3 of 24 layers", _bloom, {"use_cache": False}),
-}
+    "jina-embeddings-v2-small-en": Shape(
+        8, "8 x 64, 4 layers",
+        lambda: _remote(
+            "jina_bert", "JinaBertModel", "JinaBertConfig",
+            hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=2048,
+            max_position_embeddings=8192,
+        ),
+    ),
+    "DNABERT-2": Shape(
+        12, "12 x 64, 3 of 12 layers",
+        lambda: _remote(
+            "mosaic_bert", "BertModel", "BertConfig",
+            hidden_size=768, num_hidden_layers=3, num_attention_heads=12, intermediate_size=3072,
+            alibi_starting_size=512,
+        ),
+    ),
+    "T5-base, encoder": Shape(
+        12, "12 x 64, 3 of 12 layers",
+        lambda: transformers.T5EncoderModel(transformers.T5Config(
+            vocab_size=VOCABULARY, d_model=768, d_kv=64, d_ff=3072, num_layers=3, num_heads=12
+        )),
+    ),
+    "all-mpnet-base-v2": Shape(
+        12, "12 x 64, 3 of 12 layers",
+        lambda: transformers.MPNetModel(transformers.MPNetConfig(
+            vocab_size=VOCABULARY, num_hidden_layers=3, max_position_embeddings=max(LENGTHS) + 2
+        )),
+    ),
+    "Baichuan-13B": Shape(
+        8, "8 of 40 x 128, 2 of 40 layers",
+        lambda: _remote(
+            "baichuan", "BaichuanModel", "BaichuanConfig",
+            hidden_size=1024, num_hidden_layers=2, num_attention_heads=8, intermediate_size=2739,
+            model_max_length=4096,
+        ),
+        {"use_cache": False},
+    ),
+    "BLOOM-560m": Shape(
+        16, "16 x 64, 3 of 24 layers",
+        lambda: transformers.BloomModel(transformers.BloomConfig(
+            vocab_size=VOCABULARY, hidden_size=1024, n_head=16, n_layer=3
+        )),
+        {"use_cache": False},
+    ),
+}  # fmt: skip
 
 
 def run(rounds: int, longest: int, names: tuple[str, ...] = tuple(SHAPES)) -> str:

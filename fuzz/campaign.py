@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,34 +110,16 @@ class _Share:
     def _work(self, seed: int, cases: int, seconds: float) -> int:
         """Run a worker, and return its exit status."""
         command = [
-            sys.executable,
-            "-m",
-            "fuzz.worker",
-            "--first",
-            str(seed),
-            "--step",
-            str(self.of),
+            *(sys.executable, "-m", "fuzz.worker", "--kinds", ",".join(self.campaign.kinds)),
+            *("--first", str(seed), "--step", str(self.of), "--cases", str(cases)),
+            *("--seconds", str(seconds), "--current", str(self.current)),
         ]
-        command += [
-            "--cases",
-            str(cases),
-            "--seconds",
-            str(seconds),
-            "--current",
-            str(self.current),
-        ]
-        command += ["--kinds", ",".join(self.campaign.kinds)]
         # NumPy's own threads would wait for the other processes, spinning.
         one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         environment = {**os.environ, **one, "NTK_ALIBI_ISA": self.isa}
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, env=environment, text=True
         ) as worker:
-            for message in _messages(worker.stdout):
-                self.results.add(message)
+            for line in worker.stdout or ():
+                self.results.add(json.loads(line))
         return worker.returncode
-
-
-def _messages(lines: Any) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        yield json.loads(line)

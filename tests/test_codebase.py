@@ -313,14 +313,6 @@ def test_all_packages_of_the_extra_test_all_are_there(package: str) -> None:
     assert find_spec(package) is not None
 
 
-def test_the_public_names_are_there() -> None:
-    assert sorted(dir(na)) == sorted(na.__all__)
-    for name in na.__all__:
-        assert getattr(na, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'ntk'"):
-        na.ntk  # noqa: B018
-
-
 def test_the_version_stands_once() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     assert f'version = "{na.__version__}"' in pyproject

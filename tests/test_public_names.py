@@ -284,7 +284,8 @@ def resolve(path: str) -> Any:
 
 def test_the_names_of_the_package_are_there() -> None:
     assert set(NAMES) <= set(na.__all__)
-    for name in NAMES:
+    assert sorted(dir(na)) == sorted(na.__all__)
+    for name in na.__all__:
         assert getattr(na, name) is not None
 
 

@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.scaling import Scaling
+from ntk_alibi.scaling import Scaling, at_layer
 
 
 def slopes_of_layer(rule: ModelSlopes, scaling: Scaling | None, layer: int) -> NDArray[np.float32]:
     """Return the slopes of all heads of one layer, (heads,)."""
-    at_layer = getattr(scaling, "at_layer", None)
-    slopes: NDArray[np.float32] = rule.numbers(scaling if at_layer is None else at_layer(layer))
+    slopes: NDArray[np.float32] = rule.numbers(at_layer(scaling, layer))
     return slopes[0, :, 0]
 
 

@@ -85,13 +85,15 @@ def settings_of(config: Any, family: Family) -> EngineSettings:
             f"got {scaling!r}"
         )
     gelu = getattr(config, "bloom_gelu", None)
-    if gelu is not None and not family.corrects_gelu:
+    if gelu is None:
+        return EngineSettings(scaling)
+    if not family.corrects_gelu:
         raise ValueError(
             f"bloom_gelu must be left out for {family.name}, whose GELU vLLM computes as it is, "
             f"got {gelu!r}"
         )
-    _checks.choice("bloom_gelu", "tanh" if gelu is None else gelu, ("tanh", "erf"))
-    return EngineSettings(scaling, "tanh" if gelu is None else gelu)
+    _checks.choice("bloom_gelu", gelu, ("tanh", "erf"))
+    return EngineSettings(scaling, gelu)
 
 
 def scaling_of(config: Any) -> Scaling | None:

@@ -27,6 +27,8 @@ settings.register_profile("sanitize", deadline=None, max_examples=20, derandomiz
 settings.register_profile("search", deadline=None, max_examples=3000)
 settings.load_profile("default")
 
+#: What tests import has no examples in docstrings, and some of it is for other environments.
+collect_ignore_glob = ["peers/*", "shared/*"]
 
 #: Tests, by the beginnings of their paths, that need packages of the extra test-all: the harness,
 #: scipy, Jupyter, Sphinx and engines for exported models. `make test-all` runs them.

@@ -59,7 +59,9 @@ def model() -> Any:
 
 
 def test_a_file_is_written_and_described(model: Any, tmp_path: Path) -> None:
-    exported = na.export(model, tmp_path / "small.leaf", "ntk:4")
+    lines: list[str] = []
+    exported = na.export(model, tmp_path / "small.leaf", "ntk:4", progress=lines.append)
+    assert lines == ["a line"]
     assert (tmp_path / "small.leaf").read_text() == "NTK(factor=4.0)"
     assert (exported.format, exported.dtype, exported.size) == ("leaf", "float32", 15)
     assert str(exported).splitlines() == [
@@ -189,6 +191,7 @@ def test_wrong_arguments_are_refused_by_name(model: Any, tmp_path: Path) -> None
         ((model, leaf), {"tokenizer": "gpt2"}, TypeError, "tokenizer must be the model's"),
         ((model, leaf), {"cache": 1}, TypeError, "cache must be"),
         ((model, leaf), {"overwrite": 1}, TypeError, "overwrite must be"),
+        ((model, leaf), {"progress": True}, TypeError, "progress must be a function of a line"),
         ((model, leaf, "nkt:4"), {}, ValueError, "method must be original or one of"),
         ((model, leaf, na.NTK), {}, TypeError, "scaling must be None or an object"),
         (("a folder", leaf), {}, TypeError, "model must be a torch.nn.Module"),

@@ -61,15 +61,14 @@ def _run(options: argparse.Namespace) -> None:
     # Other dtypes are made from float32; what torch has is loaded so, which takes less memory.
     loaded = "float32" if options.dtype == "q8_0" else options.dtype
     model, tokenizer, _ = load(options.model, loaded)
-    exported = export.written(
+    exported = export.export(
         model,
         options.output,
         options.method,
         format=options.format,
         dtype=options.dtype,
         tokenizer=tokenizer,
-        cache=True,
         overwrite=options.overwrite,
-        say=partial(print, file=sys.stderr, flush=True),
+        progress=partial(print, file=sys.stderr, flush=True),
     )
     print(_files.json_text(asdict(exported)) if options.json else exported)

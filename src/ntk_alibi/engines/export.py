@@ -56,7 +56,7 @@ class Request:
     tokenizer: Any
     dtype: str
     cache: bool
-    say: Callable[[str], None]
+    say: Callable[[str], object]
 
     @property
     def method(self) -> str:
@@ -145,6 +145,7 @@ def export(
     tokenizer: Any = None,
     cache: bool = True,
     overwrite: bool = False,
+    progress: Callable[[str], object] | None = None,
 ) -> Exported:
     """Write a stretched model for another engine, which needs no ntk_alibi to run it.
 
@@ -168,12 +169,13 @@ def export(
         cache: whether a graph takes and returns keys and values, beside tokens, mask and logits;
             GGUF has no other way.
         overwrite: whether to replace what is at the path.
+        progress: takes a line about each step, such as `print`.
 
     Returns:
         What was written, as a string a summary of it.
 
     Raises:
-        TypeError: model is no torch module; scaling or tokenizer is none.
+        TypeError: model is no torch module; scaling, tokenizer or progress is none.
         ValueError: the format is not clear, or cannot hold the model, the scaling or the dtype;
             scaling is given for a patched model; something is at the path.
         OSError: the file cannot be written; it names the path.
@@ -189,32 +191,6 @@ def export(
         >>> exported.format, exported.dtype
         ('gguf', 'q8_0')
     """
-    return written(
-        model,
-        path,
-        scaling,
-        format=format,
-        dtype=dtype,
-        tokenizer=tokenizer,
-        cache=cache,
-        overwrite=overwrite,
-        say=lambda _: None,
-    )
-
-
-def written(
-    model: nn.Module,
-    path: str | os.PathLike[str],
-    scaling: Any,
-    *,
-    format: str | None,
-    dtype: Any,
-    tokenizer: Any,
-    cache: bool,
-    overwrite: bool,
-    say: Callable[[str], None],
-) -> Exported:
-    """Do what `export` does, and say its progress."""
     name, kind = checked_target(path, format, overwrite)
     target = Path(path)
     patched(model)  # refuses what is no module
@@ -240,6 +216,9 @@ def written(
     if tokenizer is not None:
         check_tokenizer(tokenizer)
     _checks.boolean("cache", cache)
+    if not (progress is None or callable(progress)):
+        raise TypeError(f"progress must be a function of a line, or None, got {progress!r}")
+    say = progress or (lambda _: None)
     request = Request(model, decoder, family, settings, tokenizer, dtype, cache, say)
     with _files.replacing(target) as unfinished:
         if kind.is_folder:

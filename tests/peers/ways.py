@@ -15,9 +15,8 @@ from transformers import FalconConfig, PreTrainedModel
 import ntk_alibi as na
 from ntk_alibi.integrations import known
 
-#: The ways: transformers' own code, `patch` with a form of attention, and our attn_implementation.
-STOCK, CONFIGURED = "stock", "configured"
-WAYS = (STOCK, "fused", CONFIGURED)
+#: The ways: transformers' own code, `patch`, and our attn_implementation.
+WAYS = STOCK, FUSED, CONFIGURED = "stock", "fused", "configured"
 
 #: The environment variable with the way of a run.
 VARIABLE = "NTK_ALIBI_PEERS_WAY"
@@ -29,9 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     _after(FalconConfig, _with_alibi)
     if way == CONFIGURED:
         _before(PreTrainedModel, _with_our_name)
-    elif way != STOCK:
+    elif way == FUSED:
         for family in known.of_transformers():
-            _after(family.model, functools.partial(_patch, way))
+            _after(family.model, _patch)
 
 
 def _with_alibi(config: Any, given: dict[str, Any]) -> None:
@@ -47,10 +46,10 @@ def _with_our_name(model: Any, config: Any) -> None:
         config._attn_implementation = "ntk_alibi"
 
 
-def _patch(form: Any, model: Any, _: dict[str, Any]) -> None:
+def _patch(model: Any, _: dict[str, Any]) -> None:
     """Patch a model with ALiBi that was just made."""
     if getattr(model.config, "alibi", True):
-        na.patch(model, attention=form)
+        na.patch(model)
 
 
 def _before(changed: Any, action: Any) -> None:

@@ -13,15 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ntk_alibi as na
+from attention_checks import NUMPY
 from ntk_alibi import plots
 
 PRECISION = na.precision
-DTYPES: dict[str, Any] = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float32": np.float32,
-    "float64": np.float64,
-}
+DTYPES: dict[str, Any] = {**NUMPY, "float64": np.float64}
 BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
 

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor as transformers_builder
 
 import ntk_alibi as na
-from ntk_alibi import _core
+from attention_checks import NUMPY as DTYPES
+from attention_checks import each_isa, each_number_of_threads
 
 #: Around the vector widths of 4, 8 and 16 lanes, and long enough for many vectors.
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 100, 1023)
 
 #: Slope and product are rounded once each.
 RTOL = 2 * 2.0**-24
-
-DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 MASKS = {
     "full": [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]],
@@ -193,18 +192,14 @@ def test_positions_beyond_two_to_the_24_are_rounded_once() -> None:
     assert bias[0, 0, -1] == np.float32(2**24 + 3) * np.float32(2.0**-8)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_the_same_bits_for_any_number_of_threads(threads: int) -> None:
+def test_the_same_bits_for_any_number_of_threads() -> None:
     bias = na.ALiBi(7, na.NTK(3.0), sides="symmetric")
     mask = np.random.default_rng(0).integers(0, 2, (5, 20_000))
     expected = bias.tensor(301, 999), na.build_alibi_tensor(mask, 7, np.float16)
-    try:
-        na.set_num_threads(threads)
+    for _ in each_number_of_threads(1, 2, 3, 7):
         got = bias.tensor(301, 999), na.build_alibi_tensor(mask, 7, np.float16)
-    finally:
-        na.set_num_threads(0)
-    for a, b in zip(expected, got, strict=True):
-        assert a.tobytes() == b.tobytes()
+        for a, b in zip(expected, got, strict=True):
+            assert a.tobytes() == b.tobytes()
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -307,14 +302,9 @@ def test_alibi_is_a_value() -> None:
 
 
 def test_every_isa_gives_the_same_bits() -> None:
-    before = _core.active_isa()
     bias, results = na.ALiBi(9, na.NTK(5.0), sides="symmetric"), set()
-    try:
-        for isa in _core.available_isas():
-            _core.select_isa(isa)
-            results.add(b"".join(bias.tensor(37, 91, d).tobytes() for d in DTYPES.values()))
-    finally:
-        _core.select_isa(before)
+    for _ in each_isa():
+        results.add(b"".join(bias.tensor(37, 91, d).tobytes() for d in DTYPES.values()))
     assert len(results) == 1
 
 

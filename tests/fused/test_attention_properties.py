@@ -20,6 +20,7 @@ from attention_checks import (
     check,
     check_against,
     each_isa,
+    each_number_of_threads,
     expected,
     inputs,
     masked_bias,
@@ -63,16 +64,11 @@ def test_any_call_is_the_reference(call: Call) -> None:
 @given(call=calls(), threads=st.integers(1, 5))
 def test_the_same_bits_for_any_threads_and_strides(call: Call, threads: int) -> None:
     plain = replace(call, **{x: np.array(getattr(call, x)) for x in ("query", "key", "value")})
-    try:
-        for _ in each_isa():
-            na.set_num_threads(1)
-            results = call.run()
-            na.set_num_threads(threads)
-            for other in (call.run(), plain.run()):
-                for mine, theirs in zip(results, other, strict=True):
-                    np.testing.assert_array_equal(mine, theirs)
-    finally:
-        na.set_num_threads(0)
+    for _ in each_isa():
+        one, several = ((call.run(), plain.run()) for _ in each_number_of_threads(1, threads))
+        for other in several:
+            for mine, theirs in zip(one[0], other, strict=True):
+                np.testing.assert_array_equal(mine, theirs)
 
 
 @given(

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 import ntk_alibi as na
-from attention_checks import NUMPY, check, dense, inputs, masked_bias, random, visible
+from attention_checks import (
+    NUMPY,
+    check,
+    dense,
+    each_number_of_threads,
+    inputs,
+    masked_bias,
+    random,
+    visible,
+)
 from gradient_checks import check_gradients, expected, run
 from ntk_alibi import _core
 from ntk_alibi.fused.call import checked_call
@@ -149,12 +158,10 @@ def test_skipping_is_decided_before_dropout(isa: str, dtype: str) -> None:
 def test_threads_change_nothing() -> None:
     arrays = inputs(2, 4, 2, 130, 700, 32)
     results = []
-    for threads in (1, 3):
-        na.set_num_threads(threads)
+    for _ in each_number_of_threads(1, 3):
         output = na.attention(*arrays, na.ALiBi(4), dropout=0.2, seed=5)
         gradients, _, _ = run(arrays, na.ALiBi(4), {"dropout": 0.2, "seed": 5})
         results.append((output, gradients.query, gradients.key, gradients.value))
-    na.set_num_threads(0)
     assert all((one == other).all() for one, other in zip(*results, strict=True))
 
 

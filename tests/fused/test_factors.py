@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ntk_alibi as na
-from attention_checks import NUMPY, check, inputs, masked_bias, random
+from attention_checks import NUMPY, check, each_number_of_threads, inputs, masked_bias, random
 from ntk_alibi.fused.call import AttentionCall, checked_call
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, gradients_of
@@ -107,12 +107,8 @@ def test_the_same_bits_for_any_number_of_threads(greatest: float, isa: str) -> N
     factors = 1.0 + np.arange(300, dtype=np.float32)[None, None] / 300
     factors[..., 170] = greatest
     outputs = []
-    try:
-        for threads in (1, 2, 5, 16):
-            na.set_num_threads(threads)
-            outputs.append(forward(call_of(arrays, factors))[:2])
-    finally:
-        na.set_num_threads(0)
+    for _ in each_number_of_threads(1, 2, 5, 16):
+        outputs.append(forward(call_of(arrays, factors))[:2])
     for output in outputs[1:]:
         for mine, theirs in zip(output, outputs[0], strict=True):
             np.testing.assert_array_equal(mine, theirs)

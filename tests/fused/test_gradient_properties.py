@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import ntk_alibi as na
 from attention_calls import Call, calls
-from attention_checks import distances, each_isa
+from attention_checks import distances, each_isa, each_number_of_threads
 from gradient_checks import check_dense, check_gradients, check_linear, expected, run
 
 
@@ -49,13 +49,9 @@ def test_any_calls_gradients_are_the_references(call: Call, with_log: bool) -> N
 def test_the_same_bits_for_any_threads(call: Call, threads: int) -> None:
     arrays: list[Any] = [call.query, call.key, call.value]
     names = ("query", "key", "value", "left", "right", "dense")
-    try:
-        for _ in each_isa():
-            na.set_num_threads(1)
-            one, _, _ = run(arrays, call.bias, call.options)
-            na.set_num_threads(threads)
-            other, _, _ = run(arrays, call.bias, call.options)
-            for name in names:
-                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-    finally:
-        na.set_num_threads(0)
+    for _ in each_isa():
+        one, other = (
+            run(arrays, call.bias, call.options)[0] for _ in each_number_of_threads(1, threads)
+        )
+        for name in names:
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))

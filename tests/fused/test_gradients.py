@@ -15,6 +15,7 @@ from attention_checks import (
     UNIT,
     attend_with,
     each_isa,
+    each_number_of_threads,
     inputs,
     masked_bias,
     random,
@@ -108,12 +109,8 @@ def test_dense_bias(isa: str) -> None:
 def test_the_same_bits_for_any_threads(isa: str) -> None:
     for shape in ((1, 1, 1, 200, 1500, 32), (2, 6, 2, 150, 150, 16)):
         results = []
-        for threads in (1, 2, 3):
-            na.set_num_threads(threads)
-            try:
-                results.append(run(inputs(*shape), na.ALiBi(shape[1]), {})[0])
-            finally:
-                na.set_num_threads(0)
+        for _ in each_number_of_threads(1, 2, 3):
+            results.append(run(inputs(*shape), na.ALiBi(shape[1]), {})[0])
         for other in results[1:]:
             for name in ("query", "key", "value", "left"):
                 mine, theirs = (getattr(x, name) for x in (results[0], other))

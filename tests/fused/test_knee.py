@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import ntk_alibi as na
-from attention_checks import NUMPY, UNIT, check, distances, inputs, visible
+from attention_checks import NUMPY, UNIT, check, distances, each_number_of_threads, inputs, visible
 from ntk_alibi.biases import BiasObject, KernelBias
 from ntk_alibi.fused.gradients import attention_gradients
 
@@ -99,14 +99,12 @@ def test_results_have_the_same_bits_for_any_number_of_threads(isa: str) -> None:
     query, key, value = inputs(1, 4, 2, 300, 900, 16)
     bias = na.ALiBi(4, na.Knee(100, 28.0))
     found = []
-    for threads in (1, 2, 3):
-        na.set_num_threads(threads)
+    for _ in each_number_of_threads(1, 2, 3):
         output, log = na.attention(query, key, value, bias, return_logsumexp=True)
         gradients = attention_gradients(
             query, key, value, output, log, np.ones_like(output), bias=bias, bias_gradient=True
         )
         found.append([output, log, *(x for x in vars(gradients).values() if np.ndim(x))])
-    na.set_num_threads(0)
     assert len(found[0]) == 9
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):

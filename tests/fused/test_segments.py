@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from attention_checks import inputs, random
+from attention_checks import each_number_of_threads, inputs, random
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -199,8 +199,7 @@ def test_threads_share_small_texts_and_change_nothing(name: str) -> None:
         "table": na.DistanceTable(torch.from_numpy(random(2, HEADS, 500)).requires_grad_()),
     }[name]
     results = []
-    for threads in (1, 2, 3):
-        na.set_num_threads(threads)
+    for _ in each_number_of_threads(1, 2, 3):
         leaves = [torch.from_numpy(x).requires_grad_() for x in arrays]
         output = na.attention(*leaves, bias, segment_ids=ids)
         sources = [*leaves, *(x for x in bias.parameters if torch.is_tensor(x))]

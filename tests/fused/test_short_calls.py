@@ -9,7 +9,15 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from attention_checks import NUMPY, check, dense, inputs, masked_bias, visible
+from attention_checks import (
+    NUMPY,
+    check,
+    dense,
+    each_number_of_threads,
+    inputs,
+    masked_bias,
+    visible,
+)
 
 #: Queries and keys around the widths of vectors, steps of keys, and the block.
 LENGTHS = [(1, 1), (2, 2), (2, 17), (3, 5), (4, 4), (9, 8), (16, 16), (17, 33), (40, 20), (64, 64)]
@@ -99,7 +107,5 @@ def test_tensors_give_the_bits_of_arrays(length: int) -> None:
     arrays = inputs(1, 16, 16, length, length, 64)
     tensors = [torch.from_numpy(x) for x in arrays]
     expected = na.attention(*arrays, na.ALiBi(16))
-    for threads in (1, 2, 3):
-        na.set_num_threads(threads)
+    for _ in each_number_of_threads(1, 2, 3):
         np.testing.assert_array_equal(na.attention(*tensors, na.ALiBi(16)), expected)
-    na.set_num_threads(0)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import ntk_alibi as na
-from attention_checks import inputs
+from attention_checks import each_number_of_threads, inputs
 from ntk_alibi.biases import BiasObject, KernelBias
 
 #: Code of a new process: enough tiles for several threads, and few queries on parts of keys.
@@ -154,19 +154,13 @@ class MixedSides(BiasObject):
 def test_hidden_sides_beside_others_give_the_same_bits_for_any_number_of_threads(isa: str) -> None:
     """Bounds of a group of queries had counted far slopes of hidden sides."""
     query, key, value = inputs(1, 1, 1, 2048, 2048, 32)
-    before = na.info()["threads"]
-    results = []
-    try:
-        for threads in (1, 16):
-            na.set_num_threads(threads)
-            results.append(
-                na.attention(
-                    query, key, value, MixedSides(2048), causal=False, return_stats=True,
-                    skip_tolerance=2.0**-9,
-                )
-            )  # fmt: skip
-    finally:
-        na.set_num_threads(before)
+    results = [
+        na.attention(
+            query, key, value, MixedSides(2048), causal=False, return_stats=True,
+            skip_tolerance=2.0**-9,
+        )
+        for _ in each_number_of_threads(1, 16)
+    ]  # fmt: skip
     (first, stats), (second, others) = results
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(stats.visited, others.visited)

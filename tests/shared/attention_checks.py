@@ -46,6 +46,16 @@ def each_isa() -> Iterator[str]:
         _core.select_isa(before)
 
 
+def each_number_of_threads(*numbers: int) -> Iterator[int]:
+    """Set each number of threads of the core in turn, and the default again, as `each_isa` does."""
+    try:
+        for threads in numbers:
+            na.set_num_threads(threads)
+            yield threads
+    finally:
+        na.set_num_threads(0)
+
+
 def distances(q_positions: NDArray[Any], k_positions: NDArray[Any]) -> NDArray[np.float64]:
     """Return distances (1 or batch, 1, queries, keys) of positions with or without a batch axis."""
     d = q_positions[..., :, None].astype(float) - k_positions[..., None, :]

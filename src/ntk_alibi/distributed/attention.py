@@ -39,7 +39,8 @@ def attention_over_ranks(
     key: Any,
     value: Any,
     bias: Any,
-    *numbers: Any,
+    numbers: tuple[Any, Any, Any],
+    *,
     group: Any,
     mesh: Any,
     others: dict[str, Any],
@@ -148,7 +149,7 @@ class _RankCall:
     def checked(
         self,
         tensors: tuple[Any, Any, Any],
-        numbers: tuple[Any, ...],
+        numbers: tuple[Any, Any, Any],
         *,
         key_padding_mask: Any,
         query_positions: Any,

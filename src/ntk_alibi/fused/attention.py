@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ntk_alibi import _arrays
 from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.fused.call import AttentionCall, check_others, checked_call
+from ntk_alibi.fused.call import OPTIONS, AttentionCall, check_others, checked_call
 from ntk_alibi.fused.dropout import NO_DROPOUT
 from ntk_alibi.fused.forward import Stats, forward, rounded_logsumexp
 from ntk_alibi.fused.key_norms import KeyNorms
@@ -238,21 +238,11 @@ def attention(
 
     Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
     """
-    numbers = scale, skip_tolerance, (causal, window, causal_block, sink)
-    options: dict[str, Any] = {
-        "key_padding_mask": key_padding_mask,
-        "query_positions": query_positions,
-        "key_positions": key_positions,
-        "align": align,
-        "segment_ids": segment_ids,
-        "query_segment_ids": query_segment_ids,
-        "rotary": rotary,
-        "log_n": log_n,
-        "initial": initial,
-        "key_norms": key_norms,
-        "dropout": dropout,
-        "seed": seed,
-    }
+    arguments = (  # of `checked_call`, by place, since names take longer
+        scale, skip_tolerance, (causal, window, causal_block, sink), key_padding_mask,
+        query_positions, key_positions, align, segment_ids, query_segment_ids, rotary, log_n,
+        initial, key_norms, dropout, seed,
+    )  # fmt: skip
     if group is not None or mesh is not None or hasattr(query, "device_mesh"):
         from ntk_alibi.distributed.attention import attention_over_ranks
 
@@ -261,8 +251,8 @@ def attention(
             key,
             value,
             bias,
-            *numbers,
-            **options,
+            arguments[:3],
+            **dict(zip(OPTIONS, arguments[3:], strict=True)),
             group=group,
             mesh=mesh,
             others=others,
@@ -282,7 +272,7 @@ def attention(
                     f"{name} is for calls that torch neither records nor traces: use "
                     "torch.no_grad() and float32, bfloat16 or float16 on the CPU"
                 )
-    call = checked_call(query, key, value, bias, *numbers, **options, torch=torch)
+    call = checked_call(query, key, value, bias, *arguments, torch)
     log = return_logsumexp or initial is not None
     output, logsumexp, stats = attend(call, log=log, stats=return_stats)
     if initial is not None:

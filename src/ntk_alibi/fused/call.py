@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any, NamedTuple
 
 from ntk_alibi import _arrays, _checks, _core
@@ -166,7 +167,6 @@ def checked_call(
     scale: Any,
     skip_tolerance: Any,
     mask: tuple[Any, ...],
-    *,
     key_padding_mask: Any = None,
     query_positions: Any = None,
     key_positions: Any = None,
@@ -323,6 +323,10 @@ def checked_call(
         query, key, value, kernel, problem, rule, scale, skip_tolerance,
         rotary, factors, known, memory, norms, dropped,
     )  # fmt: skip
+
+
+#: The names of the options of `attention`, in the order of `checked_call`.
+OPTIONS = tuple(inspect.signature(checked_call).parameters)[7:-1]
 
 
 def _numbers_of(

@@ -7,11 +7,7 @@ BIN := $(VENV)/bin
 
 # One stamp for each set of extras, renewed when what is compiled or required changes.
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.h')
-
-# Python compiles what it imports, a third of what is installed; it keeps that even on machines whose
-# environment forbids it.
-PIP := $(BIN)/python -m pip install -q --no-compile -c constraints.txt
-export PYTHONDONTWRITEBYTECODE :=
+PIP := $(BIN)/python -m pip install -q -c constraints.txt
 
 # Workers take over what others have left, so that the longest tests do not end alone.
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal --durations 20 --durations-min 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import runpy
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from full_disk import full_disk
 from harness_tasks import search_tasks_in
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import length_study, plan
@@ -238,12 +238,8 @@ def test_a_run_on_a_full_disk_continues_later(
     monkeypatch.setattr(plan, "QUICK", quick)
     command = ["eval", "--quick", "--model", str(tiny_checkpoint), "--json"]
     command += ["--train-length", "512", "--methods", "original", "ntk:2", "--output", "answers"]
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, before[1]))
-    try:
+    with full_disk(16_000):
         error = error_of(command, capsys)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "ntk-alibi: error: " in error.splitlines()[-1]
     assert "answers" in error
     printed = []

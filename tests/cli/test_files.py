@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from full_disk import full_disk
 from ntk_alibi import _files
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import plan
@@ -28,12 +28,9 @@ QUICK = {"multiples": (1,), "line_records": 1, "topic_records": 0, "prose_window
 
 
 @pytest.fixture
-def full_disk() -> Iterator[None]:
-    """Let no file grow beyond 300 bytes, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+def no_room() -> Iterator[None]:
+    with full_disk(300):
+        yield
 
 
 def run_of(checkpoint: Path, *others: str) -> list[str]:
@@ -46,7 +43,7 @@ SECTION = "<!-- study: begin -->\n<!-- study: end -->\n"
 
 @pytest.mark.parametrize("lost", ["picture.svg", "document.md"])
 def test_results_are_printed_before_files_are_written(
-    lost: str, full_disk: None, capsys: pytest.CaptureFixture[str]
+    lost: str, no_room: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored = str(ROOT / "docs/pictures/nano-bloom.json")
     arguments = ["eval", "--from-json", stored, "--plot", "picture.svg"]
@@ -79,7 +76,7 @@ def test_results_are_printed_before_files_are_written(
     ],
 )
 def test_a_full_disk_is_an_error_that_names_the_file(
-    arguments: list[str], full_disk: None, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], no_room: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if arguments[0] == "explore":
         pytest.importorskip("bokeh", reason="bokeh is not installed")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import transformers
 
 import ntk_alibi as na
 from family_models import make_model
+from full_disk import full_disk
 from small_tokenizers import like_bloom, like_mpt, trained
 
 gguf = pytest.importorskip("gguf", reason="pip install 'ntk-alibi[gguf]'")
@@ -292,21 +291,11 @@ class Slow:
         return ""
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """Let no file grow beyond 100 kB, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@pytest.mark.usefixtures("small_files")
 def test_a_full_disk_leaves_the_file_that_was_there(
     bloom: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "a.gguf").write_text("old")
-    with pytest.raises(OSError, match=r"a\.gguf'$"):
+    with full_disk(100_000), pytest.raises(OSError, match=r"a\.gguf'$"):
         na.export(bloom, tmp_path / "a.gguf", tokenizer=tokenizer, overwrite=True)
     assert (tmp_path / "a.gguf").read_text() == "old"
     assert os.listdir(tmp_path) == ["a.gguf"]

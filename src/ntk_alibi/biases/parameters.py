@@ -100,8 +100,8 @@ def parameter(
     """
     if _arrays.is_tensor(like):
         dtype = "float64" if widest else _arrays.wide_dtype(like)
-        as_it_is = _arrays.is_tensor(x) or getattr(x, "dtype", None) == np.float32
-        return tensor_of(name, x if as_it_is else np.asarray(x, np.float64), like, dtype)
+        array = x if _arrays.is_tensor(x) else np.asarray(x, np.float64)
+        return tensor_of(name, array, like, dtype)
     constant = _checks.constant(name, x)
     return np.asarray(constant, np.float64) if widest else _checks.as_float32(name, constant)
 

@@ -320,14 +320,14 @@ def _output(*command: str, given: str | None = None) -> str:
 
 def tables(architecture: str, found: dict[str, dict[str, list[Loop]]]) -> str:
     """Return a table of the loops of each instruction set, the slowest of each job."""
-    parts = []
+    parts, program = [], simulator(architecture)
     for isa, jobs in found.items():
         groups: dict[tuple[str, int], list[Loop]] = {}
         for job, of_job in jobs.items():
             for loop in of_job:
                 groups.setdefault((job, loop.multiply_adds), []).append(loop)
         cores = CORES[architecture][isa]
-        columns = [_column(architecture, core, list(groups.values())) for core in cores]
+        columns = [_column(program, architecture, core, list(groups.values())) for core in cores]
         rows = [
             [
                 job,
@@ -345,9 +345,10 @@ def tables(architecture: str, found: dict[str, dict[str, list[Loop]]]) -> str:
     return "\n\n".join(parts)
 
 
-def _column(architecture: str, core: str, groups: list[list[Loop]]) -> list[str]:
+def _column(
+    program: str | None, architecture: str, core: str, groups: list[list[Loop]]
+) -> list[str]:
     """Return multiply-adds a cycle of the slowest loop of each group: done / allowed / peak."""
-    program = simulator(architecture)
     if program is None:
         return ["no llvm-mca"] * len(groups)
     every = {loop.lines: loop for group in groups for loop in group}

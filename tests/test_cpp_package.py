@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 import ntk_alibi as na
 from cpp_programs import (
@@ -91,14 +92,24 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in [package / "source/CMakeLists.txt", *(package / "source/cpp").rglob("*.*")]:
         here = ROOT / path.relative_to(package / "source")
         assert path.read_text() == here.read_text(), f"{path} is another one here: run `make test`"
-    folder = tmp_path_factory.mktemp("programs")
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent  # of all workers, which take what the first one builds
+    folder = place / "programs"
+    with FileLock(place / "programs.lock"):
+        if not (folder / "built").exists():
+            _build(folder, package)
+            (folder / "built").touch()
+    return folder / "build"
+
+
+def _build(folder: Path, package: Path) -> None:
     _write(folder, {"CMakeLists.txt": PROJECT, **LIBRARY})
     gnu = shutil.which("g++") is not None
     strict = ("-DCMAKE_CXX_COMPILER=g++", STRICT_WITH_ASSEMBLY) if gnu else (STRICT,)
     options = f"-Dntk_alibi_DIR={package}", *strict
     run("cmake", "-S", folder, "-B", folder / "build", *options)
     run("cmake", "--build", folder / "build", "--parallel", str(os.cpu_count()))
-    return folder / "build"
 
 
 def _write(folder: Path, texts: dict[str, str]) -> None:

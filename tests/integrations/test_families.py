@@ -243,7 +243,7 @@ def test_bfloat16_is_nearer_to_float32_than_stock(name: str) -> None:
     stock = (run(half, ids).float() - exact).square().mean()
     with na.patch(half):
         ours = (run(half, ids).float() - exact).square().mean()
-    assert ours < stock
+    assert ours < (0.5 if name == "bloom" else 1.0) * stock
 
 
 @families

@@ -325,8 +325,10 @@ def checked_call(
     )  # fmt: skip
 
 
+_NAMES = tuple(inspect.signature(checked_call).parameters)
+
 #: The names of the options of `attention`, in the order of `checked_call`.
-OPTIONS = tuple(inspect.signature(checked_call).parameters)[7:-1]
+OPTIONS = _NAMES[_NAMES.index("key_padding_mask") : _NAMES.index("torch")]
 
 
 def _numbers_of(

@@ -40,7 +40,7 @@ WITH_AVX512 = Sizes(numbers=2**19)
 
 #: Without AVX-512 both have the same instructions: oneDNN is 1.8 times as fast for 64 rows, 1.3
 #: for 256, and MKL a tenth faster from 2048 on (Zen 3, two threads, benchmarks/results/tables.md).
-WITH_AVX2 = Sizes(numbers=2**19, rows=256)
+WITH_AVX2 = WITH_AVX512._replace(rows=256)
 
 #: The attribute of a patched model that keeps its heads, in a tuple, so that they are no parts.
 _HEADS = "_ntk_alibi_heads"

@@ -1,9 +1,9 @@
 """Products of a patched model's linear layers, by oneDNN where that is faster than torch's own way.
 
-torch multiplies float32 by MKL, which gives processors of other makers than Intel no kernels for
-AVX-512, and a few rows one thread; oneDNN, which the same torch calls for bfloat16, gives them
-both. torch reaches oneDNN's float32 product by a private operator only, so the operator is looked
-for, and everything but the plain case stays torch's.
+On processors of other makers than Intel, MKL, which torch takes for float32, leaves AVX-512 unused
+and multiplies a few rows on one thread; oneDNN, which the same torch takes for bfloat16, uses all.
+torch reaches oneDNN's float32 product by a private operator only, so the operator is looked for,
+and everything but the plain case stays torch's.
 """
 
 from __future__ import annotations

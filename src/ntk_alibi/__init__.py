@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _installed  # first, since it loads the core that others import
@@ -121,7 +122,13 @@ _runtime.start()
 def __getattr__(name: str) -> Any:
     """Load the lazy names on first use."""
     if name not in _LAZY:
-        raise AttributeError(_checks.no_attribute(__name__, name, __all__))
+        if name.startswith("_"):
+            advice = ""
+        elif find_spec(f"{__name__}.{name}") is not None:
+            advice = f": import {__name__}.{name}"
+        else:
+            advice = _checks.question(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
     extra = "torch" if _LAZY[name].startswith("ntk_alibi.torch.") else "transformers"
     with _installed.needed_by(name, extra):
         module = import_module(_LAZY[name])

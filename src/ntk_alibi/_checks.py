@@ -12,7 +12,6 @@ import math
 import operator
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import numpy as np
@@ -357,16 +356,6 @@ def question(name: str, names: Iterable[str]) -> str:
     """Return the end of a message, ": did you mean ...?", or nothing."""
     near = meant(name, names)
     return "" if near is None else f": did you mean {near}?"
-
-
-def no_attribute(package: str, name: str, names: Iterable[str]) -> str:
-    """Return the message of an AttributeError, with the name that may have been meant."""
-    absent = f"module {package!r} has no attribute {name!r}"
-    if name.startswith("_"):
-        return absent
-    if find_spec(f"{package}.{name}") is not None:
-        return f"{absent}: import {package}.{name}"
-    return f"{absent}{question(name, names)}"
 
 
 def almost_settings(config: Any, names: Collection[str], known: Collection[str]) -> list[str]:

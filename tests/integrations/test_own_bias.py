@@ -12,7 +12,7 @@ import torch
 import ntk_alibi as na
 from family_models import HEADS, LOGITS, families, independent_logits, make_model
 from model_runs import enable_checkpointing
-from ntk_alibi.biases import BiasObject
+from ntk_alibi.biases import BiasObject, KernelBias
 from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.torch import learned_bias
 from padded_batches import LENGTH, MASKS, batch, real, run
@@ -122,6 +122,37 @@ def test_gradients_reach_a_learned_bias(name: str, reentrant: Any) -> None:
     expected = gradient("eager", None)
     assert expected.abs().max() > 1e-5
     torch.testing.assert_close(gradient("fused", reentrant), expected, rtol=1e-4, atol=1e-7)
+
+
+class Unnamed:
+    """A bias with the one method, which does not say what its parameters are."""
+
+    num_heads, sides = HEADS, "causal"
+
+    def __init__(self) -> None:
+        self.log_slopes = torch.full((HEADS,), -2.0, requires_grad=True)
+
+    def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
+        slopes = self.log_slopes.exp()[None, :, None]
+        return KernelBias(slopes, torch.full_like(slopes, torch.inf))
+
+
+@pytest.mark.parametrize("attention", ["eager", "fused"])
+def test_gradients_reach_a_bias_that_names_no_parameters(attention: str) -> None:
+    def gradient(reentrant: bool | None) -> torch.Tensor:
+        model, bias = make_model("falcon"), Unnamed()
+        na.patch(model, bias, attention=attention)
+        model.train()
+        if reentrant is not None:
+            enable_checkpointing(model, {"use_reentrant": reentrant})
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        found: torch.Tensor = bias.log_slopes.grad
+        return found
+
+    expected = gradient(None)
+    assert expected.abs().max() > 1e-5
+    for reentrant in (False, True):
+        torch.testing.assert_close(gradient(reentrant), expected, rtol=1e-4, atol=1e-7)
 
 
 def test_an_optimizer_moves_it_and_a_copy_has_its_own() -> None:

@@ -113,34 +113,30 @@ class ForwardPass(PassedThrough):
         """Return the bias of a layer of a model of some dtype: the same object for equal biases."""
         own = self.own.get(None, self.own.get(layer))
         if own is not None and not hasattr(own, "kernel_bias"):
-            # A layer that is checkpointed runs again, and needs numbers of its own to follow.
-            made = torch.is_grad_enabled()
-            own = own_bias.returned(own) if made else self.memo(id(own), own_bias.returned, own)
+            own = self.memo(own, None, own_bias.returned, own)
         if own is not None:
             return cast(BiasObject, own)
         sides: Sides = "causal" if self.problem.mask.causal else "symmetric"
         bias = ModelALiBi.of_layer(self.rule, self.settings.scaling, layer, sides)
         if self.settings.compat == "exact":
             return bias
-        return self.memo_of(bias, dtype, RoundedALiBi, bias.rule, bias.scaling, dtype)
+        return self.memo(bias, dtype, RoundedALiBi, bias.rule, bias.scaling, dtype)
 
-    def memo(self, key: Any, make: Callable[..., Made], *arguments: Any) -> Made:
-        """Return make(*arguments), computed once a pass for each function and key."""
-        place = make, key
-        if place not in self._made:
-            self._made[place] = make(*arguments)
-        return cast(Made, self._made[place])
-
-    def memo_of(
-        self, bias: BiasObject, key: Any, make: Callable[..., Made], *arguments: Any
-    ) -> Made:
+    def memo(self, bias: Any, key: Any, make: Callable[..., Made], *arguments: Any) -> Made:
         """Return make(*arguments), computed once a pass for each function, bias and key.
 
         What autograd follows is made each time: a checkpointed layer runs again, and needs numbers
-        of its own.
+        of its own. So is what it may follow, where a bias does not say its parameters.
+
+        Args:
+            bias: the bias on which the result depends, or what returns it, or None.
+            key: what else it depends on.
+            make: the function.
+            arguments: its arguments.
         """
-        numbers = getattr(bias, "parameters", ())
-        if torch.is_grad_enabled() and _arrays.require_grad(*numbers):
+        parameters: Any = () if bias is None else getattr(bias, "parameters", None)
+        known = isinstance(parameters, tuple)  # those of a module are a method
+        if _arrays.is_recorded(*parameters) if known else torch.is_grad_enabled():
             return make(*arguments)
         place = make, id(bias), key
         if place not in self._made:
@@ -155,7 +151,7 @@ class ForwardPass(PassedThrough):
         log_n = self.settings.log_n
         if log_n is None:
             return None
-        return self.memo(_kind(like), _factors, log_n, self.problem, like)
+        return self.memo(None, _kind(like), _factors, log_n, self.problem, like)
 
     def parts(self, bias: BiasObject, like: Any, heads: slice | None = None) -> list[Part]:
         """Return the problem with a bias, in two parts if sinks stand closer than their columns.
@@ -166,7 +162,7 @@ class ForwardPass(PassedThrough):
             heads: the heads that this rank computes, or None for all.
         """
         own = None if heads is None else (heads.start, heads.stop)
-        return self.memo_of(bias, (_kind(like), own), self._parts, bias, like, heads)
+        return self.memo(bias, (_kind(like), own), self._parts, bias, like, heads)
 
     def _parts(self, bias: BiasObject, like: Any, heads: slice | None) -> list[Part]:
         problem, log_n = self.problem, self.settings.log_n

@@ -94,7 +94,7 @@ class PassAttention:
         key, value = key[:, :, :length], value[:, :, :length]
         if form == "eager":
             made = eager_bias, forward_pass, bias, query
-            added = forward_pass.memo_of(bias, query.dtype, *made)
+            added = forward_pass.memo(bias, query.dtype, *made)
             factors = self.own_factors(query)
             factors = None if factors is None else factors[..., None].float()
             output, weights = attend_densely(query, key, value, added, factors, scale, dropout)

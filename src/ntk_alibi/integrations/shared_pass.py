@@ -109,7 +109,7 @@ class SpreadKeys:
                 keys,
                 values,
                 forward_pass.parts(bias, like, attention.heads)[0].bias,
-                forward_pass.memo(None, _problem_of_own_keys, attention),
+                forward_pass.memo(None, None, _problem_of_own_keys, attention),
                 scale,
                 attention.own_factors(like),
                 in_core=in_core,
@@ -130,7 +130,7 @@ class SpreadKeys:
         self, attention: Any, bias: BiasObject, query: Any, key: Any, keys: Any, scale: float
     ) -> list[bool]:
         """Return for each rank whether its keys of a layer weigh nothing, and it sends nothing."""
-        standing, any_rank = attention.forward_pass.memo_of(bias, None, _standing, attention, bias)
+        standing, any_rank = attention.forward_pass.memo(bias, None, _standing, attention, bias)
         if not any_rank:
             return [False] * self.ranks.size
         own = keys is None
@@ -171,7 +171,7 @@ def _standing(attention: Any, bias: BiasObject) -> tuple[KeyWeightBounds, bool]:
     All ranks call this at the same layer.
     """
     forward_pass = attention.forward_pass
-    shared, own = forward_pass.shared, forward_pass.memo(None, _problem_of_own_keys, attention)
+    shared, own = forward_pass.shared, forward_pass.memo(None, None, _problem_of_own_keys, attention)
     new = _arrays.to_numpy(forward_pass.mask[:, shared.at])
     kernel = forward_pass.parts(bias, None, attention.heads)[0].bias
     standing = KeyWeightBounds(shared.ranks.size, own, new, kernel)

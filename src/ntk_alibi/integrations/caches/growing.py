@@ -108,7 +108,7 @@ class GrowingLayer(DynamicLayer):
                     f"{CACHE} holds tokens of (batch, heads) = {held[:2]}, got "
                     f"{coming[:2]}: take a new cache for other texts"
                 )
-        if _recorded(key_states, value_states):
+        if _arrays.is_recorded(key_states, value_states):
             self._buffers = None  # writing in place would break the graph
             result: tuple[torch.Tensor, torch.Tensor] = super().update(
                 key_states, value_states, *args, **kwargs
@@ -234,7 +234,7 @@ class QuantizedLayer(DynamicLayer):
         Raises:
             ValueError: torch records gradients of the keys or values.
         """
-        if _recorded(key_states, value_states):
+        if _arrays.is_recorded(key_states, value_states):
             raise ValueError(
                 "dtype must be None in a GrowingCache where torch records gradients of the keys, "
                 "got 'int8', which holds numbers only: use torch.no_grad()"
@@ -304,8 +304,3 @@ def _refuse(name: str, value: object) -> None:
             f"{name} of a quantized layer must come by update, got {type(value).__name__}: only "
             "None may be assigned"
         )
-
-
-def _recorded(*states: torch.Tensor) -> bool:
-    """Return whether torch records gradients of keys or values."""
-    return torch.is_grad_enabled() and _arrays.require_grad(*states)

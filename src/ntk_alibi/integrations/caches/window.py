@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from ntk_alibi import _checks
+from ntk_alibi import _arrays, _checks
 from ntk_alibi.integrations.cache_argument import CACHE
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -74,9 +74,7 @@ class WindowLayer(DynamicLayer):
             )
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        recorded = torch.is_grad_enabled() and (
-            key_states.requires_grad or value_states.requires_grad
-        )
+        recorded = _arrays.is_recorded(key_states, value_states)
         held, new = self._length(), key_states.shape[2]
         append = self._joined if recorded else self._appended
         everything = append(key_states, value_states)

@@ -107,7 +107,7 @@ def _stock_form(
     forward_pass = attend.forward_pass
     bias = forward_pass.bias_of(attend.layer, like.dtype)
     made = _bias_and_mask, forward_pass, bias, heads, like
-    return forward_pass.memo_of(bias, like.dtype, *made)
+    return forward_pass.memo(bias, like.dtype, *made)
 
 
 def _bias_and_mask(

@@ -12,7 +12,7 @@ import ctypes
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module, resources, util
+from importlib import import_module, metadata, resources, util
 from pathlib import Path
 
 #: Errors of the linkers of Linux and macOS, with the library that they do not find.
@@ -67,6 +67,14 @@ def _loaded_from_torch(library: str) -> bool:
             ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
             return True
     return False
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def install_line(extra: str) -> str:

@@ -1,12 +1,11 @@
-"""Instruction set and threads of the compiled core, and versions of installed packages."""
+"""Instruction set and threads of the compiled core, and what `info` says."""
 
 from __future__ import annotations
 
 import os
-from importlib import metadata
 from typing import Any
 
-from ntk_alibi import _checks, _core
+from ntk_alibi import _checks, _core, _installed
 
 #: What `info` and docs/gpu.md say of tensors on GPUs, until `make gpu-test` has run on one.
 GPU = "experimental: never run on a GPU"
@@ -72,12 +71,5 @@ def info() -> dict[str, Any]:
         "isas": _core.available_isas(),
         "threads": _core.num_threads(),
         "gpu": GPU,
-        "packages": {name: _version(name) for name in OPTIONAL_PACKAGES},
+        "packages": {name: _installed.version_of(name) for name in OPTIONAL_PACKAGES},
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -27,16 +27,17 @@ PLOTS = [["plot", name] for name in PICTURES]
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     main(["info"])
-    assert f"version      {na.__version__}" in capsys.readouterr().out
+    assert f"version       {na.__version__}" in capsys.readouterr().out
     main(["info", "--json"])
     assert json.loads(capsys.readouterr().out) == na.info()
 
 
 def test_slopes(capsys: pytest.CaptureFixture[str]) -> None:
     main(["slopes", "2", "--method", "ntk:4"])
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "   1  0.0625      128",
-        "   2  0.000976562  8192",
+    assert capsys.readouterr().out.splitlines() == [
+        "head        slope  tokens until the bias is -8",
+        "   1       0.0625                          128",
+        "   2  0.000976562                         8192",
     ]
     main(["slopes", "12", "--method", "dynamic-ntk:1", "--length", "8192", "--json"])
     slopes = json.loads(capsys.readouterr().out)

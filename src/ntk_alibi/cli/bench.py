@@ -65,14 +65,9 @@ def _run(options: argparse.Namespace) -> None:
     header = ["tokens", "way", "ms", "times ntk_alibi", "blocks read, %"]
     cells = [[_cell(value) for value in row.values()] for row in rows]
     machine = describe_machine()
-    if not subcommand.print_rows(options, {"machine": machine, "rows": rows}, header, cells):
-        return
-    print(f"{machine}\n")
-    print(f"Causal attention, float32, {options.heads} heads of {options.head_dim}, {bias}:\n")
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    for words in (header, *cells):
-        first, second, *others = (x.rjust(n) for x, n in zip(words, widths, strict=True))
-        print("  ".join([first, second.strip().ljust(widths[1]), *others]).rstrip())
+    what = f"Causal attention, float32, {options.heads} heads of {options.head_dim}, {bias}"
+    result = {"machine": machine, "rows": rows}
+    subcommand.print_rows(options, result, header, cells, above=f"{machine}\n\n{what}:\n\n")
 
 
 def _cell(value: Any) -> str:

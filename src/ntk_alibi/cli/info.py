@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 import ntk_alibi
-from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
 
 
@@ -19,15 +18,9 @@ def register(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     info = ntk_alibi.info()
-    if options.format == "json":
-        print(_files.json_text(info, indent=2))
-        return
     rows = []
     for name, value in {**info, **info["packages"]}.items():
         text = ", ".join(value) if isinstance(value, list) else value
         if name != "packages":
             rows.append([name, "not installed" if text is None else str(text)])
-    if not subcommand.print_rows(options, info, ["name", "value"], rows):
-        return
-    for name, value in rows:
-        print(f"{name:12} {value}")
+    subcommand.print_rows(options, info, ["name", "value"], rows)

@@ -42,8 +42,4 @@ def _run(options: argparse.Namespace) -> None:
         [str(head), f"{slope:.6g}", reach]
         for head, (slope, reach) in enumerate(zip(slopes, reaches, strict=True), 1)
     ]
-    if not subcommand.print_rows(options, slopes, header, rows):
-        return
-    print("head  slope       tokens until the bias is -8")
-    for head, slope, reach in rows:
-        print(f"{head:>4}  {slope:<10}  {reach}")
+    subcommand.print_rows(options, slopes, header, rows)

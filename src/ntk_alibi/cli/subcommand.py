@@ -134,13 +134,34 @@ def format_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def print_rows(options: argparse.Namespace, result: Any, header: Sequence[str], rows: Rows) -> bool:
-    """Print a result as JSON, or as rows in a format; return whether a reader's table is wanted."""
+def print_rows(
+    options: argparse.Namespace, result: Any, header: Sequence[str], rows: Rows, above: str = ""
+) -> None:
+    """Print a result as JSON, as rows in a format, or as a table for a reader, below some lines."""
     if options.format == "json":
         print(_files.json_text(result))
     elif options.format in FORMATS:
         print(FORMATS[options.format]("", header, rows), end="")
-    return bool(options.format == "table")
+    else:
+        print(above + _aligned(header, rows))
+
+
+def _aligned(header: Sequence[str], rows: Rows) -> str:
+    """Return a table in columns; those of numbers are aligned right."""
+    columns = []
+    for name, *cells in zip(header, *rows, strict=True):
+        width = max(map(len, (name, *cells)))
+        pad = str.rjust if all(map(_is_number, cells)) else str.ljust
+        columns.append([pad(cell, width) for cell in (name, *cells)])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
+
+
+def _is_number(cell: str) -> bool:
+    """Return whether a cell is a number, or empty, for one that is missing."""
+    with contextlib.suppress(ValueError):
+        float(cell or 0)
+        return True
+    return False
 
 
 def print_tables(

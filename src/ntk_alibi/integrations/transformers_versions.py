@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable
-from importlib import metadata
 from typing import Any
 
 from packaging.version import Version
 from torch import nn
+
+from ntk_alibi import _installed
 
 #: Versions of transformers whose modeling code the patches of BLOOM, MPT and Falcon were read
 #: against; tests/integrations/test_versions.py lists the ones tested. The upper bound is exclusive.
@@ -20,10 +21,7 @@ def transformers_version() -> str | None:
     """Return the installed version, or None without transformers."""
     if (loaded := sys.modules.get("transformers")) is not None:
         return str(loaded.__version__)
-    try:
-        return metadata.version("transformers")
-    except metadata.PackageNotFoundError:
-        return None
+    return _installed.version_of("transformers")
 
 
 def version_is_known() -> bool:

@@ -8,11 +8,10 @@ import io
 import platform
 import re
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 
 import ntk_alibi
-from ntk_alibi import _files
+from ntk_alibi import _files, _installed
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -86,7 +85,7 @@ FORMATS: dict[str, Callable[[str, Sequence[str], Rows], str]] = {
 def describe_machine(peers: Sequence[str] = ()) -> str:
     """Describe processor, threads, package versions and date; peers are added where installed."""
     info = ntk_alibi.info()
-    versions = {**info["packages"], **{name: _version(name) for name in peers}}
+    versions = {**info["packages"], **{name: _installed.version_of(name) for name in peers}}
     packages = ", ".join(f"{k} {v}" for k, v in versions.items() if v and k != "rich")
     return (
         f"{processor()}, {counted(info['threads'], 'thread')}, "
@@ -107,13 +106,6 @@ def processor() -> str:
     if len(fields) < 3:
         return platform.processor()
     return f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def check_section(path: Path, name: str) -> None:

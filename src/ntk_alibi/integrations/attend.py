@@ -13,15 +13,12 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of, untraced
-from ntk_alibi.integrations.layer_attention import PassAttention
+from ntk_alibi.integrations.layer_attention import HIDES, PassAttention
 from ntk_alibi.integrations.settings import current
 from ntk_alibi.masks import EVERYTHING, Mask
 
 #: The attribute of a patched model that keeps the pass that its layers share.
 _LAST = "_ntk_alibi_last_pass"
-
-#: Numbers of a mask to add up to this one hide a key: float32 weights of such scores are 0.
-HIDES = -1e3
 
 BIDIRECTIONAL = Mask(causal=False)
 

@@ -24,6 +24,9 @@ from ntk_alibi.integrations.transformers_versions import transformers_version
 #: `TraceableAttention`, which is called in the same way.
 AttentionOf: TypeAlias = Callable[[nn.Module, Any, int, torch.Tensor, Any], Any]
 
+#: Numbers that a mask adds to scores hide a key below this one: float32 weights are then 0.
+HIDES = -1e3
+
 
 @dataclass(frozen=True)
 class PassAttention:
@@ -144,13 +147,15 @@ def checked_pass(layer: nn.Module, passed: Any) -> ForwardPass:
     return passed
 
 
-def check_heads(layer: str, every: int, computed: int, sloped: int) -> None:
-    """Check that a layer computes all heads, and that the slopes are theirs."""
+def check_heads(layer: nn.Module, hidden_states: torch.Tensor, computed: int, sloped: int) -> None:
+    """Check that a layer computes all heads of its input, and that the slopes are theirs."""
+    _checks.plain("hidden_states", hidden_states)
+    every = hidden_states.shape[-1] // cast(int, layer.head_dim)
     if not every == computed == sloped:
         raise ValueError(
-            f"{layer} must compute all {every} heads with their slopes, got {computed} heads and "
-            f"slopes of {sloped}: the slopes of some heads are not those of a model with so few; "
-            "ntk_alibi.tp_plan divides a model for tensor parallelism"
+            f"{type(layer).__name__} must compute all {every} heads with their slopes, got "
+            f"{computed} heads and slopes of {sloped}: the slopes of some heads are not those of a "
+            "model with so few; ntk_alibi.tp_plan divides a model for tensor parallelism"
         )
 
 
@@ -168,9 +173,8 @@ def of_layer(
             ranks of tensor parallelism.
     """
     passed = checked_pass(layer, passed)
-    _checks.plain("hidden_states", hidden_states)
-    every, sloped = hidden_states.shape[-1] // cast(int, layer.head_dim), passed.rule.heads
-    check_heads(type(layer).__name__, every, heads, sloped)
+    sloped = passed.rule.heads
+    check_heads(layer, hidden_states, heads, sloped)
     mesh: Any = getattr(getattr(output, "weight", None), "device_mesh", None)
     own = None
     if mesh is not None:

@@ -171,7 +171,8 @@ def _standing(attention: Any, bias: BiasObject) -> tuple[KeyWeightBounds, bool]:
     All ranks call this at the same layer.
     """
     forward_pass = attention.forward_pass
-    shared, own = forward_pass.shared, forward_pass.memo(None, None, _problem_of_own_keys, attention)
+    shared = forward_pass.shared
+    own = forward_pass.memo(None, None, _problem_of_own_keys, attention)
     new = _arrays.to_numpy(forward_pass.mask[:, shared.at])
     kernel = forward_pass.parts(bias, None, attention.heads)[0].bias
     standing = KeyWeightBounds(shared.ranks.size, own, new, kernel)

@@ -19,15 +19,12 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import by_name, check_padding
 from ntk_alibi.integrations.cache_argument import CACHE, cache_of, check_cache_in_use
 from ntk_alibi.integrations.caches.window import WindowCache
-from ntk_alibi.integrations.layer_attention import attend_densely, check_heads
+from ntk_alibi.integrations.layer_attention import HIDES, attend_densely, check_heads
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.scaling import Bend, at_layer, without_knee
 
 #: The submodule of a patched attention layer.
 _BIAS = "ntk_alibi_bias"
-
-#: Numbers of a mask up to this one hide a key: float32 weights of such scores are 0.
-_HIDES = -1e4
 
 
 class LayerBias(nn.Module):
@@ -125,7 +122,7 @@ class TraceableAttention:
         if cache is not None:
             key, value = cache.update(key, value, self.layer)
         boolean = self.mask.dtype == torch.bool
-        seen = self.mask if boolean else self.mask > _HIDES
+        seen = self.mask if boolean else self.mask >= HIDES
         bias, factors = self.bias(seen)
         bias = bias if boolean else bias + self.mask
         bias = bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
@@ -157,9 +154,7 @@ def of_layer(
             "attention must be 'fused' under tensor parallelism, got 'traceable' with a "
             f"divided {name}"
         )
-    _checks.plain("hidden_states", hidden_states)
-    every = hidden_states.shape[-1] // cast(int, layer.head_dim)
-    check_heads(name, every, heads, len(bias.slopes))
+    check_heads(layer, hidden_states, heads, len(bias.slopes))
     if getattr(mask, "ndim", None) != 4:
         raise RuntimeError(
             f"transformers made no mask of queries and keys for {name}, from which a patch with "

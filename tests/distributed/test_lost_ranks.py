@@ -31,4 +31,4 @@ def dies(rank: int, size: int) -> str:
 
 
 def test_a_rank_that_is_gone_is_an_error_and_no_hang() -> None:
-    assert run(2, dies, 2, seconds=20, own=True)[1] == "gone"
+    assert run(2, dies, 2, seconds=20)[1] == "gone"

@@ -103,7 +103,7 @@ def test_the_trainer_steps_as_one_process_does(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    for found in run(2, trained, tmp_path, port, own=True):
+    for found in run(2, trained, tmp_path, port):
         assert found["wrapped"] == "DistributedDataParallel"
         # the mean of all ranks, in float32
         assert max(found["losses"]) < 1e-5

@@ -100,6 +100,18 @@ def block_positions(
     return first, last, count, by_tile(unique, size, _differ, -1)
 
 
+def tile_positions(positions: NDArray[Any], mask: Mask, size: int) -> dict[str, Any]:
+    """Return the fields of `QueryTiles` that positions (1 or batch, queries) and a mask give."""
+    at = positions.astype(np.int64)
+    seen_from, seen_to = mask.interval(at)
+    return {
+        "first": by_tile(at, size, np.min, NOWHERE),
+        "last": by_tile(at, size, np.max, -1),
+        "seen_from": by_tile(seen_from, size, np.min, NOWHERE),
+        "seen_to": by_tile(seen_to, size, np.max, -NOWHERE),
+    }
+
+
 def visible_blocks(tiles: QueryTiles, blocks: KeyBlocks, mask: Mask) -> NDArray[np.bool_]:
     """Return which blocks some query of a tile can see, (1 or batch, tiles, blocks)."""
     first, last = blocks.first[:, None], blocks.last[:, None]

@@ -52,9 +52,8 @@ class Plan:
         asked = [np.packbits(x) for x in flat]
         others = np.arange(ranks.size) != ranks.rank
         sizes = (others * -(-rows * own // 8)).tolist()
-        heard = _all_to_all(
-            ranks, torch.from_numpy(np.concatenate(asked)), [len(x) for x in asked], sizes
-        )
+        wishes = torch.from_numpy(np.concatenate(asked))
+        heard = ranks.exchange(wishes, [len(x) for x in asked], sizes)
         bits = [np.unpackbits(x.numpy())[: rows * own] for x in heard.split(sizes)]
         bits[ranks.rank] = np.zeros(rows * own, np.uint8)
         given = [torch.from_numpy(x.reshape(rows, own).astype(np.bool_)) for x in bits]
@@ -232,11 +231,3 @@ def _in_blocks(tokens: torch.Tensor, block: int) -> torch.Tensor:
     if short:
         tokens = torch.nn.functional.pad(tokens, (0, 0, 0, short))
     return tokens.reshape(rows, count, block, channels)
-
-
-def _all_to_all(
-    ranks: Ranks, payload: torch.Tensor, outgoing: list[int], incoming: list[int]
-) -> torch.Tensor:
-    arrived = payload.new_empty(sum(incoming))
-    distributed.all_to_all_single(arrived, payload, incoming, outgoing, group=ranks.group)
-    return arrived

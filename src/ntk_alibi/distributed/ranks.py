@@ -116,6 +116,20 @@ class Ranks:
         padded[..., : tensor.shape[-1]] = tensor
         return [x[..., :n] for x, n in zip(self.gather(padded), lengths, strict=True)]
 
+    def exchange(
+        self, payload: torch.Tensor, outgoing: list[int], incoming: list[int]
+    ) -> torch.Tensor:
+        """Return what all ranks have for this one, of one axis, in the order of ranks.
+
+        Args:
+            payload: what this rank has for each rank, one after the other.
+            outgoing: how many numbers of it each rank gets.
+            incoming: how many numbers each rank has for this one.
+        """
+        arrived = payload.new_empty(sum(incoming))
+        distributed.all_to_all_single(arrived, payload, incoming, outgoing, group=self.group)
+        return arrived
+
     def in_step(self, describe: Callable[[], dict[str, Any]]) -> None:
         """Do what `agree` does by eight bytes a rank, unless some rank fails or differs.
 

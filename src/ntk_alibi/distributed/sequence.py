@@ -106,12 +106,12 @@ class Sequence:
             return kernel._replace(sums=sums + before(self.ranks, sums[..., -1:].contiguous()))
         if getattr(bias, "query_length", None) is not None:  # numbers of this rank's queries
             return kernel
-        if _learned(kernel.table):
+        if _arrays.require_grad(kernel.table):
             kernel = kernel_bias_of(bias, self._whole_problem(), like)
         shared = {
             name: sum_over_ranks(self.ranks, x)
             for name, x in kernel.numbers.items()
-            if _learned(x) and (name != "dense" or _of_all_queries(x))
+            if _arrays.require_grad(x) and (name != "dense" or _of_all_queries(x))
         }
         return kernel._replace(**shared, core=None) if shared else kernel
 
@@ -212,19 +212,14 @@ class Sequence:
                 left = shift - low + slack + 16 * ulp * (np.abs(shift) + np.abs(low))
             left = np.where(np.isfinite(low) & np.isfinite(left), left, np.inf)
             room.append(bounds.by_tile(left, size, np.max, -np.inf))
-        at = self.problem.query_positions.astype(np.int64)
-        seen_from, seen_to = self.problem.mask.interval(at)
         most = None
         if sums is not None:
             most = bounds.by_tile(_arrays.to_numpy(sums), size, np.max, -np.inf)
         return bounds.QueryTiles(
             np.stack(greatest, 1),
             np.stack(room, 2),
-            bounds.by_tile(at, size, np.min, bounds.NOWHERE),
-            bounds.by_tile(at, size, np.max, -1),
-            bounds.by_tile(seen_from, size, np.min, bounds.NOWHERE),
-            bounds.by_tile(seen_to, size, np.max, -bounds.NOWHERE),
-            most,
+            **bounds.tile_positions(self.problem.query_positions, self.problem.mask, size),
+            sums=most,
         )
 
 
@@ -268,11 +263,6 @@ def description(bias: Any) -> str:
 def _of_all_queries(dense: Any) -> bool:
     """Return whether dense numbers are the same for all queries, and so for those of all ranks."""
     return bool(dense.ndim < 2 or dense.shape[-2] == 1)
-
-
-def _learned(numbers: Any) -> bool:
-    """Return whether numbers of a bias are a tensor that requires grad."""
-    return _arrays.is_tensor(numbers) and _arrays.require_grad(numbers)
 
 
 def _norms(

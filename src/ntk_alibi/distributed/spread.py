@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import distributed
 
 from ntk_alibi import _arrays, _core
 from ntk_alibi.biases.kernel_bias import KernelBias
@@ -47,14 +46,7 @@ class KeyWeightBounds:
         self._share = OWN_SHARE / max(size - 1, 1)
         self._bias = bounds.BiasBounds(bias, BLOCK)
         at, keys = problem.positions()
-        first, last, _, _ = bounds.block_positions(at, np.ones(at.shape, np.bool_), BLOCK)
-        seen_from, seen_to = problem.mask.interval(at)
-        self._tiles = {
-            "first": first,
-            "last": last,
-            "seen_from": bounds.by_tile(seen_from, BLOCK, np.min, bounds.NOWHERE),
-            "seen_to": bounds.by_tile(seen_to, BLOCK, np.max, -bounds.NOWHERE),
-        }
+        self._tiles = bounds.tile_positions(at, problem.mask, BLOCK)
         self._blocks = bounds.block_positions(keys, problem.key_padding_mask > 0, BLOCK)
         self.may_be_silent = self._far()
 
@@ -137,10 +129,7 @@ def _from_some(ranks: Ranks, packed: torch.Tensor, flags: list[bool]) -> list[to
     outgoing = [count * (speak[ranks.rank] and other) for other in others]
     incoming = [count * (said and other) for said, other in zip(speak, others, strict=True)]
     copies = packed.reshape(1, -1).expand(sum(x > 0 for x in outgoing), -1).reshape(-1)
-    arrived = packed.new_empty(sum(incoming))
-    distributed.all_to_all_single(
-        arrived, copies.contiguous(), incoming, outgoing, group=ranks.group
-    )
+    arrived = ranks.exchange(copies.contiguous(), outgoing, incoming)
     parts = [x.view_as(packed) if x.numel() else None for x in arrived.split(incoming)]
     if speak[ranks.rank]:
         parts[ranks.rank] = packed

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from ntk_alibi.engines.export import Request
 from ntk_alibi.integrations import patch
 from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.overriding import in_evaluation
 from ntk_alibi.integrations.settings import stack_of
 
 #: Axes of any length, by optimum's names.
@@ -180,13 +181,13 @@ def graph_of(request: Request, dtype: str) -> Graph:
             "model must have a language model head to be exported as a graph, got "
             f"{type(model).__name__}"
         )
-    with torch.no_grad(), _evaluating(model), _traceable(request, model):
+    with torch.no_grad(), in_evaluation(model), _traceable(request, model):
         expected = model(TOKENS, attention_mask=MASK, use_cache=False).logits
     if not expected[MASK.bool()].isfinite().all():
         raise ValueError("model must compute finite logits, got others: see its weights")
     if next(model.parameters()).dtype != getattr(torch, dtype):
         model = copy.deepcopy(model).to(getattr(torch, dtype))
-    with torch.no_grad(), _evaluating(model), _traceable(request, model):
+    with torch.no_grad(), in_evaluation(model), _traceable(request, model):
         held = DynamicCache()
         model(TOKENS, use_cache=True, **{CACHE: held})
         past = [tuple(x[..., :5, :].contiguous() for x in pair) for pair in pairs_of(held)]
@@ -245,15 +246,3 @@ def _traceable(request: Request, model: nn.Module) -> AbstractContextManager[Any
         group=settings.ranks and settings.ranks.group,
         **limits,
     )
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Let a model compute without dropout."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ntk_alibi.integrations.overriding import override, restore
+from ntk_alibi.integrations.overriding import in_evaluation, override, restore
 
 #: The greatest difference to a model's own layer, in units of its greatest number.
 TOLERANCE = 1e-3
@@ -64,7 +64,7 @@ def compare(family: Any, model: nn.Module, patch: Callable[[], None]) -> None:
     if any(x.is_meta for x in model.parameters()):
         return  # no numbers
     layer, given = family.layers(model)[0], family.example(model)
-    with _in_evaluation(model):
+    with in_evaluation(model):
         with _replaced(family.while_compared(model)):
             stock = _output(family, model, layer, given, "its own code")
         patch()
@@ -126,19 +126,6 @@ def _output(
         f"model must call its attention layer {type(layer).__name__}, got a forward of "
         f"{type(model).__name__} that did not: the model stays as it is"
     )
-
-
-@contextlib.contextmanager
-def _in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Take dropout out of a model for a time."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        for module in training:
-            module.training = False
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
-"""Override methods and plain values of one module instance, and restore them."""
+"""Override methods, plain values and the mode of one module instance, and restore them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -39,6 +41,19 @@ def restore(module: nn.Module, name: str) -> None:
 def overridden(module: nn.Module, name: str, function: Any) -> bool:
     """Return whether a method of this instance is a function that `override` gave it."""
     return getattr(vars(module).get(_slot(module, name)), "func", None) is function
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Take dropout out of a model for a time; each part gets its own mode back."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _slot(module: nn.Module, name: str) -> str:

@@ -7,7 +7,6 @@ of a tensor but numbers of other tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,12 +21,13 @@ from ntk_alibi.integrations.caches.window import WindowCache
 from ntk_alibi.integrations.layer_attention import HIDES, attend_densely, check_heads
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.scaling import Bend, at_layer, without_knee
+from ntk_alibi.torch.learned_bias import Float32Parameters
 
 #: The submodule of a patched attention layer.
 _BIAS = "ntk_alibi_bias"
 
 
-class LayerBias(nn.Module):
+class LayerBias(Float32Parameters):
     """The bias of one layer, as a module: its slopes are in exported graphs, and move with it.
 
     Attributes:
@@ -57,14 +57,6 @@ class LayerBias(nn.Module):
         self.bend: Bend | None = None if knee is None else knee.bend(None)
         self.log_n = settings.log_n
         self.counts_holes = rule.counts_holes
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LayerBias:
-        """Move the slopes with the model, but keep their dtype."""
-        kept = dict(self.named_buffers())
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, moved in list(self.named_buffers()):
-            setattr(self, name, kept[name].to(moved.device))
-        return self
 
     def forward(self, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the bias of keys, and factors of scores.

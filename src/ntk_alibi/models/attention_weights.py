@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ntk_alibi import _checks
 from ntk_alibi.integrations import known, patch
+from ntk_alibi.integrations.overriding import in_evaluation
 from ntk_alibi.methods import Method, as_method, train_length_of
 from ntk_alibi.models.loading import check_tokenizer
 
@@ -162,7 +163,7 @@ def _read(request: Request, method: Method | None, step: int) -> NDArray[np.floa
     of_method: Any = nullcontext()
     if method is not None:
         of_method = patch(model, method.scaling, attention="eager", log_n=method.log_n)
-    with of_method, torch.no_grad(), _without_dropout(model), _kept(model, heads, step) as kept:
+    with of_method, torch.no_grad(), in_evaluation(model), _kept(model, heads, step) as kept:
         output = model(**request.inputs, output_attentions=True, use_cache=False)
     pooled = kept or [_pooled(weights, heads, step) for weights in output.attentions or ()]
     if not pooled:
@@ -170,18 +171,6 @@ def _read(request: Request, method: Method | None, step: int) -> NDArray[np.floa
             f"model must return attention weights, got none from {type(model).__name__}"
         )
     return np.stack([pooled[layer] for layer in request.layers])
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode; give each module its own mode back at the end."""
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 @contextmanager

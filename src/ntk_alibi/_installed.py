@@ -20,6 +20,7 @@ _MISSING = re.compile(r"(lib[\w.+-]+): cannot open shared object|Library not loa
 
 #: The extra that brings a package.
 EXTRAS = {
+    "ml_dtypes": "bf16",
     "torch": "torch",
     "transformers": "transformers",
     "matplotlib": "plot",

@@ -232,14 +232,14 @@ def test_without_matplotlib_one_sentence_says_what_to_install(
 
     def without(name: str, *arguments: Any, **options: Any) -> Any:
         if name.partition(".")[0] == "matplotlib":
-            raise ImportError(f"No module named {name}")
+            raise ModuleNotFoundError(f"No module named {name}", name="matplotlib")
         return real(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
     for draw in PICTURES.values():
         with pytest.raises(ImportError, match=r"pip install 'ntk-alibi\[plot\]'"):
             draw()
-    with pytest.raises(ImportError, match="pictures need matplotlib"):
+    with pytest.raises(ImportError, match="a picture needs matplotlib"):
         plots.study_figure(summary())
 
 

@@ -177,10 +177,7 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype of a floating type; ml_dtypes registers bfloat16."""
     if name != "bfloat16":
         return np.dtype(name)
-    try:
+    with _installed.needed_by("a bfloat16 NumPy array"):
         import ml_dtypes
-    except ImportError as error:
-        message = f"bfloat16 NumPy arrays need ml_dtypes: {_installed.install_line('bf16')}"
-        raise ImportError(message) from error
     bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return bfloat16

@@ -235,8 +235,6 @@ def _traceable(request: Request, model: nn.Module) -> AbstractContextManager[Any
     (decoder,) = request.family.find(model)
     if settings.traceable and stack_of(decoder)[-1:] == (settings,):
         return nullcontext()
-    limits = settings.mask._asdict()
-    del limits["causal"]
     return patch(
         model,
         settings.scaling if settings.bias is None else settings.bias,
@@ -244,5 +242,5 @@ def _traceable(request: Request, model: nn.Module) -> AbstractContextManager[Any
         compat=settings.compat,
         log_n=settings.log_n,
         group=settings.ranks and settings.ranks.group,
-        **limits,
+        **settings.limits,
     )

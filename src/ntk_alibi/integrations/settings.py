@@ -66,15 +66,20 @@ class Settings:
         """Whether layers attend by transformers' own masks, in plain torch."""
         return self.attention == "traceable"
 
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The window, causal_block and sink of `patch`."""
+        limits = self.mask._asdict()
+        del limits["causal"]
+        return limits
+
     def __repr__(self) -> str:
         """Return the choices that are not the default, as `patch` takes them."""
         first = f"{self.scaling!r}" if self.bias is None else f"bias={self.bias!r}"
         choices = [first, f"attention={self.attention!r}"]
         if self.compat != "exact":
             choices.append(f"compat={self.compat!r}")
-        limits = self.mask._asdict()
-        del limits["causal"]
-        choices += [f"{name}={value}" for name, value in limits.items() if value]
+        choices += [f"{name}={value}" for name, value in self.limits.items() if value]
         if self.linear != "auto":
             choices.append(f"linear={self.linear!r}")
         if self.log_n is not None:
@@ -91,8 +96,7 @@ class Settings:
         Choices that change results by rounding at most, and belong to a machine or a process, have
         no entry: "traceable", `linear` and the group.
         """
-        entries = self.mask._asdict()
-        del entries["causal"]
+        entries = self.limits
         if self.bias is not None:
             if any(not isinstance(x, nn.Module) for x in own_bias.by_layer(self.bias).values()):
                 raise ValueError(

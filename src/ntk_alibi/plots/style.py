@@ -105,11 +105,8 @@ def style(theme: Literal["light", "dark", "transparent"] = "light") -> Iterator[
 
 
 def _matplotlib() -> Any:
-    try:
+    with _installed.needed_by("a picture"):
         import matplotlib
-    except ImportError as error:
-        message = f"pictures need matplotlib: {_installed.install_line('plot')}"
-        raise ImportError(message) from error
     return matplotlib
 
 

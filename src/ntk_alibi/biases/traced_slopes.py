@@ -6,12 +6,12 @@ The module is imported only while torch traces a call: tracing cannot look into 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.scaling import STATIC_TYPES, Scaling, scaling_from_config, without_knee
+from ntk_alibi.scaling import STATIC_TYPES, Scaling, config_of, scaling_from_config, without_knee
 
 
 def traced_slopes(
@@ -22,12 +22,10 @@ def traced_slopes(
     Raises:
         ValueError: the scaling is none of `STATIC_TYPES`.
     """
-    config: dict[str, Any] = {"alibi_type": "default"}
     if scaling is not None:
         _check_static(scaling)
         scaling, _ = without_knee(scaling)
-    if scaling is not None:
-        config = cast(Any, scaling).to_config()
+    config = config_of(scaling)
     names = [name for name in config if name != "alibi_type"]
     numbers = [float(config[name]) for name in names]
     pair: tuple[torch.Tensor, torch.Tensor] = _slopes(

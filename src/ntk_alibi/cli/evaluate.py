@@ -91,7 +91,7 @@ def _study_options(parser: argparse.ArgumentParser) -> None:
         "records of lines, and conversations, for each length (default: 8 and 12)",
     )
     for name, what in _COUNTS.items():
-        parser.add_argument(_flag(name), type=int, metavar="N", help=what)
+        parser.add_argument(subcommand.flag(name), type=int, metavar="N", help=what)
     parser.add_argument(
         "--document",
         metavar="FILE",
@@ -155,9 +155,9 @@ _OF_RUNS = (
 def _check_together(options: argparse.Namespace) -> None:
     """Refuse options that would do nothing together with the others."""
     if options.tasks is None and (idle := _given(options, _OF_TASKS)):
-        flag = _flag(idle[0])
+        option = subcommand.flag(idle[0])
         raise ValueError(
-            f"--tasks must be given with {flag}, got only {flag} {getattr(options, idle[0])}"
+            f"--tasks must be given with {option}, got only {option} {getattr(options, idle[0])}"
         )
     if options.section is not None and options.document is None:
         raise ValueError(
@@ -171,15 +171,13 @@ def _check_together(options: argparse.Namespace) -> None:
     ]
     for name, others, why in pairs:
         if _given(options, (name,)) and (idle := _given(options, others)):
-            raise ValueError(f"{_flag(idle[0])} must not be given with {_flag(name)}, {why}")
+            raise ValueError(
+                f"{subcommand.flag(idle[0])} must not be given with {subcommand.flag(name)}, {why}"
+            )
 
 
 def _given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if getattr(options, name) not in (None, False)]
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _study(options: argparse.Namespace) -> None:
@@ -239,7 +237,7 @@ def _check_plan(options: argparse.Namespace) -> None:
         _checks.integer("--lengths", length, minimum=1, maximum=LONGEST_TEXT)
     for name in ("records", *_COUNTS):
         if (value := getattr(options, name)) is not None:
-            _checks.integer(_flag(name), value, minimum=0)
+            _checks.integer(subcommand.flag(name), value, minimum=0)
     if options.records is not None:
         text_lengths("--lengths", options.lengths or [1], options.records, of="--records")
     _plan(options, 1)

@@ -191,11 +191,16 @@ def typed(*arguments: str) -> str:
     return shlex.join([program, *arguments])
 
 
+def flag(name: str) -> str:
+    """Return the option of an argument's name."""
+    return f"--{name.replace('_', '-')}"
+
+
 def check_lengths(options: argparse.Namespace) -> None:
     """Check --length and --train-length, if they are given, before any work."""
     for name in ("length", "train_length"):
         if (value := getattr(options, name, None)) is not None:
-            _checks.integer(f"--{name.replace('_', '-')}", value, minimum=1)
+            _checks.integer(flag(name), value, minimum=1)
 
 
 @contextlib.contextmanager
@@ -232,7 +237,7 @@ def naming_options(options: argparse.Namespace) -> Iterator[None]:
         value = getattr(options, dest, None)
         if dest in _POSITIONAL or (value is None and not _asks_for(options, dest, error)):
             raise
-        with _of_option(f"--{dest.replace('_', '-')}"):
+        with _of_option(flag(dest)):
             raise
 
 

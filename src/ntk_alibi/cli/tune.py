@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from ntk_alibi import _files
+from ntk_alibi import _checks, _files
 from ntk_alibi.cli import subcommand
 
 
@@ -50,7 +50,6 @@ def register(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from ntk_alibi import _checks
     from ntk_alibi.evaluation.comparing import tuning
     from ntk_alibi.evaluation.records.record import text_lengths
 

@@ -24,7 +24,7 @@ from ntk_alibi.scaling.base import (
     scaling_per,
     trained_at,
 )
-from ntk_alibi.scaling.config import STATIC_TYPES, scaling_from_config
+from ntk_alibi.scaling.config import STATIC_TYPES, config_of, scaling_from_config
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
 from ntk_alibi.scaling.knee import Bend, DynamicKnee, Knee, without_knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
@@ -47,6 +47,7 @@ __all__ = [
     "at_layer",
     "check_one_layer",
     "checked_scaling",
+    "config_of",
     "scaling_from_config",
     "scaling_per",
     "trained_at",

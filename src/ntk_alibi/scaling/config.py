@@ -25,8 +25,17 @@ def _defined_in(module: ModuleType) -> list[Any]:
 STATIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(static), Knee)}
 _DYNAMIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(dynamic), DynamicKnee)}
 
+#: The `alibi_type` of no scaling.
+DEFAULT = "default"
+
 #: The fields of scalings that a config dict may leave out.
 _OPTIONAL = ("train_length", "share", "per", "layers")
+
+
+def config_of(scaling: Any) -> dict[str, Any]:
+    """Return the plain dict of a scaling with `to_config`, and that of no scaling for None."""
+    config: dict[str, Any] = {"alibi_type": DEFAULT} if scaling is None else scaling.to_config()
+    return config
 
 
 def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
@@ -56,7 +65,7 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
         >>> na.scaling_from_config({"alibi_type": "ntk", "factor": 4.0})
         NTK(factor=4.0)
     """
-    types = ("default", *STATIC_TYPES, *_DYNAMIC_TYPES)
+    types = (DEFAULT, *STATIC_TYPES, *_DYNAMIC_TYPES)
     if isinstance(config, Mapping) and "type" in config:
         return _of_btlm(config)
     if isinstance(config, Mapping) and "alibi_type" not in config:
@@ -66,7 +75,7 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
         )
     _checks.keys("config", config, required=["alibi_type"], optional=config)
     alibi_type = _checks.choice("alibi_type", config["alibi_type"], types)
-    if alibi_type == "default":
+    if alibi_type == DEFAULT:
         _checks.keys("config", config, required=["alibi_type"])
         return None
     kind = STATIC_TYPES.get(alibi_type) or _DYNAMIC_TYPES[alibi_type]

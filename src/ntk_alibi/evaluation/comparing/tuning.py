@@ -30,6 +30,7 @@ from ntk_alibi.evaluation.comparing.intervals import (
 from ntk_alibi.evaluation.records.record import text_lengths
 from ntk_alibi.methods import ORIGINAL, number_names, parse_method
 from ntk_alibi.models.loading import NANO_BLOOM, briefly
+from ntk_alibi.scaling import config_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -269,8 +270,7 @@ def _ranked(entries: Iterable[dict[str, Any]]) -> list[str]:
 def _config(name: str, train_length: int) -> dict[str, Any]:
     """Return a method as entries of a model's config."""
     method = parse_method(name, train_length)
-    scaling: Any = method.scaling
-    config = {"alibi_scaling": scaling.to_config() if scaling else {"alibi_type": "default"}}
+    config = {"alibi_scaling": config_of(method.scaling)}
     return config if method.log_n is None else config | {"alibi_log_n": method.log_n.to_config()}
 
 

@@ -28,6 +28,7 @@ from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.methods import ORIGINAL, Method, named_method, train_length_of
 from ntk_alibi.models.checked_loader import WholeCausalLM
 from ntk_alibi.models.loading import NANO_BLOOM, check_usable, checkpoint_name, reading
+from ntk_alibi.scaling import config_of
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -187,13 +188,13 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 
     def get_model_info(self) -> dict[str, Any]:
         """Return the settings that the harness stores with every result, ours included."""
-        to_config = getattr(self.method.scaling, "to_config", None)
-        scaling = {"alibi_type": "default"} if self.method.scaling is None else None
+        scaling = self.method.scaling
+        has_config = scaling is None or hasattr(scaling, "to_config")
         return {
             **super().get_model_info(),
             "model_dtype": str(self.model.dtype),
             "method": self.method.name,
-            "scaling": to_config() if to_config else scaling or repr(self.method.scaling),
+            "scaling": config_of(scaling) if has_config else repr(scaling),
             "log_n": None if self.method.log_n is None else self.method.log_n.to_config(),
             "attention": self.attention,
             "train_length": self.train_length,

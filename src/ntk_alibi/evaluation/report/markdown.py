@@ -37,7 +37,8 @@ def as_csv(title: str, header: Sequence[str], rows: Rows) -> str:
     """Format a table as CSV, below a line of its title that begins with #."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return f"{_comment('#', title)}{text.getvalue()}"
+    above = f"# {' '.join(title.split())}\n" if title else ""
+    return f"{above}{text.getvalue()}"
 
 
 def as_markdown(title: str, header: Sequence[str], rows: Rows) -> str:
@@ -68,10 +69,6 @@ def _in_latex(cell: str) -> str:
 
 def _signed(found: re.Match[str]) -> str:
     return f"${found[1]}" + (f"\\pm{found[2]}$" if found[2] else "$")
-
-
-def _comment(mark: str, title: str) -> str:
-    return f"{mark} {' '.join(title.split())}\n" if title else ""
 
 
 #: The formats by their names on the command line.

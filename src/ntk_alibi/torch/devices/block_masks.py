@@ -44,14 +44,14 @@ def visible_blocks(numbers: Numbers) -> Blocks:
     """
     keys = numbers["key_positions"]
     real = keys >= 0
-    least = _of_blocks(torch.where(real, keys, LAST), LAST, torch.amin)[:, None, None, :]
-    most = _of_blocks(keys, -1, torch.amax)[:, None, None, :]
-    all_real = _of_blocks(real.int(), 0, torch.amin)[:, None, None, :] > 0
+    least = in_blocks(torch.where(real, keys, LAST), LAST).amin(-1)[:, None, None, :]
+    most = in_blocks(keys, -1).amax(-1)[:, None, None, :]
+    all_real = in_blocks(real.int(), 0).amin(-1)[:, None, None, :] > 0
     first, last = numbers["first_seen"], numbers["last_seen"]
-    first_least = _of_blocks(first, LAST, torch.amin)[:, None, :, None]
-    first_most = _of_blocks(first, -1, torch.amax)[:, None, :, None]
-    last_least = _of_blocks(last, LAST, torch.amin)[:, None, :, None]
-    last_most = _of_blocks(last, -LAST, torch.amax)[:, None, :, None]
+    first_least = in_blocks(first, LAST).amin(-1)[:, None, :, None]
+    first_most = in_blocks(first, -1).amax(-1)[:, None, :, None]
+    last_least = in_blocks(last, LAST).amin(-1)[:, None, :, None]
+    last_most = in_blocks(last, -LAST).amax(-1)[:, None, :, None]
     sink = numbers["sink"]
     some = (least <= last_most) & ((most >= first_least) | (least < sink)) & (most >= 0)
     full = all_real & (most <= last_least) & ((least >= first_most) | (most < sink))
@@ -97,10 +97,12 @@ def _numbered(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return blocks.sum(dim=-1, dtype=torch.int32), order.int().contiguous()
 
 
-def _of_blocks(
-    rows: torch.Tensor, beyond: int, reduce: Callable[..., torch.Tensor]
-) -> torch.Tensor:
-    """Return a number of each block of rows (1 or batch, n); `beyond` fills the last block."""
-    count = -(-rows.shape[1] // BLOCK)
-    filled = F.pad(rows, (0, count * BLOCK - rows.shape[1]), value=beyond)
-    return reduce(filled.unflatten(1, (count, BLOCK)), dim=-1)
+def in_blocks(x: torch.Tensor, beyond: float, axis: int = 1) -> torch.Tensor:
+    """Cut an axis into blocks, whose numbers follow in an axis of their own.
+
+    `beyond` fills the last block.
+    """
+    count = -(-x.shape[axis] // BLOCK)
+    padding = [0, 0] * (x.ndim - 1 - axis) + [0, count * BLOCK - x.shape[axis]]
+    blocks: torch.Tensor = F.pad(x, padding, value=beyond).unflatten(axis, (count, BLOCK))
+    return blocks

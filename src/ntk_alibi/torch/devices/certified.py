@@ -21,8 +21,8 @@ import torch
 
 from ntk_alibi import _core
 from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.torch.devices.block_masks import BLOCK
-from ntk_alibi.torch.devices.score_mods import HIDDEN, Numbers
+from ntk_alibi.torch.devices.block_masks import BLOCK, in_blocks
+from ntk_alibi.torch.devices.score_mods import HIDDEN, LAST, Numbers
 
 #: Columns of keys whose scores bound a query's sum from below: its own block and the one before.
 NEAR = 2 * BLOCK
@@ -94,9 +94,9 @@ def _of_heads(call: AttentionCall, numbers: Numbers) -> torch.Tensor:
         query = query * call.factors[..., None]
     c = abs(call.scale) * _LOG2E
     slopes = {name: x.double() * _LOG2E for name, x in call.bias.slopes.items()}
-    query_norms = _blocks(_norms(query), 2, 0.0).amax(-1)
+    query_norms = in_blocks(_norms(query), 0.0, 2).amax(-1)
     key_norms = torch.where(real[:, None], _norms(key), 0.0)
-    key_norms = _blocks(key_norms, 2, 0.0).amax(-1)
+    key_norms = in_blocks(key_norms, 0.0, 2).amax(-1)
     key_norms = key_norms.repeat_interleave(heads // key_norms.shape[1], 1)
     # A bound of c |q| |k| of the keys themselves, to which the rounding of scores is relative.
     reach = key_norms.amax(-1, keepdim=True) + _norms(centre).amax(dim=(1, 2))[:, None, None]
@@ -106,8 +106,8 @@ def _of_heads(call: AttentionCall, numbers: Numbers) -> torch.Tensor:
     roundings = call.query.shape[3] + _core.extra_score_roundings
     unit = roundings * 2.0**-24 + 2 * _product_rounding(call.query)
     low = low - unit * size - _core.exp2_and_sum_error
-    nearest = _blocks(at_queries, 1, 2**31 - 1).amin(-1)[:, None, :, None]
-    farthest = _blocks(torch.where(real, at_keys, HIDDEN), 1, HIDDEN).amax(-1)[:, None, None, :]
+    nearest = in_blocks(at_queries, LAST).amin(-1)[:, None, :, None]
+    farthest = in_blocks(torch.where(real, at_keys, HIDDEN), HIDDEN).amax(-1)[:, None, None, :]
     distance = (nearest - farthest).clamp(min=0).double()
     slope = least_slope[..., None]
     bound = c * query_norms[..., None] * key_norms[:, :, None, :] - slope * distance
@@ -196,7 +196,7 @@ def _least_slopes(slopes: dict[str, torch.Tensor], rows: int) -> torch.Tensor:
     least = every[0] if len(every) == 1 else torch.minimum(*every)
     if least.shape[2] == 1:
         return least
-    return _blocks(least, 2, math.inf).amin(-1)
+    return in_blocks(least, math.inf, 2).amin(-1)
 
 
 def _log_count(call: AttentionCall, slope: torch.Tensor) -> torch.Tensor:
@@ -221,15 +221,6 @@ def _norms(x: torch.Tensor) -> torch.Tensor:
     """Return bounds of the norms of float32 rows, in float64."""
     norms: torch.Tensor = torch.linalg.vector_norm(x, dim=-1).double()
     return norms * (1 + OF_NORM) + _core.underflowed_norm
-
-
-def _blocks(x: torch.Tensor, axis: int, beyond: float) -> torch.Tensor:
-    """Cut an axis into blocks, whose numbers follow in an axis of their own."""
-    missing = -x.shape[axis] % BLOCK
-    padding = [0, 0] * (x.ndim - 1 - axis) + [0, missing]
-    padded = torch.nn.functional.pad(x, padding, value=beyond)
-    blocks: torch.Tensor = padded.unflatten(axis, (-1, BLOCK))
-    return blocks
 
 
 def _product_rounding(example: torch.Tensor) -> float:

@@ -32,7 +32,6 @@ def test_a_prepared_call_is_that_of_attention(kind: str, padding: Any) -> None:
     bias = kernel_bias_of(BIAS, problem, None if in_core else query)
     log_n = na.LogN(32)
     factors = log_n.factors(problem, None if in_core else query)
-    factors = factors.float() if kind == "grad" else factors.astype(np.float32)
     dropout = checked_dropout(0.3, 7, query, 70)
     found = attend_prepared(
         *given, bias, problem, 0.2, factors, in_core=in_core, dropout=dropout, log=True

@@ -143,7 +143,7 @@ class ALiBi(BiasObject):
         bias = KernelBias(*slopes, exempt=self.exempt)
         if knee is None:
             return bias
-        return bent(bias.checked(problem), knee.bend(_token_counts(knee, problem)))
+        return bent(bias.checked(problem), knee.bend(token_counts(knee, problem)))
 
     def _own_slopes(self, problem: Problem, like: Any) -> tuple[Any, Any]:
         sides = (parameter(side, like, name="slopes") for side in both_sides(self.slopes))
@@ -210,7 +210,7 @@ def bias_of_rule(
             return _static_bias(rule, cast(Any, scaling), sides, exempt)
         except TypeError:  # the scaling has no hash
             pass
-    return _bias_of_counts(rule, scaling, sides, _token_counts(scaling, problem), exempt)
+    return _bias_of_counts(rule, scaling, sides, token_counts(scaling, problem), exempt)
 
 
 def _bias_of_counts(
@@ -254,7 +254,7 @@ def bent(bias: KernelBias, bend: Bend) -> KernelBias:
     return bias._replace(far_left=left, far_right=right, knee=bend.start)
 
 
-def _token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64] | None:
+def token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64] | None:
     """Return the numbers of tokens for a dynamic scaling, None for another one."""
     per = scaling_per(scaling)
     return None if per is None else problem.token_counts(per)

@@ -59,9 +59,7 @@ class BiasObject(ReprHtml):
         """Return `kernel_bias` of the heads that the bias has."""
         if self.heads is None:
             return self.kernel_bias(problem, like)
-        batch, _, *lengths = problem.shape
-        every = problem._replace(shape=(batch, self.num_heads, *lengths))
-        return self.kernel_bias(every, like).of_heads(self.heads)
+        return self.kernel_bias(problem.of_heads(self.num_heads), like).of_heads(self.heads)
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the bias in kernel form.

@@ -218,7 +218,6 @@ class _RankCall:
         kernel, factors = sequence.bias(self._bias, query), None
         if self._log_n is not None:
             factors = self._log_n.factors(sequence.problem, query)
-            factors = _arrays.as_tensor(factors, query, _arrays.wide_dtype(query))
             kernel = kernel.times(factors) if self._log_n.biased else kernel
         share = _core.dropped_share(self.own.skip_tolerance)
         # Half of the share is the exchange's; the local and the remote part have a quarter each.

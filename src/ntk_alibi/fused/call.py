@@ -99,8 +99,7 @@ class AttentionCall(NamedTuple):
 
     def of_key_heads(self, heads: slice) -> AttentionCall:
         """Return the call of some heads of keys, and of the heads of queries that read them."""
-        batch, query_heads, *lengths = self.problem.shape
-        group = query_heads // max(self.key.shape[1], 1)
+        group = self.query.shape[1] // max(self.key.shape[1], 1)
         own = slice(heads.start * group, heads.stop * group)
         query, factors = self.query[:, own], self.factors
         return self.of_inputs(
@@ -108,7 +107,7 @@ class AttentionCall(NamedTuple):
             self.key[:, heads],
             self.value[:, heads],
             bias=self.bias.of_heads(own),
-            problem=self.problem._replace(shape=(batch, query.shape[1], *lengths)),
+            problem=self.problem.of_heads(query.shape[1]),
             factors=factors if factors is None or factors.shape[1] == 1 else factors[:, own],
             known=None if self.known is None else self.known[:, own],
             dropout=self.dropout and self.dropout.part(head=own.start),
@@ -272,10 +271,6 @@ def checked_call(
     if log_n is not None:
         log_n = log_n_of(log_n)
         factors = log_n.factors(problem, like)
-        if torch:
-            factors = _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))
-        else:
-            factors = _arrays.to_float32(factors)
         kernel = kernel.times(factors) if log_n.biased else kernel
 
     # Results over other keys.

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays
-from ntk_alibi.biases.alibi import ModelALiBi
+from ntk_alibi.biases.alibi import ModelALiBi, token_counts
 from ntk_alibi.biases.base import BiasObject, kernel_bias_of
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes, Sides
@@ -23,7 +23,7 @@ from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.passed_through import PackedTexts, PassedThrough
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
-from ntk_alibi.scaling import Scaling, scaling_per
+from ntk_alibi.scaling import Scaling
 
 Made = TypeVar("Made")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -144,14 +144,11 @@ class ForwardPass(PassedThrough):
         return cast(Made, self._made[place][0])
 
     def factors(self, like: Any) -> Any:
-        """Return factors of the queries' scores, (1 or batch, 1 or heads, queries), or None.
-
-        They are float32 NumPy numbers if like is None, else tensors as wide as like or float32.
-        """
+        """Return factors of the queries' scores as `LogN.factors` does, or None."""
         log_n = self.settings.log_n
         if log_n is None:
             return None
-        return self.memo(None, _kind(like), _factors, log_n, self.problem, like)
+        return self.memo(None, _kind(like), log_n.factors, self.problem, like)
 
     def parts(self, bias: BiasObject, like: Any, heads: slice | None = None) -> list[Part]:
         """Return the problem with a bias, in two parts if sinks stand closer than their columns.
@@ -176,8 +173,7 @@ class ForwardPass(PassedThrough):
             kernel = kernel.times(self.factors(like))
         if heads is not None:
             kernel = kernel.of_heads(heads)
-            batch, _, *lengths = problem.shape
-            problem = problem._replace(shape=(batch, heads.stop - heads.start, *lengths))
+            problem = problem.of_heads(heads.stop - heads.start)
         if like is None and kernel.core is None:
             kernel = kernel._replace(core=kernel.in_core(problem.shape))
         every = slice(0, problem.shape[2])
@@ -235,9 +231,8 @@ class RoundedALiBi(BiasObject):
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return dense numbers, (1 or batch, heads, 1, keys)."""
-        per = scaling_per(self.scaling)
-        lengths = None if per is None else problem.token_counts(per)
         rule = ModelSlopes(self.rule.heads, self.rule.max_bias)  # divided after rounding
+        lengths = token_counts(self.scaling, problem)
         slopes = torch.from_numpy(rule.numbers(self.scaling, lengths)).bfloat16()
         keys = torch.as_tensor(problem.positions(like)[1]).bfloat16()
         product = slopes.to(keys.device) * keys[:, None]
@@ -247,13 +242,6 @@ class RoundedALiBi(BiasObject):
 
 def _kind(like: Any) -> Any:
     return None if like is None else (like.dtype is torch.float64, like.device)
-
-
-def _factors(log_n: Any, problem: Problem, like: Any) -> Any:
-    factors = log_n.factors(problem, like)
-    if like is None:
-        return _arrays.to_float32(factors)
-    return _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))
 
 
 def _kernel_on_device(bias: BiasObject, problem: Problem, like: Any) -> KernelBias:

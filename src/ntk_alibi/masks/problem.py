@@ -201,6 +201,10 @@ class Problem(NamedTuple):
             segments=None,
         )
 
+    def of_heads(self, heads: int) -> Problem:
+        """Return the problem of another number of heads."""
+        return self._replace(shape=(self.shape[0], heads, *self.shape[2:]))
+
     def part(self, queries: slice, keys: slice) -> Problem:
         """Return the problem of some queries and keys, at the same positions.
 

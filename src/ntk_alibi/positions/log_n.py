@@ -93,12 +93,17 @@ class LogN:
             )
 
     def factors(self, problem: Problem, like: Any = None) -> Any:
-        """Return the factors, (1 or batch, 1 or heads, queries) float64 in like's framework."""
+        """Return the factors as the kernels take them, (1 or batch, 1 or heads, queries).
+
+        They are float32 NumPy numbers if like is None, else tensors as wide as like or float32.
+        """
         self.check_heads(problem.shape[1])
         seen = problem.visible_count(like)
         xp = _arrays.namespace(seen)
-        counts = _arrays.to_float64(xp.clip(seen, 1, None))
-        return self.factors_of(counts)
+        factors = self.factors_of(_arrays.to_float64(xp.clip(seen, 1, None)))
+        if like is None:
+            return _arrays.to_float32(factors)
+        return _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))
 
     def factors_of(self, counts: Any, strengths: Any = None) -> Any:
         """Return the factors of numbers of keys >= 1, (1 or batch, queries) float64.

@@ -12,10 +12,10 @@ from torch import nn
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import own_bias
-from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of, untraced
+from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of, untraced
 from ntk_alibi.integrations.layer_attention import HIDES, PassAttention
 from ntk_alibi.integrations.settings import current
-from ntk_alibi.masks import EVERYTHING, Mask
+from ntk_alibi.masks import Mask
 
 #: The attribute of a patched model that keeps the pass that its layers share.
 _LAST = "_ntk_alibi_last_pass"
@@ -124,9 +124,7 @@ class Attend:
                 "make_fx or FakeTensorMode trace it, since a patch reads numbers of the mask"
             )
         real = real_keys(mask, len(query), keys, query.device)
-        limits = BIDIRECTIONAL
-        if self.causal:
-            limits = settings.mask if evicts(settings.mask, keys - 1) else EVERYTHING
+        limits = limits_up_to(keys - 1, settings.mask) if self.causal else BIDIRECTIONAL
         at = slice(keys - query.shape[2], keys)
         problem = problem_of(real, at, self.rule, limits, unpadded=mask is None)
         own = own_bias.held_by(self.model, settings.bias)

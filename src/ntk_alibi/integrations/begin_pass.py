@@ -27,7 +27,7 @@ from ntk_alibi.integrations.cache_argument import (
 )
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.caches.window import WindowCache
-from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of, untraced
+from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of, untraced
 from ntk_alibi.integrations.passed_through import PackedTexts
 from ntk_alibi.integrations.settings import (
     check_layers,
@@ -95,7 +95,8 @@ def begin_pass(
     else:
         mask, skipped = padding_of(model, padding, sizes, inputs.device), None
         mask = F.pad(mask, (0, max(0, capacity - mask.shape[1])))
-    limited = evicts(settings.mask, past + queries - 1) and not (bounded and queries == 1)
+    alone = bounded and queries == 1  # a query that sees all keys that the cache holds
+    limits = EVERYTHING if alone else limits_up_to(past + queries - 1, settings.mask)
     warn_of_older_slopes(settings.scaling, past)
     if weights:
         settings = replace(settings, attention="eager")
@@ -112,7 +113,7 @@ def begin_pass(
         mask[:, :end],
         slice(past, end),
         rule,
-        settings.mask if limited else EVERYTHING,
+        limits,
         skipped,
         unpadded=padding is None and capacity == end,
         texts=texts,

@@ -20,10 +20,9 @@ from ntk_alibi.integrations.cache_argument import (
     warn_of_older_slopes,
 )
 from ntk_alibi.integrations.caches.sharded import ShardedCache
-from ntk_alibi.integrations.forward_pass import ForwardPass, evicts, problem_of
+from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.shared_pass import OwnTokens, SpreadKeys
-from ntk_alibi.masks import EVERYTHING
 
 #: Number of tokens of each rank from which a prompt is cut into parts.
 LEAST_PART = 64
@@ -156,7 +155,7 @@ def begin_shared_pass(
         else:
             columns = slice(past, past + tokens)
             shared = SpreadKeys(ranks, columns, cache, cache.deal(tokens))
-    limits = settings.mask if evicts(settings.mask, whole.shape[1] - 1) else EVERYTHING
+    limits = limits_up_to(whole.shape[1] - 1, settings.mask)
     problem = problem_of(whole, shared.at, rule, limits)
     kwargs["attention_mask"] = ForwardPass(whole, problem, rule, settings, shared)
     return kwargs

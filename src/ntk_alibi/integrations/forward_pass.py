@@ -315,9 +315,9 @@ def problem_of(
     return problem._replace(counts=counts)
 
 
-def evicts(mask: Mask, last: int) -> bool:
-    """Return whether a query at a position sees less than all keys behind it."""
-    return bool(mask.interval(last)[0] > mask.sink)
+def limits_up_to(last: int, mask: Mask) -> Mask:
+    """Return a mask, or one without limits if a query at this position sees all keys behind it."""
+    return mask if mask.interval(last)[0] > mask.sink else EVERYTHING
 
 
 def ranges_of(problem: Problem) -> list[tuple[slice, Problem]]:

@@ -25,7 +25,7 @@ from torch import nn
 from ntk_alibi import _checks, _files, _installed
 from ntk_alibi._core import __version__
 from ntk_alibi.engines import FORMATS
-from ntk_alibi.integrations import known, patch, patched
+from ntk_alibi.integrations import known, patch
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.settings import Settings, current, stack_of
 from ntk_alibi.models.loading import check_tokenizer
@@ -193,14 +193,13 @@ def export(
     """
     name, kind = checked_target(path, format, overwrite)
     target = Path(path)
-    patched(model)  # refuses what is no module
-    found = known.found(model)
-    if found is None or len(found[1]) != 1:
+    family, targets = known.found(model)
+    if family is None or len(targets) != 1:
         raise ValueError(
             f"model must hold one decoder with ALiBi attention of a known family to be exported, "
             f"got {type(model).__name__}"
         )
-    family, (decoder,) = found
+    (decoder,) = targets
     if scaling is not None and stack_of(decoder):
         raise ValueError(
             "scaling must be None for a model that is patched, or was made with "

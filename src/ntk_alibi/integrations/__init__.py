@@ -16,7 +16,7 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.biases.slopes import ModelSlopes
     from ntk_alibi.integrations import known, own_bias
     from ntk_alibi.integrations.attend import Attend
-    from ntk_alibi.integrations.family import Family, check_family
+    from ntk_alibi.integrations.family import Family
     from ntk_alibi.integrations.known import register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles
     from ntk_alibi.integrations.settings import scaling_and_log_n, settings_of
@@ -160,7 +160,7 @@ def patch(
         >>> bool((stretched != before).any()), bool((model(ids).logits == before).all())
         (True, True)
     """
-    chosen, targets = _found(model, family)
+    chosen, targets = known.found(model, family)
     if not targets:
         known_ones = f"the family {chosen.name}" if chosen else "a known family"
         names = "" if chosen else f" ({', '.join(known.names())})"
@@ -212,7 +212,7 @@ def patched(model: nn.Module) -> list[PatchHandle]:
         >>> [patch.scaling for patch in na.patched(model)]
         [None, NTK(factor=4.0)]
     """
-    family, targets = _found(model)
+    family, targets = known.found(model)
     return [] if family is None else handles(family, targets)
 
 
@@ -270,26 +270,6 @@ def tp_plan(config: Any) -> dict[str, str]:
             return family.tensor_parallel(config)
     names = ", ".join(family.name for family in families)
     raise ValueError(f"config must be of a known family ({names}), got {type(config).__name__}")
-
-
-def _found(model: nn.Module, family: Family | None = None) -> tuple[Family | None, list[nn.Module]]:
-    """Return the family whose attention a model holds, or the given one, and modules to patch."""
-    if not isinstance(model, nn.Module):
-        advice = ""
-        if isinstance(model, str):
-            advice = ": load it by transformers.AutoModelForCausalLM.from_pretrained(...)"
-        elif isinstance(model, type):
-            advice = ": pass an instance"
-        elif callable(getattr(model, "undo", None)):
-            advice = ": call its undo()"
-        elif isinstance(getattr(model, "model", None), nn.Module):
-            advice = ": pass its .model"
-        elif isinstance(model, tuple) and model and isinstance(model[0], nn.Module):
-            advice = ": pass its first item"
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{advice}")
-    if family is not None:
-        return family, check_family(family).find(model)
-    return known.found(model) or (None, [])
 
 
 __all__ = [

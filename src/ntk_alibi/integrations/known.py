@@ -99,8 +99,27 @@ def register(family: Family) -> None:
     _registered[name] = family
 
 
-def found(model: nn.Module) -> tuple[Family, list[nn.Module]] | None:
-    """Return the family whose attention a model holds, and its modules to patch."""
+def found(model: nn.Module, given: Family | None = None) -> tuple[Family | None, list[nn.Module]]:
+    """Return the family whose attention a model holds, or the given one, and modules to patch.
+
+    Raises:
+        TypeError: model is no torch module, or the given family is none.
+    """
+    if not isinstance(model, nn.Module):
+        advice = ""
+        if isinstance(model, str):
+            advice = ": load it by transformers.AutoModelForCausalLM.from_pretrained(...)"
+        elif isinstance(model, type):
+            advice = ": pass an instance"
+        elif callable(getattr(model, "undo", None)):
+            advice = ": call its undo()"
+        elif isinstance(getattr(model, "model", None), nn.Module):
+            advice = ": pass its .model"
+        elif isinstance(model, tuple) and model and isinstance(model[0], nn.Module):
+            advice = ": pass its first item"
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{advice}")
+    if given is not None:
+        return given, check_family(given).find(model)
     for part in model.modules():  # a patched model is of the family of its patch
         family = family_of(part)
         if family is not None:
@@ -111,7 +130,7 @@ def found(model: nn.Module) -> tuple[Family, list[nn.Module]] | None:
     for part in model.modules():
         if _is_transformers(part):
             check_version()
-    return None
+    return None, []
 
 
 def _is_transformers(module: nn.Module) -> bool:

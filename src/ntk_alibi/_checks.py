@@ -341,6 +341,20 @@ def with_numbers(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a tensor with numbers, got {value!r}")
 
 
+def tokenizer(value: Any) -> None:
+    """Check that a tokenizer can be called with a text, and tells the texts of tokens."""
+    if isinstance(value, type) or not (
+        callable(value) and callable(getattr(value, "decode", None))
+    ):
+        raise TypeError(f"tokenizer must be the model's tokenizer, got {briefly(value)}")
+
+
+def briefly(value: Any) -> str:
+    """Describe a wrong argument, whose repr may be as long as a model's."""
+    text = repr(value)
+    return text if len(text) <= 40 and "\n" not in text else type(value).__name__
+
+
 #: How alike a name and a known one must be; 1 for equal names.
 ALIKE = 0.75
 

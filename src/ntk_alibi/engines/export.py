@@ -28,7 +28,6 @@ from ntk_alibi.engines import FORMATS
 from ntk_alibi.integrations import known, patch
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.settings import Settings, current, stack_of
-from ntk_alibi.models.loading import check_tokenizer
 
 #: The file of an exported folder that says what it is; only such a folder is replaced.
 ABOUT = "ntk_alibi_export.json"
@@ -213,7 +212,7 @@ def export(
         raise ValueError("model must have its weights in memory, got weights without numbers")
     tokenizer = _own_tokenizer(model) if tokenizer is None else tokenizer
     if tokenizer is not None:
-        check_tokenizer(tokenizer)
+        _checks.tokenizer(tokenizer)
     _checks.boolean("cache", cache)
     if not (progress is None or callable(progress)):
         raise TypeError(f"progress must be a function of a line, or None, got {progress!r}")

@@ -28,7 +28,6 @@ from ntk_alibi import _checks
 from ntk_alibi._core import __version__
 from ntk_alibi.engines import gguf_vocabulary
 from ntk_alibi.engines.export import Format, Request, Written
-from ntk_alibi.masks import EVERYTHING
 from ntk_alibi.methods import train_length_of
 from ntk_alibi.scaling import MaxBias, at_layer, scaling_per
 
@@ -155,7 +154,7 @@ def _max_bias(request: Request) -> float:
         raise ValueError(f"scaling must be no bias for format 'gguf', got {settings.bias!r}")
     if settings.log_n is not None:
         raise ValueError(f"log_n must be None for format 'gguf', got {settings.log_n!r}")
-    if settings.mask != EVERYTHING:
+    if any(settings.limits.values()):
         raise ValueError(
             f"window, sink and causal_block must not be given for format 'gguf', got {settings!r}"
         )

@@ -17,7 +17,6 @@ from ntk_alibi import _checks
 from ntk_alibi.integrations import known, patch
 from ntk_alibi.integrations.overriding import in_evaluation
 from ntk_alibi.methods import Method, as_method, train_length_of
-from ntk_alibi.models.loading import check_tokenizer
 
 #: Weights of one layer that a model may compute for a picture: 2 GiB in float32. The model needs
 #: several times as much memory.
@@ -99,7 +98,7 @@ def request(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    check_tokenizer(tokenizer)
+    _checks.tokenizer(tokenizer)
     if not isinstance(text, str):
         raise TypeError(f"text must be a string, got {text!r}")
     of = _shape(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ntk_alibi import _checks, _files, _installed
 from ntk_alibi.methods import train_length_of
@@ -120,17 +120,3 @@ def check_usable(model: PreTrainedModel) -> None:
             extremes = torch.stack(torch.aminmax(weights.detach()))
             if not extremes.isfinite().all():
                 raise ValueError(f"model must have finite weights, got NaN or infinity in {name}")
-
-
-def check_tokenizer(value: Any) -> None:
-    """Check that a tokenizer can be called with a text, and tells the texts of tokens."""
-    if isinstance(value, type) or not (
-        callable(value) and callable(getattr(value, "decode", None))
-    ):
-        raise TypeError(f"tokenizer must be the model's tokenizer, got {briefly(value)}")
-
-
-def briefly(value: Any) -> str:
-    """Describe a wrong argument, whose repr may be as long as a model's."""
-    text = repr(value)
-    return text if len(text) <= 40 and "\n" not in text else type(value).__name__

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _files
+from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.comparing.plan import Plan, Samples
 from ntk_alibi.evaluation.comparing.summary import Summary, summarise
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.methods import model_arguments, parse_method
-from ntk_alibi.models.loading import NANO_BLOOM, briefly, check_tokenizer
+from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import Scaling
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def evaluate(
 
     check_study(model, tokenizer, path)
     if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a Plan, got {briefly(plan)}")
+        raise TypeError(f"plan must be a Plan, got {_checks.briefly(plan)}")
     methods = [parse_method(method, plan.train_length) for method in plan.methods]
     tasks: dict[str, Any] = {}
     with harness.quiet():
@@ -78,10 +78,9 @@ def check_study(model: Any, tokenizer: Any, folder: Any) -> None:
     """Check a model, its tokenizer and the folder of answers before any work."""
     for method in ("named_parameters", "get_output_embeddings"):
         if isinstance(model, type) or not callable(getattr(model, method, None)):
-            raise TypeError(
-                f"model must be a BLOOM, MPT or Falcon of transformers, got {briefly(model)}"
-            )
-    check_tokenizer(tokenizer)
+            got = _checks.briefly(model)
+            raise TypeError(f"model must be a BLOOM, MPT or Falcon of transformers, got {got}")
+    _checks.tokenizer(tokenizer)
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(f"path must be a folder, got {folder!r}")
     with _files.naming("path", "a folder that can be written"):

@@ -29,7 +29,7 @@ from ntk_alibi.evaluation.comparing.intervals import (
 )
 from ntk_alibi.evaluation.records.record import text_lengths
 from ntk_alibi.methods import ORIGINAL, number_names, parse_method
-from ntk_alibi.models.loading import NANO_BLOOM, briefly
+from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import config_of
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def search(
     """
     length_study.check_study(model, tokenizer, path)
     if not isinstance(wanted, Search):
-        raise TypeError(f"wanted must be a Search, got {briefly(wanted)}")
+        raise TypeError(f"wanted must be a Search, got {_checks.briefly(wanted)}")
     text_lengths("length", [wanted.length], 1)
     _checks.integer("budget", wanted.budget, minimum=2)
     for method in wanted.candidates:

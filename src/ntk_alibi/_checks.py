@@ -121,6 +121,12 @@ def choice(name: str, value: Any, choices: Collection[str]) -> str:
     return value
 
 
+def only(name: str, value: Any, expected: Any, where: str) -> None:
+    """Check that an argument has the one value that it may have somewhere, such as "with group"."""
+    if value != expected:
+        raise ValueError(f"{name} must be {expected!r} {where}, got {value!r}")
+
+
 def missing(name: str, when: str) -> NoReturn:
     """Raise the error for an argument that must be given."""
     raise ValueError(f"{name} must be given {when}")

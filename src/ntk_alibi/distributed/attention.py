@@ -165,8 +165,7 @@ class _RankCall:
             raise ValueError(
                 f"query and key must have at least one token on each rank, got {queries} and {keys}"
             )
-        if align != "end":
-            raise ValueError(f"align must be 'end' with group, got {align!r}")
+        _checks.only("align", align, "end", "with group")
         if query_positions is not None and key_positions is None:
             raise ValueError("key_positions must be given with query_positions and group, got None")
         if queries != keys and query_positions is None:

@@ -152,8 +152,7 @@ def _max_bias(request: Request) -> float:
     settings, rule = request.settings, request.family.rule(request.target)
     if settings.bias is not None:
         raise ValueError(f"scaling must be no bias for format 'gguf', got {settings.bias!r}")
-    if settings.log_n is not None:
-        raise ValueError(f"log_n must be None for format 'gguf', got {settings.log_n!r}")
+    _checks.only("log_n", settings.log_n, None, "for format 'gguf'")
     if any(settings.limits.values()):
         raise ValueError(
             f"window, sink and causal_block must not be given for format 'gguf', got {settings!r}"

@@ -121,14 +121,11 @@ class BucketFamily(Family):
             )
         _checks.choice(f"attention for {name}", settings.attention, ("fused", "eager"))
         _checks.choice(f"compat for {name}", settings.compat, COMPATS[:1])
-        for option, given, only in (
-            ("sink", settings.mask.sink, 0),
-            ("causal_block", settings.mask.causal_block, None),
-            ("log_n", settings.log_n, None),
-            ("group", settings.ranks and settings.ranks.group, None),
-        ):
-            if given != only:
-                raise ValueError(f"{option} must be {only} for {name}, got {given!r}")
+        where = f"for {name}"
+        _checks.only("sink", settings.mask.sink, 0, where)
+        _checks.only("causal_block", settings.mask.causal_block, None, where)
+        _checks.only("log_n", settings.log_n, None, where)
+        _checks.only("group", settings.ranks and settings.ranks.group, None, where)
 
     def check_fit(self, model: nn.Module, settings: Settings) -> None:
         """Check that the model and the modeling code are those that the patch was written for."""

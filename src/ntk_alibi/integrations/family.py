@@ -132,8 +132,8 @@ class Family:
         """Check that a model can have these settings."""
         _checks.choice(f"attention for {self.name}", settings.attention, ("fused", "eager"))
         _checks.choice(f"compat for {self.name}", settings.compat, COMPATS[:1])
-        if settings.ranks is not None:
-            raise ValueError(f"group must be None for {self.name}, got {settings.ranks.group!r}")
+        group = settings.ranks and settings.ranks.group
+        _checks.only("group", group, None, f"for {self.name}")
         if not self.causal:
             self._check_encoder(settings)
         scaling, layers = settings.scaling, self.layers(model)

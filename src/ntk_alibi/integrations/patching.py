@@ -42,6 +42,12 @@ class PatchHandle:
     """A patch in force, until `undo` or the end of its `with` block.
 
     The block ends the patch for good: for another one call `patch` again.
+
+    Attributes:
+        scaling: the patch's scaling.
+        bias: a bias in place of ALiBi, or None.
+        attention: the patch's attention.
+        log_n: the patch's factor of scores, or None.
     """
 
     def __init__(self, family: Family, targets: list[nn.Module], settings: Settings) -> None:

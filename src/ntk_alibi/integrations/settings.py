@@ -277,25 +277,21 @@ def settings_of(
     _checks.choice("linear", linear, LINEARS)
     _checks.choice("layout", layout, LAYOUTS)
     mask = Mask.checked(**limits)
-    if mask.sink and not mask.limited:
-        raise ValueError(f"sink must be 0 without window or causal_block, got {mask.sink}")
+    if not mask.limited:
+        _checks.only("sink", mask.sink, 0, "without window or causal_block")
     log_n = log_n_of(log_n)
-    if log_n is not None and compat == "transformers":
-        raise ValueError(
-            f"compat must be 'exact' with log_n, which transformers does not have, got {compat!r}"
-        )
+    if log_n is not None:
+        _checks.only("compat", compat, "exact", "with log_n, which transformers does not have")
     if bias is not None:
         _checks.choice("attention with a bias", attention, ("fused", "eager"))
         _checks.choice("compat with a bias", compat, COMPATS[:1])
-        if group is not None:
-            raise ValueError(f"group must be None with a bias, got {group!r}")
+        _checks.only("group", group, None, "with a bias")
     settings = Settings(scaling, attention, compat, mask, linear, log_n, bias=bias)
     if settings.traceable:
-        per = scaling_per(scaling)
         form = "with attention='traceable'"
-        if per is not None:
+        if scaling_per(scaling) is not None:
             raise ValueError(
-                f"scaling must be static {form}, got {settings.scaling!r}, whose slopes depend on "
+                f"scaling must be static {form}, got {scaling!r}, whose slopes depend on "
                 "the numbers of a mask: use a scaling without lengths such as NTK(factor), or "
                 "attention='fused'"
             )
@@ -304,22 +300,17 @@ def settings_of(
                 f"window, sink and causal_block must not be given {form}, which takes the masks "
                 f"that transformers makes, got {settings!r}: use attention='fused'"
             )
-        if settings.linear == "onednn":
+        if linear == "onednn":
             raise ValueError(
-                f"linear must be 'auto' or 'torch' {form}, got {settings.linear!r}, whose products "
+                f"linear must be 'auto' or 'torch' {form}, got {linear!r}, whose products "
                 "torch does not trace: use attention='fused'"
             )
     if group is None:
-        if layout != "contiguous":
-            raise ValueError(f"layout must be 'contiguous' without group, got {layout!r}")
+        _checks.only("layout", layout, "contiguous", "without group")
         return settings
-    for name, given, only in (
-        ("attention", attention, "fused"),
-        ("compat", compat, "exact"),
-        ("sink", mask.sink, 0),
-    ):
-        if given != only:
-            raise ValueError(f"{name} must be {only!r} with group, got {given!r}")
+    _checks.only("attention", attention, "fused", "with group")
+    _checks.only("compat", compat, "exact", "with group")
+    _checks.only("sink", mask.sink, 0, "with group")
     return replace(settings, ranks=Ranks.of(group), layout=layout)
 
 

@@ -86,10 +86,8 @@ class TransformersFamily(Family):
                 "attention with compat='transformers'", settings.attention, ("fused", "eager")
             )
             if settings.mask != EVERYTHING:
-                raise ValueError(
-                    "compat must be 'exact' with window, sink or causal_block, which transformers "
-                    f"does not have, got {settings.compat!r}"
-                )
+                where = "with window, sink or causal_block, which transformers does not have"
+                _checks.only("compat", settings.compat, "exact", where)
 
     def filled_length(self, model: nn.Module) -> int:
         """Return the training length in a model's config, or BLOOM's if it has none."""

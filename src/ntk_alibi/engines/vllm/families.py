@@ -77,20 +77,14 @@ _MPT_OPTIONS = {
 
 
 def _check_mpt(config: Any) -> None:
+    where = "for an MPT in vLLM with ntk-alibi's plugin"
     for name, only in _MPT_OPTIONS.items():
         given = attention_option(config, name)
-        if given is not None and given != only:
-            raise ValueError(
-                f"attn_config.{name} must be {only!r} for an MPT in vLLM with ntk-alibi's plugin, "
-                f"got {given!r}"
-            )
+        if given is not None:
+            _checks.only(f"attn_config.{name}", given, only, where)
     for name, expected in (("no_bias", True), ("logit_scale", None)):
         given = getattr(config, name, expected)
-        if given != expected:
-            raise ValueError(
-                f"{name} must be {expected!r} for an MPT in vLLM with ntk-alibi's plugin, "
-                f"got {given!r}"
-            )
+        _checks.only(name, given, expected, where)
 
 
 def _mpt_rule(config: Any) -> ModelSlopes:

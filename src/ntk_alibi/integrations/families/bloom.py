@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomGelu, BloomModel
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.family import Replacement
@@ -147,15 +147,9 @@ def _check(model: Any, settings: Settings) -> None:
     config = model.config
     if config.pretraining_tp == 1 or not config.slow_but_exact:
         return
-    for name, given, only in (
-        ("attention", settings.attention, "eager"),
-        ("log_n", settings.log_n, None),
-    ):
-        if given != only:
-            raise ValueError(
-                f"{name} must be {only!r} for a BLOOM with slow_but_exact and pretraining_tp > 1, "
-                f"got {given!r}"
-            )
+    where = "for a BLOOM with slow_but_exact and pretraining_tp > 1"
+    _checks.only("attention", settings.attention, "eager", where)
+    _checks.only("log_n", settings.log_n, None, where)
 
 
 FAMILY = TransformersFamily(

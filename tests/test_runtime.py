@@ -14,9 +14,6 @@ import ntk_alibi as na
 from ntk_alibi import _core
 from repository import ROOT
 
-#: A call with enough rows and elements to use several threads.
-BIG = "na.ALiBi(8).tensor(512, 512)"
-
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -47,11 +44,6 @@ def test_the_best_isa_is_the_default() -> None:
     assert done.stdout.strip() == _core.available_isas()[-1]
 
 
-def test_omp_num_threads_is_honoured() -> None:
-    code = "import ntk_alibi as na; print(na.info()['threads'])"
-    assert python(code, OMP_NUM_THREADS="3").stdout.strip() == "3"
-
-
 def test_set_num_threads() -> None:
     default = na.info()["threads"]
     na.set_num_threads(5)
@@ -62,30 +54,6 @@ def test_set_num_threads() -> None:
         na.set_num_threads(-1)
     with pytest.raises(TypeError, match=r"num_threads must be an integer, got 1\.5"):
         na.set_num_threads(1.5)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-@pytest.mark.parametrize("first", ["", "import torch; torch.ones(10**6).sum()"])
-def test_a_forked_child_works_on_one_thread_and_says_so(first: str) -> None:
-    code = f"""
-import os
-{first}
-import ntk_alibi as na
-na.set_num_threads(4)
-expected = {BIG}.tobytes()
-child = os.fork()
-if child == 0:
-    same = {BIG}.tobytes() == expected and na.info()["threads"] == 1
-    try:
-        na.set_num_threads(2)
-    except RuntimeError as error:
-        os._exit(0 if same and "fork" in str(error) else 1)
-    os._exit(2)
-assert os.waitpid(child, 0)[1] == 0
-assert na.info()["threads"] == 4 and {BIG}.tobytes() == expected
-"""
-    done = python(code)
-    assert done.returncode == 0, done.stderr
 
 
 def test_several_python_threads_at_once() -> None:

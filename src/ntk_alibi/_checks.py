@@ -174,19 +174,24 @@ def head_dim(value: Any) -> int:
     return integer("head_dim", value, minimum=1, maximum=MAX_HEAD_DIM)
 
 
-def attention_input(name: str, array: Any) -> None:
-    """Check an array or a dense tensor (batch, heads, length, head_dim)."""
-    plain(name, array)
-    if not _arrays.is_array(array):
+def array(name: str, value: Any) -> None:
+    """Check that an argument is an array or a tensor."""
+    if not _arrays.is_array(value):
         raise TypeError(
-            f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}"
+            f"{name} must be a NumPy array or a torch tensor, got {type(value).__name__}"
         )
-    if array.ndim != 4:
+
+
+def attention_input(name: str, value: Any) -> None:
+    """Check an array or a dense tensor (batch, heads, length, head_dim)."""
+    plain(name, value)
+    array(name, value)
+    if value.ndim != 4:
         raise ValueError(
-            f"{name} must have shape (batch, heads, length, head_dim), got {tuple(array.shape)}"
+            f"{name} must have shape (batch, heads, length, head_dim), got {tuple(value.shape)}"
         )
-    if getattr(array, "is_nested", False):
-        raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {array.layout}")
+    if getattr(value, "is_nested", False):
+        raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {value.layout}")
 
 
 def attention_inputs(query: Any, key: Any, value: Any) -> None:
@@ -194,17 +199,17 @@ def attention_inputs(query: Any, key: Any, value: Any) -> None:
 
     `fitting_shapes` and `floating_dtype` check the rest.
     """
-    for name, array in (("query", query), ("key", key), ("value", value)):
-        attention_input(name, array)
+    for name, given in (("query", query), ("key", key), ("value", value)):
+        attention_input(name, given)
         tensor = not isinstance(query, np.ndarray)
-        if isinstance(array, np.ndarray) is tensor or array.dtype != query.dtype:
+        if isinstance(given, np.ndarray) is tensor or given.dtype != query.dtype:
             kind = "tensor" if tensor else "NumPy array"
             raise TypeError(
-                f"{name} must be a {kind} of {query.dtype} as query, got {type(array).__name__} of "
-                f"{array.dtype}"
+                f"{name} must be a {kind} of {query.dtype} as query, got {type(given).__name__} of "
+                f"{given.dtype}"
             )
-        if tensor and array.device != query.device:
-            raise ValueError(f"{name} must be on query's device {query.device}, got {array.device}")
+        if tensor and given.device != query.device:
+            raise ValueError(f"{name} must be on query's device {query.device}, got {given.device}")
 
 
 def fitting_shapes(
@@ -376,19 +381,3 @@ def question(name: str, names: Iterable[str]) -> str:
     """Return the end of a message, ": did you mean ...?", or nothing."""
     near = meant(name, names)
     return "" if near is None else f": did you mean {near}?"
-
-
-def almost_settings(config: Any, names: Collection[str], known: Collection[str]) -> list[str]:
-    """Return the attributes of a model's configuration that are almost settings of this package.
-
-    Args:
-        config: the configuration; attributes that are None do not count.
-        names: the names of settings.
-        known: names that are right, whether their values are read or not.
-    """
-    given = [name for name, value in vars(config).items() if value is not None]
-    return [
-        name
-        for name in given
-        if name not in known and (name.startswith("alibi_") or meant(name, names, alike=0.8))
-    ]

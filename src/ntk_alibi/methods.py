@@ -1,12 +1,13 @@
 """Methods by name: the scaling and the log-n factor that a word such as "ntk:4" stands for.
 
-The command line, `patch`, the harness, tables and pictures share these names.
+The command line, `patch`, the harness, tables and pictures share these names. Below them stands
+what the configuration of a model says: its training length, and settings that are almost ours.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -233,6 +234,23 @@ def stated_train_length(config: Any) -> int | None:
         if length := getattr(config, name, None):
             return _checks.integer(f"{name} of the model's config", length, minimum=1)
     return None
+
+
+def almost_settings(config: Any, names: Collection[str], known: Collection[str]) -> list[str]:
+    """Return the attributes of a model's configuration that are almost settings of this package.
+
+    Args:
+        config: the configuration; attributes that are None do not count.
+        names: the names of settings.
+        known: names that are right, whether their values are read or not.
+    """
+    given = [name for name, value in vars(config).items() if value is not None]
+    return [
+        name
+        for name in given
+        if name not in known
+        and (name.startswith("alibi_") or _checks.meant(name, names, alike=0.8))
+    ]
 
 
 def _numbers(name: str, kind: str, words: Sequence[str]) -> list[float]:

@@ -136,10 +136,7 @@ def attention_gradients(
     if logsumexp_gradient is not None:
         given["logsumexp_gradient"] = logsumexp_gradient
     for name, array in given.items():
-        if not _arrays.is_array(array):
-            raise TypeError(
-                f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}"
-            )
+        _checks.array(name, array)
         like_query = name.startswith("output")
         if not like_query:
             _checks.floating_dtype(array.dtype, _arrays.ANY_DTYPES, name)

@@ -17,12 +17,12 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
-from ntk_alibi import _checks
 from ntk_alibi.integrations import saving
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.passed_through import Padding
 from ntk_alibi.integrations.patching import follow_config
 from ntk_alibi.integrations.settings import CONFIGURED
+from ntk_alibi.methods import almost_settings
 
 NAME = "ntk_alibi"
 
@@ -100,7 +100,7 @@ def _follow(family: Family, model: Any, ours: bool) -> None:
     config = model.config
     if ours:
         follow_config(family, model)
-        if others := _checks.almost_settings(config, _NAMES, (*_NAMES, "alibi_bias_max")):
+        if others := almost_settings(config, _NAMES, (*_NAMES, "alibi_bias_max")):
             warnings.warn(
                 f"the model's config has {', '.join(others)}, which no model follows: settings "
                 f"of attn_implementation={NAME!r} are {', '.join(_NAMES)}",

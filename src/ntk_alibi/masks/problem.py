@@ -251,10 +251,7 @@ def checked_alignment(align: Any, query_positions: Any = None) -> str:
 
 def checked_attention_mask(value: Any, name: str = "attention_mask") -> NDArray[np.uint8]:
     """Return a padding mask (batch, keys) of 0 and 1, of any dtype, as uint8."""
-    if not isinstance(value, np.ndarray) and not _arrays.is_tensor(value):
-        raise TypeError(
-            f"{name} must be a NumPy array or a torch tensor, got {type(value).__name__}"
-        )
+    _checks.array(name, value)
     mask = _checks.constant(name, value)
     if mask.ndim != 2:
         raise ValueError(f"{name} must have shape (batch, keys), got {mask.shape}")

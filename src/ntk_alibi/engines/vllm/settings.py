@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ntk_alibi import _checks
 from ntk_alibi.engines.vllm.families import Family
+from ntk_alibi.methods import almost_settings
 from ntk_alibi.scaling import Scaling, scaling_from_config, scaling_per, without_knee
 
 #: Settings of attn_implementation="ntk_alibi" that vLLM's kernels have nothing for.
@@ -58,7 +59,7 @@ def settings_of(config: Any, family: Family) -> EngineSettings:
     given = [name for name in _MISPLACED if getattr(config, name, None) is not None]
     if str(getattr(config, "attn_implementation", None)).replace("-", "_") == "ntk_alibi":
         given.append("attn_implementation")
-    for name in (*given, *_checks.almost_settings(config, _READ, _KNOWN)):
+    for name in (*given, *almost_settings(config, _READ, _KNOWN)):
         raise ValueError(
             f"settings for vLLM must be named {' or '.join(_READ)}, got {name}, which vLLM "
             "would ignore: set it to null in --hf-overrides if the model's configuration has it"

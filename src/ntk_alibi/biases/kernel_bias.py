@@ -294,6 +294,19 @@ class KernelBias(NamedTuple):
         hidden = xp.isneginf(dense)
         return xp.where(hidden, 0.0, dense), hidden
 
+    def pairs(self, problem: Problem, like: Any) -> tuple[Any, Any]:
+        """Return the bias of all pairs of a problem, and a mask of the keys that queries see.
+
+        They are tensors like `like`, which broadcast to (batch, heads, queries, keys). Numbers of
+        keys that the bias hides are 0.
+        """
+        positions = problem.positions(like)
+        numbers, hidden = self.values(*positions)
+        seen = problem.mask.visible(*positions)[:, None] & ~hidden
+        if problem.key_padding_mask is None:
+            return numbers, seen
+        return numbers, seen & _arrays.boolean(problem.key_padding_mask, like)[:, None, None, :]
+
     def _linear_values(self, queries: Any, keys: Any, distance: Any) -> tuple[Any, Any]:
         xp = _arrays.namespace(queries)
         behind, ahead = distance > 0, distance < 0

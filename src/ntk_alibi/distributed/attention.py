@@ -285,10 +285,8 @@ class _RankCall:
         self, plan: Plan, arrived: dict[str, Any], output: Any, logsumexp: Any
     ) -> tuple[Any, Any]:
         """Return the results of this rank's keys, continued over the blocks that arrived."""
-        batch, heads = self._call.problem.shape[:2]
-        key_heads = self._call.key.shape[1]
-        group = heads // max(key_heads, 1)
-        groups = _by_blocks(plan.received, key_heads)
+        (batch, heads), group = self._call.problem.shape[:2], self._call.group
+        groups = _by_blocks(plan.received, self._call.key.shape[1])
         if not groups:
             return output, logsumexp
         parts: list[list[Any]] = [

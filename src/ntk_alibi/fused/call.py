@@ -89,6 +89,12 @@ class AttentionCall(NamedTuple):
         return self.rule is not None or (_arrays.in_memory(query) and known)
 
     @property
+    def group(self) -> int:
+        """The number of heads of queries that read one head of keys."""
+        group: int = self.query.shape[1] // max(self.key.shape[1], 1)
+        return group
+
+    @property
     def fades(self) -> bool:
         """True if factors of XPOS, which fall with the distance, are not applied yet."""
         return self.rotary is not None and self.rotary.fades
@@ -99,8 +105,7 @@ class AttentionCall(NamedTuple):
 
     def of_key_heads(self, heads: slice) -> AttentionCall:
         """Return the call of some heads of keys, and of the heads of queries that read them."""
-        group = self.query.shape[1] // max(self.key.shape[1], 1)
-        own = slice(heads.start * group, heads.stop * group)
+        own = slice(heads.start * self.group, heads.stop * self.group)
         query, factors = self.query[:, own], self.factors
         return self.of_inputs(
             query,

@@ -191,12 +191,7 @@ class ForwardPass(PassedThrough):
         queries, columns = self.problem.shape[2:]
         segments = self.problem.segments
         for part in self.parts(bias, like):
-            places = part.problem.positions(like)
-            own, hidden = part.bias.values(*places)
-            shown = part.problem.mask.visible(*places)[:, None] & ~hidden
-            if part.problem.key_padding_mask is not None:
-                real = _arrays.boolean(part.problem.key_padding_mask, like)
-                shown = shown & real[:, None, None, :]
+            own, shown = part.bias.pairs(part.problem, like)
             begin = part.keys.start or 0
             around = begin, columns - begin - part.problem.shape[3]
             own = torch.where(shown, own.float(), 0.0)

@@ -22,9 +22,9 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
     are not finite are read query by query: NaN stays with the queries that see it.
     """
     queries, keys = call.problem.shape[2:]
-    group = call.query.shape[1] // max(call.key.shape[1], 1)
     key, value = (
-        x.repeat_interleave(group, dim=1) if group > 1 else x for x in (call.key, call.value)
+        x.repeat_interleave(call.group, dim=1) if call.group > 1 else x
+        for x in (call.key, call.value)
     )
     call = call.of_inputs(call.query, key, value)
 
@@ -57,13 +57,7 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
 
 def _attend_chunk(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = getattr(torch, _arrays.wide_dtype(call.query))
-    positions = call.problem.positions(call.query)
-    numbers, hidden = call.bias.values(*positions)
-    visible = call.problem.mask.visible(*positions)[:, None] & ~hidden
-    padding = call.problem.key_padding_mask
-    if padding is not None:
-        padding = torch.as_tensor(padding, device=visible.device)
-        visible = visible & padding.bool()[:, None, None, :]
+    numbers, visible = call.bias.pairs(call.problem, call.query)
     kept = visible
     if call.dropout is not None:
         shape = (*call.query.shape[:3], call.key.shape[2])

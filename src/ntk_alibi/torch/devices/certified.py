@@ -71,8 +71,7 @@ def kept_blocks(call: AttentionCall, numbers: Numbers) -> torch.Tensor:
         call: a call that `can_certify`.
         numbers: its captured numbers, for lengths that may be padded.
     """
-    group = call.query.shape[1] // call.key.shape[1]
-    runs = max(AT_ONCE // max(call.query.shape[0] * call.query.shape[2] * NEAR * group, 1), 1)
+    runs = max(AT_ONCE // max(call.query.shape[0] * call.query.shape[2] * NEAR * call.group, 1), 1)
     kept = []
     for begin in range(0, call.key.shape[1], runs):
         heads = slice(begin, min(begin + runs, call.key.shape[1]))
@@ -151,12 +150,11 @@ def _of_blocks(
     row: torch.Tensor,
 ) -> torch.Tensor:
     """Return the lower bounds of some blocks of queries, whose rows are (blocks, BLOCK)."""
-    _, heads, queries, keys = call.problem.shape
+    queries, keys = call.problem.shape[2:]
     column = row[:, -1:] + (keys - queries) + torch.arange(1 - NEAR, 1, device=query.device)
     inside = column >= 0
     column = column.clamp(min=0)
-    group = heads // key.shape[1]
-    near = key[:, :, column].repeat_interleave(group, 1)  # (batch, heads, blocks, NEAR, dim)
+    near = key[:, :, column].repeat_interleave(call.group, 1)  # (batch, heads, blocks, NEAR, dim)
     scores = (query[:, :, row] @ near.mT) * (call.scale * _LOG2E)
 
     def of_rows(name: str) -> torch.Tensor:

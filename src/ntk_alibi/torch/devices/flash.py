@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.masks import EVERYTHING
 
@@ -103,12 +104,11 @@ def _reasons_of_mask(call: AttentionCall) -> dict[str, bool]:
 
 def _reasons_of_bias(call: AttentionCall) -> dict[str, bool]:
     bias = call.bias
-    learned = any(side.requires_grad for side in bias.slopes.values())
     return {
         "flash-attn takes slopes of heads and no other bias": bias.exempt > 0
         or not bias.numbers.keys() <= {"left", "right"},
         "flash-attn takes no slopes of queries": bias.left is not None and bias.left.shape[2] > 1,
-        "flash-attn has no gradients of slopes": torch.is_grad_enabled() and learned,
+        "flash-attn has no gradients of slopes": _arrays.is_recorded(*bias.slopes.values()),
         "flash-attn takes no factors of scores": call.factors is not None,
     }
 

@@ -132,10 +132,8 @@ def _compiled(variant: Variant, device: str) -> Callable[..., Any]:
 
 def _sees_gradients(call: AttentionCall) -> bool:
     """Return whether autograd records a call, for its inputs or its bias."""
-    if not torch.is_grad_enabled():
-        return False
     tensors = call.query, call.key, call.value, call.factors, *call.bias.numbers.values()
-    return _arrays.require_grad(*tensors)
+    return _arrays.is_recorded(*tensors)
 
 
 def function_of(variant: Variant) -> Callable[..., Any]:

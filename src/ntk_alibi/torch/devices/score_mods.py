@@ -111,10 +111,8 @@ def captured(call: AttentionCall, queries: int, keys: int) -> Numbers:
     if call.factors is not None:
         numbers["factors"] = call.factors
     numbers |= _of_bias(call, number)
-    if torch.is_grad_enabled():
-        # Compiled code loses the gradients of captured views (seen with torch 2.13).
-        return {name: x.clone() if x.requires_grad else x for name, x in numbers.items()}
-    return numbers
+    # Compiled code loses the gradients of captured views (seen with torch 2.13).
+    return {name: x.clone() if _arrays.is_recorded(x) else x for name, x in numbers.items()}
 
 
 def _of_bias(call: AttentionCall, number: Any) -> Numbers:

@@ -134,15 +134,22 @@ def format_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _printed_in_format(
+    options: argparse.Namespace, result: Any, text_in: Callable[[str], str]
+) -> bool:
+    """Print a result as JSON or as text in a format, if --format names one; return whether so."""
+    if options.format == "json":
+        print(_files.json_text(result))
+    elif options.format in FORMATS:
+        print(text_in(options.format), end="")
+    return bool(options.format != "table")
+
+
 def print_rows(
     options: argparse.Namespace, result: Any, header: Sequence[str], rows: Rows, above: str = ""
 ) -> None:
     """Print a result as JSON, as rows in a format, or as a table for a reader, below some lines."""
-    if options.format == "json":
-        print(_files.json_text(result))
-    elif options.format in FORMATS:
-        print(FORMATS[options.format]("", header, rows), end="")
-    else:
+    if not _printed_in_format(options, result, lambda name: FORMATS[name]("", header, rows)):
         print(above + _aligned(header, rows))
 
 
@@ -172,14 +179,14 @@ def print_tables(
 
     from ntk_alibi.evaluation.report.tables import formatted
 
-    if options.format == "json":
-        print(_files.json_text(result))
-    elif options.format in FORMATS:
-        print("\n".join(formatted(table, options.format) for table in tables(result)), end="")
-    else:
-        for table in tables(result):
-            Console().print(table)
-    return bool(options.format == "table")
+    def text_in(name: str) -> str:
+        return "\n".join(formatted(table, name) for table in tables(result))
+
+    if _printed_in_format(options, result, text_in):
+        return False
+    for table in tables(result):
+        Console().print(table)
+    return True
 
 
 def typed(*arguments: str) -> str:

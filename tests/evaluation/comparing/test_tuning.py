@@ -99,9 +99,9 @@ def test_the_search_beats_ntk_on_nano_bloom(
 ) -> None:
     """A search of a quarter of the families and two refinements."""
     model, tokenizer, length = load()
-    some = tuning.families(3 * length, length)[:4]
+    some = tuning.families(2 * length, length)[:4]
     monkeypatch.setattr(tuning, "families", lambda *_: some)
-    wanted = tuning.Search(3 * length, length, records=4, windows=2, budget=6)
+    wanted = tuning.Search(2 * length, length, records=4, windows=2, budget=6)
     found = tuning.search(model, tokenizer, wanted, tmp_path, quiet=True)
     tried = [entry["method"] for entry in found["trace"]]
     assert tried[0] == "original"

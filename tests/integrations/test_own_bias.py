@@ -155,6 +155,16 @@ def test_gradients_reach_a_bias_that_names_no_parameters(attention: str) -> None
         torch.testing.assert_close(gradient(reentrant), expected, rtol=1e-4, atol=1e-7)
 
 
+def test_it_is_refused_where_nothing_shows_that_it_requires_grad() -> None:
+    """The eager form computes in torch in any case; the fused one would take it for constant."""
+    model, bias = make_model("falcon").requires_grad_(False), Unnamed()
+    with na.patch(model, bias, attention="eager"):
+        model(ids, labels=ids).loss.backward()
+    assert bias.log_slopes.grad.abs().max() > 1e-5
+    with na.patch(model, bias), pytest.raises(ValueError, match="bias must not require grad here"):
+        model(ids)
+
+
 def test_an_optimizer_moves_it_and_a_copy_has_its_own() -> None:
     model, bias = learned("bloom")
     before, other = run(model, ids), copy.deepcopy(model)

@@ -155,7 +155,7 @@ def test_other_dtypes_and_logits_alone(
 
 
 def test_dtypes_that_an_engine_does_not_run_are_refused(tmp_path: Path) -> None:
-    model = make_model("mpt", n_layers=1)
+    model = make_model("mpt", layers=1)
     for format in ("onnx", "openvino"):
         with pytest.raises(ValueError, match=f"dtype for format '{format}' must be one of"):
             na.export(model, tmp_path / format, dtype="bfloat16")

@@ -55,7 +55,7 @@ def replace_write(monkeypatch: pytest.MonkeyPatch, name: str, write: Any) -> Non
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return make_model("bloom", n_layer=1)
+    return make_model("bloom", layers=1)
 
 
 def test_a_file_is_written_and_described(model: Any, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_none_is_the_patch_in_force(model: Any, tmp_path: Path) -> None:
 def test_a_configured_model_has_its_own_scaling_in_force(tmp_path: Path) -> None:
     import transformers
 
-    make_model("bloom", n_layer=1).save_pretrained(tmp_path / "checkpoint")
+    make_model("bloom", layers=1).save_pretrained(tmp_path / "checkpoint")
     configured = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "checkpoint", attn_implementation="ntk_alibi", alibi_scaling="ntk:3"
     )

@@ -27,7 +27,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def bloom(tokenizer: Any) -> Any:
-    model = make_model("bloom", vocab_size=len(tokenizer) + 3, n_layer=2, seq_length=64)
+    model = make_model("bloom", vocab_size=len(tokenizer) + 3, layers=2, seq_length=64)
     for parameter in model.parameters():
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn(
@@ -244,7 +244,7 @@ def test_adapters_are_merged_first(tokenizer: Any, tmp_path: Path) -> None:
     config = peft.LoraConfig(
         target_modules=["query_key_value"], init_lora_weights=False, task_type="CAUSAL_LM"
     )
-    model = make_model("bloom", vocab_size=len(tokenizer), n_layer=1)
+    model = make_model("bloom", vocab_size=len(tokenizer), layers=1)
     adapted = peft.get_peft_model(model, config)
     with pytest.raises(ValueError, match=r"model must have plain layers .* merge adapters first"):
         na.export(adapted, tmp_path / "a.gguf", tokenizer=tokenizer)

@@ -17,7 +17,7 @@ from ntk_alibi.engines.graph import MASK, Graph, lines
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return make_model("bloom", n_layer=1)
+    return make_model("bloom", layers=1)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_models_that_have_no_graph_are_refused(model: Any, tmp_path: Path) -> No
     t5 = transformers.T5ForConditionalGeneration(
         transformers.T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     )
-    configured = make_model("bloom", n_layer=1, attn_implementation="ntk_alibi")
+    configured = make_model("bloom", layers=1, attn_implementation="ntk_alibi")
     for wrong, message in (
         (model.transformer, "model must have a language model head .* got BloomModel"),
         (t5.encoder, "model must have a language model head .* got T5Stack"),
@@ -55,7 +55,7 @@ def test_models_that_have_no_graph_are_refused(model: Any, tmp_path: Path) -> No
 
 
 def test_a_model_that_computes_nan_is_refused_before_it_is_traced(tmp_path: Path) -> None:
-    model = make_model("bloom", n_layer=1)
+    model = make_model("bloom", layers=1)
     model.transformer.ln_f.bias.data[0] = float("nan")
     with pytest.raises(ValueError, match="model must compute finite logits"):
         na.export(model, tmp_path / "a-torch")

@@ -61,7 +61,7 @@ CASES = [
 
 @pytest.mark.parametrize(("family", "scaling", "form"), CASES)
 def test_a_pass_reads_nothing(family: str, scaling: str, form: str) -> None:
-    model = make_model(family)
+    model = make_model(family, layers=2)  # of which "layers" scales one
     na.patch(model, SCALINGS[scaling], **FORMS[form])
     model.to("meta")
     run(model, None)

@@ -21,21 +21,26 @@ HEADS = 8
 LOGITS = {"atol": 2e-5, "rtol": 0.0}
 
 
-def _bloom(heads: int, **config: Any) -> Any:
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16 * heads, "n_layer": 3, "n_head": heads}
+def _bloom(heads: int, layers: int, **config: Any) -> Any:
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16 * heads,
+        "n_layer": layers,
+        "n_head": heads,
+    }
     return transformers.BloomForCausalLM(
         transformers.BloomConfig(tie_word_embeddings=False, **{**sizes, **config})
     )
 
 
-def _mpt(heads: int, **config: Any) -> Any:
-    sizes = {"vocab_size": VOCABULARY, "d_model": 16 * heads, "n_layers": 3, "n_heads": heads}
+def _mpt(heads: int, layers: int, **config: Any) -> Any:
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16 * heads, "n_layers": layers, "n_heads": heads}
     defaults = {"max_seq_len": 48, "use_cache": True, "tie_word_embeddings": False}
     return transformers.MptForCausalLM(transformers.MptConfig(**{**sizes, **defaults, **config}))
 
 
-def _falcon(heads: int, **config: Any) -> Any:
-    sizes = {"hidden_size": 16 * heads, "num_hidden_layers": 3, "num_attention_heads": heads}
+def _falcon(heads: int, layers: int, **config: Any) -> Any:
+    sizes = {"hidden_size": 16 * heads, "num_hidden_layers": layers, "num_attention_heads": heads}
     defaults = {"vocab_size": VOCABULARY, "alibi": True, "tie_word_embeddings": False}
     return transformers.FalconForCausalLM(
         transformers.FalconConfig(**{**sizes, **defaults, **config})
@@ -60,10 +65,10 @@ compiled_families = pytest.mark.parametrize(
 )
 
 
-def make_model(name: str, heads: int = HEADS, **config: Any) -> Any:
+def make_model(name: str, heads: int = HEADS, layers: int = 3, **config: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(heads)
-        model = MAKERS[name](heads, **config).eval()
+        model = MAKERS[name](heads, layers, **config).eval()
         for parameter in model.parameters():
             if parameter.ndim == 2:  # weights large enough for attention to matter
                 parameter.data.normal_(0, 0.08)
@@ -78,14 +83,7 @@ def models() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def shallow() -> dict[str, Any]:
     """Models of one layer, for what costs time in each layer: compilers and exporters."""
-    return {
-        name: make_model(name, **{layers: 1})
-        for name, layers in (
-            ("bloom", "n_layer"),
-            ("mpt", "n_layers"),
-            ("falcon", "num_hidden_layers"),
-        )
-    }
+    return {name: make_model(name, layers=1) for name in ("bloom", "mpt", "falcon")}
 
 
 @pytest.fixture(scope="module")

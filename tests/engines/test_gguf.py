@@ -40,7 +40,7 @@ def mpt(tokenizer: Any, **attention: Any) -> Any:
     return make_model(
         "mpt",
         heads=4,
-        n_layers=1,
+        layers=1,
         vocab_size=len(tokenizer),
         tie_word_embeddings=True,
         attn_config=attention,

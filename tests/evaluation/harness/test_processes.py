@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness_tasks import search_tasks_in
 from ntk_alibi.cli import main
 from repository import ROOT
 
@@ -92,6 +93,7 @@ def test_two_processes_give_what_one_gives(
     cases(tmp_path / "one")
     monkeypatch.chdir(tmp_path / "one")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    search_tasks_in(tmp_path / "one", monkeypatch)  # the two processes have searched all
     reader = json.JSONDecoder(parse_constant=str)
     *ours, theirs = commands(tiny_checkpoint)
     rest = said

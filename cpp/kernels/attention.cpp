@@ -119,7 +119,7 @@ void raise_maximum(const Scratch& s) {
 
 // The walk of one tile over the blocks of keys. It weighs each block while it forms the products of
 // the next one.
-template <class Words, class Bias>
+template <class Words>
 class TileWalk {
  public:
   // <new> has inline functions, which must not cross between ISAs.
@@ -162,10 +162,13 @@ class TileWalk {
  private:
   void visit(std::int64_t b) {
     if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.try_drop(b)) return;
-    const ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b,
-                            reach_.keys_to_read(tile_, b * keys_per_block),
-                            Bias::is_linear ? reach_.seen_by_all(tile_, b) : KeyRange{0, 0}};
-    score_block<Words, Bias>(tile_, s_, rows_.keys(b), block, scored_);
+    ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b,
+                      reach_.keys_to_read(tile_, b * keys_per_block)};
+    with_functor(tile_.bias.kind, [&](auto functor) {
+      using Bias = typename decltype(functor)::type;
+      if (Bias::is_linear) block.unmasked = reach_.seen_by_all(tile_, b);
+      score_block<Words, Bias>(tile_, s_, rows_.keys(b), block, scored_);
+    });
     ++read_.scored;
     add_values();
     scored_ = {};
@@ -201,14 +204,14 @@ class TileWalk {
 };
 
 // Walks a group of tiles of one head together, so that each block is fetched and converted once.
-template <class Words, class Bias>
+template <class Words>
 void walk(const AttentionTile* tiles, const Scratch* s, int count, BlockRows<Words>& rows,
           BlocksRead* read) {
-  alignas(TileWalk<Words, Bias>) char memory[tiles_per_group][sizeof(TileWalk<Words, Bias>)];
-  TileWalk<Words, Bias>* walks[tiles_per_group];
+  alignas(TileWalk<Words>) char memory[tiles_per_group][sizeof(TileWalk<Words>)];
+  TileWalk<Words>* walks[tiles_per_group];
   std::int64_t last = 0, first = block_count(tiles[0].keys);
   for (int t = 0; t < count; ++t) {
-    walks[t] = new (memory[t]) TileWalk<Words, Bias>(tiles[t], s[t], rows);
+    walks[t] = new (memory[t]) TileWalk<Words>(tiles[t], s[t], rows);
     last = walks[t]->middle() > last ? walks[t]->middle() : last;
     first = walks[t]->middle() < first ? walks[t]->middle() : first;
   }
@@ -252,9 +255,7 @@ void attend(const AttentionTile* tiles, int count, void* memory, BlocksRead* rea
     pack_rows<Words>(rows.queries(tiles[t], queries), head_dim / Words::channels_per_word,
                      s[t].scales, s[t].query);
   }
-  with_functor(tiles[0].bias.kind, [&](auto functor) {
-    walk<Words, typename decltype(functor)::type>(tiles, s, count, rows, read);
-  });
+  walk<Words>(tiles, s, count, rows, read);
   for (int t = 0; t < count; ++t) write_tile(tiles[t], s[t]);
 }
 

@@ -147,7 +147,6 @@ void add_over_queries(const float* weights, const float* rows, int queries, int 
   }
 }
 
-template <class Bias>
 class GradientWalk {
  public:
   GradientWalk(const GradientTile& gradient, const GradientScratch& s)
@@ -190,9 +189,12 @@ class GradientWalk {
 
   void visit(std::int64_t b) {
     if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.try_drop(b)) return;
-    const ScoredBlock block{s_.tile.scores[0], b, reach_.keys_to_read(tile_, b * keys_per_block),
-                            Bias::is_linear ? reach_.seen_by_all(tile_, b) : KeyRange{0, 0}};
-    score(block);
+    ScoredBlock block{s_.tile.scores[0], b, reach_.keys_to_read(tile_, b * keys_per_block)};
+    with_functor(tile_.bias.kind, [&](auto functor) {
+      using Bias = typename decltype(functor)::type;
+      if (Bias::is_linear) block.unmasked = reach_.seen_by_all(tile_, b);
+      score<Bias>(block);
+    });
     if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_.tile))) return;
     drops(tile_) ? differentiate<true>(block) : differentiate<false>(block);
     const int width = padded(tile_.head_dim);
@@ -209,7 +211,9 @@ class GradientWalk {
     add_bias_gradients(block);
   }
 
-  void score(const ScoredBlock& block) {
+  // A function of its own for each bias: all of them within visit() cost it registers.
+  template <class Bias>
+  __attribute__((noinline)) void score(const ScoredBlock& block) {
     const Bias bias(tile_, s_.tile);
     const Rows& keys = rows_.keys(block.number);
     f32v greatest[vectors_per_tile];
@@ -366,9 +370,7 @@ void gradient_tile(const GradientTile& gradient, void* scratch) {
   const GradientScratch s = divide(pieces, gradient.tile->head_dim);
   s.rows.stored->key = nullptr;  // nothing is stored yet
   load_gradient(gradient, s);
-  with_functor(gradient.tile->bias.kind, [&](auto functor) {
-    GradientWalk<typename decltype(functor)::type>(gradient, s).run();
-  });
+  GradientWalk(gradient, s).run();
 }
 
 }  // namespace NTK_ALIBI_ISA

@@ -25,7 +25,6 @@ constexpr int vectors_per_step = 4;
 constexpr int vectors_per_step = 2;
 #endif
 
-template <class Bias>
 class OneBlock {
  public:
   OneBlock(const AttentionTile& tile, const Scratch& s, BlockRows<Float32Words>& rows)
@@ -37,7 +36,9 @@ class OneBlock {
   void run(float* results) {
     bool guarded = false;
     if (count_ > 0) {
-      score();
+      multiply();
+      with_functor(tile_.bias.kind,
+                   [&](auto functor) { score<typename decltype(functor)::type>(); });
       weigh();
       values_ = rows_.values(0);
       guarded = !rows_.values_are_finite(0);
@@ -47,31 +48,38 @@ class OneBlock {
   }
 
  private:
-  void score() {
+  // Stores the products of all queries and keys.
+  void multiply() {
     const Rows& keys = rows_.keys(0);
     int c = 0;
-    for (; c + 4 < count_; c += 8) maximum_ = max(maximum_, score_keys<8>(keys, c));
-    if (c < count_) maximum_ = max(maximum_, score_keys<4>(keys, c));
+    for (; c + 4 < count_; c += 8) multiply_keys<8>(keys, c);
+    if (c < count_) multiply_keys<4>(keys, c);
   }
 
-  // Stores the scores of keys from key c on, and returns their maximum. Rows behind the last key
-  // repeat it; their products are not used.
+  // From key c on. Rows behind the last key repeat it; their products are not used.
   template <int Keys>
-  f32v score_keys(const Rows& keys, int c) {
+  void multiply_keys(const Rows& keys, int c) {
     f32v dot[Keys] = {};
     for (int d = 0; d < tile_.head_dim; ++d) {
       const f32v query = vector_of(s_.query, d, 0);
       NTK_ALIBI_UNROLL
       for (int u = 0; u < Keys; ++u) dot[u] += broadcast_word(keys[c + u], d) * query;
     }
+    for (int u = 0; u < Keys; ++u) store_vector(s_.scores[0], c + u, 0, dot[u]);
+  }
+
+  // Turns products into scores.
+  template <class Bias>
+  void score() {
     const Bias bias(tile_, s_);
     f32v greatest = broadcast(-infinity);
-    for (int u = 0; u < Keys && c + u < count_; ++u) {
-      const f32v score = masked_score(tile_, s_, bias, dot[u], c + u, 0);
-      store_vector(s_.scores[0], c + u, 0, score);
+    for (int c = 0; c < count_; ++c) {
+      const f32v product = vector_of(s_.scores[0], c, 0);
+      const f32v score = masked_score(tile_, s_, bias, product, c, 0);
+      store_vector(s_.scores[0], c, 0, score);
       greatest = max(greatest, score);
     }
-    return greatest;
+    maximum_ = greatest;
   }
 
   void weigh() {
@@ -187,9 +195,7 @@ void one_block_tile(const AttentionTile& tile, void* scratch) {
   load_tile_rows(tile, s, lanes);
   pack_rows<Float32Words>(rows.queries(tile, queries, lanes), tile.head_dim, s.scales, s.query,
                           lanes);
-  with_functor(tile.bias.kind, [&](auto functor) {
-    OneBlock<typename decltype(functor)::type>(tile, s, rows).run(s.output);
-  });
+  OneBlock(tile, s, rows).run(s.output);
 }
 
 }  // namespace NTK_ALIBI_ISA

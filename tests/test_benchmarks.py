@@ -156,6 +156,7 @@ def test_the_memory_of_long_texts_becomes_a_table(monkeypatch: pytest.MonkeyPatc
     name = "a prompt: ours"
     monkeypatch.setattr(long_memory, "CALLS", {name: long_memory.CALLS[name]})
     text = long_memory.run(1024)
+    assert text.count("\n| ") == 2 + len(long_memory.CALLS)
     *_, row = text.splitlines()
     assert row.startswith(f"| {name} | ")
     assert float(row.split("|")[2]) > 4.0  # the output alone has 4 MiB

@@ -162,11 +162,11 @@ class TileWalk {
  private:
   void visit(std::int64_t b) {
     if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.try_drop(b)) return;
-    ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b,
-                      reach_.keys_to_read(tile_, b * keys_per_block)};
+    const ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b,
+                            reach_.keys_to_read(tile_, b * keys_per_block),
+                            unmasked_keys(tile_, reach_, b)};
     with_functor(tile_.bias.kind, [&](auto functor) {
       using Bias = typename decltype(functor)::type;
-      if (Bias::is_linear) block.unmasked = reach_.seen_by_all(tile_, b);
       score_block<Words, Bias>(tile_, s_, rows_.keys(b), block, scored_);
     });
     ++read_.scored;

@@ -189,12 +189,10 @@ class GradientWalk {
 
   void visit(std::int64_t b) {
     if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.try_drop(b)) return;
-    ScoredBlock block{s_.tile.scores[0], b, reach_.keys_to_read(tile_, b * keys_per_block)};
-    with_functor(tile_.bias.kind, [&](auto functor) {
-      using Bias = typename decltype(functor)::type;
-      if (Bias::is_linear) block.unmasked = reach_.seen_by_all(tile_, b);
-      score<Bias>(block);
-    });
+    const ScoredBlock block{s_.tile.scores[0], b, reach_.keys_to_read(tile_, b * keys_per_block),
+                            unmasked_keys(tile_, reach_, b)};
+    with_functor(tile_.bias.kind,
+                 [&](auto functor) { score<typename decltype(functor)::type>(block); });
     if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_.tile))) return;
     drops(tile_) ? differentiate<true>(block) : differentiate<false>(block);
     const int width = padded(tile_.head_dim);
@@ -211,7 +209,7 @@ class GradientWalk {
     add_bias_gradients(block);
   }
 
-  // A function of its own for each bias: all of them within visit() cost it registers.
+  // Not inlined: visit() is slower with the loops of all biases in it.
   template <class Bias>
   __attribute__((noinline)) void score(const ScoredBlock& block) {
     const Bias bias(tile_, s_.tile);

@@ -56,6 +56,13 @@ struct ScoredBlock {
   bool masked() const { return !unmasked.holds(0, count); }
 };
 
+// The keys of block b that neither a distance nor a bias of -infinity hides.
+inline KeyRange unmasked_keys(const AttentionTile& tile, const TileReach& reach, std::int64_t b) {
+  bool linear = false;
+  with_functor(tile.bias.kind, [&](auto functor) { linear = decltype(functor)::type::is_linear; });
+  return linear ? reach.seen_by_all(tile, b) : KeyRange{0, 0};
+}
+
 // Where the biases of the queries begin: one position for each.
 inline const std::int32_t* bias_origins(const Scratch& s) { return s.ints + 4 * queries_per_tile; }
 

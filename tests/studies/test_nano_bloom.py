@@ -101,8 +101,8 @@ def test_steeper_multiplies_the_flattest_slope_and_then_scales() -> None:
 
 @pytest.mark.slow
 def test_a_small_model_orders_the_methods_at_twice_its_length(tmp_path: Path) -> None:
-    """Training from scratch takes two CPU-minutes; the test checks margins, not exact figures."""
-    training = program.train(replace(program.SMALL, final_steps=40), tmp_path, quiet=True)
+    """Training from scratch takes a CPU-minute; the test checks margins, not exact figures."""
+    training = program.train(program.SMALL, tmp_path, quiet=True)
     plan = Plan(
         256,
         methods=("original", "ntk:2"),

@@ -14,6 +14,7 @@ namespace ntk_alibi {
 // The stride of an axis in elements, of which a field of a packed structure need not be a multiple.
 template <class T>
 std::int64_t stride(const py::array_t<T>& array, int axis) {
+  if (array.size() == 0) return 0;
   if (array.shape(axis) > 1 && array.strides(axis) % static_cast<py::ssize_t>(sizeof(T)) != 0)
     throw py::value_error("strides must be multiples of the size of an element");
   return array.strides(axis) / static_cast<py::ssize_t>(sizeof(T));

@@ -138,6 +138,14 @@ def test_slopes_in_a_field_of_a_packed_structure(isa: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
+def test_dense_numbers_for_no_keys_in_a_field_of_a_packed_structure() -> None:
+    """NumPy calls them aligned whatever their strides, which were refused."""
+    packed = np.zeros((1, 4, 9, 9), [("other", "u1"), ("number", "<f4")])
+    query, none = random_rows(9, 0, heads=4)
+    got = na.attention(query, none, none, packed["number"][..., :0])
+    np.testing.assert_array_equal(got, np.zeros_like(query))
+
+
 class SlopesOf(BiasObject):
     """Slopes on both sides, passed on as they are."""
 

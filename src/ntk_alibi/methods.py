@@ -14,15 +14,9 @@ from typing import Any
 from ntk_alibi import _checks
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import (
-    NTK,
-    DynamicFlatHeads,
-    DynamicInterpolation,
-    DynamicKnee,
-    DynamicNTK,
-    FlatHeads,
-    Interpolation,
-    Knee,
-    MaxBias,
+    DYNAMIC_TYPES,
+    OPTIONAL,
+    STATIC_TYPES,
     Scaling,
     scaling_from_config,
     trained_at,
@@ -33,25 +27,9 @@ ORIGINAL = "original"
 
 #: The scaling of each kind. Static scalings take a factor, a knee its start before that; dynamic
 #: scalings take a rate, the training length and `per`; those of flat heads a share.
-STATIC: dict[str, Any] = {
-    "interpolation": Interpolation,
-    "ntk": NTK,
-    "flat": FlatHeads,
-    "max-bias": MaxBias,
-    "knee": Knee,
-}
-DYNAMIC: dict[str, Any] = {
-    "dynamic-interpolation": DynamicInterpolation,
-    "dynamic-ntk": DynamicNTK,
-    "dynamic-flat": DynamicFlatHeads,
-    "dynamic-knee": DynamicKnee,
-}
-_KINDS = {**STATIC, **DYNAMIC}
-
-_KIND_OF_CLASS = {scaling: kind for kind, scaling in _KINDS.items()}
-
-#: Fields of scalings that are no numbers of a method's name.
-_NOT_NUMBERS = ("train_length", "share", "per", "layers")
+STATIC = {scaling.kind: scaling for scaling in STATIC_TYPES.values()}
+DYNAMIC = {scaling.kind: scaling for scaling in DYNAMIC_TYPES.values()}
+_KINDS = STATIC | DYNAMIC
 
 #: Training length of BLOOM, which its config does not always contain.
 BLOOM_TRAIN_LENGTH = 2048
@@ -138,7 +116,7 @@ def as_method(value: Any, train_length: int) -> Method:
 
 def kind_of(scaling: Any) -> str | None:
     """Return the kind of a scaling, such as "ntk"; None for one that has no name."""
-    return _KIND_OF_CLASS.get(type(scaling))
+    return next((kind for kind, own in _KINDS.items() if own is type(scaling)), None)
 
 
 def name_of(scaling: Any) -> str:
@@ -177,7 +155,7 @@ def spelling_of(kind: str) -> str:
 
 def number_names(kind: str) -> tuple[str, ...]:
     """Return the names of the numbers that a kind of method needs, in their order."""
-    return tuple(f.name for f in fields(_KINDS[kind]) if f.name not in _NOT_NUMBERS)
+    return tuple(f.name for f in fields(_KINDS[kind]) if f.name not in OPTIONAL)
 
 
 def named_method(

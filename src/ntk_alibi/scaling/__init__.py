@@ -15,6 +15,7 @@ instead of slopes.
 """
 
 from ntk_alibi.scaling.base import (
+    OPTIONAL,
     Floats,
     Per,
     Scaling,
@@ -24,13 +25,15 @@ from ntk_alibi.scaling.base import (
     scaling_per,
     trained_at,
 )
-from ntk_alibi.scaling.config import STATIC_TYPES, config_of, scaling_from_config
+from ntk_alibi.scaling.config import DYNAMIC_TYPES, STATIC_TYPES, config_of, scaling_from_config
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
 from ntk_alibi.scaling.knee import Bend, DynamicKnee, Knee, without_knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
 __all__ = [
+    "DYNAMIC_TYPES",
     "NTK",
+    "OPTIONAL",
     "STATIC_TYPES",
     "Bend",
     "DynamicFlatHeads",

@@ -94,6 +94,9 @@ def trained_at(scaling: Any, train_length: int) -> Any:
 #: The keys of a config dict that are not named as the fields of scalings are.
 CONFIG_KEYS = {"rate": "factor", "train_length": "original_max_position_embeddings"}
 
+#: Fields of scalings that config dicts and the names of methods may leave out.
+OPTIONAL = ("train_length", "share", "per", "layers")
+
 
 def scaling_per(scaling: Scaling | None) -> Per | None:
     """Return the kind of lengths that a scaling depends on: "sequence", "query" or None."""
@@ -137,10 +140,13 @@ class OfLayers(ReprHtml):
 
     Attributes:
         layers: numbers of layers, ascending, the first layer being 0; None for all layers.
+        alibi_type: the name of its kind in config dicts.
+        kind: the name of its kind in methods such as "ntk:4".
     """
 
     layers: tuple[int, ...] | None = field(default=None, kw_only=True)
     alibi_type: ClassVar[str]
+    kind: ClassVar[str]
 
     def __post_init__(self) -> None:
         """Check the fields."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ntk_alibi import _checks
 from ntk_alibi.scaling import dynamic, static
-from ntk_alibi.scaling.base import CONFIG_KEYS, Scaling
+from ntk_alibi.scaling.base import CONFIG_KEYS, OPTIONAL, Scaling
 from ntk_alibi.scaling.dynamic import DynamicInterpolation
 from ntk_alibi.scaling.knee import DynamicKnee, Knee
 from ntk_alibi.scaling.static import Interpolation
@@ -23,13 +23,12 @@ def _defined_in(module: ModuleType) -> list[Any]:
 
 #: Scalings that depend on no lengths, by their `alibi_type`.
 STATIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(static), Knee)}
-_DYNAMIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(dynamic), DynamicKnee)}
+
+#: Those whose factor grows with the text.
+DYNAMIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(dynamic), DynamicKnee)}
 
 #: The `alibi_type` of no scaling.
 DEFAULT = "default"
-
-#: The fields of scalings that a config dict may leave out.
-_OPTIONAL = ("train_length", "share", "per", "layers")
 
 
 def config_of(scaling: Any) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
         >>> na.scaling_from_config({"alibi_type": "ntk", "factor": 4.0})
         NTK(factor=4.0)
     """
-    types = (DEFAULT, *STATIC_TYPES, *_DYNAMIC_TYPES)
+    types = (DEFAULT, *STATIC_TYPES, *DYNAMIC_TYPES)
     if isinstance(config, Mapping) and "type" in config:
         return _of_btlm(config)
     if isinstance(config, Mapping) and "alibi_type" not in config:
@@ -78,9 +77,9 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     if alibi_type == DEFAULT:
         _checks.keys("config", config, required=["alibi_type"])
         return None
-    kind = STATIC_TYPES.get(alibi_type) or _DYNAMIC_TYPES[alibi_type]
+    kind = STATIC_TYPES.get(alibi_type) or DYNAMIC_TYPES[alibi_type]
     keys = {CONFIG_KEYS.get(field.name, field.name): field.name for field in fields(kind)}
-    optional = [key for key, name in keys.items() if name in _OPTIONAL]
+    optional = [key for key, name in keys.items() if name in OPTIONAL]
     required = ["alibi_type", *(key for key in keys if key not in optional)]
     _checks.keys("config", config, required=required, optional=optional)
     scaling: Scaling = kind(**{name: config[key] for key, name in keys.items() if key in config})

@@ -49,6 +49,7 @@ class DynamicNTK(DynamicScaling):
     """
 
     alibi_type: ClassVar[str] = "dynamic"
+    kind: ClassVar[str] = "dynamic-ntk"
 
     def _weights(self, exponents: Floats) -> Floats:
         return by_steepness(exponents)
@@ -73,6 +74,7 @@ class DynamicInterpolation(DynamicScaling):
     """
 
     alibi_type: ClassVar[str] = "dynamic_linear"
+    kind: ClassVar[str] = "dynamic-interpolation"
 
     def _weights(self, exponents: Floats) -> Floats:
         return uniform(exponents)
@@ -116,3 +118,4 @@ class DynamicFlatHeads(FlattestHeads, DynamicScaling):
     share: float = 0.25
     per: Per = field(default="query", kw_only=True)
     alibi_type: ClassVar[str] = "dynamic_flat_heads"
+    kind: ClassVar[str] = "dynamic-flat"

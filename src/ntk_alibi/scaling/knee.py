@@ -109,6 +109,7 @@ class Knee(ScalingOfDistances):
 
     factor: float
     alibi_type: ClassVar[str] = "knee"
+    kind: ClassVar[str] = "knee"
     per: ClassVar[None] = None
 
     def __post_init__(self) -> None:
@@ -161,6 +162,7 @@ class DynamicKnee(GrowingFactor, ScalingOfDistances):
     train_length: int | None = None
     per: Per = field(default="query", kw_only=True)
     alibi_type: ClassVar[str] = "dynamic_knee"
+    kind: ClassVar[str] = "dynamic-knee"
 
     def bend(self, lengths: NDArray[Any] | None) -> Bend:
         """Return the knee for numbers of tokens."""

@@ -50,6 +50,7 @@ class Interpolation(StaticScaling):
     """
 
     alibi_type: ClassVar[str] = "linear"
+    kind: ClassVar[str] = "interpolation"
 
     def stretch_rotary(self, base: float, factor: float, pairs: int) -> tuple[float, float]:
         """Return base and factor of rotary positions that are stretched, too."""
@@ -88,6 +89,7 @@ class NTK(StaticScaling):
     """
 
     alibi_type: ClassVar[str] = "ntk"
+    kind: ClassVar[str] = "ntk"
 
     def stretch_rotary(self, base: float, factor: float, pairs: int) -> tuple[float, float]:
         """Return base and factor of rotary positions that are stretched, too.
@@ -133,6 +135,7 @@ class FlatHeads(FlattestHeads, StaticScaling):
 
     share: float = 0.25
     alibi_type: ClassVar[str] = "flat_heads"
+    kind: ClassVar[str] = "flat"
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,6 +167,7 @@ class MaxBias(StaticScaling):
     """
 
     alibi_type: ClassVar[str] = "max_bias"
+    kind: ClassVar[str] = "max-bias"
 
     def _weights(self, exponents: Floats) -> Floats:
         return by_exponent(exponents)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import distributed
 from torch.utils.checkpoint import checkpoint
 
 import ntk_alibi as na
+from family_models import make_model
 from processes import run
 
 LENGTH = 192
@@ -126,6 +128,23 @@ def alone(rank: int) -> float:
 
 def test_a_group_of_one_is_one_process() -> None:
     assert run(1, alone) == [0.0]
+
+
+def inside_another_patch(rank: int) -> list[float]:
+    """Return losses before, in and after a patch with a group that nests in one without."""
+    model, ids = make_model("bloom"), torch.arange(2, 42)[None]
+    batch = {"input_ids": ids, "labels": ids}
+    with na.patch(model), torch.no_grad():
+        losses = [model(**batch).loss.item()]
+        with na.patch(model, group=distributed.group.WORLD) as handle:
+            losses.append(model(**handle.shard(batch)).loss.item())
+        return [*losses, model(**batch).loss.item()]
+
+
+def test_a_patch_with_a_group_may_nest_in_one_without() -> None:
+    """Labels are shifted before they are cut; the model's own loss would shift them again."""
+    (losses,) = run(1, inside_another_patch)
+    assert losses == pytest.approx([losses[0]] * 3, rel=2.0**-20)
 
 
 def test_dense_numbers_are_described_by_their_form() -> None:

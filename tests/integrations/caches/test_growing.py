@@ -151,6 +151,18 @@ def test_a_patched_model_takes_it_under_autocast() -> None:
     assert torch.equal(*results)
 
 
+def test_a_cache_that_was_filled_before_autocast_goes_on_under_it() -> None:
+    """Its keys stay float32 beside queries of bfloat16, which rounds at most some dozen times."""
+    bloom, cache = model(), DynamicCache()
+    with na.patch(bloom), torch.no_grad():
+        expected = bloom(IDS).logits[:, 6:]
+        bloom(IDS[:, :6], **{CACHE: cache}, use_cache=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = bloom(IDS[:, 6:], **{CACHE: cache}, use_cache=True).logits
+    error = 16 * 2.0**-9 * float(expected.abs().max())
+    torch.testing.assert_close(logits.float(), expected, rtol=0, atol=error)
+
+
 @pytest.mark.parametrize("attention", ["fused", "eager", "traceable"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_cache_in_a_call_that_has_none_is_refused(name: str, attention: Any) -> None:

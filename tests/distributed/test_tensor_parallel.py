@@ -12,6 +12,7 @@ import transformers
 from transformers import BloomConfig, FalconConfig, MptConfig
 
 import ntk_alibi as na
+from model_runs import drop_weights
 from ntk_alibi.models.loading import nano_bloom_path
 from processes import run
 
@@ -40,11 +41,16 @@ CONFIGS: dict[str, Any] = {
         new_decoder_architecture=True,
     ),
 }  # fmt: skip
-OPTIONS: list[dict[str, Any]] = [
-    {"scaling": na.NTK(4.0)},
-    {"scaling": na.DynamicNTK(2.0, 16, per="query"), "log_n": na.LogN(16, 0.5)},
-    {"scaling": na.Knee(8, 6.0)},
-]
+
+
+def options_of(heads: int) -> list[dict[str, Any]]:
+    """Return what models of so many heads are patched with, one after the other."""
+    strengths = [number / heads for number in range(heads)]
+    return [
+        {"scaling": na.NTK(4.0)},
+        {"scaling": na.DynamicNTK(2.0, 16, per="query"), "log_n": na.LogN(16, strengths)},
+        {"scaling": na.Knee(8, 6.0)},
+    ]
 
 
 def stored(folder: Path) -> dict[str, str]:
@@ -62,7 +68,10 @@ def stored(folder: Path) -> dict[str, str]:
 
 
 def divided(rank: int, size: int, folders: dict[str, str]) -> dict[str, Any]:
-    """Return errors of logits and gradients, and whether generated tokens are equal, by model."""
+    """Return errors of logits and gradients, and whether generated tokens are equal, by model.
+
+    With the first options weights are dropped: of the heads of a rank, those of the whole model.
+    """
     from transformers.distributed import DistributedConfig
 
     transformers.logging.set_verbosity_error()
@@ -77,10 +86,13 @@ def divided(rank: int, size: int, folders: dict[str, str]) -> dict[str, Any]:
         whole = load(folder)
         plan = DistributedConfig(tp_plan=na.tp_plan(whole.config), tp_size=size)
         parts = load(folder, distributed_config=plan)
-        for number, options in enumerate(OPTIONS):
+        drop_weights(whole)
+        drop_weights(parts)
+        for number, options in enumerate(options_of(whole.config.num_attention_heads)):
             logits, gradients = [], []
             for model in (whole, parts):
-                model.zero_grad(set_to_none=True)
+                model.train(number == 0).zero_grad(set_to_none=True)
+                torch.manual_seed(0)
                 with na.patch(model, **options):
                     result = model(ids, attention_mask=mask).logits
                     (result[mask > 0] ** 2).mean().backward()

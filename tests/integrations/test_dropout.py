@@ -24,9 +24,17 @@ def drop_as_the_core_does(weights: torch.Tensor, p: float, training: bool) -> to
 
 
 @families
-@pytest.mark.parametrize("options", [{"scaling": na.NTK(2.0)}, {"window": 4, "sink": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "mask"),
+    [({"scaling": na.NTK(2.0)}, "right"), ({"window": 4, "sink": 2}, "none")],
+    ids=["padded", "sinks"],
+)
 def test_forms_drop_the_same_weights(
-    ids: torch.Tensor, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ids: torch.Tensor,
+    name: str,
+    options: dict[str, Any],
+    mask: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Layers draw a seed each, checkpointed ones the same again; sinks keep their columns."""
 
@@ -35,7 +43,7 @@ def test_forms_drop_the_same_weights(
         drop_weights(model)
         torch.manual_seed(0)
         patch = {**options, "attention": attention}
-        return gradients(model, ids, MASKS["right"], ids, checkpointing=checkpointing, **patch)
+        return gradients(model, ids, MASKS[mask], ids, checkpointing=checkpointing, **patch)
 
     found = of("fused"), of("fused", checkpointing=True)
     with monkeypatch.context() as patched:

@@ -208,14 +208,19 @@ def test_masks_of_several_forms_are_read_and_others_refused() -> None:
     torch.testing.assert_close(run(model, ids, mask), stock)
 
 
-def test_a_mask_that_changed_in_place_is_read_again() -> None:
+def test_a_mask_that_changed_in_place_is_read_again_and_so_is_a_patch() -> None:
     model, (ids, mask) = toy_model(), toy_batch()
     hidden = model.embed(ids)
     with na.patch(model, family=toy_family()):
         model.attentions[0](hidden, mask)  # not through the model, whose hooks forget the pass
         mask[1] = 1
         again = model.attentions[0](hidden, mask)
-        torch.testing.assert_close(again, model.attentions[0](hidden, mask.clone()))
+        assert torch.equal(again, model.attentions[0](hidden, mask.clone()))
+        assert torch.equal(again, model.attentions[0](hidden, mask))
+        with na.patch(model, na.NTK(4.0), family=toy_family()):
+            stretched = model.attentions[0](hidden, mask)
+            assert torch.equal(stretched, model.attentions[0](hidden, mask.clone()))
+        assert torch.equal(again, model.attentions[0](hidden, mask))
 
 
 def test_a_layer_whose_code_changed_is_refused_by_its_numbers() -> None:

@@ -12,12 +12,13 @@ namespace py = pybind11;
 namespace ntk_alibi {
 
 // The stride of an axis in elements, of which a field of a packed structure need not be a multiple.
+// Nothing is read by the strides of an array without elements.
 template <class T>
 std::int64_t stride(const py::array_t<T>& array, int axis) {
-  if (array.size() == 0) return 0;
-  if (array.shape(axis) > 1 && array.strides(axis) % static_cast<py::ssize_t>(sizeof(T)) != 0)
+  const auto size = static_cast<py::ssize_t>(sizeof(T));
+  if (array.size() > 0 && array.shape(axis) > 1 && array.strides(axis) % size != 0)
     throw py::value_error("strides must be multiples of the size of an element");
-  return array.strides(axis) / static_cast<py::ssize_t>(sizeof(T));
+  return array.strides(axis) / size;
 }
 
 // Numbers are (1 or batch, 1 or heads, 1 or queries): an axis of 1 is broadcast.

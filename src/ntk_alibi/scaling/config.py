@@ -77,12 +77,13 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     if alibi_type == DEFAULT:
         _checks.keys("config", config, required=["alibi_type"])
         return None
-    kind = STATIC_TYPES.get(alibi_type) or DYNAMIC_TYPES[alibi_type]
-    keys = {CONFIG_KEYS.get(field.name, field.name): field.name for field in fields(kind)}
+    scaling_type = STATIC_TYPES.get(alibi_type) or DYNAMIC_TYPES[alibi_type]
+    keys = {CONFIG_KEYS.get(field.name, field.name): field.name for field in fields(scaling_type)}
     optional = [key for key, name in keys.items() if name in OPTIONAL]
     required = ["alibi_type", *(key for key in keys if key not in optional)]
     _checks.keys("config", config, required=required, optional=optional)
-    scaling: Scaling = kind(**{name: config[key] for key, name in keys.items() if key in config})
+    given = {name: config[key] for key, name in keys.items() if key in config}
+    scaling: Scaling = scaling_type(**given)
     return scaling
 
 

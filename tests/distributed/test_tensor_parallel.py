@@ -49,7 +49,7 @@ def options_of(heads: int) -> list[dict[str, Any]]:
     return [
         {"scaling": na.NTK(4.0)},
         {"scaling": na.DynamicNTK(2.0, 16, per="query"), "log_n": na.LogN(16, strengths)},
-        {"scaling": na.Knee(8, 6.0)},
+        {"scaling": na.Knee(8, 6.0), "log_n": na.LogN(16, 0.5)},
     ]
 
 

@@ -26,8 +26,12 @@ def drop_as_the_core_does(weights: torch.Tensor, p: float, training: bool) -> to
 @families
 @pytest.mark.parametrize(
     ("options", "mask"),
-    [({"scaling": na.NTK(2.0)}, "right"), ({"window": 4, "sink": 2}, "none")],
-    ids=["padded", "sinks"],
+    [
+        ({"scaling": na.NTK(2.0)}, "right"),
+        ({"window": 4, "sink": 2}, "right"),
+        ({"window": 4, "sink": 2}, "none"),
+    ],
+    ids=["padded", "sinks, padded", "sinks"],
 )
 def test_forms_drop_the_same_weights(
     ids: torch.Tensor,

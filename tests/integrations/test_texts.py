@@ -245,7 +245,7 @@ paged = pytest.mark.skipif(
 )
 
 
-#: Every way with one family, every family with two ways; one of all is among the quick tests.
+#: Every way with BLOOM, and two ways with each other family. One of them is a quick test.
 BATCHED = (
     *(("bloom", way) for way in ("plain", "per query", "window", "kerple", "eager")),
     *(("mpt", way) for way in ("per query", "eager")),

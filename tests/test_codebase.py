@@ -34,7 +34,7 @@ PYTHON_LAYERS = [
         "fused.prepared",
         "distributed",
     ],  # these hand tensors that require grad to torch
-    ["fused.__init__", "citation", "inspection"],
+    ["fused.__init__", "inspection"],
     ["torch"],
     ["integrations"],
     ["models"],
@@ -64,7 +64,7 @@ MASK_OPTIONS = {
 
 #: Public names that stand for no formula.
 WITHOUT_FORMULA = {
-    "Scaling", "ShardedCache", "__version__", "cite", "export", "info", "patched", "reference",
+    "Scaling", "ShardedCache", "__version__", "export", "info", "patched", "reference",
     "set_num_threads", "tp_plan", "unpatch",
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import doctest
+import inspect
 import json
 import re
 import shlex
@@ -59,6 +60,22 @@ def test_every_public_name_is_in_the_reference_once() -> None:
 def names_of(module: Any) -> set[str]:
     own = {x for x, y in vars(module).items() if getattr(y, "__module__", "") == module.__name__}
     return {x for x in getattr(module, "__all__", own) if not x.startswith("_")}
+
+
+def test_papers_that_public_docstrings_name_are_in_the_references_once() -> None:
+    entries = (DOCS / "references.bib").read_text("utf-8")
+    keys = re.findall(r"^@\w+\{(\w+),$", entries, re.MULTILINE)
+    assert len(keys) == entries.count("@") == len(set(keys))
+    for name in na.__all__:
+        sources = re.findall("Source:.*", inspect.getdoc(getattr(na, name)) or "", re.DOTALL)
+        for number in re.findall(r"\b\d{4}\.\d{5}\b", "".join(sources)):
+            assert entries.count(f"eprint = {{{number}}}") == 1, (name, number)
+
+
+def test_the_citation_file_describes_this_version() -> None:
+    cff = (ROOT / "CITATION.cff").read_text()
+    for line in ("title: ntk_alibi\n", f"abstract: {na.__doc__}\n", f"version: {na.__version__}\n"):
+        assert line in cff
 
 
 def test_every_module_has_a_row_of_tests_in_contributing() -> None:

@@ -38,7 +38,6 @@ from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
 if TYPE_CHECKING:
     from ntk_alibi import plots, precision, reference
-    from ntk_alibi.citation import cite
     from ntk_alibi.engines.export import export
     from ntk_alibi.integrations import patch, patched, tp_plan, unpatch
     from ntk_alibi.integrations.caches.growing import GrowingCache
@@ -80,7 +79,6 @@ __all__ = [
     "alibi_slopes",
     "attention",
     "build_alibi_tensor",
-    "cite",
     "export",
     "info",
     "log_n_scale",
@@ -104,7 +102,6 @@ _LAZY = {
     "GrowingCache": "ntk_alibi.integrations.caches.growing",
     "ShardedCache": "ntk_alibi.integrations.caches.sharded",
     "WindowCache": "ntk_alibi.integrations.caches.window",
-    "cite": "ntk_alibi.citation",
     "export": "ntk_alibi.engines.export",
     "patch": "ntk_alibi.integrations",
     "patched": "ntk_alibi.integrations",

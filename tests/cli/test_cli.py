@@ -13,16 +13,11 @@ from typing import Any
 import pytest
 
 import ntk_alibi as na
-from ntk_alibi import plots
 from ntk_alibi.cli import main
-from ntk_alibi.cli.plot import PICTURES
 from ntk_alibi.evaluation.comparing import plan, tuning
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
 from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load
-from ntk_alibi.plots.style import THEMES
-
-PLOTS = [["plot", name] for name in PICTURES]
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,10 +50,10 @@ def test_slopes_per_query_are_those_of_the_last_query(
     assert capsys.readouterr().out == expected
 
 
-COMMANDS = "info slopes plot explore eval tune lm-eval export bench notebooks cite".split()
+COMMANDS = "info slopes explore eval tune lm-eval export bench notebooks".split()
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), *PLOTS])
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
 def test_help_has_an_example_and_fits_a_terminal(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,77 +65,6 @@ def test_help_has_an_example_and_fits_a_terminal(
     commands = text.partition("example:\n")[2].replace("\\\n", "").splitlines()
     assert all(line.startswith(("  ntk-alibi ", "  llama-cli ")) for line in commands)
     assert not command or f"example:\n  ntk-alibi {' '.join(command)}" in text
-
-
-@pytest.mark.parametrize("name", PICTURES)
-@pytest.mark.parametrize(("theme", "ending"), [("light", "png"), ("dark", "svg")])
-def test_the_examples_of_plot_draw(
-    name: str, theme: str, ending: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = PICTURES[name].example.split()
-    arguments = words[: words.index("--output")]
-    main(["plot", name, *arguments, "--theme", theme, "--output", f"p.{ending}", "--title", "T"])
-    assert capsys.readouterr().out == f"picture: p.{ending}\n"
-    content = (in_tmp / f"p.{ending}").read_bytes()
-    assert content.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
-    if ending == "svg":
-        assert THEMES["dark"].background.encode() in content
-
-
-@pytest.mark.parametrize(
-    ("arguments", "function", "expected"),
-    [
-        (
-            ["slopes", "8", "--methods", "ntk:2", "dynamic-ntk:2", "--length", "9"],
-            "slopes",
-            (
-                (8, {"ntk:2": na.NTK(2.0), "dynamic-ntk:2": na.DynamicNTK(2.0, 2048)}),
-                {"length": 9},
-            ),
-        ),
-        (
-            ["field", "4", "--methods", "dynamic-ntk:2", "--train-length", "64", "--shares", "0.5"],
-            "receptive_field",
-            (
-                ({"dynamic-ntk:2": na.ALiBi(4, na.DynamicNTK(2.0, 64))},),
-                {"length": None, "shares": [0.5]},
-            ),
-        ),
-        (
-            ["bias", "4", "--queries", "3", "--heads", "2", "--quantity", "weight"],
-            "bias_maps",
-            ((na.ALiBi(4), 3, None), {"heads": [2], "quantity": "weight"}),
-        ),
-        (
-            ["mask", "--queries", "3", "--keys", "9", "--sink", "1", "--not-causal"],
-            "mask",
-            ((3, 9), {"sink": 1, "causal": False}),
-        ),
-        (
-            ["mask", "--intervals", "--window", "4", "--causal-block", "2"],
-            "intervals",
-            ((32, None), {"window": 4, "causal_block": 2}),
-        ),
-    ],
-)
-def test_options_of_plot_reach_the_picture(
-    arguments: list[str],
-    function: str,
-    expected: Any,
-    in_tmp: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls = []
-    draw = getattr(plots, function)
-
-    def recorded(*positional: Any, **named: Any) -> Any:
-        calls.append((positional, named))
-        return draw(*positional, **named)
-
-    monkeypatch.setattr(plots, function, recorded)
-    main(["plot", *arguments])
-    assert calls == [expected]
-    assert (in_tmp / f"ntk-alibi-{arguments[0]}.png").exists()
 
 
 def test_eval(

@@ -6,11 +6,9 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -69,10 +67,8 @@ def test_results_are_printed_before_files_are_written(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["plot", "slopes", "8", "-o", "file.svg"],
-        ["plot", "slopes", "8", "-o", "file.png"],
         ["explore", "--text", "Let there be light", "-o", "file.html"],
-        ["notebooks", "file", "--copy-only"],
+        ["notebooks", "file"],
     ],
 )
 def test_a_full_disk_is_an_error_that_names_the_file(
@@ -123,20 +119,3 @@ def test_processes_of_a_job_share_a_folder(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv("RANK", "1")
         with _files.only_run("--output", "."), _files.only_run("path", "."):
             pass
-
-
-def test_an_interrupted_start_of_jupyterlab_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folders: list[str] = []
-
-    def start(arguments: list[str]) -> Any:
-        folders.extend(arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
-    monkeypatch.setitem(sys.modules, "jupyterlab", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "jupyterlab.labapp", SimpleNamespace(main=start))
-    with pytest.raises(SystemExit, match="interrupted; run the same command again"):
-        main(["notebooks", "copies"])
-    assert folders == ["copies/notebooks"]

@@ -147,9 +147,3 @@ def test_stored_numbers_without_an_interval_are_null(
 
 def test_a_number_of_one_has_no_plural() -> None:
     assert (counted(1, "thread"), counted(2, "thread")) == ("1 thread", "2 threads")
-
-
-def test_pictures_as_pdf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "slopes.pdf"
-    output(["plot", "slopes", "8", "--output", str(path)], capsys)
-    assert path.read_bytes().startswith(b"%PDF")

@@ -1,4 +1,4 @@
-"""Tests of typed command lines: short options, lengths and records, completion, mistakes."""
+"""Tests of typed command lines: lengths and records, completion, mistakes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 
 from ntk_alibi.cli import main
-from ntk_alibi.cli.plot import PICTURES
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from refusals import error_of
 
 COMMAND = [sys.executable, "-m", "ntk_alibi.cli"]
 
-COMMANDS = [["info"], ["slopes"], ["eval"], ["tune"], *(["plot", name] for name in PICTURES)]
+COMMANDS = [["info"], ["slopes"], ["eval"], ["tune"], ["explore"]]
 
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
@@ -47,7 +46,7 @@ def test_help_says_what_each_option_is(
             assert unit[2].lower().replace("_", "-") != unit[1], f"no unit: {option}"
 
 
-@pytest.mark.parametrize("command", [["slopes"], ["eval"], ["tune"], ["plot", "field"]])
+@pytest.mark.parametrize("command", [["slopes"], ["eval"], ["tune"], ["explore"]])
 def test_help_recommends_methods_per_query(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,7 +79,7 @@ def test_eval_takes_lengths_and_records(
     "arguments",
     [
         [], ["bogus"], ["slopes"], ["slopes", "eight"], ["slopes", "8", "--length", "1e3"],
-        ["slopes", "8", "--lenght", "3"], ["plot"], ["plot", "bogus"], ["eval", "--methods"],
+        ["slopes", "8", "--lenght", "3"], ["plot"], ["eval", "--methods"],
         ["eval", "--lengths"], ["eval", "--lengths", "x"], ["tune"], ["slopes", "8", "--rule", "x"],
         ["eval", "--metadata", "{"], ["slopes", "8", "--json", "--format", "csv"],
         ["info", "--format", "markdown", "--json"], ["explore", "file.txt", "--text", "x"],
@@ -92,13 +91,6 @@ def test_wrong_words_end_with_usage(
     error = error_of(arguments, capsys)
     assert error.startswith("usage: ntk-alibi")
     assert ": error: " in error.splitlines()[-1]
-
-
-@pytest.mark.parametrize("command", ["slopes", "field"])
-def test_short_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["plot", command, "4", "-o", "p.svg"])
-    assert Path("p.svg").read_bytes().startswith(b"<?xml")
-    assert capsys.readouterr().out == "picture: p.svg\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["info"]])  # argparse prints, and we do
@@ -149,6 +141,6 @@ def completions(line: str) -> list[str]:
 
 
 def test_completion() -> None:
-    assert {"info", "slopes", "plot", "eval", "tune"} <= set(completions("ntk-alibi "))
+    assert {"info", "slopes", "eval", "tune"} <= set(completions("ntk-alibi "))
     assert "--lengths" in completions("ntk-alibi eval --le")
     assert completions("ntk-alibi eval --methods dynamic-n") == ["dynamic-ntk:"]

@@ -12,7 +12,6 @@ import ntk_alibi
 from ntk_alibi import _installed
 from ntk_alibi.cli import (
     bench,
-    cite,
     errors,
     evaluate,
     explore,
@@ -20,7 +19,6 @@ from ntk_alibi.cli import (
     info,
     lm_eval,
     notebooks,
-    plot,
     slopes,
     subcommand,
     tune,
@@ -51,9 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (
-        info, slopes, plot, explore, evaluate, tune, lm_eval, export, bench, notebooks, cite,
-    ):  # fmt: skip
+    for module in (info, slopes, explore, evaluate, tune, lm_eval, export, bench, notebooks):
         module.register(commands)
     return parser
 

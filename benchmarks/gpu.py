@@ -102,8 +102,7 @@ def _candidates(bias: Any) -> dict[str, Attend]:
     return {
         "na.attention": lambda query, key, value: na.attention(query, key, value, bias),
         "flash-attn": kernel(FlashAttention()),
-        "FlexAttention": kernel(FlexAttention(certify_from=2**31)),
-        "FlexAttention, certified blocks": kernel(FlexAttention(certify_from=0)),
+        "FlexAttention": kernel(FlexAttention()),
         "torch's SDPA with a dense bias": sdpa,
     }
 

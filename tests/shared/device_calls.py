@@ -8,8 +8,8 @@ import torch
 
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.fused.call import AttentionCall, checked_call
-from ntk_alibi.torch.devices.block_masks import BLOCK, mask_mod, visible_blocks
-from ntk_alibi.torch.devices.score_mods import captured, score_mod, variant_of
+from ntk_alibi.torch.devices.flex import BLOCK, visible_blocks
+from ntk_alibi.torch.devices.score_mods import captured, mask_mod, score_mod, variant_of
 
 NUMBERS = ("scale", "skip_tolerance")
 MASK = ("causal", "window", "causal_block", "sink")

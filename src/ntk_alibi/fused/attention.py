@@ -187,7 +187,8 @@ def attention(
         skip_tolerance: keys are left out that are proven to have, together, at most this share of a
             query's softmax mass; less than 1. 0.0 leaves out only what rounding would swallow
             (2^-24); None reads every visible key. Linear biases with slopes >= 0, tables and prefix
-            sums have a proof (docs/exactness.md); other biases read all keys.
+            sums have a proof (docs/exactness.md); other biases, and other devices than the CPU,
+            read all keys.
         rotary: a `RoPE` or `XPOS` that rotates queries and keys by their positions first. bfloat16
             and float16 are then computed in float32 and rounded once.
         log_n: a training length, or a `LogN`: scores before the bias, or with it, are multiplied by

@@ -29,7 +29,7 @@ def test_the_door_takes_the_first_kernel_that_can() -> None:
 
 
 def test_autocast_rounds_inputs_and_nothing_else() -> None:
-    """Products of float32 numbers within a kernel would have 8 bits, certificates of them too."""
+    """Products of float32 numbers within a kernel would have 8 bits."""
     call = device_call(*tensors(1, 4, 300, 32), na.ALiBi(4))
     expected = attention_on_device(call, log=True)
     with torch.autocast("cpu", torch.bfloat16):

@@ -57,8 +57,8 @@ def attention_on_device(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return output and logsumexp of the first kernel that can do a call without rotation.
 
-    The call has the dtype that autocast wants; the products of float32 numbers, with which kernels
-    and certificates are exact, are not rounded to it.
+    The call has the dtype that autocast wants; the products of float32 numbers within kernels are
+    not rounded to it.
     """
     with _arrays.without_autocast(call.query.device.type):
         return kernel_for(call, log=log).attend(call, log=log)

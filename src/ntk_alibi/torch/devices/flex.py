@@ -5,26 +5,28 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.torch.devices.block_masks import BLOCK, block_mask, mask_mod, visible_blocks
-from ntk_alibi.torch.devices.certified import can_certify, kept_blocks
 from ntk_alibi.torch.devices.flash import older_than
 from ntk_alibi.torch.devices.score_mods import (
+    LAST,
     Numbers,
     Variant,
     captured,
+    mask_mod,
     score_mod,
     variant_of,
 )
+
+#: Queries, and keys, of a block.
+BLOCK = 128
 
 #: Device types of FlexAttention, and whether it has a logsumexp and a backward pass there.
 DEVICES = {"cuda": True, "xpu": True, "mps": False, "cpu": False}
@@ -35,10 +37,6 @@ LEAST_CHANNELS = 16
 #: The compute capability of the oldest GPUs that torch generates Triton code for.
 LEAST_CAPABILITY = (7, 0)
 
-#: The number of keys from which blocks are certified. It is an estimate: nobody has measured yet
-#: from where on the blocks that are left out save more than their certificate costs.
-CERTIFY_FROM = 16384
-
 #: Compilations of one variant: for batches of one row and of several, dtypes, and so on.
 RECOMPILE_LIMIT = 64
 
@@ -46,16 +44,8 @@ RECOMPILE_LIMIT = 64
 _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
-@dataclass(frozen=True)
 class FlexAttention:
-    """FlexAttention with the functions of pairs of score_mods.py.
-
-    Attributes:
-        certify_from: the number of keys from which blocks that are proven not to matter are left
-            out, as far as skip_tolerance lets them; with skip_tolerance=None none are.
-    """
-
-    certify_from: int = CERTIFY_FROM
+    """FlexAttention with the functions of pairs of score_mods.py. It reads every visible key."""
 
     def can_run(self, call: AttentionCall, *, log: bool) -> str | None:
         """Return None for a call that FlexAttention can do, or why it cannot, in a sentence."""
@@ -93,14 +83,10 @@ class FlexAttention:
             query, key, value = map(_padded, (query, key, value))
         variant = variant_of(call, padded=backward, log=log)
         numbers = captured(call, query.shape[2], key.shape[2])
-        keep = kept_blocks(call, numbers) if self._certifies(call) else None
         attend = _function(variant, query.device.type)
-        output, logsumexp = attend(query, key, value, numbers, keep)
+        output, logsumexp = attend(query, key, value, numbers)
         logsumexp = None if logsumexp is None else logsumexp[:, :, :queries].double()
         return output[:, :, :queries], logsumexp
-
-    def _certifies(self, call: AttentionCall) -> bool:
-        return call.problem.shape[3] >= self.certify_from and can_certify(call)
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
@@ -137,17 +123,11 @@ def _sees_gradients(call: AttentionCall) -> bool:
 
 
 def function_of(variant: Variant) -> Callable[..., Any]:
-    """Return a function of query, key, value, their numbers and the blocks to keep, or None."""
+    """Return a function of query, key, value and their numbers."""
 
     def run(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        numbers: Numbers,
-        keep: torch.Tensor | None = None,
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, numbers: Numbers
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        blocks = visible_blocks(numbers)
-        blocks = blocks if keep is None else blocks.kept(keep)
         lengths = query.shape[2], key.shape[2]
         if variant.divided:  # which FlexAttention does for a number of rows that it knows
             torch._dynamo.mark_static(query, 0)
@@ -158,7 +138,7 @@ def function_of(variant: Variant) -> Callable[..., Any]:
             key,
             value,
             score_mod=score_mod(variant, numbers),
-            block_mask=block_mask(blocks, mask_mod(numbers), lengths, backward=variant.padded),
+            block_mask=block_mask(numbers, lengths, backward=variant.padded),
             scale=1.0,  # a number would be compiled in; it is among the captured numbers
             enable_gqa=query.shape[1] != key.shape[1],
             kernel_options=options,
@@ -167,3 +147,58 @@ def function_of(variant: Variant) -> Callable[..., Any]:
         return (result[0], result[1].lse) if variant.log else (result, None)
 
     return run
+
+
+def block_mask(numbers: Numbers, lengths: tuple[int, int], *, backward: bool) -> BlockMask:
+    """Return the blocks that a mask leaves visible, as FlexAttention takes them.
+
+    torch's create_block_mask would ask the mask for every pair.
+
+    Args:
+        numbers: the captured numbers of a call.
+        lengths: the numbers of queries and of keys.
+        backward: whether a backward pass may follow, which needs the blocks by keys, too.
+    """
+    partial, full = visible_blocks(numbers)
+    return BlockMask.from_kv_blocks(
+        *_numbered(partial),
+        *_numbered(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod(numbers),
+        seq_lengths=lengths,
+        compute_q_blocks=backward,
+    )
+
+
+def visible_blocks(numbers: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return masks of blocks, (1 or batch, 1, blocks of queries, blocks of keys).
+
+    In blocks of the first a query may see some keys only; in those of the second every query sees
+    all keys. Bounds of positions of a block decide, so the first may be too many, never too few.
+    """
+    keys, sink = numbers["key_positions"], numbers["sink"]
+    real = keys >= 0
+    least = _in_blocks(torch.where(real, keys, LAST), LAST).amin(-1)[:, None, None, :]
+    most = _in_blocks(keys, -1).amax(-1)[:, None, None, :]
+    all_real = _in_blocks(real.int(), 0).amin(-1)[:, None, None, :] > 0
+    first = _in_blocks(numbers["first_seen"], LAST).amin(-1)[:, None, :, None]
+    last_first = _in_blocks(numbers["first_seen"], -1).amax(-1)[:, None, :, None]
+    first_last = _in_blocks(numbers["last_seen"], LAST).amin(-1)[:, None, :, None]
+    last = _in_blocks(numbers["last_seen"], -LAST).amax(-1)[:, None, :, None]
+    some = (least <= last) & ((most >= first) | (least < sink)) & (most >= 0)
+    full = all_real & (most <= first_last) & ((least >= last_first) | (most < sink))
+    return some & ~full, full
+
+
+def _in_blocks(x: torch.Tensor, beyond: int) -> torch.Tensor:
+    """Cut rows (1 or batch, n) into blocks, (1 or batch, blocks, BLOCK), filled up by `beyond`."""
+    blocks: torch.Tensor = F.pad(x, (0, -x.shape[1] % BLOCK), value=beyond).unflatten(
+        1, (-1, BLOCK)
+    )
+    return blocks
+
+
+def _numbered(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the number of blocks of keys for each block of queries, and them before the others."""
+    order = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
+    return blocks.sum(dim=-1, dtype=torch.int32), order.int().contiguous()

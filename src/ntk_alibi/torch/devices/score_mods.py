@@ -1,4 +1,4 @@
-"""Scores of single pairs as FlexAttention wants them, and the numbers that they read.
+"""Scores and masks of single pairs as FlexAttention wants them, and the numbers that they read.
 
 There is one function for each kind of bias. It gets the numbers of a call, captured as tensors, and
 a `Pair`, and returns the number to add to the score. Indices may be numbers or tensors that
@@ -31,6 +31,9 @@ Numbers = dict[str, torch.Tensor]
 
 #: A function of a pair of a query and a key: score, batch row, head, query and key to score.
 ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
+
+#: A function of batch row, head, query and key, which says whether the query sees the key.
+MaskMod = Callable[[Any, Any, Any, Any], Any]
 
 
 class Variant(NamedTuple):
@@ -266,3 +269,15 @@ def score_mod(variant: Variant, numbers: Numbers) -> ScoreMod:
         return score + bias
 
     return modified
+
+
+def mask_mod(numbers: Numbers) -> MaskMod:
+    """Return the function that says which keys a query sees, for every mask and padding."""
+
+    def visible(batch: Any, head: Any, row: Any, column: Any) -> Any:
+        del head
+        key = at(numbers["key_positions"], batch, column)
+        near = (key >= at(numbers["first_seen"], batch, row)) | (key < numbers["sink"])
+        return near & (key >= 0) & (key <= at(numbers["last_seen"], batch, row))
+
+    return visible

@@ -87,7 +87,7 @@ def slopes_on_device(factor: float) -> torch.Tensor:
     mask = torch.ones(1, 5, dtype=torch.bool, device="meta")
     problem = problem_of(mask, slice(0, 5), rule, settings.mask, unpadded=True)
     forward_pass = ForwardPass(mask, problem, rule, settings)
-    (part,) = forward_pass.parts(forward_pass.bias_of(0, like.dtype), like)
+    (part,) = forward_pass.parts(forward_pass.bias_of(0), like)
     slopes: torch.Tensor = part.bias.left
     assert slopes.is_meta
     return slopes

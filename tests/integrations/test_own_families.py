@@ -269,7 +269,6 @@ def test_a_patch_that_fails_halfway_leaves_the_model_as_it_was() -> None:
     ("options", "message"),
     [
         ({"attention": "traceable"}, "attention for Toy must be one of"),
-        ({"compat": "transformers"}, "compat for Toy must be"),
         ({"causal_block": 8}, "window, sink and causal_block must not be given for Toy"),
         ({"scaling": na.DynamicNTK(1.0, 64, per="query")}, "per='sequence' for Toy, an encoder"),
         ({"scaling": na.DynamicNTK(1.0)}, "train_length must be given for .* of a Toy"),

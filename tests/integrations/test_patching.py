@@ -163,11 +163,6 @@ def test_wrong_arguments(arguments: Any, options: Any, error: Any, message: str)
         na.patch(*arguments, **options)
 
 
-def test_the_form_that_is_gone_gives_a_warning_and_means_fused() -> None:
-    with pytest.warns(FutureWarning, match="attention='sdpa' is gone, and means 'fused'"):
-        assert na.patch(make_model("bloom"), na.NTK(2.0), attention="sdpa").attention == "fused"  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("version", ["4.29.0", "5.3.0", "6.0.0", "7.1"])
 def test_unknown_versions_of_transformers_are_refused(
     version: str, monkeypatch: pytest.MonkeyPatch

@@ -63,17 +63,6 @@ def test_a_saved_patch_is_loaded_by_name(
     assert na.scaling_from_config(scaling) == handle.scaling
 
 
-def test_rounding_as_transformers_is_saved(ids: torch.Tensor, tmp_path: Any) -> None:
-    model = make_model("falcon", 12)  # its slopes are rounded
-    with na.patch(model, na.NTK(2.0), compat="transformers"):
-        expected = run(model, ids)
-        model.save_pretrained(tmp_path)
-    with na.patch(model, na.NTK(2.0)):
-        assert (run(model, ids) - expected).abs().max() > 10 * LOGITS["atol"]
-    loaded = load(tmp_path, attn_implementation=NAME)
-    torch.testing.assert_close(run(loaded, ids), expected, **LOGITS)
-
-
 @families
 def test_the_newest_patch_is_saved(ids: torch.Tensor, name: str, tmp_path: Any) -> None:
     model = make_model(name, attn_implementation=NAME)
@@ -126,7 +115,6 @@ def test_settings_as_keywords(ids: torch.Tensor, name: str, tmp_path: Any) -> No
         ({"alibi_log_n": "8"}, "^alibi_log_n must be"),
         ({"alibi_attention": "flash"}, "^alibi_attention must be one of 'fused', 'eager',"),
         ({"alibi_attention": "traceable"}, "attention must not be 'traceable'"),
-        ({"alibi_compat": "transformers"}, "compat for MPT must be one of 'exact'"),
     ],
 )
 def test_wrong_settings_are_found_when_the_model_is_made(
@@ -135,17 +123,6 @@ def test_wrong_settings_are_found_when_the_model_is_made(
     make_model("mpt").save_pretrained(tmp_path)
     with pytest.raises((TypeError, ValueError), match=message):
         load(tmp_path, attn_implementation=NAME, **options)
-
-
-def test_a_saved_form_that_is_gone_gives_a_warning_and_means_fused(
-    ids: torch.Tensor, tmp_path: Any
-) -> None:
-    make_model("bloom").save_pretrained(tmp_path)
-    with pytest.warns(FutureWarning, match="attention='sdpa' is gone, and means 'fused'"):
-        model = load(tmp_path, attn_implementation=NAME, alibi_attention="sdpa")
-    expected = load(tmp_path, attn_implementation=NAME)
-    assert torch.equal(run(model, ids), run(expected, ids))
-    assert model.config.alibi_attention == "fused"
 
 
 @families
@@ -175,11 +152,10 @@ def test_objects_in_a_configuration_become_what_json_can_hold(ids: torch.Tensor)
 
 def test_wrong_settings_are_found_at_a_call(ids: torch.Tensor) -> None:
     model = make_model("mpt", attn_implementation=NAME)
-    for name, value in (("compat", "transformers"), ("attention", 3)):
-        setattr(model.config, f"alibi_{name}", value)
-        with pytest.raises(ValueError, match=f"{name} (for MPT )?must be one of"):
-            run(model, ids)
-        setattr(model.config, f"alibi_{name}", None)
+    model.config.alibi_attention = 3
+    with pytest.raises(ValueError, match="alibi_attention must be one of"):
+        run(model, ids)
+    model.config.alibi_attention = None
     run(model, ids)
 
 

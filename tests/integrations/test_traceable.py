@@ -251,8 +251,6 @@ def test_other_forms_say_which_way_to_take(shallow: dict, ids: torch.Tensor, nam
         ({"window": 8}, r"window, sink and causal_block must not be given .*window=8.*'fused'"),
         ({"window": 8, "sink": 2}, "window, sink and causal_block must not be given"),
         ({"causal_block": 8}, "window, sink and causal_block must not be given"),
-        ({"linear": "onednn"}, "linear must be 'auto' or 'torch' with attention='traceable'"),
-        ({"compat": "transformers"}, "with compat='transformers' must be one of 'fused', 'eager'"),
         ({"scaling": na.NTK(2.0, layers=[3])}, "layers must be below 3"),
         (
             {"log_n": na.LogN(8, (1.0, 2.0))},

@@ -89,12 +89,12 @@ def check_key_only(scaling: Any) -> None:
         raise ValueError(
             "scaling must not be a knee here, where all queries share one bias: beyond the knee it "
             f"is no longer a number per query plus one per key; got {scaling!r}. "
-            "ALiBi(num_heads, scaling) and patch(...) with compat='exact' take it"
+            "ALiBi(num_heads, scaling) and patch(...) take it"
         )
     if scaling_per(scaling) == "query":
         raise ValueError(
             "scaling must not have per='query' here, where all queries share one bias; got "
-            f"{scaling!r}. ALiBi(...).tensor(...) and patch(...) with compat='exact' take it"
+            f"{scaling!r}. ALiBi(...).tensor(...) and patch(...) take it"
         )
 
 

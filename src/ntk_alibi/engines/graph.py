@@ -239,7 +239,6 @@ def _traceable(request: Request, model: nn.Module) -> AbstractContextManager[Any
         model,
         settings.scaling if settings.bias is None else settings.bias,
         attention="traceable",
-        compat=settings.compat,
         log_n=settings.log_n,
         group=settings.ranks and settings.ranks.group,
         **settings.limits,

@@ -40,11 +40,9 @@ def patch(
     scaling: Scaling | BiasObject | nn.Module | Mapping[Any, Any] | str | None = None,
     *,
     attention: Literal["fused", "eager", "traceable"] = "fused",
-    compat: Literal["exact", "transformers"] = "exact",
     window: int | None = None,
     sink: int = 0,
     causal_block: int | None = None,
-    linear: Literal["auto", "torch", "onednn"] = "auto",
     log_n: int | LogN | None = None,
     group: Any = None,
     layout: Literal["contiguous", "zigzag"] = "contiguous",
@@ -83,12 +81,7 @@ def patch(
             the bit), for the others in float32. Calls with output_attentions are always "eager".
             "traceable" forms it, too, in plain torch on the masks that transformers makes, for
             torch.export, ONNX, AOTInductor and torch.compile(fullgraph=True). It takes scalings
-            without lengths, knees and log_n. "sdpa" of older releases gives a FutureWarning, and
-            means "fused".
-        compat: "transformers" rounds Falcon's bias as transformers' SDPA form does: slopes,
-            positions and their products to bfloat16, whatever the model's dtype. It needs "fused"
-            or "eager", and a scaling that is the same for all queries. Other families have no such
-            rounding, and refuse it.
+            without lengths, knees and log_n.
         window: the number of tokens back (and ahead, in the encoder of a T5) that a token sees,
             itself included. The training length gives the "super baseline" of the papers: no
             distance that training did not show.
@@ -97,13 +90,6 @@ def patch(
             `ntk_alibi.attention` keeps true distances.) A `WindowCache` holds no more than the
             sinks and the window.
         causal_block: length of blocks; a token sees its own block up to itself, and the one before.
-        linear: the products of linear layers in float32, x W^T + b: "torch" keeps torch's own, to
-            the bit. "onednn" takes those of oneDNN in the same torch wherever no gradient is
-            recorded, which are as near to the exact ones as float32 sums are; weights are not
-            copied. "auto" takes them for large weights where torch's own go through MKL on another
-            maker's processor than Intel's (without AVX-512 for at most 256 rows, since MKL is
-            faster with more), and not with attention="eager". Layers of other classes
-            than transformers', autocast, torch.compile, devices and dtypes keep torch's.
         log_n: a training length, or a `LogN`: scores grow with the logarithm of the number of keys
             that a query sees, in a cache or not. With attention="eager" the scores are then those
             of this package, not of transformers.
@@ -125,12 +111,11 @@ def patch(
         TypeError: model is no torch module, scaling is no scaling, or family is no family.
         ValueError: the model has no ALiBi attention of a known family, has a forward method of its
             own, or has no layer of a number that the scaling names; a bias is of other heads, or
-            has numbers of single tokens; its family does not have that rounding; window or
-            causal_block is below 1; sink is below 0, or given without window and causal_block;
-            layout is unknown, or comes without group;
-            attention="traceable" comes with a scaling of lengths, a mask option, linear="onednn",
-            or a model made with attn_implementation="ntk_alibi"; at a call, a `WindowCache` holds
-            other tokens than the patch shows.
+            has numbers of single tokens; window or causal_block is below 1; sink is below 0, or
+            given without window and causal_block; layout is unknown, or comes without group;
+            attention="traceable" comes with a scaling of lengths, a mask option, or a model made
+            with attn_implementation="ntk_alibi"; at a call, a `WindowCache` holds other tokens
+            than the patch shows.
         RuntimeError: the transformers version is unknown, its code is not what the patch expects,
             or a layer of a family outside transformers computes something else than its patch.
 
@@ -142,8 +127,8 @@ def patch(
     `from_pretrained(..., attn_implementation="ntk_alibi")` makes a model that attends with "fused".
     It takes the scaling of its `config.alibi_scaling`, a scaling with `to_config`, its dict or a
     method's name, and `config.alibi_window`, `alibi_sink`, `alibi_causal_block`, `alibi_log_n` (a
-    training length, or a dict of `LogN`'s arguments), `alibi_attention` ("fused" or
-    "eager") and `alibi_compat`. All of them are keywords of from_pretrained, too, and
+    training length, or a dict of `LogN`'s arguments) and `alibi_attention` ("fused" or
+    "eager"). All of them are keywords of from_pretrained, too, and
     save_pretrained keeps them. A model that is made without that name gives a warning if its config
     has them, since it does not follow them.
     Its generate() with a static cache needs no mask of queries x keys; for MPT and Falcon models
@@ -177,11 +162,9 @@ def patch(
     settings = settings_of(
         checked,
         attention=attention,
-        compat=compat,
         window=window,
         sink=sink,
         causal_block=causal_block,
-        linear=linear,
         log_n=log_n,
         group=group,
         layout=layout,

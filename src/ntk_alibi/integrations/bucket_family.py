@@ -25,7 +25,7 @@ from ntk_alibi.integrations.cache_argument import CACHE, cache_of
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.layer_attention import PassAttention, checked_pass
-from ntk_alibi.integrations.settings import COMPATS, Settings
+from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.transformers_versions import (
     check_forward,
     check_parameters,
@@ -120,7 +120,6 @@ class BucketFamily(Family):
                 f"slopes, got {settings.scaling!r}"
             )
         _checks.choice(f"attention for {name}", settings.attention, ("fused", "eager"))
-        _checks.choice(f"compat for {name}", settings.compat, COMPATS[:1])
         where = f"for {name}"
         _checks.only("sink", settings.mask.sink, 0, where)
         _checks.only("causal_block", settings.mask.causal_block, None, where)

@@ -12,7 +12,7 @@ from torch import nn
 from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import attend, numeric_check, own_bias
-from ntk_alibi.integrations.settings import COMPATS, Settings, check_layers
+from ntk_alibi.integrations.settings import Settings, check_layers
 from ntk_alibi.integrations.transformers_versions import is_pretrained
 from ntk_alibi.masks import EVERYTHING
 from ntk_alibi.scaling import scaling_per
@@ -68,7 +68,6 @@ class Family:
             own layer runs on the example.
         train_length: train_length(model) returns the training length, or None where a scaling must
             have it.
-        linear: classes whose forward is x @ weight.T + bias.
 
     Example:
         >>> from ntk_alibi.integrations import Family
@@ -101,7 +100,6 @@ class Family:
     example: Callable[[Any], dict[str, Any]] = numeric_check.example
     while_compared: Callable[[Any], list[Replacement]] = _none
     train_length: Callable[[Any], int | None] = _nothing
-    linear: tuple[type[nn.Module], ...] = (nn.Linear,)
 
     @property
     def own_bias(self) -> str:
@@ -128,10 +126,12 @@ class Family:
         """Return the training length of scalings without one, or None if it is unknown."""
         return self.train_length(model)
 
+    def check_settings(self, settings: Settings) -> None:
+        """Refuse what no model of the family takes; in each pass of one that follows its config."""
+
     def check_fit(self, model: nn.Module, settings: Settings) -> None:
         """Check that a model can have these settings."""
         _checks.choice(f"attention for {self.name}", settings.attention, ("fused", "eager"))
-        _checks.choice(f"compat for {self.name}", settings.compat, COMPATS[:1])
         group = settings.ranks and settings.ranks.group
         _checks.only("group", group, None, f"for {self.name}")
         if not self.causal:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays
-from ntk_alibi.biases.alibi import ModelALiBi, token_counts
+from ntk_alibi.biases.alibi import ModelALiBi
 from ntk_alibi.biases.base import BiasObject, kernel_bias_of
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes, Sides
@@ -23,7 +23,6 @@ from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.passed_through import PackedTexts, PassedThrough
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
-from ntk_alibi.scaling import Scaling
 
 Made = TypeVar("Made")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -109,18 +108,15 @@ class ForwardPass(PassedThrough):
         """The shape of a mask of four dimensions, which transformers leaves unchanged."""
         return (len(self.mask), 1, self.problem.shape[2], self.mask.shape[1])
 
-    def bias_of(self, layer: int, dtype: torch.dtype) -> BiasObject:
-        """Return the bias of a layer of a model of some dtype: the same object for equal biases."""
+    def bias_of(self, layer: int) -> BiasObject:
+        """Return the bias of a layer: the same object for equal biases."""
         own = self.own.get(None, self.own.get(layer))
         if own is not None and not hasattr(own, "kernel_bias"):
             own = self.memo(own, None, own_bias.returned, own)
         if own is not None:
             return cast(BiasObject, own)
         sides: Sides = "causal" if self.problem.mask.causal else "symmetric"
-        bias = ModelALiBi.of_layer(self.rule, self.settings.scaling, layer, sides)
-        if self.settings.compat == "exact":
-            return bias
-        return self.memo(bias, dtype, RoundedALiBi, bias.rule, bias.scaling, dtype)
+        return ModelALiBi.of_layer(self.rule, self.settings.scaling, layer, sides)
 
     def memo(self, bias: Any, key: Any, make: Callable[..., Made], *arguments: Any) -> Made:
         """Return make(*arguments), computed once a pass for each function, bias and key.
@@ -207,32 +203,6 @@ class ForwardPass(PassedThrough):
             return numbers[0], seen[0]
         at = torch.arange(columns, device=like.device)  # padded queries see nothing ahead, too
         return numbers[0], seen[0] & EVERYTHING.visible(at[columns - queries :], at)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class RoundedALiBi(BiasObject):
-    """The bias of keys as transformers rounds it, which is not 0 at the query.
-
-    Slopes, positions and their products are rounded to bfloat16, the result to the model's dtype.
-    """
-
-    rule: ModelSlopes
-    scaling: Scaling | None
-    dtype: torch.dtype
-    num_heads: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.define(num_heads=self.rule.heads, sides="causal")
-
-    def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
-        """Return dense numbers, (1 or batch, heads, 1, keys)."""
-        rule = ModelSlopes(self.rule.heads, self.rule.max_bias)  # divided after rounding
-        lengths = token_counts(self.scaling, problem)
-        slopes = torch.from_numpy(rule.numbers(self.scaling, lengths)).bfloat16()
-        keys = torch.as_tensor(problem.positions(like)[1]).bfloat16()
-        product = slopes.to(keys.device) * keys[:, None]
-        bias = (product.to(self.dtype) / self.rule.slope_divisor).float()[:, :, None]
-        return KernelBias(dense=bias if like is not None else bias.numpy())
 
 
 def _kind(like: Any) -> Any:

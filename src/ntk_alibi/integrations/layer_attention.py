@@ -74,7 +74,7 @@ class PassAttention:
         """
         forward_pass = self.forward_pass
         _checks.plain("query", query)
-        bias = forward_pass.bias_of(self.layer, query.dtype)
+        bias = forward_pass.bias_of(self.layer)
         if forward_pass.shared is not None:
             if dropout:
                 raise ValueError(

@@ -38,11 +38,6 @@ def restore(module: nn.Module, name: str) -> None:
         setattr(module, slot, getattr(type(module), name).__get__(module))
 
 
-def overridden(module: nn.Module, name: str, function: Any) -> bool:
-    """Return whether a method of this instance is a function that `override` gave it."""
-    return getattr(vars(module).get(_slot(module, name)), "func", None) is function
-
-
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
     """Take dropout out of a model for a time; each part gets its own mode back."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ntk_alibi.distributed import sharding
-from ntk_alibi.integrations import linear, own_bias
+from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import (
@@ -19,7 +19,6 @@ from ntk_alibi.integrations.settings import (
     STACK,
     TRACEABLE,
     Settings,
-    attention_of_config,
     check_own_masks,
     of_config,
     stack_of,
@@ -147,7 +146,6 @@ def apply(
     model: nn.Module, family: Family, targets: list[nn.Module], settings: Settings
 ) -> PatchHandle:
     """Check all targets in a model, then patch them."""
-    linear.check(settings)
     for target in targets:
         family.check_fit(target, settings)
     warn_of_another_train_length(settings.scaling, family.train_length(targets[0]))
@@ -162,9 +160,8 @@ def apply(
         try:
             for target, stack in zip(targets, before, strict=True):
                 if not stack:
-                    plain = partial(_stack, family, target, (Settings(None, linear="torch"),))
+                    plain = partial(_stack, family, target, (Settings(None),))
                     family.check_numbers(target, plain)
-                linear.keep_heads(model, target)
                 family.adopt(model, target)
                 _stack(family, target, (*stack, settings))
         except BaseException:  # a half patched model never remains
@@ -190,7 +187,7 @@ def handles(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
 
 def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
     """Let these settings be in force, the last one foremost."""
-    settings = stack[-1] or Settings(None, attention_of_config(target))
+    settings = stack[-1] or Settings(None)
     installed, traced = hasattr(target, _HOOKS), hasattr(target, TRACEABLE)
     if settings.bias is not None or own_bias.NAME in dict(target.named_children()):
         own_bias.register(target, settings.bias)
@@ -201,7 +198,6 @@ def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]
         installed = False
     if not installed:
         _replace(family, target, settings)
-    linear.choose(target, family.linear, settings)
     family.follow(target, settings)
 
 
@@ -238,7 +234,6 @@ def _take_back(family: Family, target: nn.Module, replaced: list[Replacement]) -
 
 
 def _uninstall(family: Family, target: nn.Module) -> None:
-    linear.give_back(target)
     family.abandon(target)
     delattr(target, STACK)
     delattr(target, FAMILY)

@@ -31,20 +31,11 @@ TRACEABLE = "_ntk_alibi_traceable"
 #: Forms of attention of a patched model.
 ATTENTIONS = ("fused", "eager", "traceable")
 
-#: The name of a form that is gone; for one release it means "fused".
-GONE = "sdpa"
-
 #: Those of a model that follows its configuration.
 CONFIGURED_ATTENTIONS = tuple(name for name in ATTENTIONS if name != "traceable")
 
-#: Roundings of the bias: exact distances in float32, or the rounding of transformers.
-COMPATS = ("exact", "transformers")
-
-#: Products of linear layers: the faster ones, torch's own, or those of oneDNN.
-LINEARS = ("auto", "torch", "onednn")
-
 #: Settings that a model's configuration may have, each as `alibi_` and its name.
-CONFIGURED = ("scaling", "attention", "compat", "window", "sink", "causal_block", "log_n")
+CONFIGURED = ("scaling", "attention", "window", "sink", "causal_block", "log_n")
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,9 +44,7 @@ class Settings:
 
     scaling: Scaling | None
     attention: Literal["fused", "eager", "traceable"] = "fused"
-    compat: Literal["exact", "transformers"] = "exact"
     mask: Mask = EVERYTHING
-    linear: Literal["auto", "torch", "onednn"] = "auto"
     log_n: LogN | None = None
     ranks: Ranks | None = None
     layout: Layout = "contiguous"
@@ -77,11 +66,7 @@ class Settings:
         """Return the choices that are not the default, as `patch` takes them."""
         first = f"{self.scaling!r}" if self.bias is None else f"bias={self.bias!r}"
         choices = [first, f"attention={self.attention!r}"]
-        if self.compat != "exact":
-            choices.append(f"compat={self.compat!r}")
         choices += [f"{name}={value}" for name, value in self.limits.items() if value]
-        if self.linear != "auto":
-            choices.append(f"linear={self.linear!r}")
         if self.log_n is not None:
             choices.append(f"log_n={self.log_n!r}")
         if self.ranks is not None:
@@ -94,7 +79,7 @@ class Settings:
         """Return the entries of a configuration for the choices that are not the default.
 
         Choices that change results by rounding at most, and belong to a machine or a process, have
-        no entry: "traceable", `linear` and the group.
+        no entry: "traceable" and the group.
         """
         entries = self.limits
         if self.bias is not None:
@@ -120,8 +105,6 @@ class Settings:
             entries["scaling"] = cast(Any, self.scaling).to_config()
         if self.attention == "eager":
             entries["attention"] = self.attention
-        if self.compat != "exact":
-            entries["compat"] = self.compat
         if self.log_n is not None:
             entries["log_n"] = self.log_n.to_config()
         return {name: value for name, value in entries.items() if value}
@@ -180,33 +163,14 @@ def _of_config(config: Any) -> Settings:
             "alibi_scaling must be None, a method's name or a dict such as "
             f"{{'alibi_type': 'ntk', 'factor': 4.0}}, got {scaling!r}"
         )
-    if options.get("attention") not in ("traceable", GONE):  # which have sentences of their own
+    if options.get("attention") != "traceable":  # which has a sentence of its own
         _checks.choice("attention", options.get("attention", "fused"), CONFIGURED_ATTENTIONS)
     scaling, log_n = scaling_and_log_n(scaling, log_n, train_length_of(config))
     return settings_of(scaling, log_n=log_n, **options)
 
 
-def attention_of_config(target: Any) -> Literal["fused", "eager"]:
-    """Return the attention by which the linear layers of a model of this configuration go."""
-    return "eager" if getattr(target.config, "alibi_attention", None) == "eager" else "fused"
-
-
-def _still_meant(attention: Any) -> Any:
-    """Return a form of attention, or what the name of the form that is gone means."""
-    if attention != GONE:
-        return attention
-    warnings.warn(
-        "attention='sdpa' is gone, and means 'fused' until the next release",
-        FutureWarning,
-        stacklevel=4,
-    )
-    return "fused"
-
-
 def write_plainly(config: Any) -> None:
     """Write a configuration's method as dicts, in the form of na.scaling_from_config."""
-    if getattr(config, "alibi_attention", None) == GONE:
-        config.alibi_attention = _still_meant(GONE)
     if isinstance(getattr(config, "alibi_scaling", None), Mapping | type(None)):
         return
     entries = of_config(config).to_config()
@@ -249,8 +213,6 @@ def settings_of(
     scaling: Scaling | None = None,
     *,
     attention: Any = "fused",
-    compat: Any = "exact",
-    linear: Any = "auto",
     log_n: Any = None,
     group: Any = None,
     layout: Any = "contiguous",
@@ -262,8 +224,6 @@ def settings_of(
     Args:
         scaling: the scaling.
         attention: the form of the attention.
-        compat: the rounding of the bias.
-        linear: the products of linear layers.
         log_n: log-n scaling.
         group: the process group that shares a text.
         layout: which of its tokens each rank holds.
@@ -271,22 +231,16 @@ def settings_of(
         limits: window, sink and causal_block of `patch`.
     """
     checked_scaling(scaling, of_layer=False)
-    attention = _still_meant(attention)
     _checks.choice("attention", attention, ATTENTIONS)
-    _checks.choice("compat", compat, COMPATS)
-    _checks.choice("linear", linear, LINEARS)
     _checks.choice("layout", layout, LAYOUTS)
     mask = Mask.checked(**limits)
     if not mask.limited:
         _checks.only("sink", mask.sink, 0, "without window or causal_block")
     log_n = log_n_of(log_n)
-    if log_n is not None:
-        _checks.only("compat", compat, "exact", "with log_n, which transformers does not have")
     if bias is not None:
         _checks.choice("attention with a bias", attention, ("fused", "eager"))
-        _checks.choice("compat with a bias", compat, COMPATS[:1])
         _checks.only("group", group, None, "with a bias")
-    settings = Settings(scaling, attention, compat, mask, linear, log_n, bias=bias)
+    settings = Settings(scaling, attention, mask, log_n, bias=bias)
     if settings.traceable:
         form = "with attention='traceable'"
         if scaling_per(scaling) is not None:
@@ -300,16 +254,10 @@ def settings_of(
                 f"window, sink and causal_block must not be given {form}, which takes the masks "
                 f"that transformers makes, got {settings!r}: use attention='fused'"
             )
-        if linear == "onednn":
-            raise ValueError(
-                f"linear must be 'auto' or 'torch' {form}, got {linear!r}, whose products "
-                "torch does not trace: use attention='fused'"
-            )
     if group is None:
         _checks.only("layout", layout, "contiguous", "without group")
         return settings
     _checks.only("attention", attention, "fused", "with group")
-    _checks.only("compat", compat, "exact", "with group")
     _checks.only("sink", mask.sink, 0, "with group")
     return replace(settings, ranks=Ranks.of(group), layout=layout)
 

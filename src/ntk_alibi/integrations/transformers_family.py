@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from ntk_alibi import _checks
-from ntk_alibi.biases.dense import check_key_only
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import layer_attention, shared_loss, texts, traceable
 from ntk_alibi.integrations.arguments import positional_names
@@ -18,7 +16,6 @@ from ntk_alibi.integrations.begin_pass import INPUTS, begin_pass
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.layer_attention import AttentionOf
 from ntk_alibi.integrations.settings import (
-    COMPATS,
     TRACEABLE,
     Settings,
     check_own_masks,
@@ -29,7 +26,6 @@ from ntk_alibi.integrations.transformers_versions import (
     check_parameters,
     check_version,
 )
-from ntk_alibi.masks import EVERYTHING
 from ntk_alibi.methods import stated_train_length, train_length_of
 
 
@@ -47,7 +43,6 @@ class TransformersFamily(Family):
         expected: those that other methods of transformers must have.
         traceable: returns the replacements in a model with attention="traceable".
         tensor_parallel: returns the tensor parallel plan of a configuration.
-        rounds: whether transformers rounds the bias in a way that compat="transformers" repeats.
         masks_hidden: whether boolean masks of its layers are True for hidden keys.
     """
 
@@ -58,7 +53,6 @@ class TransformersFamily(Family):
     traceable: Callable[[Any], list[Replacement]]
     tensor_parallel: Callable[[Any], dict[str, str]]
     expected: Mapping[tuple[type[nn.Module], str], tuple[str, ...]] = field(default_factory=dict)
-    rounds: bool = False
     masks_hidden: bool = False
     matches: Callable[[nn.Module], bool] = field(init=False)
     train_length: Callable[[Any], int | None] = field(init=False)
@@ -73,22 +67,6 @@ class TransformersFamily(Family):
         kind: Any = self.model
         return kind.config_class
 
-    def check_settings(self, settings: Settings) -> None:
-        """Check that a family rounds as `compat` says, and with a bias that depends on keys alone.
-
-        Settings of a configuration are checked in each pass.
-        """
-        roundings = COMPATS if self.rounds else COMPATS[:1]
-        _checks.choice(f"compat for {self.name}", settings.compat, roundings)
-        if settings.compat == "transformers":
-            check_key_only(settings.scaling)
-            _checks.choice(
-                "attention with compat='transformers'", settings.attention, ("fused", "eager")
-            )
-            if settings.mask != EVERYTHING:
-                where = "with window, sink or causal_block, which transformers does not have"
-                _checks.only("compat", settings.compat, "exact", where)
-
     def filled_length(self, model: nn.Module) -> int:
         """Return the training length in a model's config, or BLOOM's if it has none."""
         return train_length_of(model.config)
@@ -96,7 +74,6 @@ class TransformersFamily(Family):
     def check_fit(self, model: nn.Module, settings: Settings) -> None:
         """Check that the model and the modeling code are those that the patch was written for."""
         check_version()
-        self.check_settings(settings)
         for (owner, method), names in {
             (self.attention, "forward"): self.parameters,
             (self.model, "forward"): INPUTS,

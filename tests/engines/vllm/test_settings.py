@@ -153,7 +153,7 @@ def test_other_names_that_mean_the_plugin_are_refused(name: str, value: Any) -> 
 
 
 def test_what_a_saved_patch_has_is_no_misspelling() -> None:
-    patched = bloom(alibi_scaling=NTK, alibi_attention="eager", alibi_compat="transformers")
+    patched = bloom(alibi_scaling=NTK, alibi_attention="eager")
     assert settings_of(patched, BLOOM).scaling == na.NTK(4.0)
     settings_of(transformers.FalconConfig(alibi=True), FALCON)
     settings_of(mpt(alibi_bias_max=16), MPT)

@@ -301,7 +301,6 @@ def test_merging_is_differentiable() -> None:
         ({"causal_block": 0}, "causal_block must be between 1 and"),
         ({"window": 4, "sink": -1}, "sink must be between 0 and"),
         ({"sink": 4}, "sink must be 0 without window or causal_block, got 4"),
-        ({"window": 4, "compat": "transformers"}, "compat must be 'exact' with window, sink or"),
     ],
 )
 def test_bad_limits(models: dict, options: Any, message: str) -> None:

@@ -86,7 +86,6 @@ def test_nested_patches_and_copies(name: str) -> None:
         ({"window": 8}, "window, sink and causal_block must not be given for {name}, an encoder"),
         ({"causal_block": 8}, "window, sink and causal_block must not be given for {name}"),
         ({"attention": "traceable"}, "attention for {name} must be one of"),
-        ({"compat": "transformers"}, "compat for {name} must be"),
         ({"scaling": na.DynamicNTK(1.0, 16, per="query")}, "per='sequence' for {name}, an encoder"),
         ({"scaling": na.DynamicNTK(1.0)}, "train_length must be given for .* of a {name}"),
         ({"scaling": "flat:8:logn=0.5"}, "logn in 'flat:8:logn=0.5' must have a training length"),

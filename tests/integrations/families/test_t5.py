@@ -239,7 +239,6 @@ def test_a_bias_of_the_users_own(name: str) -> None:
         ({"scaling": na.NTK(4.0)}, "scaling must be None or a bias for T5, which has learned"),
         ({"scaling": "flat:8"}, "scaling must be None or a bias for T5, which has learned"),
         ({"attention": "traceable"}, "attention for T5 must be one of 'fused', 'eager'"),
-        ({"compat": "transformers"}, "compat for T5 must be one of 'exact'"),
         ({"window": 4, "sink": 2}, "sink must be 0 for T5, got 2"),
         ({"causal_block": 4}, "causal_block must be None for T5, got 4"),
         ({"log_n": 512}, r"log_n must be None for T5, got LogN"),

@@ -16,7 +16,7 @@ _WITHOUT_KERNEL = ("alibi_window", "alibi_sink", "alibi_causal_block", "alibi_lo
 #: The settings that this plugin has, and those of the patch that change nothing in vLLM: which code
 #: computes attention, and whether its bias is rounded as that of transformers.
 _READ = ("alibi_scaling", "bloom_gelu")
-_KNOWN = (*_READ, *_WITHOUT_KERNEL, "alibi_attention", "alibi_compat")
+_KNOWN = (*_READ, *_WITHOUT_KERNEL, "alibi_attention")
 
 #: Other names that people give these settings. That of an MPT is in its attn_config.
 _MISPLACED = ("attn_config.alibi_bias_max", "ntk_alibi", "scaling")

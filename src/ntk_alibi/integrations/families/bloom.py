@@ -105,7 +105,7 @@ def _stock_form(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return bias (batch * heads, 1 or queries, keys) and mask as transformers adds them."""
     forward_pass = attend.forward_pass
-    bias = forward_pass.bias_of(attend.layer, like.dtype)
+    bias = forward_pass.bias_of(attend.layer)
     made = _bias_and_mask, forward_pass, bias, heads, like
     return forward_pass.memo(bias, like.dtype, *made)
 

@@ -3,7 +3,7 @@
 transformers adds Falcon's bias twice in its eager form (once in the mask, once to the scores), and
 rounds slopes and bias to bfloat16 in every dtype. A patched model builds no bias (`use_alibi`); its
 layers compute it once, in float32, from the `ForwardPass`. As in transformers' SDPA form, the bias
-is divided by sqrt(head_dim), like the products. compat="transformers" repeats that form's rounding.
+is divided by sqrt(head_dim), like the products.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.falcon.modeling_falcon import FalconAttention, FalconLinear, FalconModel
+from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.exchange import sum_over_ranks
@@ -104,6 +104,4 @@ FAMILY = TransformersFamily(
     replacements=_replacements,
     traceable=_replacements,
     check=_check,
-    rounds=True,
-    linear=(nn.Linear, FalconLinear),
 )

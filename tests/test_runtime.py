@@ -39,9 +39,12 @@ def test_an_unknown_isa_is_an_error_that_lists_the_choices(isa: str) -> None:
     assert f"NTK_ALIBI_ISA must be one of {choices} on this machine, got '{isa}'" in done.stderr
 
 
-def test_the_best_isa_is_the_default() -> None:
+def test_the_fastest_isa_is_the_default() -> None:
     done = python("import ntk_alibi as na; print(na.info()['isa'])", NTK_ALIBI_ISA="")
-    assert done.stdout.strip() == _core.available_isas()[-1]
+    isas = _core.available_isas()
+    if isas[-1] == "avx512_bf16" and _core.cpu_vendor() == "intel":
+        isas.pop()  # its dot products have half the speed of multiply-adds there
+    assert done.stdout.strip() == isas[-1]
 
 
 def test_set_num_threads() -> None:

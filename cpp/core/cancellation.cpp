@@ -4,6 +4,8 @@
 
 #include <chrono>
 
+#include "core/flush_to_zero.h"
+
 namespace ntk_alibi {
 namespace {
 
@@ -39,6 +41,7 @@ bool Cancellation::requested() noexcept {
   const std::int64_t now = milliseconds();
   if (now < next_check_) return false;
   try {
+    const FlushToZero keeping(false);  // Python may run here
     if (const InterruptCheck check = interrupt_check) check();
   } catch (...) {
     fail();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/cancellation.h"
+#include "core/flush_to_zero.h"
 
 namespace ntk_alibi {
 
@@ -98,7 +99,8 @@ inline std::int64_t tasks_per_thread(std::int64_t multiply_adds) {
   return 1 + least_multiply_adds / (1 + multiply_adds);
 }
 
-// Calls body(task, scratch, stop) for every task, with the cancellation as kernels take it.
+// Calls body(task, scratch, stop) for every task, with the cancellation as kernels take it. Results
+// below the normal range are 0 in a body.
 template <class Body>
 void for_each_task(Tasks tasks, ScratchSize scratch_size, Body&& body) {
   if (tasks.count == 0) return;
@@ -116,6 +118,7 @@ void for_each_task(Tasks tasks, ScratchSize scratch_size, Body&& body) {
   }
   parallel_for(workers, 1, [&](std::int64_t worker, std::int64_t, Cancellation& cancellation) {
     const ScratchMemory scratch(scratch_size);
+    const FlushToZero flushing(true);
     const StopCheck stop = cancellation.for_kernels();
     for (std::int64_t r = 0; r < count; ++r) {
       Range& range = ranges[(worker + r) % count];

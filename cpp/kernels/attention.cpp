@@ -134,7 +134,8 @@ class TileWalk {
         certificate_(tile, greatest_query_norm<Words>(tile, s)) {
     middle_ = reach_.last_block_behind(tile);
     score_centre<Words>(tile, s);
-    if (tile.skipping.known_logsumexps != nullptr) certificate_.update(least_log_sum(s));
+    if (certificate_.possible() && tile.skipping.known_logsumexps != nullptr)
+      certificate_.update(least_log_sum(s));
   }
 
   // The caller steps from the last block back to the first, then ahead to the last. The tile reads

@@ -157,6 +157,7 @@ class GradientWalk {
         reach_(tile_),
         kept_(tile_),
         certificate_(tile_, greatest_query_norm<Float32Words>(tile_, s.tile)) {
+    if (!certificate_.possible()) return;
     // The forward pass gave the sum, so the certificate holds from the first block on.
     score_centre<Float32Words>(tile_, s.tile);
     const double least = least_log_sum(s.tile);

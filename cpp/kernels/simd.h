@@ -151,9 +151,13 @@ inline f32v from_float16(u16v bits) { return (f32v)_mm256_cvtph_ps((__m128i)bits
 inline f32v from_float16(u16v bits) {
   const u32v wide = widen(bits);
   const u32v magnitude = (wide & 0x7fffu) << 13;
-  // Multiplying by 2^112 moves the exponent bias from 15 to 127, for subnormals too.
-  const u32v finite =
-      bits_of(float_of(magnitude) * broadcast(5192296858534827628530496329220096.0f));
+  // The exponent's bias goes from 15 to 127. A subnormal gets the exponent of 2^-14 and loses 2^-14
+  // again: no operand is a subnormal float, which may be flushed.
+  constexpr float least_normal = 6.103515625e-05f;
+  const u32v rebased = magnitude + ((127u - 15u) << 23);
+  const u32v subnormal =
+      bits_of(float_of(magnitude | (127u - 14u) << 23) - broadcast(least_normal));
+  const u32v finite = magnitude < 0x00800000u ? subnormal : rebased;
   const u32v special = magnitude | 0x7f800000u;
   return float_of((magnitude >= 0x0f800000u ? special : finite) | (wide & 0x8000u) << 16);
 }

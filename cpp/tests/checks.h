@@ -18,6 +18,7 @@ void test_parallel_for_covers_everything_once();
 void test_exceptions_leave_parallel_regions();
 void test_interrupts_stop_parallel_regions();
 void test_exponents();
+void test_the_callers_mode_stays();
 void test_unknown_isas_are_refused();
 void test_public_interface_refuses();
 
@@ -31,3 +32,4 @@ void test_public_interface();
 void test_callers_at_once();
 void test_gradients();
 void test_random_numbers();
+void test_no_operand_is_subnormal();

@@ -1,4 +1,8 @@
 // Gradients against float64 sums, and from several threads at once.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <cmath>
 #include <thread>
 #include <utility>
@@ -165,4 +169,28 @@ void test_gradients() {
     }
   }
   set_num_threads(0);
+}
+
+// Far keys weigh less than any normal number, and so do their products with small values. The
+// processor records whether an instruction has read a subnormal number.
+void test_no_operand_is_subnormal() {
+#if defined(__x86_64__)
+  constexpr unsigned subnormal_operand = 2;
+  static const float steep[Call::heads] = {8.0f, 0.7f, 0.05f};
+  set_num_threads(1);
+  for (const auto& [queries, keys] : {std::pair{1, 3000}, std::pair{40, 50}, std::pair{100, 3000}})
+    for (const float size : {1.0f, 1e-25f}) {
+      GradientCall call(queries, keys, false, false);
+      std::vector<float> values = call.numbers;
+      for (float& value : values) value *= size;
+      for (float& number : call.incoming) number *= size;
+      call.problem.value.data = values.data();
+      call.problem.bias.left = call.problem.bias.right = {steep, 0, 1, 0};
+      call.problem.skip_tolerance.reset();
+      _mm_setcsr(_mm_getcsr() & ~subnormal_operand);
+      call.run();
+      CHECK((_mm_getcsr() & subnormal_operand) == 0);
+    }
+  set_num_threads(0);
+#endif
 }

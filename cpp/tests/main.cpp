@@ -10,6 +10,7 @@ int main() {
   test_exceptions_leave_parallel_regions();
   test_interrupts_stop_parallel_regions();
   test_exponents();
+  test_the_callers_mode_stays();
   test_unknown_isas_are_refused();
   test_public_interface_refuses();
   for (const std::string& isa : available_isas()) {
@@ -24,6 +25,7 @@ int main() {
     test_callers_at_once();
     test_gradients();
     test_random_numbers();
+    test_no_operand_is_subnormal();
   }
   std::printf(failures ? "%d failures\n" : "all tests passed\n", failures);
   return failures != 0;

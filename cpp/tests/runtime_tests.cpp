@@ -1,7 +1,9 @@
 // Threads, their exceptions and interruption, and the choice of the instruction set.
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <stdexcept>
 #include <thread>
@@ -78,6 +80,49 @@ void test_interrupts_stop_parallel_regions() {
     }
     CHECK(caught && checks == 2);
   }
+  set_interrupt_check(nullptr);
+  set_num_threads(0);
+}
+
+// Tasks flush small results to 0; what runs after them, or in between, does not.
+void test_the_callers_mode_stays() {
+  const auto flushes = [] {
+    volatile float least = std::numeric_limits<float>::min();
+    return least * 0.5f == 0.0f;
+  };
+  static bool flushes_in_check;
+  set_interrupt_check([] {
+    volatile float least = std::numeric_limits<float>::min();
+    flushes_in_check = least * 0.5f == 0.0f;
+    throw std::runtime_error("interrupted");
+  });
+  const int rounding = std::fegetround();
+  std::fesetround(FE_UPWARD);
+  for (int threads : {1, 2}) {
+    set_num_threads(threads);
+    std::atomic<bool> in_all_tasks{true};
+    for_each_task({50, 1, TaskOrder::as_listed}, {64, 64}, [&](std::int64_t, void*, StopCheck) {
+      if (!flushes()) in_all_tasks = false;
+    });
+#if defined(__x86_64__) || defined(__aarch64__)
+    CHECK(in_all_tasks);
+#endif
+    CHECK(!flushes());
+    flushes_in_check = true;
+    bool caught = false;
+    try {
+      for_each_task({threads, 1, TaskOrder::as_listed}, {64, 64},
+                    [&](std::int64_t, void*, StopCheck stop) {
+                      while (!stop.requested(stop.context))
+                        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                    });
+    } catch (const std::runtime_error&) {
+      caught = true;
+    }
+    CHECK(caught && !flushes_in_check && !flushes());
+    CHECK(std::fegetround() == FE_UPWARD);
+  }
+  std::fesetround(rounding);
   set_interrupt_check(nullptr);
   set_num_threads(0);
 }

@@ -78,7 +78,7 @@ LONG = (
     "tests/test_cpp_package.py",
     "tests/test_types.py",
     "tests/test_peers.py",
-    "tests/studies/test_nano_bloom.py::test_a_small_model",
+    "tests/studies/test_nano_bloom.py::test_the_program_trains",
     "tests/studies/test_scheme_study.py::test_alibi_learns",
     "tests/integrations/test_exported.py::test_the_examples",
 )

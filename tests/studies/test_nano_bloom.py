@@ -1,4 +1,4 @@
-"""Training of nano BLOOM: resumption, export, curriculum, and the ranking of methods."""
+"""Training of nano BLOOM: resumption, export, curriculum, the shipped one's order of methods."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import ntk_alibi as na
 from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.plan import Plan
+from ntk_alibi.models import load
 from small_studies import interrupted
 
 #: A recipe of a few steps with a few tokens each.
@@ -100,28 +101,35 @@ def test_steeper_multiplies_the_flattest_slope_and_then_scales() -> None:
 
 
 @pytest.mark.slow
-def test_a_small_model_orders_the_methods_at_twice_its_length(tmp_path: Path) -> None:
-    """Training from scratch takes a CPU-minute; the test checks margins, not exact figures."""
-    training = program.train(program.SMALL, tmp_path, quiet=True)
+def test_the_program_trains_a_small_model_that_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training takes most of a CPU-minute; processors round differently, so margins are wide.
+
+    With AVX-512, AVX2 and the portable kernels of one processor the loss fell from 6.6 to below 1,
+    and 82 to 86 % of the lines were answered at the training length.
+    """
+    program.main(["--small", "--output", str(tmp_path)])
+    steps = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
+    assert [steps[0]["length"], steps[-1]["length"]] == [64, 256]
+    assert load(tmp_path)[2] == 256
+    table = capsys.readouterr().out.partition("lines: accuracy in %")[2].partition("\n\n")[0]
+    answered = {row[0]: int(row[1]) for row in map(str.split, table.splitlines()[3:])}
+    assert set(answered) == set(Plan(256).methods)
+    assert answered["original"] > 60
+
+
+def test_the_shipped_model_orders_the_methods_at_twice_its_length(tmp_path: Path) -> None:
+    """Its weights are stored, so that no training's rounding decides: 50 against 95 % here."""
+    model, tokenizer, length = load()
     plan = Plan(
-        256,
-        methods=("original", "ntk:2"),
-        multiples=(1, 2),
-        line_records=64,
-        topic_records=0,
-        prose_windows=0,
+        length, ("original", "ntk:2"), (1, 2), line_records=2, topic_records=0, prose_windows=0
     )
-    summary = length_study.evaluate(
-        training.model.eval(),
-        training.tokenizer,
-        plan,
-        tmp_path / "study",
-        quiet=True,
-        wrap=lambda scaling: SteepenFlattest(8.0, scaling),
-    )
+    summary = length_study.evaluate(model, tokenizer, plan, tmp_path, quiet=True)
     accuracy = {(c["method"], c["multiple"]): c["accuracy"] for c in summary["retrieval"]}
-    assert accuracy["original", 1] > 0.6
-    assert accuracy["ntk:2", 2] > accuracy["original", 2] + 0.1
+    assert accuracy["original", 1] > 0.9
+    assert accuracy["ntk:2", 2] > accuracy["original", 2] + 0.3
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK"], ids=["empty", "nonsense", "cut off"])

@@ -30,59 +30,6 @@ settings.load_profile("default")
 #: What tests import has no examples in docstrings, and some of it is for other environments.
 collect_ignore_glob = ["peers/*", "shared/*"]
 
-#: Tests, by the beginnings of their paths, that need packages of the extra test-all: the harness,
-#: scipy, Jupyter, Sphinx and engines for exported models. `make test-all` runs them.
-NEED_TEST_ALL = (
-    "src/ntk_alibi/engines/export.py",
-    "src/ntk_alibi/evaluation/harness",
-    "tests/cli/test_cli.py::test_eval",
-    "tests/cli/test_cli.py::test_tune",
-    "tests/cli/test_cli.py::test_what_the_demo_says_to_type_next_runs",
-    "tests/cli/test_errors.py",
-    "tests/cli/test_files.py::test_a_folder_has_one_run_at_a_time",
-    "tests/cli/test_refusals.py::test_a_mistake_is_one_sentence",
-    "tests/cli/test_typed.py",
-    "tests/engines/test_gguf.py",
-    "tests/engines/test_llama_cpp.py",
-    "tests/evaluation/comparing",
-    "tests/evaluation/harness",
-    "tests/evaluation/test_refusals.py",
-    "tests/evaluation/test_scoring.py",
-    "tests/engines/test_engines.py",
-    "tests/integrations/test_exported.py",
-    "tests/models/test_loading.py",
-    "tests/test_docs.py",
-    "tests/test_notebook.py",
-    "tests/test_notebooks.py",
-)
-
-
-#: Tests, by the beginnings of their paths, of programs beside the package.
-OF_PROGRAMS = (
-    "tests/distributed/test_benchmark.py",
-    "tests/studies",
-    "tests/test_benchmarks.py",
-    "tests/test_peers.py",
-)
-
-
-#: Tests, by the beginnings of their paths, of half a minute and more. They begin first, so that
-#: none of them begins when the others end and leaves all workers but one without work.
-LONG = (
-    "tests/integrations/test_versions.py",
-    "tests/integrations/test_quantised.py::test_the_page",
-    "tests/integrations/families/test_old_transformers.py",
-    "tests/integrations/families/test_multimolecule.py",
-    "tests/distributed/test_example.py",
-    "tests/test_compilers.py",
-    "tests/test_cpp_package.py",
-    "tests/test_types.py",
-    "tests/test_peers.py",
-    "tests/studies/test_nano_bloom.py::test_the_program_trains",
-    "tests/studies/test_scheme_study.py::test_alibi_learns",
-    "tests/integrations/test_exported.py::test_the_examples",
-)
-
 
 def entries(item: Any) -> set[tuple[Any, ...]]:
     """Return the entries of the lists of parameters that a test has."""
@@ -93,15 +40,22 @@ def entries(item: Any) -> set[tuple[Any, ...]]:
     return {tuple((x, values[x]) for x in of_list) for of_list in (*names, *zip(of_fixtures))}
 
 
+def writes_a_file_of_another_engine(item: pytest.Item) -> bool:
+    """Return whether an item is a docstring's example that needs a package of another engine."""
+    return isinstance(item, pytest.DoctestItem) and "na.export(" in (item.dtest.docstring or "")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests as slow that `make test` leaves to `make test-all`, and order all.
 
-    These need more packages than `make test` installs, are of programs beside the package, or lie
-    within a grid: `make test` has each entry of each list of parameters once.
+    Tests that need more packages than `make test` installs, or are of programs beside the package,
+    say so themselves. Of a grid, `make test` has each entry of each list of parameters once. Long
+    tests begin first, so that none of them begins when the others end and leaves all workers but
+    one without work.
     """
     met: defaultdict[str, set[tuple[Any, ...]]] = defaultdict(set)
     for item in items:
-        if item.nodeid.startswith(NEED_TEST_ALL + OF_PROGRAMS):
+        if writes_a_file_of_another_engine(item):
             item.add_marker(pytest.mark.slow)
         elif hasattr(item, "callspec") and item.get_closest_marker("slow") is None:
             before, these = met[item.nodeid.partition("[")[0]], entries(item)
@@ -109,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
                 item.add_marker(pytest.mark.grid)
             before |= these
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(

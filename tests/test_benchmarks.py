@@ -38,6 +38,8 @@ from ntk_alibi.cli import timing
 from ntk_alibi.evaluation.report import markdown
 from repository import ROOT
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 PEERS = {candidate.runtime: candidate for candidate in optional_peers.OPTIONAL}
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -72,14 +74,12 @@ def test_candidates_compute_the_same(candidate: Candidate, dtype: torch.dtype) -
     assert error(candidate, small(dtype)) < (2.0 if wrong else TOLERANCES[dtype])
 
 
-@pytest.mark.slow
 def test_onnx_runtime_computes_the_same() -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     assert error(PEERS["onnxruntime"], small(torch.float32)) < TOLERANCES[torch.float32]
 
 
-@pytest.mark.slow
 def test_jax_computes_the_same() -> None:
     if not PEERS["jax"].importable():
         pytest.skip("jax is not installed")
@@ -97,7 +97,6 @@ def test_jax_computes_the_same() -> None:
         assert float(number) < TOLERANCES[dtype]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_flex_attention_computes_the_same(dtype: torch.dtype) -> None:
@@ -105,7 +104,6 @@ def test_flex_attention_computes_the_same(dtype: torch.dtype) -> None:
     assert error(PEERS["torch"], case) < TOLERANCES[dtype]
 
 
-@pytest.mark.slow
 def test_real_inputs_are_those_of_the_model() -> None:
     problem = problems.build(Case(40, 16, torch.float32, 1, na.NTK(4.0), real=True))
     assert problem.query.shape == (*problem.case.batch_and_heads, 40, problem.case.head_dim)
@@ -113,7 +111,6 @@ def test_real_inputs_are_those_of_the_model() -> None:
     assert not torch.equal(problem.query[0], problem.query[1])
 
 
-@pytest.mark.slow
 def test_prompts_become_a_table_and_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +127,6 @@ def test_prompts_become_a_table_and_a_picture(
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
 def test_decoding_becomes_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "FLUSHED_NUMBERS", 1)
     monkeypatch.setattr(decode, "SECONDS_PER_WARM_TURN", 0.0)
@@ -139,7 +135,6 @@ def test_decoding_becomes_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| ours, every key | " in decode.markdown(result)
 
 
-@pytest.mark.slow
 def test_overhead_and_memory_become_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| its core alone | " in overhead.markdown(overhead.measure(1))
     monkeypatch.setattr(memory, "CANDIDATES", [candidates.BASELINE])
@@ -148,7 +143,6 @@ def test_overhead_and_memory_become_tables(monkeypatch: pytest.MonkeyPatch) -> N
     assert candidates.BASELINE.name in memory.markdown(result)
 
 
-@pytest.mark.slow
 def test_the_memory_of_long_texts_becomes_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """All calls run; one is measured, in a process of its own."""
     for make_call in long_memory.CALLS.values():
@@ -162,7 +156,6 @@ def test_the_memory_of_long_texts_becomes_a_table(monkeypatch: pytest.MonkeyPatc
     assert float(row.split("|")[2]) > 4.0  # the output alone has 4 MiB
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_peaks_are_measured_where_there_is_a_probe(threads: int) -> None:
     assert peak.read_probe()(threads) > 0
@@ -214,13 +207,11 @@ def test_the_document_has_a_place_for_each_part(tmp_path: Path) -> None:
         markdown.replace_section(Path(copy), "attention-of-cats", "text")
 
 
-@pytest.mark.slow
 def test_gradients_have_a_table() -> None:
     text = gradient.run(1, lengths=(64,))
     assert text.count("\n| ") == 7  # header, separator and five candidates
 
 
-@pytest.mark.slow
 def test_bloom_is_the_same_model_everywhere() -> None:
     stock, patched = (
         bloom.block_call(name, 96, torch.float32)() for name in (bloom.STOCK, bloom.PATCHED)
@@ -246,7 +237,6 @@ def test_time_of_a_block_is_shared_out() -> None:
     assert min(linear, attention, rest) > 0.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", models.SHAPES)
 def test_patched_models_are_the_same_models(name: str) -> None:
     stock, patched = (
@@ -256,7 +246,6 @@ def test_patched_models_are_the_same_models(name: str) -> None:
     torch.testing.assert_close(patched[0], stock[0], rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_models_become_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "LENGTHS", (16, 32, 64))
     monkeypatch.setattr(models, "SECONDS_PER_TURN", 0.0)
@@ -270,7 +259,6 @@ def test_models_become_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert float(patched) > 0
 
 
-@pytest.mark.slow
 def test_bloom_in_ctranslate2_has_the_same_logits() -> None:
     pytest.importorskip("ctranslate2")
     model = bloom.make_model(2)

@@ -23,6 +23,8 @@ from cpp_programs import (
 )
 from repository import ROOT
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 #: Each instruction set takes half a minute. Sanitizers watch what runs, so they need those of this
 #: machine; threads share what all kernels share, so one will do.
 RUNNING = f"-DNTK_ALIBI_ISAS={';'.join(na.info()['isas'])}"
@@ -46,7 +48,6 @@ COMPILERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILERS)
 def test_the_core_builds_and_passes_its_tests(name: str, tmp_path: Path) -> None:
     compiler, options, emulator = COMPILERS[name]
@@ -71,7 +72,6 @@ def test_the_core_builds_and_passes_its_tests(name: str, tmp_path: Path) -> None
         _check_installed(tmp_path, compiler, options, emulator)
 
 
-@pytest.mark.slow
 def test_an_instruction_set_that_there_is_not_is_refused(tmp_path: Path) -> None:
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")

@@ -119,6 +119,7 @@ def _write(folder: Path, texts: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_core_of_a_wheel_passes_its_tests(programs: Path) -> None:
     output = run(programs / "core_tests")
     assert output.endswith("all tests passed\n")
@@ -129,12 +130,14 @@ def test_the_core_of_a_wheel_passes_its_tests(programs: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_example_finds_the_package_and_computes_what_python_does(programs: Path) -> None:
     # The same code on the same machine; 9 digits are printed, and Python's numbers are float32.
     check_example(run(programs / "causal_attention"), rel=2.0**-22)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_library_that_links_the_core_is_installed_for_others(
     programs: Path, tmp_path: Path
 ) -> None:
@@ -148,6 +151,7 @@ def test_a_library_that_links_the_core_is_installed_for_others(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_skip_tolerance_means_what_it_does_in_python(programs: Path) -> None:
     tolerances = None, 0.0, 0.01, 0.5
     heads, keys = 4, 1500

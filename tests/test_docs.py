@@ -25,6 +25,8 @@ from ntk_alibi.evaluation.report.cells import with_ends
 from ntk_alibi.methods import parse_method
 from repository import ROOT
 
+pytestmark = pytest.mark.slow  # needs Sphinx and pytest-examples
+
 DOCS = ROOT / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "notebooks" not in page.parts]
 
@@ -243,7 +245,6 @@ def test_the_numbers_behind_the_pictures_are_those_of_the_tables() -> None:
     assert written == found
 
 
-@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_asks_no_network(tmp_path: Path) -> None:
     pytest.importorskip("furo", reason="the site needs pip install 'ntk-alibi[docs]'")
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--nitpicky", "-b", "html"]

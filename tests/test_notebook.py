@@ -14,6 +14,8 @@ import ntk_alibi as na
 from ntk_alibi.evaluation.report import tables
 from ntk_alibi.inspection import notebook
 
+pytestmark = pytest.mark.slow  # needs rich and scipy
+
 OBJECTS: list[Any] = [
     na.ALiBi(1),
     na.ALiBi(16, na.NTK(4.0)),

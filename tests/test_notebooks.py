@@ -16,6 +16,8 @@ import pytest
 
 from repository import ROOT
 
+pytestmark = pytest.mark.slow  # needs Jupyter
+
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 #: Values that replace those of the cell tagged "parameters".
@@ -110,7 +112,6 @@ for cell in nbformat.read(sys.argv[1], as_version=4).cells:
 """
 
 
-@pytest.mark.slow
 @each_notebook
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     import nbformat

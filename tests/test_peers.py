@@ -11,6 +11,8 @@ import pytest
 
 from repository import ROOT
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 TESTS = """
 import torch
 import transformers
@@ -48,7 +50,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_table_and_the_tests_that_only_patched_models_fail(tmp_path: Path) -> None:
     folder = tmp_path / "tests/models/falcon"
     folder.mkdir(parents=True)

@@ -12,7 +12,8 @@ import pytest
 
 from repository import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 
 CALLS = ROOT / "tests/shared/typed_calls.py"
 

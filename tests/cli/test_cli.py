@@ -67,6 +67,7 @@ def test_help_has_an_example_and_fits_a_terminal(
     assert not command or f"example:\n  ntk-alibi {' '.join(command)}" in text
 
 
+@pytest.mark.slow  # needs the evaluation harness
 def test_eval(
     tiny_checkpoint: Path,
     in_tmp: Path,
@@ -98,6 +99,7 @@ def test_eval(
     assert (in_tmp / "again.svg").exists()
 
 
+@pytest.mark.slow  # needs the evaluation harness
 def test_what_the_demo_says_to_type_next_runs(
     tiny_checkpoint: Path,
     in_tmp: Path,
@@ -118,6 +120,7 @@ def test_what_the_demo_says_to_type_next_runs(
     na.patch(model, method).undo()
 
 
+@pytest.mark.slow  # needs the evaluation harness
 def test_eval_of_a_plan_writes_a_document(
     tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +147,7 @@ def test_eval_of_a_plan_writes_a_document(
     assert "must be at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # needs the evaluation harness
 @pytest.mark.parametrize("task", ["lines_200", "topics_5"])
 def test_eval_of_longevals_files(
     task: str, tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
@@ -168,6 +172,7 @@ def test_eval_of_longevals_files(
     assert found["settings"]["ntk:2"]["max_length"] == 40
 
 
+@pytest.mark.slow  # needs the evaluation harness
 def test_tune(
     tiny_checkpoint: Path,
     in_tmp: Path,
@@ -199,6 +204,7 @@ def test_tune(
     )
 
 
+@pytest.mark.slow  # needs the evaluation harness
 def test_tune_says_that_its_choice_is_contradicted_and_prints_no_nan(
     tiny_checkpoint: Path,
     in_tmp: Path,

@@ -19,6 +19,8 @@ from ntk_alibi.evaluation.comparing import length_study, plan
 from refusals import error_of
 from repository import ROOT
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 RECORD = {"prompt": "line a is <5>. What is a? <", "expected_number": 5}
 
 

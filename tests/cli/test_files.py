@@ -93,6 +93,7 @@ def test_a_file_keeps_its_link_and_what_others_raise() -> None:
     assert os.listdir("far") == ["file.txt"]
 
 
+@pytest.mark.slow  # needs the evaluation harness
 def test_a_folder_has_one_run_at_a_time(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

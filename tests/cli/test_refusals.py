@@ -90,6 +90,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow  # needs the evaluation harness
 @pytest.mark.parametrize(("arguments", "message"), ROWS)
 def test_a_mistake_is_one_sentence(
     arguments: list[str],

@@ -20,8 +20,7 @@ COMMAND = [sys.executable, "-m", "ntk_alibi.cli"]
 
 COMMANDS = [["info"], ["slopes"], ["eval"], ["tune"], ["explore"]]
 
-
-pytestmark = pytest.mark.usefixtures("in_tmp")
+pytestmark = [pytest.mark.usefixtures("in_tmp"), pytest.mark.slow]  # needs the evaluation harness
 
 
 def help_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -20,6 +20,8 @@ from ntk_alibi.evaluation.report import markdown
 from processes import run
 from repository import ROOT
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 PROBLEM = Problem(8192, 16, 16, torch.float32)
 HALF = Problem(8192, 6, 16, torch.bfloat16, na.NTK(4.0))
 SETTINGS = measured.Settings((8192,), 16, 50e-6, 1)

@@ -12,8 +12,9 @@ import pytest
 
 from repository import ROOT
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-@pytest.mark.slow
+
 def test_a_line_is_found_on_two_processes() -> None:
     done = subprocess.run(
         [
@@ -30,7 +31,6 @@ def test_a_line_is_found_on_two_processes() -> None:
     assert stated == found
 
 
-@pytest.mark.slow
 def test_the_blocks_of_the_page_run_on_two_processes(tmp_path: Path) -> None:
     """Passes, generation, zig-zag and the class of Trainer: blocks 0 to 2 of the page."""
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")

@@ -25,7 +25,10 @@ ALL: dict[str, Any] = {"scaling": na.Knee(6, 5.0), "log_n": na.LogN(8, 0.5)}
 
 LAYERS = {"bloom": "n_layer", "mpt": "n_layers", "falcon": "num_hidden_layers"}
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the exporters and runtimes
+pytestmark = [
+    pytest.mark.slow,  # needs engines of exported models
+    pytest.mark.filterwarnings("ignore"),  # those of the exporters and runtimes
+]
 
 Step = Callable[[np.ndarray, np.ndarray], np.ndarray]
 

@@ -19,6 +19,8 @@ from small_tokenizers import like_bloom, like_mpt, trained
 
 gguf = pytest.importorskip("gguf", reason="pip install 'ntk-alibi[gguf]'")
 
+pytestmark = pytest.mark.slow  # needs gguf
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:

@@ -19,6 +19,8 @@ from small_tokenizers import like_bloom, like_mpt
 pytest.importorskip("gguf", reason="pip install 'ntk-alibi[gguf]'")
 pytest.importorskip("xllamacpp", reason="pip install 'ntk-alibi[test-all]'")
 
+pytestmark = pytest.mark.slow  # needs llama.cpp
+
 #: ggml's GELU reads a table of half precision, 2^-11 each, and is the tanh form for MPT, too, whose
 #: own is the exact one, up to 5e-4 away. Log-probabilities were seen to differ by up to 3.2e-3;
 #: slopes that are wrong for 4 of 12 heads change them by more than 0.3.

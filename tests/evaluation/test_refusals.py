@@ -17,6 +17,8 @@ from ntk_alibi.evaluation.harness import datasets
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.models import load
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 PLAN = Plan(256, ("ntk:2",), (1,), line_records=1, topic_records=0, prose_windows=0)
 
 

@@ -14,6 +14,8 @@ from ntk_alibi.evaluation import score_lines, score_topics
 from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
 from ntk_alibi.evaluation.harness.local_files import read_cases
 
+pytestmark = pytest.mark.slow  # needs scipy
+
 PREDICTION = re.compile(r"Label: (.*?), Predict: (.*?)(?:, Parsed: (\d+))?, prompt length: \d+")
 
 

@@ -16,6 +16,8 @@ from exported_models import LONG, LONG_MASK, Logits
 from family_models import LOGITS
 from repository import ROOT
 
+pytestmark = pytest.mark.slow  # needs engines of exported models
+
 quiet = pytest.mark.filterwarnings("ignore")  # those of the exporters and runtimes
 
 
@@ -42,6 +44,7 @@ def test_inductor(shallow: dict, name: str, options: Any) -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.long
 @quiet
 def test_the_examples_of_the_page_on_export_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

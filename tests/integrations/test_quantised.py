@@ -75,6 +75,7 @@ def test_quantisation_changes_a_patched_model_as_the_page_says(way: str, tmp_pat
     assert changes == pytest.approx([float(cell) for cell in row.groups()], rel=0.25)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_page_runs_with_both_libraries(tmp_path: Path) -> None:
     python = make_environment(tmp_path / "venv", "torchao>=0.18,<1", "bitsandbytes>=0.50,<1")

@@ -9,6 +9,8 @@ import pytest
 
 from environments import make_environment, run_tests
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 FOLDER = "tests/integrations"
 BLOOM = f"{FOLDER}/families/test_bloom.py"
 CACHES = (
@@ -41,7 +43,6 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_patches_on_transformers(version: str, tmp_path: Path) -> None:
     """Run the quick tests: their grids run on the newest version."""

@@ -19,6 +19,8 @@ from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.models import load
 from ntk_alibi.models.loading import checkpoint_name, nano_bloom_path
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 
 def test_the_embedded_model_has_a_name() -> None:
     assert checkpoint_name("nano-bloom") == checkpoint_name(None) == str(nano_bloom_path())

@@ -22,6 +22,8 @@ from other_runs import other_run
 from repository import ROOT
 from study_items import die, square
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 
 def test_each_item_is_worked_on() -> None:
     assert sorted(each_in_a_process(square, range(4), 2)) == [0, 1, 4, 9]
@@ -60,7 +62,6 @@ def _start(tmp_path: Path, function: str, items: str, processes: int) -> subproc
     return subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
 
 
-@pytest.mark.slow
 def test_an_error_is_raised_and_ends_the_program_while_others_work(tmp_path: Path) -> None:
     program = _start(tmp_path, "sleep_or_fail", "[folder, None]", 2)
     try:
@@ -70,7 +71,6 @@ def test_an_error_is_raised_and_ends_the_program_while_others_work(tmp_path: Pat
     assert b"folder must be a path, got None" in said
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
 def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     parent = _start(tmp_path, "sleep", "[folder]", 1)

@@ -14,6 +14,8 @@ import ntk_alibi as na
 from ntk_alibi.scaling import without_knee
 from small_studies import decoder, some_tokens
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 
 @pytest.fixture(params=SCHEMES)
 def scheme(request: pytest.FixtureRequest) -> str:

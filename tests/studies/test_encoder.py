@@ -19,6 +19,8 @@ import ntk_alibi as na
 from ntk_alibi.methods import parse_method
 from small_studies import interrupted
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 TINY = EncoderRecipe(
     train_length=48, start_length=24, steps=3, tokens=128, layers=1, hidden_size=32, heads=2,
     autocast=False,
@@ -146,7 +148,6 @@ def _in_this_process(work: Any, items: list[Any], processes: int) -> None:
     assert processes == 1
 
 
-@pytest.mark.slow  # needs scipy
 def test_the_document_gets_every_section(
     output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +175,6 @@ def model(seed: int, base: list[int], other: list[int]) -> dict[str, Any]:
     return {"seed": seed, "counts": counts}
 
 
-@pytest.mark.slow  # needs scipy
 def test_the_endpoint_is_paired_by_training_and_by_text() -> None:
     models = [
         model(0, [2, 4], [3, 6]),

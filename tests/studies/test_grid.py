@@ -18,6 +18,8 @@ from studies.training import LEARNED
 
 from small_studies import TINY, TINY_PLAN, interrupted
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 
 def after(recipe: StudyRecipe, accuracies: list[float]) -> StudyCurriculum:
     """Return a curriculum after steps with these running accuracies."""

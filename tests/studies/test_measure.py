@@ -14,6 +14,8 @@ from studies.schemes.recipe import StudyTraining
 from ntk_alibi.evaluation.records import corpus
 from small_studies import TINY, TINY_PLAN
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 
 @pytest.fixture(scope="module")
 def trained() -> StudyTraining:

@@ -19,6 +19,8 @@ from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.models import load
 from small_studies import interrupted
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 #: A recipe of a few steps with a few tokens each.
 TINY = NanoBloomRecipe(
     train_length=96, start_length=64, final_steps=3, threshold=-1.0, tokens=128, layers=1,
@@ -100,7 +102,7 @@ def test_steeper_multiplies_the_flattest_slope_and_then_scales() -> None:
     assert dynamic.shape == (1, 8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_program_trains_a_small_model_that_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,8 @@ from studies.schemes.tables import SECTIONS
 
 from small_studies import TINY, TINY_PLAN, interrupted
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 
 def test_interrupted_work_ends_in_the_same_numbers(tmp_path: Path) -> None:
     name = "fox"  # it has parameters with an optimizer of their own
@@ -127,7 +129,6 @@ def test_the_command_refuses_the_seeds_of_the_grid_and_documents_without_section
         program.main(["--output", str(tmp_path), "--document", str(document)])
 
 
-@pytest.mark.slow
 def test_the_command_works_in_processes(tmp_path: Path) -> None:
     recipe, plan = replace(TINY, steps=1), replace(TINY_PLAN, records=1, windows=1)
     program.main(
@@ -138,7 +139,7 @@ def test_the_command_works_in_processes(tmp_path: Path) -> None:
     assert (tmp_path / "fox-0/results.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_alibi_learns_to_look_up_numbers(tmp_path: Path) -> None:
     """After a minute of training the task is learned; processors round differently.
 

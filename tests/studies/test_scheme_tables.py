@@ -15,6 +15,8 @@ from studies.schemes.summary import by_seed, cpu_hours, differences, summarise
 from ntk_alibi.evaluation.report.markdown import check_section
 from repository import ROOT
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 SETTING = {"muon_rate": 0.02, "first_weights_std": 0.06}
 PLAN = {"multiples": [1, 4], "records": 2, "windows": 2, "seed": 0}
 

@@ -12,6 +12,8 @@ from studies.schemes.schemes import SCHEMES, AttentionView, LayerShape
 
 import ntk_alibi as na
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 
 def first_bias(name: str, place: LayerShape, distances: int) -> Any:
     """Return the initial bias at distances 0, 1, ..., (heads, distances) float64."""

@@ -18,6 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import ntk_alibi as na
 from ntk_alibi.methods import parse_method
 
+pytestmark = pytest.mark.slow  # of a program beside the package
+
 SMALL: dict[str, Any] = {
     "start_length": 64, "final_steps": 2, "threshold": -1.0, "tokens": 128, "layers": 1,
     "hidden_size": 32, "heads": 4,
@@ -65,7 +67,6 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(models.GROUPS, "regimes", [tiny(nano_mpt_of_seed(1, 6))])
 
 
-@pytest.mark.slow
 def test_blooms_are_plain(output: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(output / tiny(nano_bloom_of_seed(1)).name)
     tokens = torch.arange(40)[None] % 32

@@ -29,6 +29,8 @@ from ntk_alibi.evaluation.report.tables import study_tables
 from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 PLAN = Plan(
     256,
     methods=("original", "ntk:2", "interpolation:2", "interpolation:4"),

@@ -22,6 +22,8 @@ from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.evaluation.report import tables
 from ntk_alibi.methods import parse_method
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 
 def test_published_figures_need_the_same_model_task_and_method() -> None:
     assert published_percent("bigscience/bloom-1b7", "longeval_topics_5", "ntk:2") == 96

@@ -14,6 +14,8 @@ from ntk_alibi.evaluation.comparing.intervals import half_width, paired_differen
 from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 ALL = np.arange(8)
 
 
@@ -79,7 +81,6 @@ def test_searches_with_other_seeds_share_no_records() -> None:
     assert {plan.split for plan in plans if plan.seed % 2} == {"held-out"}
 
 
-@pytest.mark.slow
 def test_nano_bloom_is_stretched_where_it_forgets(tmp_path: Path) -> None:
     """At three times the training length ntk:4 answers nearly all questions, the original few."""
     model, tokenizer, length = load()
@@ -93,7 +94,6 @@ def test_nano_bloom_is_stretched_where_it_forgets(tmp_path: Path) -> None:
     assert found["candidates"][0]["difference"] == 0
 
 
-@pytest.mark.slow
 def test_the_search_beats_ntk_on_nano_bloom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from sqlitedict import SqliteDict
 from ntk_alibi.evaluation.harness import answer_file
 from ntk_alibi.evaluation.harness.answer_file import AnswerFile
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 
 def test_answers_come_back(tmp_path: Path) -> None:
     path = tmp_path / "answers.db"

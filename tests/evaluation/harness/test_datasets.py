@@ -20,6 +20,8 @@ from ntk_alibi.evaluation.records.longeval import Lines
 from ntk_alibi.evaluation.records.record import encoder
 from ntk_alibi.models import load
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 KINDS = list(datasets.KINDS)
 NAMES = harness.task_names()
 

@@ -13,6 +13,8 @@ from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.local_files import cases, documents, find_file, read_cases
 from ntk_alibi.evaluation.harness.model import StretchedLM
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 
 @pytest.mark.parametrize(
     ("name", "task", "tokens"),

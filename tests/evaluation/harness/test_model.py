@@ -22,6 +22,8 @@ from ntk_alibi.evaluation.records.record import encoder
 from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load, nano_bloom_path
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 #: For sums of up to some hundred float32 log-probabilities from passes of different lengths.
 TOLERANCE = 1e-3
 

@@ -16,6 +16,8 @@ from harness_tasks import search_tasks_in
 from ntk_alibi.cli import main
 from repository import ROOT
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 LAUNCH = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
 
 COMMANDS = {
@@ -81,7 +83,6 @@ def of_harness(folder: Path, printed: str) -> dict[str, Any]:
     return results
 
 
-@pytest.mark.slow
 def test_two_processes_give_what_one_gives(
     tmp_path: Path,
     tiny_checkpoint: Path,

@@ -23,6 +23,8 @@ from ntk_alibi.evaluation.harness import datasets, local_files
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.models import nano_bloom_path
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 
 @pytest.mark.parametrize("module", ["niah_utils", "cwe_utils"])
 def test_a_missing_package_names_its_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +107,6 @@ def test_a_length_without_prompts_is_no_score() -> None:
     assert by_length("piqa", others) == {"piqa": others}
 
 
-@pytest.mark.slow
 def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command draws and scores prompts; loaded tasks have the same prompts.
 

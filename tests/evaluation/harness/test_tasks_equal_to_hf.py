@@ -17,6 +17,8 @@ from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.models import nano_bloom_path
 
+pytestmark = pytest.mark.slow  # needs the evaluation harness
+
 #: For sums of up to some hundred float32 log-probabilities from passes of different lengths.
 TOLERANCE = 1e-3
 
@@ -95,9 +97,6 @@ CASES: list[tuple[str, str | None, dict[str, Any]]] = [
     for j, options in enumerate(CHATS)
 ]
 
-#: A case of each encoding in the quick tests.
-QUICK = (4, 6)
-
 
 @cache
 def models(encoding: str) -> tuple[StretchedLM, HFLM]:
@@ -146,13 +145,7 @@ def samples(lm: Any, template: str | None, options: dict[str, Any]) -> dict[str,
 
 
 @pytest.mark.filterwarnings("ignore:.*generation flags")
-@pytest.mark.parametrize(
-    ("encoding", "template", "options"),
-    [
-        pytest.param(*case, marks=[] if i in QUICK else [pytest.mark.slow])
-        for i, case in enumerate(CASES)
-    ],
-)
+@pytest.mark.parametrize(("encoding", "template", "options"), CASES)
 def test_every_response_is_that_of_hf(
     encoding: str, template: str | None, options: dict[str, Any]
 ) -> None:

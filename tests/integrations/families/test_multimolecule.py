@@ -11,6 +11,8 @@ import pytest
 from environments import make_environment
 from repository import ROOT
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 #: What importing its models takes, beside the packages of this environment.
 REQUIREMENTS = (
     "multimolecule==0.2.2",
@@ -24,7 +26,6 @@ REQUIREMENTS = (
 )
 
 
-@pytest.mark.slow
 def test_dnabert2_of_multimolecule(tmp_path: Path) -> None:
     python = make_environment(tmp_path / "venv", *REQUIREMENTS)
     program = ROOT / "tests/shared/multimolecule_program.py"

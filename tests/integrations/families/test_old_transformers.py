@@ -13,6 +13,8 @@ import pytest
 
 from environments import make_environment, run_tests
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 FOLDER = "tests/integrations/families"
 NAMES = ("test_bert", "test_bert_patches", "test_baichuan", "test_remote_loading")
 TESTS = tuple(f"{FOLDER}/{name}.py" for name in NAMES)
@@ -27,7 +29,6 @@ VERSIONS = {
 IGNORED = ("-W", "ignore::FutureWarning")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_remote_code_on_transformers(version: str, tmp_path: Path) -> None:
     python = make_environment(tmp_path / "venv", f"transformers=={version}", *VERSIONS[version])

@@ -96,6 +96,8 @@ STORED: dict[str, Any] = {
     "methods": ["original"],
     "retrieval": [],
     "by_distance": [],
+    "by_depth": [],
+    "commands": {},
     "perplexity": [
         {
             **{"method": "original", "begin": 0.0, "end": 1.0, "nats": 2.7},
@@ -130,8 +132,8 @@ CELL: dict[str, Any] = {
         (json.dumps({"model": "m", "trace": []}), "got the output of `ntk-alibi tune --json`"),
         (
             json.dumps({k: v for k, v in STORED.items() if k != "methods"} | {"more": 1}),
-            "it must have the keys train_length, methods, retrieval, by_distance, perplexity; "
-            "'methods' is missing",
+            "it must have the keys train_length, methods, retrieval, by_distance, by_depth, "
+            "perplexity, commands; 'methods' is missing",
         ),
         (
             json.dumps(STORED | {"retrieval": [CELL | {"accuracy": 7}]}),

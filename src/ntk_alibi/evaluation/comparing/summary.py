@@ -214,14 +214,11 @@ _ENTRIES: dict[str, tuple[Collection[str], Collection[str], Collection[str]]] = 
 _PERHAPS = ("gain", "gain_half_width")
 _HALF_WIDTHS = ("half_width", "gain_half_width")
 
-#: Keys of a study that every version has.
-_KEYS = ("train_length", "methods", "retrieval", "by_distance", "perplexity")
+_KEYS = ("train_length", "methods", *_ENTRIES, "commands")
 
 
 def read_summary(path: str | os.PathLike[str]) -> Summary:
     """Read a summary that `ntk-alibi eval --json` printed.
-
-    Summaries of earlier versions lack by_depth and commands, and have labels of the methods.
 
     Raises:
         OSError: the file cannot be read.
@@ -244,11 +241,11 @@ def _stored(value: Any) -> Summary:
     _required_keys("it", value, _KEYS)
     _checks.integer("train_length", value["train_length"], minimum=1)
     methods = value["methods"]
-    if not isinstance(methods, list | Mapping) or not methods or not _are_texts(methods):
+    if not isinstance(methods, list) or not methods or not _are_texts(methods):
         raise ValueError(f"methods must be a list of names, got {methods!r}")
     if not value["retrieval"] and not value["perplexity"]:
         raise ValueError("retrieval or perplexity must hold results, got none")
-    summary = Summary({"by_depth": [], "commands": {}, **value, "methods": list(methods)})
+    summary = Summary(value)
     cells = summary["commands"]
     if not isinstance(cells, Mapping) or not all(isinstance(c, Mapping) for c in cells.values()):
         raise ValueError(f"commands must be an object of objects, got {str(cells)[:40]}")

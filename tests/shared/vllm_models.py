@@ -58,15 +58,6 @@ def falcon(heads: int, **options: Any) -> Any:
     return _large(transformers.FalconForCausalLM(config))
 
 
-def mpt(heads: int, **attention: Any) -> Any:
-    config = transformers.MptConfig(
-        vocab_size=VOCABULARY, d_model=HEAD_SIZE * heads, n_layers=3, n_heads=heads,
-        max_seq_len=256, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
-        attn_config=attention,
-    )  # fmt: skip
-    return _large(transformers.MptForCausalLM(config))
-
-
 def nano_bloom() -> Any:
     """Return the embedded model; its heads have 16 channels."""
     return transformers.BloomForCausalLM.from_pretrained(nano_bloom_path()).eval()

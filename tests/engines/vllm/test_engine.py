@@ -46,10 +46,6 @@ class Case(NamedTuple):
     compiled: bool = False
 
 
-def _mpt_with_options() -> Any:
-    return vllm_models.mpt(6, alibi_bias_max=16, clip_qkv=6.0, softmax_scale=0.2)
-
-
 def _new_falcon() -> Any:
     return vllm_models.falcon(6, new_decoder_architecture=True, num_kv_heads=2)
 
@@ -68,10 +64,6 @@ CASES = {
     "Falcon": Case(lambda: vllm_models.falcon(4), na.NTK(4.0), "max_position_embeddings"),
     "Falcon, 6 heads in 2 processes": Case(
         _new_falcon, na.MaxBias(4.0), "max_position_embeddings", processes=2
-    ),
-    "MPT": Case(lambda: vllm_models.mpt(4), na.NTK(4.0), "max_seq_len"),
-    "MPT, options, 6 heads in 2 processes": Case(
-        _mpt_with_options, na.NTK(4.0), "max_seq_len", processes=2
     ),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import ntk_alibi as na
 from ntk_alibi.engines.vllm.families import (
     BLOOM,
     FALCON,
-    MPT,
     family_of,
     slopes_of_layer,
     slopes_of_process,
@@ -50,19 +48,6 @@ def test_falcon_divides_slopes_by_the_root_of_its_head_size() -> None:
     assert (slopes_of_layer(FALCON.rule(config), na.NTK(4.0), 0) == expected).all()
 
 
-@pytest.mark.parametrize("as_dict", [False, True])
-def test_mpt_has_the_slopes_of_its_alibi_bias_max(as_dict: bool) -> None:
-    options = {"alibi_bias_max": 16}
-    config: Any = transformers.MptConfig(n_heads=8, d_model=64, attn_config=options)
-    if as_dict:  # as the configurations of MPT's own code
-        config = SimpleNamespace(num_attention_heads=8, attn_config=options)
-    plain = 2.0 ** -(2.0 * np.arange(1, 9))
-    assert (slopes_of_layer(MPT.rule(config), None, 0) == plain).all()
-    expected = na.reference.ntk_slopes(plain, 4.0)
-    stretched = slopes_of_layer(MPT.rule(config), na.NTK(4.0), 0)
-    np.testing.assert_allclose(stretched, expected, rtol=2.0**-23, atol=0.0)
-
-
 def test_a_scaling_of_some_layers_leaves_the_others_alone() -> None:
     config = transformers.BloomConfig(n_head=8, hidden_size=64, n_layer=3)
     scaling, rule = na.NTK(4.0, layers=[0, 2]), BLOOM.rule(config)
@@ -92,8 +77,7 @@ def test_heads_that_processes_cannot_share_are_refused() -> None:
         ("BloomModel", BLOOM),
         ("FalconForCausalLM", FALCON),
         ("FalconModel", FALCON),
-        ("MPTForCausalLM", MPT),
-        ("MptForCausalLM", MPT),
+        ("MptForCausalLM", None),
         ("FalconMambaForCausalLM", None),
         ("FalconH1ForCausalLM", None),
         ("LlamaForCausalLM", None),

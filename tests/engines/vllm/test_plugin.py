@@ -147,6 +147,7 @@ def test_a_scaling_for_other_models_is_refused() -> None:
     rotary.alibi_scaling = NTK
     for config, name in [
         (transformers.LlamaConfig(alibi_scaling=NTK), "LlamaForCausalLM"),
+        (transformers.MptConfig(alibi_scaling=NTK), "MptForCausalLM"),
         (bloom(alibi_scaling=NTK), "TransformersForCausalLM"),
         (rotary, "FalconForCausalLM"),
     ]:

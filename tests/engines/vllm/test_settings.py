@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 import ntk_alibi as na
-from ntk_alibi.engines.vllm.families import BLOOM, FALCON, MPT, Family
+from ntk_alibi.engines.vllm.families import BLOOM, FALCON
 from ntk_alibi.engines.vllm.settings import refuse_unapplied, settings_of
 
 STATIC = [na.Interpolation(4.0), na.NTK(4.0), na.FlatHeads(8.0, share=0.5), na.MaxBias(4.0)]
@@ -26,10 +26,6 @@ def bloom(**settings: Any) -> Any:
     config = transformers.BloomConfig(n_layer=3, n_head=4, hidden_size=64)
     config.update(settings)
     return config
-
-
-def mpt(**attention: Any) -> Any:
-    return transformers.MptConfig(n_layers=2, n_heads=4, d_model=64, attn_config=attention)
 
 
 @pytest.mark.parametrize("scaling", STATIC, ids=repr)
@@ -138,7 +134,6 @@ def test_misspelt_names_are_refused(name: str) -> None:
     ("name", "value"),
     [
         ("alibi_bias_max", 8),
-        ("attn_config.alibi_bias_max", 16),
         ("ntk_alibi", NTK),
         ("scaling", NTK),
         ("attn_implementation", "ntk-alibi"),
@@ -146,17 +141,14 @@ def test_misspelt_names_are_refused(name: str) -> None:
     ],
 )
 def test_other_names_that_mean_the_plugin_are_refused(name: str, value: Any) -> None:
-    for config, family in ((bloom(), BLOOM), (mpt(), MPT)):
-        config.update({name: value})  # as vLLM takes --hf-overrides
-        with pytest.raises(ValueError, match=f"got {name}, which vLLM would ignore"):
-            settings_of(config, family)
+    with pytest.raises(ValueError, match=f"got {name}, which vLLM would ignore"):
+        settings_of(bloom(**{name: value}), BLOOM)
 
 
 def test_what_a_saved_patch_has_is_no_misspelling() -> None:
     patched = bloom(alibi_scaling=NTK, alibi_attention="eager")
     assert settings_of(patched, BLOOM).scaling == na.NTK(4.0)
     settings_of(transformers.FalconConfig(alibi=True), FALCON)
-    settings_of(mpt(alibi_bias_max=16), MPT)
 
 
 def test_the_gelu_of_bloom_is_chosen() -> None:
@@ -166,32 +158,8 @@ def test_the_gelu_of_bloom_is_chosen() -> None:
         settings_of(bloom(bloom_gelu="none"), BLOOM)
 
 
-@pytest.mark.parametrize("family", [FALCON, MPT], ids=lambda family: family.name)
-def test_other_families_have_no_choice_of_gelu(family: Family) -> None:
-    config = mpt() if family is MPT else transformers.FalconConfig(alibi=True)
+def test_falcon_has_no_choice_of_gelu() -> None:
+    config = transformers.FalconConfig(alibi=True)
     config.bloom_gelu = "erf"
-    with pytest.raises(ValueError, match=f"bloom_gelu must be left out for {family.name}"):
-        settings_of(config, family)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("alibi", False),
-        ("qk_ln", True),
-        ("prefix_lm", True),
-        ("attn_type", "multiquery_attention"),
-    ],
-)
-def test_mpts_that_the_model_class_does_not_compute_are_refused(name: str, value: Any) -> None:
-    settings_of(mpt(), MPT)
-    with pytest.raises(ValueError, match=rf"attn_config.{name} must be"):
-        settings_of(mpt(**{name: value}), MPT)
-
-
-@pytest.mark.parametrize(("name", "value"), [("no_bias", False), ("logit_scale", 0.5)])
-def test_mpts_with_biases_or_scaled_logits_are_refused(name: str, value: Any) -> None:
-    config = mpt()
-    setattr(config, name, value)
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        settings_of(config, MPT)
+    with pytest.raises(ValueError, match="bloom_gelu must be left out for Falcon"):
+        settings_of(config, FALCON)

@@ -1,4 +1,4 @@
-"""vLLM: a plugin that stretches the slopes of its BLOOM and Falcon, and brings MPT back.
+"""vLLM: a plugin that stretches the slopes of its BLOOM and Falcon.
 
-`models` and `mpt` alone import vLLM when they are imported; vLLM does that where it makes a model.
+`models` alone imports vLLM when it is imported; vLLM does that where it makes a model.
 """

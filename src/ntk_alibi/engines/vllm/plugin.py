@@ -19,8 +19,6 @@ from ntk_alibi.engines.vllm.settings import (
 MODELS = {
     "BloomForCausalLM": "models:BloomForCausalLM",
     "FalconForCausalLM": "models:FalconForCausalLM",
-    "MPTForCausalLM": "mpt:MptForCausalLM",
-    "MptForCausalLM": "mpt:MptForCausalLM",
 }
 
 #: The method of vLLM's VllmConfig that looks at a model's configuration before anything is loaded.

@@ -14,12 +14,12 @@ from ntk_alibi.scaling import Scaling, scaling_from_config, scaling_per, without
 _WITHOUT_KERNEL = ("alibi_window", "alibi_sink", "alibi_causal_block", "alibi_log_n")
 
 #: The settings that this plugin has, and those of the patch that change nothing in vLLM: which code
-#: computes attention, and whether its bias is rounded as that of transformers.
+#: computes attention.
 _READ = ("alibi_scaling", "bloom_gelu")
 _KNOWN = (*_READ, *_WITHOUT_KERNEL, "alibi_attention")
 
-#: Other names that people give these settings. That of an MPT is in its attn_config.
-_MISPLACED = ("attn_config.alibi_bias_max", "ntk_alibi", "scaling")
+#: Other names that people give these settings.
+_MISPLACED = ("ntk_alibi", "scaling")
 
 #: Backends whose kernels read the slopes of a layer, by vLLM's names. Others refuse slopes
 #: themselves, or take them and never read them, such as FLASHINFER and TURBOQUANT.
@@ -65,7 +65,6 @@ def settings_of(config: Any, family: Family) -> EngineSettings:
             "would ignore: set it to null in --hf-overrides if the model's configuration has it"
         )
     refuse_without_kernel(config)
-    family.check(config)
     scaling = scaling_of(config)
     if without_knee(scaling)[1] is not None:
         raise ValueError(
@@ -134,7 +133,7 @@ def refuse_unapplied(config: Any, architecture: str) -> None:
     if scaling is not None:
         raise ValueError(
             f"alibi_scaling must be left out for {architecture} without ALiBi of a known family "
-            f"(BLOOM, Falcon with alibi=true, MPT), got {scaling!r}, which vLLM would ignore: set "
+            f"(BLOOM, Falcon with alibi=true), got {scaling!r}, which vLLM would ignore: set "
             "it to null in --hf-overrides"
         )
 

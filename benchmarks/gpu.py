@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 import ntk_alibi as na
 from ntk_alibi.evaluation.report.markdown import table
-from ntk_alibi.fused.call import checked_call
-from ntk_alibi.masks import Mask
+from ntk_alibi.fused.call import all_options, checked_call
 from ntk_alibi.methods import name_of
 from ntk_alibi.torch.devices.dispatch import DeviceKernel
 from ntk_alibi.torch.devices.flash import FlashAttention
@@ -84,8 +83,7 @@ def _candidates(bias: Any) -> dict[str, Attend]:
     def kernel(kernel: DeviceKernel) -> Attend:
         def attend(*tensors: torch.Tensor) -> torch.Tensor:
             query, key, value = tensors
-            mask = tuple(Mask._field_defaults.values())
-            call = checked_call(query, key, value, bias, None, 0.0, mask, torch=True)
+            call = checked_call(query, key, value, bias, all_options({}), torch=True)
             reason = kernel.can_run(call, log=False)
             if reason is not None:
                 raise NotImplementedError(reason)

@@ -56,7 +56,7 @@ CPP_ARROWS = {
 #: Modules that name a mask option among their parameters, fields or keywords. All others pass a
 #: `Mask` or `**options`, so that a new option touches few files.
 MASK_OPTIONS = {
-    "fused.attention",
+    "fused.options",
     "integrations",
     "masks.mask",
     "reference.masks",
@@ -64,8 +64,8 @@ MASK_OPTIONS = {
 
 #: Public names that stand for no formula.
 WITHOUT_FORMULA = {
-    "Scaling", "ShardedCache", "__version__", "export", "info", "patched", "reference",
-    "set_num_threads", "tp_plan", "unpatch",
+    "Scaling", "ShardedCache", "__version__", "distributed", "export", "info", "patched",
+    "reference", "set_num_threads", "tp_plan", "unpatch",
 }  # fmt: skip
 
 #: Lines of a file at most.

@@ -27,6 +27,8 @@ array, tensor = np.ones((1, 2, 3, 4), np.float32), torch.ones(1, 2, 3, 4)
 na.attention(array, tensor, array)
 na.attention(array, array, array, is_causal=True)
 na.attention(array, array, array, align="middle")
+na.attention(array, array, array, group=None)
+na.distributed.attention(array, array, array, group=None)
 na.attention(array, array, array).backward()
 na.build_alibi_tensor(np.ones((1, 3)), 2, np.float32, anchor="middle")
 """

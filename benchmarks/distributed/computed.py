@@ -23,7 +23,7 @@ from benchmarks.distributed.problem import RUN, Problem, tokens
 from benchmarks.distributed.wire import Traffic, speeds_header, tokens_per_second
 from ntk_alibi import _core, masks
 from ntk_alibi.distributed import bounds
-from ntk_alibi.distributed.attention import NEAR
+from ntk_alibi.distributed.rank_call import NEAR
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sequence import Sequence
 from ntk_alibi.evaluation.report.markdown import describe_machine, table

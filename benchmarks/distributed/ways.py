@@ -79,7 +79,8 @@ def ulysses(
     rows = [x[0].unflatten(0, (size, heads)) for x in (query, key, value)]
     arrived = _exchanged(torch.stack(rows, 1))  # (ranks, 3, heads, length, channels)
     whole = arrived.permute(1, 2, 0, 3, 4).reshape(3, 1, heads, size * length, channels)
-    bias = na.ALiBi(problem.heads, problem.scaling, heads=slice(rank * heads, (rank + 1) * heads))
+    slopes = na.alibi_slopes(problem.heads, problem.scaling)[rank * heads : (rank + 1) * heads]
+    bias = na.ALiBi(heads, slopes=slopes)
     output = na.attention(whole[0], whole[1], whole[2], bias)
     home = output[0].unflatten(1, (size, length)).transpose(0, 1)
     return _exchanged(home).flatten(0, 1)[None]
@@ -90,7 +91,7 @@ def ours(
 ) -> torch.Tensor:
     """Send what is not proven to weigh nothing."""
     group = distributed.group.WORLD
-    output: torch.Tensor = na.attention(query, key, value, problem.bias, group=group)
+    output: torch.Tensor = na.distributed.attention(query, key, value, problem.bias, group=group)
     return output
 
 

@@ -37,7 +37,7 @@ from ntk_alibi.scaling.knee import DynamicKnee, Knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
 if TYPE_CHECKING:
-    from ntk_alibi import plots, precision, reference
+    from ntk_alibi import distributed, plots, precision, reference
     from ntk_alibi.engines.export import export
     from ntk_alibi.integrations import patch, patched, tp_plan, unpatch
     from ntk_alibi.integrations.caches.growing import GrowingCache
@@ -79,6 +79,7 @@ __all__ = [
     "alibi_slopes",
     "attention",
     "build_alibi_tensor",
+    "distributed",
     "export",
     "info",
     "log_n_scale",
@@ -102,6 +103,7 @@ _LAZY = {
     "GrowingCache": "ntk_alibi.integrations.caches.growing",
     "ShardedCache": "ntk_alibi.integrations.caches.sharded",
     "WindowCache": "ntk_alibi.integrations.caches.window",
+    "distributed": "ntk_alibi.distributed",
     "export": "ntk_alibi.engines.export",
     "patch": "ntk_alibi.integrations",
     "patched": "ntk_alibi.integrations",
@@ -126,7 +128,8 @@ def __getattr__(name: str) -> Any:
         else:
             advice = _checks.question(name, __all__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
-    extra = "torch" if _LAZY[name].startswith("ntk_alibi.torch.") else "transformers"
+    of_torch = _LAZY[name].startswith(("ntk_alibi.torch.", "ntk_alibi.distributed"))
+    extra = "torch" if of_torch else "transformers"
     with _installed.needed_by(name, extra):
         module = import_module(_LAZY[name])
     return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)

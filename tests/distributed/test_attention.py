@@ -11,6 +11,7 @@ import torch
 from torch import distributed
 
 import ntk_alibi as na
+from ntk_alibi.integrations.tensor_parallel import SomeHeads
 from processes import run
 
 #: float32 sums of a few hundred terms of size 1 differ by some ulps of the result.
@@ -44,7 +45,7 @@ Case = tuple[dict[str, Any], Callable[[torch.Tensor], Any], dict[str, Any]]
 CASES: dict[str, Case] = {
     "linear": ({}, lambda _: na.ALiBi(4, na.NTK(4.0)), {}),
     "groups of heads, batch": ({"key_heads": 2, "batch": 2}, lambda _: na.ALiBi(4), {}),
-    "some heads": ({}, lambda _: na.ALiBi(8, heads=slice(3, 7)), {}),
+    "some heads": ({}, lambda _: SomeHeads(na.ALiBi(8), slice(3, 7)), {}),
     "knee": ({}, lambda _: na.ALiBi(4, na.Knee(100, 8.0)), {}),
     "dynamic, per query": ({}, lambda _: na.ALiBi(4, na.DynamicNTK(2.0, 128, per="query")), {}),
     "dynamic, per text": ({}, lambda _: na.ALiBi(4, na.DynamicNTK(2.0, 128)), {}),
@@ -93,7 +94,9 @@ def equal_to_one_process(rank: int, size: int) -> dict[str, list[float]]:
         exact = {**options, "skip_tolerance": None}
         expected = na.attention(*whole, bias(torch.arange(600)), **exact, return_logsumexp=True)
         group = distributed.group.WORLD
-        result = na.attention(*part, bias(at), **options, group=group, return_logsumexp=True)
+        result = na.distributed.attention(
+            *part, bias(at), **options, group=group, return_logsumexp=True
+        )
         rng = torch.Generator().manual_seed(9)
         weights = [torch.randn(x.shape, generator=rng) for x in expected]
         sum((x * w).sum() for x, w in zip(expected, weights, strict=True)).backward()
@@ -138,7 +141,7 @@ def padded_and_learned(rank: int, size: int) -> list[float]:
         query, key, value, na.ALiBi(4, slopes=slopes[0]), key_padding_mask=mask,
         query_positions=positions, key_positions=positions, skip_tolerance=None,
     )  # fmt: skip
-    result = na.attention(
+    result = na.distributed.attention(
         *(x[:, :, at] for x in (query, key, value)), na.ALiBi(4, slopes=slopes[1]),
         key_padding_mask=mask[:, at], query_positions=positions[:, at],
         key_positions=positions[:, at], group=distributed.group.WORLD,
@@ -153,7 +156,9 @@ def padded_and_learned(rank: int, size: int) -> list[float]:
     (na.attention(*inputs(600), na.DistanceTable(tables[0])) ** 2).sum().backward()
     part = [x[:, :, at] for x in inputs(600)]
     group = distributed.group.WORLD
-    (na.attention(*part, na.DistanceTable(tables[1]), group=group) ** 2).sum().backward()
+    (
+        na.distributed.attention(*part, na.DistanceTable(tables[1]), group=group) ** 2
+    ).sum().backward()
     of_all, of_ranks = (x.grad for x in tables)
     assert of_all is not None
     assert of_ranks is not None
@@ -183,7 +188,7 @@ def any_order(rank: int, size: int) -> list[Any]:
     at = torch.cat([torch.arange(i * run_length, (i + 1) * run_length) for i in both])
     group = distributed.group.WORLD
     parts = [
-        na.attention(
+        na.distributed.attention(
             *(x[:, :, at] for x in whole), na.ALiBi(4), query_positions=at, key_positions=at,
             group=group,
         )
@@ -191,9 +196,9 @@ def any_order(rank: int, size: int) -> list[Any]:
     ]  # fmt: skip
     mesh = init_device_mesh("cpu", (size,))
     tensors = [distribute_tensor(x, mesh, [Shard(2)]) for x in whole]
-    sharded = na.attention(*tensors, na.ALiBi(4))
+    sharded: Any = na.distributed.attention(*tensors, na.ALiBi(4))
     own = slice(rank * 512 // size, (rank + 1) * 512 // size)
-    by_mesh = na.attention(*(x[:, :, own] for x in whole), na.ALiBi(4), mesh=mesh)
+    by_mesh = na.distributed.attention(*(x[:, :, own] for x in whole), na.ALiBi(4), mesh=mesh)
     return [
         float((parts[0] - expected[:, :, at]).abs().max()),
         bool((parts[0] == parts[1]).all()),
@@ -213,7 +218,7 @@ def half_precision(rank: int, size: int) -> float:
     at = own_columns(512, rank, size)
     expected = na.attention(*(x.float() for x in whole), na.ALiBi(4), skip_tolerance=None)
     group = distributed.group.WORLD
-    result = na.attention(*(x[:, :, at] for x in whole), na.ALiBi(4), group=group)
+    result = na.distributed.attention(*(x[:, :, at] for x in whole), na.ALiBi(4), group=group)
     assert result.dtype == torch.bfloat16
     return float((result.float() - expected[:, :, at]).abs().max())
 
@@ -237,7 +242,7 @@ def bytes_sent(rank: int, size: int) -> tuple[int, float]:
     whole = inputs(4096, heads=8, key_heads=8, dim=16)
     at = torch.arange(4096).tensor_split(size)[rank]
     part = [x[:, :, at] for x in whole]
-    na.attention(*part, na.ALiBi(8), group=distributed.group.WORLD)
+    na.distributed.attention(*part, na.ALiBi(8), group=distributed.group.WORLD)
     distributed.all_to_all_single = plain
     return sent, 2 * 4 * part[1].numel() * (size - 1)
 
@@ -250,7 +255,7 @@ def test_few_keys_travel(results: Results) -> None:
 
 def adversary(rank: int, size: int) -> float:
     """Replace every block that was not sent by its worst case; return the mass it could have."""
-    from ntk_alibi.distributed import attention as module
+    from ntk_alibi.distributed import rank_call as module
 
     seen: dict[str, Any] = {}
     plain = module.bounds.needed_blocks
@@ -264,7 +269,7 @@ def adversary(rank: int, size: int) -> float:
     key[:, :, 5] *= 30.0  # a sink, far from most queries
     at = torch.arange(2048).tensor_split(size)[rank]
     part = [x[:, :, at] for x in (query, key, value)]
-    na.attention(*part, na.ALiBi(8), group=distributed.group.WORLD)
+    na.distributed.attention(*part, na.ALiBi(8), group=distributed.group.WORLD)
     module.bounds.needed_blocks = plain
     slopes = torch.from_numpy(na.alibi_slopes(8)).double()
     scores = query[0, :, at].double() @ key[0].double().mT / 4
@@ -292,42 +297,3 @@ def test_what_does_not_travel_weighs_nothing_in_the_worst_case(
 ) -> None:
     # the keys have no common part, so that the centre hardly moves the norms
     assert max(results["adversary"]) < 2.0**-24
-
-
-def test_heads_of_a_model() -> None:
-    whole = inputs(70, heads=8, key_heads=8)
-    part = [x[:, 2:5] for x in whole]
-    biases: list[Callable[..., Any]] = [
-        lambda **heads: na.ALiBi(8, na.NTK(4.0), **heads),
-        lambda **heads: na.ALiBi(8, na.Knee(10, 4.0), **heads),
-        lambda **heads: na.ALiBi(8, na.DynamicNTK(2.0, 16, per="query"), **heads),
-        lambda **heads: na.KerplePower(np.arange(1, 9) / 10, np.ones(8), **heads),
-        lambda **heads: na.KerpleLog(np.arange(1, 9) / 10, np.ones(8), **heads),
-        lambda **heads: na.Sandwich(8, **heads),
-        lambda **heads: na.BAM(np.full(8, 0.1), np.arange(8) / 10 + 0.5, np.zeros(8), **heads),
-        lambda **heads: na.T5(np.random.default_rng(1).random((8, 32)), **heads),
-        lambda **heads: na.DistanceTable(-np.outer(np.arange(8), np.arange(70)), **heads),
-        lambda **heads: na.DistanceFunction(lambda d: -np.outer(np.arange(8), abs(d)), 8, **heads),
-        lambda **heads: na.ForgetGates(-np.random.default_rng(1).random((1, 8, 70)), **heads),
-    ]
-    for make in biases:
-        every, some = make(), make(heads=slice(2, 5))
-        assert some.num_heads == 8
-        assert some.head_count == 3
-        assert some != every
-        expected = na.attention(*whole, every)[:, 2:5]
-        torch.testing.assert_close(na.attention(*part, some), expected, rtol=0, atol=2e-6)
-        np.testing.assert_array_equal(some.tensor(3, 70), every.tensor(3, 70)[:, 2:5])
-
-
-@pytest.mark.parametrize("heads", [slice(0, 9), slice(3, 3), slice(0, 4, 2)])
-def test_heads_must_be_some_in_a_row(heads: slice) -> None:
-    with pytest.raises(ValueError, match="heads must be a slice of some of 8 heads in a row, got"):
-        na.ALiBi(8, heads=heads)
-
-
-def test_heads_must_be_a_slice_and_fit() -> None:
-    with pytest.raises(TypeError, match=r"heads must be a slice such as slice\(0, 4\), got 3"):
-        na.ALiBi(8, heads=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"bias must have query's 4 heads, got ALiBi\(num_heads=8"):
-        na.attention(*inputs(9), na.ALiBi(8, heads=slice(0, 3)))

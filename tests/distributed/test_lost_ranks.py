@@ -26,7 +26,7 @@ def dies(rank: int, size: int) -> str:
             model(ids[:, :1], **{CACHE: cache})
     query, key, value = torch.ones(3, 1, 4, 64, 8)
     with pytest.raises(RuntimeError) as error:
-        na.attention(query, key, value, na.ALiBi(4), group=group)
+        na.distributed.attention(query, key, value, na.ALiBi(4), group=group)
     return type(error.value).__name__
 
 

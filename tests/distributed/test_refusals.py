@@ -51,7 +51,7 @@ class Attention(Here):
 
     def attend(self, bias: Any = None, inputs: Any = None, **options: Any) -> Any:
         inputs = self.part if inputs is None else inputs
-        return na.attention(*inputs, bias, **{"group": self.group, **options})
+        return na.distributed.attention(*inputs, bias, **{"group": self.group, **options})
 
     def recorded(self, first: set[int], second: set[int]) -> Any:
         """Attend to inputs, of which each rank records some."""
@@ -233,19 +233,30 @@ BY_ATTENTION: dict[str, Callable[[Attention], Any]] = {
         na.ALiBi(4), [x * 1e25 if here.second else x for x in here.part]
     ),
     "on rank 0: query must be a plain tensor, or a DTensor sharded along the sequ": lambda here: (
-        na.attention(*(distribute_tensor(x, here.mesh, [Replicate()]) for x in here.whole))
+        na.distributed.attention(
+            *(distribute_tensor(x, here.mesh, [Replicate()]) for x in here.whole)
+        )
     ),
-    "on rank 1: query must be a plain tensor, got a DTensor": lambda here: na.attention(
+    "on rank 1: query must be a plain tensor, got a DTensor": lambda here: na.distributed.attention(
         here.sharded[0], here.part[1] if here.second else here.sharded[1], here.sharded[2]
     ),
-    "on rank 0: value must be on query's mesh, got one on": lambda here: na.attention(
+    "on rank 0: value must be on query's mesh, got one on": lambda here: na.distributed.attention(
         *here.sharded[:2],
         distribute_tensor(here.whole[2], here.named, [Shard(2)]),
     ),
-    "on rank 0: group or mesh must have the ranks of the DTensors' mesh, or be No": lambda here: (
-        na.attention(*here.sharded, group=here.alone)
+    "query must be a plain tensor, got a DTensor: ntk_alibi.distributed.attention": lambda here: (
+        na.attention(*here.sharded)
     ),
-    "on rank 0: mesh must be None when group is given": lambda here: na.attention(
+    "attention() got an unexpected keyword argument 'group': call ntk_alibi.distr": lambda here: (
+        na.attention(*here.part, group=here.group)  # type: ignore[call-overload]
+    ),
+    "group or mesh must be given, unless query, key and value are DTensors, got n": lambda here: (
+        na.distributed.attention(*here.part)
+    ),
+    "on rank 0: group or mesh must have the ranks of the DTensors' mesh, or be No": lambda here: (
+        na.distributed.attention(*here.sharded, group=here.alone)
+    ),
+    "on rank 0: mesh must be None when group is given": lambda here: na.distributed.attention(
         *here.sharded, group=here.alone, mesh=here.mesh
     ),
 }

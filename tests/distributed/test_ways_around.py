@@ -35,7 +35,7 @@ def of_dtensors(rank: int, size: int) -> None:
     given = [distribute_tensor(x.detach(), mesh, [Shard(2)]).requires_grad_() for x in whole]
     expected = na.attention(*whole, na.ALiBi(4), skip_tolerance=None)
     (expected**2).sum().backward()
-    result = na.attention(*given, na.ALiBi(4))
+    result: Any = na.distributed.attention(*given, na.ALiBi(4))
     (result**2).sum().backward()
     torch.testing.assert_close(result.full_tensor(), expected, rtol=0, atol=5e-6)
     for x, y in zip(given, whole, strict=True):
@@ -48,7 +48,7 @@ def around(rank: int, size: int) -> dict[str, float]:
     group, found = distributed.group.WORLD, {}
 
     def ours(*inputs: Any) -> Any:
-        return na.attention(*inputs, na.ALiBi(4), group=group)
+        return na.distributed.attention(*inputs, na.ALiBi(4), group=group)
 
     def recomputed(*inputs: Any) -> Any:
         return checkpoint(ours, *inputs, use_reentrant=False)
@@ -90,7 +90,7 @@ def around(rank: int, size: int) -> dict[str, float]:
     shared = [numbers.clone().requires_grad_() for _ in range(2)]
     whole, part, _ = parts(rank, size)
     (na.attention(*whole, shared[0]) ** 2).sum().backward()
-    (na.attention(*part, shared[1], group=group) ** 2).sum().backward()
+    (na.distributed.attention(*part, shared[1], group=group) ** 2).sum().backward()
     expected, result = (x.grad for x in shared)
     found["dense numbers of all queries"] = float(
         (result - expected).norm() / expected.norm() / 1e-5
@@ -112,7 +112,8 @@ def one_rank_and_one_token(rank: int) -> float:
     """Return the greatest error where every rank has one token, and more ranks than heads."""
     at = slice(rank, rank + 1)
     whole = [x[:, :2, :3] for x in parts(rank, 3)[0]]
-    result = na.attention(*(x[:, :, at] for x in whole), na.ALiBi(2), group=distributed.group.WORLD)
+    own = [x[:, :, at] for x in whole]
+    result = na.distributed.attention(*own, na.ALiBi(2), group=distributed.group.WORLD)
     return float((result - na.attention(*whole, na.ALiBi(2))[:, :, at]).abs().max())
 
 
@@ -122,7 +123,7 @@ def test_more_ranks_than_heads_with_a_token_each() -> None:
 
 def alone(rank: int) -> float:
     whole = parts(rank, 1)[0]
-    result = na.attention(*whole, na.ALiBi(4), group=distributed.group.WORLD)
+    result = na.distributed.attention(*whole, na.ALiBi(4), group=distributed.group.WORLD)
     return float((result - na.attention(*whole, na.ALiBi(4))).abs().max())
 
 

@@ -20,11 +20,10 @@ from attention_checks import (
 )
 from gradient_checks import check_gradients, expected, run
 from ntk_alibi import _core
-from ntk_alibi.fused.call import checked_call
+from ntk_alibi.fused.call import all_options, checked_call
 from ntk_alibi.fused.dropout import Dropout, checked_dropout
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import attention_gradients
-from ntk_alibi.masks import Mask
 
 SEED = 2**63 + 12345678901
 
@@ -179,9 +178,8 @@ def test_chunks_of_queries() -> None:
 def test_parts_of_a_call() -> None:
     """Parts of the heads, queries and keys drop what the whole call drops."""
     query, key, value = inputs(1, 4, 2, 50, 90, 16)
-    call = checked_call(
-        query, key, value, None, None, None, Mask(causal=False), dropout=0.5, seed=4
-    )
+    options = all_options({"causal": False, "skip_tolerance": None, "dropout": 0.5, "seed": 4})
+    call = checked_call(query, key, value, None, options)
     whole, _, _ = forward(call)
     heads, queries, keys = slice(1, 2), slice(11, 42), (slice(0, 37), slice(37, 90))
     parts = [call.of_key_heads(heads).part(queries, part) for part in keys]

@@ -9,7 +9,7 @@ import pytest
 
 import ntk_alibi as na
 from attention_checks import NUMPY, check, each_number_of_threads, inputs, masked_bias, random
-from ntk_alibi.fused.call import AttentionCall, checked_call
+from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, gradients_of
 
@@ -20,7 +20,7 @@ SHAPES = {"decode": (1, 300, 64), "prefill": (130, 300, 64), "odd": (70, 90, 21)
 def call_of(
     arrays: list[Any], factors: Any = None, tolerance: float | None = 0.0, bias: Any = BIAS
 ) -> AttentionCall:
-    call = checked_call(*arrays, bias, None, tolerance, (True, None, None, 0))
+    call = checked_call(*arrays, bias, all_options({"skip_tolerance": tolerance}))
     return call._replace(factors=factors)
 
 

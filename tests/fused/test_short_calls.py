@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,3 +111,25 @@ def test_tensors_give_the_bits_of_arrays(length: int) -> None:
     expected = na.attention(*arrays, na.ALiBi(16))
     for _ in each_number_of_threads(1, 2, 3):
         np.testing.assert_array_equal(na.attention(*tensors, na.ALiBi(16)), expected)
+
+
+@pytest.mark.parametrize(("convert", "most"), [(np.asarray, 18), (torch.from_numpy, 21)])
+def test_a_repeated_call_makes_few_python_calls(convert: Any, most: int) -> None:
+    """A generated token costs about one call for each layer, and Python most of its time."""
+    tensors = [convert(x) for x in inputs(1, 16, 16, 1, 1, 64)]
+    bias, package = na.ALiBi(16), str(Path(na.__file__).parent)
+    seen: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            seen.append(frame.f_code.co_filename)
+
+    for _ in range(2):
+        na.attention(*tensors, bias)
+    sys.setprofile(note)
+    try:
+        na.attention(*tensors, bias)
+    finally:
+        sys.setprofile(None)
+    assert len(seen) <= most
+    assert len(set(seen)) <= 9

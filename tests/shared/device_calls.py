@@ -6,22 +6,14 @@ from typing import Any
 
 import torch
 
-from ntk_alibi.fused.attention import attention
-from ntk_alibi.fused.call import AttentionCall, checked_call
+from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
 from ntk_alibi.torch.devices.flex import BLOCK, visible_blocks
 from ntk_alibi.torch.devices.score_mods import captured, mask_mod, score_mod, variant_of
-
-NUMBERS = ("scale", "skip_tolerance")
-MASK = ("causal", "window", "causal_block", "sink")
-DEFAULTS = attention.__kwdefaults__ or {}
 
 
 def device_call(query: Any, key: Any, value: Any, bias: Any = None, **options: Any) -> Any:
     """Return the checked call of the arguments of `na.attention`."""
-    numbers, mask = (
-        tuple(options.pop(name, DEFAULTS[name]) for name in names) for names in (NUMBERS, MASK)
-    )
-    return checked_call(query, key, value, bias, *numbers, mask, **options, torch=True)
+    return checked_call(query, key, value, bias, all_options(options), torch=True)
 
 
 def by_pairs(call: AttentionCall, *, padded: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

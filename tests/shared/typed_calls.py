@@ -15,18 +15,17 @@ from ntk_alibi.fused import Stats
 from ntk_alibi.integrations import PatchHandle
 
 
-def arrays(x: NDArray[np.float32], *, asked: bool) -> None:
+def arrays(x: NDArray[np.float32]) -> None:
     bias = na.ALiBi(2, na.NTK(4.0))
     assert_type(na.attention(x, x, x), NDArray[Any])
     assert_type(na.attention(x, x, x, bias, window=2, skip_tolerance=None), NDArray[Any])
-    pair = na.attention(x, x, x, bias, return_logsumexp=True)
-    assert_type(pair, tuple[NDArray[Any], NDArray[Any]])
-    assert_type(na.merge([pair[0]], [pair[1]]), tuple[NDArray[Any], NDArray[Any]])
-    with_stats = na.attention(x, x, x, bias, return_stats=True)
-    assert_type(with_stats, tuple[NDArray[Any], Stats])
-    both = na.attention(x, x, x, bias, return_logsumexp=True, return_stats=True)
-    assert_type(both, tuple[NDArray[Any], NDArray[Any], Stats])
-    assert_type(na.attention(x, x, x, return_logsumexp=asked), Any)
+    output, _ = na.attention(x, x, x, bias, return_logsumexp=True)
+    assert_type(output, NDArray[Any])
+    output, stats = na.attention(x, x, x, bias, return_stats=True)
+    assert_type(output, NDArray[Any])
+    output, _, stats = na.attention(x, x, x, bias, return_logsumexp=True, return_stats=True)
+    assert isinstance(stats, Stats)
+    assert_type(na.merge([x], [x[..., 0]]), tuple[NDArray[Any], NDArray[Any]])
     quantized = na.QuantizedRows.of(x)
     assert_type(na.attention(x, quantized, quantized), NDArray[Any])
     assert_type(na.alibi_slopes(2), NDArray[np.float32])
@@ -36,19 +35,26 @@ def arrays(x: NDArray[np.float32], *, asked: bool) -> None:
     assert_type(na.RoPE(4).rotate(x), NDArray[Any])
 
 
-def tensors(x: torch.Tensor, *, asked: bool) -> None:
+def tensors(x: torch.Tensor) -> None:
     bias = na.ALiBi(2, slopes=torch.nn.Parameter(torch.ones(2)))
     assert_type(na.attention(x, x, x, bias, sink=1), torch.Tensor)
     assert_type(na.attention(torch.nn.Parameter(x), x, x), torch.Tensor)
-    pair = na.attention(x, x, x, return_logsumexp=True)
-    assert_type(pair, tuple[torch.Tensor, torch.Tensor])
-    assert_type(na.merge([pair[0]], [pair[1]]), tuple[torch.Tensor, torch.Tensor])
-    assert_type(na.attention(x, x, x, return_stats=True), tuple[torch.Tensor, Stats])
-    assert_type(na.attention(x, x, x, return_logsumexp=asked), Any)
+    output, _ = na.attention(x, x, x, return_logsumexp=True)
+    assert_type(output, torch.Tensor)
+    output, _ = na.attention(x, x, x, return_stats=True)
+    assert_type(output, torch.Tensor)
+    assert_type(na.merge([x], [x[..., 0]]), tuple[torch.Tensor, torch.Tensor])
     lengths = torch.tensor([4, 5])
     assert_type(na.alibi_slopes(2, na.DynamicNTK(1.0, 8), lengths), torch.Tensor)
     assert_type(na.build_alibi_tensor(lengths[None] > 0, 2, torch.float32), torch.Tensor)
     assert_type(na.RoPE(4).rotate(x), torch.Tensor)
+
+
+def ranks(x: torch.Tensor, group: Any) -> None:
+    """Assert the types of calls that need several processes to run."""
+    assert_type(na.distributed.attention(x, x, x, group=group, window=2), torch.Tensor)
+    pair = na.distributed.attention(x, x, x, na.ALiBi(2), mesh=group, return_logsumexp=True)
+    assert_type(pair, tuple[torch.Tensor, torch.Tensor])
 
 
 def models(model: torch.nn.Module) -> None:
@@ -60,6 +66,6 @@ def models(model: torch.nn.Module) -> None:
 
 
 if __name__ == "__main__":
-    arrays(np.ones((1, 2, 3, 4), np.float32), asked=False)
-    tensors(torch.ones(1, 2, 3, 4), asked=True)
+    arrays(np.ones((1, 2, 3, 4), np.float32))
+    tensors(torch.ones(1, 2, 3, 4))
     models(BloomModel(BloomConfig(vocab_size=8, hidden_size=8, n_layer=1, n_head=2)))

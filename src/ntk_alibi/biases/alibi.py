@@ -108,8 +108,7 @@ class ALiBi(BiasObject):
         slopes = "" if self.slopes is None else f", slopes={self.slopes!r}"
         exempt = f", exempt={self.exempt}" if self.exempt else ""
         scaling = f"scaling={self.scaling!r}"
-        heads = "" if self.heads is None else f", heads={self.heads}"
-        parts = f"{scaling}{slopes}, sides={self.sides!r}{exempt}{heads}"
+        parts = f"{scaling}{slopes}, sides={self.sides!r}{exempt}"
         return f"ALiBi(num_heads={self.num_heads}, {parts})"
 
     @property

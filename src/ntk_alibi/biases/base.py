@@ -28,16 +28,12 @@ class BiasObject(ReprHtml):
     Attributes:
         num_heads: the number of heads.
         sides: "causal" if the bias is for causal attention only.
-        heads: a slice, for a bias of heads heads.start to heads.stop - 1 only of a model with
-            num_heads heads, as a rank of tensor parallelism computes them; None for all heads.
-            Every bias takes it as a keyword, and parameters are still those of all heads.
 
     Example: see `KernelBias`.
     """
 
     num_heads: int = field(init=False, repr=False)
     sides: str = field(init=False, repr=False)
-    heads: slice | None = field(default=None, kw_only=True, repr=False)
 
     def define(self, **values: Any) -> None:
         """Set attributes in the constructor of a subclass, whose instances are frozen.
@@ -47,19 +43,6 @@ class BiasObject(ReprHtml):
         """
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        if self.heads is not None and "num_heads" in values:
-            object.__setattr__(self, "heads", _slice_of(self.heads, values["num_heads"]))
-
-    @property
-    def head_count(self) -> int:
-        """The number of heads that the bias has: those of `heads`, or all."""
-        return self.num_heads if self.heads is None else self.heads.stop - self.heads.start
-
-    def of_own_heads(self, problem: Problem, like: Any = None) -> KernelBias:
-        """Return `kernel_bias` of the heads that the bias has."""
-        if self.heads is None:
-            return self.kernel_bias(problem, like)
-        return self.kernel_bias(problem.of_heads(self.num_heads), like).of_heads(self.heads)
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the bias in kernel form.
@@ -144,9 +127,9 @@ class BiasObject(ReprHtml):
         real = None
         if lengths is not None:
             real = (np.arange(keys) >= keys - rows[:, None]).view(np.uint8)
-        shape = (self.rows if lengths is None else len(rows), self.head_count, queries, keys)
+        shape = (self.rows if lengths is None else len(rows), self.num_heads, queries, keys)
         problem = Problem(shape, Mask(causal=self.sides == "causal"), real)
-        bias = self.of_own_heads(problem).on(None).checked(problem)
+        bias = self.kernel_bias(problem).on(None).checked(problem)
         return dense_bias(bias, problem, name, out, torch=torch)
 
     def _values(self) -> tuple[Any, ...]:
@@ -173,10 +156,9 @@ def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
         return NO_BIAS
     make = getattr(bias, "kernel_bias", None)
     if make is not None and not isinstance(bias, type):
-        some_heads = getattr(bias, "heads", None) is not None
-        if some_heads or bias.num_heads != problem.shape[1] or problem.mask.sees_ahead:
+        if bias.num_heads != problem.shape[1] or problem.mask.sees_ahead:
             check_fitting(bias, problem.shape[1], causal=not problem.mask.sees_ahead)
-        kernel = bias.of_own_heads(problem, like) if some_heads else make(problem, like)
+        kernel = make(problem, like)
         if not isinstance(kernel, KernelBias):
             raise TypeError(f"kernel_bias must return a KernelBias, got {kernel!r} from {bias!r}")
         if kernel.core is not None and like is None:
@@ -187,14 +169,9 @@ def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
     return kernel.on(like).checked(problem)
 
 
-def head_count(bias: Any) -> int:
-    """Return the number of heads of a bias object, which may know no `heads`."""
-    return int(getattr(bias, "head_count", None) or bias.num_heads)
-
-
 def check_fitting(bias: Any, heads: int, *, causal: bool | None = None) -> None:
     """Check that a bias object has query's heads and, if known, fits causal or other attention."""
-    if head_count(bias) != heads:
+    if bias.num_heads != heads:
         raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
     if causal is False and bias.sides == "causal":
         raise ValueError(f"causal must be True for a bias of causal sides, got {bias!r}")
@@ -212,25 +189,10 @@ def check_dense(bias: Any) -> None:
     check_floating("bias", bias.dtype)
 
 
-def _slice_of(heads: Any, num_heads: int) -> slice:
-    """Return a slice of heads with its start and stop."""
-    if not isinstance(heads, slice):
-        raise TypeError(f"heads must be a slice such as slice(0, 4), got {heads!r}")
-    begin, end, step = heads.indices(num_heads)
-    beyond = heads.stop is not None and heads.stop > num_heads
-    if step != 1 or begin >= end or beyond:
-        raise ValueError(
-            f"heads must be a slice of some of {num_heads} heads in a row, got {heads!r}"
-        )
-    return slice(begin, end)
-
-
 def _comparable(value: Any) -> Any:
     """Return a hashable object, equal for equal numbers."""
     if isinstance(value, tuple):
         return tuple(map(_comparable, value))
-    if isinstance(value, slice):
-        return "slice", value.start, value.stop
     if not _arrays.is_array(value):
         return value
     array = _arrays.to_numpy(value)

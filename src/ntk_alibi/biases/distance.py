@@ -179,16 +179,9 @@ class DistanceFunction(DistanceBias):
     num_heads: int
     _kept: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        function: Callable[[NDArray[np.float64]], Any],
-        num_heads: int,
-        *,
-        heads: slice | None = None,
-    ) -> None:
+    def __init__(self, function: Callable[[NDArray[np.float64]], Any], num_heads: int) -> None:
         if not callable(function):
             raise TypeError(f"function must be callable, got {function!r}")
-        self.define(heads=heads)
         self.define(function=function, num_heads=_checks.num_heads(num_heads), sides="symmetric")
         self._evaluated(0, 1)
 

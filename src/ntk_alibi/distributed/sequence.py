@@ -242,7 +242,7 @@ def description(bias: Any) -> str:
         digest.update(f"{array.shape}".encode())
         digest.update(array.tobytes())
 
-    if not hasattr(bias, "head_count"):
+    if not hasattr(bias, "num_heads"):
         if not _arrays.is_array(bias):
             return type(bias).__name__
         if _of_all_queries(bias):
@@ -257,7 +257,7 @@ def description(bias: Any) -> str:
             digest.update(f"{name} {told or repr(value)}".encode())
     name, scaling = type(bias).__name__, getattr(bias, "scaling", None)
     numbers = digest.hexdigest()[:12]
-    return f"{name} of {bias.head_count} heads, scaling {scaling}, numbers {numbers}"
+    return f"{name} of {bias.num_heads} heads, scaling {scaling}, numbers {numbers}"
 
 
 def _of_all_queries(dense: Any) -> bool:

@@ -8,45 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ntk_alibi import _arrays
 from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.fused.call import OPTIONS, AttentionCall, check_others, checked_call
-from ntk_alibi.fused.dropout import NO_DROPOUT
-from ntk_alibi.fused.forward import Stats, forward, rounded_logsumexp
-from ntk_alibi.fused.key_norms import KeyNorms
+from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
+from ntk_alibi.fused.forward import forward, rounded_logsumexp
 from ntk_alibi.fused.merge import merged
+from ntk_alibi.fused.options import AttentionOptions, with_options
 from ntk_alibi.fused.parts import Results, in_parts
 from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized
-from ntk_alibi.masks import AT_END
-from ntk_alibi.positions.log_n import LogN
-from ntk_alibi.positions.rotary import XPOS, RoPE
 
 if TYPE_CHECKING:
-    from typing import TypedDict
-
     from typing_extensions import Unpack
-
-    class AttentionOptions(TypedDict, total=False):
-        """Keyword arguments of `attention` that do not change the type of its result."""
-
-        causal: bool
-        window: int | None
-        causal_block: int | None
-        sink: int
-        key_padding_mask: Array | None
-        query_positions: Array | None
-        key_positions: Array | None
-        align: Literal["end", "start"]
-        segment_ids: Array | None
-        query_segment_ids: Array | None
-        scale: float | None
-        skip_tolerance: float | None
-        rotary: RoPE | XPOS | None
-        log_n: int | LogN | None
-        initial: tuple[Array, Array] | None
-        key_norms: KeyNorms | None
-        dropout: float
-        seed: int | None
-        group: Any
-        mesh: Any
 
 
 @overload
@@ -60,40 +30,7 @@ def attention(
     return_stats: Literal[False] = False,
     **options: Unpack[AttentionOptions],
 ) -> ArrayT: ...
-@overload
-def attention(
-    query: ArrayT,
-    key: ArrayT | QuantizedRows,
-    value: ArrayT | QuantizedRows,
-    bias: BiasObject | Array | None = None,
-    *,
-    return_logsumexp: Literal[True],
-    return_stats: Literal[False] = False,
-    **options: Unpack[AttentionOptions],
-) -> tuple[ArrayT, ArrayT]: ...
-@overload
-def attention(
-    query: ArrayT,
-    key: ArrayT | QuantizedRows,
-    value: ArrayT | QuantizedRows,
-    bias: BiasObject | Array | None = None,
-    *,
-    return_logsumexp: Literal[False] = False,
-    return_stats: Literal[True],
-    **options: Unpack[AttentionOptions],
-) -> tuple[ArrayT, Stats]: ...
-@overload
-def attention(
-    query: ArrayT,
-    key: ArrayT | QuantizedRows,
-    value: ArrayT | QuantizedRows,
-    bias: BiasObject | Array | None = None,
-    *,
-    return_logsumexp: Literal[True],
-    return_stats: Literal[True],
-    **options: Unpack[AttentionOptions],
-) -> tuple[ArrayT, ArrayT, Stats]: ...
-@overload
+@overload  # an output, and what is asked for with it
 def attention(
     query: ArrayT,
     key: ArrayT | QuantizedRows,
@@ -103,36 +40,17 @@ def attention(
     return_logsumexp: bool = False,
     return_stats: bool = False,
     **options: Unpack[AttentionOptions],
-) -> Any: ...
+) -> tuple[ArrayT, Unpack[tuple[Any, ...]]]: ...
+@with_options
 def attention(
     query: Array,
     key: Array | QuantizedRows,
     value: Array | QuantizedRows,
     bias: BiasObject | Array | None = None,
     *,
-    causal: bool = True,
-    window: int | None = None,
-    causal_block: int | None = None,
-    sink: int = 0,
-    key_padding_mask: Array | None = None,
-    query_positions: Array | None = None,
-    key_positions: Array | None = None,
-    align: Literal["end", "start"] = AT_END,
-    segment_ids: Array | None = None,
-    query_segment_ids: Array | None = None,
-    scale: float | None = None,
-    skip_tolerance: float | None = 0.0,
-    rotary: RoPE | XPOS | None = None,
-    log_n: int | LogN | None = None,
-    initial: tuple[Array, Array] | None = None,
-    key_norms: KeyNorms | None = None,
-    dropout: float = NO_DROPOUT,
-    seed: int | None = None,
-    group: Any = None,
-    mesh: Any = None,
     return_logsumexp: bool = False,
     return_stats: bool = False,
-    **others: Any,
+    **options: Unpack[AttentionOptions],
 ) -> Any:
     """Compute attention with a bias over distance, tile by tile in float32.
 
@@ -164,6 +82,8 @@ def attention(
         bias: an `ALiBi`, `BiALiBi`, `KerplePower`, `KerpleLog`, `Sandwich`, `BAM`, `T5`,
             `DistanceTable`, `DistanceFunction`, `ForgetGates` or any other `BiasObject`, or numbers
             broadcastable to (B, H, Q, K), or None.
+        options: the arguments that follow, by name. The error for names of torch's arguments says
+            what to pass here.
         causal: whether keys ahead of the query are hidden.
         window: the number of positions back (and ahead) that a query sees, itself included.
         causal_block: length of the blocks of block-wise causal attention, in which a query sees its
@@ -204,16 +124,9 @@ def attention(
             alone (docs/formulas.md), so threads and instruction sets do not change what is dropped.
         seed: of the random numbers of dropout, from 0 to 2^64 - 1. Arrays need one; tensors draw
             one from torch's generator for the CPU by default.
-        group: a torch.distributed.ProcessGroup whose ranks share one sequence. query, key, value
-            and key_padding_mask are this rank's tokens, which follow those of the rank before,
-            unless positions say where they are. Keys travel if they may matter
-            (docs/distributed.md). Gradients of a bias's parameters are summed over the ranks.
-        mesh: a DeviceMesh with one dimension in place of group. DTensors that are sharded along the
-            sequence need neither.
         return_logsumexp: whether to return the logsumexp, too: float32 (B, H, Q), natural, of the
             scores as above. `merge` takes both.
         return_stats: whether to return `Stats`, too.
-        others: must be empty: the error for names of torch's arguments says what to pass here.
 
     Returns:
         The output, or a tuple of output, logsumexp and stats as far as they are asked for. The
@@ -227,9 +140,9 @@ def attention(
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two of them contradict each other;
-            `QuantizedRows`, key_norms or return_stats with tensors that require grad; dropout with
-            group or mesh, or of NumPy arrays without a seed; NumPy arrays are float64 (use
-            `ntk_alibi.reference.attention`).
+            `QuantizedRows`, key_norms or return_stats with tensors that require grad; dropout of
+            NumPy arrays without a seed; NumPy arrays are float64 (use
+            `ntk_alibi.reference.attention`); DTensors (use `ntk_alibi.distributed.attention`).
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -239,32 +152,11 @@ def attention(
 
     Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
     """
-    arguments = (  # of `checked_call`, by place, since names take longer
-        scale, skip_tolerance, (causal, window, causal_block, sink), key_padding_mask,
-        query_positions, key_positions, align, segment_ids, query_segment_ids, rotary, log_n,
-        initial, key_norms, dropout, seed,
-    )  # fmt: skip
-    if group is not None or mesh is not None or hasattr(query, "device_mesh"):
-        from ntk_alibi.distributed.attention import attention_over_ranks
-
-        return attention_over_ranks(
-            query,
-            key,
-            value,
-            bias,
-            arguments[:3],
-            **dict(zip(OPTIONS, arguments[3:], strict=True)),
-            group=group,
-            mesh=mesh,
-            others=others,
-            return_logsumexp=return_logsumexp,
-            return_stats=return_stats,
-        )
-    check_others(others)
+    given = all_options(options)
     torch = _arrays.needs_torch(query, key, value, bias)
     if torch:
         for name, used in (
-            ("key_norms", key_norms is not None),
+            ("key_norms", given["key_norms"] is not None),
             ("return_stats", return_stats),
             ("a quantized key or value", is_quantized(key) or is_quantized(value)),
         ):
@@ -273,7 +165,8 @@ def attention(
                     f"{name} is for calls that torch neither records nor traces: use "
                     "torch.no_grad() and float32, bfloat16 or float16 on the CPU"
                 )
-    call = checked_call(query, key, value, bias, *arguments, torch)
+    call = checked_call(query, key, value, bias, given, torch)
+    initial = given["initial"]
     log = return_logsumexp or initial is not None
     output, logsumexp, stats = attend(call, log=log, stats=return_stats)
     if initial is not None:

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import functools
-import inspect
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.biases.base import kernel_bias_of
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.dropout import NO_DROPOUT, Dropout, checked_dropout
+from ntk_alibi.fused.options import DEFAULTS
 from ntk_alibi.fused.quantized_rows import is_quantized
 from ntk_alibi.masks import AT_END, Mask, Problem
 from ntk_alibi.masks.segments import Text, of_rows
@@ -41,6 +42,7 @@ ELSEWHERE = {
     "softcap": "leave it out, since scores are not capped here",
     "softmax_scale": "pass scale",
     "window_size": "pass window, which counts the query itself: window_size[0] + 1",
+    **dict.fromkeys(("group", "mesh"), "call ntk_alibi.distributed.attention"),
 }
 
 
@@ -154,13 +156,22 @@ def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.C
     return _core.CallRule(scale, skip_tolerance, mask.numbers())
 
 
-def check_others(others: dict[str, Any]) -> None:
-    """Refuse arguments and surroundings that attention does not have."""
-    if others:
-        name = min(others, key=lambda name: name not in ELSEWHERE)
+def all_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of a call with the defaults of all others.
+
+    Raises:
+        TypeError, ValueError: an option is unknown, or attention cannot be called here.
+    """
+    _checks.whole_sequences()
+    if not given:
+        return DEFAULTS
+    options = {**DEFAULTS, **given}
+    if len(options) > len(DEFAULTS):
+        others = given.keys() - DEFAULTS.keys()
+        name = min(sorted(others), key=lambda name: name not in ELSEWHERE)
         instead = f": {ELSEWHERE[name]}" if name in ELSEWHERE else ""
         raise TypeError(f"attention() got an unexpected keyword argument {name!r}{instead}")
-    _checks.whole_sequences()
+    return options
 
 
 def checked_call(
@@ -168,21 +179,7 @@ def checked_call(
     key: Any,
     value: Any,
     bias: Any,
-    scale: Any,
-    skip_tolerance: Any,
-    mask: tuple[Any, ...],
-    key_padding_mask: Any = None,
-    query_positions: Any = None,
-    key_positions: Any = None,
-    align: str = AT_END,
-    segment_ids: Any = None,
-    query_segment_ids: Any = None,
-    rotary: Any = None,
-    log_n: Any = None,
-    initial: Any = None,
-    key_norms: Any = None,
-    dropout: Any = NO_DROPOUT,
-    seed: Any = None,
+    options: Mapping[str, Any],
     torch: bool = False,
 ) -> AttentionCall:
     """Convert and check the arguments of `attention`.
@@ -192,21 +189,7 @@ def checked_call(
         key: the keys.
         value: the values.
         bias: an object, dense numbers or None.
-        scale: factor of the dot products, or None.
-        skip_tolerance: the argument of `attention`.
-        mask: the mask options, in the order of `Mask`.
-        key_padding_mask: this and the other keywords are those of `attention`.
-        query_positions: positions, or None.
-        key_positions: positions, or None.
-        align: "end" or "start".
-        segment_ids: numbers of texts, or None.
-        query_segment_ids: numbers of texts, or None.
-        rotary: an embedding, or None.
-        log_n: an argument of `attention`.
-        initial: an output and a logsumexp, or None.
-        key_norms: a `KeyNorms`, or None.
-        dropout: the share of weights to drop.
-        seed: the seed of dropout, or None.
+        options: all options, as `all_options` returns them.
         torch: whether torch's operator computes: the bias becomes tensors that autograd follows,
             inputs get the dtype that autocast wants, and float64 is allowed.
 
@@ -241,8 +224,11 @@ def checked_call(
         like = query
 
     # Shapes and plain numbers: most calls repeat those of an earlier call, of another layer.
-    shapes = query.dtype, query.shape, key.shape, value.shape
-    numbers = *shapes, torch, scale, skip_tolerance, *mask
+    numbers = (
+        query.dtype, query.shape, key.shape, value.shape, torch,
+        options["scale"], options["skip_tolerance"],
+        options["causal"], options["window"], options["causal_block"], options["sink"],
+    )  # fmt: skip
     try:
         checked = None if torch else _known_numbers(*numbers)
     except TypeError:  # a wrong type, or a type without a hash
@@ -250,6 +236,7 @@ def checked_call(
     problem, scale, skip_tolerance, rule = checked or _numbers_of(*numbers)
 
     # Padding and positions, and what reads them.
+    rotary = options["rotary"]
     if rotary is not None:
         if isinstance(rotary, type) or not callable(getattr(rotary, "rotated", None)):
             raise TypeError(f"rotary must be None, a RoPE or an XPOS, got {rotary!r}")
@@ -257,29 +244,32 @@ def checked_call(
             raise ValueError(f"rotary must have query's head_dim {query.shape[3]}, got {rotary!r}")
         if rotary.fades and problem.mask.sees_ahead:
             raise ValueError(f"causal must be True with XPOS, which grows ahead, got {rotary!r}")
-    columns = key_padding_mask is query_positions is key_positions is None
-    packed = not (segment_ids is query_segment_ids is None)
-    if not columns or packed or align is not AT_END:
+    mask, at_queries, at_keys = (
+        options["key_padding_mask"], options["query_positions"], options["key_positions"],
+    )  # fmt: skip
+    segment_ids, query_segment_ids = options["segment_ids"], options["query_segment_ids"]
+    columns = mask is at_queries is at_keys is segment_ids is query_segment_ids is None
+    if not columns or options["align"] is not AT_END:
         problem = Problem.checked(
             problem.shape,
             problem.mask,
-            key_padding_mask,
-            query_positions,
-            key_positions,
-            align=align,
+            mask,
+            at_queries,
+            at_keys,
+            align=options["align"],
             like=like,
             segment_ids=segment_ids,
             query_segment_ids=query_segment_ids,
         )
     kernel = kernel_bias_of(bias, problem, like)
     factors = None
-    if log_n is not None:
-        log_n = log_n_of(log_n)
+    if options["log_n"] is not None:
+        log_n = log_n_of(options["log_n"])
         factors = log_n.factors(problem, like)
         kernel = kernel.times(factors) if log_n.biased else kernel
 
     # Results over other keys.
-    known = None
+    known, initial = None, options["initial"]
     if initial is not None:
         if not isinstance(initial, tuple) or len(initial) != 2:
             raise TypeError(f"initial must be a pair (output, logsumexp), got {initial!r}")
@@ -297,7 +287,7 @@ def checked_call(
         known = _arrays.float64(initial[1], query)
 
     # Norms of the keys, which have to be consecutive.
-    norms = None
+    norms, key_norms = None, options["key_norms"]
     if key_norms is not None:
         if not hasattr(key_norms, "norms"):
             raise TypeError(f"key_norms must be None or a KeyNorms, got {key_norms!r}")
@@ -317,18 +307,12 @@ def checked_call(
         norms = key_norms.norms, key_norms.centres
 
     dropped = None
-    if dropout is not NO_DROPOUT or seed is not None:
-        dropped = checked_dropout(dropout, seed, query, key.shape[2])
+    if options["dropout"] is not NO_DROPOUT or options["seed"] is not None:
+        dropped = checked_dropout(options["dropout"], options["seed"], query, key.shape[2])
     return AttentionCall(
         query, key, value, kernel, problem, rule, scale, skip_tolerance,
         rotary, factors, known, memory, norms, dropped,
     )  # fmt: skip
-
-
-_NAMES = tuple(inspect.signature(checked_call).parameters)
-
-#: The names of the options of `attention`, in the order of `checked_call`.
-OPTIONS = _NAMES[_NAMES.index("key_padding_mask") : _NAMES.index("torch")]
 
 
 def _numbers_of(

@@ -12,7 +12,7 @@ from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import NUMBERS, SLOPES
-from ntk_alibi.fused.call import AttentionCall, checked_call
+from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
 from ntk_alibi.fused.forward import (
     KeySubset,
     attend_subset,
@@ -24,7 +24,7 @@ from ntk_alibi.fused.forward import (
     tokens_of,
 )
 from ntk_alibi.fused.parts import Part, faded, in_parts, query_runs
-from ntk_alibi.masks import Mask, Text
+from ntk_alibi.masks import Text
 from ntk_alibi.positions.log_n import log_n_of
 
 #: The greatest magnitude of a float32 logsumexp whose rounding, at most 2^-11, is accepted.
@@ -145,9 +145,7 @@ def attention_gradients(
             raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
         if like_query and array.dtype != query.dtype:
             raise TypeError(f"{name} must be of query's dtype {query.dtype}, got {array.dtype}")
-    mask = tuple(options.pop(name, default) for name, default in Mask._field_defaults.items())
-    numbers = options.pop("scale", None), options.pop("skip_tolerance", 0.0)
-    call = checked_call(query, key, value, bias, *numbers, mask, **options)
+    call = checked_call(query, key, value, bias, all_options(options))
     if call.dropout is not None and options.get("seed") is None:
         _checks.missing("seed", "with dropout: that of the call of attention")
     logsumexp = _unrounded(logsumexp, call)

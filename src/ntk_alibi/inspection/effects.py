@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases.base import head_count, kernel_bias_of
+from ntk_alibi.biases.base import kernel_bias_of
 from ntk_alibi.biases.slopes import alibi_slopes, checked_lengths
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.masks import Mask, Problem
@@ -88,7 +88,7 @@ def bias_by_distance(
     if not hasattr(bias, "kernel_bias"):
         ends = (1, count) if side == "behind" else (count, 1)
         dense: NDArray[np.float64] = _arrays.to_numpy(bias.tensor(*ends)).astype(np.float64)
-        return np.ascontiguousarray(dense[0].reshape(head_count(bias), count)[:, ::-1])
+        return np.ascontiguousarray(dense[0].reshape(bias.num_heads, count)[:, ::-1])
     return _row(bias, count, count if tokens is None else tokens, side)
 
 
@@ -96,7 +96,7 @@ def _row(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:
     """Return the bias of one query at distances from 0 on, in a text of so many tokens."""
     dynamic = scaling_per(getattr(bias, "scaling", None)) is not None
     keys = max(count, tokens) if dynamic else count
-    shape = (bias.rows, head_count(bias), bias.query_length or 1, keys)
+    shape = (bias.rows, bias.num_heads, bias.query_length or 1, keys)
     mask, real = Mask(causal=bias.sides == "causal"), None
     if dynamic and tokens < keys:
         real = (np.arange(keys) >= keys - tokens)[None].view(np.uint8)
@@ -257,5 +257,5 @@ def visible_intervals(
 
 def _heads(bias: Any) -> int:
     if hasattr(bias, "num_heads"):
-        return head_count(bias)
+        return int(bias.num_heads)
     return int(bias.shape[-3]) if np.ndim(bias) >= 3 else 1

@@ -79,7 +79,7 @@ def _bias_page(bias: Any) -> str | None:
         columns[f"1/e {name}"] = [_tokens(reach, longest[name]) for reach in near]
         columns[f"{100 * FAINT:g} % {name}"] = [_tokens(reach, longest[name]) for reach in far]
         series.append((near, far))
-    numbers = [str(head) for head in range(1, bias.head_count + 1)]
+    numbers = [str(head) for head in range(1, bias.num_heads + 1)]
     table = table_html("", ["head", *columns], zip(numbers, *columns.values(), strict=True))
     caption = f"distance where a head's weight is 1/e … {100 * FAINT:g} %{at}"
     if len(series) > 1:
@@ -145,9 +145,9 @@ def _page(name: str, picture: str, table: str) -> str:
 
 
 def _over_distance(bias: Any) -> bool:
-    shape = (bias.rows, bias.head_count, bias.query_length or 1, 2)
+    shape = (bias.rows, bias.num_heads, bias.query_length or 1, 2)
     like = next(filter(_arrays.is_tensor, bias.parameters), None)
-    kernel = bias.of_own_heads(Problem(shape, Mask(causal=bias.sides == "causal")), like)
+    kernel = bias.kernel_bias(Problem(shape, Mask(causal=bias.sides == "causal")), like)
     return kernel.left is not None or kernel.table is not None
 
 

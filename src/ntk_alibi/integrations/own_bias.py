@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ntk_alibi.biases.base import head_count
-
 #: The submodule of a patched model.
 NAME = "ntk_alibi_bias"
 
@@ -72,7 +70,7 @@ def check(bias: Any, heads: int, layers: int, *, encoder: bool = False) -> None:
                 f"scaling must be a module that returns a BiasObject, got {type(own).__name__}, "
                 f"which returns {type(made).__name__}"
             )
-        if head_count(made) != heads:
+        if made.num_heads != heads:
             raise ValueError(f"scaling must be a bias of the model's {heads} heads, got {made!r}")
         if encoder and getattr(made, "sides", None) == "causal":
             raise ValueError(

@@ -1,26 +1,26 @@
 """Forward passes of a patched model on several ranks, which share the tokens of one text.
 
-In an `OwnTokens` pass each rank computes its part of the text, and `attention` with a group lets
+In an `OwnTokens` pass each rank computes its part of the text, and `distributed.attention` lets
 blocks of keys travel. In a `SpreadKeys` pass all ranks compute the same new tokens, each attends to
 the keys that it holds if they can matter, and the results are merged.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, distributed
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.distributed import spread
 from ntk_alibi.distributed.ranks import Attempt, Ranks
 from ntk_alibi.distributed.spread import KeyWeightBounds
-from ntk_alibi.fused.attention import attention as fused_attention
 from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.integrations.caches.sharded import ShardedCache
+from ntk_alibi.integrations.tensor_parallel import SomeHeads
 from ntk_alibi.masks import EVERYTHING, Problem
 
 
@@ -55,10 +55,8 @@ class OwnTokens:
         if not self.plain:
             options["key_padding_mask"] = forward_pass.mask[:, self.at]
         if heads is not None:
-            bias = replace(bias, heads=heads)
-            if isinstance(getattr(log_n, "strength", None), tuple):
-                log_n = replace(log_n, strength=log_n.strength[heads])
-        output = fused_attention(
+            bias, log_n = SomeHeads(bias, heads), log_n and log_n.of_heads(heads)
+        output: torch.Tensor = distributed.attention(
             query,
             key,
             value,
@@ -69,7 +67,7 @@ class OwnTokens:
             group=self.ranks.group,
             **options,
         )
-        return cast(torch.Tensor, output)
+        return output
 
 
 @dataclass(frozen=True)

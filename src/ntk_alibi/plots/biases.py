@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases.base import head_count
 from ntk_alibi.inspection import effects
 from ntk_alibi.methods import ORIGINAL, kind_of
 from ntk_alibi.plots.labels import labelled
@@ -280,7 +279,7 @@ def _check_distances(biases: Collection[Any], longest: int) -> None:
     distances = _checks.integer("longest", longest, minimum=1)
     for bias in biases:
         effects.check_bias(bias)
-        check_most("heads x longest", head_count(bias) * distances, _checks.MOST_NUMBERS)
+        check_most("heads x longest", bias.num_heads * distances, _checks.MOST_NUMBERS)
 
 
 def _sampled_maps(
@@ -288,9 +287,9 @@ def _sampled_maps(
 ) -> tuple[list[int], NDArray[np.float64]]:
     """Return heads and their biases (heads, queries, keys), at every n-th query and key if many."""
     queries, keys = effects.map_size(query_length, key_length)
-    of_all = head_count(bias) * queries * keys
+    of_all = bias.num_heads * queries * keys
     check_most("heads x query_length x key_length", of_all, _checks.MOST_NUMBERS)
-    chosen = _checks.heads(heads, head_count(bias))
+    chosen = _checks.heads(heads, bias.num_heads)
     longest = max(32, math.isqrt(MAP_CELLS // len(chosen)))
     rows, columns = (np.arange(n - 1, -1, -math.ceil(n / longest))[::-1] for n in (queries, keys))
     check_most("cells of all heads", len(chosen) * rows.size * columns.size, MOST_CELLS)

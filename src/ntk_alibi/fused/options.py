@@ -1,0 +1,60 @@
+"""The options of attention, once: their names, types and defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict, TypeVar
+
+from ntk_alibi._arrays import Array
+from ntk_alibi.fused.dropout import NO_DROPOUT
+from ntk_alibi.fused.key_norms import KeyNorms
+from ntk_alibi.masks import AT_END, Mask
+from ntk_alibi.positions.log_n import LogN
+from ntk_alibi.positions.rotary import XPOS, RoPE
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The options of `attention`, whose docstring describes them, and their types."""
+
+    causal: bool
+    window: int | None
+    causal_block: int | None
+    sink: int
+    key_padding_mask: Array | None
+    query_positions: Array | None
+    key_positions: Array | None
+    align: Literal["end", "start"]
+    segment_ids: Array | None
+    query_segment_ids: Array | None
+    scale: float | None
+    skip_tolerance: float | None
+    rotary: RoPE | XPOS | None
+    log_n: int | LogN | None
+    initial: tuple[Array, Array] | None
+    key_norms: KeyNorms | None
+    dropout: float
+    seed: int | None
+
+
+#: All options of a call that gives none.
+DEFAULTS: Mapping[str, Any] = {
+    **dict.fromkeys(AttentionOptions.__annotations__),
+    **Mask()._asdict(),
+    "align": AT_END,
+    "skip_tolerance": 0.0,
+    "dropout": NO_DROPOUT,
+}
+
+
+def with_options(function: Function) -> Function:
+    """Let the signature of a function that takes `**options` name them, with their defaults."""
+    own = list(inspect.signature(function).parameters.values())[:-1]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in DEFAULTS.items()
+    ]
+    function.__signature__ = inspect.Signature([*own[:4], *options, *own[4:]])  # type: ignore[attr-defined]
+    return function

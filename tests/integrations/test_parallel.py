@@ -71,10 +71,14 @@ def test_attention_in_context_parallel(mesh: DeviceMesh) -> None:
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_dtensors_along_the_sequence_are_taken(mesh: DeviceMesh, grad: bool) -> None:
+def test_dtensors_along_the_sequence_have_a_function_of_their_own(
+    mesh: DeviceMesh, grad: bool
+) -> None:
     plain = three()
     tensors = [distribute_tensor(x, mesh, [Shard(2)]).requires_grad_(grad) for x in plain]
-    output: Any = na.attention(*tensors, na.ALiBi(4))
+    with pytest.raises(TypeError, match=r"a DTensor: ntk_alibi\.distributed\.attention takes"):
+        na.attention(*tensors, na.ALiBi(4))
+    output: Any = na.distributed.attention(*tensors, na.ALiBi(4))
     assert output.placements == (Shard(2),)
     assert torch.equal(output.full_tensor(), na.attention(*plain, na.ALiBi(4)))
 
@@ -86,7 +90,7 @@ def test_dtensors(mesh: DeviceMesh, placement: Any, grad: bool) -> None:
     tensors = [distribute_tensor(x, mesh, [placement]).requires_grad_(grad) for x in plain]
     message = r"query must be .* sharded along the sequence.*of such a DTensor pass query.full_tens"
     with pytest.raises(ValueError, match=message):
-        na.attention(*tensors, na.ALiBi(4))
+        na.distributed.attention(*tensors, na.ALiBi(4))
     whole = [x.full_tensor() for x in tensors]
     assert torch.equal(na.attention(*whole, na.ALiBi(4)), na.attention(*plain, na.ALiBi(4)))
 

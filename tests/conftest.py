@@ -28,7 +28,7 @@ settings.register_profile("search", deadline=None, max_examples=3000)
 settings.load_profile("default")
 
 #: What tests import has no examples in docstrings, and some of it is for other environments.
-collect_ignore_glob = ["peers/*", "shared/*"]
+collect_ignore_glob = ["peers/*", "shared/*", "*_program.py"]
 
 
 def entries(item: Any) -> set[tuple[Any, ...]]:

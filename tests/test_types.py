@@ -15,7 +15,7 @@ from repository import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
-CALLS = ROOT / "tests/shared/typed_calls.py"
+CALLS = Path(__file__).with_name("typed_program.py")
 
 #: Code with one error a line, from the first call on.
 WRONG = """\

@@ -22,12 +22,19 @@ from conformance import (
     Place,
     Way,
     arrays,
-    attend,
     loss,
     tensors,
 )
 from conformance_cases import CASES, bent, heads
 from ntk_alibi.biases import BiasObject, KernelBias, parameter
+
+
+def attend(case: Case, way: Way, sources: list[Any], bias: Any = None) -> Any:
+    """Call attention with query, key, value and the bias's parameters, arrays or tensors."""
+    bias = case.make(*sources[3:]) if bias is None else bias
+    options = way.given(tensors=torch.is_tensor(sources[0]))
+    return na.attention(*sources[:3], bias, **options, return_logsumexp=True)
+
 
 # Foreign biases, written by the docstring of KernelBias alone
 # --------------------------------------------------------------------------------------------------

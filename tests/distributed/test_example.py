@@ -34,10 +34,10 @@ def test_a_line_is_found_on_two_processes() -> None:
 def test_the_blocks_of_the_page_run_on_two_processes(tmp_path: Path) -> None:
     """Passes, generation, zig-zag and the class of Trainer: blocks 0 to 2 of the page."""
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    program = ROOT / "tests/shared/page_program.py"
+    program = Path(__file__).with_name("page_program.py")
     done = subprocess.run(
         [*torchrun, program, tmp_path, "0", "1", "2"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(program.parent)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests/shared")},
         capture_output=True,
         text=True,
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from subprocess import run
 from typing import Any
 
 import pytest
@@ -11,7 +14,6 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from llama_program import complete
 from ntk_alibi.evaluation.records.corpus import held_out_text
 from ntk_alibi.models import load
 from small_tokenizers import like_bloom, like_mpt
@@ -29,6 +31,45 @@ NEAR = 1e-2
 LENGTHS = (50, 900, 3000)
 
 PROSE = "\n".join(held_out_text())[:20_000]
+
+
+def complete(
+    path: Path,
+    prompts: list[Any],
+    *,
+    new: int = 16,
+    probabilities: int = 20,
+    forbidden: Sequence[int] = (),
+) -> Any:
+    """Return llama.cpp's greedy answers to prompts, texts or tokens.
+
+    Args:
+        path: the GGUF file.
+        prompts: the prompts.
+        new: the number of tokens of an answer.
+        probabilities: the number of tokens whose log-probabilities are returned for each of them.
+        forbidden: tokens that answers must not have. llama.cpp returns no probabilities for tokens
+            that end within a character.
+
+    Returns:
+        For each prompt a dict: "prompt" and "ids" are tokens, "text" is the answer, and "top" has
+        pairs of token and log-probability for each token of it.
+    """
+    request = {
+        "path": str(path),
+        "prompts": prompts,
+        "new": new,
+        "probabilities": probabilities,
+        "forbidden": [[token, False] for token in forbidden],
+    }
+    done = run(
+        [sys.executable, Path(__file__).with_name("llama_program.py")],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def nano() -> tuple[Any, Any]:

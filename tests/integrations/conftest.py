@@ -1,5 +1,27 @@
 """Small random models and their input, for all tests of patched models."""
 
-from family_models import ids, models, shallow
+from __future__ import annotations
 
-__all__ = ["ids", "models", "shallow"]
+from typing import Any
+
+import pytest
+import torch
+
+from family_models import MAKERS, make_model
+from padded_batches import batch
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    return {name: make_model(name) for name in MAKERS}
+
+
+@pytest.fixture(scope="module")
+def shallow() -> dict[str, Any]:
+    """Models of one layer, for what costs time in each layer: compilers and exporters."""
+    return {name: make_model(name, layers=1) for name in ("bloom", "mpt", "falcon")}
+
+
+@pytest.fixture(scope="module")
+def ids() -> torch.Tensor:
+    return batch()

@@ -14,11 +14,19 @@ import transformers
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ntk_alibi as na
-from exported_models import LONG, LONG_MASK, SHAPES, Logits
+from exported_models import LONG, LONG_MASK, Logits
 from family_models import LOGITS, MAKERS, compiled_families, families, make_model
 from model_runs import assert_gradients_close, generate, generations, state_of
 from ntk_alibi.integrations.cache_argument import CACHE
 from padded_batches import LENGTH, MASKS, masks, real, run
+
+_AXES = {
+    0: torch.export.Dim("batch", min=1, max=64),
+    1: torch.export.Dim("length", min=2, max=4096),
+}
+
+#: Dynamic shapes of tokens and padding mask.
+SHAPES = (_AXES, _AXES)
 
 
 class Steeper:

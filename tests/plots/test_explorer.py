@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,6 @@ import pytest
 from matplotlib.colors import to_rgb
 
 import ntk_alibi as na
-from chromium import TEXT, page
 from ntk_alibi import plots
 from ntk_alibi.plots.style import THEMES
 from pictures import explorer, random_model, weights_of
@@ -23,6 +25,42 @@ TEXT_OF_PROMPT = "in the beginning"
 
 #: A weight is stored as a logarithm to 1/2048 of a factor of 2, rounded.
 PRECISION = 2 ** (0.5 / 2048) - 1
+
+#: Collects the text of a page, that in shadow roots included.
+TEXT = """
+const parts = [];
+const walk = (node) => {
+  if (node.nodeType === Node.TEXT_NODE) { parts.push(node.textContent); }
+  if (node.nodeName === "STYLE" || node.nodeName === "SCRIPT") { return; }
+  if (node.shadowRoot) { node.shadowRoot.childNodes.forEach(walk); }
+  node.childNodes.forEach(walk);
+};
+walk(document.body);
+return parts.join(" ").replace(/\\s+/g, " ");
+"""
+
+
+@contextmanager
+def page(path: Path) -> Iterator[Any]:
+    """Yield selenium's driver with a file loaded in a headless Chromium without a network."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if browser is None or driver is None:
+        pytest.skip("chromium and chromedriver are not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for option in ("headless=new", "no-sandbox", "disable-gpu", "window-size=1500,900"):
+        options.add_argument(f"--{option}")
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(executable_path=driver)
+    running = webdriver.Chrome(options=options, service=service)
+    try:
+        running.get(path.as_uri())
+        yield running
+    finally:
+        running.quit()
+
 
 #: Returns what a mark in a page's figure says about a map: its title and its numbers.
 SHOWN = """

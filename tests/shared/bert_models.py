@@ -21,7 +21,6 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "jina, sdpa": lambda **config: small_jina_bert(attn_implementation="torch", **config),
     "mosaic": small_mosaic_bert,
 }
-every_model = pytest.mark.parametrize("name", MAKERS)
 kinds = pytest.mark.parametrize("name", ["jina, buffer", "mosaic"])
 
 #: Float32 sums of 100 terms through three layers with norms, at outputs of about 1.
@@ -35,17 +34,6 @@ def make(name: str, **config: Any) -> Any:
 
 def ids(rows: int = ROWS, tokens: int = TOKENS) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(3).integers(1, 97, size=(rows, tokens)))
-
-
-def padding(side: str) -> torch.Tensor | None:
-    mask = torch.ones(ROWS, TOKENS, dtype=torch.long)
-    if side == "right":
-        mask[0, -9:] = mask[1, -1:] = 0
-    elif side == "left":
-        mask[0, :9] = mask[1, :1] = 0
-    elif side == "holes":
-        mask[0, 5:9] = mask[1, -4:] = mask[1, 2] = 0
-    return None if side == "none" else mask
 
 
 def run(model: Any, given: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:

@@ -287,13 +287,6 @@ def _products(way: Way, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 # --------------------------------------------------------------------------------------------------
 
 
-def attend(case: Case, way: Way, sources: list[Any], bias: Any = None) -> Any:
-    """Call attention with query, key, value and the bias's parameters, arrays or tensors."""
-    bias = case.make(*sources[3:]) if bias is None else bias
-    options = way.given(tensors=torch.is_tensor(sources[0]))
-    return na.attention(*sources[:3], bias, **options, return_logsumexp=True)
-
-
 def arrays(case: Case, way: Way) -> list[NDArray[np.float32]]:
     """Return query, key, value and the bias's parameters as arrays."""
     return [*way.arrays(), *case.parameters(way.queries)]

@@ -1,4 +1,4 @@
-"""Shared parts of the tests of exported models: a module, its dynamic shapes, other inputs."""
+"""Shared parts of the tests of exported models: a module, and other inputs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,6 @@ class Logits(nn.Module):
         ).logits
         return logits
 
-
-_AXES = {
-    0: torch.export.Dim("batch", min=1, max=64),
-    1: torch.export.Dim("length", min=2, max=4096),
-}
-
-#: Dynamic shapes of tokens and padding mask.
-SHAPES = (_AXES, _AXES)
 
 #: Tokens of another batch and length than those of `padded_batches`, and their padding mask.
 LONG = torch.randint(0, VOCABULARY, (2, 77), generator=torch.Generator().manual_seed(1))

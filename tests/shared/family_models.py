@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from padded_batches import VOCABULARY, batch, real
+from padded_batches import VOCABULARY, real
 
 HEADS = 8
 
@@ -73,22 +73,6 @@ def make_model(name: str, heads: int = HEADS, layers: int = 3, **config: Any) ->
             if parameter.ndim == 2:  # weights large enough for attention to matter
                 parameter.data.normal_(0, 0.08)
     return model
-
-
-@pytest.fixture(scope="module")
-def models() -> dict[str, Any]:
-    return {name: make_model(name) for name in MAKERS}
-
-
-@pytest.fixture(scope="module")
-def shallow() -> dict[str, Any]:
-    """Models of one layer, for what costs time in each layer: compilers and exporters."""
-    return {name: make_model(name, layers=1) for name in ("bloom", "mpt", "falcon")}
-
-
-@pytest.fixture(scope="module")
-def ids() -> torch.Tensor:
-    return batch()
 
 
 def independent_logits(

@@ -87,10 +87,3 @@ def masked(call: Call) -> NDArray[np.bool_]:
     mask = call.options.get("key_padding_mask")
     seen = visible(q, k, **{name: call.options[name] for name in names}, mask=mask)
     return np.broadcast_to(seen, call.seen.shape)
-
-
-QUERY = np.ones((1, 2, 5, 8), np.float32)
-
-
-def attend(**options: Any) -> Any:
-    return na.attention(QUERY, QUERY, QUERY, **options)

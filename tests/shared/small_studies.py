@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-import torch
 from studies import training
-from studies.schemes.decoder import Decoder
 from studies.schemes.measure import MeasurePlan
 from studies.schemes.recipe import StudyRecipe
-from studies.schemes.schemes import SCHEMES, LayerShape
 
 #: A recipe of a few steps with a few tokens each.
 TINY = StudyRecipe(
@@ -19,16 +16,6 @@ TINY = StudyRecipe(
     autocast=False,
 )  # fmt: skip
 TINY_PLAN = MeasurePlan(multiples=(1, 2), records=2, windows=2)
-
-
-def decoder(scheme: str, layers: int = 2, length: int = 32) -> Decoder:
-    torch.manual_seed(0)
-    place = LayerShape(heads=4, hidden_size=32, train_length=length)
-    return Decoder(50, layers, 32, 4, lambda: SCHEMES[scheme](place)).eval()
-
-
-def some_tokens(rows: int = 2, length: int = 40) -> torch.Tensor:
-    return torch.randint(50, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
 @contextmanager

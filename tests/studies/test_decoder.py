@@ -12,9 +12,18 @@ from studies.schemes.schemes import SCHEMES, AttentionView, LayerShape
 
 import ntk_alibi as na
 from ntk_alibi.scaling import without_knee
-from small_studies import decoder, some_tokens
 
 pytestmark = pytest.mark.slow  # of a program beside the package
+
+
+def decoder(scheme: str, layers: int = 2, length: int = 32) -> Decoder:
+    torch.manual_seed(0)
+    place = LayerShape(heads=4, hidden_size=32, train_length=length)
+    return Decoder(50, layers, 32, 4, lambda: SCHEMES[scheme](place)).eval()
+
+
+def some_tokens(rows: int = 2, length: int = 40) -> torch.Tensor:
+    return torch.randint(50, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(params=SCHEMES)

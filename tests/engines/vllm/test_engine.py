@@ -22,7 +22,6 @@ import vllm_environment
 import vllm_models
 import vllm_table
 from ntk_alibi.models.loading import nano_bloom_path
-from repository import ROOT
 
 pytestmark = [
     pytest.mark.slow,
@@ -113,7 +112,7 @@ def run(
     plan = {"engine": engine, "prompts": rows, "new_tokens": vllm_models.NEW_TOKENS}
     (folder / "plan.json").write_text(json.dumps({**plan, "out": str(out)}))
     done = subprocess.run(
-        [python, ROOT / "tests/shared/vllm_program.py", folder / "plan.json"],
+        [python, Path(__file__).with_name("engine_program.py"), folder / "plan.json"],
         env=vllm_environment.variables(folder.parent / "cache", **others),
         capture_output=True,
         text=True,
@@ -242,7 +241,7 @@ def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> 
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
         _wait(server, f"http://127.0.0.1:{port}/health", tmp_path / "log.txt")
-        program = ROOT / "tests/shared/vllm_client.py"
+        program = Path(__file__).with_name("client_program.py")
         done = subprocess.run(
             [python, program, f"http://127.0.0.1:{port}/v1", tmp_path / "plan.json"],
             env=environment,

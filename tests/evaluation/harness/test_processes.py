@@ -14,7 +14,6 @@ import pytest
 
 from harness_tasks import search_tasks_in
 from ntk_alibi.cli import main
-from repository import ROOT
 
 pytestmark = pytest.mark.slow  # needs the evaluation harness
 
@@ -40,6 +39,15 @@ def commands(checkpoint: Path) -> list[list[str]]:
     return [*ours, theirs]
 
 
+#: Runs command lines of `ntk-alibi` one after the other, given as a list in JSON.
+PROGRAM = """
+import json, sys
+from ntk_alibi.cli import main
+for command in json.loads(sys.argv[1]):
+    main(command)
+"""
+
+
 def cases(folder: Path) -> None:
     """Write a file of cases."""
     folder.mkdir()
@@ -53,7 +61,8 @@ def on_two_processes(folder: Path, checkpoint: Path) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    program = ROOT / "tests/shared/command_lines.py"
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "accelerate.commands.launch", *LAUNCH),

@@ -13,19 +13,30 @@ import ntk_alibi as na
 from bert_models import (
     CLOSE,
     HEADS,
+    MAKERS,
     ROWS,
     TOKENS,
-    every_model,
     ids,
     kinds,
     layers_of,
     make,
-    padding,
     run,
 )
 from remote_models.mosaic_bert import BertConfig, BertForMaskedLM
 
+every_model = pytest.mark.parametrize("name", MAKERS)
 sides = pytest.mark.parametrize("side", ["none", "ones", "right", "left", "holes"])
+
+
+def padding(side: str) -> torch.Tensor | None:
+    mask = torch.ones(ROWS, TOKENS, dtype=torch.long)
+    if side == "right":
+        mask[0, -9:] = mask[1, -1:] = 0
+    elif side == "left":
+        mask[0, :9] = mask[1, :1] = 0
+    elif side == "holes":
+        mask[0, 5:9] = mask[1, -4:] = mask[1, 2] = 0
+    return None if side == "none" else mask
 
 
 @every_model

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from environments import make_environment
-from repository import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -28,7 +27,7 @@ REQUIREMENTS = (
 
 def test_dnabert2_of_multimolecule(tmp_path: Path) -> None:
     python = make_environment(tmp_path / "venv", *REQUIREMENTS)
-    program = ROOT / "tests/shared/multimolecule_program.py"
+    program = Path(__file__).with_name("multimolecule_program.py")
     done = subprocess.run([python, "-W", "ignore", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     differences = json.loads(done.stdout.splitlines()[-1])

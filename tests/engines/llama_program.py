@@ -8,46 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import urllib.request
-from collections.abc import Sequence
-from pathlib import Path
-from subprocess import run
 from typing import Any
-
-
-def complete(
-    path: Path,
-    prompts: list[Any],
-    *,
-    new: int = 16,
-    probabilities: int = 20,
-    forbidden: Sequence[int] = (),
-) -> Any:
-    """Return llama.cpp's greedy answers to prompts, texts or tokens.
-
-    Args:
-        path: the GGUF file.
-        prompts: the prompts.
-        new: the number of tokens of an answer.
-        probabilities: the number of tokens whose log-probabilities are returned for each of them.
-        forbidden: tokens that answers must not have. llama.cpp returns no probabilities for tokens
-            that end within a character.
-
-    Returns:
-        For each prompt a dict: "prompt" and "ids" are tokens, "text" is the answer, and "top" has
-        pairs of token and log-probability for each token of it.
-    """
-    request = {
-        "path": str(path),
-        "prompts": prompts,
-        "new": new,
-        "probabilities": probabilities,
-        "forbidden": [[token, False] for token in forbidden],
-    }
-    done = run(
-        [sys.executable, __file__], input=json.dumps(request), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """A program for vLLM's environment: what vLLM says about prompts, as JSON.
 
-    python vllm_program.py PLAN.json
+    python engine_program.py PLAN.json
 
 The plan has the arguments of `LLM`, the prompts and the number of new tokens. The program runs them
 twice: with log-probabilities of the prompts, for which vLLM reads no cache, and without, from the

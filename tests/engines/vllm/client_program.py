@@ -1,6 +1,6 @@
 """A program for vLLM's environment: what a served model answers to OpenAI's own client, as JSON.
 
-python vllm_client.py ADDRESS PLAN.json
+python client_program.py ADDRESS PLAN.json
 """
 
 from __future__ import annotations

@@ -83,16 +83,6 @@ def is_recorded(*values: Any) -> bool:
     return require_grad(*values) and bool(sys.modules["torch"].is_grad_enabled())
 
 
-def is_watched() -> bool:
-    """Return whether a mode of torch sees each operation, or forward-mode differentiation does."""
-    torch = sys.modules["torch"]
-    return bool(
-        torch._C._len_torch_function_stack()
-        or torch._C._len_torch_dispatch_stack()
-        or torch.autograd.forward_ad._current_level >= 0
-    )
-
-
 def in_autocast_dtype(*tensors: Any) -> tuple[Any, ...]:
     """Return tensors of one device in the dtype that autocast wants there."""
     torch = sys.modules["torch"]

@@ -96,11 +96,6 @@ class AttentionCall(NamedTuple):
         group: int = self.query.shape[1] // max(self.key.shape[1], 1)
         return group
 
-    @property
-    def fades(self) -> bool:
-        """True if factors of XPOS, which fall with the distance, are not applied yet."""
-        return self.rotary is not None and self.rotary.fades
-
     def of_inputs(self, query: Any, key: Any, value: Any, **others: Any) -> AttentionCall:
         """Return the call with other inputs, and other fields by their names."""
         return self._replace(query=query, key=key, value=value, memory=None, norms=None, **others)

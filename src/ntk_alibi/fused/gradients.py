@@ -23,7 +23,7 @@ from ntk_alibi.fused.forward import (
     shifted_queries,
     tokens_of,
 )
-from ntk_alibi.fused.parts import Part, faded, in_parts, query_runs
+from ntk_alibi.fused.parts import Part, faded, in_parts, rotated_parts
 from ntk_alibi.masks import Text
 from ntk_alibi.positions.log_n import log_n_of
 
@@ -191,11 +191,8 @@ def gradients_of(
     call: AttentionCall, results: ForwardResults, *, bias_gradient: bool
 ) -> AttentionGradients:
     """Return the gradients of a checked call."""
-    if call.fades and call.problem.segments is not None:
-        texts = [Part(text, call.of_text(text)) for text in call.problem.texts()]
-        return _rounded(_of_parts(call, texts, results, bias_gradient), call)
     if call.rotary is not None:
-        rotated = _of_parts(call, query_runs(call), results.widened(), bias_gradient)
+        rotated = _of_parts(call, rotated_parts(call), results.widened(), bias_gradient)
         at_queries, at_keys = call.problem.positions(call.query)
         query = call.rotary.rotated(rotated.query, at_queries, back=True)
         key = call.rotary.rotated(rotated.key, at_keys, back=True)

@@ -2,7 +2,7 @@
 
 The kernels know no rotations: a call with a rotary embedding becomes calls of rotated inputs. Only
 XPOS needs more than one for the same heads: its factors are powers of the distance to a centre,
-which differs between runs of queries.
+which differs between runs of queries, and between texts.
 """
 
 from __future__ import annotations
@@ -53,23 +53,26 @@ class Part(NamedTuple):
 
 def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:
     """Return the results of a call, whose parts without rotation are attended by a function."""
-    problem = call.problem
-    if problem.segments is not None and (call.fades or not call.core_computes):
-        of_rows: dict[int, list[Results]] = {}
-        for text in problem.texts():
-            own = in_parts(call.of_text(text), attend)
-            of_rows.setdefault(text.rows.start, []).append(own)
-        if of_rows:
-            return _joined([_joined(texts, QUERIES) for texts in of_rows.values()], ROWS)
-        call = call._replace(problem=problem._replace(segments=None))  # there are no queries
+    if call.problem.segments is not None and not call.core_computes:
+        texts = [Part(text, call.of_text(text)) for text in call.problem.texts()]
+        if texts:
+            return _attended(texts, lambda text: in_parts(text, attend))
+        call = call._replace(problem=call.problem._replace(segments=None))  # without queries
     if call.rotary is None:
         return attend(call)
     results = []
     for of_heads in runs_of_heads(call):
-        runs = [attend(run.call) for run in query_runs(of_heads)]
-        output, *others = _joined(runs, QUERIES)
+        output, *others = _attended(rotated_parts(of_heads), attend)
         results.append((_arrays.to_dtype(output, call.query.dtype), *others))
     return _joined(results, HEADS)
+
+
+def _attended(parts: list[Part], attend: Callable[[AttentionCall], Results]) -> Results:
+    """Return the results of a call from its parts, in the order of rows and queries."""
+    of_rows: dict[int, list[Results]] = {}
+    for part in parts:
+        of_rows.setdefault(part.place.rows.start, []).append(attend(part.call))
+    return _joined([_joined(runs, QUERIES) for runs in of_rows.values()], ROWS)
 
 
 def _joined(parts: list[Any], axis: int) -> Results:
@@ -99,12 +102,13 @@ def runs_of_heads(call: AttentionCall) -> Iterator[AttentionCall]:
         yield call.of_key_heads(slice(begin, min(begin + count, key_heads)))
 
 
-def query_runs(call: AttentionCall) -> list[Part]:
-    """Return the runs of queries of a call with rotation, in order: one, or several with XPOS.
+def rotated_parts(call: AttentionCall) -> list[Part]:
+    """Return the parts of a call with rotation, whose calls have none: one, or several with XPOS.
 
-    Queries of a run share a centre. Their calls have no rotation, and are float32 or float64.
+    Queries of a part share a centre. Their calls are float32 or float64.
     """
     rotary, problem = cast(Any, call.rotary), call.problem
+    texts = problem.texts() if rotary.fades else []
     if rotary.fades and problem.traced:
         raise ValueError(
             "query_positions and key_positions must be None with XPOS where torch traces "
@@ -118,18 +122,29 @@ def query_runs(call: AttentionCall) -> list[Part]:
         rotary=None,
     )
     batch, _, queries, keys = problem.shape
-    if not rotary.fades or queries == 0:
-        return [Part(Text(slice(0, batch), slice(0, queries), slice(0, keys)), rotated)]
-    columns = problem.query_positions is None
-    positions = None if columns else _arrays.to_numpy(of_queries)
+    whole = Text(slice(0, batch), slice(0, queries), slice(0, keys))
+    if not rotary.fades or 0 in (batch, queries):
+        return [Part(whole, rotated)]
+    if not texts:
+        return list(_query_runs(rotated, whole, rotary))
+    return [run for text in texts for run in _query_runs(rotated.of_text(text), text, rotary)]
+
+
+def _query_runs(call: AttentionCall, text: Text, rotary: Any) -> Iterator[Part]:
+    """Yield the runs of queries of a text, rotated but not yet faded, in order."""
+    problem = call.problem
+    of_queries, of_keys = problem.positions(call.query)
+    positions = None if problem.query_positions is None else _arrays.to_numpy(of_queries)
     decays = rotary.log_decays(call.query)
-    runs = []
     for own, seen in _slices(problem, positions, int(min(SPREAD / rotary.fastest_rate, 2**31))):
-        part = rotated.part(own, seen)
+        part = call.part(own, seen)
         factors = _factors(of_queries[:, own], of_keys[:, seen], decays, part.query.dtype)
         part = part._replace(query=faded(part.query, factors[0]), key=faded(part.key, factors[1]))
-        runs.append(Part(Text(slice(0, batch), own, seen), part, *factors))
-    return runs
+        at = (
+            slice(begin.start + x.start, begin.start + x.stop)
+            for begin, x in ((text.queries, own), (text.keys, seen))
+        )
+        yield Part(Text(text.rows, *at), part, *factors)
 
 
 def faded(x: Any, factor: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -176,9 +178,12 @@ def test_a_bias_with_numbers_for_each_head_is_its_reference(name: str) -> None:
     case = BIAS_CASES[name]
     numbers = [0.1 + np.random.default_rng(6).random(HEADS) for _ in case.parameters]
     numbers = [x.astype(np.float32).astype(np.float64) for x in numbers]
-    ours = BIASES[name].make(*numbers).tensor(60, 90)
-    theirs = reference_of(name)(na.reference.distances(60, 90), *numbers, case.options)
-    np.testing.assert_allclose(ours[0], theirs, rtol=2.0**-24 * 1.001, atol=1e-12)
+    for queries, keys in ((60, 90), (60, 7), (1, 1), (0, 5), (5, 0)):
+        ours = BIASES[name].make(*numbers).tensor(queries, keys)
+        theirs = reference_of(name)(na.reference.distances(queries, keys), *numbers, case.options)
+        assert (ours.shape, ours.dtype) == ((1, HEADS, queries, keys), np.float32)
+        # tables are float64 and rounded once; the error of a power or a cosine is far below
+        np.testing.assert_allclose(ours[0], theirs, rtol=2.0**-24 * 1.001, atol=1e-12)
 
 
 def reference_of(name: str) -> Any:
@@ -278,12 +283,20 @@ def test_a_bias_is_a_value(name: str) -> None:
     case = BIASES[name]
     for make in (np.copy, torch.tensor):
         numbers = [make(x) for x in case.parameters(3)]
-        bias, same = case.make(*numbers), case.make(*(make(x) for x in case.parameters(3)))
-        assert bias == same
-        assert hash(bias) == hash(same)
+        bias = case.make(*numbers)
+        same = case.make(*(make(x) for x in case.parameters(3)))
+        for other in (same, copy.deepcopy(bias), pickle.loads(pickle.dumps(bias))):
+            assert other == bias
+            assert hash(other) == hash(bias)
+            assert repr(other) == repr(bias)
         for i in range(len(numbers)):
             others = [x / 2 if i == j else x for j, x in enumerate(numbers)]
             assert bias != case.make(*others)
+    assert bias not in [one.make(*one.parameters(3)) for x, one in BIASES.items() if x != name]
+    assert bias != repr(bias)
+    assert type(bias).__name__ in repr(bias)
+    with pytest.raises(AttributeError, match="cannot assign"):
+        bias.num_heads = 9
 
 
 @pytest.mark.parametrize("name", BIASES)

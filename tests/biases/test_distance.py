@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -20,46 +16,23 @@ from attention_checks import inputs
 from bias_cases import NUMBERS, R1, R2
 from ntk_alibi.masks import Mask, Problem
 
-#: Tables are float64 and rounded once; the error of a power or a cosine is far below.
+#: Prefix sums are float64 and rounded once.
 RTOL, ATOL = 2.0**-24 * 1.001, 1e-12
-MU = np.array([0.0, 3.0, -2.5])
 GATES = -np.random.default_rng(1).random((2, 3, 90))
 
-
-def constants() -> dict[str, tuple[Any, Callable[[NDArray[Any]], NDArray[Any]]]]:
-    """Return biases of three heads, and their values (heads, *distances) by the reference."""
-    reference = na.reference
-    ratios = 8.0 * np.arange(1, 4) / 3
-
-    def sandwich(d: NDArray[Any]) -> NDArray[Any]:
-        products = reference.sandwich(d.reshape(-1), [0.0], 3, 128)[..., 0].reshape(3, *d.shape)
-        return products - (64 / ratios).reshape(3, *[1] * d.ndim)
-
-    def table(d: NDArray[Any]) -> NDArray[Any]:
-        return NUMBERS[:, d.astype(int) + 100]
-
-    return {
-        "power": (na.KerplePower(R1, R2), lambda d: reference.kerple_power(d, R1, R2)),
-        "log": (na.KerpleLog(R1, R2), lambda d: reference.kerple_log(d, R1, R2)),
-        "BAM": (na.BAM(R1, R2, MU), lambda d: reference.bam(d, R1, R2, MU, 1e-5)),
-        "BAM, relaxed": (na.BAM(R1, -R2), lambda d: reference.bam(d, R1, -R2, 0 * MU, 1e-5)),
-        "Sandwich": (na.Sandwich(3), sandwich),
-        "table": (na.DistanceTable(NUMBERS, -100), table),
-        "function": (
-            na.DistanceFunction(lambda d: -np.outer(R1, abs(d)), 3),
-            lambda d: reference.kerple_power(d, R1, [1.0] * 3),
-        ),
-    }
-
-
-@pytest.mark.parametrize("name", constants())
-@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 90), (7, 60), (60, 7), (0, 5), (5, 0)])
-def test_dense_biases_are_the_reference(name: str, queries: int, keys: int) -> None:
-    bias, reference = constants()[name]
-    ours = bias.tensor(queries, keys)
-    assert (ours.shape, ours.dtype) == ((1, 3, queries, keys), np.float32)
-    theirs = reference(na.reference.distances(queries, keys))
-    np.testing.assert_allclose(ours[0], theirs, rtol=RTOL, atol=ATOL)
+#: Biases of three heads, and whether keys far away are proven not to matter.
+SKIPPED: dict[str, tuple[Any, bool]] = {
+    "power": (na.KerplePower(R1, R2), True),
+    "log": (na.KerpleLog([20.0] * 3, 1.0), True),  # weights fall with the power r1 of the distance
+    "BAM": (na.BAM(R1, R2, [0.0, 3.0, -2.5]), True),
+    "BAM, relaxed": (na.BAM(R1, -R2), False),
+    "Sandwich": (na.Sandwich(3), False),
+    "table": (
+        na.DistanceTable(-0.5 * abs(np.arange(-699.0, 700))[None].repeat(3, 0), -699), True
+    ),
+    "function": (na.DistanceFunction(lambda d: -np.outer(R1, abs(d)), 3), True),
+    "gates": (na.ForgetGates(-np.ones((1, 3, 700))), True),
+}  # fmt: skip
 
 
 def test_dense_biases_of_any_dtype_and_framework() -> None:
@@ -172,37 +145,18 @@ def test_bialibi_is_the_reference() -> None:
         np.testing.assert_allclose(bias.tensor(queries, keys), theirs, rtol=3 * RTOL, atol=ATOL)
 
 
-def values() -> list[tuple[Any, Any]]:
-    """Return pairs of equal biases."""
-    array, tensor = R1.copy(), torch.tensor(R1)
-    return [
-        (na.KerplePower(array, R2), na.KerplePower(list(R1), tuple(R2))),
-        (na.KerpleLog(tensor, R2), na.KerpleLog(tensor.clone(), R2)),
+def test_lists_and_defaults_are_the_numbers_that_they_stand_for() -> None:
+    for bias, same in (
+        (na.KerplePower(R1, R2), na.KerplePower(list(R1), tuple(R2))),
         (na.BAM(R1, 2.0), na.BAM(R1, [2.0] * 3, 0)),
         (na.Sandwich(3), na.Sandwich(3, 128, 3 / (8.0 * np.arange(1, 4)))),
         (na.T5(NUMBERS), na.T5(NUMBERS.copy(), True, 128)),
         (na.DistanceTable(NUMBERS, -3), na.DistanceTable(NUMBERS.tolist(), begin=-3)),
         (na.DistanceFunction(np.cos, 3), na.DistanceFunction(np.cos, num_heads=3)),
-        (na.ForgetGates(GATES), na.ForgetGates(GATES.copy())),
         (na.BiALiBi(R1, R2, 0.5), na.BiALiBi(R1, R2, [0.5] * 3)),
         (na.ALiBi(3, exempt=1), na.ALiBi(3, exempt=np.int64(1))),
-    ]
-
-
-@pytest.mark.parametrize("pair", values(), ids=lambda pair: type(pair[0]).__name__)
-def test_biases_are_values(pair: tuple[Any, Any]) -> None:
-    bias, equal = pair
-    assert bias.num_heads == 3
-    others = [other for one in values() for other in one if type(other) is not type(bias)]
-    assert all(bias != other for other in [*others, "bias"])
-    for other in (equal, copy.deepcopy(bias), pickle.loads(pickle.dumps(bias))):
-        assert other == bias
-        assert hash(other) == hash(bias)
-        assert repr(other) == repr(bias)
-        np.testing.assert_array_equal(other.tensor(4, 90), bias.tensor(4, 90))
-    assert type(bias).__name__ in repr(bias)
-    with pytest.raises(AttributeError, match="cannot assign"):
-        bias.num_heads = 4
+    ):
+        assert bias == same
 
 
 def test_parameters_are_ours() -> None:
@@ -257,20 +211,16 @@ def test_constant_tables_are_kept() -> None:
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("name", [*constants(), "gates"])
+@pytest.mark.parametrize("name", SKIPPED)
 def test_what_is_far_is_skipped_where_that_is_proven(name: str) -> None:
     query, key, value = inputs(1, 3, 3, 700, 700, 16)
-    bias = na.ForgetGates(-np.ones((1, 3, 700))) if name == "gates" else constants()[name][0]
-    if name == "table":
-        bias = na.DistanceTable(-0.5 * abs(np.arange(-699.0, 700))[None].repeat(3, 0), -699)
-    if name == "log":  # weights fall with the power r1 of the distance
-        bias = na.KerpleLog([20.0] * 3, 1.0)
-    causal = name == "gates"
+    bias, steep = SKIPPED[name]
     results = [
-        na.attention(query, key, value, bias, causal=causal, skip_tolerance=t, return_stats=True)
+        na.attention(
+            query, key, value, bias, causal=name == "gates", skip_tolerance=t, return_stats=True
+        )
         for t in (None, 0.0)
     ]
     assert (results[0][1].share == 1.0).all()
-    steep = {"BAM, relaxed": False, "Sandwich": False}.get(name, True)
     assert bool((results[1][1].share[0] < 0.5).any()) == steep
     np.testing.assert_allclose(results[0][0], results[1][0], rtol=0, atol=2e-6)

@@ -1,4 +1,7 @@
-"""Fused attention against the reference on every instruction set."""
+"""Fused attention against the reference on every instruction set: sizes, dtypes, long keys.
+
+Masks, padding, positions and biases are in test_attention_properties.py and in tests/biases.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,12 @@ from torch.nn import functional as F
 import ntk_alibi as na
 from attention_checks import (
     NUMPY,
-    UNIT,
-    attend_with,
     check,
     dense,
     inputs,
     masked_bias,
-    random,
     visible,
 )
-from ntk_alibi import _core
 
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
@@ -51,51 +50,6 @@ def test_causal_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> Non
     check_call(inputs(*shape, dtype=dtype), bias, masked_bias(bias, queries, keys))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"causal": False},
-        {"window": 1},
-        {"window": 20},
-        {"window": 20, "sink": 3},
-        {"causal_block": 1},
-        {"causal_block": 16, "sink": 3},
-        {"causal_block": 70, "window": 80},
-        {"causal": False, "window": 9},
-        {"causal": False, "window": 9, "sink": 5},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize(("queries", "keys"), [(50, 130), (130, 130), (100, 30)])
-def test_masks(isa: str, options: Any, with_bias: bool, queries: int, keys: int) -> None:
-    bias = na.ALiBi(2, sides="symmetric") if with_bias else None
-    expected = masked_bias(bias, queries, keys, **options)
-    check_call(inputs(2, 2, 2, queries, keys, 24), bias, expected, **options)
-
-
-PADDINGS = {
-    "left": [[0] * 40 + [1] * 60, [1] * 100],
-    "right": [[1] * 60 + [0] * 40, [1] * 100],
-    "holes": [[1, 0, 0, 1] * 25, [0] * 5 + [1, 1, 0, 1, 1] * 19],
-    "empty row": [[0] * 100, [1] * 100],
-}
-
-
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("counted", [False, True], ids=["columns", "real tokens"])
-def test_padding_reads_nothing_of_what_it_hides(isa: str, padding: str, counted: bool) -> None:
-    mask = np.array(PADDINGS[padding])
-    query, key, value = inputs(2, 4, 2, 100, 100, 16)
-    for array, poison in ((key, np.nan), (value, np.inf)):
-        array[~np.broadcast_to(mask[:, None, :].astype(bool), array.shape[:3])] = poison
-    positions = np.maximum(mask.cumsum(axis=1) - 1, 0) if counted else np.arange(100)
-    options: dict[str, Any] = {"key_positions": positions} if counted else {}
-    bias = dense(na.ALiBi(4), positions, positions)
-    expected = np.where(visible(positions, positions, mask=mask), bias, -np.inf)
-    check_call([query, key, value], na.ALiBi(4), expected, key_padding_mask=mask, **options)
-
-
 @pytest.mark.parametrize(("length", "known"), [(20, 13), (90, 70)], ids=["one block", "tiles"])
 def test_nothing_of_the_future_leaks(isa: str, length: int, known: int) -> None:
     query, key, value = inputs(1, 2, 2, length, length, 24)
@@ -105,58 +59,6 @@ def test_nothing_of_the_future_leaks(isa: str, length: int, known: int) -> None:
         after = na.attention(query, key, value, na.ALiBi(2))
         np.testing.assert_array_equal(after[:, :, :known], before[:, :, :known])
         assert np.isnan(after[:, :, known:]).all()
-
-
-def test_a_bias_of_all_pairs(isa: str) -> None:
-    query, key, value = inputs(2, 4, 4, 40, 70, 16)
-    q, k = np.arange(30, 70), np.arange(70)
-    for shape in ((2, 4, 40, 70), (4, 1, 70), (1, 1, 40, 70), (2, 1, 1, 70), ()):
-        bias = random(9, *shape)
-        expected = np.where(visible(q, k), np.broadcast_to(bias, (2, 4, 40, 70)), -np.inf)
-        result = na.attention(query, key, value, bias, return_logsumexp=True)
-        check(query, key, value, expected.astype(np.float64), result)
-
-
-def test_the_steepest_slopes_leave_the_query_itself(isa: str) -> None:
-    for queries in (1, 40):
-        query, key, value = inputs(1, 1, 1, queries, 40, 16)
-        bias = na.ALiBi(1, slopes=np.float32([np.finfo(np.float32).max]))
-        output = na.attention(query, key, value, bias)
-        np.testing.assert_array_equal(output, value[:, :, 40 - queries :])
-
-
-def test_tables_and_running_sums_of_the_core(isa: str) -> None:
-    query, key, value = inputs(2, 3, 3, 40, 100, 16)
-    q, k = np.arange(60, 100), np.arange(100)
-    distance = q[:, None] - k[None, :]
-    table = random(7, 3, 100)
-    sums = np.cumsum(-np.random.default_rng(8).random((2, 3, 100)), axis=2)
-    for bias, numbers in (
-        (_core.table_bias(table, 0), table[None][:, :, np.maximum(distance, 0)]),
-        (_core.sums_bias(sums), sums[:, :, 60:, None] - sums[:, :, None, :]),
-    ):
-        output, logsumexp, _ = attend_with(bias, query, key, value, UNIT)
-        expected = np.where(visible(q, k), numbers, -np.inf)
-        check(query, key, value, expected, (output, logsumexp))
-
-
-@pytest.mark.parametrize("per", ["sequence", "query"])
-def test_dynamic_scalings_count_real_tokens(isa: str, per: Any) -> None:
-    query, key, value = inputs(2, 4, 4, 60, 60, 16)
-    mask = np.array(PADDINGS["left"])[:, 40:]
-    mask[0, :20] = 0
-    scaling = na.DynamicNTK(4.0, 16, per=per)
-    result = na.attention(query, key, value, na.ALiBi(4, scaling), key_padding_mask=mask)
-    for row, real in enumerate(mask.sum(axis=1)):
-        lengths = np.array([real])
-        slopes = np.asarray(na.alibi_slopes(4, scaling, lengths), np.float64)
-        slopes = slopes[:, :, None] if slopes.ndim == 2 else slopes
-        begin = 60 - real
-        d = na.reference.distances(real, real)
-        bias = np.where(d >= 0, -slopes[..., None] * d, -np.inf)
-        part = [x[row : row + 1, :, begin:] for x in (query, key, value)]
-        expected, _ = na.reference.attention(*part, bias)
-        np.testing.assert_allclose(result[row : row + 1, :, begin:], expected, atol=3e-6)
 
 
 def test_dynamic_scalings_count_no_holes_of_given_positions() -> None:
@@ -172,15 +74,6 @@ def test_dynamic_scalings_count_no_holes_of_given_positions() -> None:
     expected = na.attention(query, key, value, na.ALiBi(4, slopes=slopes), **given)
     kept = np.broadcast_to(mask[:, None], result.shape[:3])
     np.testing.assert_array_equal(result[kept], expected[kept])
-
-
-def test_halves_and_two_slopes(isa: str) -> None:
-    query, key, value = inputs(1, 4, 4, 50, 50, 16)
-    two = (np.float32([0.5, 0.1, 0.01, 0.2]), np.float32([0.3, 0.0, 0.5, 1.0]))
-    for bias in (na.ALiBi(4, sides="halves"), na.ALiBi(4, slopes=two, sides="two_slopes")):
-        expected = bias.tensor(50, 50).astype(np.float64)
-        result = na.attention(query, key, value, bias, causal=False, return_logsumexp=True)
-        check(query, key, value, expected, result)
 
 
 def test_positions_of_a_million_lose_nothing(isa: str) -> None:

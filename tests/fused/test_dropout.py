@@ -1,4 +1,7 @@
-"""Dropout of attention weights against the reference, whose generator has published answers."""
+"""Dropout of attention weights against the reference, whose generator has published answers.
+
+Masks, packed texts and every bias with dropout are in tests/biases/test_conformance.py.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,10 @@ import ntk_alibi as na
 from attention_checks import (
     NUMPY,
     check,
-    dense,
     each_number_of_threads,
     inputs,
     masked_bias,
     random,
-    visible,
 )
 from gradient_checks import check_gradients, expected, run
 from ntk_alibi import _core
@@ -93,54 +94,6 @@ def test_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> None:
     check_gradients(expected(arrays, meant, do, dl, **dropped), result)
 
 
-def padded() -> np.ndarray[Any, Any]:
-    mask = np.ones((2, 130), np.int64)
-    mask[0, :37] = mask[1, ::3] = 0
-    return mask
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"key_padding_mask": padded()},
-        {"causal": False, "window": 9},
-        {"window": 20, "sink": 3},
-        {"skip_tolerance": None},
-    ],
-    ids=lambda options: " ".join(options),
-)
-def test_masks(isa: str, options: dict[str, Any]) -> None:
-    """Padding moves keys within blocks, but not their places among the columns."""
-    arrays = inputs(2, 2, 2, 100, 130, 24)
-    bias, dropped = na.ALiBi(2, sides="symmetric"), {"dropout": 0.5, "seed": 3}
-    rule = {name: x for name, x in options.items() if name != "skip_tolerance"}
-    mask = rule.pop("key_padding_mask", None)
-    meant = masked_bias(bias, 100, 130, mask=mask, **rule)
-    options = {**options, **dropped}
-    check(*arrays, meant, na.attention(*arrays, bias, **options, return_logsumexp=True), **dropped)
-    result, do, dl = run(arrays, bias, options)
-    check_gradients(expected(arrays, meant, do, dl, **dropped), result)
-
-
-def test_other_biases() -> None:
-    """Exempt tokens make two calls of the core, tables and dense numbers other kernels."""
-    arrays = inputs(1, 2, 2, 80, 150, 16)
-    q, k = np.arange(70, 150), np.arange(150)
-    numbers = random(5, 1, 2, 80, 150)
-    table = na.DistanceTable(random(6, 2, 150))
-    biases = [numbers, table, na.ALiBi(2, exempt=75)]
-    tables = table.tensor(80, 150, np.float32)
-    far = dense(na.ALiBi(2), q, k)
-    exempt = np.where((q < 75)[:, None] | (k < 75)[None], 0.0, far)
-    dropped = {"dropout": 0.25, "seed": 1}
-    for bias, values in zip(biases, [numbers, tables, exempt], strict=True):
-        meant = np.where(visible(q, k), values, -np.inf)
-        result = na.attention(*arrays, bias, **dropped, return_logsumexp=True)
-        check(*arrays, meant, result, **dropped)
-        gradients, do, dl = run(arrays, bias, dropped)
-        check_gradients(expected(arrays, meant, do, dl, **dropped), gradients)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_skipping_is_decided_before_dropout(isa: str, dtype: str) -> None:
     """The logsumexp and the blocks that are read are those without dropout, to the last bit."""
@@ -186,21 +139,6 @@ def test_parts_of_a_call() -> None:
     outputs, logs = zip(*(forward(part)[:2] for part in parts), strict=True)
     joined, _ = na.merge(outputs, logs)
     np.testing.assert_allclose(joined, whole[:, 2:4, queries], rtol=0, atol=2e-6)
-
-
-def test_packed_texts() -> None:
-    """A weight's place is that in the row of tokens, not that in its text."""
-    arrays = inputs(3, 2, 1, 90, 90, 16)
-    ids = np.repeat([[4, 2, 7], [4, 2, 7], [1, 5, 3]], [20, 33, 37], axis=1)
-    dropped = {"dropout": 0.3, "seed": 8}
-    places = np.arange(90)
-    seen = visible(places, places) & (ids[:, None, :, None] == ids[:, None, None, :])
-    meant = np.where(seen, dense(na.ALiBi(2), places, places), -np.inf)
-    options = {**dropped, "segment_ids": ids}
-    result = na.attention(*arrays, na.ALiBi(2), **options, return_logsumexp=True)
-    check(*arrays, meant, result, **dropped)
-    gradients, do, dl = run(arrays, na.ALiBi(2), options)
-    check_gradients(expected(arrays, meant, do, dl, **dropped), gradients)
 
 
 def test_rotation_with_runs() -> None:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import ntk_alibi as na
-from attention_checks import NUMPY, UNIT, check, distances, each_number_of_threads, inputs, visible
+from attention_checks import NUMPY, UNIT, check, distances, each_number_of_threads, inputs
 from ntk_alibi.biases import BiasObject, KernelBias
 from ntk_alibi.fused.gradients import attention_gradients
 
@@ -111,25 +111,6 @@ def test_results_have_the_same_bits_for_any_number_of_threads(isa: str) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"window": 90, "sink": 5}, {"causal_block": 64, "sink": 2}, {"window": 30, "causal": False}],
-    ids=str,
-)
-@queries
-def test_windows_blocks_and_sinks(isa: str, count: int, options: dict[str, Any]) -> None:
-    query, key, value = inputs(1, HEADS, 2, count, 400, 16)
-    q, k = np.arange(400 - count, 400), np.arange(400)
-    result = na.attention(
-        query, key, value, na.ALiBi(HEADS, na.Knee(20, 6.0), sides="symmetric"), **options,
-        return_logsumexp=True,
-    )  # fmt: skip
-    meant = np.where(
-        visible(q, k, **options), written((20, 6.0), distances(q, k), causal=False), -np.inf
-    )
-    check(query, key, value, meant, result)
-
-
 class Stranger(BiasObject):
     """A bias of any slopes."""
 
@@ -158,11 +139,3 @@ def test_a_strangers_knee_is_checked(given: dict[str, Any], message: str) -> Non
     }
     with pytest.raises((TypeError, ValueError), match=message):
         na.attention(*inputs(1, HEADS, 2, 3, 5, 8), Stranger(slopes))
-
-
-def test_slopes_beyond_float32_are_refused() -> None:
-    arrays = inputs(1, HEADS, 2, 3, 5, 8)
-    for slopes in (None, np.full(HEADS, 0.5, np.float32)):
-        bias = na.ALiBi(HEADS, na.Knee(2, 1e-40), slopes=slopes)
-        with pytest.raises(ValueError, match="slopes beyond the knee"):
-            na.attention(*arrays, bias)

@@ -13,32 +13,9 @@ from hypothesis import strategies as st
 
 import ntk_alibi as na
 from attention_calls import Call, calls
-from attention_checks import NUMPY, UNIT, check, dense, expected, inputs, random, visible
+from attention_checks import NUMPY, UNIT, check, expected, inputs, random, visible
 from ntk_alibi.fused.parts import FADED
 from rotary_cases import ROTARY, masked, meant, places
-
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"window": 20},
-    {"window": 20, "sink": 3},
-    {"causal_block": 16},
-    {"window": 25, "causal_block": 16},
-    {"scale": 0.3, "skip_tolerance": None},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda x: " ".join(x) or "plain")
-@pytest.mark.parametrize("layout", ["pairs", "halves"])
-@pytest.mark.parametrize("name", ROTARY)
-def test_scores_are_the_papers_sums(name: str, layout: str, options: dict[str, Any]) -> None:
-    arrays = inputs(2, 4, 2, 90, 130, 16)
-    rotary = ROTARY[name](16, layout=layout)
-    q, k = np.arange(40, 130), np.arange(130)
-    seen = visible(q, k, **{x: options[x] for x in options if x not in ("scale", "skip_tolerance")})
-    bias = np.where(seen, dense(na.ALiBi(4), q, k), -np.inf)
-    scores, scale = meant(arrays, rotary, q, k, seen, scale=options.get("scale"))
-    result = na.attention(*arrays, na.ALiBi(4), rotary=rotary, return_logsumexp=True, **options)
-    check(*arrays, bias, result, scale, options.get("skip_tolerance", 0.0), scores=scores)
 
 
 @st.composite
@@ -120,18 +97,6 @@ def test_xpos_over_a_million_keys_is_the_papers_sum(options: dict[str, Any]) -> 
     scores, scale = meant(arrays, rotary, q, k, seen)
     result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **options)
     check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
-
-
-def test_vmap_is_one_call_after_the_other() -> None:
-    q, k, v = torch.randn(3, 3, 1, 2, 30, 8, generator=torch.Generator().manual_seed(0))
-    for rotary in (na.RoPE(8), na.XPOS(8, scale_base=5.0)):
-
-        def attend(*arrays: torch.Tensor, rotary: Any = rotary) -> Any:
-            return na.attention(*arrays, na.ALiBi(2), rotary=rotary, log_n=9)
-
-        several = torch.vmap(attend)(q, k, v)
-        one_by_one = torch.stack([attend(*x) for x in zip(q, k, v, strict=True)])
-        torch.testing.assert_close(several, one_by_one, rtol=1e-6, atol=1e-6)
 
 
 def test_faded_keys_count_with_a_score_of_zero() -> None:
@@ -261,29 +226,3 @@ def test_scores_depend_on_distance_only(name: str) -> None:
     for output, logsumexp in results:
         assert (np.abs(output - what.output) <= what.output_error).all()
         assert (np.abs(logsumexp - what.logsumexp) <= what.logsumexp_error).all()
-
-
-DYNAMIC = [na.DynamicNTK(2.0, 32), na.DynamicNTK(2.0, 32, per="query"), na.NTK(4.0)]
-
-
-@pytest.mark.parametrize("scaling", DYNAMIC, ids=repr)
-@pytest.mark.parametrize("framework", ["NumPy", "torch"])
-def test_dynamic_slopes_do_not_see_the_centres(scaling: Any, framework: str) -> None:
-    arrays = inputs(2, 4, 4, 60, 80, 8)
-    mask = np.ones((2, 80), np.int64)
-    mask[1, :35] = 0
-    seen = visible(np.arange(20, 80), np.arange(80), mask=mask, window=30)
-    counts = mask.cumsum(axis=1)[:, 20:] if scaling.per == "query" else mask.sum(axis=1)
-    bias = na.ALiBi(4, scaling)
-    lengths = None if scaling.per is None else counts
-    added = np.where(seen, dense(bias, np.arange(20, 80), np.arange(80), lengths), -np.inf)
-    rotary = na.XPOS(8, scale_base=5.0)
-    scores, scale = meant(arrays, rotary, np.arange(20, 80), np.arange(80), seen)
-    options = {"window": 30, "rotary": rotary, "return_logsumexp": True}
-    if framework == "NumPy":
-        result = na.attention(*arrays, bias, key_padding_mask=mask, **options)
-    else:
-        tensors = [torch.from_numpy(x).requires_grad_() for x in arrays]
-        found = na.attention(*tensors, bias, key_padding_mask=torch.from_numpy(mask), **options)
-        result = tuple(x.detach().numpy() for x in found)
-    check(*arrays, added, result, scale, scores=scores)

@@ -27,59 +27,6 @@ def gradients(result: Any, sources: list[Any]) -> list[torch.Tensor]:
     return list(torch.autograd.grad((output * weights).sum() + some.sin().sum(), sources))
 
 
-BIASES: dict[str, Any] = {
-    "none": lambda: (None, []),
-    "ALiBi": lambda: (na.ALiBi(4, na.NTK(4.0)), []),
-    "learned": lambda: _learned((4,)),
-    "learned a row": lambda: _learned((2, 4)),
-    "learned a query": lambda: _learned((2, 4, 70)),
-    "two sides": lambda: _two_sides(),
-    "dense": lambda: _dense((4, 70, 70)),
-    "dense row": lambda: _dense((2, 1, 1, 70)),
-}
-
-
-def _learned(shape: tuple[int, ...]) -> tuple[Any, list[torch.Tensor]]:
-    slopes = torch.rand(shape, generator=torch.Generator().manual_seed(3)).requires_grad_()
-    return na.ALiBi(4, slopes=slopes, sides="symmetric"), [slopes]
-
-
-def _two_sides() -> tuple[Any, list[torch.Tensor]]:
-    left, right = (torch.rand(4).requires_grad_() for _ in range(2))
-    return na.ALiBi(4, slopes=(left, right), sides="two_slopes"), [left, right]
-
-
-def _dense(shape: tuple[int, ...]) -> tuple[Any, list[torch.Tensor]]:
-    bias = torch.randn(shape).requires_grad_()
-    return bias, [bias]
-
-
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"causal": False},
-    {"window": 20, "sink": 3},
-    {"causal_block": 16, "scale": 0.3},
-    {"key_padding_mask": torch.arange(70).expand(2, 70) >= torch.tensor([[0], [30]])},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda x: " ".join(x) or "plain")
-@pytest.mark.parametrize("name", BIASES)
-def test_gradients_are_those_of_torch_in_float64(name: str, options: dict[str, Any]) -> None:
-    sources = tensors(2, 4, 70, 16)
-    bias, parameters = BIASES[name]()
-    if name == "ALiBi" and options.get("causal") is False:
-        pytest.skip("a causal bias")
-    sources += parameters
-    mine = gradients(na.attention(*sources[:3], bias, **options, return_logsumexp=True), sources)
-    wide = [x.double() for x in sources[:3]]
-    result = na.attention(*wide, bias, **options, return_logsumexp=True)
-    theirs = gradients(result, sources)
-    for a, b, source in zip(mine, theirs, sources, strict=True):
-        assert a.shape == source.shape
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max() + 1))
-
-
 def test_gradcheck_in_float64() -> None:
     query, key, value = (x.double().detach().requires_grad_() for x in tensors(1, 2, 5, 3))
     slopes = torch.rand(2, dtype=torch.float32)
@@ -115,30 +62,6 @@ def test_operator_registrations() -> None:
         torch.library.opcheck(operator._attention, (*inputs, *numbers))
 
 
-def test_compiled_in_one_graph() -> None:
-    query, key, value = tensors(1, 4, 40, 16)
-    slopes = torch.rand(4).requires_grad_()
-
-    def loss(q: Any, k: Any, v: Any, m: Any) -> Any:
-        return na.attention(q, k, v, na.ALiBi(4, slopes=m), window=30).square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    plain = torch.autograd.grad(loss(query, key, value, slopes), (query, slopes))
-    traced = torch.autograd.grad(compiled(query, key, value, slopes), (query, slopes))
-    for a, b in zip(plain, traced, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_compiled_with_standard_slopes() -> None:
-    query, key, value = tensors(1, 4, 40, 16, grad=False)
-
-    def attend(q: Any, k: Any, v: Any) -> Any:
-        return na.attention(q, k, v, na.ALiBi(4, na.NTK(2.0)))
-
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(query, key, value), attend(query, key, value))
-
-
 @pytest.mark.parametrize("per", ["query", "sequence"])
 @pytest.mark.parametrize("placed", ["keys", "both", "neither"])
 def test_dynamic_scalings_count_the_same_with_gradients(placed: str, per: Any) -> None:
@@ -159,18 +82,6 @@ def test_own_slopes_may_require_grad_where_nothing_is_recorded() -> None:
     recorded = na.attention(query, key, value, bias)
     with torch.no_grad():
         torch.testing.assert_close(na.attention(query, key, value, bias), recorded, rtol=0, atol=0)
-
-
-def test_compiled_gradients_with_standard_slopes() -> None:
-    sources = tensors(1, 4, 40, 16)
-
-    def loss(q: Any, k: Any, v: Any) -> Any:
-        return na.attention(q, k, v, na.ALiBi(4)).square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    plain = torch.autograd.grad(loss(*sources), sources)
-    for a, b in zip(torch.autograd.grad(compiled(*sources), sources), plain, strict=True):
-        torch.testing.assert_close(a, b)
 
 
 def test_exported() -> None:

@@ -30,7 +30,7 @@ def share_interval(shares: Sequence[float]) -> tuple[float, float, float]:
 
 def share(shares: Sequence[float]) -> str:
     """Format the mean of shares in % and, for several that differ, its interval; "" for none."""
-    return str(with_ends(*share_interval(shares))) if shares else ""
+    return with_ends(*share_interval(shares)) if shares else ""
 
 
 def plus_minus(values: Sequence[float], digits: int, sign: str = "+") -> str:
@@ -43,7 +43,7 @@ def plus_minus(values: Sequence[float], digits: int, sign: str = "+") -> str:
     """
     if not values:
         return ""
-    return str(with_half_width(float(np.mean(values)), float(half_width(values)), digits, sign))
+    return with_half_width(float(np.mean(values)), float(half_width(values)), digits, sign)
 
 
 def points(gains: Sequence[float]) -> str:

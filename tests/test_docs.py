@@ -229,8 +229,8 @@ def test_the_error_messages_that_are_explained_are_ours() -> None:
 def test_the_numbers_behind_the_pictures_are_those_of_the_tables() -> None:
     summary = json.loads((DOCS / "pictures/nano-bloom.json").read_text())
     found = {
-        (entry["task"], entry["method"], f"{entry['multiple']:g}x"): str(
-            with_ends(*(100 * entry[name] for name in ("accuracy", "low", "high")))
+        (entry["task"], entry["method"], f"{entry['multiple']:g}x"): with_ends(
+            *(100 * entry[name] for name in ("accuracy", "low", "high"))
         )
         for entry in summary["retrieval"]
     }

@@ -59,7 +59,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Format a value as strict JSON: NaN and infinity, which JSON lacks, become null."""
+    """Format a value as strict JSON: NaN and infinity, which JSON lacks, become null.
+
+    Data frames become lists of their rows.
+    """
     return json.dumps(_with_null(value), indent=indent, allow_nan=False)
 
 
@@ -68,6 +71,8 @@ def _with_null(value: Any) -> Any:
         return {key: _with_null(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_with_null(entry) for entry in value]
+    if hasattr(value, "to_dict"):
+        return _with_null(value.to_dict("records"))
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -25,6 +25,7 @@ EXTRAS = {
     "transformers": "transformers",
     "matplotlib": "plot",
     "bokeh": "explore",
+    "pandas": "eval",
     "gguf": "gguf",
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript", "openvino"), "export"),
     "vllm": "vllm",

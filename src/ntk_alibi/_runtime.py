@@ -10,7 +10,7 @@ from ntk_alibi import _checks, _core, _installed
 #: What `info` and docs/gpu.md say of tensors on GPUs, until `make gpu-test` has run on one.
 GPU = "experimental: never run on a GPU"
 
-OPTIONAL_PACKAGES = ("ml_dtypes", "torch", "transformers", "matplotlib", "rich")
+OPTIONAL_PACKAGES = ("ml_dtypes", "torch", "transformers", "matplotlib", "pandas")
 
 
 def start() -> None:
@@ -57,7 +57,7 @@ def info() -> dict[str, Any]:
     Returns:
         A dict with version; isa (the instruction set in use); isas (the instruction sets that this
         machine supports); threads; gpu (what is known of tensors on GPUs: docs/gpu.md); packages
-        (versions of ml_dtypes, torch, transformers, matplotlib and rich, None where one is
+        (versions of ml_dtypes, torch, transformers, matplotlib and pandas, None where one is
         missing).
 
     Example:

@@ -75,6 +75,8 @@ def parse_method(name: str, train_length: int | None) -> Method:
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a method must be a string, got {name!r}")
+    if train_length is not None:
+        _checks.integer("train_length", train_length, minimum=1)
     kind, *words = name.split(":")
     words, log_n = _log_n(name, words, train_length)
     if kind == ORIGINAL:

@@ -177,7 +177,7 @@ def _paired(counts: dict[str, Any], rule: str) -> str:
         np.array(counts[name][str(ENDPOINT_AT)])[:, BEYOND].sum(axis=1) for name in (rule, BASELINE)
     )
     gain, width = paired_difference(first[:, 0], second[:, 0], first[:, 1])
-    return str(with_half_width(100 * gain, 100 * width, 0))
+    return with_half_width(100 * gain, 100 * width, 0)
 
 
 def _over_multiples(summary: Summary, title: str, ranges: slice) -> str:

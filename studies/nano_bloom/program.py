@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,7 @@ from typing import Any
 
 import torch
 import transformers
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from tqdm import tqdm
 
 from ntk_alibi import _checks, _files, patch
 from ntk_alibi.evaluation.comparing import length_study
@@ -144,17 +144,15 @@ def train(
     """
     _files.writable_folder(output)
     trained = kind(recipe)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     slopes = SteepenFlattest(recipe.slope_factor) if recipe.slope_factor != 1.0 else None
     handle = patch(trained.model, slopes)
-    with Progress(*columns, disable=quiet) as progress, handle:
-        bar = progress.add_task("", total=recipe.final_steps)
-        trained.run(
-            output,
-            lambda line: progress.update(
-                bar, completed=trained.curriculum.final_step, description=line
-            ),
-        )
+
+    def show(line: str) -> None:
+        bar.set_description(line, refresh=False)
+        bar.update(trained.curriculum.final_step - bar.n)
+
+    with tqdm(total=recipe.final_steps, disable=quiet) as bar, handle:
+        trained.run(output, show)
     trained.export(output)
     (output / training.CHECKPOINT).unlink()
     return trained
@@ -196,4 +194,4 @@ def main(arguments: list[str] | None = None) -> None:
             wrap=slopes if recipe.slope_factor != 1.0 else lambda scaling: scaling,
         )
     for table in tables.study_tables(summary):
-        Console().print(table)
+        print(tables.printed(table, shutil.get_terminal_size().columns))

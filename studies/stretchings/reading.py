@@ -81,7 +81,7 @@ NOT_FARTHEST = ("topic", "multikey")
 
 def plans(model: NanoModel, reading: ReadingPlan) -> dict[str, Plan]:
     """Return the length studies of a model, by name."""
-    made = {}
+    made: dict[str, Plan] = {}
     counts, passkeys = dict(reading.records), dict(reading.passkeys)
     for multiple, count in counts.items():
         kinds = [x for x in model.tasks if multiple < max(counts) or x not in NOT_FARTHEST]
@@ -102,7 +102,7 @@ def _plan(
     model: NanoModel,
     reading: ReadingPlan,
     multiple: int,
-    counts: dict[str, int],
+    counts: dict[str, Any],
     rules: Sequence[str] | None = None,
 ) -> Plan:
     length = model.recipe.train_length
@@ -149,7 +149,7 @@ def _study(loaded: Any, plan: Plan, answers: Path) -> dict[str, Any]:
     model, tokenizer, _ = loaded
     summary = length_study.evaluate(model, tokenizer, plan, answers, quiet=True)
     kept = ("retrieval", "by_distance", "perplexity")
-    return {key: summary[key] for key in kept}
+    return {key: summary[key].to_dict("records") for key in kept}
 
 
 def _generated(
@@ -175,4 +175,4 @@ def _generated(
         cache=answers / "generated",
     )
     kept = ("method", "cases", "value", "low", "high")
-    return {"generated": [{key: row[key] for key in kept} for row in compared["rows"]]}
+    return {"generated": compared["rows"][list(kept)].to_dict("records")}

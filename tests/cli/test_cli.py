@@ -215,7 +215,8 @@ def test_tune_says_that_its_choice_is_contradicted_and_prints_no_nan(
 
     def contradicted(*given: Any, **named: Any) -> dict[str, Any]:
         found = search(*given, **named)
-        found["paired"][0] |= {"gain": -0.5, "gain_half_width": 0.1, "nats_half_width": math.nan}
+        changed = {"gain": -0.5, "gain_half_width": 0.1, "nats_half_width": math.nan}
+        found["paired"] = found["paired"].assign(**changed)
         return found
 
     monkeypatch.setattr(tuning, "search", contradicted)

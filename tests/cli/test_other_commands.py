@@ -77,7 +77,7 @@ def test_explore(from_file: bool, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_explore_names_the_layers_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     error = error_of(["explore", "--text", "x", "--layers", "9"], capsys)
-    assert error.endswith("--layers: layer must be between -3 and 2, got 9\n")
+    assert error.endswith("error: layer must be between -3 and 2, got 9\n")
 
 
 def test_bench_times_every_way(

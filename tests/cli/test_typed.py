@@ -18,7 +18,7 @@ from refusals import error_of
 
 COMMAND = [sys.executable, "-m", "ntk_alibi.cli"]
 
-COMMANDS = [["info"], ["slopes"], ["eval"], ["tune"], ["explore"]]
+COMMANDS = [["info"], ["slopes"], ["eval"], ["tune"]]
 
 pytestmark = [pytest.mark.usefixtures("in_tmp"), pytest.mark.slow]  # needs the evaluation harness
 
@@ -41,7 +41,7 @@ def test_help_says_what_each_option_is(
         name, _, what = option.partition("  ")
         assert what.strip(), f"no help: {option}"
         unit = re.fullmatch(r".*--([a-z-]+) ([A-Z_]+)( .*)?", name)
-        if unit and unit[1] not in ("method", "title", "section"):
+        if unit and unit[1] not in ("method", "section"):
             assert unit[2].lower().replace("_", "-") != unit[1], f"no unit: {option}"
 
 

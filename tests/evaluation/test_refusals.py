@@ -57,6 +57,17 @@ WRONG_VALUES = [
         lambda: replace(PLAN, prose_windows=10**6),
         "prose_windows must have at most 134217728 tokens",
     ),
+    (lambda: plan(lengths=()), r"lengths must hold at least one, got \(\)"),
+    (lambda: plan(lengths=(0,)), "lengths must be between 1 and 4194304, got 0"),
+    (lambda: plan(lengths=(5_000_000,)), "lengths must be between 1 and 4194304"),
+    (lambda: Search(999999999, 64), "length must be between 1 and 4194304"),
+    (lambda: Search(4096, 0), "train_length must be between 1"),
+    (lambda: Search(4096, 64, budget=1), "budget must be between 2"),
+    (lambda: Search(4096, 64, ("yarn:2",)), "method must be original or one of"),
+    (lambda: Search(4096, 64, ("ntk:2",), budget=3), "budget must not be given with methods"),
+    (lambda: Search(4096, 64, records=0), "records must be between 1"),
+    (lambda: Search(4096, 64, windows=10**6), "windows must have at most 134217728 tokens"),
+    (lambda: Search(4096, 64, seed=-1), "seed must be between 0"),
     (lambda: datasets.retrieval("riddles"), "kind must be one of"),
     (lambda: datasets.retrieval("lines", [10]), "length must hold a record of lines"),
     (lambda: datasets.retrieval("lines", [0]), "lengths must be between 1"),
@@ -119,9 +130,6 @@ OF_STUDIES = [
     ({"path": "file"}, ValueError, "path must be a folder that can be written, got 'file'"),
     ({"wanted": 3}, TypeError, "wanted must be a Search, got 3"),
     ({"wanted": Search(4096, 64), "model": 3}, TypeError, "model must be a BLOOM, MPT or Falcon o"),
-    ({"wanted": Search(999999999, 64)}, ValueError, "length must be between 1 and 4194304"),
-    ({"wanted": Search(4096, 64, budget=1)}, ValueError, "budget must be between 2"),
-    ({"wanted": Search(4096, 64, ("yarn:2",))}, ValueError, "method must be original or one of"),
 ]
 
 

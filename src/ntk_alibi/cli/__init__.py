@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with errors.sentences("ntk-alibi"):  # --help may meet a closed pipe
         options = parser.parse_args(arguments)
     options.words = list(sys.argv[1:] if arguments is None else arguments)
-    with errors.sentences("ntk-alibi", options.extra), subcommand.naming_options(options):
+    with errors.sentences("ntk-alibi", options.extra), subcommand.options_in_errors(options.words):
         options.run(options)
 
 

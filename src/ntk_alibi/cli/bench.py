@@ -52,14 +52,13 @@ def register(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.report.markdown import describe_machine
 
-    subcommand.check_lengths(options)
-    scaling = subcommand.bias_method("--method", options.method, options.train_length).scaling
-    width = _checks.integer("--head-dim", options.head_dim, minimum=1, maximum=_checks.MAX_HEAD_DIM)
-    heads = _checks.integer("--heads", options.heads, minimum=1)
+    scaling = subcommand.bias_method(options.method, options.train_length).scaling
+    width = _checks.integer("head_dim", options.head_dim, minimum=1, maximum=_checks.MAX_HEAD_DIM)
+    heads = _checks.integer("heads", options.heads, minimum=1)
     most = _checks.MOST_NUMBERS // (3 * heads * width)
     for length in options.lengths:
-        _checks.integer("--lengths", length, minimum=1, maximum=max(most, 1))
-    _checks.integer("--rounds", options.rounds, minimum=1)
+        _checks.integer("lengths", length, minimum=1, maximum=max(most, 1))
+    _checks.integer("rounds", options.rounds, minimum=1)
     bias = ntk_alibi.ALiBi(heads, scaling)
     rows = [row for length in options.lengths for row in _measured(bias, length, options)]
     header = ["tokens", "way", "ms", "times ntk_alibi", "blocks read, %"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ntk_alibi import _checks, _files
+from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
-from ntk_alibi.evaluation.report.conclusion import best_method, conclusion
 
 #: Default file of the picture, and default section of the document.
 PICTURE, SECTION = "ntk-alibi-eval.png", "study"
@@ -25,6 +26,12 @@ _COUNTS = {
     "prose_windows": "windows of prose of the greatest length; 0 for none",
     "seed": "seed of the records",
 }
+
+#: Options that say what a study reads, what shows it, what other tasks read, and which model runs.
+_STUDY = ("quick", "demo", "multiples", "lengths", "records", *_COUNTS)
+_SHOWN = ("plot", "document", "section")
+_TASKS = ("data", "metadata", "batch_size", "max_length", "truncation")
+_RUNS = ("model", "methods", "train_length", "output")
 
 
 def register(commands: Any) -> None:
@@ -128,122 +135,78 @@ def _task_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     _check_together(options)
-    if options.batch_size is not None:
-        _checks.integer("--batch-size", options.batch_size, minimum=1)
-    subcommand.check_answers_options(options)
-    if options.tasks is None:
-        _check_plan(options)
+    if options.tasks is not None:
+        _compare(options)
+        return
+    for path in _pictures(options):
+        subcommand.check_picture("--plot", path)
+    if options.document is not None:
+        from ntk_alibi.evaluation.report import markdown
+
+        with _files.naming("--document", "a file that can be read"):
+            markdown.check_section(Path(options.document), options.section or SECTION)
+    if options.from_json is None:
         _study(options)
-    else:
-        _comparison(options)
+        return
+    from ntk_alibi.evaluation.comparing.summary import read_summary
 
-
-#: Options of the study, and those of other tasks, which do nothing for each other.
-_OF_STUDY = (
-    *("quick", "demo", "from_json", "multiples", "lengths", "records"),
-    *("plot", "document", "section", *_COUNTS),
-)
-_OF_TASKS = ("data", "metadata", "batch_size", "max_length", "truncation")
-
-#: Options that say which model to run, and how; --from-json runs none.
-_OF_RUNS = (
-    *("quick", "demo", "model", "methods", "train_length", "output"),
-    *("multiples", "lengths", "records", *_COUNTS),
-)
+    with _files.naming("--from-json", "a file that can be read"):
+        summary = read_summary(options.from_json)
+    _show(summary, options)
 
 
 def _check_together(options: argparse.Namespace) -> None:
     """Refuse options that would do nothing together with the others."""
-    if options.tasks is None and (idle := _given(options, _OF_TASKS)):
-        option = subcommand.flag(idle[0])
-        raise ValueError(
-            f"--tasks must be given with {option}, got only {option} {getattr(options, idle[0])}"
-        )
-    if options.section is not None and options.document is None:
-        raise ValueError(
-            f"--document must be given with --section, got only --section {options.section}"
-        )
-    pairs = [
+
+    def given(names: Collection[str]) -> list[str]:
+        values = ((name, getattr(options, name)) for name in names)
+        return [name for name, value in values if value is not None and value is not False]
+
+    for needed, names in (("tasks", _TASKS), ("document", ("section",))):
+        if not given([needed]) and (idle := given(names)):
+            option = subcommand.flag(idle[0])
+            raise ValueError(
+                f"{subcommand.flag(needed)} must be given with {option}, got only {option} "
+                f"{getattr(options, idle[0])}"
+            )
+    for name, others, why in (
         ("lengths", ("multiples",), "which stands for the same"),
         ("records", ("line_records",), "which stands for the same"),
-        ("tasks", _OF_STUDY, "whose records --metadata chooses"),
-        ("from_json", _OF_RUNS, "which shows stored results"),
-    ]
-    for name, others, why in pairs:
-        if _given(options, (name,)) and (idle := _given(options, others)):
+        ("tasks", (*_STUDY, *_SHOWN, "from_json"), "whose records --metadata chooses"),
+        ("from_json", (*_STUDY, *_RUNS), "which shows stored results"),
+    ):
+        if given([name]) and (idle := given(others)):
             raise ValueError(
                 f"{subcommand.flag(idle[0])} must not be given with {subcommand.flag(name)}, {why}"
             )
 
 
-def _given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
-    return [name for name in names if getattr(options, name) not in (None, False)]
-
-
 def _study(options: argparse.Namespace) -> None:
-    for path in _pictures(options):
-        subcommand.check_picture("--plot", path)
-    if options.from_json is None:
-        _measure(options)
-    else:
-        from ntk_alibi.evaluation.comparing.summary import read_summary
-
-        with _files.naming("--from-json", "a file that can be read"):
-            summary = read_summary(options.from_json)
-        _show(summary, options)
-
-
-def _measure(options: argparse.Namespace) -> None:
     """Run the study, and show its summary in the first process."""
-    from ntk_alibi.evaluation.comparing.length_study import evaluate
+    plan = _plan(options)
 
-    model, tokenizer, train_length, name = subcommand.load_model(options)
-    plan, quiet = _plan(options, train_length), options.format == "json"
-    subcommand.collect(
-        options,
-        lambda folder: evaluate(model, tokenizer, plan, folder, quiet=quiet, name=name),
-        _show,
-    )
+    def measured(folder: Path) -> dict[str, Any]:
+        from ntk_alibi.evaluation.comparing.length_study import evaluate
+
+        model, tokenizer, train_length, name = subcommand.load_model(options)
+        whole, quiet = replace(plan, train_length=train_length), options.format == "json"
+        return evaluate(model, tokenizer, whole, folder, quiet=quiet, name=name)
+
+    subcommand.collect(options, measured, _show)
 
 
-def _plan(options: argparse.Namespace, train_length: int) -> Any:
-    """Return the plan of the options."""
+def _plan(options: argparse.Namespace) -> Any:
+    """Return the plan of the options, which it checks, with a training length if one is given."""
     from ntk_alibi.evaluation.comparing import plan
 
-    given = {name: getattr(options, name) for name in ("methods", "multiples", *_COUNTS)}
-    if options.lengths is not None:
-        given["multiples"] = [length / train_length for length in options.lengths]
+    names = ("methods", "multiples", "lengths", *_COUNTS)
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.records is not None:
-        given["line_records"] = options.records
-        if options.topic_records is None:
-            given["topic_records"] = options.records
-    given = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in given.items()
-        if value is not None
-    }
+        given = {"topic_records": options.records, **given, "line_records": options.records}
+    given = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
     preset = plan.QUICK if options.quick else plan.DEMO if options.demo else {}
-    return plan.Plan(train_length, **{**preset, **given})
-
-
-def _check_plan(options: argparse.Namespace) -> None:
-    """Check the options of the plan before any work."""
-    from ntk_alibi.evaluation.records.record import LONGEST_TEXT, text_lengths
-    from ntk_alibi.evaluation.report import markdown
-
-    for multiple in options.multiples or ():
-        _checks.finite("--multiples", multiple, minimum=0.0, inclusive=False)
-    for length in options.lengths or ():
-        _checks.integer("--lengths", length, minimum=1, maximum=LONGEST_TEXT)
-    for name in ("records", *_COUNTS):
-        if (value := getattr(options, name)) is not None:
-            _checks.integer(subcommand.flag(name), value, minimum=0)
-    if options.records is not None:
-        text_lengths("--lengths", options.lengths or [1], options.records, of="--records")
-    _plan(options, 1)
-    if options.document is not None:
-        with _files.naming("--document", "a file that can be read"):
-            markdown.check_section(Path(options.document), _section(options))
+    length = 1 if options.train_length is None else options.train_length
+    return plan.Plan(length, **{**preset, **given})
 
 
 def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
@@ -252,44 +215,41 @@ def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
     return plot, plot.parent / f"{plot.stem}-depth{plot.suffix}"
 
 
-def _section(options: argparse.Namespace) -> str:
-    """Return the name of the section of the document."""
-    return SECTION if options.section is None else str(options.section)
-
-
 def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from ntk_alibi.evaluation.report import markdown, tables
+    from ntk_alibi.evaluation.report.conclusion import conclusion
     from ntk_alibi.plots import depth_figure, study_figure, style
 
     whole, by_depth = _pictures(options)
     pictures = [(study_figure, whole)]
-    if summary["by_depth"]:
+    if not summary["by_depth"].empty:
         pictures.append((depth_figure, by_depth))
     # Printed first: what the files cannot hold is not lost.
-    for_a_reader = subcommand.print_tables(options, summary, tables.study_tables)
+    for_a_reader = subcommand.print_tables(options, summary, tables.study_tables, tables.study_rows)
     for draw, path in pictures:
         with style("light"), _files.replacing(path) as file:
             draw(summary).savefig(file, dpi=120)
     if options.document is not None:
         parts = [markdown.describe_machine(), f"    {shlex.join(['ntk-alibi', *options.words])}"]
-        parts += map(tables.markdown, tables.study_tables(summary))
-        markdown.replace_section(Path(options.document), _section(options), "\n\n".join(parts))
+        parts += [tables.formatted(x, "markdown").strip() for x in tables.study_tables(summary)]
+        section = options.section or SECTION
+        markdown.replace_section(Path(options.document), section, "\n\n".join(parts))
     if not for_a_reader:
         return
     paths = ", ".join(str(path.resolve()) for _, path in pictures)
-    lines = [*conclusion(summary), f"pictures: {paths}"]
+    lines = ["", *conclusion(summary), f"pictures: {paths}"]
     examples = [next(iter(cells.values())) for cells in summary["commands"].values() if cells]
     if examples:
         lines += ["command that repeats one cell (--json lists all commands):", examples[-1]]
     if options.from_json is None:
-        lines += _next_steps(summary, options)
-    Console().print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+        lines += _next_steps(summary)
+    print("\n".join(lines))
 
 
-def _next_steps(summary: dict[str, Any], options: argparse.Namespace) -> list[str]:
+def _next_steps(summary: dict[str, Any]) -> list[str]:
     """Return what to type next, for a model of one's own."""
+    from ntk_alibi.evaluation.report.conclusion import best_method
+
     best = best_method(summary)
     if best is None:
         return []
@@ -302,47 +262,50 @@ def _next_steps(summary: dict[str, Any], options: argparse.Namespace) -> list[st
     ]
 
 
-def _comparison(options: argparse.Namespace) -> None:
-    from ntk_alibi.evaluation.comparing import task_comparison
+def _compare(options: argparse.Namespace) -> None:
+    """Compare methods on tasks of the harness."""
     from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
-    from ntk_alibi.evaluation.harness import run as harness
-    from ntk_alibi.evaluation.harness.model import StretchedLM
     from ntk_alibi.methods import parse_method
-    from ntk_alibi.models.loading import NANO_BLOOM
 
     metadata = {**(options.metadata or {})}
     if options.data is not None:
         if not Path(options.data).exists():
             raise ValueError(f"--data must be a file or folder that exists, got {options.data!r}")
         metadata["data"] = options.data
-    tasks = task_comparison.load_known(options.tasks, metadata, options.model or NANO_BLOOM)
-    model, tokenizer, length, name = subcommand.load_model(options)
-    methods = [parse_method(method, length) for method in options.methods or DEFAULT_METHODS]
-    with harness.quiet():
-        lm = StretchedLM(
-            model,
-            tokenizer=tokenizer,
-            train_length=length,
-            batch_size=options.batch_size or 1,
-            max_length=options.max_length,
-            truncation=options.truncation or "middle",
-            quiet=options.format == "json",
-        )
-    subcommand.collect(
-        options,
-        lambda folder: task_comparison.compare(
+    subcommand.check_methods(options.methods or (), options.train_length)
+
+    def compared(folder: Path) -> dict[str, Any]:
+        from ntk_alibi.evaluation.comparing import task_comparison
+        from ntk_alibi.evaluation.harness import run as harness
+        from ntk_alibi.evaluation.harness.model import StretchedLM
+        from ntk_alibi.models.loading import NANO_BLOOM
+
+        name = options.model or NANO_BLOOM
+        tasks = task_comparison.load_known(options.tasks, metadata, name)
+        with harness.quiet():
+            lm = StretchedLM(
+                options.model,
+                dtype=options.dtype,
+                train_length=options.train_length,
+                batch_size=1 if options.batch_size is None else options.batch_size,
+                max_length=options.max_length,
+                truncation=options.truncation or "middle",
+                quiet=options.format == "json",
+            )
+        methods = [parse_method(x, lm.train_length) for x in options.methods or DEFAULT_METHODS]
+        return task_comparison.compare(
             lm, methods, tasks, metadata=metadata, model=name, cache=folder
-        ),
-        _show_comparison,
-    )
+        )
+
+    subcommand.collect(options, compared, _show_comparison)
 
 
 def _show_comparison(comparison: dict[str, Any], options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from ntk_alibi.evaluation.report import tables
 
-    if subcommand.print_tables(options, comparison, tables.comparison_tables):
+    if subcommand.print_tables(
+        options, comparison, tables.comparison_tables, tables.comparison_rows
+    ):
         truncation = next(iter(comparison["settings"].values()))["truncation"]
         limit = "" if options.max_length is None else f", {options.max_length} tokens"
-        Console().print(f"truncation: {truncation}{limit}")
+        print(f"truncation: {truncation}{limit}")

@@ -6,10 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ntk_alibi import _files, plots
+from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
-from ntk_alibi.evaluation.report.markdown import counted
-from ntk_alibi.plots.explorer import FORMATS, METHODS
 
 
 def register(commands: Any) -> None:
@@ -31,9 +29,9 @@ def register(commands: Any) -> None:
     subcommand.methods_option(
         parser,
         "--methods",
-        f"methods to choose from, see below (default: {' '.join(METHODS)})",
+        "methods to choose from, see below (default: original, and ntk and interpolation with "
+        "factors 2, 4 and 8)",
         nargs="+",
-        default=METHODS,
     )
     subcommand.number_option(
         parser, "--layers", "LAYERS", "layers to show, from 0 on (default: all)", nargs="+"
@@ -60,24 +58,26 @@ def register(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from ntk_alibi import plots
     from ntk_alibi.models import load
+    from ntk_alibi.plots.explorer import FORMATS, METHODS
 
     subcommand.check_picture("--output", options.output, FORMATS)
-    subcommand.check_methods(options.methods)
+    subcommand.check_methods(options.methods or (), None)
     text = options.text if options.file is None else _read(options.file)
     model, tokenizer, _ = load(options.model, options.dtype)
     page = plots.explore(
         model,
         tokenizer,
         text,
-        options.methods,
+        options.methods or METHODS,
         layers=options.layers,
         heads=options.heads,
         cells=options.cells,
     )
     page.save(options.output)
-    cells, tokens = counted(page.cells, "cell"), counted(page.step, "token")
-    print(f"page: {options.output} ({cells} of {tokens})")
+    tokens = "1 token" if page.step == 1 else f"{page.step} tokens"
+    print(f"page: {options.output} ({page.cells} cells of {tokens})")
 
 
 def _read(path: Path) -> str:

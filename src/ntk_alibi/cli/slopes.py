@@ -8,6 +8,7 @@ from typing import Any
 
 from ntk_alibi.cli import subcommand
 from ntk_alibi.inspection.effects import slopes_at
+from ntk_alibi.scaling import scaling_per
 
 
 def register(commands: Any) -> None:
@@ -18,7 +19,9 @@ def register(commands: Any) -> None:
     subcommand.methods_option(
         parser, "--method", "method, see below (default: %(default)s)", default="original"
     )
-    subcommand.length_option(parser)
+    subcommand.number_option(
+        parser, "--length", "TOKENS", "text length in tokens, for dynamic methods"
+    )
     subcommand.train_length_option(parser)
     parser.add_argument(
         "--rule",
@@ -31,9 +34,12 @@ def register(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    subcommand.check_lengths(options)
-    method = subcommand.bias_method("--method", options.method, options.train_length)
-    subcommand.check_length_of(options, [method])
+    method = subcommand.bias_method(options.method, options.train_length)
+    if (options.length is None) == bool(scaling_per(method.scaling)):
+        raise ValueError(
+            "--length must be given with a dynamic method, such as dynamic-ntk:2:query, and with "
+            f"no other, got {options.length} with {method.name}"
+        )
     values = slopes_at(options.num_heads, method.scaling, options.length, options.rule)
     slopes = values.tolist()
     reaches = [f"{8 / slope if slope else math.inf:.0f}" for slope in slopes]

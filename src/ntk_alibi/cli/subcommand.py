@@ -10,10 +10,9 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _checks, _files
-from ntk_alibi.evaluation.report.markdown import FORMATS, Rows
+from ntk_alibi import _checks, _files, _installed
 from ntk_alibi.methods import (
     DYNAMIC,
     ORIGINAL,
@@ -22,7 +21,9 @@ from ntk_alibi.methods import (
     parse_method,
     spelling_of,
 )
-from ntk_alibi.scaling import scaling_per
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class Help(argparse.HelpFormatter):
@@ -106,11 +107,6 @@ def number_option(
     parser.add_argument(option, type=kind, metavar=unit, default=default, help=what, **others)
 
 
-def length_option(parser: argparse.ArgumentParser) -> None:
-    """Add --length, the number of tokens of the text."""
-    number_option(parser, "--length", "TOKENS", "text length in tokens, for dynamic methods")
-
-
 def train_length_option(parser: argparse.ArgumentParser) -> None:
     """Add --train-length, the length at which the model was trained."""
     number_option(parser, "--train-length", "TOKENS", "training length in tokens", 2048)
@@ -121,7 +117,7 @@ def format_option(parser: argparse.ArgumentParser) -> None:
     one = parser.add_mutually_exclusive_group()
     one.add_argument(
         "--format",
-        choices=("table", "json", *FORMATS),
+        choices=("table", "json", "csv", "markdown", "latex"),
         default="table",
         help="form of the output (default: %(default)s)",
     )
@@ -134,26 +130,27 @@ def format_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _printed_in_format(
-    options: argparse.Namespace, result: Any, text_in: Callable[[str], str]
-) -> bool:
-    """Print a result as JSON or as text in a format, if --format names one; return whether so."""
-    if options.format == "json":
-        print(_files.json_text(result))
-    elif options.format in FORMATS:
-        print(text_in(options.format), end="")
-    return bool(options.format != "table")
-
-
 def print_rows(
-    options: argparse.Namespace, result: Any, header: Sequence[str], rows: Rows, above: str = ""
+    options: argparse.Namespace,
+    result: Any,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    above: str = "",
 ) -> None:
     """Print a result as JSON, as rows in a format, or as a table for a reader, below some lines."""
-    if not _printed_in_format(options, result, lambda name: FORMATS[name]("", header, rows)):
+    if options.format == "table":
         print(above + _aligned(header, rows))
+        return
+
+    def frames(_: Any) -> list[DataFrame]:
+        import pandas as pd
+
+        return [pd.DataFrame(rows, columns=list(header), dtype=str)]
+
+    print_tables(options, result, frames, frames)
 
 
-def _aligned(header: Sequence[str], rows: Rows) -> str:
+def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in columns; those of numbers are aligned right."""
     columns = []
     for name, *cells in zip(header, *rows, strict=True):
@@ -172,20 +169,31 @@ def _is_number(cell: str) -> bool:
 
 
 def print_tables(
-    options: argparse.Namespace, result: Any, tables: Callable[[Any], Sequence[Any]]
+    options: argparse.Namespace,
+    result: Any,
+    tables: Callable[[Any], Sequence[DataFrame]],
+    rows: Callable[[Any], Sequence[DataFrame]],
 ) -> bool:
-    """Print a result as JSON, or its rich tables; return whether they were printed for a reader."""
-    from rich.console import Console
+    """Print a result in the format of --format; return whether it was printed for a reader.
 
-    from ntk_alibi.evaluation.report.tables import formatted
-
-    def text_in(name: str) -> str:
-        return "\n".join(formatted(table, name) for table in tables(result))
-
-    if _printed_in_format(options, result, text_in):
+    Args:
+        options: the options.
+        result: the result, which JSON holds whole.
+        tables: function that makes tables of texts of it.
+        rows: function that returns its numbers, for CSV.
+    """
+    if options.format == "json":
+        print(_files.json_text(result))
         return False
-    for table in tables(result):
-        Console().print(table)
+    from ntk_alibi.evaluation.report.tables import formatted, printed
+
+    with _installed.needed_by(f"--format {options.format}"):
+        frames = (rows if options.format == "csv" else tables)(result)
+        if options.format != "table":
+            print("\n".join(formatted(frame, options.format) for frame in frames), end="")
+            return False
+    for frame in frames:
+        print(printed(frame, shutil.get_terminal_size().columns))
     return True
 
 
@@ -203,85 +211,33 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_lengths(options: argparse.Namespace) -> None:
-    """Check --length and --train-length, if they are given, before any work."""
-    for name in ("length", "train_length"):
-        if (value := getattr(options, name, None)) is not None:
-            _checks.integer(flag(name), value, minimum=1)
-
-
 @contextlib.contextmanager
-def _of_option(option: str) -> Iterator[None]:
-    """Name an option in the error about its value."""
+def options_in_errors(words: Collection[str]) -> Iterator[None]:
+    """Write an argument's name that begins an error as the option that was typed, if it was.
+
+    Errors name the arguments of Python; options are called like these.
+    """
     try:
         yield
     except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{option}: {error}") from error
-
-
-#: Arguments of the package that options have under another name.
-_OTHER_NAMES = {
-    "query_length": ("queries",),
-    "key_length": ("keys",),
-    "share": ("shares",),
-    "lengths": ("length",),
-    "layer": ("layers",),
-    "scaling": ("method", "methods"),
-    "path": ("output",),
-}
-
-
-@contextlib.contextmanager
-def naming_options(options: argparse.Namespace) -> Iterator[None]:
-    """Name the option in an error that begins with the name of an argument."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        word = str(error).partition(" ")[0]
-        names = (word, *_OTHER_NAMES.get(word, ()))
-        dest = next((name for name in names if hasattr(options, name)), "")
-        value = getattr(options, dest, None)
-        if dest in _POSITIONAL or (value is None and not _asks_for(options, dest, error)):
+        name, _, rest = str(error).partition(" ")
+        if flag(name) not in (word.partition("=")[0] for word in words):
             raise
-        with _of_option(flag(dest)):
-            raise
+        raise ValueError(f"{flag(name)} {rest}") from error
 
 
-def _asks_for(options: argparse.Namespace, dest: str, error: Exception) -> bool:
-    """Return whether an error says that an option that is not given must be."""
-    return hasattr(options, dest) and "must be given" in str(error)
+def check_methods(names: Iterable[str], train_length: int | None) -> None:
+    """Check the names of methods before a model is loaded, which may tell the training length."""
+    for name in names:
+        parse_method(name, 2 if train_length is None else train_length)
 
 
-#: Arguments without an option.
-_POSITIONAL = ("num_heads", "arguments")
-
-
-def check_methods(names: Iterable[str]) -> None:
-    """Check the names of methods before a model is loaded, whose training length is unknown."""
-    with _of_option("--methods"):
-        for name in names:
-            parse_method(name, 2)
-
-
-def bias_method(option: str, name: str, train_length: int) -> Method:
+def bias_method(name: str, train_length: int) -> Method:
     """Return the method of a name for what shows biases, which log-n factors are no part of."""
-    with _of_option(option):
-        method = parse_method(name, train_length)
-        if method.log_n is not None:
-            raise ValueError(
-                f"a method must be a scaling here, without a factor of scores, got {name!r}"
-            )
-        return method
-
-
-def check_length_of(options: argparse.Namespace, methods: Iterable[Method]) -> None:
-    """Refuse --length where no method depends on it."""
-    if options.length is not None and not any(scaling_per(m.scaling) for m in methods):
-        raise ValueError(
-            "--length must be given with a dynamic method only, such as dynamic-ntk:2:query, got "
-            f"--length {options.length}"
-        )
+    method = parse_method(name, train_length)
+    if method.log_n is not None:
+        raise ValueError(f"method must be a scaling here, without a factor of scores, got {name!r}")
+    return method
 
 
 #: Suffixes of the file formats of pictures.
@@ -341,15 +297,6 @@ def answers_options(parser: argparse.ArgumentParser) -> None:
     format_option(parser)
 
 
-def check_answers_options(options: argparse.Namespace) -> None:
-    """Check lengths, methods and the folder of answers before any work."""
-    check_lengths(options)
-    check_methods(options.methods or ())
-    if options.output is not None:
-        with _files.naming("--output", "a folder that can be written"):
-            _files.writable_folder(options.output)
-
-
 def load_model(options: argparse.Namespace) -> tuple[Any, Any, int, str]:
     """Return the model of the options, its tokenizer, its training length and its name."""
     from ntk_alibi.models import load
@@ -365,20 +312,26 @@ def collect(
     compute: Callable[[Path], Any],
     show: Callable[[Any, argparse.Namespace], None],
 ) -> None:
-    """Compute a result from answers that a folder collects, and show it in the first process.
+    """Load a model, collect its answers in a folder, and show their result in the first process.
 
-    The folder is the user's, or a temporary one that is removed at the end. An error leaves it, so
-    that the next run continues from the answers.
+    The folder is the user's, or a temporary one that is removed at the end. An error leaves it if
+    it holds answers, from which the next run continues.
     """
-    from ntk_alibi.evaluation.harness.run import is_first_process
-
     folder = Path(UNFINISHED if options.output is None else options.output)
     with _files.naming("--output", "a folder that can be written"):
         _files.writable_folder(folder)
     with _files.only_run("--output", folder):
-        result = compute(folder)
-        if is_first_process():
-            show(result, options)
-        sys.stdout.flush()  # a full disk is an error before the answers are removed
-        if is_first_process() and options.output is None:
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            result = compute(folder)
+            from ntk_alibi.evaluation.harness.run import is_first_process
+
+            if is_first_process():
+                show(result, options)
+            sys.stdout.flush()  # a full disk is an error before the answers are removed
+            finished = is_first_process()
+        except BaseException:
+            finished = not any(folder.glob("*.db"))
+            raise
+        finally:
+            if finished and options.output is None:
+                shutil.rmtree(folder, ignore_errors=True)

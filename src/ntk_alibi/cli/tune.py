@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from ntk_alibi import _checks, _files
+from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
 
 
@@ -51,66 +52,53 @@ def register(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.comparing import tuning
-    from ntk_alibi.evaluation.records.record import text_lengths
 
-    for name in ("records", "windows"):
-        _checks.integer(f"--{name}", getattr(options, name), minimum=1)
-    if options.budget is not None:
-        _checks.integer("--budget", options.budget, minimum=2)
-        if options.methods:
-            raise ValueError(
-                f"--budget must not be given with --methods, which are all read, got --budget "
-                f"{options.budget}"
-            )
-    _checks.integer("--seed", options.seed, minimum=0)
-    text_lengths("--length", [options.length], options.records, of="--records")
-    text_lengths("--length", [options.length], options.windows, of="--windows")
-    subcommand.check_answers_options(options)
-    model, tokenizer, train_length, name = subcommand.load_model(options)
     settings = tuning.Search(
         options.length,
-        train_length,
+        1 if options.train_length is None else options.train_length,
         tuple(options.methods),
         options.records,
         options.windows,
         options.seed,
-        **({} if options.budget is None else {"budget": options.budget}),
+        options.budget,
     )
-    quiet = options.format == "json"
-    subcommand.collect(
-        options,
-        lambda folder: tuning.search(model, tokenizer, settings, folder, quiet=quiet, name=name),
-        _show,
-    )
+
+    def found(folder: Path) -> dict[str, Any]:
+        model, tokenizer, train_length, name = subcommand.load_model(options)
+        whole, quiet = replace(settings, train_length=train_length), options.format == "json"
+        return tuning.search(model, tokenizer, whole, folder, quiet=quiet, name=name)
+
+    subcommand.collect(options, found, _show)
 
 
 def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from ntk_alibi.evaluation.comparing import tuning
     from ntk_alibi.evaluation.report import tables
     from ntk_alibi.evaluation.report.cells import with_half_width
     from ntk_alibi.evaluation.report.conclusion import percent
 
-    if not subcommand.print_tables(options, result, lambda found: [tables.tuning_table(found)]):
+    if not subcommand.print_tables(
+        options,
+        result,
+        lambda found: [tables.tuning_table(found)],
+        lambda found: [tables.entitled(found["candidates"], "candidates")],
+    ):
         return
-    console = Console()
-    tried = len({entry["method"] for entry in result["trace"]})
+    tried = result["trace"]["method"].nunique()
     sure = f"chosen in {100 * result['sure']:.0f} % of resamplings"
-    console.print(f"chosen from {tried} methods: {result['chosen']} ({sure})")
-    console.print(f"in a model's config: {_files.json_text(result['config'])}", soft_wrap=True)
+    print(f"chosen from {tried} methods: {result['chosen']} ({sure})")
+    print(f"in a model's config: {_files.json_text(result['config'])}")
     for method, entry in result["fresh"].items():
-        console.print(f"on held-out records, {method}: {percent(entry)}")
-    for entry in result["paired"]:
+        print(f"on held-out records, {method}: {percent(entry)}")
+    for entry in result["paired"].to_dict("records"):
         points = with_half_width(100 * entry["gain"], 100 * entry["gain_half_width"], 1)
         nats = with_half_width(entry["nats"], entry["nats_half_width"], 3)
         pair = f"{entry['method']} minus {entry['against']}"
-        console.print(f"{pair}, paired: {points} points, {nats} nats", soft_wrap=True)
+        print(f"{pair}, paired: {points} points, {nats} nats")
     for other in tuning.better_ones(result):
-        console.print(
+        print(
             f"warning: on held-out records {other} answers more questions than {result['chosen']}, "
-            "beyond the 95 % interval: they contradict the choice",
-            soft_wrap=True,
+            "beyond the 95 % interval: they contradict the choice"
         )
-    if math.isnan(result["candidates"][0]["half_width"]):
-        console.print("the interval of the nats needs at least two windows of prose (--windows)")
+    if result["candidates"]["half_width"].isna().all():
+        print("the interval of the nats needs at least two windows of prose (--windows)")

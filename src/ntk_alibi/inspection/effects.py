@@ -42,9 +42,11 @@ def slopes_at(
     Raises:
         TypeError, ValueError: an argument is wrong, as for `alibi_slopes`.
     """
-    lengths = None if length is None else np.array([length])
-    if lengths is not None and scaling_per(scaling) == "query":
-        lengths = lengths[:, None]  # of the prefix of one query, the last
+    lengths = None
+    if length is not None:
+        lengths = np.array([_checks.integer("length", length, minimum=1)])
+        if scaling_per(scaling) == "query":
+            lengths = lengths[:, None]  # of the prefix of one query, the last
     return alibi_slopes(num_heads, scaling, lengths, rule=rule).reshape(-1)
 
 

@@ -7,9 +7,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _installed
 from ntk_alibi.plots.style import (
     band,
     color_bar,
@@ -28,19 +27,23 @@ from ntk_alibi.plots.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from pandas import DataFrame, Series
 
 #: Letters of a line of the title of one map at most.
 TITLE_LETTERS = 27
 
 
-def _check_summary(value: Any, *needed: str) -> None:
-    """Check that a value is the summary of a study, with some entries."""
+def _frames(value: Any, *needed: str) -> list[DataFrame]:
+    """Return frames of the summary of a study, which has lists in their place if JSON held it."""
+    with _installed.needed_by("a picture of a study"):
+        import pandas as pd
     if not isinstance(value, Mapping):
         raise TypeError(f"summary must be the summary of a study, a dict, got {value!r}")
     if absent := [name for name in ("methods", *needed) if name not in value]:
         raise ValueError(
             f"summary must have {', '.join(absent)}, got one with {', '.join(value) or 'nothing'}"
         )
+    return [pd.DataFrame(value[name]) for name in needed if name != "train_length"]
 
 
 def study_figure(summary: dict[str, Any]) -> Figure:
@@ -64,10 +67,10 @@ def study_figure(summary: dict[str, Any]) -> Figure:
         >>> len(na.plots.study_figure(summary).axes)
         1
     """
-    _check_summary(summary, "train_length", "retrieval", "by_distance", "perplexity")
+    retrieval, _, nats = _frames(summary, "train_length", "retrieval", "by_distance", "perplexity")
     with drawing_figure() as new_figure:
-        tasks = list(dict.fromkeys(entry["task"] for entry in summary["retrieval"]))
-        prose = bool(summary["perplexity"])
+        tasks = [] if retrieval.empty else list(retrieval["task"].unique())
+        prose = not nats.empty
         figure = new_figure(figsize=(11, 3.3 * (len(tasks) + prose) + 0.6), layout="constrained")
         grid = figure.add_gridspec(len(tasks) + prose, 2)
         for row, task in enumerate(tasks):
@@ -117,30 +120,26 @@ def accuracy_curves(
     """
     _checks.choice("by", by, ("length", "distance"))
     needed = ("retrieval",) if by == "length" else ("retrieval", "by_distance")
-    _check_summary(summary, "train_length", *needed)
-    _checks.choice("task", task, sorted({entry["task"] for entry in summary["retrieval"]}))
-    entries = summary["retrieval" if by == "length" else "by_distance"]
+    retrieval, *_, shown = 2 * _frames(summary, "train_length", *needed)
+    _checks.choice("task", task, () if retrieval.empty else sorted(retrieval["task"].unique()))
+    cells = shown[shown["task"] == task]
     with drawing(ax) as axes:
         for method, look in _methods(axes, summary):
-            cells = [
-                e
-                for e in entries
-                if (e["task"], e["method"]) == (task, method) and e["accuracy"] is not None
-            ]
-            accuracy = np.array([e["accuracy"] for e in cells])
-            places = [e["multiple"] if by == "length" else _middle(e) for e in cells]
-            bounds = np.array([[e["low"] for e in cells], [e["high"] for e in cells]])
-            bars = 100 * np.abs(bounds - accuracy) if by == "length" else None
-            axes.errorbar(places, 100 * accuracy, yerr=bars, label=method, capsize=2, **look)
+            found = cells[cells["method"] == method].dropna(subset="accuracy")
+            percent = 100 * found["accuracy"]
+            places = found["multiple"] if by == "length" else _middle(found)
+            bars = [percent - 100 * found["low"], 100 * found["high"] - percent]
+            errors = np.abs(bars) if by == "length" else None
+            axes.errorbar(places, percent, yerr=errors, label=method, capsize=2, **look)
         axes.set_ylim(0, 103)
         if by == "length":
-            measured = sorted({e["multiple"] for e in entries if e["task"] == task})
+            measured = sorted(cells["multiple"].unique())
             axes.set_xticks(measured, [f"{multiple:g}" for multiple in measured])
             xlabel = f"record length / training length ({summary['train_length']} tokens)"
             finish(axes, f"{task}: longer records", xlabel, "accuracy, %")
         else:
             mark_training_length(axes, 1)
-            axes.set_xlim(0, max(e["end"] for e in summary["by_distance"]))
+            axes.set_xlim(0, shown["end"].max())
             xlabel = "distance from question to answer / training length"
             finish(axes, f"{task}: distant answers, records of all lengths", xlabel, "accuracy, %")
         legend(axes, ncols=4)
@@ -174,15 +173,13 @@ def perplexity_curves(summary: dict[str, Any], *, ax: Axes | None = None) -> Axe
         True
         >>> plt.close(ax.figure)
     """
-    _check_summary(summary, "perplexity")
+    (nats,) = _frames(summary, "perplexity")
     with drawing(ax) as axes:
         for method, look in _methods(axes, summary):
-            cells = [e for e in summary["perplexity"] if e["method"] == method]
-            middles = [_middle(e) for e in cells]
-            difference = np.array([e["difference"] for e in cells])
-            half_width = np.array([e["half_width"] for e in cells])
+            cells = nats[nats["method"] == method]
+            middles, difference = _middle(cells), cells["difference"]
             axes.plot(middles, difference, label=method, **look)
-            band(axes, middles, difference, half_width, look["color"])
+            band(axes, middles, difference, cells["half_width"], look["color"])
         mark_training_length(axes, 1)
         first = next(iter(summary["methods"]))
         title = f"prose: log perplexity minus that of {first} (band: 95 %, paired)"
@@ -217,25 +214,26 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
         >>> figure.axes[0].images[0].get_array().tolist()
         [[90.0], [90.0]]
     """
-    _check_summary(summary, "train_length", "by_depth")
-    if not summary["by_depth"]:
+    (cells,) = _frames(summary, "train_length", "by_depth")
+    if cells.empty:
         raise ValueError("summary must hold results by depth, got none")
     with drawing_figure() as new_figure:
         from matplotlib.patches import Patch
 
-        tasks = list(dict.fromkeys(entry["task"] for entry in summary["by_depth"]))
-        methods = summary["methods"]
+        tasks, methods = list(cells["task"].unique()), summary["methods"]
         size = (1.9 * len(methods) + 1.2, 2.3 * len(tasks) + 0.6)
         figure = new_figure(figsize=size, layout="constrained")
         empty = False
         grid = figure.subplots(len(tasks), len(methods), squeeze=False, sharex=True, sharey=True)
         for axes, (task, method) in zip(grid.flat, product(tasks, methods), strict=True):
-            lengths, depths, percent = _by_depth(summary["by_depth"], task, method)
+            found = cells[(cells["task"] == task) & (cells["method"] == method)]
+            percent = 100 * found.pivot(index="begin", columns="multiple", values="accuracy")
+            depths, lengths = percent.axes
             image = heat(axes, percent, None, vmin=0, vmax=100)
             axes.set_title(wrapped(f"{task}, {method}", TITLE_LETTERS), fontsize=8)
             axes.set_xticks(range(len(lengths)), [f"{length:g}x" for length in lengths])
             axes.set_yticks([-0.5, len(depths) - 0.5], ["begin", "end"])
-            empty |= bool(np.isnan(percent).any())
+            empty |= bool(percent.isna().any(axis=None))
         color_bar(image, list(grid.flat), "accuracy, %")
         if empty:
             key = Patch(color=theme_of(axes).hidden, label="no question there")
@@ -245,21 +243,6 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
     return figure
 
 
-def _by_depth(
-    entries: list[dict[str, Any]], task: str, method: str
-) -> tuple[list[float], list[float], NDArray[np.float64]]:
-    """Return lengths, depths and accuracy in % (depths, lengths) of one task and method."""
-    cells = [entry for entry in entries if (entry["task"], entry["method"]) == (task, method)]
-    lengths = sorted({entry["multiple"] for entry in cells})
-    depths = sorted({entry["begin"] for entry in cells})
-    percent = np.full((len(depths), len(lengths)), np.nan)
-    for entry in cells:
-        if entry["accuracy"] is not None:
-            place = depths.index(entry["begin"]), lengths.index(entry["multiple"])
-            percent[place] = 100 * entry["accuracy"]
-    return lengths, depths, percent
-
-
 def _methods(axes: Axes, summary: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return name and line style of each method of a study."""
     names = list(summary["methods"])
@@ -267,5 +250,5 @@ def _methods(axes: Axes, summary: dict[str, Any]) -> list[tuple[str, dict[str, A
     return [(name, {**look, "markersize": 4}) for name, look in zip(names, styles, strict=True)]
 
 
-def _middle(entry: dict[str, Any]) -> float:
-    return float(entry["begin"] + entry["end"]) / 2
+def _middle(cells: DataFrame) -> Series[float]:
+    return (cells["begin"] + cells["end"]) / 2

@@ -16,11 +16,12 @@ from torch.nn import functional as F
 
 import ntk_alibi as na
 from harness_tasks import search_tasks_in
+from ntk_alibi import _files
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.intervals import ratio_standard_error
 from ntk_alibi.evaluation.comparing.plan import Plan
-from ntk_alibi.evaluation.comparing.summary import DEPTH_BINS
+from ntk_alibi.evaluation.comparing.summary import DEPTH_BINS, read_summary
 from ntk_alibi.evaluation.harness import datasets
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.model import StretchedLM
@@ -51,24 +52,23 @@ def summary(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_every_cell_is_there(summary: dict[str, Any]) -> None:
-    cells = {(c["task"], c["method"], c["multiple"]): c for c in summary["retrieval"]}
-    assert len(cells) == len(summary["retrieval"]) == 2 * 4 * 2
-    for cell in cells.values():
-        assert cell["cases"] == 4
-        assert 0 <= cell["low"] <= cell["accuracy"] <= cell["high"] <= 1
-    assert sum(c["cases"] for c in summary["by_distance"] if c["method"] == "ntk:2") == 16
+    cells = summary["retrieval"]
+    assert len(cells[["task", "method", "multiple"]].drop_duplicates()) == len(cells) == 2 * 4 * 2
+    assert (cells["cases"] == 4).all()
+    ordered = cells[["low", "accuracy", "high"]].assign(least=0.0, most=1.0)
+    assert (
+        ordered[["least", "low", "accuracy", "high", "most"]].diff(axis=1).iloc[:, 1:] >= 0
+    ).all(axis=None)
     assert len(summary["perplexity"]) == 4 * 4
     assert len(summary["by_depth"]) == 2 * 4 * 2 * DEPTH_BINS
-    assert sum(c["cases"] for c in summary["by_depth"] if c["method"] == "ntk:2") == 16
-    assert json.dumps(json.loads(json.dumps(summary))) == json.dumps(
-        summary
-    )  # NaN differs from NaN
+    for name in ("by_distance", "by_depth"):
+        assert summary[name].groupby("method")["cases"].sum()["ntk:2"] == 16
     assert summary["settings"]["ntk:2"]["scaling"] == {"alibi_type": "ntk", "factor": 2.0}
 
 
 def test_perplexity_is_paired_with_the_first_method(summary: dict[str, Any]) -> None:
     by_method = {
-        name: [e for e in summary["perplexity"] if e["method"] == name] for name in PLAN.methods
+        name: cells.to_dict("records") for name, cells in summary["perplexity"].groupby("method")
     }
     for i, first in enumerate(by_method["original"]):
         assert (first["difference"], first["half_width"]) == (0.0, 0.0)
@@ -116,7 +116,7 @@ def test_an_error_leaves_no_patch(tiny_checkpoint: Path, tmp_path: Path) -> None
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return json.dumps(one) == json.dumps(other)
+    return json.loads(_files.json_text(one)) == json.loads(_files.json_text(other))
 
 
 def test_answers_of_other_weights_are_not_taken(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -149,12 +149,9 @@ def test_the_command_of_a_cell_gives_it_again(
     main([*command[1:], "--output_path", str(tmp_path / "out.json")])
     (path,) = tmp_path.glob("out*.json")
     results = json.loads(path.read_text())
-    (cell,) = (
-        cell
-        for cell in found["retrieval"]
-        if (cell["task"], cell["method"], cell["multiple"]) == ("lines", "ntk:2", 2)
-    )
-    assert results["results"]["ntk_alibi_lines"]["accuracy,none"] == cell["accuracy"]
+    cells = found["retrieval"].set_index(["task", "method", "multiple"])["accuracy"]
+    accuracy = results["results"]["ntk_alibi_lines"]["accuracy,none"]
+    assert accuracy == cells["lines", "ntk:2", 2]
     assert results["config"]["method"] == "ntk:2"
     assert results["config"]["versions"] == found["settings"]["ntk:2"]["versions"]
 
@@ -169,7 +166,7 @@ def test_nats_are_those_of_transformers(tiny_checkpoint: Path, tmp_path: Path) -
         logits = model(tokens).logits[0, :-1]
     expected = F.cross_entropy(logits, tokens[0, 1:], reduction="none")
     parts = [float(part.mean()) for part in expected.double().tensor_split(4)]
-    np.testing.assert_allclose([e["nats"] for e in found["perplexity"]], parts, rtol=1e-5)
+    np.testing.assert_allclose(found["perplexity"]["nats"], parts, rtol=1e-5)
 
 
 def test_too_little_prose_is_an_error() -> None:
@@ -247,9 +244,17 @@ def test_notebooks_show_a_summary_as_tables(summary: dict[str, Any]) -> None:
     assert [row.findtext("td") for row in tables[0].findall("tbody/tr")] == [
         *("original", "ntk:2", "interpolation:2", "interpolation:4")
     ]
-    assert json.dumps(json.loads(json.dumps(summary))) == json.dumps(
-        summary
-    )  # NaN differs from NaN
+
+
+def test_a_stored_summary_is_the_same(summary: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text(_files.json_text(summary))
+    assert same(read_summary(tmp_path / "study.json"), summary)
+
+
+def test_lengths_take_the_place_of_multiples() -> None:
+    plan = replace(PLAN, lengths=(300, 513))
+    assert plan.token_lengths == plan.tasks["lines"]["lengths"] == [300, 513]
+    assert replace(plan, train_length=513).multiples == (300 / 513, 1.0)
 
 
 def test_each_length_may_have_its_own_number_of_records() -> None:

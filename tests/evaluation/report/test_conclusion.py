@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
+
 from ntk_alibi.evaluation.report.conclusion import best_method, conclusion
 
 
@@ -16,7 +18,8 @@ def study(**percents: tuple[int, int, int]) -> dict[str, Any]:
             shares = zip(("accuracy", "low", "high"), numbers, strict=True)
             of = {"task": "lines", "method": names[name], "multiple": multiple}
             entries.append({**of, **{key: percent / 100 for key, percent in shares}})
-    return {"train_length": 2048, "methods": list(names.values()), "retrieval": entries}
+    frame = pd.DataFrame(entries, columns=["task", "method", "multiple", "accuracy", "low", "high"])
+    return {"train_length": 2048, "methods": list(names.values()), "retrieval": frame}
 
 
 def test_the_best_of_several_methods_is_named_with_its_interval() -> None:
@@ -35,4 +38,4 @@ def test_a_gain_within_the_intervals_is_none() -> None:
 
 def test_a_single_method_and_prose_alone_have_no_conclusion() -> None:
     assert conclusion(study(original=(6, 3, 11))) == []
-    assert conclusion({"train_length": 8, "methods": ["original"], "retrieval": []}) == []
+    assert conclusion({**study(), "methods": ["original"]}) == []

@@ -1,4 +1,4 @@
-"""Printed tables: a line for each method in the terminal's width, and one form of intervals."""
+"""Tables: a line for each method in the terminal's width, one form of intervals, three formats."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import math
 from itertools import product
 from typing import Any
 
+import pandas as pd
 import pytest
-from rich.console import Console
 
-from ntk_alibi.evaluation.report import study_tables, tuning_table
+from ntk_alibi.evaluation.comparing.summary import COLUMNS
+from ntk_alibi.evaluation.report import comparison_tables, html, study_tables, tuning_table
 from ntk_alibi.evaluation.report.cells import with_ends, with_half_width
-from ntk_alibi.evaluation.report.tables import ResultTable
+from ntk_alibi.evaluation.report.markdown import counted
+from ntk_alibi.evaluation.report.tables import formatted, printed, study_rows
 
 METHODS = (
     "original",
@@ -22,70 +24,103 @@ METHODS = (
 )
 
 
-def printed(table: ResultTable, width: int) -> list[str]:
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(table)
-    return console.export_text().splitlines()
-
-
-def study(*methods: str) -> dict[str, Any]:
-    """Return a study at five lengths whose numbers are as long as they get."""
+def study(*methods: str, multiples: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0)) -> Any:
+    """Return a study whose numbers are as long as they get."""
     of = {"task": "lines", "cases": 256, "accuracy": 1.0, "low": 0.94, "high": 1.0}
-    of |= {"gain": -1.0, "gain_half_width": 0.12}
-    pairs = list(product(methods, (1.0, 1.5, 2.0, 3.0, 4.0)))
-    entries = [of | {"method": method, "multiple": multiple} for method, multiple in pairs]
-    ranges = [of | {"method": method, "begin": x - 0.5, "end": x} for method, x in pairs]
-    nats = {"nats": 2.5, "difference": 0.01, "half_width": 0.044}
-    return {
-        **{"train_length": 2048, "methods": list(methods), "retrieval": entries},
-        **{"by_distance": ranges, "perplexity": [entry | nats for entry in ranges]},
-    }
+    of |= {"gain": -1.0, "gain_half_width": 0.12, "nats": 2.5, "difference": 0.01}
+    of |= {"half_width": 0.044}
+    begins = dict(zip(multiples, (0.0, *multiples), strict=False))
+    rows = [
+        of | {"method": method, "multiple": x, "begin": begins[x], "end": x}
+        for method, x in product(methods, multiples)
+    ]
+    frames = {name: pd.DataFrame(rows)[columns] for name, columns in COLUMNS.items()}
+    return {"train_length": 2048, "methods": list(methods), **frames}
+
+
+def tuning(**candidate: float) -> dict[str, Any]:
+    of = {"accuracy": 1.0, "low": 0.94, "high": 1.0, "best_share": 1.0}
+    of |= {"difference": -1.234, "half_width": 0.123, **candidate}
+    candidates = pd.DataFrame([{"method": method, **of} for method in METHODS])
+    return {"model": "m_1", "length": 8192, "chosen": "original", "candidates": candidates}
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_no_line_is_wider_than_the_terminal_and_no_row_is_wrapped(width: int) -> None:
-    entries = [
-        {"method": method, "accuracy": 1.0, "low": 0.94, "high": 1.0, "best_share": 1.0}
-        | {"difference": -1.234, "half_width": 0.123}
-        for method in METHODS
-    ]
-    tuning = {"model": "nano BLOOM", "length": 8192, "chosen": "original", "candidates": entries}
-    for table in [*study_tables(study(*METHODS)), tuning_table(tuning)]:
-        lines = printed(table, width)
+    for table in [*study_tables(study(*METHODS)), tuning_table(tuning())]:
+        lines = printed(table, width).splitlines()
         assert max(map(len, lines)) <= width
-        assert lines[:2] == ["", table.title]
-        words = [line.split() for line in lines[2:] if line.strip(" ─")]
-        found = {
-            str(name): [cell for first, *cells in words if first == name for cell in cells]
-            for name, *_ in table.rows
-        }
-        for name, *cells in table.rows:
-            assert found[str(name)] == " ".join(map(str, cells)).split()
-        assert {first for first, *_ in words} == {"method", *found}
+        assert lines[:2] == ["", table.attrs["title"]]
+        words = [line.split() for line in lines[2:] if line]
+        assert {first for first, *_ in words} == {"method", *METHODS} & {*table["method"], "method"}
+        for name, *cells in table.itertuples(index=False):
+            found = [word for first, *others in words if first == name for word in others]
+            assert found == " ".join(cells).split()
 
 
 def test_a_table_that_fits_is_in_one_part() -> None:
     table = study_tables(study(*METHODS[:2]))[0]
-    assert sum(line.startswith("method ") for line in printed(table, 80)) == 1
+    assert sum(line.startswith("method ") for line in printed(table, 90).splitlines()) == 1
     long = study_tables(study(*METHODS[:3]))[0]
-    first, second = (line for line in printed(long, 80) if line.startswith("method "))
+    first, second = (x for x in printed(long, 80).splitlines() if x.startswith("method "))
     assert (first.split()[1:], second.split()[1:]) == (["1x", "1.5x", "2x"], ["3x", "4x"])
-    assert sum(line.startswith("method ") for line in printed(long, 120)) == 1
+    assert sum(line.startswith("method ") for line in printed(long, 120).splitlines()) == 1
+
+
+def test_headings_have_two_digits_where_they_tell_apart() -> None:
+    lengths, _, distances, prose = study_tables(
+        study("original", "ntk:2", multiples=(1000 / 2048, 3000 / 2048))
+    )
+    assert list(lengths) == ["method", "0.49x", "1.46x"]
+    assert list(distances) == ["method", "0–0.49", "0.49–1.46"]
+    assert prose.attrs["title"].endswith("rest minus original (95 %: up to ± 0.044)")
+    close = study_tables(study("original", multiples=(3001 / 2048, 3002 / 2048)))[0]
+    assert list(close) == ["method", "1.46533x", "1.46582x"]
+
+
+def test_special_characters_stay_what_they_are() -> None:
+    row = {"method": "50 % of_it", "cases": 3, "value": 0.5, "low": 0.25, "high": 0.75}
+    row |= {"task": "t", "metric": "accuracy", "published": None}
+    (table,) = comparison_tables({"model": "m_1", "rows": pd.DataFrame([row])})
+    latex = formatted(table, "latex")
+    assert r"50 \% of\_it & 3 & 50.0 (25.0–75.0) \\" in latex
+    assert r"\caption{t, m\_1: 95 \% intervals}" in latex
+    assert "<td>50 % of_it</td>" in html(table)
+    assert "| 50 % of_it | 3 | 50.0 (25.0–75.0) |" in " ".join(formatted(table, "markdown").split())
+
+
+def test_a_number_without_an_interval_has_none() -> None:
+    assert list(tuning_table(tuning(half_width=math.nan)).iloc[0])[2] == "-1.234"
+    assert list(tuning_table(tuning()).iloc[0]) == ["original", "100 (94–100)", "-1.234 ± 0.123",
+                                                   "100"]  # fmt: skip
+
+
+def test_csv_has_the_numbers_themselves() -> None:
+    shown = study("original", "ntk:2")
+    for table in study_rows(shown):
+        title, text = formatted(table, "csv").split("\n", 1)
+        again = pd.read_csv(io.StringIO(text))
+        pd.testing.assert_frame_equal(again, shown[title.removeprefix("# ")], check_dtype=False)
+
+
+def test_a_number_of_one_has_no_plural() -> None:
+    assert (counted(1, "thread"), counted(2, "thread")) == ("1 thread", "2 threads")
 
 
 def test_intervals_have_one_form() -> None:
-    assert str(with_ends(71.4, 50.6, 90.2)) == "71 (51–90)"
-    assert str(with_ends(71.4, 50.6, 90.2, unit=" %")) == "71 % (51–90)"
-    assert str(with_ends(2.5, math.nan, math.nan, 3)) == "2.500"
-    assert str(with_half_width(18.2, 4.9, 0)) == "+18 ± 5"
-    assert str(with_half_width(-0.2, 1.0, 0)) == "+0 ± 1"
+    assert with_ends(71.4, 50.6, 90.2) == "71 (51–90)"
+    assert with_ends(71.4, 50.6, 90.2, unit=" %") == "71 % (51–90)"
+    assert with_ends(2.5, math.nan, math.nan, 3) == "2.500"
+    assert with_ends(math.nan, math.nan, math.nan) == ""
+    assert with_half_width(18.2, 4.9, 0) == "+18 ± 5"
+    assert with_half_width(-0.2, 1.0, 0) == "+0 ± 1"
 
 
 def test_no_interval_has_a_width_of_zero() -> None:
     for width in (0.0, 1e-17, 0.004, math.nan):
-        assert str(with_half_width(80.0, width, 0)) == "+80"
-    assert str(with_half_width(80.04, 0.3, 0)) == "+80.0 ± 0.3"
-    assert str(with_ends(71.2, 70.9, 71.4)) == "71.2 (70.9–71.4)"
-    assert str(with_ends(100.0, 99.8, 100.0, unit=" %")) == "100.0 % (99.8–100.0)"
-    assert str(with_ends(50.0, 50.0, 50.0 + 1e-9)) == "50"
-    assert str(with_half_width(0.0002, 0.0004, 3)) == "+0.0002 ± 0.0004"
+        assert with_half_width(80.0, width, 0) == "+80"
+    assert with_half_width(80.04, 0.3, 0) == "+80.0 ± 0.3"
+    assert with_ends(71.2, 70.9, 71.4) == "71.2 (70.9–71.4)"
+    assert with_ends(100.0, 99.8, 100.0, unit=" %") == "100.0 % (99.8–100.0)"
+    assert with_ends(50.0, 50.0, 50.0 + 1e-9) == "50"
+    assert with_half_width(0.0002, 0.0004, 3) == "+0.0002 ± 0.0004"

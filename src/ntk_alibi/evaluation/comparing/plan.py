@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ class Plan:
         train_length: training length in tokens, the unit of all lengths and distances below.
         methods: method names for `parse_method`.
         multiples: multiples of the training length at which retrieval is tested.
+        lengths: lengths in tokens that take the place of multiples.
         line_records: number of records of lines for each length: one number for all lengths, or a
             tuple with one for each; so are the other numbers of records.
         line_questions: number of questions about each of them; at most one for every 64 tokens of
@@ -60,12 +62,14 @@ class Plan:
     multikey_records: int | tuple[int, ...] = field(default=0, kw_only=True)
     other_line_records: int | tuple[int, ...] = field(default=0, kw_only=True)
     split: str = field(default="held-out", kw_only=True)
+    lengths: tuple[int, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _checks.integer("train_length", self.train_length, minimum=1)
-        for name in ("methods", "multiples"):
-            if isinstance(getattr(self, name), str) or not len(getattr(self, name)):
-                raise ValueError(f"{name} must hold at least one, got {getattr(self, name)!r}")
+        for name in ("methods", "multiples", "lengths"):
+            given = getattr(self, name)
+            if isinstance(given, str) or (given is not None and not len(given)):
+                raise ValueError(f"{name} must hold at least one, got {given!r}")
         for method in self.methods:
             parse_method(method, max(2, self.train_length))
         for multiple in self.multiples:
@@ -73,29 +77,35 @@ class Plan:
         for name in ("prose_windows", "seed", "line_questions", "topic_questions"):
             least = int(name.endswith("questions"))
             _checks.integer(name, getattr(self, name), minimum=least)
-        self._check_lengths()
+        name = f"multiples of the training length {self.train_length}"
+        lengths: Sequence[Any] = [round(x * self.train_length) for x in self.multiples]
+        if self.lengths is not None:
+            name, lengths = "lengths", self.lengths
+        least = int(self.lengths is not None)
+        for kind in _KINDS:  # texts must fit into memory while they are made
+            of = f"{kind}_records"
+            counts = getattr(self, of)
+            of_each_length(of, counts, len(lengths), minimum=int(isinstance(counts, tuple)))
+            text_lengths(name, lengths, counts, of=of, minimum=least)
+        text_lengths(name, [max(lengths)], self.prose_windows, of="prose_windows", minimum=least)
+        if self.lengths is not None:
+            multiples = tuple(length / self.train_length for length in self.lengths)
+            object.__setattr__(self, "multiples", multiples)
         if not self.tasks:
             *others, last = (f"{kind}_records" for kind in _KINDS)
             raise ValueError(
                 f"{', '.join(others)}, {last} or prose_windows must be at least 1, got 0"
             )
 
-    def _check_lengths(self) -> None:
-        """Check before any work that the texts fit into memory while they are made."""
-        lengths = [round(multiple * self.train_length) for multiple in self.multiples]
-        name = f"multiples of the training length {self.train_length}"
-        for kind in _KINDS:
-            of = f"{kind}_records"
-            counts = getattr(self, of)
-            of_each_length(of, counts, len(lengths), minimum=int(isinstance(counts, tuple)))
-            text_lengths(name, lengths, counts, of=of, minimum=0)
-        windows = self.prose_windows
-        text_lengths(name, [max(lengths)], windows, of="prose_windows", minimum=0)
+    @property
+    def token_lengths(self) -> list[int]:
+        """The lengths of the records in tokens, by the order of `multiples`."""
+        return [round(multiple * self.train_length) for multiple in self.multiples]
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:
         """Metadata of each harness task of the study, by the task's name without "ntk_alibi_"."""
-        lengths = [round(multiple * self.train_length) for multiple in self.multiples]
+        lengths = self.token_lengths
         split = {"split": self.split} if self.split != "held-out" else {}
         tasks: dict[str, dict[str, Any]] = {}
         for kind, task in _KINDS.items():

@@ -1,23 +1,22 @@
-"""Summary of a length study: from the harness's samples, or as it was stored in JSON."""
+"""Summary of a length study in data frames: from the harness's samples, or as JSON stored it."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks, _files
-from ntk_alibi.evaluation.comparing.intervals import (
-    accuracy_entry,
-    half_width,
-    paired_difference,
-)
+from ntk_alibi.evaluation.comparing.intervals import accuracy_entry, half_width, paired_difference
 from ntk_alibi.evaluation.comparing.plan import Plan, Samples
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 #: Least width of the distance ranges, in training lengths, and their greatest number.
 DISTANCE_BIN, DISTANCE_BINS = 0.5, 8
@@ -25,9 +24,20 @@ DISTANCE_BIN, DISTANCE_BINS = 0.5, 8
 #: Number of depth ranges between the beginning of a record and its questions.
 DEPTH_BINS = 8
 
+_ACCURACY = ["cases", "accuracy", "low", "high"]
+
+#: The columns of each frame. Those of _TEXTS are names, all others numbers or NaN.
+COLUMNS = {
+    "retrieval": ["task", "method", "multiple", *_ACCURACY, "gain", "gain_half_width"],
+    "by_distance": ["task", "method", "begin", "end", *_ACCURACY],
+    "by_depth": ["task", "method", "multiple", "begin", "end", *_ACCURACY],
+    "perplexity": ["method", "begin", "end", "nats", "difference", "half_width"],
+}
+_TEXTS = ["task", "method"]
+
 
 class Summary(dict[str, Any]):
-    """A dictionary of plain values that notebooks display as tables."""
+    """A dictionary of data frames and plain values that notebooks display as tables."""
 
     def _repr_html_(self) -> str:
         from ntk_alibi.evaluation.report import tables
@@ -36,16 +46,15 @@ class Summary(dict[str, Any]):
 
 
 def summarise(plan: Plan, samples: Samples) -> Summary:
-    """Summarise the samples of a finished study as plain values.
+    """Summarise the samples of a finished study.
 
     Args:
         plan: the plan of the study.
         samples: the harness's samples of each method and task.
 
     Returns:
-        A dictionary with these keys:
+        A dictionary with these keys, of which the first four are pandas frames:
 
-        - train_length, and the names of the methods;
         - retrieval: for each task, method and multiple of the training length, the number of cases,
           the accuracy and its 95 % interval (low, high), and the gain over the first method on the
           same questions with its 95 % half-width, paired by record;
@@ -56,116 +65,99 @@ def summarise(plan: Plan, samples: Samples) -> Summary:
         - perplexity: for each method and range of positions (begin, end, in training lengths), the
           nats per token and the difference from the first method, paired by window, with its 95 %
           half-width;
+        - train_length, and the names of the methods;
         - records: for each method, the right answers and the questions of each record;
         - windows: for each method, the nats per token of each window of prose.
     """
-    methods = list(dict.fromkeys(plan.methods))
-    retrieval, by_distance, by_depth = [], [], []
-    of_first: dict[tuple[str, float], list[list[bool]]] = {}
-    for task in plan.tasks:
-        for name in methods:
-            answers = _answers(samples[name].get(f"ntk_alibi_{task}", []))
-            if task == "prose" or not answers:
-                continue
-            of = {"task": task, "method": name}
-            for multiple in plan.multiples:
-                length = round(multiple * plan.train_length)
-                of_length = [a for a in answers if a["length"] == length]
-                right = [a["right"] for a in of_length]
-                gain = _gain(right, of_first.setdefault((task, multiple), right))
-                retrieval.append({**of, "multiple": multiple, **_accuracy(right), **gain})
-                by_depth += [{**of, "multiple": multiple, **cell} for cell in _by_depth(of_length)]
-            longest = max(plan.multiples)
-            by_distance += [
-                {**of, **cell} for cell in _by_distance(answers, plan.train_length, longest)
-            ]
+    answers = _answers(plan, samples)
+    longest = max(plan.multiples)
+    width = max(DISTANCE_BIN, longest / DISTANCE_BINS)
+    distances = np.arange(0.0, longest + width, width).tolist()
+    depths = np.linspace(0.0, 1.0, DEPTH_BINS + 1).tolist()
+    nats = {
+        name: nats_by_window(of_method["ntk_alibi_prose"])
+        for name, of_method in samples.items()
+        if "ntk_alibi_prose" in of_method
+    }
+    rows: dict[str, list[dict[str, Any]]] = {
+        "retrieval": _retrieval(answers, plan.methods[0]),
+        "by_distance": _by_range(answers, ["task", "method"], "distance", distances),
+        "by_depth": _by_range(answers, ["task", "method", "multiple"], "depth", depths),
+        "perplexity": _perplexity(nats, plan.methods[0], longest),
+    }
+    records = answers.groupby(["method", "task", "record"], sort=False)["right"]
+    counts = records.agg(["sum", "count"])
     return Summary(
         {
             "train_length": plan.train_length,
-            "methods": methods,
-            "retrieval": retrieval,
-            "by_distance": by_distance,
-            "by_depth": by_depth,
-            "perplexity": _perplexity(plan, samples),
-            "records": {name: _counts(plan, samples[name]) for name in methods},
-            "windows": {
-                name: nats_by_window(samples[name]["ntk_alibi_prose"]).mean(axis=1).tolist()
-                for name in methods
-                if "ntk_alibi_prose" in samples[name]
+            "methods": list(samples),
+            **{name: _frame(name, of_frame) for name, of_frame in rows.items()},
+            "records": {
+                name: counts.loc[name].to_numpy().tolist() if name in counts.index else []
+                for name in samples
             },
+            "windows": {name: of_method.mean(axis=1).tolist() for name, of_method in nats.items()},
         }
     )
 
 
-def _counts(plan: Plan, samples: dict[str, list[dict[str, Any]]]) -> list[list[int]]:
-    """Count the right answers and the questions of each record, over all tasks."""
-    records = [
-        answer["right"]
+def _answers(plan: Plan, samples: Samples) -> DataFrame:
+    """Return a frame with a row for each answer."""
+    import pandas as pd
+
+    columns = ["task", "method", "multiple", "record", "distance", "depth", "right"]
+    multiples = dict(zip(plan.token_lengths, plan.multiples, strict=True))
+    rows = [
+        [
+            *(task, method, multiples[document["length"]], sample["doc_id"]),
+            *(distance / plan.train_length, depth, greedy),
+        ]
         for task in plan.tasks
         if task != "prose"
-        for answer in _answers(samples.get(f"ntk_alibi_{task}", []))
+        for method in samples
+        for sample in sorted(samples[method][f"ntk_alibi_{task}"], key=lambda s: s["doc_id"])
+        for document in [sample["doc"]]
+        for distance, depth, (_, greedy) in zip(
+            document["distances"], document["depths"], sample["filtered_resps"], strict=True
+        )
     ]
-    return [[sum(right), len(right)] for right in records]
+    return pd.DataFrame(rows, columns=columns)
 
 
-def _answers(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return length, distances and depths of each record, and whether each answer is right."""
-    keys = ("length", "distances", "depths")
-    return [
-        {
-            **{key: sample["doc"].get(key) for key in keys},
-            "right": [greedy for _, greedy in sample["filtered_resps"]],
-        }
-        for sample in sorted(samples, key=lambda sample: sample["doc_id"])
-    ]
+def _accuracy(answers: DataFrame) -> dict[str, Any]:
+    """Return cases, accuracy and interval of answers, of which those of a record are a cluster."""
+    counts = answers.groupby("record")["right"].agg(["sum", "count"])
+    return accuracy_entry(counts["sum"].tolist(), counts["count"].tolist())
 
 
-def _accuracy(right: list[list[bool]]) -> dict[str, Any]:
-    """Compute accuracy and interval of clusters of answers."""
-    return accuracy_entry([sum(cluster) for cluster in right], list(map(len, right)))
+def _retrieval(answers: DataFrame, first: str) -> list[dict[str, Any]]:
+    counts = answers.groupby(["task", "method", "multiple", "record"], sort=False)["right"]
+    right, questions = counts.sum(), counts.count()
+    rows = []
+    for (task, method, multiple), group in answers.groupby(
+        ["task", "method", "multiple"], sort=False
+    ):
+        gain, width = paired_difference(
+            right[task, method, multiple],
+            right[task, first, multiple],
+            questions[task, first, multiple],
+        )
+        row = {"task": task, "method": method, "multiple": multiple, **_accuracy(group)}
+        rows.append({**row, "gain": gain, "gain_half_width": width})
+    return rows
 
 
-def _gain(right: list[list[bool]], first: list[list[bool]]) -> dict[str, Any]:
-    """Compute the gain in accuracy over the first method, paired by record."""
-    pairs = [(sum(x), sum(y), len(x)) for x, y in zip(right, first, strict=True) if x]
-    if not pairs:
-        return {"gain": None, "gain_half_width": None}
-    gain, width = paired_difference(*zip(*pairs, strict=True))
-    return {"gain": gain, "gain_half_width": width}
-
-
-def _by_distance(
-    answers: list[dict[str, Any]], train_length: int, longest: float
+def _by_range(
+    answers: DataFrame, by: list[str], column: str, edges: Sequence[float]
 ) -> list[dict[str, Any]]:
-    width = max(DISTANCE_BIN, longest / DISTANCE_BINS)
-    edges = np.arange(0.0, longest + width, width)
-    entries = []
-    for begin, end in itertools.pairwise(edges.tolist()):
-        inside = _inside(answers, "distances", begin, end, train_length)
-        entries.append({"begin": begin, "end": end, **_accuracy(inside)})
-    return entries
-
-
-def _by_depth(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    edges = np.linspace(0.0, 1.0, DEPTH_BINS + 1).tolist()
-    return [
-        {"begin": begin, "end": end, **_accuracy(_inside(answers, "depths", begin, end))}
-        for begin, end in itertools.pairwise(edges)
-    ]
-
-
-def _inside(
-    answers: list[dict[str, Any]], key: str, begin: float, end: float, unit: float = 1
-) -> list[list[bool]]:
-    """Select from each record the answers whose value / unit lies in [begin, end)."""
-    return [
-        [
-            right
-            for right, value in zip(a["right"], a[key], strict=True)
-            if begin <= value / unit < end
-        ]
-        for a in answers
-    ]
+    """Return the accuracy of each group of answers in each range [begin, end) of a column."""
+    rows = []
+    for names, group in answers.groupby(by, sort=False):
+        for begin, end in itertools.pairwise(edges):
+            inside = group[group[column].between(begin, end, inclusive="left")]
+            of_range = {"begin": begin, "end": end, **_accuracy(inside)}
+            rows.append({**dict(zip(by, names, strict=True)), **of_range})
+    return rows
 
 
 def nats_by_window(samples: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
@@ -177,44 +169,31 @@ def nats_by_window(samples: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
     return nats
 
 
-def _perplexity(plan: Plan, samples: Samples) -> list[dict[str, Any]]:
-    if "prose" not in plan.tasks:
-        return []
-    nats = {name: nats_by_window(samples[name]["ntk_alibi_prose"]) for name in plan.methods}
-    entries = []
-    for name, windows in nats.items():
-        paired = windows - nats[plan.methods[0]]
-        widths = half_width(paired)
-        width = max(plan.multiples) / windows.shape[1]
-        for i, mean in enumerate(windows.mean(axis=0)):
-            entries.append(
-                {
-                    "method": name,
-                    "begin": i * width,
-                    "end": (i + 1) * width,
-                    "nats": float(mean),
-                    "difference": float(paired.mean(axis=0)[i]),
-                    "half_width": float(widths[i]),
-                }
-            )
-    return entries
+def _perplexity(
+    nats: Mapping[str, NDArray[np.float64]], first: str, longest: float
+) -> list[dict[str, Any]]:
+    rows = []
+    for method, windows in nats.items():
+        paired = windows - nats[first]
+        edges = np.linspace(0.0, longest, windows.shape[1] + 1).tolist()
+        figures = (windows.mean(axis=0), paired.mean(axis=0), half_width(paired))
+        rows += [
+            dict(zip(COLUMNS["perplexity"], (method, *row), strict=True))
+            for row in zip(edges[:-1], edges[1:], *(x.tolist() for x in figures), strict=True)
+        ]
+    return rows
 
 
-#: Keys of the entries of each list: texts, numbers, and numbers that may be None: those of no
-#: cases, and half-widths of a single record or window, which are NaN in a study.
-_ACCURACY = ("accuracy", "low", "high")
-_ENTRIES: dict[str, tuple[Collection[str], Collection[str], Collection[str]]] = {
-    "retrieval": (("task", "method"), ("multiple", "cases"), _ACCURACY),
-    "by_distance": (("task", "method"), ("begin", "end", "cases"), _ACCURACY),
-    "by_depth": (("task", "method"), ("multiple", "begin", "end", "cases"), _ACCURACY),
-    "perplexity": (("method",), ("begin", "end", "nats", "difference"), ("half_width",)),
-}
+def _frame(name: str, rows: Any) -> DataFrame:
+    """Return rows as a frame with the columns of a name; gains may be missing."""
+    import pandas as pd
 
-#: Keys that entries may have besides, numbers or None, and those of half-widths.
-_PERHAPS = ("gain", "gain_half_width")
-_HALF_WIDTHS = ("half_width", "gain_half_width")
-
-_KEYS = ("train_length", "methods", *_ENTRIES, "commands")
+    gains = {"gain": math.nan, "gain_half_width": math.nan}
+    whole = [gains | row for row in rows]
+    frame = pd.DataFrame(whole, columns=None if whole else COLUMNS[name])[COLUMNS[name]]
+    numbers = [column for column in COLUMNS[name] if column not in _TEXTS]
+    frame[numbers] = frame[numbers].apply(pd.to_numeric)
+    return frame
 
 
 def read_summary(path: str | os.PathLike[str]) -> Summary:
@@ -238,50 +217,18 @@ def _stored(value: Any) -> Summary:
                 f"it must be a study's, got the output of `ntk-alibi {command} --json`, which "
                 "--from-json does not show"
             )
-    _required_keys("it", value, _KEYS)
+    needed = ("train_length", "methods", *COLUMNS, "commands")
+    _checks.keys("it", {key: value[key] for key in needed if key in value}, required=needed)
     _checks.integer("train_length", value["train_length"], minimum=1)
-    methods = value["methods"]
-    if not isinstance(methods, list) or not methods or not _are_texts(methods):
-        raise ValueError(f"methods must be a list of names, got {methods!r}")
-    if not value["retrieval"] and not value["perplexity"]:
-        raise ValueError("retrieval or perplexity must hold results, got none")
     summary = Summary(value)
-    cells = summary["commands"]
-    if not isinstance(cells, Mapping) or not all(isinstance(c, Mapping) for c in cells.values()):
-        raise ValueError(f"commands must be an object of objects, got {str(cells)[:40]}")
-    for key in _ENTRIES:
-        if not isinstance(summary[key], list):
-            raise ValueError(f"{key} must be a list, got {str(summary[key])[:40]}")
-        for entry in summary[key]:
-            _check_entry(key, entry, methods)
-            # JSON lacks NaN, the half-width of a single record or window.
-            entry |= {w: math.nan for w in _HALF_WIDTHS if entry.get(w, 0) is None}
+    summary["commands"] = {name: dict(cells) for name, cells in summary["commands"].items()}
+    for name in COLUMNS:
+        with _files.readable("a list of results", name):
+            summary[name] = frame = _frame(name, summary[name])
+        if not set(frame["method"]) <= set(value["methods"]):
+            raise ValueError(f"{name} must have the methods {value['methods']}")
+        if "accuracy" in frame and not frame["accuracy"].fillna(0.0).between(0, 1).all():
+            raise ValueError(f"accuracy of {name} must be between 0 and 1")
+    if summary["retrieval"].empty and summary["perplexity"].empty:
+        raise ValueError("retrieval or perplexity must hold results, got none")
     return summary
-
-
-def _required_keys(name: str, value: Any, required: Collection[str]) -> None:
-    """Check that a mapping has all required keys; others may be there."""
-    if isinstance(value, Mapping):
-        value = {key: value[key] for key in required if key in value}
-    _checks.keys(name, value, required=required)
-
-
-def _check_entry(name: str, entry: Any, methods: Collection[str]) -> None:
-    """Check an entry of one of the lists of a summary."""
-    texts, numbers, perhaps = _ENTRIES[name]
-    _required_keys(f"an entry of {name}", entry, [*texts, *numbers, *perhaps])
-    values = [entry[key] for key in numbers]
-    values += [v for k in (*perhaps, *_PERHAPS) if (v := entry.get(k)) is not None]
-    if (
-        entry["method"] not in methods
-        or not _are_texts(entry[key] for key in texts)
-        or not all(isinstance(number, int | float) for number in values)
-    ):
-        raise ValueError(f"an entry of {name} must have numbers of a known method, got {entry!r}")
-    for key in _ACCURACY:
-        if (number := entry.get(key)) is not None and not 0 <= number <= 1:
-            raise ValueError(f"{key} of {name} must be between 0 and 1, got {number!r}")
-
-
-def _are_texts(values: Any) -> bool:
-    return all(isinstance(value, str) for value in values)

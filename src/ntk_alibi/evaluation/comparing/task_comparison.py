@@ -48,11 +48,13 @@ def compare(
     Returns:
         A dictionary with these keys:
         model: the name of the model;
-        rows: for each task (see `by_length`) and method: task, method, metric, cases, value,
-            its 95 % interval (low, high), the published percentage for the same model, task and
-            method (or None), and the command that reproduces the row;
+        rows: a pandas frame, for each task (see `by_length`) and method: task, method, metric,
+            cases, value, its 95 % interval (low, high), the published percentage for the same
+            model, task and method (or None), and the command that reproduces the row;
         settings: for each method, the model's settings as the harness records them.
     """
+    import pandas as pd
+
     rows, settings = [], {}
     with harness.released(lm):
         for method in methods:
@@ -69,7 +71,7 @@ def compare(
                     }
                     for name, part in by_length(task, samples).items()
                 ]
-    return {"model": model, "rows": rows, "settings": settings}
+    return {"model": model, "rows": pd.DataFrame(rows), "settings": settings}
 
 
 def load_known(tasks: Sequence[str], metadata: dict[str, Any], model: str) -> Any:

@@ -56,7 +56,8 @@ class Search:
         records: number of records of lines; half as many records of topics are used.
         windows: number of windows of prose.
         seed: seed of the records. Searches with different seeds share no records.
-        budget: number of methods that are read on a quarter of the records to find the finalists.
+        budget: number of methods that are read on a quarter of the records to find the finalists,
+            32 by default; methods need none.
     """
 
     length: int
@@ -65,14 +66,34 @@ class Search:
     records: int = 8
     windows: int = 4
     seed: int = 7
-    budget: int = 32
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("records", "windows"):
+            _checks.integer(name, getattr(self, name), minimum=1)
+            text_lengths("length", [self.length], getattr(self, name), of=name)
+        _checks.integer("train_length", self.train_length, minimum=1)
+        _checks.integer("seed", self.seed, minimum=0)
+        if self.budget is not None:
+            _checks.integer("budget", self.budget, minimum=2)
+            if self.methods:
+                raise ValueError(
+                    f"budget must not be given with methods, which are all read, got {self.budget}"
+                )
+        for method in self.methods:
+            parse_method(method, max(2, self.train_length))
+
+    @property
+    def tries(self) -> int:
+        """The number of methods that are read on a quarter of the records."""
+        return 32 if self.budget is None else self.budget
 
     @property
     def candidates(self) -> tuple[str, ...]:
         """`methods` with the original first; by default those that the search begins with."""
         if self.methods:
             return tuple(dict.fromkeys((ORIGINAL, *self.methods)))
-        return families(self.length, self.train_length)[: self.budget]
+        return families(self.length, self.train_length)[: self.tries]
 
     def plan(self, methods: Sequence[str], *, held_out: bool, share: float = 1.0) -> plan.Plan:
         """Return the plan of a length study for some of the methods and a share of the records."""
@@ -109,7 +130,7 @@ def search(
         name: name of the model.
 
     Returns:
-        A dictionary with these keys:
+        A dictionary with these keys, of which trace, candidates and paired are pandas frames:
         model, length and train_length;
         trace: what was tried, in order: the stage, the method, its accuracy and its nats;
         candidates: for each finalist, the number of questions (cases), the accuracy over them with
@@ -128,13 +149,11 @@ def search(
     Raises:
         TypeError, ValueError: an argument is wrong.
     """
+    import pandas as pd
+
     length_study.check_study(model, tokenizer, path)
     if not isinstance(wanted, Search):
         raise TypeError(f"wanted must be a Search, got {_checks.briefly(wanted)}")
-    text_lengths("length", [wanted.length], 1)
-    _checks.integer("budget", wanted.budget, minimum=2)
-    for method in wanted.candidates:
-        parse_method(method, wanted.train_length)
     read = partial(length_study.evaluate, model, tokenizer, path=path, quiet=quiet, name=name)
     trace: list[dict[str, Any]] = []
     finalists = wanted.candidates
@@ -162,8 +181,8 @@ def search(
     best = finalists[chosen]
     return {
         **{"model": name, "length": wanted.length, "train_length": wanted.train_length},
-        "trace": trace,
-        "candidates": entries,
+        "trace": pd.DataFrame(trace),
+        "candidates": pd.DataFrame(entries),
         "chosen": best,
         "sure": shares[chosen],
         "config": _config(best, wanted.train_length),
@@ -179,7 +198,7 @@ def _finalists(
     tried: dict[str, dict[str, Any]] = {}
 
     def screen(stage: str, names: Sequence[str]) -> None:
-        names = [name for name in names if name not in tried][: wanted.budget - len(tried)]
+        names = [name for name in names if name not in tried][: wanted.tries - len(tried)]
         if not names:
             return
         summary = read(wanted.plan(names, held_out=False, share=0.25))
@@ -285,6 +304,8 @@ def _held_out(
     read: Callable[[plan.Plan], Any], wanted: Search, chosen: str, ntk: str
 ) -> dict[str, Any]:
     """Compare the chosen method with the original and NTK on texts that nothing was chosen on."""
+    import pandas as pd
+
     methods = tuple(dict.fromkeys((ORIGINAL, ntk, chosen)))
     summary = read(wanted.plan(methods, held_out=True))
     clusters, nats = dict(zip(methods, _clusters(summary).astype(int), strict=True)), _nats(summary)
@@ -303,7 +324,8 @@ def _held_out(
                 **{"nats": float(change.mean()), "nats_half_width": float(half_width(change))},
             }
         )
-    return {"fresh": fresh, "paired": paired}
+    columns = ["method", "against", "gain", "gain_half_width", "nats", "nats_half_width"]
+    return {"fresh": fresh, "paired": pd.DataFrame(paired, columns=columns)}
 
 
 def better_ones(found: dict[str, Any]) -> list[str]:
@@ -312,11 +334,8 @@ def better_ones(found: dict[str, Any]) -> list[str]:
     Args:
         found: what `search` returns. Only differences beyond their 95 % interval count.
     """
-    return [
-        entry["against"]
-        for entry in found["paired"]
-        if entry["gain"] + entry["gain_half_width"] < 0
-    ]
+    paired = found["paired"]
+    return list(paired["against"][paired["gain"] + paired["gain_half_width"] < 0])
 
 
 def _clusters(summary: dict[str, Any]) -> Floats:

@@ -15,8 +15,10 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import random
 import shlex
+import sqlite3
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -160,12 +162,10 @@ def check_files(arguments: Sequence[str]) -> None:
         with _files.naming("--output_path", "a folder that can be written"):
             _files.writable_folder(known.output_path.parent if is_file else known.output_path)
     if known.use_cache is not None:
-        from ntk_alibi.evaluation.harness.answer_file import AnswerFile
-
         with _files.naming("--use_cache", "a path in a folder that can be written"):
             folder = _files.writable_folder(known.use_cache.parent)
         for path in folder.glob(f"{glob.escape(known.use_cache.name)}_rank*.db"):
-            AnswerFile(path).close()
+            check_answers(path)
 
 
 def with_our_tasks(arguments: Sequence[str]) -> list[str]:
@@ -303,21 +303,43 @@ def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, 
 
 @contextlib.contextmanager
 def _cached(lm: StretchedLM, cache: Path | None) -> Iterator[Any]:
-    """Wrap the model in the harness's cache."""
-    from lm_eval.api.model import CacheHook
+    """Wrap the model in the harness's own cache, in which each answer is stored at once.
 
-    from ntk_alibi.evaluation.harness.answer_file import AnswerFile, CachedLM
+    What it raises on a full disk or for a damaged file becomes one sentence that names the file.
+    """
+    from lm_eval.api.model import CacheHook, CachingLM
 
     if cache is None:
         yield lm
         return
     _files.writable_folder(cache.parent)
-    answers = AnswerFile(f"{cache}_rank{lm.rank}.db")
+    path = Path(f"{cache}_rank{lm.rank}.db")
+    check_answers(path)
     try:
-        yield CachedLM(lm, answers)
+        cached = CachingLM(lm, str(path))
+        with contextlib.closing(cached.dbdict):
+            yield cached
+    except (sqlite3.Error, pickle.UnpicklingError) as error:
+        raise OSError(f"{path}: {error}") from error
     finally:
         lm.set_cache_hook(CacheHook(None))
-        answers.close()
+
+
+def check_answers(path: Path) -> None:
+    """Check that a file of the harness's cache, if it is there, is whole.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    if not path.exists():
+        return
+    with (
+        _files.readable("a file of answers; remove it to compute them again", path),
+        contextlib.closing(sqlite3.connect(path)) as connection,
+    ):
+        (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise ValueError(state)
 
 
 def is_first_process() -> bool:
@@ -336,14 +358,19 @@ def quiet() -> Iterator[None]:
     import lm_eval.api.task
     from tqdm import tqdm
 
-    logger = logging.getLogger("lm_eval")
-    level, modules = logger.level, (lm_eval.api.model, lm_eval.api.task)
-    logger.setLevel(logging.ERROR)
+    # sqlitedict logs what it raises at its next call.
+    levels = {"lm_eval": logging.ERROR, "sqlitedict": logging.CRITICAL}
+    loggers = {logging.getLogger(name): level for name, level in levels.items()}
+    before = {logger: logger.level for logger in loggers}
+    modules = (lm_eval.api.model, lm_eval.api.task)
+    for logger, level in loggers.items():
+        logger.setLevel(level)
     for module in modules:
         module.tqdm = partial(tqdm, disable=True)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in before.items():
+            logger.setLevel(level)
         for module in modules:
             module.tqdm = tqdm

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ntk_alibi.evaluation.report.cells import with_ends
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def best_method(summary: dict[str, Any]) -> str | None:
     """Return the method, besides the first, that answers most at the greatest length."""
     others = _farthest(summary)[1:]
-    return max(others, key=lambda entry: entry["accuracy"])["method"] if others else None
+    return None if others.empty else str(others["accuracy"].idxmax())
 
 
 def conclusion(summary: dict[str, Any]) -> list[str]:
@@ -21,30 +25,32 @@ def conclusion(summary: dict[str, Any]) -> list[str]:
     best = best_method(summary)
     if best is None:
         return []
-    first, *others = _farthest(summary)
-    (entry,) = (entry for entry in others if entry["method"] == best)
+    found = _farthest(summary)
+    first, entry = found.iloc[0], found.loc[best]
     tokens = round(first["multiple"] * summary["train_length"])
-    where = f"At {first['multiple']:g} training lengths ({tokens} tokens)"
-    found = f"{first['method']} answers {percent(first)} of the questions about {first['task']}"
+    begin = (
+        f"At {first['multiple']:g} training lengths ({tokens} tokens) {first.name} answers "
+        f"{percent(first)} of the questions about {first['task']}"
+    )
     if entry["low"] > first["high"]:
-        count = f", the best of {len(others)} methods," if len(others) > 1 else ""
-        return [f"{where} {found}; {best}{count} answers {percent(entry)}."]
-    return [f"{where} {found}; no method is seen to do better: {best} answers {percent(entry)}."]
+        count = f", the best of {len(found) - 1} methods," if len(found) > 2 else ""
+        return [f"{begin}; {best}{count} answers {percent(entry)}."]
+    return [f"{begin}; no method is seen to do better: {best} answers {percent(entry)}."]
 
 
-def _farthest(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the results of the first task at the greatest length, the first method's first."""
-    entries = [e for e in summary["retrieval"] if e["accuracy"] is not None]
-    if not entries:
-        return []
-    longest = max(e["multiple"] for e in entries if e["task"] == entries[0]["task"])
-    at = [e for e in entries if (e["task"], e["multiple"]) == (entries[0]["task"], longest)]
-    order = list(summary["methods"])
-    at.sort(key=lambda entry: order.index(entry["method"]))
-    return at if at[0]["method"] == order[0] else []
+def _farthest(summary: dict[str, Any]) -> DataFrame:
+    """Return the results of the first task at the greatest length by method, the first one first.
+
+    There are none if the first method has none.
+    """
+    cells = summary["retrieval"].dropna(subset="accuracy")
+    cells = cells[cells["task"] == cells["task"].head(1).squeeze()]
+    cells = cells[cells["multiple"] == cells["multiple"].max()].set_index("method")
+    methods = [name for name in summary["methods"] if name in cells.index]
+    return cells.loc[methods if methods[:1] == summary["methods"][:1] else []]
 
 
-def percent(entry: dict[str, Any]) -> str:
+def percent(entry: Mapping[str, Any]) -> str:
     """Format the accuracy of an entry with its interval."""
     value, low, high = (100 * entry[key] for key in ("accuracy", "low", "high"))
-    return str(with_ends(value, low, high, unit=" %"))
+    return with_ends(value, low, high, unit=" %")

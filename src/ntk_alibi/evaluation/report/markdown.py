@@ -1,13 +1,11 @@
-"""Tables as CSV, Markdown and LaTeX, the description of the machine, and sections of documents."""
+"""Markdown tables, the description of the machine, and sections of documents."""
 
 from __future__ import annotations
 
-import csv
 import datetime
-import io
 import platform
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import ntk_alibi
@@ -20,70 +18,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-Rows = Sequence[Sequence[str]]
-
-#: A number without a sign.
-_NUMBER = r"\d*\.?\d+"
-
-#: Characters that LaTeX writes in another way.
-_SPECIAL = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"±": r"$\pm$", "<": r"$<$", ">": r"$>$", "∞": r"$\infty$", "–": "--"}
-)
-
-
-def as_csv(title: str, header: Sequence[str], rows: Rows) -> str:
-    """Format a table as CSV, below a line of its title that begins with #."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    above = f"# {' '.join(title.split())}\n" if title else ""
-    return f"{above}{text.getvalue()}"
-
-
-def as_markdown(title: str, header: Sequence[str], rows: Rows) -> str:
-    """Format a table as Markdown, below its title."""
-    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
-    above = f"*{title}*\n\n" if title else ""
-    return f"{above}{table(header, cells)}\n"
-
-
-def as_latex(title: str, header: Sequence[str], rows: Rows) -> str:
-    """Format a table as a LaTeX environment without packages; its title is the caption."""
-    lines = [" & ".join(map(_in_latex, row)) for row in [header, *rows]]
-    body = "\n".join(f"{line} \\\\" for line in lines)
-    body = body.replace("\n", "\n\\hline\n", 1)
-    caption = f"\\caption{{{title.translate(_SPECIAL)}}}\n" if title else ""
-    columns = "l" + "r" * (len(header) - 1)
-    return (
-        f"\\begin{{table}}\n{caption}\\begin{{tabular}}{{{columns}}}\n\\hline\n{body}\n"
-        "\\hline\n\\end{tabular}\n\\end{table}\n"
-    )
-
-
-def _in_latex(cell: str) -> str:
-    """Format a cell, in which signs and half-widths are formulas."""
-    text = cell.translate(_SPECIAL)
-    return re.sub(rf"^([+-]{_NUMBER})(?: \$\\pm\$ ({_NUMBER}))?$", _signed, text)
-
-
-def _signed(found: re.Match[str]) -> str:
-    return f"${found[1]}" + (f"\\pm{found[2]}$" if found[2] else "$")
-
-
-#: The formats by their names on the command line.
-FORMATS: dict[str, Callable[[str, Sequence[str], Rows], str]] = {
-    "csv": as_csv,
-    "markdown": as_markdown,
-    "latex": as_latex,
-}
-
-
 def describe_machine(peers: Sequence[str] = ()) -> str:
     """Describe processor, threads, package versions and date; peers are added where installed."""
     info = ntk_alibi.info()
     versions = {**info["packages"], **{name: _installed.version_of(name) for name in peers}}
-    packages = ", ".join(f"{k} {v}" for k, v in versions.items() if v and k != "rich")
+    packages = ", ".join(f"{k} {v}" for k, v in versions.items() if v and k != "pandas")
     return (
         f"{processor()}, {counted(info['threads'], 'thread')}, "
         f"{info['isa']}; Python {platform.python_version()}, {packages}; "

@@ -1,277 +1,173 @@
-"""Tables of studies, comparisons and searches: for terminals, notebooks and documents."""
+"""Tables of studies, comparisons and searches for readers, and data frames as texts.
+
+A table is a frame of texts with its title in `attrs`; its first column has the names of the rows.
+"""
 
 from __future__ import annotations
 
-import math
+import html as escaping
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ntk_alibi.evaluation.report.cells import Cell, with_ends, with_half_width
-from ntk_alibi.evaluation.report.markdown import FORMATS
-from ntk_alibi.inspection.notebook import table_html
+from ntk_alibi.evaluation.report.cells import with_ends, with_half_width
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import Console, ConsoleOptions, RenderableType
-
-Entry = dict[str, Any]
-
-#: Spaces between the columns of a printed table: two, or one where a row fits then.
-GAPS = (2, 1)
+    from pandas import DataFrame, Series
 
 
-@dataclass(frozen=True)
-class ResultTable:
-    """A table with a row for each method, which rich prints in the width of the terminal.
-
-    Columns for which a row has no room stand below, beside the methods again, so that no row is
-    wrapped.
-
-    Attributes:
-        title: the title.
-        header: the names of the columns; the first is that of the methods.
-        rows: for each method, its name and its cells.
-        chosen: the name of a method whose row is bold, or "".
-    """
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str | Cell]]
-    chosen: str = ""
-
-    def __rich_console__(
-        self, console: Console, options: ConsoleOptions
-    ) -> Iterator[RenderableType]:
-        """Yield what rich prints: the title, and the columns in as many parts as needed."""
-        from rich.text import Text
-
-        yield Text(f"\n{self.title}")
-        parts, gap = self._parts(options.max_width)
-        for place, columns in enumerate(parts):
-            if place:
-                yield ""
-            yield self._printed(columns, gap)
-
-    def _repr_html_(self) -> str:
-        return html(self)
-
-    def _parts(self, width: int) -> tuple[list[list[int]], int]:
-        """Return the columns of as few parts as fit into a width, and the gap between them.
-
-        A part whose single column has no room is too wide.
-        """
-        widths = [
-            max(map(len, map(str, cells))) for cells in zip(self.header, *self.rows, strict=True)
-        ]
-        columns = range(1, len(widths))
-        for count, gap in product(range(1, max(2, len(widths))), GAPS):
-            parts = [part.tolist() for part in np.array_split(columns, count)]
-            if all(widths[0] + sum(gap + widths[x] for x in part) <= width for part in parts):
-                break
-        return parts, gap
-
-    def _printed(self, columns: Sequence[int], gap: int) -> RenderableType:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(
-            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0)
-        )
-        table.add_column(Text(self.header[0]))
-        for column in columns:
-            table.add_column(Text(self.header[column]), justify="right")
-        for name, *cells in self.rows:
-            texts = [_text(cells[column - 1]) for column in columns]
-            table.add_row(Text(str(name)), *texts, style="bold" if name == self.chosen else "")
-        return table
-
-
-def _text(cell: str | Cell) -> Any:
-    """Return a cell for rich, with a dim interval."""
-    from rich.text import Text
-
-    if not isinstance(cell, Cell) or not cell.interval:
-        return Text(str(cell))
-    return Text.assemble(cell.value, " ", (cell.interval, "dim"))
-
-
-def study_tables(summary: dict[str, Any]) -> list[ResultTable]:
+def study_tables(summary: dict[str, Any]) -> list[DataFrame]:
     """Build tables of a study: retrieval by length and by distance, perplexity by position."""
     unit = f"{summary['train_length']} tokens"
-    first = next(iter(summary["methods"]))
+    methods = list(summary["methods"])
     tables = []
-    for task in dict.fromkeys(entry["task"] for entry in summary["retrieval"]):
-        entries = [entry for entry in summary["retrieval"] if entry["task"] == task]
-        title = f"{task}: accuracy in %, 95 % interval (1x = {unit}; {_cases(entries)})"
-        by_length = _named(entries, _multiple)
-        tables.append(_table(summary, entries, title, by_length, _accuracy_interval))
-        others = [e for e in entries if e["method"] != first and e.get("gain") is not None]
-        if others:
+    for task, cells in summary["retrieval"].groupby("task", sort=False):
+        fewest, most = cells["cases"].min(), cells["cases"].max()
+        cases = f"{most} cases" if fewest == most else f"{fewest} to {most} cases"
+        title = f"{task}: accuracy in %, 95 % interval (1x = {unit}; {cases})"
+        accuracy = [
+            with_ends(*row) for row in 100 * cells[["accuracy", "low", "high"]].to_numpy(float)
+        ]
+        tables.append(_table(methods, cells, title, _multiples(cells), accuracy))
+        others = cells[(cells["method"] != methods[0]) & cells["gain"].notna()]
+        if len(others):
             title = (
-                f"{task}: points over {first}, paired, 95 % interval (none if all records agree)"
+                f"{task}: points over {methods[0]}, paired, 95 % interval (none if all records "
+                "agree)"
             )
-            tables.append(_table(summary, others, title, by_length, _gain))
-        entries = [e for e in summary["by_distance"] if e["task"] == task and e["cases"]]
-        if entries:
+            gains = 100 * others[["gain", "gain_half_width"]].to_numpy(float)
+            points = [with_half_width(gain, width, 0) for gain, width in gains]
+            tables.append(_table(methods, others, title, _multiples(cells)[others.index], points))
+        ranges = summary["by_distance"].dropna(subset="accuracy")
+        ranges = ranges[ranges["task"] == task]
+        if len(ranges):
             title = f"{task}: accuracy in % by distance of the answer / {unit}"
-            tables.append(_table(summary, entries, title, _named(entries, _range), _accuracy))
-    if summary["perplexity"]:
-        widest = max(entry["half_width"] for entry in summary["perplexity"])
-        title = f"prose: nats by position / {unit}; rest minus {first}"
-        if not math.isnan(widest):
-            title += f" (95 %: up to ± {widest:.3f})"
-        by_range = _named(summary["perplexity"], _range)
-        tables.append(_table(summary, summary["perplexity"], title, by_range, _nats(first)))
+            percents = [f"{100 * share:.0f}" for share in ranges["accuracy"]]
+            tables.append(_table(methods, ranges, title, _ranges(ranges), percents))
+    prose = summary["perplexity"]
+    if len(prose):
+        widest = prose["half_width"].max(skipna=False)
+        title = f"prose: nats by position / {unit}; rest minus {methods[0]}"
+        title += f" (95 %: up to ± {widest:.3f})" if widest == widest else ""
+        nats = [
+            f"{row.nats:.3f}" if row.method == methods[0] else f"{row.difference:+.3f}"
+            for row in prose.itertuples()
+        ]
+        tables.append(_table(methods, prose, title, _ranges(prose), nats))
     return tables
 
 
-def _cases(entries: list[Entry]) -> str:
-    """Name the number of questions of each length."""
-    counts = {entry["cases"] for entry in entries}
-    fewest, most = min(counts), max(counts)
-    return f"{most} cases" if fewest == most else f"{fewest} to {most} cases"
+def study_rows(summary: dict[str, Any]) -> list[DataFrame]:
+    """Return the numbers of a study: its frames, called by their keys."""
+    names = [name for name in ("retrieval", "by_distance", "perplexity") if len(summary[name])]
+    return [entitled(summary[name], name) for name in names]
 
 
-def comparison_tables(comparison: dict[str, Any]) -> list[ResultTable]:
+def comparison_tables(comparison: dict[str, Any]) -> list[DataFrame]:
     """Build a table for each task of a comparison, with a column of published figures."""
     tables = []
-    rows = comparison["rows"]
-    for task in dict.fromkeys(row["task"] for row in rows):
-        of_task = [row for row in rows if row["task"] == task]
-        metric = of_task[0]["metric"]
-        header = ["method", "cases", metric if metric == "nats" else f"{metric}, %"]
-        cells: list[list[str | Cell]] = [
-            [row["method"], str(row["cases"]), _value_interval(row)] for row in of_task
-        ]
-        if any(row["published"] is not None for row in of_task):
-            header.append("published, %")
-            for line, row in zip(cells, of_task, strict=True):
-                line.append("" if row["published"] is None else f"{row['published']:g}")
-        title = f"{task}, {comparison['model']}: 95 % intervals"
-        tables.append(ResultTable(title, header, cells))
+    for task, rows in comparison["rows"].groupby("task", sort=False):
+        metric = rows["metric"].iloc[0]
+        unit, digits, name = (1, 3, metric) if metric == "nats" else (100, 1, f"{metric}, %")
+        table = rows[["method", "cases"]].astype(str)
+        numbers = unit * rows[["value", "low", "high"]].to_numpy(float)
+        table[name] = [with_ends(x, low, high, digits) for x, low, high in numbers]
+        if rows["published"].notna().any():
+            known = rows["published"].astype(float)
+            table["published, %"] = ["" if x != x else f"{x:g}" for x in known]
+        tables.append(entitled(table, f"{task}, {comparison['model']}: 95 % intervals"))
     return tables
 
 
-def tuning_table(tuning: dict[str, Any]) -> ResultTable:
-    """Build the table of a search's candidates; the chosen method is bold."""
+def comparison_rows(comparison: dict[str, Any]) -> list[DataFrame]:
+    """Return the numbers of a comparison."""
+    return [entitled(comparison["rows"].drop(columns="command"), comparison["model"])]
+
+
+def tuning_table(tuning: dict[str, Any]) -> DataFrame:
+    """Build the table of a search's candidates."""
+    found = tuning["candidates"]
+    accuracy = 100 * found[["accuracy", "low", "high"]].to_numpy(float)
+    nats = found[["difference", "half_width"]].to_numpy(float)
+    table = found[["method"]].assign(
+        **{
+            "retrieval, %": [with_ends(*row) for row in accuracy],
+            "nats - original's": [with_half_width(value, width, 3) for value, width in nats],
+            "chosen in %": [f"{100 * share:.0f}" for share in found["best_share"]],
+        }
+    )
     title = f"{tuning['model']} at {tuning['length']} tokens: records of the search, 95 % intervals"
-    rows = [
-        (
-            entry["method"],
-            _accuracy_interval(entry),
-            with_half_width(entry["difference"], entry["half_width"], 3),
-            f"{100 * entry['best_share']:.0f}",
-        )
-        for entry in tuning["candidates"]
-    ]
-    header = ("method", "retrieval, %", "nats - original's", "chosen in %")
-    return ResultTable(title, header, rows, tuning["chosen"])
+    return entitled(table, title)
 
 
-def html(table: ResultTable) -> str:
+def entitled(frame: DataFrame, title: str) -> DataFrame:
+    """Return a copy of a frame with a title."""
+    frame = frame.copy()
+    frame.attrs["title"] = title
+    return frame
+
+
+def printed(table: DataFrame, width: int) -> str:
+    """Format a table for a terminal; columns that have no room in its width stand below."""
+    first = table.columns[0]
+    named = table.set_index(first).rename_axis(index=None, columns=first)
+    lines = named.to_string(line_width=width).splitlines()
+    return "\n".join(["", table.attrs["title"], *(line.rstrip(" \\") for line in lines)])
+
+
+def html(table: DataFrame) -> str:
     """Format a table as HTML for notebooks."""
-    return table_html(table.title, *_plain(table))
+    title = escaping.escape(table.attrs["title"])
+    return f"<p>{title}</p>{table.to_html(index=False, border=0)}"
 
 
-def markdown(table: ResultTable) -> str:
-    """Format a table as Markdown, below its title."""
-    return formatted(table, "markdown").rstrip("\n")
+def formatted(table: DataFrame, name: str) -> str:
+    """Format a table as "csv", "markdown" or "latex", with its title, if it has one.
 
-
-def formatted(table: ResultTable, name: str) -> str:
-    """Format a table as "csv", "markdown" or "latex"."""
-    plain = _numbers(table) if name == "csv" else _plain(table)
-    return FORMATS[name](table.title, *plain)
-
-
-def _plain(table: ResultTable) -> tuple[Sequence[str], list[list[str]]]:
-    """Return the header and the rows of a table as texts."""
-    return table.header, [list(map(str, row)) for row in table.rows]
-
-
-def _numbers(table: ResultTable) -> tuple[list[str], list[Sequence[str]]]:
-    """Return the header and the rows of a table with a column for each number of its cells."""
-    columns: dict[str, list[str]] = {}
-    for name, *cells in zip(table.header, *table.rows, strict=True):
-        parts = [c.parts(name) if isinstance(c, Cell) else {name: c} for c in cells]
-        for key in dict.fromkeys([name, *(key for part in parts for key in part)]):
-            columns[key] = [part.get(key, "") for part in parts]
-    return list(columns), list(zip(*columns.values(), strict=True))
+    Markdown needs tabulate, and LaTeX the package booktabs.
+    """
+    title = table.attrs.get("title", "")
+    aligned = ["left"] + ["right"] * (len(table.columns) - 1)
+    if name == "csv":
+        above = f"# {title}\n" if title else ""
+        return f"{above}{table.to_csv(index=False)}"
+    if name == "markdown":
+        above = f"*{title}*\n\n" if title else ""
+        text = table.to_markdown(index=False, disable_numparse=True, colalign=aligned)
+        return f"{above}{text}\n"
+    latex: str = table.to_latex(
+        index=False,
+        escape=True,
+        caption="".join(f"\\{x}" if x in "&%$#_{}" else x for x in title) or None,
+        column_format="".join(side[0] for side in aligned),
+    )
+    return latex
 
 
 def _table(
-    summary: dict[str, Any],
-    entries: list[Entry],
-    title: str,
-    column: Callable[[Entry], str],
-    cell: Callable[[Entry], str | Cell],
-) -> ResultTable:
-    """Build a table with a row for each method of entries, and a column for each column(entry)."""
-    columns = list(dict.fromkeys(map(column, entries)))
-    rows = []
-    for method in summary["methods"]:
-        cells = {column(entry): cell(entry) for entry in entries if entry["method"] == method}
-        if cells:
-            rows.append([method, *(cells.get(name, "") for name in columns)])
-    return ResultTable(title, ["method", *columns], rows)
+    methods: Sequence[str], cells: DataFrame, title: str, columns: Series[str], texts: Sequence[str]
+) -> DataFrame:
+    """Build a table with a row for each method of cells, and a column for each name."""
+    made = cells[["method"]].assign(column=columns, text=texts)
+    wide = made.pivot(index="method", columns="column", values="text")
+    rows = [name for name in methods if name in wide.index]
+    wide = wide.loc[rows, columns.unique()].fillna("").rename_axis(columns=None)
+    return entitled(wide.reset_index(), title)
 
 
-def _named(
-    entries: list[Entry], name: Callable[[Entry, Callable[[float], str]], str]
-) -> Callable[[Entry], str]:
-    """Return a function that names the column of an entry, with two digits if they tell apart."""
-    exact = {name(entry, _exact) for entry in entries}
-    short = {name(entry, _two_digits) for entry in entries}
-    form = _two_digits if len(short) == len(exact) else _exact
-    return lambda entry: name(entry, form)
+def _multiples(cells: DataFrame) -> Series[str]:
+    return _shortest(lambda form: cells["multiple"].map(form) + "x")
 
 
-def _exact(number: float) -> str:
-    return f"{number:g}"
+def _ranges(cells: DataFrame) -> Series[str]:
+    return _shortest(lambda form: cells["begin"].map(form) + "–" + cells["end"].map(form))
+
+
+def _shortest(named: Callable[[Callable[[float], str]], Series[str]]) -> Series[str]:
+    """Return the names of columns, with two digits if they tell them apart."""
+    short, exact = named(_two_digits), named("{:g}".format)
+    return short if short.nunique() == exact.nunique() else exact
 
 
 def _two_digits(number: float) -> str:
     rounded = round(number, 2)
     return f"{rounded:g}" if rounded else f"{number:.2g}"
-
-
-def _multiple(entry: Entry, form: Callable[[float], str]) -> str:
-    return f"{form(entry['multiple'])}x"
-
-
-def _range(entry: Entry, form: Callable[[float], str]) -> str:
-    return f"{form(entry['begin'])}–{form(entry['end'])}"
-
-
-def _accuracy(entry: Entry) -> str:
-    return "" if entry["accuracy"] is None else f"{100 * entry['accuracy']:.0f}"
-
-
-def _accuracy_interval(entry: Entry) -> str | Cell:
-    if entry["accuracy"] is None:
-        return ""
-    value, low, high = (100 * entry[key] for key in ("accuracy", "low", "high"))
-    return with_ends(value, low, high)
-
-
-def _gain(entry: Entry) -> Cell:
-    return with_half_width(100 * entry["gain"], 100 * entry["gain_half_width"], 0)
-
-
-def _nats(first: str) -> Callable[[Entry], str]:
-    """Return how to show the nats of the first method, and the others' difference from them."""
-    return lambda entry: (
-        f"{entry['nats']:.3f}" if entry["method"] == first else f"{entry['difference']:+.3f}"
-    )
-
-
-def _value_interval(row: Entry) -> Cell:
-    unit, digits = (1, 3) if row["metric"] == "nats" else (100, 1)
-    value, low, high = (unit * row[key] for key in ("value", "low", "high"))
-    return with_ends(value, low, high, digits)

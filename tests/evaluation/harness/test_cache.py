@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sqlitedict")
-
 from full_disk import full_disk
 from ntk_alibi.evaluation.harness import run as harness
+
+pytestmark = pytest.mark.slow  # needs the evaluation harness
 
 REQUESTS = [SimpleNamespace(args=("text " * 100 + str(number), " x")) for number in range(300)]
 

@@ -230,7 +230,11 @@ class KernelBias(NamedTuple):
         return self._replace(**cut, core=None) if cut else self
 
     def of_heads(self, heads: slice | list[int]) -> KernelBias:
-        """Return the bias of some heads."""
+        """Return the bias of some heads of the model, as one that computes these alone needs it.
+
+        Args:
+            heads: their numbers, from 0 on.
+        """
         by_head = self.slopes if self.sums is None else {"sums": self.sums}
         numbers: dict[str, Any] = {name: x[:, heads] for name, x in by_head.items()}
         one_axis = {"table": self.table, "first": self.first}

@@ -52,8 +52,14 @@ DEFAULTS: Mapping[str, Any] = {
 def with_options(function: Function) -> Function:
     """Let the signature of a function that takes `**options` name them, with their defaults."""
     own = list(inspect.signature(function).parameters.values())[:-1]
+    types: dict[str, Any] = AttentionOptions.__annotations__
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=types[name].__forward_arg__,
+        )
         for name, default in DEFAULTS.items()
     ]
     function.__signature__ = inspect.Signature([*own[:4], *options, *own[4:]])  # type: ignore[attr-defined]

@@ -123,22 +123,6 @@ def test_by_name_and_configuration(
 
 
 @families
-def test_a_static_cache_and_the_window_of_a_configuration(
-    models: dict, ids: torch.Tensor, name: str, tmp_path: Any
-) -> None:
-    limits, mask = {"window": 5, "sink": 2}, MASKS["left"]
-    with na.patch(models[name], **limits):
-        tokens = generate(models[name], ids, mask, use_cache=False)
-    models[name].save_pretrained(tmp_path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path,
-        attn_implementation="ntk_alibi",
-        **{f"alibi_{limit}": number for limit, number in limits.items()},
-    )
-    assert torch.equal(generate(model, ids, mask, cache_implementation="static"), tokens)
-
-
-@families
 def test_the_name_given_to_a_model_that_was_made_without_it(ids: torch.Tensor, name: str) -> None:
     """transformers' own attention would ignore the scaling, or the mask."""
     model = make_model(name)

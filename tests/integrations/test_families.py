@@ -7,7 +7,6 @@ import itertools
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -17,146 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ntk_alibi as na
 from family_models import (
-    HEADS,
     LOGITS,
-    MAKERS,
     attentions,
-    compiled_families,
     families,
-    independent_logits,
     make_model,
 )
 from model_runs import (
-    assert_gradients_close,
     drop_weights,
     enable_checkpointing,
-    generate,
-    generations,
-    gradients,
     state_of,
 )
 from ntk_alibi.integrations import known
 from ntk_alibi.integrations.cache_argument import CACHE
-from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, masks, real, run
-
-every_layout = pytest.mark.parametrize("name", MAKERS)
-
-
-def dynamic(plain: np.ndarray, tokens: int) -> np.ndarray:
-    return na.reference.ntk_slopes(plain, na.reference.dynamic_factor(2.0, tokens, 16))
-
-
-def dynamic_per_query(plain: np.ndarray, tokens: int) -> np.ndarray:
-    return np.array([dynamic(plain, n + 1) for n in range(tokens)]).T
-
-
-#: Scalings, and what `independent_logits` takes for them.
-SCALINGS: dict[Any, dict[str, Any]] = {
-    None: {},
-    na.Interpolation(2.0): {"slopes": lambda x, _: na.reference.interpolated_slopes(x, 2.0)},
-    na.NTK(4.0): {"slopes": lambda x, _: na.reference.ntk_slopes(x, 4.0)},
-    na.DynamicNTK(2.0, 16): {"slopes": dynamic},
-    na.DynamicNTK(2.0, 16, per="query"): {"slopes": dynamic_per_query},
-    **{na.Knee(*x): {"knee": x} for x in ((6, 5.0), (0, 3.0), (11, float("inf")), (9, 0.5))},
-}
-
-
-@every_layout
-@attentions
-@masks
-def test_no_scaling_equals_transformers(
-    models: dict, ids: torch.Tensor, name: str, attention: Any, mask: Any
-) -> None:
-    model, kept = models[name], real(mask)
-    stock = run(model, ids, mask)
-    with na.patch(model, attention=attention):
-        torch.testing.assert_close(run(model, ids, mask)[kept], stock[kept], **LOGITS)
-    assert torch.equal(run(model, ids, mask), stock)
-
-
-@pytest.mark.parametrize(
-    ("name", "scaling"), [*itertools.product(("bloom", "mpt", "falcon"), SCALINGS)], ids=repr
-)
-@attentions
-@pytest.mark.parametrize("mask", ["none", "left", "holes"])
-@pytest.mark.parametrize("heads", [8, 12])
-def test_logits_equal_an_independent_computation(
-    ids: torch.Tensor, name: str, attention: Any, mask: Any, scaling: Any, heads: int
-) -> None:
-    model, mask = make_model(name, heads), MASKS[mask]
-    kept, plain = real(mask), na.reference.alibi_slopes(heads)
-    expected = independent_logits(model, ids, mask, **{"slopes": plain, **SCALINGS[scaling]})
-    with na.patch(model, scaling, attention=attention):
-        logits = run(model, ids, mask)
-    torch.testing.assert_close(logits[kept].double(), expected[kept], **LOGITS)
-    if scaling is not None:
-        assert (logits - run(model, ids, mask))[kept].abs().max() > 1e-3
-
-
-def test_texts_up_to_the_knee_do_not_change(models: dict, ids: torch.Tensor) -> None:
-    for model in models.values():
-        with na.patch(model):
-            plain = run(model, ids)
-        with na.patch(model, na.Knee(LENGTH - 1, 28.0)):
-            torch.testing.assert_close(run(model, ids), plain, **LOGITS)
-
-
-@every_layout
-@attentions
-@pytest.mark.parametrize(
-    "scaling",
-    [na.DynamicNTK(2.0, 16), na.DynamicNTK(2.0, 16, per="query"), na.Knee(6, 5.0)],
-    ids=repr,
-)
-def test_a_padded_row_equals_the_row_alone(
-    models: dict, ids: torch.Tensor, name: str, scaling: Any, attention: Any
-) -> None:
-    mask = MASKS["left"]
-    with na.patch(models[name], scaling, attention=attention):
-        batch = run(models[name], ids, mask)
-        for b, kept in enumerate(mask.bool()):
-            alone = run(models[name], ids[b][kept][None])[0]
-            torch.testing.assert_close(batch[b][kept], alone, **LOGITS)
-
-
-@attentions
-@generations({"prompt_lookup_num_tokens": 3})
-def test_generate(
-    models: dict, ids: torch.Tensor, name: str, mask: Any, options: Any, attention: Any
-) -> None:
-    model, beams = models[name], options.get("num_beams", 1)
-    if "prompt_lookup_num_tokens" in options:  # transformers allows one row only
-        ids, mask = ids[:1], None if mask is None else mask[:1]
-    # Stock Falcon cannot read the mask that generate() makes for a static cache.
-    stock = generate(model, ids, mask, num_beams=beams)
-    with na.patch(model, attention=attention):
-        assert torch.equal(generate(model, ids, mask, **options), stock)
-    for scaling in (na.DynamicNTK(4.0, 8, per="query"), na.Knee(6, 8.0)):
-        with na.patch(model, scaling, attention=attention):
-            tokens = generate(model, ids, mask, **options)
-            full = generate(model, ids, mask, use_cache=False, num_beams=beams)
-        assert torch.equal(tokens, full)
-
-
-@families
-@pytest.mark.parametrize(
-    "scaling", [na.NTK(4.0), na.DynamicNTK(2.0, 16, per="query"), na.Knee(6, 5.0)], ids=repr
-)
-def test_gradients_and_gradient_checkpointing(ids: torch.Tensor, name: str, scaling: Any) -> None:
-    mask = MASKS["right"]
-    labels = ids.masked_fill(~real(mask), -100)  # the output of padding is undefined
-
-    def of(attention: str, checkpointing: bool) -> list[torch.Tensor]:
-        patch = {"scaling": scaling, "attention": attention}
-        model = make_model(name)
-        return gradients(model, ids, mask, labels, checkpointing=checkpointing, **patch)
-
-    expected = of("eager", False)
-    others = [("eager", True), ("fused", False), ("fused", True)]
-    if not isinstance(scaling, na.DynamicNTK):  # which the traceable form refuses
-        others += [("traceable", False), ("traceable", True)]
-    for attention, checkpointing in others:
-        assert_gradients_close(of(attention, checkpointing), expected)
+from padded_batches import LENGTH, VOCABULARY, run
 
 
 @families
@@ -248,24 +120,6 @@ def test_bfloat16_is_nearer_to_float32_than_stock(name: str) -> None:
 
 @families
 @attentions
-def test_output_attentions(models: dict, ids: torch.Tensor, name: str, attention: Any) -> None:
-    mask = MASKS["left"]
-    with torch.no_grad(), na.patch(models[name], na.NTK(4.0), attention=attention):
-        outputs = models[name](ids, attention_mask=mask, output_attentions=True)
-        logits = run(models[name], ids, mask)
-    kept = real(mask)
-    torch.testing.assert_close(outputs.logits[kept], logits[kept], **LOGITS)
-    assert [weights.shape for weights in outputs.attentions] == [(BATCH, HEADS, LENGTH, LENGTH)] * 3
-    seen = (
-        kept[:, None, :, None] & kept[:, None, None, :] & torch.ones(LENGTH, LENGTH).tril().bool()
-    )
-    for weights in outputs.attentions:
-        assert (weights * kept[:, None, :, None])[~seen.expand_as(weights)].abs().max() == 0.0
-        torch.testing.assert_close(weights.sum(-1), torch.ones(BATCH, HEADS, LENGTH))
-
-
-@families
-@attentions
 def test_output_attentions_with_a_static_cache(
     models: dict, ids: torch.Tensor, name: str, attention: Any
 ) -> None:
@@ -283,22 +137,6 @@ def test_output_attentions_with_a_static_cache(
     assert more.shape[-1] == LENGTH + 5
     assert torch.equal(more[..., :LENGTH], expected)
     assert more[..., LENGTH:].abs().max() == 0.0
-
-
-@compiled_families
-@pytest.mark.parametrize(
-    "options", [{"window": 9, "sink": 3}, pytest.param({}, marks=pytest.mark.slow)], ids=str
-)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled(shallow: dict, ids: torch.Tensor, name: str, options: dict) -> None:
-    model, kept = shallow[name], real(MASKS["left"])
-    torch.compiler.reset()
-    with na.patch(model, na.NTK(4.0), **options):
-        compiled = torch.compile(model, backend="eager")
-        for mask, rows in ((MASKS["left"], kept), (None, ...)):
-            expected = run(model, ids, mask)
-            torch.testing.assert_close(run(compiled, ids, mask)[rows], expected[rows], **LOGITS)
-    torch.compiler.reset()
 
 
 def check_traces(model: Any, logits: Any, ids: torch.Tensor) -> None:

@@ -2,94 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import pytest
 import torch
 import transformers
 
 import ntk_alibi as na
-from family_models import HEADS, LOGITS, MAKERS, independent_logits, make_model
-from model_runs import generate
-from ntk_alibi.integrations.cache_argument import CACHE
-from padded_batches import LENGTH, MASKS, real, run
-
-SLOPES = na.reference.alibi_slopes(HEADS)
-STRENGTHS = tuple(h / 4 for h in range(HEADS))
-CASES = list(itertools.product(("mpt", "falcon"), ("fused", "eager")))
-cases = pytest.mark.parametrize(("name", "attention"), CASES)
-padded = pytest.mark.parametrize("mask", ["none", "left", "holes"])
-
-#: Scalings and factors of `patch`, and the arguments of `independent_logits` for them.
-PATCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "log-n": ({"log_n": 8}, {"log_n": (8, [1.0] * HEADS, False)}),
-    "log-n per head": (
-        {"log_n": na.LogN(8, STRENGTHS)},
-        {"log_n": (8, STRENGTHS, False)},
-    ),
-    "SSMax with a knee": (
-        {"scaling": na.Knee(6, 5.0), "log_n": na.LogN(8, 0.5, biased=True)},
-        {"knee": (6, 5.0), "log_n": (8, [0.5] * HEADS, True)},
-    ),
-    "dynamic knee": (
-        {"scaling": na.DynamicKnee(6, rate=4.0, train_length=10)},
-        {"knee": (6, lambda n: (4.0 * n / 10).clamp(min=1))},
-    ),
-    "NTK in a layer": (
-        {"scaling": na.NTK(4.0, layers=[1])},
-        {"slopes": na.reference.ntk_slopes(SLOPES, 4.0), "layers": [1]},
-    ),
-    "knee in a layer": (
-        {"scaling": na.DynamicKnee(6, rate=4.0, train_length=10, layers={0})},
-        {"knee": (6, lambda n: (4.0 * n / 10).clamp(min=1)), "layers": [0]},
-    ),
-}
-patches = pytest.mark.parametrize("patch", PATCHES)
-
-
-@cases
-@padded
-@patches
-def test_logits_equal_an_independent_computation(
-    models: dict, ids: torch.Tensor, name: str, attention: Any, mask: Any, patch: str
-) -> None:
-    model, mask = models[name], MASKS[mask]
-    given, meant = PATCHES[patch]
-    kept = real(mask)
-    expected = independent_logits(model, ids, mask, **{"slopes": SLOPES, **meant})
-    with na.patch(model, attention=attention, **given):
-        logits = run(model, ids, mask)
-    torch.testing.assert_close(logits[kept].double(), expected[kept], **LOGITS)
-    assert (logits - run(model, ids, mask))[kept].abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("mask", ["none", "left"])
-@pytest.mark.parametrize("limits", [{}, {"window": 12}, {"window": 12, "sink": 3}], ids=str)
-@patches
-def test_forms_and_caches_of_bloom_agree(
-    models: dict, ids: torch.Tensor, mask: str, limits: dict[str, int], patch: str
-) -> None:
-    model, padding = models["bloom"], MASKS[mask]
-    kept, logits = real(padding), []
-    for attention in ("eager", "fused"):
-        with na.patch(model, attention=attention, **PATCHES[patch][0], **limits):
-            logits.append(run(model, ids, padding)[kept])
-    with na.patch(model, **PATCHES[patch][0], **limits), torch.no_grad():
-        caches: list[Any] = [transformers.DynamicCache(), na.GrowingCache()]
-        if limits:
-            caches.append(na.WindowCache(limits["window"], limits.get("sink", 0)))
-        for cache in caches:
-            parts, past = [], 0
-            for count in (LENGTH - 15, 14, 1):
-                seen = None if padding is None else padding[:, : past + count]
-                tokens = ids[:, past : past + count]
-                step = model(tokens, attention_mask=seen, **{CACHE: cache}, use_cache=True)
-                parts.append(step.logits)
-                past += count
-            logits.append(torch.cat(parts, 1)[kept])
-    for other in logits[1:]:
-        torch.testing.assert_close(other, logits[0], **LOGITS)
+from family_models import HEADS, MAKERS, make_model
+from padded_batches import run
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -102,16 +21,6 @@ def test_all_layers_are_no_restriction(models: dict, ids: torch.Tensor, name: st
         assert torch.equal(run(model, ids), expected)
     with na.patch(model, na.NTK(4.0, layers=[0])):
         assert not torch.equal(run(model, ids), expected)
-
-
-@pytest.mark.parametrize("patch", ["log-n", "knee in a layer"])
-def test_generation_with_a_cache_equals_full_passes(
-    models: dict, ids: torch.Tensor, patch: str
-) -> None:
-    model, mask = models["bloom"], MASKS["left"]
-    with na.patch(model, **PATCHES[patch][0]):
-        tokens = generate(model, ids, mask)
-        assert torch.equal(tokens, generate(model, ids, mask, use_cache=False))
 
 
 def test_names_and_dicts_are_scalings(models: dict, ids: torch.Tensor) -> None:

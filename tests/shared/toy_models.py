@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import nn
 import ntk_alibi as na
 from ntk_alibi.integrations import Family
 
-HEADS, CHANNELS, VOCABULARY = 6, 48, 31
+HEADS, CHANNELS, VOCABULARY = 6, 48, 64
 
 
 class ToyAttention(nn.Module):
@@ -44,6 +45,7 @@ class ToyModel(nn.Module):
 
     def __init__(self, causal: bool = False, layers: int = 2) -> None:
         super().__init__()
+        self.config = SimpleNamespace(num_attention_heads=HEADS, hidden_size=CHANNELS)
         self.embed = nn.Embedding(VOCABULARY, CHANNELS)
         self.attentions = nn.ModuleList(ToyAttention(causal) for _ in range(layers))
 

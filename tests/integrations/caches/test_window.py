@@ -14,23 +14,15 @@ from transformers import DynamicCache
 import ntk_alibi as na
 from cache_states import states
 from family_models import LOGITS, MAKERS, families, make_model
-from model_runs import assert_gradients_close, drop_weights, generate, gradients
+from model_runs import generate
 from ntk_alibi.integrations.cache_argument import CACHE
 from ntk_alibi.integrations.forward_pass import ranges_of
 from ntk_alibi.masks import Mask, Problem
-from padded_batches import LENGTH, MASKS, VOCABULARY, real, run
+from padded_batches import LENGTH, MASKS, VOCABULARY, run
 
 WINDOW, SINK = 9, 3
 FORMS = list(itertools.product(("bloom", "mpt", "falcon"), ("fused", "eager")))
 forms = pytest.mark.parametrize(("name", "attention"), FORMS)
-LIMITS: list[dict[str, Any]] = [
-    {"window": WINDOW},
-    {"window": WINDOW, "sink": SINK},
-    {"causal_block": 6},
-    {"causal_block": 6, "sink": SINK},
-    {"window": 8, "causal_block": 5, "sink": 1},
-]
-limits = pytest.mark.parametrize("limit", LIMITS, ids=str)
 #: Scalings whose factor, or slope, differs between the queries and keys of one text.
 SCALINGS = (na.DynamicNTK(2.0, 16, per="query"), na.Knee(4, 5.0))
 sinks = pytest.mark.parametrize("sink", [0, SINK])
@@ -92,24 +84,6 @@ def test_one_pass_equals_transformers_on_a_cut_cache(
     assert (logits - run(models[name], ids)).abs().max() > 1e-2
 
 
-@forms
-@limits
-@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
-def test_all_forms_agree_and_padding_changes_nothing(
-    models: dict, ids: torch.Tensor, name: str, attention: Any, limit: Any, scaling: Any
-) -> None:
-    model = models[name]
-    with na.patch(model, scaling, **limit):
-        alone = run(model, ids)
-    with na.patch(model, scaling, attention=attention, **limit):
-        torch.testing.assert_close(run(model, ids), alone, **LOGITS)
-        for mask in ("left", "right", "holes")[: 2 if name == "mpt" else 3]:
-            logits, kept = run(model, ids, MASKS[mask]), real(MASKS[mask])
-            for b in range(len(ids)):
-                row = run(model, ids[b][kept[b]][None])[0]
-                torch.testing.assert_close(logits[b][kept[b]], row, **LOGITS)
-
-
 @pytest.mark.parametrize(
     ("name", "sink", "options", "padded"),
     [
@@ -166,37 +140,6 @@ def test_pieces_equal_one_pass(
                 assert cache.layers[0].keys.shape[2] == min(end, 7 + sink)
             kept = slice(None) if given is None else given.bool()
             torch.testing.assert_close(torch.cat(logits, 1)[kept], whole[kept], **LOGITS)
-
-
-@families
-def test_gradients_of_all_forms(ids: torch.Tensor, name: str) -> None:
-    mask = MASKS["right"]
-    labels = ids.masked_fill(mask == 0, -100)
-
-    def of(attention: str) -> list[torch.Tensor]:
-        patch = {"scaling": na.NTK(2.0), "attention": attention, "window": WINDOW, "sink": SINK}
-        return gradients(make_model(name), ids, mask, labels, **patch)
-
-    assert_gradients_close(of("fused"), of("eager"))
-
-
-@families
-def test_dropout_in_training(ids: torch.Tensor, name: str) -> None:
-    """With dropout, too, hidden tokens stay hidden."""
-    model = make_model(name).train()
-    drop_weights(model)
-    changed = ids.clone()
-    changed[:, 5] = (changed[:, 5] + 1) % VOCABULARY
-    with na.patch(model, window=4, sink=2):
-        logits = []
-        for seed, tokens in ((0, ids), (0, changed), (1, ids)):
-            torch.manual_seed(seed)
-            logits.append(model(tokens, use_cache=False).logits)
-    last = 5 + 3 * (4 - 1)  # three layers, each one window further
-    assert torch.equal(logits[0][:, :5], logits[1][:, :5])
-    assert torch.equal(logits[0][:, last + 1 :], logits[1][:, last + 1 :])
-    assert (logits[0] - logits[1])[:, 5].abs().max() > 1e-3
-    assert (logits[0] - logits[2]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(

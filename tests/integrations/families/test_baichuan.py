@@ -13,7 +13,7 @@ from packaging.version import Version
 import ntk_alibi as na
 from family_models import LOGITS
 from model_runs import assert_gradients_close, generate
-from padded_batches import BATCH, LENGTH, MASKS, batch, masks, real, run
+from padded_batches import BATCH, LENGTH, MASKS, batch, real, run
 from remote_models.baichuan import BaichuanForCausalLM, small_baichuan
 
 
@@ -32,31 +32,6 @@ def _pairs(model: torch.nn.Module) -> list[str]:
     """Return the names of tensors, parameters aside, with numbers for pairs of tokens."""
     kept = {**dict(model.named_buffers()), "alibi_mask": model.model.alibi_mask}
     return [name for name, x in kept.items() if x is not None and x.ndim >= 3]
-
-
-@masks
-@pytest.mark.parametrize("attention", ["fused", "eager"])
-def test_patched_logits_are_those_of_its_own_code(
-    model: Any, ids: torch.Tensor, mask: Any, attention: Any
-) -> None:
-    stock = run(model, ids, mask)
-    with na.patch(model, attention=attention):
-        torch.testing.assert_close(run(model, ids, mask)[real(mask)], stock[real(mask)], **LOGITS)
-
-
-def test_a_scaling_is_its_own_code_with_other_slopes(
-    model: Any, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ratio = na.alibi_slopes(6, na.NTK(4.0)) / na.alibi_slopes(6)
-    own = type(model.model)._mask_of
-
-    def scaled(self: Any, size: int) -> torch.Tensor:
-        return own(self, size) * torch.as_tensor(ratio)[:, None, None]
-
-    with na.patch(model, na.NTK(4.0)):
-        patched = run(model, ids)
-    monkeypatch.setattr(type(model.model), "_mask_of", scaled)
-    torch.testing.assert_close(patched, run(model, ids), **LOGITS)
 
 
 def test_a_dynamic_scaling_takes_model_max_length(model: Any, ids: torch.Tensor) -> None:

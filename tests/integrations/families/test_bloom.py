@@ -10,7 +10,7 @@ import transformers
 from transformers.models.bloom import modeling_bloom
 
 import ntk_alibi as na
-from family_models import LOGITS, attentions, make_model
+from family_models import attentions, make_model
 from ntk_alibi.integrations.cache_argument import CACHE
 from padded_batches import MASKS, masks, run
 
@@ -78,18 +78,6 @@ def cached_logits(model: Any, ids: torch.Tensor, splits: list[int]) -> torch.Ten
         with torch.no_grad():
             pieces.append(model(piece, **{CACHE: cache}, use_cache=True).logits)
     return torch.cat(pieces, dim=1)
-
-
-@attentions
-@pytest.mark.parametrize("scaling", [None, na.NTK(4.0), na.DynamicNTK(2.0, 16, per="query")])
-def test_pieces_with_a_cache_equal_one_full_pass(
-    models: dict, ids: torch.Tensor, scaling: Any, attention: Any
-) -> None:
-    with na.patch(models["bloom"], scaling, attention=attention):
-        full = run(models["bloom"], ids)
-        for splits in ([39, 1], [1] * 40, [7, 20, 13]):
-            pieces = cached_logits(models["bloom"], ids, splits)
-            torch.testing.assert_close(pieces, full, **LOGITS)
 
 
 @attentions

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from family_models import HEADS, LOGITS, independent_logits, make_model
+from family_models import HEADS, LOGITS, make_model
+from model_oracle import Meaning, Oracle
 from padded_batches import run
+from table_families import MPT
 
 
 def test_mpt_goes_on_behind_max_seq_len(models: dict) -> None:
@@ -29,24 +31,17 @@ def test_mpt_has_the_slopes_of_its_alibi_bias_max(models: dict, ids: torch.Tenso
     model = make_model("mpt", attn_config={"alibi_bias_max": 16})
     model.load_state_dict(models["mpt"].state_dict())
     assert torch.equal(run(model, ids), run(models["mpt"], ids))
-    expected = independent_logits(model, ids, None, 2.0 ** -(2.0 * np.arange(1, HEADS + 1)))
-    with na.patch(model):
-        torch.testing.assert_close(run(model, ids).double(), expected, **LOGITS)
-    stretched = na.reference.ntk_slopes(2.0 ** -(2.0 * np.arange(1, HEADS + 1)), 4.0)
-    with na.patch(model, na.NTK(4.0)):
-        logits = run(model, ids).double()
-    torch.testing.assert_close(logits, independent_logits(model, ids, None, stretched), **LOGITS)
+    slopes = 2.0 ** -(2.0 * np.arange(1, HEADS + 1))
+    for scaling, stretched in ((None, slopes), (na.NTK(4.0), na.reference.ntk_slopes(slopes, 4.0))):
+        oracle = Oracle(model, MPT, Meaning(slopes=lambda *_, x=stretched: x))
+        oracle.masks = {"decoder": torch.ones_like(ids)}
+        with na.patch(model, scaling):
+            expected = run(oracle.model, ids)
+            torch.testing.assert_close(run(model, ids).double(), expected, **LOGITS)
 
 
 def test_mpt_clips_its_projections(ids: torch.Tensor) -> None:
     model = make_model("mpt", attn_config={"clip_qkv": 0.1, "softmax_scale": 0.5})
-    stock = run(model, ids)
-    with na.patch(model):
-        torch.testing.assert_close(run(model, ids), stock, **LOGITS)
-
-
-def test_mpt_with_twelve_heads(ids: torch.Tensor) -> None:
-    model = make_model("mpt", 12)
     stock = run(model, ids)
     with na.patch(model):
         torch.testing.assert_close(run(model, ids), stock, **LOGITS)

@@ -13,7 +13,6 @@ import transformers
 from transformers import DynamicCache
 
 import ntk_alibi as na
-from model_runs import assert_gradients_close, enable_checkpointing
 from ntk_alibi.integrations.cache_argument import CACHE
 from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, batch
 from t5_models import (
@@ -64,121 +63,9 @@ def without_grad(model: Any, mask: torch.Tensor | None = None, **options: Any) -
         return output(model, mask, **options)
 
 
-def gradients(model: Any, mask: torch.Tensor | None, *, training: bool = False) -> list[Any]:
-    """Return the gradients of all parameters."""
-    model.train(training)
-    model.zero_grad()
-    numbers = output(
-        model, mask, **({} if "MPNet" in type(model).__name__ else {"use_cache": False})
-    )
-    (numbers * torch.linspace(-1, 1, numbers.numel()).view_as(numbers)).sum().backward()
-    return [copy.deepcopy(x.grad) for x in model.parameters()]
-
-
 @pytest.fixture(scope="module")
 def model() -> Any:
     return make_relative("T5")
-
-
-@relatives
-@pytest.mark.parametrize("attention", ["fused", "eager"])
-def test_a_patched_model_computes_what_transformers_does(name: str, attention: Any) -> None:
-    model = make_relative(name)
-    for mask in (MASKS[kind] for kind in ("none", "left", "right", "holes")):
-        stock = without_grad(model, mask)
-        with na.patch(model, attention=attention):
-            torch.testing.assert_close(without_grad(model, mask), stock, **CLOSE)
-        assert torch.equal(without_grad(model, mask), stock)
-    assert not [x for part in model.modules() for x in vars(part) if "ntk_alibi" in x]
-
-
-@relatives
-def test_gradients_reach_the_tables(name: str) -> None:
-    model, mask = make_relative(name), MASKS["right"]
-    expected = gradients(model, mask)
-    tables = [n for n, _ in model.named_parameters() if "relative_attention_bias" in n]
-    assert tables
-    with na.patch(model):
-        found = gradients(model, mask)
-    for part, mine, theirs in zip(dict(model.named_parameters()), found, expected, strict=True):
-        if theirs is None:
-            assert mine is None, part
-            continue
-        scale = float(theirs.abs().max())
-        assert scale > 0 or part not in tables
-        torch.testing.assert_close(mine, theirs, atol=2e-5 * max(scale, 1.0), rtol=0.0)
-
-
-@pytest.mark.parametrize("name", ["T5", pytest.param("UMT5", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_layers_have_the_same_gradients(name: str, reentrant: bool) -> None:
-    """A reentrant layer runs first without autograd, whose bias must not serve the second time."""
-    model, mask = make_relative(name), MASKS["right"]
-    for part in model.modules():
-        if isinstance(part, torch.nn.Dropout):
-            part.p = 0.0
-        elif hasattr(part, "relative_attention_max_distance"):
-            part.dropout = 0.0
-    with na.patch(model):
-        expected = gradients(model, mask, training=True)
-        enable_checkpointing(model, {"use_reentrant": reentrant})
-        model.get_input_embeddings().register_forward_hook(lambda *x: x[-1].requires_grad_())
-        assert_gradients_close(gradients(model, mask, training=True), expected)
-
-
-@quick
-def test_dropout_has_the_mean_of_no_dropout(name: str) -> None:
-    """Each row of a batch of the same text drops weights of its own.
-
-    A weight w of the first layer adds a variance of w^2 p / (1 - p) times that of values; with
-    p = 0.1 the mean of 400 rows is off by less than a sixtieth of the greatest value, and by less
-    than six standard deviations in all of 1280 numbers.
-    """
-    model = make_relative(name)
-    encoder = model.encoder if name == "T5" else model.mpnet
-    layer = next(part for part in encoder.modules() if hasattr(part, "q"))
-    seen: list[torch.Tensor] = []
-    values: list[torch.Tensor] = []
-    layer.o.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
-    layer.v.register_forward_hook(lambda *x: values.append(x[-1]))
-    rows = batch()[:1].expand(400, -1)
-    with na.patch(model), torch.no_grad():
-        encoder(rows[:1])
-        layer.training = True
-        for seed in (0, 0, 1):
-            torch.manual_seed(seed)
-            encoder(rows)
-    expected, first, same, other = seen
-    assert torch.equal(first, same)
-    assert not torch.equal(first, other)
-    error = (first.mean(dim=0) - expected[0]).abs().max() / values[0].abs().max()
-    assert 0 < error < 6 / 60
-
-
-@relatives
-def test_attention_weights(name: str) -> None:
-    model = make_relative(name)
-    asked = {"attention_mask": MASKS["left"], "output_attentions": True}
-    ids = batch()
-    if name == "Pix2Struct" or name == "Pop2Piano":
-        pytest.skip("their arguments differ, their layers are those of T5")
-    if name != "MPNet":
-        asked["decoder_input_ids"] = ids[:, :9]
-    with torch.no_grad():
-        stock = model(ids, **asked)
-        with na.patch(model):
-            ours = model(ids, **asked)
-    kept = MASKS["left"] != 0
-    kinds = ["attentions"]
-    if name != "MPNet":
-        kinds = ["encoder_attentions", "decoder_attentions", "cross_attentions"]
-    for kind in kinds:
-        assert len(ours[kind]) == len(stock[kind]) == 2
-        for mine, theirs in zip(ours[kind], stock[kind], strict=True):
-            assert mine.shape == theirs.shape
-            if mine.shape[2] == LENGTH:  # weights of padded queries are undefined
-                mine, theirs = (x.transpose(1, 2)[kept] for x in (mine, theirs))
-            torch.testing.assert_close(mine, theirs, **CLOSE)
 
 
 def test_patches_nest_and_are_undone_to_the_bit(model: Any) -> None:
@@ -227,29 +114,6 @@ def test_no_matrix_of_all_pairs_is_made(name: str, monkeypatch: pytest.MonkeyPat
         output(model, MASKS["left"])
     logits = BATCH * LENGTH * VOCABULARY
     assert ours == logits < BATCH * HEADS * LENGTH**2 <= max(sizes)
-
-
-def test_a_window_is_that_of_the_table_with_a_window() -> None:
-    model = make_relative("T5")
-    layer = model.encoder.block[0].layer[0].SelfAttention
-    states: list[torch.Tensor] = []
-    layer.register_forward_pre_hook(lambda _, x: states.append(x[0]))
-    results: list[torch.Tensor] = []
-    layer.register_forward_hook(lambda *x: results.append(x[-1][0]))
-    for attention in ("fused", "eager"):
-        with na.patch(model, window=6, attention=attention), torch.no_grad():
-            model.encoder(batch())
-    query, key, value = (
-        product(states[0]).unflatten(2, (HEADS, 16)).transpose(1, 2).detach().numpy()
-        for product in (layer.q, layer.k, layer.v)
-    )
-    table = layer.relative_attention_bias.weight.detach().T.numpy()
-    bias = na.T5(table, True, 24).tensor(LENGTH, LENGTH)[0].astype(np.float64)
-    bias = np.where(abs(na.reference.distances(LENGTH, LENGTH)) < 6, bias, -np.inf)
-    context = na.reference.attention(query, key, value, bias, scale=1.0)[0]
-    expected = layer.o(torch.from_numpy(context).float().transpose(1, 2).flatten(2)).detach()
-    for mine in results:
-        torch.testing.assert_close(mine, expected, **CLOSE)
 
 
 @quick

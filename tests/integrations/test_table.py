@@ -1,0 +1,119 @@
+"""The table of patches (`patch_table.py`): each pair of its entries, and slowly each three."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import processes
+from patch_table import COLUMNS, DECODERS, LONG_WAYS, QUICK, WAYS, Row, covering
+from patched_calls import (
+    CLOSE,
+    GRADIENTS_CLOSE,
+    call,
+    kept_of,
+    of_oracle,
+    of_rank,
+    results,
+)
+from table_families import FAMILIES, shared_model
+
+PAIRS = covering(2, {**COLUMNS, "family": QUICK})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("padding", COLUMNS["padding"])
+def test_an_oracle_of_nothing_is_the_model_itself(family: str, padding: str) -> None:
+    plain = {"scaling": "plain", "option": "none", "form": "fused", "door": "patch"}
+    row, model = (
+        {"family": family, "way": "call", "padding": padding, **plain},
+        shared_model(family),
+    )
+    with torch.no_grad():
+        stock = [x.double() for x in call(row, model)]
+        compare(row, of_oracle(row, model), stock)
+
+
+def broken(row: Row) -> bool:
+    """Return whether the pass of a row begins in a hook that `.forward` does not call."""
+    own = row["family"] == "pix2struct" and row["way"] == "forward"
+    hooked = row["family"].startswith(("bloom", "mpt", "falcon", "mpnet"))
+    return own or (row["way"] == "base forward" and hooked and row["form"] != "traceable")
+
+
+def parameter(row: Row) -> Any:
+    reason = "a pass begins in a hook of model(...)"
+    marks = [pytest.mark.xfail(reason=reason, strict=True)] if broken(row) else []
+    return pytest.param(row, id=" | ".join(row.values()), marks=marks)
+
+
+def check(row: Row) -> None:
+    compare(row, *results(row))
+
+
+def compare(row: Row, found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(found) == len(expected) > 0
+    close = GRADIENTS_CLOSE if "gradients" in row["way"] or "checkpoints" in row["way"] else CLOSE
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, **close)
+
+
+@pytest.mark.parametrize("row", [parameter(row) for row in PAIRS])
+def test_a_pair(row: Row) -> None:
+    check(row)
+
+
+@functools.cache
+def rows_of(kind: str) -> dict[tuple[str, str], list[Row]]:
+    """Return rows in which each three entries meet, or each two with ways that take long."""
+    rows = defaultdict(list)
+    many = covering(3, COLUMNS) if kind == "threes" else covering(2, {**COLUMNS, "way": LONG_WAYS})
+    for row in many:
+        rows[row["family"], row["way"]].append(row)
+    return rows
+
+
+def check_all(rows: list[Row], check: Callable[[Row], None]) -> None:
+    """Name the rows that fail."""
+    failed = []
+    for row in rows:
+        try:
+            check(row)
+        except Exception as error:
+            failed.append(f"{' | '.join(row.values())}: {str(error).strip()[:150]!r}")
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "way"), [*itertools.product(FAMILIES, WAYS)])
+def test_threes(family: str, way: str) -> None:
+    check_all([row for row in rows_of("threes")[family, way] if not broken(row)], check)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "way"), [*itertools.product(DECODERS, [way for way in LONG_WAYS if way != "ranks"])]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_long_ways(family: str, way: str) -> None:
+    check_all(rows_of("pairs")[family, way], check)
+
+
+@pytest.mark.slow
+def test_ranks() -> None:
+    rows = [row for family in DECODERS for row in rows_of("pairs")[family, "ranks"]]
+    of_ranks = zip(*processes.run(2, of_rank, rows), strict=True)
+
+    def check(row: Row) -> None:
+        parts = next(of_ranks)
+        assert not [part for part in parts if isinstance(part, str)], parts[0]
+        found = [torch.cat(parts, dim=1)[kept_of(row)].double()]
+        compare(row, found, of_oracle({**row, "way": "call"}, shared_model(row["family"])))
+
+    check_all(rows, check)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -148,9 +149,11 @@ def test_a_patch_with_a_group_may_nest_in_one_without() -> None:
     assert losses == pytest.approx([losses[0]] * 3, rel=2.0**-20)
 
 
-def test_dense_numbers_are_described_by_their_form() -> None:
+def test_biases_are_described_by_their_numbers_or_their_form() -> None:
     from ntk_alibi.distributed.sequence import description
 
+    assert description(SimpleNamespace(num_heads=4)) == "SimpleNamespace"
+    assert description(na.ALiBi(4)) != description(na.ALiBi(4, slopes=[0.5] * 4))
     of_rows = [description(np.full((4, 8, 8), x)) for x in (0.0, 1.0)]
     assert of_rows[0] == of_rows[1]  # each rank has the rows of its own queries
     shared = [description(np.full((4, 1, 8), x)) for x in (0.0, 1.0)]

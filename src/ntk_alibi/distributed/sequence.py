@@ -242,7 +242,7 @@ def description(bias: Any) -> str:
         digest.update(f"{array.shape}".encode())
         digest.update(array.tobytes())
 
-    if not hasattr(bias, "num_heads"):
+    if not hasattr(bias, "of_tokens"):  # it is no `BiasObject`
         if not _arrays.is_array(bias):
             return type(bias).__name__
         if _of_all_queries(bias):

@@ -51,8 +51,8 @@ def shard(batch: Mapping[str, Any], group: Any, *, layout: Layout = "contiguous"
     With layout="zigzag" there are twice as many runs, and rank r of P gets the r-th from the
     beginning and the r-th from the end, so that all ranks see as many keys. This sends
     more bytes, which pays where heads see most of the text; `patch` needs the same layout. The
-    positions of a rank's tokens, for `ntk_alibi.attention`, are this function's part of
-    torch.arange(tokens).
+    positions of a rank's tokens, for `ntk_alibi.distributed.attention`, are this function's part
+    of torch.arange(tokens).
 
     Args:
         batch: tensors by name. input_ids or inputs_embeds is (batch, tokens, ...); every entry of

@@ -100,19 +100,6 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("lengths", [(1, 1), (9, 20), (7, 300)])
-def test_weights_without_a_bias_are_the_mask(
-    options: dict[str, Any], lengths: tuple[int, int]
-) -> None:
-    queries, keys = lengths
-    seen = mask_of(queries, keys, options)
-    found = weights(queries, keys, **options)[0]
-    np.testing.assert_array_equal(found > 0, seen)
-    # weights of n keys are sums and quotients of ones
-    np.testing.assert_allclose(found[seen], (seen / seen.sum(1, keepdims=True))[seen], rtol=1e-6)
-
-
 def mask_of(queries: int, keys: int, options: dict[str, Any]) -> Any:
     positions = np.arange(keys)
     return visible(positions[None, keys - queries :], positions[None], **options)[0, 0]

@@ -1,6 +1,7 @@
 """Error messages for wrong arguments of biases and slopes: each one made to happen.
 
-`tests/test_fuzz.py` hands every argument many more wrong values; here are the sentences.
+`tests/test_fuzz.py` hands every argument many wrong values and asks for its name; here each
+sentence stands once.
 """
 
 from __future__ import annotations
@@ -51,11 +52,9 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # slopes
     (lambda: na.alibi_slopes(0), ValueError, "num_heads must be between 1 and 1048576, got 0"),
     (lambda: na.alibi_slopes(2.5), TypeError, "num_heads must be an integer, got 2.5"),
-    (lambda: na.alibi_slopes(True), TypeError, "num_heads must be an integer, got True"),
     (lambda: na.alibi_slopes(8, rule="x"), ValueError, "rule must be one of 'press', 'geometric'"),
     (lambda: na.alibi_slopes(8, DYNAMIC, [1.5]), TypeError, r"lengths must be integers, got \[1.5"),
     (lambda: na.alibi_slopes(8, DYNAMIC, [-1]), ValueError, "lengths must be between 0 and 2147"),
-    (lambda: na.alibi_slopes(8, DYNAMIC, [2**31]), ValueError, "lengths must .*, got .2147483648"),
     (lambda: na.alibi_slopes(8, DYNAMIC, [[1]]), ValueError, r"shape \(batch,\), got \(1, 1\)"),
     (
         lambda: na.alibi_slopes(8, na.DynamicNTK(per="query"), lengths=5),
@@ -66,12 +65,8 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: build([[1, 1]]), TypeError, "attention_mask must be a NumPy array or a torch tensor"),
     (lambda: build(np.ones(5)), ValueError, r"attention_mask must have shape \(batch, keys\)"),
     (lambda: build(np.array([[0, 2]])), ValueError, "attention_mask must hold only 0 and 1, got 2"),
-    (lambda: build(np.array([[1, NAN]])), ValueError, "attention_mask must hold only 0 and 1, got"),
-    (lambda: build(torch.tensor([[-1]]), 4, torch.float32), ValueError, "only 0 and 1, got -1"),
-    (lambda: build(MASK, 0), ValueError, "num_heads must be between 1"),
     (lambda: build(MASK, 4, np.int32), TypeError, "dtype must be one of float32, .* got int32"),
     (lambda: build(MASK, 4, "floot"), TypeError, "dtype must be a NumPy or torch dtype"),
-    (lambda: build(MASK, 4, None), TypeError, "dtype must be one of float32, .* got None"),
     (lambda: build(anchor="middle"), ValueError, "anchor must be one of 'first', 'last'"),
     (lambda: build(out=np.empty((8, 1, 4), "f4")), ValueError, r"out must have shape \(8, 1"),
     (lambda: build(out=np.empty((8, 1, 5))), ValueError, "out must .* float32, got .* float64"),
@@ -83,7 +78,6 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     # ALiBi
     (lambda: na.ALiBi(4, sides="both"), ValueError, "sides must be one of 'causal'.* got 'both'"),
-    (lambda: na.ALiBi(2, exempt=-1), ValueError, "exempt must be between 0"),
     (lambda: na.ALiBi(4, sides="two_slopes"), ValueError, r"a pair \(left, right\) for .* got Non"),
     *[
         (
@@ -116,19 +110,12 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         "slopes must be given for 4 queries, got 3",
     ),
-    (
-        lambda: call(na.ALiBi(2, na.DynamicKnee(1, per="query"), slopes=np.ones((1, 2, 3)))),
-        ValueError,
-        "slopes must be given for 4 queries, got 3",
-    ),
     (lambda: call(na.ALiBi(2, slopes=np.ones((3, 2)))), ValueError, "slopes must be for 1 row or"),
     (lambda: call(na.ALiBi(2, na.Knee(1, 1e-38), slopes=np.ones(2) * 9)), ValueError, "beyond the"),
     # heads, sides and dense tensors of any bias
     (lambda: call(na.KerpleLog([1.0] * 3, 1.0)), ValueError, "bias must have query's 2 heads, got"),
     (lambda: call(na.ALiBi(2), causal=False), ValueError, "True for a bias of causal sides, got A"),
     (lambda: na.ALiBi(4).tensor(-1, 4), ValueError, "query_length must be between 0 .* got -1"),
-    (lambda: na.ALiBi(4).tensor(1, 2**31), ValueError, "key_length must be between 0 .*2147483648"),
-    (lambda: na.ALiBi(4).tensor(1.5, 4), TypeError, "query_length must be an integer, got 1.5"),
     (lambda: na.ALiBi(4).tensor(2, 2, np.float64), TypeError, "dtype must be one of .* got float6"),
     (lambda: na.ALiBi(4).tensor(2, 2, out=np.ones((1, 4, 2, 2))), TypeError, "dtype of out must b"),
     (lambda: na.ALiBi(4).tensor(2, 2, out=3), TypeError, "out must be a NumPy array"),
@@ -149,20 +136,13 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     # numbers for each head
     (lambda: na.KerplePower([0.0], [1.0]), ValueError, "r1 must be finite and > 0, got 0.0"),
-    (lambda: na.KerplePower([NAN], 1.0), ValueError, "r1 must be finite and > 0, got nan"),
     (lambda: na.KerplePower([1.0], [2.5]), ValueError, "r2 must be .* > 0 and <= 2, got 2.5"),
     (lambda: na.KerplePower(1.0, [1.0]), ValueError, r"r1 must have shape \(heads,\), got \(\)"),
     (lambda: na.KerplePower([1.0], [1.0, 1.0]), ValueError, "r2 must have 1 heads, got 2"),
     (lambda: na.KerplePower(["x"], [1.0]), TypeError, "r1 must hold real numbers"),
     (lambda: na.KerplePower(torch.ones(1).int(), 1.0), TypeError, "r1 must be floating"),
-    (lambda: na.KerpleLog(torch.tensor([-0.5]), 1.0), ValueError, "r1 must be .* got -0.5"),
-    (lambda: na.KerpleLog([1.0], [0.0]), ValueError, "r2 must be finite and > 0, got 0.0"),
-    (lambda: na.BAM([0.0], 1.0), ValueError, "alpha must be finite and > 0, got 0.0"),
-    (lambda: na.BAM([1.0], -1.0, epsilon=0.0), ValueError, "beta must be .* > 0, got -1.0"),
     (lambda: na.BAM([1.0], 1.0, epsilon=-1.0), ValueError, "epsilon must be .* >= 0, got -1.0"),
     (lambda: na.BAM([1.0], 1.0, mu=INF), ValueError, "mu must be finite, got inf"),
-    (lambda: na.BiALiBi([1.0], [1.0, 2.0], 1.0), ValueError, "left must have 1 heads, got 2"),
-    (lambda: na.BiALiBi([1.0], 1.0, [1j]), TypeError, "right must hold real numbers"),
     (lambda: call(na.KerpleLog([1e300] * 2, 1.0)), ValueError, "bias must be within float32's ran"),
     (
         lambda: na.attention(*map(torch.from_numpy, SMALL), na.KerpleLog(HUGE, 1.0)),
@@ -170,24 +150,17 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "bias must be within float32's range",
     ),
     # Sandwich
-    (lambda: na.Sandwich(0), ValueError, "num_heads must be between 1"),
     (lambda: na.Sandwich(2, 7), ValueError, "dimension must be a multiple of .* = 2, got 7"),
-    (lambda: na.Sandwich(2, lambdas=[1.0, 0.0]), ValueError, "lambdas must be .* > 0, got 0.0"),
     (lambda: na.Sandwich(2).concatenated(*SMALL[:2], scale=0.0), ValueError, "scale must not be 0"),
     (lambda: na.Sandwich(3).concatenated(*SMALL[:2]), ValueError, "bias's 3 heads, got 2"),
     # T5, tables, functions
     (lambda: na.T5(np.ones(3)), ValueError, r"values must have shape \(heads, buckets\), got \(3,"),
     (lambda: na.T5(np.ones((1, 3))), ValueError, "values must have at least 4 buckets, got 3"),
-    (lambda: na.T5(np.ones((1, 1)), False), ValueError, "values must have at least 2 buckets"),
     (lambda: na.T5(np.ones((1, 32)), max_distance=8), ValueError, "max_distance must be .* 9"),
     (lambda: na.T5(np.ones((1, 32)), "no"), TypeError, "bidirectional must be True or False"),
-    (lambda: na.T5([["1"] * 32]), TypeError, "values must hold real numbers"),
     (lambda: na.T5([[NAN] * 4]), ValueError, "values must not hold NaN or infinity, got nan"),
     (lambda: na.DistanceTable([1.0]), ValueError, r"table must have shape \(heads, distances\)"),
-    (lambda: na.DistanceTable(np.ones((2, 0))), ValueError, "table must have shape"),
-    (lambda: na.DistanceTable([[INF]]), ValueError, "table must not hold NaN or infinity, got inf"),
     (lambda: na.DistanceTable(torch.eye(4).to_sparse()), TypeError, "table must be a dense tensor"),
-    (lambda: na.DistanceTable([[1.0]], 0.5), TypeError, "begin must be an integer, got 0.5"),
     (lambda: call(na.DistanceTable(np.ones((2, 5)))), ValueError, "0 to 5 .* seen, got 5 from 0"),
     (lambda: na.DistanceFunction(3, 1), TypeError, "function must be callable, got 3"),
     (lambda: na.DistanceFunction(lambda d: 1.0, 1), ValueError, "for 2 distances, got 1.0"),
@@ -206,7 +179,6 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # forget gates
     (lambda: na.ForgetGates([[[0.5]]]), ValueError, "log_gates must be <= 0, .* got 0.5"),
     (lambda: na.ForgetGates([[0.5]]), ValueError, r"log_gates must have shape \(batch, h"),
-    (lambda: na.ForgetGates(np.ones((1, 0, 3))), ValueError, r"log_gates must .* got \(1, 0, 3\)"),
     (lambda: call(na.ForgetGates(-np.ones((1, 2, 5)))), ValueError, r"shape \(1, 2, 6\), .* \(1"),
     (lambda: call(na.ForgetGates(np.full((1, 2, 6), -INF))), ValueError, "must be finite where"),
     (lambda: call(na.ForgetGates(np.full((1, 2, 6), -1e9))), ValueError, r"at least -1e\+09 .* -6"),
@@ -229,13 +201,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: call(Foreign(3)), TypeError, "kernel_bias must return a KernelBias, got 3 from"),
     (lambda: foreign(left=TWO, table=TWO[0]), ValueError, "one kind of bias, got left and table"),
     (lambda: foreign(left=TWO[:, :1], right=TWO), ValueError, "slopes must have .* 2 heads, got 1"),
-    (lambda: foreign(table=TWO[0, :1]), ValueError, "table must have the bias's 2 heads, got 1"),
     (lambda: foreign(sums=TWO), ValueError, r"sums must have shape \(1, 2, 6\), got \(1, 2, 1\)"),
-    (
-        lambda: foreign(left=TWO, right=TWO, far_left=TWO, far_right=TWO, knee=-1),
-        ValueError,
-        "knee must be between 0",
-    ),
     (
         lambda: call(na.DistanceTable(np.ones((2, 6))), log_n=na.LogN(2, biased=True)),
         ValueError,

@@ -97,29 +97,6 @@ def test_factor_one_changes_nothing(heads: int) -> None:
         assert (na.alibi_slopes(heads, scaling) == na.alibi_slopes(heads)).all()
 
 
-@pytest.mark.parametrize(
-    ("dynamic", "static"), [(na.DynamicNTK, na.NTK), (na.DynamicInterpolation, na.Interpolation)]
-)
-def test_dynamic_factor_of_each_row(dynamic: type, static: type) -> None:
-    lengths = [0, 1, 1024, 1025, 4096]
-    slopes = na.alibi_slopes(12, dynamic(2.0, 2048), lengths=lengths)
-    assert slopes.shape == (5, 12)
-    for row, length in zip(slopes, lengths, strict=True):
-        factor = na.reference.dynamic_factor(2.0, length, 2048)
-        assert (row == na.alibi_slopes(12, static(factor))).all()
-
-
-def test_dynamic_factor_of_each_query_is_that_of_its_prefix() -> None:
-    per_query = na.alibi_slopes(6, na.DynamicNTK(1.0, 4, per="query"), lengths=[9, 3])
-    assert per_query.shape == (2, 6, 9)
-    per_row = na.DynamicNTK(1.0, 4)
-    for row, length in enumerate((9, 3)):
-        for query in range(9):
-            prefix = max(length - (8 - query), 0)
-            expected = na.alibi_slopes(6, per_row, lengths=[prefix])[0]
-            assert (per_query[row, :, query] == expected).all()
-
-
 def test_prefix_lengths_may_be_given() -> None:
     scaling = na.DynamicNTK(1.0, 4, per="query")
     slopes = na.alibi_slopes(6, scaling, lengths=[[7, 8, 9]])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from attention_checks import check, inputs
+from attention_checks import inputs
 from ntk_alibi.fused.gradients import attention_gradients
 
 QUERY, KEY, VALUE = inputs(1, 2, 2, 6, 6, 8)
@@ -59,33 +59,6 @@ def test_masks_positions_and_biases_of_another_byte_order_are_converted() -> Non
             na.attention(QUERY, KEY, VALUE, window=2, **swapped),
             na.attention(QUERY, KEY, VALUE, window=2, **native),
         )
-
-
-@pytest.mark.parametrize(
-    "bias",
-    [na.BiALiBi([1.0, 2.0], [0.5, 0.5], [0.25, 0.25]), na.ALiBi(2, sides="symmetric", exempt=1)],
-    ids=repr,
-)
-@pytest.mark.parametrize(("queries", "keys"), [(6, 3), (3, 6), (5, 1), (1, 5)])
-def test_exempt_tokens_with_any_number_of_queries_and_keys(
-    bias: Any, queries: int, keys: int
-) -> None:
-    arrays = inputs(1, 2, 2, queries, keys, 8)
-    numbers = bias.tensor(queries, keys)
-    result = na.attention(*arrays, bias, causal=False, return_logsumexp=True)
-    check(*arrays, np.asarray(numbers, np.float64), result)
-    parameters = [
-        torch.tensor(x, requires_grad=True) for x in ([1.0, 2.0], [0.5, 0.5], [0.25, 0.25])
-    ]
-    if isinstance(bias, na.BiALiBi):
-        tensors = [torch.from_numpy(x).double() for x in arrays]
-        exact = [x.detach().double().requires_grad_() for x in parameters]
-        na.attention(*tensors, na.BiALiBi(*exact), causal=False).square().sum().backward()
-        na.attention(
-            *map(torch.from_numpy, arrays), na.BiALiBi(*parameters), causal=False
-        ).square().sum().backward()
-        for mine, theirs in zip(parameters, exact, strict=True):
-            torch.testing.assert_close(mine.grad, theirs.grad.float(), atol=1e-4, rtol=1e-4)
 
 
 def test_conjugate_and_negative_views_are_read_as_their_numbers() -> None:

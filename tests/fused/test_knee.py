@@ -10,13 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 import ntk_alibi as na
-from attention_checks import NUMPY, UNIT, check, distances, each_number_of_threads, inputs
+from attention_checks import UNIT, distances, each_number_of_threads, inputs
 from ntk_alibi.biases import BiasObject, KernelBias
 from ntk_alibi.fused.gradients import attention_gradients
 
 HEADS = 6
-KNEES = [(40, 28.0), (0, 5.0), (150, 0.2), (64, math.inf)]
-knees = pytest.mark.parametrize("knee", KNEES, ids=str)
 queries = pytest.mark.parametrize("count", [1, 2, 70])
 
 
@@ -28,23 +26,6 @@ def written(
     bent = np.minimum(np.abs(d), knee[0]) + far / knee[1]
     bias = -na.reference.alibi_slopes(HEADS)[:, None, None] * bent
     return np.where(causal & (d < 0), -np.inf, bias)
-
-
-@knees
-@queries
-@pytest.mark.parametrize("dtype", NUMPY)
-def test_it_is_the_reference(isa: str, dtype: str, count: int, knee: Any) -> None:
-    query, key, value = inputs(2, HEADS, 2, count, 300, 24, dtype)
-    for sides in ("causal", "symmetric"):
-        causal = sides == "causal"
-        bias = na.ALiBi(HEADS, na.Knee(*knee), sides=sides)
-        slopes = na.reference.alibi_slopes(HEADS)
-        meant = na.reference.knee_bias(slopes, *knee, count, 300)
-        meant = np.where(causal & (na.reference.distances(count, 300) < 0), -np.inf, meant)
-        for tolerance in (None, 0.0):
-            options = {"causal": causal, "skip_tolerance": tolerance}
-            result = na.attention(query, key, value, bias, **options, return_logsumexp=True)
-            check(query, key, value, meant, result, tolerance=tolerance)
 
 
 @queries

@@ -1,11 +1,11 @@
 """Error messages for wrong arguments of rotary embeddings and log-n scaling, each made to happen.
 
-`tests/test_fuzz.py` hands every argument many more wrong values; here are the sentences.
+`tests/test_fuzz.py` hands every argument many wrong values and asks for its name; here each
+sentence stands once.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,16 +30,11 @@ class WithFactors:
 
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: na.RoPE(7), ValueError, "head_dim must be even for rotary positions, got 7"),
-    (lambda: na.XPOS(5), ValueError, "head_dim must be even for rotary positions, got 5"),
     (lambda: na.RoPE(8, rotary_dim=3), ValueError, "rotary_dim must be even .* got 3"),
     (lambda: na.RoPE(8, rotary_dim=10), ValueError, "rotary_dim must be between 1 and 8, got 10"),
-    (lambda: na.RoPE(0), ValueError, "head_dim must be between 1 and 256, got 0"),
-    (lambda: na.RoPE(8.0), TypeError, "head_dim must be an integer, got 8.0"),
     (lambda: na.RoPE(8, 1.0), ValueError, "base must be a finite number > 1, got 1.0"),
     (lambda: na.RoPE(8, layout="neox"), ValueError, "layout must be one of 'pairs', 'halves'"),
     (lambda: na.XPOS(8, scale_base=0), ValueError, "scale_base must be a finite number > 0, got 0"),
-    (lambda: na.XPOS(8, gamma=-0.4), ValueError, "gamma must be a finite number > 0, got -0.4"),
-    (lambda: na.XPOS(8, gamma=math.nan), ValueError, "gamma must be a finite number > 0, got nan"),
     (lambda: na.RoPE(8, factor=0.5), ValueError, "factor must be a finite number >= 1, got 0.5"),
     (
         lambda: na.RoPE(8).stretched(na.DynamicNTK()),
@@ -49,9 +44,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: na.RoPE(2).stretched(na.NTK(2.0)), ValueError, "for one pair of channels, got an NTK"),
     (lambda: attend(rotary=na.RoPE(16)), ValueError, "rotary must have query's head_dim 8, got"),
     (lambda: attend(rotary=na.RoPE), TypeError, "rotary must be None, a RoPE or an XPOS, got"),
-    (lambda: attend(rotary="rope"), TypeError, "rotary must be None, .* got 'rope'"),
     (lambda: attend(rotary=na.XPOS(8), causal=False), ValueError, "causal must be True with XPOS"),
-    (lambda: na.RoPE(8).stretched(na.NTK), TypeError, "scaling must be an Interpolation or an NTK"),
     (lambda: na.RoPE(8).rotate(QUERY.astype(int)), TypeError, "dtype of x must be one of float32"),
     (lambda: na.LogN(1), ValueError, "train_length must be between 2 and"),
     (lambda: na.LogN(8, -1.0), ValueError, "strength must be a finite number >= 0, got -1.0"),
@@ -73,11 +66,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "log_n must have the keys train_length",
     ),
     (lambda: attend(log_n=na.LogN), TypeError, "log_n must be None, a training length or a LogN"),
-    (lambda: attend(log_n="8"), TypeError, "log_n must be None, .*, got '8'"),
     (lambda: attend(log_n=WithFactors()), TypeError, "log_n must be None, .*, got <"),
-    (lambda: attend(log_n=1), ValueError, "log_n must be between 2 and .*, got 1"),
-    (lambda: attend(log_n=2.5), TypeError, "log_n must be an integer, got 2.5"),
-    (lambda: attend(log_n=8, window=0), ValueError, "window must be between 1 and .*, got 0"),
     (
         lambda: attend(rotary=na.RoPE(8), key_positions=np.arange(5) + 0.5),
         ValueError,
@@ -91,9 +80,6 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: na.RoPE(8).rotate(QUERY[0]), ValueError, "x must have shape"),
     (lambda: na.RoPE(4).rotate(QUERY), ValueError, "x must have head_dim 4"),
     (lambda: na.RoPE(8).rotate(QUERY, np.arange(4)), ValueError, r"positions must have shape \(5,"),
-    (lambda: na.log_n_scale(4, 4, 1), ValueError, "train_length must be between 2 and"),
-    (lambda: na.log_n_scale(4, 4, 8, window=0), ValueError, "window must be between 1 and"),
-    (lambda: na.log_n_scale(-1, 4, 8), ValueError, "query_length must be between 0 and"),
     (
         lambda: na.log_n_scale(5, 4, 8, key_positions=np.arange(4)),
         ValueError,

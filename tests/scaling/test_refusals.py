@@ -1,6 +1,7 @@
 """Error messages for wrong scalings and configs: each one made to happen.
 
-`tests/test_fuzz.py` hands every argument many more wrong values; here are the sentences.
+`tests/test_fuzz.py` hands every argument many wrong values and asks for its name; here each
+sentence stands once.
 """
 
 from __future__ import annotations
@@ -49,34 +50,22 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         for v in (0.99, math.nan, math.inf)
     ],
     (lambda: na.NTK("4"), TypeError, "factor must be a number, got '4'"),
-    (lambda: na.NTK(None), TypeError, "factor must be a number, got None"),
-    (lambda: na.NTK(True), TypeError, "factor must be a number, got True"),
     (lambda: na.DynamicNTK(0.0), ValueError, "rate must be a finite number > 0, got 0.0"),
-    (lambda: na.DynamicInterpolation(-1), ValueError, "rate must be a finite number > 0, got -1"),
     (
         lambda: na.alibi_slopes(8, na.DynamicNTK(), lengths=[3]),
         ValueError,
         "train_length must be given for .* got None",
     ),
     (lambda: na.DynamicNTK(1.0, 0), ValueError, "train_length must be between 1 and .*, got 0"),
-    (lambda: na.DynamicNTK(1.0, 2.5), TypeError, "train_length must be an integer, got 2.5"),
     (lambda: na.DynamicNTK(per="token"), ValueError, "per must be one of 'sequence', 'query', got"),
-    (lambda: na.FlatHeads(2.0, 0.0), ValueError, "share must be a finite number > 0, got 0.0"),
     (lambda: na.DynamicFlatHeads(2.0, share=1.5), ValueError, "share must be above 0 and at most"),
-    (lambda: na.FlatHeads(2.0, "a"), TypeError, "share must be a number, got 'a'"),
     (lambda: na.Knee(-1, 2.0), ValueError, "start must be between 0"),
-    (lambda: na.Knee(1.5, 2.0), TypeError, "start must be an integer, got 1.5"),
     (lambda: na.Knee(4, 0.0), ValueError, "factor must be a finite number > 0, got 0.0"),
-    (lambda: na.Knee(4, -math.inf), ValueError, "factor must be a finite number > 0"),
-    (lambda: na.Knee(4, math.nan), ValueError, "factor must be a finite number > 0"),
-    (lambda: na.Knee(4, np.ones(2)), TypeError, "factor must be a number"),
-    (lambda: na.Knee(4, True), TypeError, "factor must be a number"),
     # layers
     (lambda: na.NTK(4.0, layers=[]), ValueError, "layers must hold at least one layer number, got"),
     (lambda: na.NTK(4.0, layers=[-1]), ValueError, "a number in layers must be between 0"),
     (lambda: na.NTK(4.0, layers=[1.5]), TypeError, "a number in layers must be an integer, got 1."),
     (lambda: na.NTK(4.0, layers="12"), TypeError, "layers must be None or an iterable of layer nu"),
-    (lambda: na.NTK(4.0, layers=3), TypeError, "layers must be None or an iterable .*, got 3"),
     *[
         (call, ValueError, r"scaling must be that of one layer here, got .*layers=\(1,\)\): pass i")
         for call in (
@@ -121,15 +110,8 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: na.scaling_from_config({}), ValueError, "or of another type; 'alibi_type' is missing"),
     (lambda: read("yarn"), ValueError, "alibi_type must be one of 'default', 'linear'.*got 'yarn'"),
     (lambda: read("ntk"), ValueError, "'factor' is missing"),
-    (lambda: read("ntk", factor=0.5), ValueError, "factor must be a finite number >= 1, got 0.5"),
     (lambda: read("knee", factor=2.0), ValueError, "'start' is missing"),
-    (lambda: read("knee", start=4), ValueError, "'factor' is missing"),
-    (lambda: read("default", factor=2.0), ValueError, "'factor' is unknown"),
     (lambda: read("ntk", factor=2.0, rate=1), ValueError, "'rate' is unknown"),
-    (lambda: read("ntk", factor=8, share=0.5), ValueError, "'share' is unknown"),
-    (lambda: read("ntk", factor=8, start=5), ValueError, "'start' is unknown"),
-    (lambda: read("flat_heads", factor=8, per="query"), ValueError, "'per' is unknown"),
-    (lambda: read("knee", start=5, factor=8, per="query"), ValueError, "'per' is unknown"),
     (lambda: read_type(type="linear"), ValueError, "one of factor and train_seq_len besides type"),
     (
         lambda: read_type(type="linear", factor=2, train_seq_len=9),
@@ -143,7 +125,6 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         "config must have alibi_type, as ntk_alibi has it, or type, as BTLM .* have it, got both",
     ),
-    (lambda: read_type(type="linear", factor=0.5), ValueError, "factor must be a finite number >="),
 ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import ntk_alibi as na
-from attention_checks import NUMPY, dense, distances, visible
+from attention_checks import NUMPY, dense, visible
 
 LAYOUTS = (
     "plain",
@@ -198,9 +198,8 @@ def calls(
     layouts: tuple[str, ...] = LAYOUTS,
     standing: tuple[str, ...] = POSITIONS,
     counting: bool = True,
-    kinds: tuple[str | None, ...] = ("linear", "linear", "full", None),
 ) -> Call:
-    """Draw a call with these dtypes, layouts, positions and kinds of bias.
+    """Draw a call with these dtypes, layouts and positions, and a linear, a dense or no bias.
 
     hypothesis shrinks shapes and kinds; numbers come from a seed.
     """
@@ -221,8 +220,8 @@ def calls(
     intervals = {name: options[name] for name in ("window", "causal_block", "sink")}
     seen = visible(q, k, causal=causal, **intervals, mask=mask)
     shape = (batch, kv_heads * group, queries, keys)
-    kind = draw(st.sampled_from(kinds))
-    bias, meant = _bias(random, kind, shape, causal, counting, (mask, given, q, k))
+    kind = draw(st.sampled_from(("linear", "linear", "full", None)))
+    bias, meant = _bias(random, kind, shape, causal, counting, (mask, q, k))
     meant = np.where(seen, meant, -np.inf)
     dtype = draw(st.sampled_from(dtypes))
     key_shape = (batch, kv_heads, keys, dim)
@@ -255,100 +254,16 @@ def _bias(
     where: tuple[Any, ...],
 ) -> tuple[Any, NDArray[np.float64]]:
     """Draw a bias of this kind, and return it with its dense form."""
-    mask, given, q, k = where
+    mask, q, k = where
     if kind == "full":
         bias = full_bias(random, shape)
         return bias, np.broadcast_to(bias.astype(np.float64), shape)
-    if kind == "distance":
-        return over_distance(random, shape[1], causal, distances(q, k))
-    last = "query_positions" not in given and shape[2] <= shape[3]
-    if kind == "gates" and causal and last:
-        gates = -(random.random((random.choice([1, shape[0]]), shape[1], shape[3])) ** 4)
-        return _gates(gates, shape, mask)
-    if kind == "exempt":
-        return exempt(random, shape, causal, q, k)
     if kind != "linear":
         return None, np.zeros(shape)
     alibi = linear(random, causal, shape[:3], counting)
     per = getattr(alibi.scaling, "per", None)
     lengths = None if per is None else real_tokens(per, mask, q, k)
     return alibi, dense(alibi, q, k, lengths)
-
-
-def over_distance(
-    random: np.random.Generator, heads: int, causal: bool, distance: NDArray[np.float64]
-) -> tuple[Any, NDArray[np.float64]]:
-    """Draw a bias over distance, and return it with its dense form at these distances."""
-    a, b = 0.01 + random.random((2, heads))
-    c = 2 * b / 1.01
-    reference = na.reference
-    least, most = int(np.min(distance, initial=-1)), int(np.max(distance, initial=0))
-    numbers = -4 * random.random((heads, most - least + 1))
-    begin = 0 if causal and random.integers(2) else least
-    table = na.DistanceTable(numbers[:, begin - least :], begin)
-    inside = np.clip(distance[:, 0], begin, most).astype(int) - least
-    choices = (
-        lambda: (
-            na.KerplePower(a, c),
-            reference.kerple_power(distance, a, c),
-        ),
-        lambda: (na.KerpleLog(2 * a, b), reference.kerple_log(distance, 2 * a, b)),
-        lambda: (na.BAM(a, b, 9 * a), reference.bam(distance, a, b, 9 * a, 1e-5)),
-        lambda: (na.Sandwich(heads, 16), _sandwich(heads, distance)),
-        lambda: (table, numbers[:, inside]),
-        lambda: (
-            na.DistanceFunction(lambda d: -np.hypot(d, 3.0), heads),
-            np.broadcast_to(-np.hypot(distance, 3.0), (heads, *distance.shape)),
-        ),
-    )
-    bias, meant = choices[random.integers(len(choices))]()
-    meant = meant.reshape(heads, *distance.shape[:1], *distance.shape[2:]).swapaxes(0, 1)
-    return bias, meant
-
-
-def _sandwich(heads: int, distance: NDArray[np.float64]) -> NDArray[np.float64]:
-    products = na.reference.sinusoidal_embeddings(distance, 16) @ (
-        na.reference.sinusoidal_embeddings(0.0, 16)
-    )
-    ratios = 8.0 * np.arange(1, heads + 1) / heads
-    return (products - 8.0) / ratios.reshape(-1, 1, 1, 1, 1)
-
-
-def _gates(
-    gates: NDArray[np.float64], shape: tuple[int, ...], mask: NDArray[Any] | None
-) -> tuple[Any, NDArray[np.float64]]:
-    """Return a bias of forget gates, and its dense form from the gates of real tokens."""
-    queries = shape[2]
-    real = gates if mask is None else np.where(mask.astype(bool)[:, None], gates, 0.0)
-    given = gates
-    if mask is not None and len(gates) == len(mask):
-        given = np.where(mask.astype(bool)[:, None], gates, np.nan)
-    total = real.cumsum(axis=2)
-    return na.ForgetGates(given), total[..., gates.shape[2] - queries :, None] - total[..., None, :]
-
-
-def exempt(
-    random: np.random.Generator,
-    shape: tuple[int, ...],
-    causal: bool,
-    q: NDArray[Any],
-    k: NDArray[Any],
-) -> tuple[Any, NDArray[np.float64]]:
-    """Draw a linear bias with exempt tokens, and return it with its dense form."""
-    heads, count = shape[1], int(random.integers(1, 5))
-    first, left, right = np.round(random.random((3, heads)), 3)
-    free = np.atleast_2d(q)[:, None, :, None] < count
-    distance = distances(q, k)
-    if random.integers(2):
-        free = (np.atleast_2d(q)[:, None, :, None] < 1) | (np.atleast_2d(k)[:, None, None] < 1)
-        slopes = na.ALiBi(heads, slopes=(left, right), sides="two_slopes")
-        constant = np.where(distance == 0, 0.0, -first[:, None, None])
-        return na.BiALiBi(first, left, right), np.where(free, constant, dense(slopes, q, k))
-    free = free | (np.atleast_2d(k)[:, None, None] < count)
-    plain = linear(random, causal, (1, heads, shape[2]), False)
-    whole = dense(plain, q, k)
-    bias = replace(plain, exempt=count)
-    return bias, np.where(free & ~np.isneginf(whole), 0.0, whole)
 
 
 def _poisoned(

@@ -224,19 +224,3 @@ def check_dense(what: Expected, result: AttentionGradients) -> None:
     """Check that the gradient of a dense bias is ds."""
     assert result.dense is not None
     assert (np.abs(result.dense - what.ds) <= what.pairs.errors).all()
-
-
-def over_diagonals(pairs: NDArray[Any], index: NDArray[Any], size: int) -> NDArray[np.float64]:
-    """Return sums over the pairs of each index in [0, size), (heads, size)."""
-    sums = np.zeros((pairs.shape[1], size))
-    inside = (index >= 0) & (index < size)
-    for head, numbers in zip(sums, pairs.sum(axis=0), strict=True):
-        np.add.at(head, index[inside], numbers[inside])
-    return sums
-
-
-def running(what: NDArray[Any], sign: float) -> NDArray[np.float64]:
-    """Sum each query's row, at its position, and sign times each key's column."""
-    sums = sign * what.sum(axis=2)
-    sums[..., what.shape[3] - what.shape[2] :] += what.sum(axis=3)
-    return sums

@@ -17,7 +17,6 @@ from studies.schemes.schemes import AttentionView
 
 import ntk_alibi as na
 from ntk_alibi.methods import parse_method
-from small_studies import interrupted
 
 pytestmark = pytest.mark.slow  # of a program beside the package
 
@@ -129,17 +128,6 @@ def test_every_rule_is_read_at_every_multiple_once(output: Path) -> None:
     assert program.train_and_read(TINY, PLAN, output) == []
     with pytest.raises(ValueError, match="holds results of other work"):
         program.train_and_read(TINY, replace(PLAN, seed=1), output)
-
-
-def test_an_interrupted_training_ends_in_the_same_weights(tmp_path: Path, output: Path) -> None:
-    with interrupted(EncoderTraining, 2):
-        program.train_and_read(TINY, PLAN, tmp_path)
-    program.train_and_read(TINY, PLAN, tmp_path)
-    whole, resumed = (
-        torch.load(folder / "seed-0/train.ckpt", weights_only=True)["model"]
-        for folder in (output, tmp_path)
-    )
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 def _in_this_process(work: Any, items: list[Any], processes: int) -> None:

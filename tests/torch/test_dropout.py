@@ -45,27 +45,6 @@ def test_no_dropout_draws_nothing() -> None:
     assert (torch.get_rng_state() == state).all()
 
 
-def test_gradients() -> None:
-    """Those of the formula with the weights that the reference drops, on the core and in float64.
-
-    Float64 tensors go through torch's own operations, some queries at a time.
-    """
-    seed = 2**63 + 7
-    kept = torch.from_numpy(na.reference.dropout_factors((2, 4, 90, 90), 0.4, seed))
-    wide = tensors(torch.float64, grad=True)
-    q, k, v = wide
-    distance = torch.arange(90)[:, None] - torch.arange(90)
-    scores = q @ k.mT / 4 - torch.tensor(na.alibi_slopes(4))[:, None, None] * distance
-    weights = scores.masked_fill(distance < 0, -torch.inf).softmax(-1) * kept
-    output = weights @ v
-    expected = output, *gradients(output, wide)
-    for dtype, error in ((torch.float64, 1e-12), (torch.float32, 3e-5)):
-        inputs = [x.detach().to(dtype).requires_grad_() for x in wide]
-        result = na.attention(*inputs, na.ALiBi(4), dropout=0.4, seed=seed)
-        for got, exact in zip((result, *gradients(result, inputs)), expected, strict=True):
-            torch.testing.assert_close(got, exact.to(dtype), rtol=error, atol=error)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_checkpoints_drop_the_same_weights(dtype: torch.dtype, reentrant: bool) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import ntk_alibi as na
 from module_cases import DENSE, HEADS, MASK, SIZE, inputs, module
@@ -18,9 +17,7 @@ OWN = torch.linspace(0.0, 0.8, HEADS).tolist()
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_heads": 0}, ValueError, "num_heads must be between 1 and .*, got 0"),
     ({"num_heads": 5}, ValueError, "embed_dim must be a multiple of num_heads = 5, got 48"),
-    ({"embed_dim": 4}, ValueError, "embed_dim must be between 6 and .*, got 4"),
     ({"embed_dim": 6 * 257}, ValueError, "embed_dim must be at most 1536 for 6 heads, got 1542"),
-    ({"num_kv_heads": 0}, ValueError, "num_kv_heads must be between 1 and .*, got 0"),
     ({"num_kv_heads": 4}, ValueError, "num_heads must be a multiple of num_kv_heads = 4, got 6"),
     ({"slopes": "best"}, ValueError, "slopes must be one of 'random', .*, got 'best'"),
     ({"slopes": -1.0}, ValueError, "slopes must be a finite number >= 0, got -1.0"),
@@ -30,24 +27,18 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"slopes": [math.nan] * 6}, ValueError, "slopes must be finite, got nan"),
     ({"slopes": [1e39] * 6}, ValueError, "slopes must be within float32's range"),
     ({"slopes": {0.5}}, TypeError, r"slopes must be a number, got \{0.5\}"),
-    ({"slopes": torch.ones(5)}, ValueError, "slopes must have 6 heads, got 5"),
     ({"slopes": torch.ones(2, 6)}, ValueError, r"slopes must have shape \(6,\), got \(2, 6\)"),
     ({"slopes": torch.ones(6).int()}, TypeError, "slopes must be floating, got dtype torch.int32"),
-    ({"slopes": nn.Parameter(torch.ones(7))}, ValueError, "slopes must have 6 heads, got 7"),
     (
         {"slopes": 1.0, "scaling": na.NTK(2.0)},
         ValueError,
         "scaling must be None when slopes is given",
     ),
     ({"slopes": 1.0, "bias": DENSE}, ValueError, "bias must be None when slopes is given"),
-    ({"scaling": 4.0}, TypeError, "scaling must be None or an object .*, got 4.0"),
     ({"bias": "alibi"}, TypeError, "bias must be None, a bias object, .*, got 'alibi'"),
     ({"bias": na.ALiBi(4)}, ValueError, "bias must have query's 6 heads, got ALiBi"),
     ({"bias": na.ALiBi(6)}, ValueError, "causal must be True for a bias of causal sides"),
-    ({"causal": 1}, TypeError, "causal must be True or False, got 1"),
     ({"dropout": 1.5}, ValueError, "dropout must be at most 1, got 1.5"),
-    ({"window": 0}, ValueError, "window must be between 1 and .*, got 0"),
-    ({"align": "x"}, ValueError, "align must be one of 'end', 'start', got 'x'"),
 ]
 
 

@@ -24,7 +24,7 @@ from benchmarks import ROOT
 from benchmarks.memory import peak_beyond_now
 from ntk_alibi.cli.timing import Call, interleaved
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.models import nano_bloom_path
 
 HIDDEN, HEADS = 1024, 16  # bloom-560m's

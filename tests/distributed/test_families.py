@@ -14,7 +14,7 @@ from torch import distributed
 import ntk_alibi as na
 from family_models import VOCABULARY, make_model
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.torch import shard
 from processes import run
 

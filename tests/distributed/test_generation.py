@@ -10,7 +10,7 @@ import transformers
 from torch import distributed
 
 import ntk_alibi as na
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.models.loading import nano_bloom_path
 from processes import run
 

@@ -8,7 +8,7 @@ from torch import distributed
 
 import ntk_alibi as na
 from family_models import make_model
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from processes import run
 
 

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ntk_alibi as na
 from family_models import make_model
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.torch import shard
 from processes import run
 

@@ -54,12 +54,14 @@ def test_classes_that_compute_otherwise_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["mpt", "falcon"])
-def test_a_mask_where_our_pass_should_be_is_an_error(ids: torch.Tensor, name: str) -> None:
-    model = make_model(name)
+def test_the_mask_of_another_function_is_read(ids: torch.Tensor, name: str) -> None:
+    """A causal mask of transformers says what ours does."""
+    model, padding = make_model(name), MASKS["left"]
     with na.patch(model, na.NTK(4.0)):
-        model.transformer._ntk_alibi_hooks[0].remove()
-        with pytest.raises(RuntimeError, match="patch would have no effect with transformers"):
-            run(model, ids)
+        expected = run(model, ids, padding)
+        model.transformer.config = model.config
+        model.config._attn_implementation = "eager"
+        assert torch.equal(run(model, ids, padding), expected)
 
 
 @families

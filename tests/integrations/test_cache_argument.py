@@ -10,13 +10,13 @@ import torch
 import ntk_alibi as na
 from family_models import LOGITS, families
 from model_runs import generate
-from ntk_alibi.integrations.cache_argument import CACHE, NAMES
+from ntk_alibi.integrations.arguments import CACHE, CACHES
 from padded_batches import run
 
 #: transformers 5.24 warns of the older name, which it takes until 5.40.
 pytestmark = pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
 
-names = pytest.mark.parametrize("argument", NAMES)
+names = pytest.mark.parametrize("argument", CACHES)
 
 
 @names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import sys
 from typing import Any
 
@@ -26,8 +25,7 @@ from model_runs import (
     enable_checkpointing,
     state_of,
 )
-from ntk_alibi.integrations import known
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from padded_batches import LENGTH, VOCABULARY, run
 
 
@@ -229,9 +227,3 @@ def test_hooks_of_accelerate(ids: torch.Tensor, name: str, hooks_first: bool) ->
         assert torch.equal(run(model, ids), patched)
     assert torch.equal(run(model, ids), stock)
     assert not torch.equal(patched, stock)
-
-
-def test_a_family_of_a_subclass_precedes_that_of_its_base() -> None:
-    """`patch` takes the first family that fits."""
-    for before, after in itertools.combinations(known.of_transformers(), 2):
-        assert not issubclass(after.model, before.model)

@@ -69,7 +69,7 @@ def test_a_compiled_model_attends_outside_of_its_graphs() -> None:
         assert torch.equal(run(compiled, ids, mask), patched)
         torch.compiler.reset()
         whole = torch.compile(model, backend="eager", fullgraph=True)
-        with pytest.raises(Exception, match="fullgraph must be False for a model of this family"):
+        with pytest.raises(Exception, match="fullgraph must be False for a model of a family"):
             run(whole, ids, mask)
     torch.compiler.reset()
 
@@ -238,16 +238,16 @@ def test_fields_that_are_wrong_are_named() -> None:
 
 
 def test_one_pass_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ntk_alibi.integrations import attend
+    from ntk_alibi.integrations import making
 
     passes: list[Any] = []
-    stock = attend.problem_of
+    stock = making.problem_of
 
     def problem_of(*arguments: Any, **options: Any) -> Any:
         passes.append(arguments)
         return stock(*arguments, **options)
 
-    monkeypatch.setattr(attend, "problem_of", problem_of)
+    monkeypatch.setattr(making, "problem_of", problem_of)
     torch.manual_seed(0)
     model, (ids, mask) = ToyModel(layers=4), toy_batch()
     with na.patch(model, family=toy_family()):

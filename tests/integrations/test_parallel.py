@@ -117,7 +117,7 @@ def test_patched_models_with_dtensors(ids: torch.Tensor, mesh: DeviceMesh, name:
     model = make_model(name)
     norms = [x for part, x in model.named_modules() if part.endswith((".norm_1", "t_layernorm"))]
     with na.patch(model):
-        with pytest.raises(TypeError, match=r"input_ids .* must be a plain tensor, got a DTensor"):
+        with pytest.raises(TypeError, match=r"input_ids must be a plain tensor, got a DTensor"):
             run(model, distribute_tensor(ids, mesh, [Replicate()]))
         norms[1].register_forward_hook(lambda _, __, x: distribute_tensor(x, mesh, [Replicate()]))
         with pytest.raises(TypeError, match="hidden_states must be a plain tensor, got a DTensor"):

@@ -45,8 +45,17 @@ def test_only_this_instance_is_patched(ids: torch.Tensor) -> None:
     config = make_model("bloom").config
     a, b = BloomForCausalLM(config).eval(), BloomForCausalLM(config).eval()
     b.load_state_dict(a.state_dict())
+    stock, name = run(b, ids), config._attn_implementation
     with na.patch(a, na.Interpolation(4.0)):
-        assert not torch.equal(run(a, ids), run(b, ids))
+        stretched = run(a, ids)
+        assert not torch.equal(stretched, stock)
+        assert torch.equal(run(b, ids), stock)
+        with na.patch(b, na.Interpolation(4.0)):
+            assert torch.equal(run(b, ids), stretched)
+        assert torch.equal(run(a, ids), stretched)
+    assert torch.equal(run(a, ids), stock)
+    assert a.transformer.config is b.transformer.config is config
+    assert config._attn_implementation == name
 
 
 def test_threads_do_not_see_each_other(ids: torch.Tensor) -> None:
@@ -120,14 +129,18 @@ def test_a_bias_that_transformers_builds_elsewhere_has_no_effect(
 def test_a_mask_that_transformers_builds_elsewhere_is_an_error(
     models: dict, ids: torch.Tensor, attention: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This guards against a transformers version that does not hand our mask to the layers."""
-    mask = torch.zeros(BATCH, 1, LENGTH, LENGTH)
-    monkeypatch.setattr(modeling_bloom, "create_causal_mask", lambda *_, **__: mask)
-    with (
-        na.patch(models["bloom"], na.NTK(4.0), attention=attention),
-        pytest.raises(RuntimeError, match="patch would have no effect with transformers"),
+    """This guards against a transformers version that does not ask for our mask."""
+    wrong = torch.zeros(BATCH, 1, LENGTH, LENGTH)
+    for mask, error, message in (
+        (wrong, ValueError, "or be the causal mask of such padding, got another mask of"),
+        (None, RuntimeError, "transformers built the mask of BloomAttention without asking"),
     ):
-        run(models["bloom"], ids)
+        monkeypatch.setattr(modeling_bloom, "create_causal_mask", lambda *_, m=mask, **__: m)
+        with (
+            na.patch(models["bloom"], na.NTK(4.0), attention=attention),
+            pytest.raises(error, match=message),
+        ):
+            run(models["bloom"], ids)
 
 
 def test_models_without_alibi_are_refused() -> None:

@@ -40,17 +40,8 @@ def test_an_oracle_of_nothing_is_the_model_itself(family: str, padding: str) -> 
         compare(row, of_oracle(row, model), stock)
 
 
-def broken(row: Row) -> bool:
-    """Return whether the pass of a row begins in a hook that `.forward` does not call."""
-    own = row["family"] == "pix2struct" and row["way"] == "forward"
-    hooked = row["family"].startswith(("bloom", "mpt", "falcon", "mpnet"))
-    return own or (row["way"] == "base forward" and hooked and row["form"] != "traceable")
-
-
 def parameter(row: Row) -> Any:
-    reason = "a pass begins in a hook of model(...)"
-    marks = [pytest.mark.xfail(reason=reason, strict=True)] if broken(row) else []
-    return pytest.param(row, id=" | ".join(row.values()), marks=marks)
+    return pytest.param(row, id=" | ".join(row.values()))
 
 
 def check(row: Row) -> None:
@@ -93,7 +84,7 @@ def check_all(rows: list[Row], check: Callable[[Row], None]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "way"), [*itertools.product(FAMILIES, WAYS)])
 def test_threes(family: str, way: str) -> None:
-    check_all([row for row in rows_of("threes")[family, way] if not broken(row)], check)
+    check_all(rows_of("threes")[family, way], check)
 
 
 @pytest.mark.slow

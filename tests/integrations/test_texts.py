@@ -18,7 +18,7 @@ import ntk_alibi as na
 import ntk_alibi.integrations  # registers the name
 from family_models import LOGITS, families, make_model
 from model_runs import enable_checkpointing
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from padded_batches import MASKS, run
 
 TEXTS = [torch.arange(2, 2 + length).tolist() for length in (5, 17, 9)]

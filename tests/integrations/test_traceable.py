@@ -17,7 +17,7 @@ import ntk_alibi as na
 from exported_models import LONG, LONG_MASK, Logits
 from family_models import LOGITS, compiled_families, families, make_model
 from model_runs import assert_gradients_close, state_of
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from padded_batches import LENGTH, MASKS, run
 
 _AXES = {

@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="a checkout of transformers at the installed version; by default a clone of it",
     )
-    names = [family.name for family in known.of_transformers()]
+    names = [family.name for family in known.DECODERS]
     parser.add_argument("--families", nargs="+", choices=names, default=names)
     parser.add_argument(
         "--results",

@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 import pytest
+import transformers
 from transformers import FalconConfig, PreTrainedModel
 
 import ntk_alibi as na
@@ -29,8 +30,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if way == CONFIGURED:
         _before(PreTrainedModel, _with_our_name)
     elif way == FUSED:
-        for family in known.of_transformers():
-            _after(family.model, _patch)
+        for family in known.DECODERS:
+            _after(transformers_class(family), _patch)
+
+
+def transformers_class(family: Any) -> Any:
+    """Return the class of a family's models."""
+    return getattr(transformers, family.code.model)
 
 
 def _with_alibi(config: Any, given: dict[str, Any]) -> None:
@@ -40,7 +46,7 @@ def _with_alibi(config: Any, given: dict[str, Any]) -> None:
 
 def _with_our_name(model: Any, config: Any) -> None:
     """Choose our attention for a model with ALiBi whose test chose none."""
-    bases: Any = tuple(family.model.__base__ for family in known.of_transformers())
+    bases: Any = tuple(transformers_class(family).__base__ for family in known.DECODERS)
     chosen = config._attn_implementation is not None
     if isinstance(model, bases) and getattr(config, "alibi", True) and not chosen:
         config._attn_implementation = "ntk_alibi"

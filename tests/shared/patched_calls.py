@@ -19,7 +19,7 @@ import ntk_alibi as na
 from exported_models import Logits
 from model_oracle import Oracle
 from model_runs import enable_checkpointing
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from patch_table import DROPOUT, GENERATE, GRADIENTS, MASKS, OPTIONS, ROWS, SCALINGS, TOKENS, Row
 from patch_table import TEXTS as TEXTS_WAYS
 from table_families import (

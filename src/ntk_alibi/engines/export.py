@@ -26,8 +26,9 @@ from ntk_alibi import _checks, _files, _installed
 from ntk_alibi._core import __version__
 from ntk_alibi.engines import FORMATS
 from ntk_alibi.integrations import known, patch
+from ntk_alibi.integrations.configuration import current
 from ntk_alibi.integrations.family import Family
-from ntk_alibi.integrations.settings import Settings, current, stack_of
+from ntk_alibi.integrations.settings import Settings, stack_of
 
 #: The file of an exported folder that says what it is; only such a folder is replaced.
 ABOUT = "ntk_alibi_export.json"

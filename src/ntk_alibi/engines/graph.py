@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from ntk_alibi.engines.export import Request
 from ntk_alibi.integrations import patch
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.overriding import in_evaluation
 from ntk_alibi.integrations.settings import stack_of
 

@@ -25,7 +25,7 @@ with _installed.needed_by("ntk_alibi.integrations"):
     if version_is_known():
         from ntk_alibi.integrations import attn_implementation
 
-        attn_implementation.register((*known.of_transformers(), *known.of_buckets()))
+        attn_implementation.register(known.OF_TRANSFORMERS.values())
 
 
 #: What helps with the one family whose remote code has the weights of transformers' own class.
@@ -246,12 +246,11 @@ def tp_plan(config: Any) -> dict[str, str]:
     check_version()
     from ntk_alibi.integrations.tensor_parallel import register_styles
 
-    families = known.of_transformers()
-    for family in families:
-        if isinstance(config, getattr(family.model, "config_class", ())):
+    for family in known.DECODERS:
+        if family.tensor_parallel is not None and isinstance(config, family.config_class()):
             register_styles()
             return family.tensor_parallel(config)
-    names = ", ".join(family.name for family in families)
+    names = ", ".join(family.name for family in known.DECODERS)
     raise ValueError(f"config must be of a known family ({names}), got {type(config).__name__}")
 
 

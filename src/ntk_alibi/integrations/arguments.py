@@ -1,17 +1,29 @@
-"""The arguments of a model's forward: by name, its tokens, and its padding."""
+"""The arguments of a model's forward, by name.
+
+The name of the cache changed in transformers 5.24.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-import torch
+from packaging.version import Version
 from torch import nn
 
-from ntk_alibi import _arrays
-from ntk_alibi.integrations.passed_through import Padding
-from ntk_alibi.masks import EVERYTHING, checked_attention_mask
+from ntk_alibi.integrations.transformers_versions import transformers_version
+
+#: The names of the cache in the installed version, the current one first. Before 5.24 `cache` was
+#: that of the paged cache of continuous batching alone.
+CACHES = (
+    ("cache", "past_key_values")
+    if Version(transformers_version() or "0") >= Version("5.24")
+    else ("past_key_values",)
+)
+
+#: The name by which models of the installed version take a cache without a warning.
+CACHE = CACHES[0]
 
 
 def positional_names(model: nn.Module) -> tuple[str, ...]:
@@ -28,47 +40,43 @@ def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Any) -> dict[
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def tokens_of(arguments: Mapping[str, Any]) -> Any:
+def inputs_of(arguments: Mapping[str, Any]) -> Any:
     """Return the input_ids or inputs_embeds among a model's arguments, or None."""
     ids = arguments.get("input_ids")
     return arguments.get("inputs_embeds") if ids is None else ids
 
 
-def given_mask(mask: Any) -> Any:
-    """Return the mask that the caller of a model gave, also by way of generate()."""
-    return mask.mask if isinstance(mask, Padding) else mask
+def cache_of(arguments: Mapping[str, Any]) -> Any:
+    """Return the cache among the arguments of a model or layer, or None.
 
-
-def check_padding(mask: Any) -> None:
-    """Check the numbers of a padding mask (batch, keys) where they can be read at no cost."""
-    if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or mask.dtype == torch.bool:
-        return
-    if mask.is_cpu and _arrays.has_values(mask):
-        checked_attention_mask(mask)
-
-
-def padding_of(
-    model: nn.Module, mask: Any, sizes: tuple[int, int, int], device: torch.device
-) -> torch.Tensor:
-    """Return a model's attention_mask as (batch, keys), True for real keys.
-
-    Causal masks of four dimensions, which generate() makes for a static cache, are read, too.
+    A paged cache, which has no length of its own, is none.
     """
-    batch, past, queries = sizes
-    seen = past + queries
-    if mask is None:
-        return torch.ones((batch, seen), dtype=torch.bool, device=device)
-    if mask.ndim == 4 and mask.shape[:3] == (batch, 1, queries) and mask.shape[3] >= seen:
-        seen_keys = mask if mask.dtype == torch.bool else mask == 0
-        padding: torch.Tensor = seen_keys[:, 0, -1]
-        columns = torch.arange(mask.shape[3], device=mask.device)
-        causal = EVERYTHING.visible(columns[past:seen], columns)
-        if torch.equal(seen_keys, padding[:, None, None, :] & causal):
-            return padding.to(device)
-    if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] < seen:
+    for name in CACHES:
+        cache = arguments.get(name)
+        if cache is not None and hasattr(cache, "get_seq_length"):
+            return cache
+    return None
+
+
+def paged_cache_of(arguments: Mapping[str, Any]) -> Any:
+    """Return the paged cache of continuous batching among the arguments of a model, or None."""
+    cache = arguments.get("cache")
+    return None if hasattr(cache, "get_seq_length") else cache
+
+
+def check_cache_in_use(arguments: Mapping[str, Any]) -> None:
+    """Refuse the second pass of generate() with a cache in a call that says that there is none.
+
+    generate() passes the whole text then, one token more than the cache holds, and the cache would
+    hold it twice. Other calls may read a cache without a wish to keep it.
+    """
+    if arguments.get("use_cache") is not False:
+        return
+    cache, inputs = cache_of(arguments), inputs_of(arguments)
+    if cache is None or inputs is None:
+        return
+    if 0 < cache.get_seq_length() == inputs.shape[1] - 1:
         raise ValueError(
-            f"attention_mask must have shape (batch, keys) = ({batch}, {seen}) for a patched "
-            f"{type(model).__name__}, or be the causal mask of such padding, got "
-            f"{'another mask of shape ' * (mask.ndim == 4)}{tuple(mask.shape)}"
+            f"use_cache must be True with {CACHE} in generate(), got False, as the config "
+            "of an MPT has it: generate(..., use_cache=True)"
         )
-    return cast(torch.Tensor, mask != 0).to(device)

@@ -1,41 +1,41 @@
-"""The attention that a family's `forward` calls in each layer."""
+"""The attention that a family's `forward` calls in each layer, fused and eager."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import own_bias
-from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of, untraced
-from ntk_alibi.integrations.layer_attention import HIDES, PassAttention
-from ntk_alibi.integrations.settings import current
-from ntk_alibi.masks import Mask
-
-#: The attribute of a patched model that keeps the pass that its layers share.
-_LAST = "_ntk_alibi_last_pass"
-
-BIDIRECTIONAL = Mask(causal=False)
-
-#: Message of torch where it should compile a patched model in one graph.
-_NO_GRAPH = (
-    "ntk_alibi: fullgraph must be False for a model of this family, whose patch reads numbers of "
-    "the mask, or the model without patch"
-)
+from ntk_alibi.fused.dropout import checked_dropout
+from ntk_alibi.fused.merge import merge
+from ntk_alibi.fused.prepared import attend_prepared
+from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.integrations.dense import attend_densely
+from ntk_alibi.integrations.family import check_heads
+from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
+from ntk_alibi.integrations.making import Sizes, make_pass
+from ntk_alibi.integrations.settings import form_of
+from ntk_alibi.integrations.tokens import NAME, Tokens
 
 
-class LastPass:
-    """The pass that a model's layers share; copies and pickles of it hold none."""
+class LastTokens:
+    """The tokens that a model's layers share, where transformers did not make them.
+
+    Copies and pickles of it hold none.
+
+    Attributes:
+        made: the mask, its version, its sizes, the number of the layer and the tokens, or None.
+    """
 
     made: tuple[Any, ...] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LastPass, ()
+        return LastTokens, ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,24 +44,37 @@ class Attend:
 
     Attributes:
         model: the patched model.
-        layer: the number of the layer.
+        family: its family.
+        layer: the layer.
+        number: the number of the layer.
         rule: the rule of the model's slopes.
         causal: whether queries see no keys ahead of them.
+        crosses: whether keys are those of other states, which have no bias.
+        table: a `LayerTable` of the model's own bias, or None for slopes.
+        others: the tokens of masks that transformers' mask function did not return.
+        ends: whether this is the last layer of a pass.
     """
 
     model: nn.Module
-    layer: int
+    family: Any
+    layer: nn.Module
+    number: int
     rule: ModelSlopes
     causal: bool
+    crosses: bool = False
+    table: Any = None
+    others: LastTokens = field(default_factory=LastTokens)
+    ends: bool = False
 
-    @partial(untraced, reason=_NO_GRAPH)
+    @untraced
     def __call__(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         *,
-        mask: torch.Tensor | None = None,
+        mask: Any = None,
+        cache: Any = None,
         scale: float | None = None,
         dropout: float = 0.0,
         weights: bool = False,
@@ -72,10 +85,13 @@ class Attend:
 
         Args:
             query: (batch, heads, queries, head_dim), the last query at the last key.
-            key: (batch, heads or a divisor of them, keys, head_dim), those of a cache included.
+            key: (batch, heads or a divisor of them, keys, head_dim), without those of `cache`.
             value: as key.
-            mask: the padding of keys as (batch, keys), not 0 for real ones, or as numbers to add to
-                scores, (batch, 1, 1, keys): 0 for real ones and below -1000 for hidden ones.
+            mask: what the layer got as its mask: transformers' `Tokens`, or the padding of keys as
+                (batch, keys), not 0 for real ones, or as numbers to add to scores, (batch, 1, 1,
+                keys): 0 for real ones and below -1000 for hidden ones.
+            cache: a cache of transformers, which holds the keys before these and gets these, or
+                None.
             scale: the factor of the products, 1/sqrt(head_dim) if None.
             dropout: the probability of dropping a weight; 0 unless the layer is in training.
             weights: whether the caller wants the weights, for which all are formed.
@@ -83,10 +99,158 @@ class Attend:
         Returns:
             Output (batch, heads, queries, head_dim), undefined for padded queries, and the weights
             (batch, heads, queries, keys), or None unless they are wanted or the patch is "eager".
+            Weights have a column for each place of a static cache.
 
         Raises:
             ValueError: a shape is wrong, or the mask does something else than hide keys.
         """
+        _checks.plain("query", query)
+        dtype = value.dtype
+        if self.family.code is None:
+            query, key, value = self._checked(query, key, value)
+        scale = query.shape[3] ** -0.5 if scale is None else scale
+        sizes = query.shape[0], query.shape[2], key.shape[2]
+        forward_pass = self.pass_of(mask, sizes, query.device, cache, weights)
+        if forward_pass.shared is not None:
+            if dropout:
+                raise ValueError(
+                    f"attention dropout must be 0 in a model patched with group, got {dropout}"
+                )
+            attend = forward_pass.shared.attend
+            return attend(forward_pass, self.number, query, key, value, scale), None
+        bias = forward_pass.bias_of(self.number, self.table)
+        fused = forward_pass.settings.attention == "fused"
+        in_core = fused and not _arrays.needs_torch(query, key, value, bias)
+        cache = cache if forward_pass.cache is None else forward_pass.cache
+        norms: Any = None
+        if cache is not None:
+            append, growing = cache.update, in_core and hasattr(cache, "append")
+            if growing:  # a `GrowingCache`, whose keys may be `QuantizedRows`
+                append, norms = cache.append, cache.norms
+            key, value = append(key, value, self.number)
+            # The keys before these may be trained: a prefix, for instance.
+            in_core = in_core and not (torch.is_grad_enabled() and _arrays.require_grad(key, value))
+        key, value, capacity = self._filled(forward_pass, key, value)
+        if not fused:
+            output, formed = _densely(forward_pass, bias, query, key, value, scale, dropout)
+            length = formed.shape[3]
+            formed = formed if capacity == length else F.pad(formed, (0, capacity - length))
+            return self._returned(output, dtype), formed
+        if not in_core:
+            norms = None
+        output = self._fused(forward_pass, bias, query, key, value, scale, dropout, in_core, norms)
+        return self._returned(output, dtype), None
+
+    def _returned(self, output: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return an output in the dtype that its layer expects."""
+        return output.to(dtype) if self.family.code is None else output
+
+    def _fused(
+        self,
+        forward_pass: ForwardPass,
+        bias: Any,
+        query: torch.Tensor,
+        key: Any,
+        value: Any,
+        scale: float,
+        dropout: float,
+        in_core: bool,
+        norms: Any,
+    ) -> torch.Tensor:
+        """Return the output of `ntk_alibi.attention`, of all ranges of keys together."""
+        like = None if in_core else query
+        parts = forward_pass.parts(bias, like)
+        factors = forward_pass.own_factors(like)
+        dropped: Any = None
+        if dropout:
+            dropped = checked_dropout(dropout, None, query, key.shape[2])
+            if forward_pass.heads is not None:
+                dropped = dropped.part(head=forward_pass.heads.start)
+        results = [
+            attend_prepared(
+                query,
+                part.of(key),
+                part.of(value),
+                part.bias,
+                part.problem,
+                scale,
+                factors,
+                in_core=in_core,
+                norms=norms(self.number) if norms is not None and part.keeps_norms else None,
+                dropout=dropped and dropped.part(key=part.keys.start or 0),
+                log=len(parts) > 1,
+            )
+            for part in parts
+        ]
+        if len(results) == 1:
+            return cast(torch.Tensor, results[0][0])
+        return cast(torch.Tensor, merge(*zip(*results, strict=True))[0])
+
+    def _filled(self, forward_pass: ForwardPass, key: Any, value: Any) -> tuple[Any, Any, int]:
+        """Return the filled part of keys and values that a cache returned, and its capacity."""
+        batch, _, _, length = forward_pass.problem.shape
+        capacity = key.shape[2]
+        if key.shape[0] != batch or capacity < length:
+            raise ValueError(
+                f"{CACHE} must hold the {length} tokens of {batch} rows that the model sees, got "
+                f"{capacity} of {key.shape[0]}"
+            )
+        if capacity == length:
+            return key, value, length
+        return key[:, :, :length], value[:, :, :length], capacity
+
+    def check_layer(self, hidden_states: torch.Tensor) -> None:
+        """Check what a layer of transformers' decoders got, and that it computes all heads."""
+        _checks.plain("hidden_states", hidden_states)
+        check_heads(self.layer, self.model, self.rule.heads)
+
+    def takes_stock(self, weights: Any) -> bool:
+        """Return whether a layer may have a pass of `stock_pass`."""
+        return bool(weights) or form_of(self.model) == "eager"
+
+    @untraced
+    def stock_pass(
+        self, mask: Any, hidden_states: torch.Tensor, cache: Any, weights: Any
+    ) -> ForwardPass | None:
+        """Return the pass if transformers' own arithmetic can do it: eager, without factors."""
+        batch, queries = hidden_states.shape[:2]
+        sizes = batch, queries, queries
+        made = self.pass_of(mask, sizes, hidden_states.device, cache, bool(weights))
+        own = made.settings.log_n is not None or made.cache is not None
+        return None if own or made.settings.attention != "eager" else made
+
+    def pass_of(
+        self, mask: Any, sizes: Sizes, device: torch.device, cache: Any, weights: bool
+    ) -> ForwardPass:
+        """Return the pass of a layer's tokens: that of the layer before, if they are the same."""
+        if isinstance(mask, Tokens):
+            tokens = mask
+        elif self.family.code is None or self.crosses or mask is not None:
+            tokens = self._tokens(mask, (*sizes, device, weights))
+        else:
+            raise RuntimeError(
+                f"transformers built the mask of {type(self.layer).__name__} without asking the "
+                f"patched model, whose config._attn_implementation must be {NAME!r}, got "
+                f"{cast(Any, self.model).config._attn_implementation!r}"
+            )
+        if tokens.made is None:
+            tokens.made = make_pass(self, tokens, sizes, device, cache, weights=weights)
+        return cast(ForwardPass, tokens.made)
+
+    def _tokens(self, mask: Any, sizes: tuple[Any, ...]) -> Tokens:
+        """Return the tokens of a mask in another form: those of the layer before, if it had it."""
+        version = None if mask is None or mask.is_inference() else mask._version
+        made, tokens = self.others.made, None
+        if made is not None and made[0] is mask and made[1:3] == (version, sizes):
+            tokens = made[4] if made[3] < self.number else None  # else another pass begins
+        tokens = Tokens(mask) if tokens is None else tokens
+        self.others.made = None if self.ends else (mask, version, sizes, self.number, tokens)
+        return tokens
+
+    def _checked(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what a family that others wrote computed, checked, in one dtype."""
         batch, heads, _, channels = _shape("query", query)
         if heads != self.rule.heads:
             raise ValueError(
@@ -99,39 +263,10 @@ class Attend:
                 f"key and value must have shape ({batch}, {heads} or a divisor, keys, {channels}), "
                 f"got {tuple(key.shape)} and {tuple(value.shape)}"
             )
-        dtype = value.dtype
-        if not query.dtype == key.dtype == dtype:  # norms of queries and keys under autocast
-            wide = torch.promote_types(torch.promote_types(query.dtype, key.dtype), dtype)
-            query, key, value = query.to(wide), key.to(wide), value.to(wide)
-        attention = PassAttention(self._pass(query, keys, mask, weights), self.layer)
-        scale = channels**-0.5 if scale is None else scale
-        output, formed = attention(query, key, value, None, scale, dropout)
-        return output.to(dtype), formed
-
-    def _pass(self, query: torch.Tensor, keys: int, mask: Any, weights: bool) -> ForwardPass:
-        """Return the pass of these sizes and this mask: that of the layer before, if it is it."""
-        settings, last = current(self.model), getattr(self.model, _LAST)
-        version = None if mask is None or mask.is_inference() else mask._version
-        sizes = len(query), query.shape[2], keys, weights, query.device, version
-        made = last.made
-        if made is not None and made[0] is mask and made[1] is settings and made[2] == sizes:
-            kept: ForwardPass = made[3]
-            return kept
-        _checks.whole_sequences()
-        if _arrays.is_tracing():
-            raise ValueError(
-                f"model must be a {type(self.model).__name__} without patch where torch.export, "
-                "make_fx or FakeTensorMode trace it, since a patch reads numbers of the mask"
-            )
-        real = real_keys(mask, len(query), keys, query.device)
-        limits = limits_up_to(keys - 1, settings.mask) if self.causal else BIDIRECTIONAL
-        at = slice(keys - query.shape[2], keys)
-        problem = problem_of(real, at, self.rule, limits, unpadded=mask is None)
-        own = own_bias.held_by(self.model, settings.bias)
-        of_pass = replace(settings, attention="eager") if weights else settings
-        forward_pass = ForwardPass(real, problem, self.rule, of_pass, own=own)
-        last.made = mask, settings, sizes, forward_pass
-        return forward_pass
+        if query.dtype == key.dtype == value.dtype:
+            return query, key, value
+        wide = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+        return query.to(wide), key.to(wide), value.to(wide)  # norms of queries under autocast
 
 
 def _shape(name: str, value: torch.Tensor) -> tuple[int, ...]:
@@ -142,39 +277,23 @@ def _shape(name: str, value: torch.Tensor) -> tuple[int, ...]:
     return tuple(value.shape)
 
 
-def real_keys(mask: Any, batch: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Return a mask of padding, in a form that `Attend` takes, as (batch, keys), True if real."""
-    if mask is None:
-        return torch.ones((batch, keys), dtype=torch.bool, device=device)
-    shape = tuple(mask.shape)
-    if shape == (batch, keys):
-        return cast(torch.Tensor, mask.to(device) != 0)
-    if mask.ndim != 4 or shape[0] not in (1, batch) or shape[1:] != (1, 1, keys):
-        raise ValueError(
-            f"mask must have shape ({batch}, {keys}), or ({batch}, 1, 1, {keys}) of numbers to add "
-            f"to scores, got {shape}"
-        )
-    numbers = mask[:, 0, 0].to(device)
-    if numbers.dtype == torch.bool:
-        raise ValueError("mask must be of numbers to add to scores with four dimensions, got bool")
-    real: torch.Tensor = numbers == 0
-    if real.is_cpu and not bool((real | (numbers < HIDES)).all()):
-        raise ValueError(
-            f"mask must be 0 for real keys and below {HIDES:g} for hidden ones, got other numbers"
-        )
-    return real.expand(batch, keys)
+def _densely(
+    forward_pass: ForwardPass,
+    bias: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    dropout: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return output and all weights of an eager pass."""
+    added = forward_pass.memo(bias, query.dtype, eager_bias, forward_pass, bias, query)
+    factors = forward_pass.own_factors(query)
+    factors = None if factors is None else factors[..., None].float()
+    return attend_densely(query, key, value, added, factors, scale, dropout)
 
 
-def start(model: nn.Module) -> None:
-    """Let a model's layers share a pass."""
-    setattr(model, _LAST, LastPass())
-
-
-def stop(model: nn.Module) -> None:
-    """Undo `start`."""
-    delattr(model, _LAST)
-
-
-def forget(model: nn.Module, *_: Any) -> None:
-    """Forget the pass before a model's forward, and after it."""
-    getattr(model, _LAST).made = None
+def eager_bias(forward_pass: ForwardPass, bias: Any, like: torch.Tensor) -> torch.Tensor:
+    """Return the bias of all pairs, float32, its dtype's least number for hidden keys."""
+    numbers, seen = forward_pass.pairs(bias, like)
+    return numbers.masked_fill(~seen, torch.finfo(numbers.dtype).min)

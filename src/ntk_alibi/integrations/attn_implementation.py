@@ -15,16 +15,15 @@ from typing import Any, NoReturn, cast
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
 from ntk_alibi.integrations import saving
+from ntk_alibi.integrations.configuration import CONFIGURED
 from ntk_alibi.integrations.family import Family
-from ntk_alibi.integrations.passed_through import Padding
-from ntk_alibi.integrations.patching import follow_config
-from ntk_alibi.integrations.settings import CONFIGURED
+from ntk_alibi.integrations.patching import adopt, follow_config
+from ntk_alibi.integrations.tokens import MISUSE, NAME, Tokens
 from ntk_alibi.methods import almost_settings
-
-NAME = "ntk_alibi"
 
 #: Settings of a configuration.
 _NAMES = tuple(f"alibi_{name}" for name in CONFIGURED)
@@ -63,14 +62,14 @@ def register(families: Iterable[Family]) -> None:
     if NAME in FALCON_ATTENTION_CLASSES:
         return
     FALCON_ATTENTION_CLASSES[NAME] = FalconAttention
-    AttentionMaskInterface.register(NAME, _hand_padding)
+    AttentionMaskInterface.register(NAME, tokens_of_pass)
     AttentionInterface.register(NAME, _refuse)
     families = tuple(families)
     _patch_when_made(families)
     _refuse_others(families)
     for family in families:
-        _let_have_settings(family.config_class)
-        _let_ask_for_weights(family.config_class)
+        _let_have_settings(family.config_class())
+        _let_ask_for_weights(family.config_class())
     saving.register()
 
 
@@ -90,7 +89,7 @@ def _patch_when_made(families: tuple[Family, ...]) -> None:
                 _follow(family, self, ours)
             elif ours:
                 for target in family.find(self):
-                    family.adopt(self, target)
+                    adopt(family, self, target)
 
     PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
 
@@ -131,7 +130,7 @@ def _refuse_others(families: tuple[Family, ...]) -> None:
     stock: Any = getattr(PreTrainedModel, "get_correct_attn_implementation", None)
     if stock is None:  # older versions have none
         return
-    ours = tuple(family.config_class for family in families)
+    ours = tuple(family.config_class() for family in families)
     names = [family.name for family in families]
 
     @functools.wraps(stock)
@@ -180,11 +179,19 @@ def _let_ask_for_weights(config_class: Any) -> None:
     validators[:] = map(unless_ours, validators)
 
 
-def _hand_padding(*_: Any, attention_mask: torch.Tensor | None = None, **__: Any) -> Padding:
-    """Return the padding in place of a mask of queries and keys, which generate() asks for."""
-    return Padding(attention_mask)
+def tokens_of_pass(
+    *_: Any, mask_function: Any = None, attention_mask: torch.Tensor | None = None, **__: Any
+) -> Tokens:
+    """Return the tokens of a pass; transformers asks this function for masks of patched models."""
+    causal = mask_function is causal_mask_function
+    if not causal and mask_function is not bidirectional_mask_function:
+        raise ValueError(
+            "position_ids must rise by one from token to token where the forward method of a "
+            "patched model is called directly, got several texts in a row: call model(...)"
+        )
+    return Tokens(attention_mask, causal=causal)
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
     """Raise for a model whose attention is not patched."""
-    raise RuntimeError(Padding.misuse)
+    raise RuntimeError(MISUSE)

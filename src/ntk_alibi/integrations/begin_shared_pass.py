@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import zlib
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import Layout, columns_of, layout_of
-from ntk_alibi.integrations.arguments import check_padding, given_mask, padding_of
-from ntk_alibi.integrations.cache_argument import (
+from ntk_alibi.integrations.arguments import (
     CACHE,
+    by_name,
     cache_of,
     check_cache_in_use,
-    warn_of_older_slopes,
+    inputs_of,
+    positional_names,
 )
 from ntk_alibi.integrations.caches.sharded import ShardedCache
-from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of
-from ntk_alibi.integrations.settings import Settings
+from ntk_alibi.integrations.configuration import current
+from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of, untraced
+from ntk_alibi.integrations.making import real_keys, warn_of_older_slopes
 from ntk_alibi.integrations.shared_pass import OwnTokens, SpreadKeys
+from ntk_alibi.integrations.tokens import Tokens, padding_in
+from ntk_alibi.masks import checked_attention_mask
 
 #: Number of tokens of each rank from which a prompt is cut into parts.
 LEAST_PART = 64
@@ -42,29 +46,28 @@ def is_cut(cache: Any, tokens: int) -> bool:
     )
 
 
-def begin_shared_pass(
-    rule: ModelSlopes,
-    settings: Settings,
-    model: nn.Module,
-    kwargs: dict[str, Any],
-    inputs: Any,
-    *,
-    weights: bool,
-) -> dict[str, Any]:
-    """Return the arguments of a pass on several ranks, with a `ForwardPass` as attention_mask.
+def install(family: Any, model: nn.Module) -> list[Any]:
+    """Let a hook begin the passes of a model, before its tokens are cut into parts.
 
-    Args:
-        rule: the rule of the model's slopes.
-        settings: those of the patch, with a group.
-        model: the patched model.
-        kwargs: all arguments of its forward, by name.
-        inputs: input_ids or inputs_embeds, or None if neither is given.
-        weights: whether the caller asks for attention weights.
+    A mask function could not change the tokens of a model.
     """
-    ranks = cast(Ranks, settings.ranks)
+    hook = partial(_begin, family, positional_names(model))
+    return [model.register_forward_pre_hook(hook, with_kwargs=True)]
+
+
+@untraced
+def _begin(
+    family: Any, names: tuple[str, ...], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[()], dict[str, Any]]:
+    """Begin a pass: replace the mask by its tokens, and a prompt by this rank's part of it."""
+    kwargs, rule, settings = by_name(names, args, kwargs), family.rule(model), current(model)
+    ranks, inputs = cast(Ranks, settings.ranks), inputs_of(kwargs)
+    option = kwargs.get("output_attentions")
+    weights = bool(model.config.output_attentions if option is None else option)
     name = "input_ids" if kwargs.get("input_ids") is not None else "inputs_embeds"
-    keep = getattr(kwargs.get("attention_mask"), "keep", 1)
-    mask = given_mask(kwargs.get("attention_mask"))
+    given = kwargs.get("attention_mask")
+    mask, keep = padding_in(given), getattr(given, "keep", None)
+    keep = 1 if keep is None else keep
     cache = cache_of(kwargs)
 
     def describe() -> dict[str, Any]:
@@ -75,7 +78,8 @@ def begin_shared_pass(
             )
         _checks.plain("input_ids or inputs_embeds", inputs)
         _checks.plain("attention_mask", mask)
-        check_padding(mask)
+        if mask is not None and mask.ndim == 2 and mask.dtype != torch.bool:
+            checked_attention_mask(mask)
         if weights:
             raise ValueError(
                 "output_attentions must be False in a model patched with group, got True"
@@ -101,7 +105,7 @@ def begin_shared_pass(
                 "logits_to_keep must be a number of last tokens, or columns in a tensor of one "
                 f"dimension, where a ShardedCache cuts the prompt into parts, got {keep!r}"
             )
-        check_cache_in_use(cache, kwargs.get("use_cache"), inputs.shape[1])
+        check_cache_in_use(kwargs)
         common = {
             "the model": f"{type(model).__name__} of {cast(Any, model).config.num_hidden_layers} "
             f"layers, training={model.training}",
@@ -122,7 +126,9 @@ def begin_shared_pass(
                 "with, got one of other ranks"
             )
         shape, cached = tuple(inputs.shape[:2]), cache.get_seq_length()
-        seen = padding_of(model, mask, (shape[0], cached, shape[1]), inputs.device)
+        seen = real_keys(
+            mask, shape[0], cached + shape[1], inputs.device, "attention_mask", shape[1]
+        )
         return {
             **common,
             "input_ids": shape,
@@ -144,7 +150,8 @@ def begin_shared_pass(
     else:
         past = cache.get_seq_length()
         warn_of_older_slopes(settings.scaling, past)
-        whole = padding_of(model, mask, (batch, past, tokens), inputs.device)[:, : past + tokens]
+        end = past + tokens
+        whole = real_keys(mask, batch, end, inputs.device, "attention_mask", tokens)[:, :end]
         if is_cut(cache, tokens):
             lengths = [len(x) for x in torch.arange(tokens).tensor_split(ranks.size)]
             cache.hold(lengths)
@@ -157,8 +164,9 @@ def begin_shared_pass(
             shared = SpreadKeys(ranks, columns, cache, cache.deal(tokens))
     limits = limits_up_to(whole.shape[1] - 1, settings.mask)
     problem = problem_of(whole, shared.at, rule, limits)
-    kwargs["attention_mask"] = ForwardPass(whole, problem, rule, settings, shared)
-    return kwargs
+    heads = family.own_heads(family.layers(model)[0], rule.heads, settings, {})
+    made = ForwardPass(whole, problem, rule, settings, shared, heads=heads)
+    return (), {**kwargs, "attention_mask": Tokens(made=made)}
 
 
 def own_tokens(

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, TypeAlias, cast
 
 from torch import nn
 
 from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import attend, numeric_check, own_bias
+from ntk_alibi.integrations import numeric_check, own_bias
 from ntk_alibi.integrations.settings import Settings, check_layers
-from ntk_alibi.integrations.transformers_versions import is_pretrained
+from ntk_alibi.integrations.tables import Table
+from ntk_alibi.integrations.transformers_versions import (
+    check_forward,
+    check_parameters,
+    check_version,
+    class_named,
+    parts_named,
+)
 from ntk_alibi.masks import EVERYTHING
+from ntk_alibi.methods import stated_train_length, train_length_of
 from ntk_alibi.scaling import scaling_per
 
-#: Owner, attribute and replacement: a function, which gets the owner as its first argument, or a
-#: plain value.
+#: Owner, attribute and replacement: a function, which gets the owner as its first argument, a
+#: static method, which does not, or a plain value.
 Replacement: TypeAlias = tuple[nn.Module, str, Any]
 
 
@@ -26,9 +34,40 @@ def _nothing(*_: Any) -> Any:
     """Return None."""
 
 
-def _none(_: Any) -> list[Replacement]:
-    """Return no replacements."""
+def _none(_: Any) -> list[Any]:
+    """Return an empty list."""
     return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """The code of transformers for which a family's patch was written.
+
+    Attributes:
+        model: the name of the class that holds the layers.
+        attention: that of its attention layers.
+        config: that of its configuration.
+        parameters: parameters that the forward of an attention layer must have.
+        methods: those that other methods of the model must have, by the methods' names.
+    """
+
+    model: str
+    attention: str
+    config: str
+    parameters: tuple[str, ...]
+    methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def check(self, family: str, model: nn.Module, layers: Sequence[nn.Module]) -> None:
+        """Check that a model and its layers are of this code."""
+        known = class_named(model, self.model)
+        check_forward(model, known, self.model)
+        for name, parameters in self.methods.items():
+            check_parameters(family, getattr(known, name), parameters)
+        known = class_named(layers[0], self.attention) if layers else None
+        for layer in layers:
+            check_forward(layer, known, self.attention)
+        if known is not None:
+            check_parameters(family, known.forward, self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +90,8 @@ class Family:
             `ntk_alibi.integrations.Attend`.
         slopes: slopes(model) returns the number of heads, for the slopes of ALiBi at distances
             between columns, or a `ModelSlopes`.
-        causal: whether queries see no keys ahead of them; False for encoders, whose bias is
-            symmetric.
+        causal: whether queries see no keys ahead of them, or a function of the model that returns
+            it; False for encoders, whose bias is symmetric.
         replacements: replacements(model) returns what else is replaced in a patched model: tuples
             (owner, attribute, replacement). A function gets the owner first; other replacements are
             plain values.
@@ -68,6 +107,17 @@ class Family:
             own layer runs on the example.
         train_length: train_length(model) returns the training length, or None where a scaling must
             have it.
+        code: the code of transformers that the patch was written for, which hands `Tokens` to the
+            layers; None for models whose layers are compared in numbers.
+        tables: tables(model) returns the `Table` of each layer, for models with a learned bias in
+            place of slopes, or None.
+        crossing: crossing(model) returns layers over the states of another model, with the numbers
+            of the layers before them.
+        output: the name of a layer's product with the outputs of its heads, whose weight tensor
+            parallelism divides; "" where the family has none.
+        traceable: returns the replacements in a model with attention="traceable", or None.
+        masks_hidden: whether boolean masks of transformers' layers are True for hidden keys.
+        tensor_parallel: returns the tensor parallel plan of a configuration, or None.
 
     Example:
         >>> from ntk_alibi.integrations import Family
@@ -92,7 +142,7 @@ class Family:
     layers: Callable[[Any], Sequence[nn.Module]]
     forward: Callable[..., Any]
     slopes: Callable[[Any], int | ModelSlopes]
-    causal: bool = True
+    causal: bool | Callable[[Any], bool] = True
     replacements: Callable[[Any], list[Replacement]] = _none
     release: Callable[[Any], Any] = _nothing
     rebuild: Callable[[Any, Any], None] = _nothing
@@ -100,11 +150,23 @@ class Family:
     example: Callable[[Any], dict[str, Any]] = numeric_check.example
     while_compared: Callable[[Any], list[Replacement]] = _none
     train_length: Callable[[Any], int | None] = _nothing
+    code: Code | None = None
+    tables: Callable[[Any], Sequence[Table]] | None = None
+    crossing: Callable[[Any], list[nn.Module]] = _none
+    output: str = ""
+    traceable: Callable[[Any], list[Replacement]] | None = None
+    masks_hidden: bool = False
+    tensor_parallel: Callable[[Any], dict[str, str]] | None = None
 
     @property
     def own_bias(self) -> str:
         """The bias of models without scaling, in messages."""
-        return "plain ALiBi"
+        return "plain ALiBi" if self.tables is None else "learned buckets"
+
+    @property
+    def shares_texts(self) -> bool:
+        """Whether several ranks may share a text: in the decoders of transformers with slopes."""
+        return self.traceable is not None
 
     def __deepcopy__(self, _: Any) -> Family:
         """Return itself: copies of a patched model are of the same family."""
@@ -112,6 +174,8 @@ class Family:
 
     def find(self, module: nn.Module) -> list[nn.Module]:
         """Return the models of this family inside a module."""
+        if self.code is not None:
+            return parts_named(module, self.code.model)
         return [part for part in module.modules() if self.matches(part)]
 
     def rule(self, model: nn.Module) -> ModelSlopes:
@@ -122,36 +186,63 @@ class Family:
         heads = _checks.integer(f"slopes of the family {self.name}", slopes, minimum=1)
         return ModelSlopes(heads, counts_holes=True)
 
-    def filled_length(self, model: nn.Module) -> int | None:
-        """Return the training length of scalings without one, or None if it is unknown."""
-        return self.train_length(model)
+    def is_causal(self, model: nn.Module) -> bool:
+        """Return whether queries of a model see no keys ahead of them."""
+        return self.causal(model) if callable(self.causal) else self.causal
+
+    def config_class(self) -> Any:
+        """Return the class of configurations that a model of this family follows, or None."""
+        if self.code is None:
+            return None
+        return getattr(import_module("transformers"), self.code.config)
+
+    def stated_length(self, model: Any) -> int | None:
+        """Return the training length that a model says, or None."""
+        return stated_train_length(model.config) if self.shares_texts else self.train_length(model)
+
+    def filled_length(self, model: Any) -> int | None:
+        """Return the training length of scalings without one, or None: BLOOM's config has none."""
+        return train_length_of(model.config) if self.shares_texts else self.train_length(model)
 
     def check_settings(self, settings: Settings) -> None:
-        """Refuse what no model of the family takes; in each pass of one that follows its config."""
+        """Refuse settings that no model of this family can have."""
+        name = self.name
+        if self.tables is not None and settings.scaling is not None:
+            raise ValueError(
+                f"scaling must be None or a bias for {name}, which has learned numbers and no "
+                f"slopes, got {settings.scaling!r}"
+            )
+        if self.shares_texts:
+            return
+        where = f"for {name}"
+        _checks.choice(f"attention {where}", settings.attention, ("fused", "eager"))
+        _checks.only("group", settings.ranks and settings.ranks.group, None, where)
+        if self.tables is not None:
+            _checks.only("sink", settings.mask.sink, 0, where)
+            _checks.only("causal_block", settings.mask.causal_block, None, where)
+            _checks.only("log_n", settings.log_n, None, where)
+        elif self.causal is False:
+            self._check_encoder(settings)
 
     def check_fit(self, model: nn.Module, settings: Settings) -> None:
-        """Check that a model can have these settings."""
-        _checks.choice(f"attention for {self.name}", settings.attention, ("fused", "eager"))
-        group = settings.ranks and settings.ranks.group
-        _checks.only("group", group, None, f"for {self.name}")
-        if not self.causal:
-            self._check_encoder(settings)
-        scaling, layers = settings.scaling, self.layers(model)
-        if getattr(scaling, "train_length", 1) is None:
+        """Check that a model can have these settings, and that its code is the known one."""
+        if self.code is not None:
+            check_version()
+        self.check_settings(settings)
+        layers, scaling = self.layers(model), settings.scaling
+        if self.code is not None:
+            self.code.check(self.name, model, [*layers, *self.crossing(model)])
+        elif getattr(scaling, "train_length", 1) is None:
             raise ValueError(
                 f"train_length must be given for {scaling!r} of a {self.name}, whose config does "
                 "not say at what length the model was trained, got None"
             )
         if not layers:
             raise ValueError(f"layers of the family {self.name} must be at least one, got none")
-        self.check_parts(model, settings, encoder=not self.causal)
-
-    def check_parts(self, model: nn.Module, settings: Settings, *, encoder: bool = False) -> None:
-        """Check that the model has the layers and heads of the settings, and call `check`."""
-        layers, heads = len(self.layers(model)), self.rule(model).heads
-        check_layers(settings.scaling, layers)
+        heads, encoder = self.rule(model).heads, not self.is_causal(model)
+        check_layers(scaling, len(layers))
         if settings.bias is not None:
-            own_bias.check(settings.bias, heads, layers, encoder=encoder)
+            own_bias.check(settings.bias, heads, len(layers), encoder=encoder)
         if settings.log_n is not None:
             settings.log_n.check_heads(heads)
         self.check(model, settings)
@@ -169,60 +260,54 @@ class Family:
                 f"the whole text, got {settings.scaling!r}"
             )
 
-    def check_numbers(self, model: nn.Module, patch: Callable[[], None]) -> None:
-        """Patch a model without scaling, and compare one layer with its own forward.
+    def own_heads(
+        self, layer: Any, heads: int, settings: Settings, own: Mapping[Any, Any]
+    ) -> slice | None:
+        """Return the heads that this rank of tensor parallelism computes, or None for all.
 
         Args:
-            model: the model, without patches.
-            patch: patches it without scaling.
+            layer: a layer of the model.
+            heads: the number of the model's slopes.
+            settings: those in force.
+            own: biases in place of slopes.
         """
-        numeric_check.compare(self, model, patch)
+        if not self.output:
+            return None
+        output: Any = getattr(layer, self.output)
+        mesh: Any = getattr(getattr(output, "weight", None), "device_mesh", None)
+        if mesh is None:
+            return None
+        if any(isinstance(bias, nn.Module) for bias in own.values()):
+            raise ValueError(
+                "scaling must be a bias object under tensor parallelism, whose ranks have the "
+                "gradients of their own heads only, got a module"
+            )
+        if heads % mesh.size():
+            raise ValueError(f"tp_size must divide the model's {heads} heads, got {mesh.size()}")
+        if settings.attention == "eager":
+            raise ValueError(
+                "attention must be 'fused' under tensor parallelism, and "
+                "output_attentions False, got 'eager'"
+            )
+        count = heads // mesh.size()
+        return slice(mesh.get_local_rank() * count, (mesh.get_local_rank() + 1) * count)
 
-    @property
-    def config_class(self) -> Any:
-        """The class of configurations that a model of this family follows, or None."""
-        return None
 
-    def adopt(self, module: nn.Module, model: nn.Module) -> None:
-        """Let modules around a model know that it is patched."""
-        if any(is_pretrained(part) for part in module.modules()):
-            from ntk_alibi.integrations import saving
+def check_heads(layer: Any, model: Any, sloped: int) -> None:
+    """Check that a layer computes all heads of its model, and that the slopes are theirs."""
+    computed = layer.n_heads if hasattr(layer, "n_heads") else layer.num_heads
+    every = model.config.hidden_size // layer.head_dim
+    if not every == computed == sloped:
+        raise ValueError(
+            f"{type(layer).__name__} must compute all {every} heads with their slopes, got "
+            f"{computed} heads and slopes of {sloped}: the slopes of some heads are not those of a "
+            "model with so few; ntk_alibi.tp_plan divides a model for tensor parallelism"
+        )
 
-            saving.register()
 
-    def follow(self, model: nn.Module, settings: Settings) -> None:
-        """Let modules around a model follow the settings that are in force now."""
-
-    def abandon(self, model: nn.Module) -> None:
-        """Undo `adopt` and `follow`."""
-
-    def begin(self, model: nn.Module, settings: Settings) -> list[Any]:
-        """Prepare a model for its first patch, and return the handles of its hooks."""
-        del settings
-        attend.start(model)
-        return [
-            model.register_forward_pre_hook(attend.forget),
-            model.register_forward_hook(attend.forget, always_call=True),
-        ]
-
-    def end(self, model: nn.Module) -> None:
-        """Undo `begin`, except for the hooks."""
-        attend.stop(model)
-
-    def all_replacements(self, model: nn.Module) -> list[Replacement]:
-        """Return the replacements in a patched model, its layers' forward included."""
-        rule = self.rule(model)
-        return [
-            *self.replacements(model),
-            *(
-                (
-                    layer,
-                    "forward",
-                    partial(self.forward, attend.Attend(model, i, rule, self.causal)),
-                )
-                for i, layer in enumerate(self.layers(model))
-            ),
-        ]
+def is_of(name: str, module: nn.Module) -> bool:
+    """Return whether a module is of a class of transformers, by its name."""
+    return class_named(module, name) is not None
 
 
 def check_family(value: Any) -> Family:

@@ -20,7 +20,6 @@ from ntk_alibi.biases.base import BiasObject, kernel_bias_of
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes, Sides
 from ntk_alibi.integrations import own_bias
-from ntk_alibi.integrations.passed_through import PackedTexts, PassedThrough
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
 
@@ -33,13 +32,28 @@ ALL = slice(None)
 WAY_TO_TRACE = (
     "ntk_alibi: attention must be 'traceable' for torch.export and for torch.compile with "
     "fullgraph=True, since the other forms read numbers of the mask: use patch(model, scaling, "
-    "attention='traceable')"
+    "attention='traceable'); fullgraph must be False for a model of a family without such a form"
 )
 
 
-def untraced(function: Function, *, reason: str = WAY_TO_TRACE) -> Function:
+def untraced(function: Function) -> Function:
     """Exclude a function from torch.compile, since it depends on the numbers of the mask."""
-    return cast(Function, torch.compiler.disable(function, reason=reason))
+    return cast(Function, torch.compiler.disable(function, reason=WAY_TO_TRACE))
+
+
+@dataclass(frozen=True)
+class PackedTexts:
+    """The texts of packed rows.
+
+    Attributes:
+        queries: the number of its text for each new token, (rows, tokens).
+        keys: the same for each key, (rows, keys).
+        cache: what adds new keys to those of a paged cache, or None.
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    cache: Any = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +76,8 @@ class Part:
         return x if self.keys == ALL else x[:, :, self.keys]
 
 
-class ForwardPass(PassedThrough):
-    """The problem of one forward pass; layers get it as their attention_mask.
+class ForwardPass:
+    """The problem of one forward pass, which all layers share.
 
     Attributes:
         mask: (batch, keys or more), True for real keys; static caches have keys beyond the last
@@ -76,13 +90,8 @@ class ForwardPass(PassedThrough):
         own: biases in place of slopes, by layers, or by None for all layers; bias objects, and
             modules and functions that return them.
         cache: a cache of packed texts, in place of the layers' own, or None.
+        heads: the heads that this rank of tensor parallelism computes, or None for all.
     """
-
-    mask: torch.Tensor
-    misuse = (
-        "the patch must stay until the backward pass of a gradient-checkpointed forward is done, "
-        "which runs that forward again; it was undone before"
-    )
 
     def __init__(
         self,
@@ -93,28 +102,32 @@ class ForwardPass(PassedThrough):
         shared: Any = None,
         own: Mapping[Any, Any] | None = None,
         cache: Any = None,
+        heads: slice | None = None,
     ) -> None:
-        super().__init__(mask)
+        self.mask = mask
         self.problem = problem
         self.rule = rule
         self.settings = settings
         self.shared = shared
         self.own = own or {}
         self.cache = cache
+        self.heads = heads
         self._made: dict[Any, Any] = {}
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of a mask of four dimensions, which transformers leaves unchanged."""
-        return (len(self.mask), 1, self.problem.shape[2], self.mask.shape[1])
+    def bias_of(self, layer: int, table: Any = None) -> BiasObject:
+        """Return the bias of a layer: the same object for equal biases.
 
-    def bias_of(self, layer: int) -> BiasObject:
-        """Return the bias of a layer: the same object for equal biases."""
-        own = self.own.get(None, self.own.get(layer))
-        if own is not None and not hasattr(own, "kernel_bias"):
-            own = self.memo(own, None, own_bias.returned, own)
+        Args:
+            layer: the number of the layer.
+            table: a `LayerTable` of the model's own bias, or None for slopes.
+        """
+        own = self.own.get(None, self.own.get(layer)) if self.own else None
         if own is not None:
+            if not hasattr(own, "kernel_bias"):
+                own = self.memo(own, None, own_bias.returned, own)
             return cast(BiasObject, own)
+        if table is not None:
+            return cast(BiasObject, table.bias(self._made, self.mask.device))
         sides: Sides = "causal" if self.problem.mask.causal else "symmetric"
         return ModelALiBi.of_layer(self.rule, self.settings.scaling, layer, sides)
 
@@ -146,19 +159,24 @@ class ForwardPass(PassedThrough):
             return None
         return self.memo(None, _kind(like), log_n.factors, self.problem, like)
 
-    def parts(self, bias: BiasObject, like: Any, heads: slice | None = None) -> list[Part]:
+    def own_factors(self, like: Any) -> Any:
+        """Return the factors of scores of this rank's heads, or None."""
+        factors = self.factors(like)
+        if factors is None or self.heads is None or factors.shape[1] == 1:
+            return factors
+        return factors[:, self.heads]
+
+    def parts(self, bias: BiasObject, like: Any) -> list[Part]:
         """Return the problem with a bias, in two parts if sinks stand closer than their columns.
 
         Args:
             bias: the bias of all heads of the model.
             like: None for NumPy numbers, or a tensor of the call, as for `kernel_bias`.
-            heads: the heads that this rank computes, or None for all.
         """
-        own = None if heads is None else (heads.start, heads.stop)
-        return self.memo(bias, (_kind(like), own), self._parts, bias, like, heads)
+        return self.memo(bias, _kind(like), self._parts, bias, like)
 
-    def _parts(self, bias: BiasObject, like: Any, heads: slice | None) -> list[Part]:
-        problem, log_n = self.problem, self.settings.log_n
+    def _parts(self, bias: BiasObject, like: Any) -> list[Part]:
+        problem, log_n, heads = self.problem, self.settings.log_n, self.heads
         kernel = _kernel_on_device(bias, problem, like)
         if kernel.exempt > problem.mask.sink > 0:
             raise ValueError(

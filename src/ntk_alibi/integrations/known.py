@@ -1,74 +1,34 @@
-"""The families that a patch knows: those of transformers, of remote code, and registered ones.
-
-Families of transformers import their modules, and wait until their version is known to be there.
-"""
+"""The families that a patch knows: those of transformers, of remote code, and registered ones."""
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING
-
 from torch import nn
 
-from ntk_alibi.integrations.families import baichuan, bert
+from ntk_alibi.integrations.families import baichuan, bert, bloom, falcon, mpnet, mpt, t5
 from ntk_alibi.integrations.family import Family, check_family
-from ntk_alibi.integrations.settings import family_of
-from ntk_alibi.integrations.transformers_versions import check_version, version_is_known
+from ntk_alibi.integrations.settings import FAMILY
 
-if TYPE_CHECKING:
-    from ntk_alibi.integrations.bucket_family import BucketFamily
-    from ntk_alibi.integrations.transformers_family import TransformersFamily
+#: Families of transformers' decoders with slopes.
+DECODERS = (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY)
 
-#: The families of `of_transformers`, by the classes of their models.
-OF_TRANSFORMERS = {"BloomModel": "BLOOM", "MptModel": "MPT", "FalconModel": "Falcon"}
-
-#: The families of `of_buckets`.
-OF_BUCKETS = {
-    "T5Stack": "T5",
-    "MT5Stack": "mT5",
-    "UMT5Stack": "UMT5",
-    "SwitchTransformersStack": "SwitchTransformers",
-    "Pop2PianoStack": "Pop2Piano",
-    "Pix2StructTextModel": "Pix2Struct",
-    "MPNetModel": "MPNet",
+#: Families of transformers' classes, by the names of the models that hold their layers.
+OF_TRANSFORMERS = {
+    family.code.model: family
+    for family in (*DECODERS, *t5.FAMILIES, mpnet.FAMILY)
+    if family.code is not None
 }
 
-#: Families of remote code, which import torch alone.
+#: Families of remote code.
 OF_REMOTE_CODE: tuple[Family, ...] = (bert.JINA, bert.MOSAIC, baichuan.FAMILY)
 
 #: Families that others registered, by name.
 _registered: dict[str, Family] = {}
 
 
-@functools.cache
-def of_transformers() -> tuple[TransformersFamily, ...]:
-    """Return the families of transformers' classes; none with a version that is not known."""
-    if not version_is_known():
-        return ()
-    from ntk_alibi.integrations.families import bloom, falcon, mpt
-
-    return bloom.FAMILY, mpt.FAMILY, falcon.FAMILY
-
-
-@functools.cache
-def of_buckets() -> tuple[BucketFamily, ...]:
-    """Return the families of transformers' classes without slopes, as `of_transformers` does."""
-    if not version_is_known():
-        return ()
-    from ntk_alibi.integrations.families import mpnet, t5
-
-    return *t5.FAMILIES, mpnet.FAMILY
-
-
-def families() -> tuple[Family, ...]:
-    """Return all families, in the order in which they are asked."""
-    return *reversed(_registered.values()), *OF_REMOTE_CODE, *of_transformers(), *of_buckets()
-
-
 def names() -> list[str]:
-    """Return the names of all families, of those of transformers without loading them."""
-    remote = [family.name for family in OF_REMOTE_CODE]
-    return [*OF_TRANSFORMERS.values(), *OF_BUCKETS.values(), *remote, *_registered]
+    """Return the names of all families."""
+    own = (*OF_TRANSFORMERS.values(), *OF_REMOTE_CODE)
+    return [*(family.name for family in own), *_registered]
 
 
 def register(family: Family) -> None:
@@ -120,20 +80,25 @@ def found(model: nn.Module, given: Family | None = None) -> tuple[Family | None,
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{advice}")
     if given is not None:
         return given, check_family(given).find(model)
-    for part in model.modules():  # a patched model is of the family of its patch
-        family = family_of(part)
-        if family is not None:
-            return family, family.find(model)
-    for family in families():
-        if targets := family.find(model):
-            return family, targets
+    family = _family_in(model)
+    return family, [] if family is None else family.find(model)
+
+
+def _family_in(model: nn.Module) -> Family | None:
+    """Return the family of a patch inside a module, or the first one that a part is of, or None."""
     for part in model.modules():
-        if _is_transformers(part):
-            check_version()
-    return None, []
-
-
-def _is_transformers(module: nn.Module) -> bool:
-    own = type(module)
-    known = own.__name__ in {**OF_TRANSFORMERS, **OF_BUCKETS}
-    return known and own.__module__.startswith("transformers.")
+        if FAMILY in vars(part):
+            patched: Family = vars(part)[FAMILY]
+            return patched
+    for family in reversed(_registered.values()):
+        if family.find(model):
+            return family
+    for part in model.modules():
+        for base in type(part).__mro__:
+            known = OF_TRANSFORMERS.get(base.__name__)
+            if known is not None and base.__module__.startswith("transformers.models."):
+                return known
+    for family in OF_REMOTE_CODE:
+        if family.find(model):
+            return family
+    return None

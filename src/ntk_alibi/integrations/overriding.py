@@ -16,9 +16,12 @@ _KEPT = "_ntk_alibi_kept"
 def override(module: nn.Module, name: str, replacement: Any) -> None:
     """Give this instance another method, bound to it, or another plain value.
 
-    Methods are bound by a partial, which deep copies and pickles bind to the copy.
+    Methods are bound by a partial, which deep copies and pickles bind to the copy. A static method
+    is the same object in all modules, which torch.compile then does not tell apart.
     """
-    if callable(replacement):
+    if isinstance(replacement, staticmethod):
+        setattr(module, _slot(module, name), replacement.__func__)
+    elif callable(replacement):
         setattr(module, _slot(module, name), partial(replacement, module))
     else:
         setattr(module, _KEPT, {**getattr(module, _KEPT, {}), name: getattr(module, name)})

@@ -6,33 +6,33 @@ import threading
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
 from ntk_alibi.distributed import sharding
-from ntk_alibi.integrations import own_bias
+from ntk_alibi.integrations import numeric_check, own_bias
+from ntk_alibi.integrations.attend import Attend, LastTokens
+from ntk_alibi.integrations.configuration import of_config, refuse_traceable, write_plainly
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.overriding import override, restore
+from ntk_alibi.integrations.patched_config import patched_config
 from ntk_alibi.integrations.settings import (
     FAMILY,
     STACK,
-    TRACEABLE,
     Settings,
-    check_own_masks,
-    of_config,
+    form_of,
     stack_of,
     warn_of_another_train_length,
-    write_plainly,
 )
+from ntk_alibi.integrations.tables import LayerTable
+from ntk_alibi.integrations.tokens import NAME
+from ntk_alibi.integrations.transformers_versions import around, is_pretrained
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import Scaling
 
-#: The attribute of a patched model that keeps the handles of its hooks.
-_HOOKS = "_ntk_alibi_hooks"
-
-#: The attribute of a patched model that keeps what its family needs to rebuild what it released.
-_RELEASED = "_ntk_alibi_released"
+#: The attribute of a patched model that keeps what `_take_back` undoes.
+_INSTALLED = "_ntk_alibi_installed"
 
 _lock = threading.RLock()
 
@@ -148,7 +148,9 @@ def apply(
     """Check all targets in a model, then patch them."""
     for target in targets:
         family.check_fit(target, settings)
-    warn_of_another_train_length(settings.scaling, family.train_length(targets[0]))
+        if None in stack_of(target):
+            refuse_traceable(settings.attention)
+    warn_of_another_train_length(settings.scaling, family.stated_length(targets[0]))
     if all(stack_of(target)[-1:] == (settings,) for target in targets):
         warnings.warn(
             "model is patched by the same call already, and this patch nests in that one: its "
@@ -159,10 +161,10 @@ def apply(
         before = [stack_of(target) for target in targets]
         try:
             for target, stack in zip(targets, before, strict=True):
-                if not stack:
+                if not stack and family.code is None:
                     plain = partial(_stack, family, target, (Settings(None),))
-                    family.check_numbers(target, plain)
-                family.adopt(model, target)
+                    numeric_check.compare(family, target, plain)
+                adopt(family, model, target)
                 _stack(family, target, (*stack, settings))
         except BaseException:  # a half patched model never remains
             for target, stack in zip(targets, before, strict=True):
@@ -172,6 +174,17 @@ def apply(
                     _uninstall(family, target)
             raise
     return PatchHandle(family, targets, settings)
+
+
+def follow_config(family: Family, target: nn.Module) -> None:
+    """Patch a new model permanently; its configuration is read at each call."""
+    config: Any = target.config
+    write_plainly(config)
+    settings = of_config(config)
+    family.check_fit(target, settings)
+    warn_of_another_train_length(settings.scaling, family.stated_length(target))
+    adopt(family, target, target)
+    _stack(family, target, (None,))
 
 
 def handles(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
@@ -185,69 +198,133 @@ def handles(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
     ]
 
 
+def adopt(family: Family, model: nn.Module, target: nn.Module) -> None:
+    """Let the models around a target compute losses, read texts and be saved as it needs it."""
+    models = [part for part in around(model, target) if is_pretrained(part) or _is_peft(part)]
+    if family.shares_texts:
+        from ntk_alibi.integrations import shared_loss, texts
+
+        shared_loss.keep_models(models, target)
+        texts.keep_hooks(models, target)
+    if models:
+        from ntk_alibi.integrations import saving
+
+        saving.register()
+
+
+def _is_peft(module: nn.Module) -> bool:
+    return hasattr(module, "peft_config")
+
+
 def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
     """Let these settings be in force, the last one foremost."""
     settings = stack[-1] or Settings(None)
-    installed, traced = hasattr(target, _HOOKS), hasattr(target, TRACEABLE)
     if settings.bias is not None or own_bias.NAME in dict(target.named_children()):
         own_bias.register(target, settings.bias)
     setattr(target, STACK, stack)
     setattr(target, FAMILY, family)
-    if installed and (traced or settings.traceable):
-        _restore(family, target)
-        installed = False
-    if not installed:
-        _replace(family, target, settings)
-    family.follow(target, settings)
+    form = form_of(target), settings.ranks is not None
+    installed = getattr(target, _INSTALLED, None)
+    if installed is not None and (installed[0] != form or settings.traceable):
+        _take_back(family, target)
+        installed = None
+    if installed is None:
+        _install(family, target, settings, form)
+    if family.shares_texts:
+        from ntk_alibi.integrations import shared_loss
+
+        shared_loss.choose(target, settings.ranks)
 
 
-def _replace(family: Family, target: nn.Module, settings: Settings) -> None:
-    """Replace the methods of a stock model, and let its family begin its passes."""
-    setattr(target, _RELEASED, family.release(target))
-    setattr(target, _HOOKS, family.begin(target, settings))
-    replaced: list[Replacement] = []
+def _install(family: Family, target: Any, settings: Settings, form: tuple[str, bool]) -> None:
+    """Replace the methods of a stock model, and let transformers hand it the tokens of a pass."""
+    replaced: list[tuple[nn.Module, str]] = []
+    hooks: list[Any] = []
+    released = family.release(target)
+    if settings.traceable:
+        from ntk_alibi.integrations import traceable
+
+        replacements = traceable.install(family, target, settings)
+    else:
+        replacements = _replacements(family, target, form[0])
+        if family.code is not None and target.config._attn_implementation != NAME:
+            target.config = patched_config(target.config)
+        if settings.ranks is not None:
+            from ntk_alibi.integrations import begin_shared_pass
+
+            hooks = begin_shared_pass.install(family, target)
+    replacements.append((target, "_replicate_for_data_parallel", _refuse_replicas))
+    setattr(target, _INSTALLED, (form, hooks, released, replaced))
     try:
-        for replacement in family.all_replacements(target):
-            override(*replacement)
-            replaced.append(replacement)
+        for owner, attribute, replacement in replacements:
+            override(owner, attribute, replacement)
+            replaced.append((owner, attribute))
     except BaseException:
-        _take_back(family, target, replaced)
+        _take_back(family, target)
         raise
 
 
-def _restore(family: Family, target: nn.Module) -> None:
-    """Undo `_replace`, if it came to its end."""
-    if hasattr(target, _HOOKS):
-        _take_back(family, target, family.all_replacements(target))
+def _replacements(family: Family, target: nn.Module, form: str) -> list[Replacement]:
+    """Return what is replaced in a patched model, its layers' forward included."""
+    rule, causal = family.rule(target), family.is_causal(target)
+    tables = None if family.tables is None else family.tables(target)
+    replacements = list(family.replacements(target))
+    for layers, crosses in ((family.layers(target), False), (family.crossing(target), True)):
+        others, seen = LastTokens(), set()
+        for i, layer in enumerate(layers):
+            table = None
+            if tables is not None and not crosses:
+                table = LayerTable(tables[i], id(tables[i]) not in seen)
+                seen.add(id(tables[i]))
+            attend = Attend(
+                target,
+                family,
+                layer,
+                i,
+                rule,
+                causal and not crosses,
+                crosses,
+                table,
+                others,
+                ends=i == len(layers) - 1,
+            )
+            replacements.append((layer, "forward", partial(family.forward, attend)))
+    return replacements
 
 
-def _take_back(family: Family, target: nn.Module, replaced: list[Replacement]) -> None:
-    for owner, name, _ in replaced:
-        restore(owner, name)
-    for handle in getattr(target, _HOOKS):
+def _refuse_replicas(_: nn.Module) -> NoReturn:
+    """Replace _replicate_for_data_parallel: replicas would compute with the original's weights."""
+    raise ValueError(
+        "model must not be patched in torch.nn.DataParallel, whose replicas would compute with the "
+        "weights of the first one: use torch.nn.parallel.DistributedDataParallel, or patch none"
+    )
+
+
+def _take_back(family: Family, target: Any) -> None:
+    """Undo `_install`."""
+    _, hooks, released, replaced = getattr(target, _INSTALLED)
+    delattr(target, _INSTALLED)
+    for owner, attribute in replaced:
+        restore(owner, attribute)
+    for handle in hooks:
         handle.remove()
-    delattr(target, _HOOKS)
-    family.end(target)
-    released = getattr(target, _RELEASED)
-    delattr(target, _RELEASED)
+    if family.code is not None:
+        target.config = getattr(target.config, "own_config", target.config)
+    if family.traceable is not None:
+        from ntk_alibi.integrations import traceable
+
+        traceable.remove(family, target)
     family.rebuild(target, released)
 
 
 def _uninstall(family: Family, target: nn.Module) -> None:
-    family.abandon(target)
+    if family.shares_texts:
+        from ntk_alibi.integrations import shared_loss, texts
+
+        shared_loss.give_back(target)
+        texts.give_back(target)
     delattr(target, STACK)
     delattr(target, FAMILY)
     own_bias.register(target, None)
-    _restore(family, target)
-
-
-def follow_config(family: Family, target: nn.Module) -> None:
-    """Patch a new model permanently; its configuration is read at each call."""
-    config: Any = target.config
-    write_plainly(config)
-    settings = of_config(config)
-    check_own_masks(settings.traceable)
-    family.check_fit(target, settings)
-    warn_of_another_train_length(settings.scaling, family.train_length(target))
-    family.adopt(target, target)
-    _stack(family, target, (None,))
+    if hasattr(target, _INSTALLED):
+        _take_back(family, target)

@@ -15,7 +15,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ntk_alibi.integrations.settings import CONFIGURED, family_of, stack_of
+from ntk_alibi.integrations.configuration import CONFIGURED
+from ntk_alibi.integrations.settings import family_of, stack_of
 
 
 @functools.cache
@@ -43,14 +44,15 @@ def _config_of_patches(model: Any) -> Iterator[None]:
         if not stack or stack[-1] is None:
             continue
         family = family_of(target)
-        if family.config_class is None:
+        config_class = family.config_class()
+        if config_class is None:
             warnings.warn(
                 f"the model is saved without its patch ({stack[-1]!r}), which the code of a "
                 f"{family.name} does not read from a configuration: after loading, call na.patch",
                 stacklevel=4,
             )
             continue
-        patches.append((target, family.config_class, stack[-1].to_config()))
+        patches.append((target, config_class, stack[-1].to_config()))
     if not patches:
         yield
         return

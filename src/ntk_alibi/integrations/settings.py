@@ -14,7 +14,7 @@ from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import LAYOUTS, Layout
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.masks import EVERYTHING, Mask
-from ntk_alibi.methods import parse_method, train_length_of
+from ntk_alibi.methods import parse_method
 from ntk_alibi.positions.log_n import LogN, log_n_of
 from ntk_alibi.scaling import Scaling, checked_scaling, scaling_from_config, scaling_per, trained_at
 
@@ -25,17 +25,8 @@ STACK = "_ntk_alibi_settings"
 #: The attribute that holds the family of a patched model.
 FAMILY = "_ntk_alibi_family"
 
-#: The attribute of a model whose patch in force is traceable, that is True.
-TRACEABLE = "_ntk_alibi_traceable"
-
 #: Forms of attention of a patched model.
 ATTENTIONS = ("fused", "eager", "traceable")
-
-#: Those of a model that follows its configuration.
-CONFIGURED_ATTENTIONS = tuple(name for name in ATTENTIONS if name != "traceable")
-
-#: Settings that a model's configuration may have, each as `alibi_` and its name.
-CONFIGURED = ("scaling", "attention", "window", "sink", "causal_block", "log_n")
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,63 +110,18 @@ def check_layers(scaling: Any, count: int) -> None:
         )
 
 
-def check_own_masks(configured: bool) -> None:
-    """Check that a model to trace makes masks of queries and keys."""
-    if configured:
-        raise ValueError(
-            "attention must not be 'traceable' for a model made with "
-            "attn_implementation='ntk_alibi', which makes no masks of queries and keys: make it "
-            "with attn_implementation='eager'"
-        )
+def stack_of(target: Any) -> tuple[Settings | None, ...]:
+    """Return the settings of a model's patches, innermost last."""
+    stack: tuple[Settings | None, ...] = getattr(target, STACK, ())
+    return stack
 
 
-def current(target: Any) -> Settings:
-    """Return the settings in force."""
+def form_of(target: Any) -> str:
+    """Return the form of attention in force."""
     settings = stack_of(target)[-1]
-    return of_config(target.config) if settings is None else settings
-
-
-def follows_config(target: Any) -> bool:
-    """Return whether the settings in force are those of the configuration."""
-    return stack_of(target)[-1] is None
-
-
-def of_config(config: Any) -> Settings:
-    """Return the settings of a model's configuration, whose name an error has: alibi_window."""
-    try:
-        return _of_config(config)
-    except (TypeError, ValueError) as error:
-        if str(error).partition(" ")[0] not in CONFIGURED:
-            raise
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"alibi_{error}") from error
-
-
-def _of_config(config: Any) -> Settings:
-    options = {
-        name: value
-        for name in CONFIGURED
-        if (value := getattr(config, f"alibi_{name}", None)) is not None
-    }
-    scaling, log_n = options.pop("scaling", None), options.pop("log_n", None)
-    if not isinstance(scaling, str | Mapping | type(None)):
-        raise TypeError(
-            "alibi_scaling must be None, a method's name or a dict such as "
-            f"{{'alibi_type': 'ntk', 'factor': 4.0}}, got {scaling!r}"
-        )
-    if options.get("attention") != "traceable":  # which has a sentence of its own
-        _checks.choice("attention", options.get("attention", "fused"), CONFIGURED_ATTENTIONS)
-    scaling, log_n = scaling_and_log_n(scaling, log_n, train_length_of(config))
-    return settings_of(scaling, log_n=log_n, **options)
-
-
-def write_plainly(config: Any) -> None:
-    """Write a configuration's method as dicts, in the form of na.scaling_from_config."""
-    if isinstance(getattr(config, "alibi_scaling", None), Mapping | type(None)):
-        return
-    entries = of_config(config).to_config()
-    for name in ("scaling", "log_n"):
-        setattr(config, f"alibi_{name}", entries.get(name))
+    if settings is None:
+        return getattr(target.config, "alibi_attention", None) or "fused"
+    return settings.attention
 
 
 def scaling_and_log_n(scaling: Any, log_n: Any, train_length: int | None) -> tuple[Any, Any]:
@@ -265,8 +211,3 @@ def settings_of(
 def family_of(target: nn.Module) -> Any:
     """Return the family of a patched model, None without patches."""
     return getattr(target, FAMILY, None)
-
-
-def stack_of(target: nn.Module) -> tuple[Settings | None, ...]:
-    """Return the settings of a model's patches, innermost last."""
-    return getattr(target, STACK, ())

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import IGNORED
-from ntk_alibi.integrations.arguments import by_name, given_mask, positional_names, tokens_of
+from ntk_alibi.integrations.arguments import by_name, cache_of, inputs_of, positional_names
 from ntk_alibi.integrations.begin_shared_pass import is_cut
-from ntk_alibi.integrations.cache_argument import cache_of
-from ntk_alibi.integrations.passed_through import AskedLogits
-from ntk_alibi.integrations.transformers_versions import around
+from ntk_alibi.integrations.tokens import Tokens, padding_in
+from ntk_alibi.integrations.transformers_versions import is_pretrained
 
 #: The attribute of a patched model that keeps the models above it, in a tuple, so that they are no
 #: parts.
@@ -30,10 +29,9 @@ _LOSS = "_loss_function"
 _LOGITS = "_ntk_alibi_logits"
 
 
-def keep_models(model: nn.Module, target: nn.Module) -> None:
+def keep_models(models: Sequence[nn.Module], target: nn.Module) -> None:
     """Let a target know the models with a loss above it."""
-    models = [part for part in around(model, target) if isinstance(part, PreTrainedModel)]
-    if above := [part for part in models if part is not target]:
+    if above := [part for part in models if is_pretrained(part) and part is not target]:
         setattr(target, _ABOVE, tuple(above))
 
 
@@ -67,11 +65,12 @@ def _ask_for_logits(
 ) -> tuple[tuple[()], dict[str, Any]] | None:
     """Let the inner model know which hidden states the ranks share, in place of all of them."""
     given = by_name(names, args, kwargs)
-    mask, inputs = given.get("attention_mask"), tokens_of(given)
-    asked = inputs is None or isinstance(mask, AskedLogits)
+    mask, inputs = given.get("attention_mask"), inputs_of(given)
+    asked = inputs is None or getattr(mask, "keep", None) is not None
     if asked or not is_cut(cache_of(given), inputs.shape[1]):
         return None
-    given["attention_mask"] = AskedLogits(given_mask(mask), given.get("logits_to_keep", 0))
+    keep = given.get("logits_to_keep", 0)
+    given["attention_mask"] = Tokens(padding_in(mask), keep=keep)
     return (), {**given, "logits_to_keep": 0}
 
 

@@ -20,6 +20,7 @@ from ntk_alibi.distributed.ranks import Attempt, Ranks
 from ntk_alibi.distributed.spread import KeyWeightBounds
 from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.integrations.caches.sharded import ShardedCache
+from ntk_alibi.integrations.forward_pass import ForwardPass
 from ntk_alibi.integrations.tensor_parallel import SomeHeads
 from ntk_alibi.masks import EVERYTHING, Problem
 
@@ -41,19 +42,20 @@ class OwnTokens:
     cache: ShardedCache | None = None
 
     def attend(
-        self, attention: Any, bias: BiasObject, query: Any, key: Any, value: Any, scale: float
+        self, made: ForwardPass, layer: int, query: Any, key: Any, value: Any, scale: float
     ) -> torch.Tensor:
         """Return the output of this rank's queries, (batch, heads, queries, head_dim)."""
         if self.cache is not None:
-            self.cache.update(key, value, attention.layer)
-        forward_pass, heads = attention.forward_pass, attention.heads
-        problem, log_n = forward_pass.problem, forward_pass.settings.log_n
+            self.cache.update(key, value, layer)
+        bias: Any = made.bias_of(layer)
+        problem, heads = made.problem, made.heads
+        log_n: Any = made.settings.log_n
         options: dict[str, Any] = {}
         if not self.plain or problem.mask != EVERYTHING:
             positions = problem.positions()[0]
             options |= {"query_positions": positions, "key_positions": positions}
         if not self.plain:
-            options["key_padding_mask"] = forward_pass.mask[:, self.at]
+            options["key_padding_mask"] = made.mask[:, self.at]
         if heads is not None:
             bias, log_n = SomeHeads(bias, heads), log_n and log_n.of_heads(heads)
         output: torch.Tensor = distributed.attention(
@@ -87,15 +89,15 @@ class SpreadKeys:
     own: slice
 
     def attend(
-        self, attention: Any, bias: BiasObject, query: Any, key: Any, value: Any, scale: float
+        self, made: ForwardPass, layer: int, query: Any, key: Any, value: Any, scale: float
     ) -> torch.Tensor:
         """Return the output of the queries, (batch, heads, queries, head_dim), on every rank."""
         if self.own.start < self.own.stop:
             own = key[:, :, self.own], value[:, :, self.own]
-            self.cache.update(*own, attention.layer)
-        keys, values = self.cache.held(attention.layer)
-        forward_pass = attention.forward_pass
-        flags = self._silent(attention, bias, query, key, keys, scale)
+            self.cache.update(*own, layer)
+        keys, values = self.cache.held(layer)
+        bias = made.bias_of(layer)
+        flags = self._silent(made, layer, bias, query, key, keys, scale)
 
         def over_own_keys() -> tuple[torch.Tensor, torch.Tensor]:
             if keys is None or flags[self.ranks.rank]:
@@ -106,10 +108,10 @@ class SpreadKeys:
                 query,
                 keys,
                 values,
-                forward_pass.parts(bias, like, attention.heads)[0].bias,
-                forward_pass.memo(None, None, _problem_of_own_keys, attention),
+                made.parts(bias, like)[0].bias,
+                made.memo(None, None, _problem_of_own_keys, made),
                 scale,
-                attention.own_factors(like),
+                made.own_factors(like),
                 in_core=in_core,
                 skip_tolerance=spread.OWN_SHARE,
                 log=True,
@@ -125,16 +127,23 @@ class SpreadKeys:
         return result.to(query.dtype)
 
     def _silent(
-        self, attention: Any, bias: BiasObject, query: Any, key: Any, keys: Any, scale: float
+        self,
+        made: ForwardPass,
+        layer: int,
+        bias: BiasObject,
+        query: Any,
+        key: Any,
+        keys: Any,
+        scale: float,
     ) -> list[bool]:
         """Return for each rank whether its keys of a layer weigh nothing, and it sends nothing."""
-        standing, any_rank = attention.forward_pass.memo(bias, None, _standing, attention, bias)
+        standing, any_rank = made.memo(bias, None, _standing, made, bias)
         if not any_rank:
             return [False] * self.ranks.size
         own = keys is None
         if not own and standing.may_be_silent and not _arrays.needs_torch(query, key, keys, None):
-            factors = attention.own_factors(query)
-            own = standing.silent(query, key, factors, scale, self.cache.norms(attention.layer))
+            factors = made.own_factors(query)
+            own = standing.silent(query, key, factors, scale, self.cache.norms(layer))
         return self.ranks.gather_flags(own)
 
 
@@ -147,31 +156,29 @@ def _constant_results(
     )
 
 
-def _problem_of_own_keys(attention: Any) -> Problem:
+def _problem_of_own_keys(made: ForwardPass) -> Problem:
     """Return the problem of new tokens and the keys that this rank holds."""
-    forward_pass, heads = attention.forward_pass, attention.heads
-    problem, columns = forward_pass.problem, forward_pass.shared.cache.columns
+    problem, columns, heads = made.problem, made.shared.cache.columns, made.heads
     at, keys = problem.positions()
     count = problem.shape[1] if heads is None else heads.stop - heads.start
     return Problem.checked(
         (problem.shape[0], count, problem.shape[2], len(columns)),
         problem.mask,
-        forward_pass.mask[:, columns],
+        made.mask[:, columns],
         at,
         keys[:, np.asarray(columns)],
-        like=forward_pass.mask,
+        like=made.mask,
     )
 
 
-def _standing(attention: Any, bias: BiasObject) -> tuple[KeyWeightBounds, bool]:
+def _standing(made: ForwardPass, bias: BiasObject) -> tuple[KeyWeightBounds, bool]:
     """Return what this rank's keys can weigh, and whether those of any rank may be too light.
 
     All ranks call this at the same layer.
     """
-    forward_pass = attention.forward_pass
-    shared = forward_pass.shared
-    own = forward_pass.memo(None, None, _problem_of_own_keys, attention)
-    new = _arrays.to_numpy(forward_pass.mask[:, shared.at])
-    kernel = forward_pass.parts(bias, None, attention.heads)[0].bias
+    shared = made.shared
+    own = made.memo(None, None, _problem_of_own_keys, made)
+    new = _arrays.to_numpy(made.mask[:, shared.at])
+    kernel = made.parts(bias, None)[0].bias
     standing = KeyWeightBounds(shared.ranks.size, own, new, kernel)
     return standing, any(shared.ranks.gather_flags(standing.may_be_silent))

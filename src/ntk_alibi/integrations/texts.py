@@ -10,22 +10,29 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
-from ntk_alibi import _arrays
-from ntk_alibi.integrations.arguments import by_name, given_mask, positional_names, tokens_of
-from ntk_alibi.integrations.cache_argument import CACHE, cache_of, paged_cache_of
-from ntk_alibi.integrations.forward_pass import untraced
-from ntk_alibi.integrations.passed_through import PackedTexts
-from ntk_alibi.integrations.settings import TRACEABLE, current
-from ntk_alibi.integrations.transformers_versions import around
+from ntk_alibi import _arrays, _checks
+from ntk_alibi.integrations.arguments import (
+    CACHE,
+    by_name,
+    cache_of,
+    check_cache_in_use,
+    inputs_of,
+    paged_cache_of,
+    positional_names,
+)
+from ntk_alibi.integrations.configuration import current
+from ntk_alibi.integrations.forward_pass import PackedTexts, untraced
+from ntk_alibi.integrations.settings import form_of
+from ntk_alibi.integrations.tokens import Tokens, padding_in
+from ntk_alibi.masks import checked_attention_mask
 
 #: The attribute of a patched model that keeps the models with the hook, each with its handle.
 _HOOKED = "_ntk_alibi_hooked"
@@ -147,6 +154,10 @@ SOURCES: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
 LENGTHS = ("max_length_q", "max_length_k")
 
 
+#: All arguments by which callers say something about texts.
+_SAID = (*OF_PAGED_CACHE, *SOURCES, *LENGTHS)
+
+
 def texts_of_rows(
     model_name: str, given: Mapping[str, Any], why_one: str = "", *, parts: bool = False
 ) -> PackedTexts | None:
@@ -170,13 +181,13 @@ def texts_of_rows(
                 f"cache must be a paged one with {name} for a patched {model_name}, got "
                 f"{type(given.get('cache')).__name__}"
             )
-    inputs = tokens_of(given)
+    inputs = inputs_of(given)
     if inputs is None or inputs.shape[1] == 0:
         return None  # the model itself raises the error
     cache = cache_of(given)
     past = 0 if cache is None else int(cache.get_seq_length())
     count, tokens = inputs.shape[:2]
-    rows = Rows(count, tokens, past, given_mask(given.get("attention_mask")), parts)
+    rows = Rows(count, tokens, past, padding_in(given.get("attention_mask")), parts)
     if not why_one and cache is not None:
         why_one = CACHE
     if not why_one and given.get("use_cache") is True:
@@ -250,15 +261,14 @@ def _paged(model_name: str, given: Mapping[str, Any], why_one: str) -> PackedTex
     return PackedTexts(numbers[None], keys[None], cache)
 
 
-def keep_hooks(model: nn.Module, target: nn.Module) -> None:
-    """Let the models of transformers and PEFT from `model` down to a target read these arguments.
+def keep_hooks(models: Sequence[nn.Module], target: nn.Module) -> None:
+    """Let the models of transformers and PEFT from outside down to a target read these arguments.
 
     Modules of others hand on what they mean to.
     """
     hooked = getattr(target, _HOOKED, ())
-    for part in around(model, target):
-        ours = isinstance(part, PreTrainedModel) or hasattr(part, "peft_config")
-        if ours and all(x is not part for x, _ in hooked):
+    for part in models:
+        if all(x is not part for x, _ in hooked):
             read = functools.partial(_read, positional_names(part), target)
             handle = part.register_forward_pre_hook(read, prepend=True, with_kwargs=True)
             hooked = (*hooked, (part, handle))
@@ -281,21 +291,51 @@ def _read(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Replace the mask of a model, the first arguments of which have these names, by its texts."""
     given = by_name(names, args, kwargs)
-    arguments = (*OF_PAGED_CACHE, *SOURCES, *LENGTHS)
-    said = [name for name in arguments if given.get(name) is not None]
+    said = [name for name in _SAID if given.get(name) is not None]
     if paged_cache_of(given) is not None:
         said.insert(0, "cache")
-    if not said or isinstance(given.get("attention_mask"), PackedTexts):
+    mask = given.get("attention_mask")
+    if isinstance(mask, Tokens):
         return None
-    if hasattr(target, TRACEABLE) and _arrays.is_tracing():
+    if model is target:
+        mask = _checked_mask(given)
+        given = {**given, "attention_mask": mask}
+        if mask is None and _arrays.is_tracing() and form_of(target) != "traceable":
+            # Falcon would look for texts in its position_ids, numbers that no trace has.
+            return args[len(names) :], {**given, "attention_mask": Tokens()}
+    if form_of(target) == "traceable" and _arrays.is_tracing():
         _check_traced(said, names, model)
-        return None
-    texts = _texts(said, target, model, given)
+        return args[len(names) :], given
+    if given.get("use_cache") is False:
+        check_cache_in_use(given)
+    texts = _texts(said, target, model, given) if said else None
     if texts is None:
-        return None
+        return args[len(names) :], given
     if texts.cache is not None:
         del given["cache"]  # which models of transformers 5.24 would ask for its length
-    return args[len(names) :], {**given, "attention_mask": texts}
+    # A cache of the model would not know the texts.
+    given = {**given, "attention_mask": Tokens(texts=texts), "use_cache": False}
+    return args[len(names) :], given
+
+
+def _checked_mask(given: dict[str, Any]) -> Any:
+    """Check the tokens and the mask of a patched model, and return the mask.
+
+    A boolean mask of four dimensions, True for seen keys, becomes one of numbers to add:
+    transformers' MPT would take it for one of hidden keys.
+    """
+    mask = given.get("attention_mask")
+    for name in ("input_ids", "inputs_embeds", "attention_mask"):
+        if type(given.get(name)) not in (torch.Tensor, type(None)):
+            _checks.plain(name, given[name])
+    if mask is None:
+        return None
+    if mask.ndim == 4 and mask.dtype == torch.bool:
+        zeros = torch.zeros(mask.shape, device=mask.device)
+        return zeros.masked_fill(~mask, torch.finfo(torch.float32).min)
+    if mask.ndim == 2 and mask.dtype != torch.bool and mask.is_cpu and _arrays.has_values(mask):
+        checked_attention_mask(mask)
+    return mask
 
 
 def _check_traced(said: list[str], names: tuple[str, ...], model: nn.Module) -> None:
@@ -315,7 +355,7 @@ def _texts(
     """Return the texts of rows, or None if each is one text."""
     ranks, name = current(target).ranks, type(model).__name__
     if ranks is None:
-        why_one = "attention='traceable'" if hasattr(target, TRACEABLE) else ""
+        why_one = "attention='traceable'" if form_of(target) == "traceable" else ""
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             why_one = "a learned prompt"
         return texts_of_rows(name, given, why_one)

@@ -8,17 +8,17 @@ of a tensor but numbers of other tensors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations.arguments import by_name, check_padding
-from ntk_alibi.integrations.cache_argument import CACHE, cache_of, check_cache_in_use
-from ntk_alibi.integrations.caches.window import WindowCache
-from ntk_alibi.integrations.layer_attention import HIDES, attend_densely, check_heads
+from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.integrations.dense import HIDES, attend_densely
+from ntk_alibi.integrations.family import check_heads
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.scaling import Bend, at_layer, without_knee
 from ntk_alibi.torch.learned_bias import Float32Parameters
@@ -86,112 +86,88 @@ class LayerBias(Float32Parameters):
         return bias * factors if self.log_n.biased else bias, factors
 
 
-@dataclass(frozen=True)
-class TraceableAttention:
-    """The attention of one layer by a mask of queries and keys, in place of a `PassAttention`.
+@dataclass(frozen=True, eq=False)
+class TraceableAttend:
+    """The attention of one layer by a mask of queries and keys, in place of an `Attend`.
 
     Attributes:
-        layer: the number of the layer.
-        bias: the bias of the layer.
-        mask: (batch, 1, queries, keys), True for seen keys, or numbers to add to the scores.
+        layer: the layer, which has its `LayerBias` as a submodule.
+        model: the patched model.
+        family: its family.
     """
 
-    layer: int
-    bias: LayerBias
-    mask: torch.Tensor
-    stock = None
+    layer: Any
+    model: nn.Module
+    family: Any
+
+    def takes_stock(self, _: Any) -> bool:
+        """Return that no layer goes on as without a patch."""
+        return False
+
+    def check_layer(self, hidden_states: torch.Tensor) -> None:
+        """Check what a layer got, and that it computes all heads."""
+        _checks.plain("hidden_states", hidden_states)
+        check_heads(self.layer, self.model, len(getattr(self.layer, _BIAS).slopes))
 
     def __call__(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        cache: Any,
+        *,
+        mask: Any = None,
+        cache: Any = None,
         scale: float,
         dropout: float = 0.0,
+        weights: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return attention output and all weights, of what `PassAttention` takes."""
+        """Return attention output and all weights, of what `Attend` takes.
+
+        Its mask is transformers' mask of queries and keys, boolean or of numbers to add to scores.
+        """
+        del weights
+        layer, name = self.layer, type(self.layer).__name__
+        if hasattr(cache, "expect"):
+            raise ValueError(
+                f"{CACHE} must not be a WindowCache with attention='traceable', which has no "
+                "window: use attention='fused', or another cache"
+            )
+        if hasattr(getattr(layer, self.family.output).weight, "device_mesh"):
+            raise ValueError(
+                "attention must be 'fused' under tensor parallelism, got 'traceable' with a "
+                f"divided {name}"
+            )
+        layer_bias: LayerBias = getattr(layer, _BIAS)
+        if getattr(mask, "ndim", None) != 4:
+            raise RuntimeError(
+                f"transformers made no mask of queries and keys for {name}, from which a patch "
+                f"with attention='traceable' reads distances, got {type(mask).__name__}: use "
+                "attention='eager'"
+            )
         if cache is not None:
-            key, value = cache.update(key, value, self.layer)
-        boolean = self.mask.dtype == torch.bool
-        seen = self.mask if boolean else self.mask >= HIDES
-        bias, factors = self.bias(seen)
-        bias = bias if boolean else bias + self.mask
+            key, value = cache.update(key, value, layer.layer_idx)
+        mask = ~mask if self.family.masks_hidden else mask
+        boolean = mask.dtype == torch.bool
+        seen = mask if boolean else mask >= HIDES
+        bias, factors = layer_bias(seen)
+        bias = bias if boolean else bias + mask
         bias = bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
         return attend_densely(query, key, value, bias, factors, scale, dropout)
 
 
-def of_layer(
-    layer: nn.Module,
-    mask: Any,
-    heads: int,
-    hidden_states: torch.Tensor,
-    output: Any,
-    *,
-    masks_hidden: bool = False,
-) -> TraceableAttention:
-    """Return the attention of a layer, an `AttentionOf`.
-
-    Args:
-        layer: the layer.
-        mask: transformers' mask of queries and keys, boolean or of numbers to add to the scores.
-        heads: the number of heads that the layer computes.
-        hidden_states: the input of the layer, (batch, queries, channels of all heads).
-        output: the layer's product with the outputs of its heads.
-        masks_hidden: whether a boolean mask is True for hidden keys.
-    """
-    name, bias = type(layer).__name__, cast(LayerBias, getattr(layer, _BIAS))
-    if hasattr(output.weight, "device_mesh"):
-        raise ValueError(
-            "attention must be 'fused' under tensor parallelism, got 'traceable' with a "
-            f"divided {name}"
-        )
-    check_heads(layer, hidden_states, heads, len(bias.slopes))
-    if getattr(mask, "ndim", None) != 4:
-        raise RuntimeError(
-            f"transformers made no mask of queries and keys for {name}, from which a patch with "
-            f"attention='traceable' reads distances, got {type(mask).__name__}: use "
-            "attention='eager'"
-        )
-    number = cast(int, layer.layer_idx)
-    return TraceableAttention(number, bias, ~mask if masks_hidden else mask)
+def install(family: Any, model: Any, settings: Settings) -> list[tuple[nn.Module, str, Any]]:
+    """Give layers their biases, and return what is replaced in the model."""
+    replacements = list(family.traceable(model))
+    rule = family.rule(model)
+    for layer in family.layers(model):
+        setattr(layer, _BIAS, LayerBias(rule, settings, layer))
+        attend = TraceableAttend(layer, model, family)
+        replacements.append((layer, "forward", partial(family.forward, attend)))
+    return replacements
 
 
-def begin(
-    names: tuple[str, ...], model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[()], dict[str, Any]]:
-    """Check a model's arguments, whose names are given; called before a patched model's forward.
-
-    A boolean mask of four dimensions, True for seen keys, becomes one of numbers to add:
-    transformers' MPT would take it for one of hidden keys.
-    """
-    _checks.whole_sequences()
-    kwargs = by_name(names, args, kwargs)
-    for name in ("input_ids", "inputs_embeds", "attention_mask"):
-        _checks.plain(name, kwargs.get(name))
-    cache, mask = cache_of(kwargs), kwargs.get("attention_mask")
-    if isinstance(cache, WindowCache):
-        raise ValueError(
-            f"{CACHE} must not be a WindowCache with attention='traceable', which has no "
-            "window: use attention='fused', or another cache"
-        )
-    if not _arrays.is_tracing():
-        inputs = [kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
-        tokens = max((x.shape[1] for x in inputs if x is not None), default=0)
-        check_cache_in_use(cache, kwargs.get("use_cache"), tokens)
-        check_padding(mask)
-    if mask is not None and mask.ndim == 4 and mask.dtype == torch.bool:
-        least = torch.finfo(torch.float32).min
-        zeros = torch.zeros(mask.shape, device=mask.device)
-        kwargs["attention_mask"] = zeros.masked_fill(~mask, least)
-    return (), kwargs
-
-
-def add_bias(layer: nn.Module, rule: ModelSlopes, settings: Settings) -> None:
-    """Give an attention layer the bias of these settings."""
-    setattr(layer, _BIAS, LayerBias(rule, settings, layer))
-
-
-def remove_bias(layer: nn.Module) -> None:
-    """Undo `add_bias`."""
-    delattr(layer, _BIAS)
+def remove(family: Any, model: Any) -> None:
+    """Take the biases of layers away, if they have any."""
+    for layer in family.layers(model):
+        if hasattr(layer, _BIAS):
+            delattr(layer, _BIAS)

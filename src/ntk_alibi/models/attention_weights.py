@@ -185,8 +185,8 @@ def _kept(model: nn.Module, heads: list[int], step: int) -> Iterator[list[NDArra
         kept.append(_pooled(output[1], heads, step))
         return (output[0], output[1][..., :0, :0], *output[2:])
 
-    classes = tuple(family.attention for family in known.of_transformers())
-    layers = [part for part in model.modules() if isinstance(part, classes)]
+    family, targets = known.found(model)
+    layers = [layer for target in targets for layer in family.layers(target)] if family else []
     handles = [layer.register_forward_hook(keep) for layer in layers]
     try:
         yield kept

@@ -14,7 +14,7 @@ import ntk_alibi as na
 from cache_states import change_rows, states
 from family_models import MAKERS, make_model
 from model_runs import generate
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from padded_batches import batch
 
 

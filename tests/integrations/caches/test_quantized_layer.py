@@ -20,7 +20,7 @@ import cache_states
 import ntk_alibi as na
 from cache_states import change_rows
 from family_models import LOGITS, MAKERS, make_model
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from padded_batches import MASKS, batch, real
 
 HEAD_DIM = 64

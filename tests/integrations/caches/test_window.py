@@ -15,7 +15,7 @@ import ntk_alibi as na
 from cache_states import states
 from family_models import LOGITS, MAKERS, families, make_model
 from model_runs import generate
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.forward_pass import ranges_of
 from ntk_alibi.masks import Mask, Problem
 from padded_batches import LENGTH, MASKS, VOCABULARY, run

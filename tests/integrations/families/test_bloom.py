@@ -11,7 +11,7 @@ from transformers.models.bloom import modeling_bloom
 
 import ntk_alibi as na
 from family_models import attentions, make_model
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from padded_batches import MASKS, masks, run
 
 

@@ -11,7 +11,7 @@ import transformers
 from transformers import DynamicCache, EncoderDecoderCache
 
 import ntk_alibi as na
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from padded_batches import BATCH, LENGTH, MASKS, batch
 from t5_models import CLOSE, make_relative
 

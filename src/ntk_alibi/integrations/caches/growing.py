@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.quantized_rows import QuantizedRows
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 
 
 class GrowingCache(Cache):

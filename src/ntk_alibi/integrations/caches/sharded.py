@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.caches.growing import GrowingLayer
 
 #: Room for new tokens in the first buffers.

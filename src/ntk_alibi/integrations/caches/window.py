@@ -10,7 +10,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.integrations.cache_argument import CACHE
+from ntk_alibi.integrations.arguments import CACHE
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

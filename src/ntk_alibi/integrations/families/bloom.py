@@ -3,27 +3,26 @@
 transformers builds BLOOM's bias in two places: `BloomModel.build_alibi_tensor` when an attention
 mask is given, and inline when none is (since 5.21; generate() drops a mask of ones itself since
 5.19). Replacing the function therefore misses every unpadded prompt. In a patched model
-`build_alibi_tensor` builds nothing, and every call has a mask, the `ForwardPass`.
+`build_alibi_tensor` builds nothing, and the layers compute the bias of their pass.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers.models.bloom.modeling_bloom import BloomAttention, BloomGelu, BloomModel
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations.family import Replacement
+from ntk_alibi.integrations.family import Code, Family, Replacement, is_of
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
-from ntk_alibi.integrations.layer_attention import AttentionOf, PassAttention
-from ntk_alibi.integrations.settings import Settings, current
-from ntk_alibi.integrations.transformers_family import TransformersFamily
+from ntk_alibi.integrations.settings import Settings, form_of
+from ntk_alibi.integrations.transformers_versions import class_named
 from ntk_alibi.scaling import scaling_per, without_knee
 
 
@@ -36,78 +35,81 @@ def _layers(model: Any) -> list[nn.Module]:
 
 
 def _replacements(model: Any) -> list[Replacement]:
-    activations = [(gelu, "forward", partial(_gelu, model)) for gelu in _activations(model)]
-    return [(model, "build_alibi_tensor", _hand_on), *activations]
-
-
-def _traceable(model: Any) -> list[Replacement]:
-    activations = [(gelu, "forward", _fused_gelu) for gelu in _activations(model)]
-    return [(model, "build_alibi_tensor", _hand_on), *activations]
-
-
-def _activations(model: Any) -> list[BloomGelu]:
-    found = (block.mlp.gelu_impl for block in model.h)
-    return [gelu for gelu in found if type(gelu) is BloomGelu]
-
-
-def _gelu(model: BloomModel, gelu: BloomGelu, x: torch.Tensor) -> torch.Tensor:
-    """Replace BloomGelu.forward: one operation of torch instead of seven, for the same formula.
+    """Return the replacements of the bias, and of GELU: one operation of torch instead of seven.
 
     Beside fused attention, those seven would cost more than any other part of a layer but the
-    matrix products.
+    matrix products. "eager" is transformers' own arithmetic to the bit, GELU included.
     """
-    if current(model).attention == "eager":
-        stock: torch.Tensor = type(gelu).forward(gelu, x)
-        return stock
-    return _fused_gelu(gelu, x)
+    bias = (model, "build_alibi_tensor", _hand_on)
+    if form_of(model) == "eager":
+        return [bias]
+    found = (block.mlp.gelu_impl for block in model.h)
+    stock = [gelu for gelu in found if type(gelu) is class_named(gelu, "BloomGelu")]
+    return [bias, *((gelu, "forward", staticmethod(_gelu)) for gelu in stock)]
 
 
-def _fused_gelu(_: BloomGelu, x: torch.Tensor) -> torch.Tensor:
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    """Replace BloomGelu.forward."""
     return F.gelu(x, approximate="tanh")
 
 
-def _hand_on(_: BloomModel, attention_mask: Any, *__: Any, **___: Any) -> Any:
+def _hand_on(_: nn.Module, attention_mask: Any, *__: Any, **___: Any) -> Any:
     """Replace BloomModel.build_alibi_tensor."""
     return attention_mask
 
 
 def _forward(
-    attention_of: AttentionOf,
-    layer: BloomAttention,
+    attend: Any,
+    layer: Any,
     hidden_states: torch.Tensor,
     residual: torch.Tensor,
     alibi: Any,
     attention_mask: Any,
     layer_past: Any = None,
+    output_attentions: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace BloomAttention.forward."""
-    count = layer.num_heads
-    attend = attention_of(layer, attention_mask, count, hidden_states, layer.dense)
-    if attend.stock is not None:
-        tensor, mask = _stock_form(attend.stock, count, hidden_states)
-        outputs: tuple[torch.Tensor, torch.Tensor] = type(layer).forward(
-            layer, hidden_states, residual, tensor, mask, layer_past, **kwargs
-        )
-        return outputs
+    attend.check_layer(hidden_states)
+    if attend.takes_stock(output_attentions):
+        made = attend.stock_pass(attention_mask, hidden_states, layer_past, output_attentions)
+        if made is not None:
+            tensor, mask = _stock_form(made, attend.number, layer.num_heads, hidden_states)
+            outputs: tuple[torch.Tensor, torch.Tensor] = type(layer).forward(
+                layer,
+                hidden_states,
+                residual,
+                tensor,
+                mask,
+                layer_past,
+                output_attentions=output_attentions,
+                **kwargs,
+            )
+            return outputs
     packed = layer.query_key_value(hidden_states)
     heads = packed.unflatten(2, (-1, 3, layer.head_dim))  # those of this rank
     query, key, value = heads.permute(3, 0, 2, 1, 4)
-    dropout = layer.attention_dropout.p if layer.training else 0.0
-    context, weights = attend(query, key, value, layer_past, layer.inv_norm_factor, dropout)
+    context, weights = attend(
+        query,
+        key,
+        value,
+        mask=attention_mask,
+        cache=layer_past,
+        scale=layer.inv_norm_factor,
+        dropout=layer.attention_dropout.p if layer.training else 0.0,
+        weights=output_attentions,
+    )
     output = layer.dense(context.transpose(1, 2).flatten(2))
     return F.dropout(output, layer.hidden_dropout, layer.training) + residual, weights
 
 
 @untraced
 def _stock_form(
-    attend: PassAttention, heads: int, like: torch.Tensor
+    made: ForwardPass, number: int, heads: int, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return bias (batch * heads, 1 or queries, keys) and mask as transformers adds them."""
-    forward_pass = attend.forward_pass
-    bias = forward_pass.bias_of(attend.layer)
-    made = _bias_and_mask, forward_pass, bias, heads, like
-    return forward_pass.memo(bias, like.dtype, *made)
+    bias = made.bias_of(number)
+    return made.memo(bias, like.dtype, _bias_and_mask, made, bias, heads, like)
 
 
 def _bias_and_mask(
@@ -127,7 +129,8 @@ def _bias_and_mask(
     if relative or per == "query" or without_knee(scaling)[1] is not None:
         tensor = F.pad(numbers.expand(len(mask), -1, -1, -1), beyond).to(dtype).flatten(0, 1)
     elif scaling is None:
-        tensor = BloomModel.build_alibi_tensor(cast(BloomModel, None), mask.long(), heads, dtype)
+        stock = import_module("transformers.models.bloom.modeling_bloom").build_alibi_tensor
+        tensor = stock(mask.long(), heads, dtype)
     else:
         tensor = build_alibi_tensor(mask, heads, dtype, scaling)
     return tensor, hides
@@ -152,20 +155,22 @@ def _check(model: Any, settings: Settings) -> None:
     _checks.only("log_n", settings.log_n, None, where)
 
 
-FAMILY = TransformersFamily(
+FAMILY = Family(
     name="BLOOM",
-    model=BloomModel,
-    attention=BloomAttention,
-    parameters=("hidden_states", "residual", "alibi", "attention_mask", "layer_past"),
-    expected={
-        (BloomGelu, "forward"): ("x",),
-        (BloomModel, "build_alibi_tensor"): ("attention_mask", "num_heads", "dtype"),
-    },
-    slopes=_slopes,
+    matches=partial(is_of, "BloomModel"),
     layers=_layers,
     forward=_forward,
-    tensor_parallel=_tensor_parallel,
+    slopes=_slopes,
     replacements=_replacements,
-    traceable=_traceable,
     check=_check,
+    code=Code(
+        model="BloomModel",
+        attention="BloomAttention",
+        config="BloomConfig",
+        parameters=("hidden_states", "residual", "alibi", "attention_mask", "layer_past"),
+        methods={"build_alibi_tensor": ("attention_mask", "num_heads", "dtype")},
+    ),
+    output="dense",
+    traceable=_replacements,
+    tensor_parallel=_tensor_parallel,
 )

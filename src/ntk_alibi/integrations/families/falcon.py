@@ -2,26 +2,24 @@
 
 transformers adds Falcon's bias twice in its eager form (once in the mask, once to the scores), and
 rounds slopes and bias to bfloat16 in every dtype. A patched model builds no bias (`use_alibi`); its
-layers compute it once, in float32, from the `ForwardPass`. As in transformers' SDPA form, the bias
+layers compute it once, in float32. As in transformers' SDPA form, the bias
 is divided by sqrt(head_dim), like the products.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.exchange import sum_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.integrations.family import Replacement
-from ntk_alibi.integrations.layer_attention import AttentionOf
+from ntk_alibi.integrations.family import Code, Family, Replacement, is_of
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import OWN_OUTPUT, WHOLE
-from ntk_alibi.integrations.transformers_family import TransformersFamily
 
 
 def _slopes(model: Any) -> ModelSlopes:
@@ -37,25 +35,33 @@ def _replacements(model: Any) -> list[Replacement]:
 
 
 def _forward(
-    attention_of: AttentionOf,
-    layer: FalconAttention,
+    attend: Any,
+    layer: Any,
     hidden_states: torch.Tensor,
     alibi: None,
     attention_mask: Any,
     position_ids: Any = None,
     layer_past: Any = None,
+    output_attentions: bool = False,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace FalconAttention.forward."""
-    output = layer.dense
-    attend = attention_of(layer, attention_mask, layer.num_heads, hidden_states, output)
+    attend.check_layer(hidden_states)
     query, key, value = (x.transpose(1, 2) for x in _split(layer, hidden_states))
-    dropout = layer.attention_dropout.p if layer.training else 0.0
-    context, weights = attend(query, key, value, layer_past, layer.inv_norm_factor, dropout)
-    return output(context.transpose(1, 2).flatten(2)), weights
+    context, weights = attend(
+        query,
+        key,
+        value,
+        mask=attention_mask,
+        cache=layer_past,
+        scale=layer.inv_norm_factor,
+        dropout=layer.attention_dropout.p if layer.training else 0.0,
+        weights=output_attentions,
+    )
+    return layer.dense(context.transpose(1, 2).flatten(2)), weights
 
 
-def _split(attention: FalconAttention, hidden_states: torch.Tensor) -> Any:
+def _split(attention: Any, hidden_states: torch.Tensor) -> Any:
     """Return queries, keys and values of this rank's heads, each (batch, length, heads, head_dim).
 
     With one head of keys for all heads of queries, every rank computes all of them.
@@ -92,16 +98,21 @@ def _check(model: Any, _: Settings) -> None:
         raise ValueError("model must be a Falcon with ALiBi, got one with rotary embeddings")
 
 
-FAMILY = TransformersFamily(
+FAMILY = Family(
     name="Falcon",
-    model=FalconModel,
-    attention=FalconAttention,
-    parameters=("hidden_states", "alibi", "attention_mask", "layer_past"),
-    slopes=_slopes,
+    matches=partial(is_of, "FalconModel"),
     layers=_layers,
     forward=_forward,
-    tensor_parallel=_tensor_parallel,
+    slopes=_slopes,
     replacements=_replacements,
-    traceable=_replacements,
     check=_check,
+    code=Code(
+        model="FalconModel",
+        attention="FalconAttention",
+        config="FalconConfig",
+        parameters=("hidden_states", "alibi", "attention_mask", "layer_past"),
+    ),
+    output="dense",
+    traceable=_replacements,
+    tensor_parallel=_tensor_parallel,
 )

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ntk_alibi.biases.t5 import T5
-from ntk_alibi.integrations.bucket_family import BucketFamily, attention_of
-from ntk_alibi.integrations.family import Replacement
+from ntk_alibi.integrations.family import Code, Family, Replacement, is_of
+from ntk_alibi.integrations.tables import Table
 
 #: The number of buckets.
 BUCKETS = 32
@@ -24,16 +24,12 @@ def _layers(model: Any) -> list[nn.Module]:
     return [layer.attention.attn for layer in model.encoder.layer]
 
 
-def _bias(encoder: Any) -> T5:
-    return T5(encoder.relative_attention_bias.weight[:BUCKETS].t())
+def _tables(model: Any) -> list[Table]:
+    return [Table(model.encoder, BUCKETS, _bias)] * len(model.encoder.layer)
 
 
-def _tables(model: Any) -> dict[int, Any]:
-    return dict.fromkeys(range(len(model.encoder.layer)), partial(_bias, model.encoder))
-
-
-def _is_causal(_: Any) -> bool:
-    return False
+def _bias(rows: torch.Tensor) -> T5:
+    return T5(rows.t())
 
 
 def _heads(model: Any) -> int:
@@ -57,7 +53,7 @@ def _replacements(model: Any) -> list[Replacement]:
 
 
 def _forward(
-    number: int,
+    attend: Any,
     layer: Any,
     hidden_states: torch.Tensor,
     attention_mask: Any = None,
@@ -66,14 +62,14 @@ def _forward(
     **_: Any,
 ) -> tuple[torch.Tensor | None, ...]:
     """Replace MPNetSelfAttention.forward."""
-    attend = attention_of(layer, number, attention_mask)
-    channels = layer.attention_head_size
     query, key, value = (
-        product(hidden_states).unflatten(2, (-1, channels)).transpose(1, 2)
+        product(hidden_states).unflatten(2, (-1, layer.attention_head_size)).transpose(1, 2)
         for product in (layer.q, layer.k, layer.v)
     )
     dropout = layer.dropout.p if layer.training else 0.0
-    context, weights = attend(query, key, value, None, channels**-0.5, dropout)
+    context, weights = attend(
+        query, key, value, mask=attention_mask, dropout=dropout, weights=output_attentions
+    )
     output = layer.o(context.transpose(1, 2).flatten(2))
     return (output, weights) if output_attentions else (output,)
 
@@ -86,17 +82,20 @@ def _check(model: Any, _: Any) -> None:
         )
 
 
-FAMILY = BucketFamily(
+FAMILY = Family(
     name="MPNet",
-    model="MPNetModel",
-    attention="MPNetSelfAttention",
-    config="MPNetConfig",
-    parameters=("hidden_states", "attention_mask", "position_bias", "output_attentions"),
+    matches=partial(is_of, "MPNetModel"),
     layers=_layers,
     forward=_forward,
-    replacements=_replacements,
-    tables=_tables,
-    is_causal=_is_causal,
     slopes=_heads,
+    causal=False,
+    replacements=_replacements,
     check=_check,
+    code=Code(
+        model="MPNetModel",
+        attention="MPNetSelfAttention",
+        config="MPNetConfig",
+        parameters=("hidden_states", "attention_mask", "position_bias", "output_attentions"),
+    ),
+    tables=_tables,
 )

@@ -1,26 +1,24 @@
 """MPT: the patch of its bias and attention.
 
 transformers builds MPT's bias for `max_seq_len` columns, whatever the text, and ignores the
-`alibi_bias_max` of its configuration. Patched layers compute their bias from the `ForwardPass`:
+`alibi_bias_max` of its configuration. Patched layers compute the bias of their pass:
 texts may be longer, and alibi_bias_max has an effect. Distances are between columns, so padding
 between real tokens counts, as in transformers.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations.cache_argument import CACHE, cache_of
-from ntk_alibi.integrations.family import Replacement
-from ntk_alibi.integrations.layer_attention import AttentionOf
+from ntk_alibi.integrations.arguments import CACHE, cache_of
+from ntk_alibi.integrations.family import Code, Family, Replacement, is_of
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import PACKED
-from ntk_alibi.integrations.transformers_family import TransformersFamily
 
 
 def _slopes(model: Any) -> ModelSlopes:
@@ -32,8 +30,19 @@ def _layers(model: Any) -> list[nn.Module]:
     return [block.attn for block in model.blocks]
 
 
+def _replacements(model: Any) -> list[Replacement]:
+    return [*_traceable(model), (model.blocks[0], "forward", _first_block)]
+
+
 def _traceable(model: Any) -> list[Replacement]:
     return [(model, "build_mpt_alibi_tensor", _no_tensor)]
+
+
+def _first_block(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Replace MptBlock.forward, which does not tell its layer whether the caller wants weights."""
+    if kwargs.get("output_attentions"):
+        kwargs["attention_mask"].weights = True
+    return type(block).forward(block, *args, **kwargs)
 
 
 def _no_tensor(*_: Any, **__: Any) -> None:
@@ -41,25 +50,30 @@ def _no_tensor(*_: Any, **__: Any) -> None:
 
 
 def _forward(
-    attention_of: AttentionOf,
-    layer: MptAttention,
+    attend: Any,
+    layer: Any,
     hidden_states: torch.Tensor,
     position_bias: Any,
     attention_mask: Any = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace MptAttention.forward."""
-    output = layer.out_proj
-    attend = attention_of(layer, attention_mask, layer.n_heads, hidden_states, output)
+    attend.check_layer(hidden_states)
     packed = layer.Wqkv(hidden_states)
     if layer.clip_qkv:
         packed = packed.clamp(min=-layer.clip_qkv, max=layer.clip_qkv)
     heads = packed.unflatten(2, (3, -1, layer.head_dim))  # those of this rank
     query, key, value = heads.permute(2, 0, 3, 1, 4)
-    dropout = layer.attn_dropout_p if layer.training else 0.0
-    scale = cast(float, layer.softmax_scale)
-    context, weights = attend(query, key, value, cache_of(others), scale, dropout)
-    return output(context.transpose(1, 2).flatten(2)), weights
+    context, weights = attend(
+        query,
+        key,
+        value,
+        mask=attention_mask,
+        cache=cache_of(others),
+        scale=layer.softmax_scale,
+        dropout=layer.attn_dropout_p if layer.training else 0.0,
+    )
+    return layer.out_proj(context.transpose(1, 2).flatten(2)), weights
 
 
 def _tensor_parallel(_: Any) -> dict[str, str]:
@@ -88,16 +102,22 @@ def _check(model: Any, _: Settings) -> None:
             )
 
 
-FAMILY = TransformersFamily(
+FAMILY = Family(
     name="MPT",
-    model=MptModel,
-    attention=MptAttention,
-    parameters=("hidden_states", "position_bias", CACHE, "attention_mask"),
-    slopes=_slopes,
+    matches=partial(is_of, "MptModel"),
     layers=_layers,
     forward=_forward,
-    tensor_parallel=_tensor_parallel,
-    traceable=_traceable,
+    slopes=_slopes,
+    replacements=_replacements,
     check=_check,
+    code=Code(
+        model="MptModel",
+        attention="MptAttention",
+        config="MptConfig",
+        parameters=("hidden_states", "position_bias", CACHE, "attention_mask"),
+    ),
+    output="out_proj",
+    traceable=_traceable,
     masks_hidden=True,
+    tensor_parallel=_tensor_parallel,
 )

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from ntk_alibi.biases.t5 import T5
-from ntk_alibi.integrations.bucket_family import BucketFamily, attention_of
-from ntk_alibi.integrations.cache_argument import CACHE, cache_of
+from ntk_alibi.integrations.arguments import CACHE, cache_of
+from ntk_alibi.integrations.family import Code, Family, is_of
+from ntk_alibi.integrations.tables import Table
 
 
 def _layers(stack: Any) -> list[nn.Module]:
@@ -43,22 +44,24 @@ def _is_causal(model: Any) -> bool:
     return bool(model.config.is_decoder)
 
 
-def _tables(layers_of: Any, model: Any) -> dict[int, Any]:
-    """Return what makes the bias of each layer, by its own table or that of a layer before it."""
-    tables: list[Any] = []
+def _tables(layers_of: Any, model: Any) -> list[Table]:
+    """Return the table of each layer, its own or that of a layer before it."""
+    tables: list[Table] = []
     for layer in layers_of(model):
+        last = layer.relative_attention_max_distance
+        bias = partial(_bias, bidirectional=not _is_causal(model), max_distance=last)
         own = layer.has_relative_attention_bias
-        tables.append(partial(_bias, layer, not _is_causal(model)) if own else tables[-1])
-    return dict(enumerate(tables))
+        buckets = layer.relative_attention_num_buckets
+        tables.append(Table(layer, buckets, bias) if own else tables[-1])
+    return tables
 
 
-def _bias(layer: Any, bidirectional: bool) -> T5:
-    table = layer.relative_attention_bias.weight
-    return T5(table.t(), bidirectional, layer.relative_attention_max_distance)
+def _bias(rows: torch.Tensor, **options: Any) -> T5:
+    return T5(rows.t(), **options)
 
 
 def _forward(
-    number: int,
+    attend: Any,
     layer: Any,
     hidden_states: torch.Tensor,
     mask: Any = None,
@@ -67,13 +70,12 @@ def _forward(
     **others: Any,
 ) -> tuple[torch.Tensor, None, torch.Tensor | None]:
     """Replace T5Attention.forward; there is no bias to hand to the next layer."""
-    cache = cache_of(others)
-    context, weights = _attend(number, layer, hidden_states, key_value_states, cache, mask)
+    context, weights = _attend(attend, layer, hidden_states, key_value_states, mask, others)
     return context, None, weights
 
 
 def _umt5_forward(
-    number: int,
+    attend: Any,
     layer: Any,
     hidden_states: torch.Tensor,
     encoder_hidden_states: torch.Tensor | None = None,
@@ -81,40 +83,52 @@ def _umt5_forward(
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace UMT5Attention.forward."""
-    cache = cache_of(others)
-    return _attend(number, layer, hidden_states, encoder_hidden_states, cache, attention_mask)
+    return _attend(attend, layer, hidden_states, encoder_hidden_states, attention_mask, others)
 
 
 def _attend(
-    number: int,
+    attend: Any,
     layer: Any,
     hidden_states: torch.Tensor,
     other_states: torch.Tensor | None,
-    cache: Any,
-    passed: Any,
+    mask: Any,
+    others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return output and weights of self-attention, or of attention to other states."""
-    attend = attention_of(layer, number, passed)
     of_query, of_key, of_value, of_output = _products(layer)
+    cache, number = cache_of(others), attend.number
 
     def heads(x: torch.Tensor) -> torch.Tensor:
         return x.view(*x.shape[:2], -1, layer.key_value_proj_dim).transpose(1, 2)
 
     crosses = other_states is not None
+    states = other_states if crosses else hidden_states
     kept = None
     if hasattr(cache, "cross_attention_cache"):
         kept = cache.is_updated if crosses else None
         cache = cache.cross_attention_cache if crosses else cache.self_attention_cache
+    elif crosses and cache is not None:
+        raise ValueError(
+            f"{CACHE} must be an EncoderDecoderCache with encoder_hidden_states, got "
+            f"{type(cache).__name__}"
+        )
     if kept is not None and kept.get(number):
         key, value, cache = cache.layers[number].keys, cache.layers[number].values, None
     else:
-        states = other_states if crosses else hidden_states
         key, value = heads(of_key(states)), heads(of_value(states))
         if kept is not None:
             kept[number] = True
-    query = heads(of_query(hidden_states))
-    dropout = layer.dropout if layer.training else 0.0
-    context, weights = attend(query, key, value, cache, 1.0, dropout)  # T5 scales nothing
+    option = others.get("output_attentions")
+    context, weights = attend(
+        heads(of_query(hidden_states)),
+        key,
+        value,
+        mask=mask,
+        cache=cache,
+        scale=1.0,  # T5 scales nothing
+        dropout=layer.dropout if layer.training else 0.0,
+        weights=bool(layer.config.output_attentions if option is None else option),
+    )
     output: torch.Tensor = of_output(context.transpose(1, 2).flatten(2))
     return output, weights
 
@@ -126,23 +140,33 @@ def _products(layer: Any) -> tuple[nn.Module, ...]:
     return layer.query, layer.key, layer.value, layer.output
 
 
-def _family(name: str, prefix: str, **others: Any) -> BucketFamily:
+def _family(
+    name: str,
+    prefix: str,
+    *,
+    parameters: tuple[str, ...] = ("hidden_states", "mask", "key_value_states", CACHE),
+    model: str = "",
+    layers: Any = _layers,
+    crossing: Any = _crossing,
+    **others: Any,
+) -> Family:
     """Return a family with T5's names, but for the others that are given."""
-    fields: dict[str, Any] = {
-        "model": f"{prefix}Stack",
-        "attention": f"{prefix}Attention",
-        "config": f"{prefix}Config",
-        "parameters": ("hidden_states", "mask", "key_value_states", CACHE),
-        "layers": _layers,
-        "crossing": _crossing,
-        "forward": _forward,
-        **others,
-    }
-    return BucketFamily(
+    fields: dict[str, Any] = {"forward": _forward, **others}
+    model = model or f"{prefix}Stack"
+    return Family(
         name=name,
-        tables=partial(_tables, fields["layers"]),
-        is_causal=_is_causal,
-        slopes=partial(_heads, fields["layers"]),
+        matches=partial(is_of, model),
+        layers=layers,
+        crossing=crossing,
+        slopes=partial(_heads, layers),
+        causal=_is_causal,
+        code=Code(
+            model=model,
+            attention=f"{prefix}Attention",
+            config=f"{prefix}Config",
+            parameters=parameters,
+        ),
+        tables=partial(_tables, layers),
         **fields,
     )
 

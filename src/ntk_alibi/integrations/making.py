@@ -1,0 +1,246 @@
+"""The pass of a patched model, made of its tokens: the padding mask and the cache are read here."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch.nn import functional as F
+
+from ntk_alibi import _arrays, _checks
+from ntk_alibi.integrations import own_bias
+from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.integrations.configuration import current, follows_config
+from ntk_alibi.integrations.dense import HIDES
+from ntk_alibi.integrations.forward_pass import ForwardPass, PackedTexts, limits_up_to, problem_of
+from ntk_alibi.integrations.settings import check_layers
+from ntk_alibi.integrations.tables import NoBias
+from ntk_alibi.integrations.tokens import Tokens
+from ntk_alibi.masks import EVERYTHING, Mask, Problem
+from ntk_alibi.scaling import Scaling, scaling_per
+
+BIDIRECTIONAL = Mask(causal=False)
+
+#: The batch, the number of new tokens, and the number of keys without those of a cache.
+Sizes = tuple[int, int, int]
+
+
+def make_pass(
+    attend: Any, tokens: Tokens, sizes: Sizes, device: torch.device, cache: Any, *, weights: bool
+) -> ForwardPass:
+    """Return the pass of some tokens in a layer.
+
+    Args:
+        attend: the `Attend` of the layer.
+        tokens: the tokens.
+        sizes: their numbers.
+        device: the device of the layer's queries.
+        cache: the cache before this pass, or None.
+        weights: whether the caller wants all weights.
+    """
+    model, family, rule = attend.model, attend.family, attend.rule
+    settings = current(model)
+    _checks.whole_sequences()
+    if settings.ranks is not None:
+        raise RuntimeError(
+            f"{type(model).__name__} must be called as model(...) in a patch with group, whose "
+            "ranks agree about their tokens before its forward method begins"
+        )
+    if tokens.causal not in (None, attend.causal) and not attend.crosses:
+        raise ValueError(
+            f"config.is_causal must be {attend.causal} for a patched {type(model).__name__}, got "
+            f"{tokens.causal}"
+        )
+    if follows_config(model):
+        family.check_settings(settings)
+        check_layers(settings.scaling, len(family.layers(model)))
+    if weights or tokens.weights:
+        settings = replace(settings, attention="eager")
+    if _arrays.is_tracing() and settings.attention != "eager":
+        advice = "use patch(model, scaling, attention='traceable')"
+        if family.traceable is None:
+            advice = "take the model without patch"
+        raise ValueError(
+            "attention must be 'traceable' where torch.export, make_fx or FakeTensorMode trace a "
+            f"patched model, got {settings.attention!r}, which reads numbers of the mask: {advice}"
+        )
+    own = own_bias.held_by(model, settings.bias)
+    heads = family.own_heads(attend.layer, rule.heads, settings, own)
+    batch, queries, keys = sizes
+    padding = tokens.padding
+    if family.masks_hidden and getattr(padding, "ndim", 2) == 4 and padding.dtype == torch.bool:
+        padding = ~padding
+    if tokens.texts is not None:
+        return _packed_pass(tokens.texts, rule, settings, sizes, own)
+    if attend.crosses:
+        real = real_keys(padding, batch, keys, device, "encoder_attention_mask")
+        padded = padding is not None
+        problem = _problem_without_limits(real, rule.heads, queries, padded=padded)
+        return ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
+    if hasattr(cache, "ranks"):
+        raise ValueError(
+            f"{CACHE} must not be a ShardedCache in a model that is patched without group: "
+            "patch(model, scaling, group=group)"
+        )
+    past = 0 if cache is None else int(cache.get_seq_length(attend.number))
+    warn_of_older_slopes(settings.scaling, past)
+    end, skipped = past + keys, None
+    limits = limits_up_to(end - 1, settings.mask) if attend.causal else settings.mask
+    if hasattr(cache, "expect"):  # a `WindowCache`
+        mask, skipped = _held(settings.mask, cache, padding, (batch, past, queries), device)
+        limits = EVERYTHING if queries == 1 else limits  # a query that sees all keys that are held
+        end = capacity = mask.shape[1]
+    else:
+        capacity = end if cache is None else cache.get_mask_sizes(queries, 0)[0]
+        if family.code is None:
+            mask = real_keys(padding, batch, end, device)
+        else:
+            mask = real_keys(padding, batch, end, device, "attention_mask", queries)
+        mask = F.pad(mask, (0, max(0, capacity - mask.shape[1])))
+    problem = problem_of(
+        mask[:, :end],
+        slice(end - queries, end),
+        rule,
+        limits if attend.causal else limits._replace(causal=False),
+        skipped,
+        unpadded=padding is None and capacity == end,
+    )
+    return ForwardPass(mask, problem, rule, settings, own=own, heads=heads)
+
+
+def _packed_pass(
+    texts: PackedTexts, rule: Any, settings: Any, sizes: Sizes, own: Any
+) -> ForwardPass:
+    """Return the pass of packed rows without padding."""
+    batch, queries, _ = sizes
+    keys = texts.keys.shape[1]
+    mask = torch.ones((batch, keys), dtype=torch.bool, device=texts.keys.device)
+    limits = limits_up_to(keys - 1, settings.mask)
+    problem = problem_of(mask, slice(keys - queries, keys), rule, limits, texts=texts)
+    return ForwardPass(mask, problem, rule, settings, own=own, cache=texts.cache)
+
+
+def _problem_without_limits(
+    real: torch.Tensor, heads: int, queries: int, *, padded: bool
+) -> Problem:
+    """Return the problem of queries that see all real keys, as they do those of other states."""
+    batch, keys = real.shape
+    padded = padded and not (real.is_cpu and bool(real.all()))
+    padding = real if padded else None
+    shape = batch, heads, queries, keys
+    return Problem.checked(shape, BIDIRECTIONAL, padding, None, None, like=real)
+
+
+def real_keys(
+    mask: Any, batch: int, keys: int, device: torch.device, name: str = "mask", queries: int = 0
+) -> torch.Tensor:
+    """Return a mask of padding, in a form that `Attend` takes, as (batch, keys), True if real.
+
+    Args:
+        mask: None, a mask (batch, keys or more) that is not 0 for real keys, numbers to add to
+            scores, (batch, 1, 1, keys), or a causal mask of padding, (batch, 1, queries, keys or
+            more), as generate() makes it for a static cache.
+        batch: the number of rows.
+        keys: the number of keys that the last query may see.
+        device: the device of the result.
+        name: the mask's name in messages.
+        queries: the number of queries of a causal mask, 0 where there is none.
+    """
+    if mask is None:
+        return torch.ones((batch, keys), dtype=torch.bool, device=device)
+    _checks.plain(name, mask)
+    shape = tuple(mask.shape)
+    longer = queries > 0 and len(shape) == 2 and shape[1] > keys
+    if shape == (batch, keys) or (longer and shape[0] == batch):
+        return cast(torch.Tensor, mask.to(device) != 0)
+    if len(shape) == 4 and shape[0] in (1, batch) and shape[1:] == (1, 1, keys) and queries != 1:
+        return _of_numbers(mask, name).to(device).expand(batch, keys)
+    if len(shape) == 4 and shape[:3] == (batch, 1, queries) and shape[3] >= keys:
+        seen = mask if mask.dtype == torch.bool else mask == 0
+        padding: torch.Tensor = seen[:, 0, -1]
+        columns = torch.arange(shape[3], device=mask.device)
+        causal = EVERYTHING.visible(columns[keys - queries : keys], columns)
+        if torch.equal(seen, padding[:, None, None, :] & causal):
+            return padding.to(device)
+    if not queries:
+        raise ValueError(
+            f"{name} must have shape ({batch}, {keys}), or ({batch}, 1, 1, {keys}) of numbers to "
+            f"add to scores, got {shape}"
+        )
+    raise ValueError(
+        f"{name} must have shape (batch, keys) = ({batch}, {keys}) for a patched model, or be the "
+        f"causal mask of such padding, got {'another mask of shape ' * (len(shape) == 4)}{shape}"
+    )
+
+
+def _of_numbers(mask: torch.Tensor, name: str) -> torch.Tensor:
+    """Return which keys are real by numbers to add to scores."""
+    numbers = mask[:, 0, 0]
+    if numbers.dtype == torch.bool:
+        raise ValueError(
+            f"{name} must be of numbers to add to scores with four dimensions, got bool"
+        )
+    real: torch.Tensor = numbers == 0
+    if real.is_cpu and not bool((real | (numbers < HIDES)).all()):
+        raise ValueError(
+            f"{name} must be 0 for real keys and below {HIDES:g} for hidden ones, got other numbers"
+        )
+    return real
+
+
+def _held(
+    rule: Mask,
+    cache: Any,
+    padding: Any,
+    sizes: tuple[int, int, int],
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the mask of the keys that a bounded cache will return, and rows' evicted tokens.
+
+    A single query sees all of these keys, at their distances in the cache; each of several queries
+    sees only some of them.
+    """
+    shared = cache.shared
+    held, seen = (shared.window, shared.sink), (rule.window, rule.sink)
+    if held != seen or rule.causal_block is not None:
+        raise ValueError(
+            f"{CACHE} must hold what the patch shows, got WindowCache{held} with "
+            f"window={seen[0]}, sink={seen[1]}, causal_block={rule.causal_block}"
+        )
+    batch, past, queries = sizes
+    total = past + queries
+    cache.expect(queries)
+    keys = cache.get_mask_sizes(queries, 0)[0]
+    if not (padding is not None or shared.padding is None or past == 0):
+        raise ValueError(
+            "attention_mask must be given again with a WindowCache whose rows began with padding, "
+            "got None"
+        )
+    if padding is None:
+        mask = torch.ones((batch, keys), dtype=torch.bool, device=device)
+        shared.padding = None
+        evicted = total - keys
+        return mask, torch.full((batch,), evicted, device=device) if evicted > 0 else None
+    mask = real_keys(padding, batch, total, device, "attention_mask", queries)[:, :total]
+    real = mask.sum(dim=1)
+    last_columns = torch.arange(total, device=device) >= total - real[:, None]
+    if rows_with_holes := (mask != last_columns).any(dim=1).nonzero().flatten().tolist():
+        raise ValueError(
+            "attention_mask must have padding on the left only with a WindowCache, got 0 "
+            f"behind 1 in rows {rows_with_holes}"
+        )
+    shared.padding = None if bool((real == total).all()) else total - real
+    skipped = (real - keys).clamp(min=0)
+    return mask[:, total - keys :], skipped if bool(skipped.any()) else None
+
+
+def warn_of_older_slopes(scaling: Scaling | None, past: int) -> None:
+    """Warn of cached keys that were computed under the slopes of a shorter text."""
+    if past and scaling_per(scaling) == "sequence":
+        warnings.warn(
+            f"{scaling!r} chooses its slopes by the length of the whole text, but the cached keys "
+            "were computed under those of a shorter one; per='query' agrees with its own cache",
+            stacklevel=2,
+        )

@@ -1,0 +1,82 @@
+"""Biases of learned tables, read through the module that holds a table.
+
+Frameworks load and gather parameters in hooks of their modules, so nothing reads a table past them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ntk_alibi.biases.base import BiasObject
+from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
+from ntk_alibi.masks import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table of a model, which several layers may share.
+
+    Attributes:
+        owner: the module whose relative_attention_bias, an embedding, it is.
+        buckets: the number of its rows that count.
+        bias: bias(rows) returns the bias of these rows, (buckets, heads).
+    """
+
+    owner: nn.Module
+    buckets: int
+    bias: Callable[[torch.Tensor], BiasObject]
+
+    def made(self, device: torch.device) -> BiasObject:
+        """Return the bias of the table as it is now."""
+        embedding: Any = self.owner.relative_attention_bias
+        return self.bias(embedding(torch.arange(self.buckets, device=device)))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTable:
+    """The bias of a layer by a table.
+
+    Attributes:
+        table: the table.
+        first: whether the layer is the first one of a pass that reads it.
+    """
+
+    table: Table
+    first: bool
+
+    def bias(self, kept: dict[Any, Any], device: torch.device) -> BiasObject:
+        """Return the bias in a pass, which keeps what its first layer made.
+
+        The others take that, since FSDP may have freed the table meanwhile. Where the first layer
+        ran without gradients and this one runs again with them, in the backward pass of reentrant
+        checkpointing, it makes a bias of its own.
+        """
+        recorded = torch.is_grad_enabled()
+        made = kept.get(self.table)
+        if not self.first and made is not None and (made[1] or not recorded):
+            bias: BiasObject = made[0]
+            return bias
+        bias = self.table.made(device)
+        if self.first or made is None:
+            kept[self.table] = bias, recorded
+        return bias
+
+
+@dataclass(frozen=True, eq=False)
+class NoBias(BiasObject):
+    """The bias of cross-attention: none."""
+
+    num_heads: int
+
+    def __post_init__(self) -> None:
+        self.define(num_heads=self.num_heads, sides="symmetric")
+
+    def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
+        """Return no bias."""
+        del problem, like
+        return NO_BIAS

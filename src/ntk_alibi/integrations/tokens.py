@@ -1,0 +1,82 @@
+"""What transformers says about the tokens of a pass, and hands to the layers in place of a mask."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from torch.nn.attention.flex_attention import BlockMask
+
+#: The name of our attention implementation, that of the mask function `tokens_of_pass`, too.
+NAME = "ntk_alibi"
+
+MISUSE = (
+    "attn_implementation='ntk_alibi' must be given when a BLOOM, MPT, Falcon, T5 or MPNet is made, "
+    "to from_pretrained or from_config, and the patch must stay until the backward pass of a "
+    "gradient-checkpointed forward is done, which runs that forward again; this model was made "
+    "without the name, or is of another family, or the patch was undone before"
+)
+
+
+class Tokens(BlockMask):
+    """The tokens of a pass, of which the first layer that gets them makes a `ForwardPass`.
+
+    It is a subclass of `BlockMask` only because transformers does not touch block masks.
+
+    Attributes:
+        padding: the attention_mask in a form that `Attend` takes, or None.
+        causal: whether transformers asked for a causal mask; None if it did not ask.
+        weights: whether the caller wants attention weights, where layers are not told.
+        texts: `PackedTexts`, or None.
+        keep: the logits_to_keep that the ranks of a group share, or None.
+        made: the `ForwardPass`, or None before the first layer.
+    """
+
+    shape = (1, 1, 1, 1)  # transformers leaves masks of four dimensions as they are
+
+    def __init__(
+        self,
+        padding: Any = None,
+        *,
+        causal: bool | None = None,
+        texts: Any = None,
+        keep: Any = None,
+        made: Any = None,
+    ) -> None:
+        self.padding = padding
+        self.causal = causal
+        self.weights = False
+        self.texts = texts
+        self.keep = keep
+        self.made = made
+
+    @property
+    def ndim(self) -> NoReturn:
+        """Refuse what Falcon's model without a patch does with a mask."""
+        raise RuntimeError(MISUSE)
+
+    def to(self, *_: Any, **__: Any) -> Tokens:
+        """Return itself; layers move what they need to their device."""
+        return self
+
+    def contiguous(self) -> Tokens:
+        """Return itself."""
+        return self
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Refuse to be cut to the keys of a layer, as a mask of all pairs is."""
+        raise RuntimeError(MISUSE)
+
+    @classmethod
+    def baddbmm(cls, *_: Any, **__: Any) -> NoReturn:
+        """Refuse the product that transformers' BLOOM calls on its bias."""
+        raise RuntimeError(MISUSE)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
+        """Refuse the operations that layers without a patch do with a mask."""
+        raise RuntimeError(MISUSE)
+
+
+def padding_in(mask: Any) -> Any:
+    """Return the padding of an attention_mask, which generate() may have made `Tokens` of."""
+    return mask.padding if isinstance(mask, Tokens) else mask

@@ -250,6 +250,13 @@ def test_importing_brings_in_nothing_heavy() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_autograd_needs_no_compiler_of_torch() -> None:
+    """It takes seconds to import, and what runs on one process does not compile."""
+    code = "import sys, torch, ntk_alibi.torch.operator; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
 def test_without_optional_packages_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     for name in ("torch", "lm_eval"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('No module named {name}')")
@@ -269,6 +276,7 @@ def test_without_optional_packages_one_sentence_says_what_to_install(tmp_path: P
     ("name", "extra"),
     [
         ("AlibiAttention", "torch"),
+        ("distributed.attention", "torch"),
         *((name, "transformers") for name in ("patch", "export", "GrowingCache", "models.load()")),
     ],
 )

@@ -128,8 +128,7 @@ def __getattr__(name: str) -> Any:
         else:
             advice = _checks.question(name, __all__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
-    of_torch = _LAZY[name].startswith(("ntk_alibi.torch.", "ntk_alibi.distributed"))
-    extra = "torch" if of_torch else "transformers"
+    extra = "torch" if _LAZY[name].startswith("ntk_alibi.torch.") else "transformers"
     with _installed.needed_by(name, extra):
         module = import_module(_LAZY[name])
     return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)

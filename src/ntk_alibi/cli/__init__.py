@@ -6,38 +6,44 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from importlib import import_module
 
 import ntk_alibi
 from ntk_alibi import _installed
-from ntk_alibi.cli import (
-    bench,
-    errors,
-    evaluate,
-    explore,
-    export,
-    info,
-    lm_eval,
-    notebooks,
-    slopes,
-    subcommand,
-    tune,
-)
+from ntk_alibi.cli import errors, subcommand
+
+#: The subcommands in the order of the help, with their modules.
+COMMANDS = {
+    "info": "info",
+    "slopes": "slopes",
+    "explore": "explore",
+    "eval": "evaluate",
+    "tune": "tune",
+    "lm-eval": "lm_eval",
+    "export": "export",
+    "bench": "bench",
+    "notebooks": "notebooks",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; print a wrong argument's error as one sentence and exit with status 2."""
-    parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    asks_for_completions = "_ARGCOMPLETE" in os.environ
+    known = words[:1] if words and words[0] in COMMANDS and not asks_for_completions else COMMANDS
+    parser = _parser(known)
+    if asks_for_completions:
         _complete(parser)
     with errors.sentences("ntk-alibi"):  # --help may meet a closed pipe
-        options = parser.parse_args(arguments)
-    options.words = list(sys.argv[1:] if arguments is None else arguments)
-    with errors.sentences("ntk-alibi", options.extra), subcommand.options_in_errors(options.words):
+        options = parser.parse_args(words)
+    options.words = words
+    with errors.sentences("ntk-alibi", options.extra), subcommand.options_in_errors(words):
         options.run(options)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(known: Collection[str]) -> argparse.ArgumentParser:
+    """Return a parser of some subcommands, whose modules alone are imported."""
     parser = argparse.ArgumentParser(
         prog="ntk-alibi",
         description=ntk_alibi.__doc__,
@@ -49,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (info, slopes, explore, evaluate, tune, lm_eval, export, bench, notebooks):
-        module.register(commands)
+    for name in known:
+        import_module(f"ntk_alibi.cli.{COMMANDS[name]}").register(commands)
     return parser
 
 

@@ -253,10 +253,9 @@ def _next_steps(summary: dict[str, Any]) -> list[str]:
     best = best_method(summary)
     if best is None:
         return []
-    command = subcommand.typed("eval", "--quick", "--model", "MODEL", "--methods", "original", best)
     return [
         "to measure a model of your own, BLOOM, MPT, Falcon or Baichuan, a folder or a hub's name:",
-        f"  {command}",
+        f"  ntk-alibi eval --quick --model MODEL --methods original {shlex.quote(best)}",
         "and to stretch it, in Python:",
         f'  ntk_alibi.patch(model, "{best}")',
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 import shutil
 import sys
 import textwrap
@@ -195,15 +194,6 @@ def print_tables(
     for frame in frames:
         print(printed(frame, shutil.get_terminal_size().columns))
     return True
-
-
-def typed(*arguments: str) -> str:
-    """Return a command line that runs `ntk-alibi` as this one was run, also out of a PATH."""
-    program = sys.argv[0] if Path(sys.argv[0]).name == "ntk-alibi" else "ntk-alibi"
-    on_path = shutil.which("ntk-alibi")
-    if on_path is not None and Path(program).resolve() == Path(on_path).resolve():
-        program = "ntk-alibi"
-    return shlex.join([program, *arguments])
 
 
 def flag(name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _checks, _files
-from ntk_alibi.evaluation.comparing.plan import Plan, Samples
+from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.evaluation.comparing.summary import Summary, summarise
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.methods import model_arguments, parse_method
@@ -54,21 +54,16 @@ def evaluate(
     check_study(model, tokenizer, path)
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan, got {_checks.briefly(plan)}")
-    methods = [parse_method(method, plan.train_length) for method in plan.methods]
+    named = [parse_method(method, plan.train_length) for method in plan.methods]
+    methods = [replace(method, scaling=wrap(method.scaling)) for method in named]
     tasks: dict[str, Any] = {}
     with harness.quiet():
         for task, made_from in plan.tasks.items():
             metadata = {**made_from, "tokenizer": tokenizer}
             tasks |= harness.load_tasks([f"ntk_alibi_{task}"], metadata)["tasks"]
         lm = StretchedLM(model, tokenizer=tokenizer, train_length=plan.train_length, quiet=quiet)
-    samples: Samples = {}
-    settings = {}
-    with _files.only_run("path", path), harness.released(lm):
-        for method in methods:
-            lm.stretch(replace(method, scaling=wrap(method.scaling)))
-            settings[method.name] = lm.get_model_info()
-            results = harness.answer(lm, {"tasks": tasks}, harness.cache_file(lm, Path(path)))
-            samples[method.name] = results["samples"]
+    with _files.only_run("path", path):
+        samples, settings = harness.answers(lm, methods, {"tasks": tasks}, Path(path))
     summary = summarise(plan, samples)
     summary |= {"settings": settings, "commands": commands(plan, name)}
     return summary

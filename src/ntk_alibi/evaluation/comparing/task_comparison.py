@@ -55,22 +55,18 @@ def compare(
     """
     import pandas as pd
 
-    rows, settings = [], {}
-    with harness.released(lm):
-        for method in methods:
-            lm.stretch(method)
-            settings[method.name] = lm.get_model_info()
-            results = harness.answer(lm, tasks, harness.cache_file(lm, cache))
-            for task, samples in results["samples"].items():
-                rows += [
-                    {
-                        **{"task": name, "method": method.name},
-                        **summary_of(part),
-                        "published": published_percent(model, task, method.name),
-                        "command": command(lm, model, method.name, task, metadata),
-                    }
-                    for name, part in by_length(task, samples).items()
-                ]
+    samples, settings = harness.answers(lm, methods, tasks, cache)
+    rows = [
+        {
+            **{"task": name, "method": method},
+            **summary_of(part),
+            "published": published_percent(model, task, method),
+            "command": command(lm, model, method, task, metadata),
+        }
+        for method, of_method in samples.items()
+        for task, of_task in of_method.items()
+        for name, part in by_length(task, of_task).items()
+    ]
     return {"model": model, "rows": pd.DataFrame(rows), "settings": settings}
 
 

@@ -33,6 +33,7 @@ from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import config_of
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Floats = NDArray[np.float64]
@@ -155,62 +156,55 @@ def search(
     if not isinstance(wanted, Search):
         raise TypeError(f"wanted must be a Search, got {_checks.briefly(wanted)}")
     read = partial(length_study.evaluate, model, tokenizer, path=path, quiet=quiet, name=name)
-    trace: list[dict[str, Any]] = []
+    trace: list[DataFrame] = []
     finalists = wanted.candidates
     if not wanted.methods:
-        layers = int(model.config.num_hidden_layers)
-        finalists = _finalists(read, wanted, layers, trace)
+        finalists = _finalists(read, wanted, int(model.config.num_hidden_layers), trace)
     summary = read(wanted.plan(finalists, held_out=False))
     clusters, nats = _clusters(summary), _nats(summary)
-    read_in_full = _entries("finalists", finalists, clusters, nats)
-    trace += read_in_full
+    trace.append(_scores("finalists", finalists, summary))
     chosen = choose(clusters, nats, np.arange(clusters.shape[1]))
     shares = best_shares(clusters, nats, wanted.seed)
-    entries = []
-    for i, method in enumerate(finalists):
-        difference = nats[i] - nats[0]
-        entries.append(
-            {
-                "method": method,
-                **accuracy_entry(*clusters[i].astype(int).T.tolist()),
-                "difference": float(difference.mean()),
-                "half_width": float(half_width(difference)),
-                "best_share": shares[i],
-            }
-        )
+    differences = nats - nats[0]
+    accuracies = [accuracy_entry(*of_method.astype(int).T.tolist()) for of_method in clusters]
+    candidates = pd.DataFrame({"method": finalists}).join(pd.DataFrame(accuracies))
     best = finalists[chosen]
     return {
         **{"model": name, "length": wanted.length, "train_length": wanted.train_length},
-        "trace": pd.DataFrame(trace),
-        "candidates": pd.DataFrame(entries),
+        "trace": pd.concat(trace, ignore_index=True),
+        "candidates": candidates.assign(
+            difference=differences.mean(axis=1),
+            half_width=half_width(differences.T),
+            best_share=shares,
+        ),
         "chosen": best,
         "sure": shares[chosen],
         "config": _config(best, wanted.train_length),
-        **_held_out(read, wanted, best, _best_ntk(read_in_full, wanted)),
+        **_held_out(read, wanted, best, _best_ntk(trace[-1], wanted)),
         "settings": summary["settings"],
     }
 
 
 def _finalists(
-    read: Callable[[plan.Plan], Any], wanted: Search, layers: int, trace: list[dict[str, Any]]
+    read: Callable[[plan.Plan], Any], wanted: Search, layers: int, trace: list[DataFrame]
 ) -> tuple[str, ...]:
     """Return the original, the best NTK, and the best methods on a quarter of the records."""
-    tried: dict[str, dict[str, Any]] = {}
+    tried: list[str] = []
 
-    def screen(stage: str, names: Sequence[str]) -> None:
-        names = [name for name in names if name not in tried][: wanted.tries - len(tried)]
-        if not names:
-            return
-        summary = read(wanted.plan(names, held_out=False, share=0.25))
-        entries = _entries(stage, names, _clusters(summary), _nats(summary))
-        tried.update({entry["method"]: entry for entry in entries})
-        trace.extend(entries)
+    def screen(stage: str, names: Iterable[str]) -> list[str]:
+        """Read methods that are new, and return all that were tried, the best first."""
+        import pandas as pd
 
-    screen("families", wanted.candidates)
-    ranked = _ranked(tried.values())
-    near = [refinements(name, layers) for name in ranked[:REFINED]]
-    screen("refinements", [name for names in near for name in names])
-    ranked = _ranked(tried.values())
+        new = [name for name in names if name not in tried][: wanted.tries - len(tried)]
+        if new:
+            tried.extend(new)
+            summary = read(wanted.plan(new, held_out=False, share=0.25))
+            trace.append(_scores(stage, new, summary))
+        return _ranked(pd.concat(trace))
+
+    ranked = screen("families", wanted.candidates)
+    near = [other for name in ranked[:REFINED] for other in refinements(name, layers)]
+    ranked = screen("refinements", near)
     ntk = [name for name in ranked if name.startswith("ntk:")][:1]
     return tuple(dict.fromkeys((ORIGINAL, *ntk, *ranked[:FINALISTS])))
 
@@ -269,21 +263,18 @@ def _short(number: float) -> str:
     return f"{float(f'{number:.3g}'):g}"
 
 
-def _entries(
-    stage: str, methods: Sequence[str], clusters: Floats, nats: Floats
-) -> list[dict[str, Any]]:
-    """Return entries of the trace."""
-    accuracies = clusters[..., 0].sum(1) / clusters[..., 1].sum(1)
-    return [
-        {"stage": stage, "method": method, "accuracy": float(a), "nats": float(n)}
-        for method, a, n in zip(methods, accuracies, nats.mean(axis=1), strict=True)
-    ]
+def _scores(stage: str, methods: Sequence[str], summary: dict[str, Any]) -> DataFrame:
+    """Return rows of the trace."""
+    import pandas as pd
+
+    right, questions = _clusters(summary).sum(axis=1).T
+    scores = {"accuracy": right / questions, "nats": _nats(summary).mean(axis=1)}
+    return pd.DataFrame({"stage": stage, "method": methods, **scores})
 
 
-def _ranked(entries: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the methods of entries, the most accurate first; of equals that with fewer nats."""
-    best_first = sorted(entries, key=lambda entry: (-entry["accuracy"], entry["nats"]))
-    return [entry["method"] for entry in best_first]
+def _ranked(scores: DataFrame) -> list[str]:
+    """Return the methods, the most accurate first; of equals that with fewer nats."""
+    return list(scores.sort_values(["accuracy", "nats"], ascending=[False, True])["method"])
 
 
 def _config(name: str, train_length: int) -> dict[str, Any]:
@@ -293,7 +284,7 @@ def _config(name: str, train_length: int) -> dict[str, Any]:
     return config if method.log_n is None else config | {"alibi_log_n": method.log_n.to_config()}
 
 
-def _best_ntk(finalists: Iterable[dict[str, Any]], wanted: Search) -> str:
+def _best_ntk(finalists: DataFrame, wanted: Search) -> str:
     """Return the NTK that the search prefers, or the one by the ratio of the lengths."""
     if known := [name for name in _ranked(finalists) if name.startswith("ntk:")]:
         return known[0]
@@ -310,20 +301,15 @@ def _held_out(
     summary = read(wanted.plan(methods, held_out=True))
     clusters, nats = dict(zip(methods, _clusters(summary).astype(int), strict=True)), _nats(summary)
     of_prose = dict(zip(methods, nats, strict=True))
-    fresh, paired = {}, []
+    fresh = {name: accuracy_entry(*counts.T.tolist()) for name, counts in clusters.items()}
+    paired = []
     for method in methods:
-        right, questions = clusters[method].T.tolist()
-        fresh[method] = accuracy_entry(right, questions)
         if method == chosen:
             continue
+        right, questions = clusters[method].T
         gain, width = paired_difference(clusters[chosen][:, 0], right, questions)
         change = of_prose[chosen] - of_prose[method]
-        paired.append(
-            {
-                **{"method": chosen, "against": method, "gain": gain, "gain_half_width": width},
-                **{"nats": float(change.mean()), "nats_half_width": float(half_width(change))},
-            }
-        )
+        paired.append((chosen, method, gain, width, change.mean(), half_width(change)))
     columns = ["method", "against", "gain", "gain_half_width", "nats", "nats_half_width"]
     return {"fresh": fresh, "paired": pd.DataFrame(paired, columns=columns)}
 

@@ -20,7 +20,7 @@ import random
 import shlex
 import sqlite3
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -33,6 +33,7 @@ from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.harness.model import StretchedLM
+    from ntk_alibi.methods import Method
 
 #: Keys that say which tokenizer the records are made with.
 OF_MODELS = ("tokenizer", "pretrained")
@@ -240,15 +241,6 @@ def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: boo
 
 
 @contextlib.contextmanager
-def released(lm: StretchedLM) -> Iterator[None]:
-    """Undo the patch of a model at the end, also after an error."""
-    try:
-        yield
-    finally:
-        lm.release()
-
-
-@contextlib.contextmanager
 def _seeds() -> Iterator[None]:
     """Seed the generators of Python and NumPy as the harness's command line does by default.
 
@@ -263,6 +255,25 @@ def _seeds() -> Iterator[None]:
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
+
+
+def answers(
+    lm: StretchedLM, methods: Iterable[Method], tasks: Any, folder: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Answer tasks with each method, and leave the model unpatched.
+
+    Returns:
+        The samples of each method and task, and the model's settings with each method.
+    """
+    samples, settings = {}, {}
+    try:
+        for method in methods:
+            lm.stretch(method)
+            settings[method.name] = lm.get_model_info()
+            samples[method.name] = answer(lm, tasks, cache_file(lm, folder))["samples"]
+    finally:
+        lm.release()
+    return samples, settings
 
 
 def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pytest
 from pytest_examples import EvalExample, find_examples
 
 import ntk_alibi as na
-from ntk_alibi import cli, inspection, plots
+from ntk_alibi import cli, inspection
 from ntk_alibi.evaluation.report.cells import with_ends
 from ntk_alibi.methods import parse_method
 from repository import ROOT
@@ -48,7 +48,7 @@ def test_every_public_name_is_in_the_reference_once() -> None:
     sys.path.insert(0, str(DOCS))
     import names
 
-    modules = {"plots": plots, "precision": na.precision, "reference": na.reference}
+    modules = {x: getattr(na, x) for x in ("distributed", "plots", "precision", "reference")}
     public = {name for name in na.__all__ if name != "__version__"} - modules.keys()
     for path, module in {**modules, "inspection": inspection}.items():
         public |= {f"{path}.{name}" for name in names_of(module)}

@@ -58,7 +58,7 @@ def with_options(function: Function) -> Function:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=default,
-            annotation=types[name].__forward_arg__,
+            annotation=getattr(types[name], "__forward_arg__", types[name]),
         )
         for name, default in DEFAULTS.items()
     ]

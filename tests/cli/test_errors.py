@@ -45,7 +45,8 @@ def test_unknown_tasks_are_named(
     Path("tasks").mkdir()
     Path("tasks/theirs.yaml").write_text("task: theirs")
     search_tasks_in(Path("tasks"), monkeypatch)
-    monkeypatch.setattr("ntk_alibi.models.load", lambda *_: pytest.fail("a model was loaded"))
+    loader = "ntk_alibi.models.checked_loader.WholeCausalLM.from_pretrained"
+    monkeypatch.setattr(loader, lambda *_, **__: pytest.fail("a model was loaded"))
     error = error_of(["eval", "--tasks", *tasks], capsys)
     assert "tasks must be names that `ntk-alibi lm-eval ls tasks` lists" in error
     assert error.endswith(f"got {tasks[-1]!r}\n")

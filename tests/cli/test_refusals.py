@@ -112,5 +112,6 @@ def test_a_mistake_is_one_sentence(
     Path("folder").mkdir()
     Path("folder.png").mkdir()
     if "--model" not in arguments:
-        monkeypatch.setattr("ntk_alibi.models.load", lambda *_: pytest.fail("a model was loaded"))
+        loader = "ntk_alibi.models.checked_loader.WholeCausalLM.from_pretrained"
+        monkeypatch.setattr(loader, lambda *_, **__: pytest.fail("a model was loaded"))
     assert_one_sentence(arguments, message, capsys)

@@ -14,6 +14,7 @@ import lm_eval.tasks
 import numpy as np
 import pytest
 import yaml
+from lm_eval._cli import HarnessCLI
 
 from harness_tasks import search_tasks_in
 from ntk_alibi import _installed
@@ -45,8 +46,15 @@ def test_other_errors_of_imports_stay() -> None:
         from json import nothing_like_it  # type: ignore[attr-defined]  # noqa: F401
 
 
-EMBEDDED = {"tokenizer": str(nano_bloom_path())}
 RULER = ["--tasks", "niah_single_1"]
+
+
+def prepared(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the options that the harness's command line gets for a run."""
+    found: list[Any] = []
+    monkeypatch.setattr(HarnessCLI, "execute", lambda self, options: found.append(options))
+    harness.main(arguments)
+    return vars(found[0])
 
 
 @pytest.mark.parametrize(
@@ -59,11 +67,14 @@ RULER = ["--tasks", "niah_single_1"]
         ["run", "--model", "ntk_alibi", *RULER, "--metadata", "max_seq_lengths=[512]", "x=1"],
     ],
 )
-def test_tasks_get_the_tokenizer_of_the_embedded_model(arguments: list[str]) -> None:
-    assert harness.with_tokenizer(arguments) == [
-        *arguments,
-        *harness.metadata_argument(EMBEDDED),
-    ]
+def test_tasks_get_the_tokenizer_of_the_embedded_model(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = prepared(arguments, monkeypatch)
+    assert options["metadata"]["tokenizer"] == str(nano_bloom_path())
+    if "--metadata" in arguments:
+        assert options["metadata"]["max_seq_lengths"] == [512]
+    assert options["include_path"] == str(harness.tasks_folder())
 
 
 @pytest.mark.parametrize(
@@ -74,11 +85,20 @@ def test_tasks_get_the_tokenizer_of_the_embedded_model(arguments: list[str]) -> 
         ["--model", "ntk_alibi", "--model_args", "tokenizer=gpt2", *RULER],
         ["--model", "ntk_alibi", *RULER, "--metadata", "tokenizer=gpt2"],
         ["--model", "ntk_alibi", *RULER, "--config", "own.yaml"],
+        ["--model", "ntk_alibi", *RULER, "--include_path", "mine", "--metadata", "tokenizer=a"],
         ["ls", "tasks"],
     ],
 )
-def test_other_arguments_stay_as_they_are(arguments: list[str]) -> None:
-    assert harness.with_tokenizer(arguments) == arguments
+def test_other_arguments_stay_as_they_are(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = prepared(arguments, monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "argv", ["lm-eval", *arguments])
+        expected = vars(HarnessCLI().parse_args())
+    if "ls" not in arguments and "--include_path" not in arguments:
+        expected["include_path"] = str(harness.tasks_folder())
+    assert {**options, "func": None} == {**expected, "func": None}
 
 
 def test_a_folder_called_nano_bloom_has_its_own_tokenizer(

@@ -122,20 +122,50 @@ def command_line(settings: str, task: str, metadata: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the harness's command line with our model and our tasks available."""
-    from lm_eval.__main__ import cli_evaluate
+    from lm_eval._cli import HarnessCLI
+    from lm_eval.utils import setup_logging
 
     from ntk_alibi.evaluation.harness import model  # noqa: F401
 
-    check_files(arguments)
-    known = _known(arguments)
-    check_metadata([task for word in known.tasks for task in word.split(",")], known.metadata)
-    before = sys.argv
-    sys.argv = ["lm-eval", *with_our_tasks(with_tokenizer(arguments))]
+    setup_logging()
+    command, before = HarnessCLI(), sys.argv
+    sys.argv = ["lm-eval", *arguments]
     try:
+        options = command.parse_args()
+        if options.command == "run":
+            prepare(options)
         with _harness_errors():
-            cli_evaluate()
+            command.execute(options)
     finally:
         sys.argv = before
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Check options of the harness's `run` before any work, and add our tasks and the tokenizer.
+
+    The harness only logs that it could not write results, and prints a traceback for a damaged
+    cache. Tasks that load a tokenizer by themselves, such as RULER's, would look on the hub for a
+    model called nano-bloom. A configuration file is left as it is, since `--metadata` would replace
+    its metadata.
+    """
+    tasks, metadata = options.tasks or [], options.metadata or {}
+    check_metadata(tasks, metadata)
+    if options.output_path is not None:
+        path = Path(options.output_path)
+        with _files.naming("--output_path", "a folder that can be written"):
+            _files.writable_folder(path.parent if path.suffix == ".json" else path)
+    if options.use_cache is not None:
+        path = Path(options.use_cache)
+        with _files.naming("--use_cache", "a path in a folder that can be written"):
+            folder = _files.writable_folder(path.parent)
+        for answers in folder.glob(f"{glob.escape(path.name)}_rank*.db"):
+            check_answers(answers)
+    if tasks and options.include_path is None:
+        options.include_path = str(tasks_folder())
+    settings = {**(options.model_args or {}), **metadata}
+    embedded = options.model == "ntk_alibi" and settings.get("pretrained") in (None, NANO_BLOOM)
+    if embedded and options.config is None and "tokenizer" not in settings:
+        options.metadata = with_tokenizer_of(settings.get("pretrained"), metadata)
 
 
 @contextlib.contextmanager
@@ -149,63 +179,6 @@ def _harness_errors() -> Iterator[None]:
             yield
     except AssertionError as error:
         raise ValueError(str(error)) from error
-
-
-def check_files(arguments: Sequence[str]) -> None:
-    """Check before any work the files that the harness's command line will write.
-
-    The harness only logs that it could not write results, and prints a traceback for a damaged
-    cache.
-    """
-    known = _known(arguments)
-    if known.output_path is not None:
-        is_file = known.output_path.suffix == ".json"
-        with _files.naming("--output_path", "a folder that can be written"):
-            _files.writable_folder(known.output_path.parent if is_file else known.output_path)
-    if known.use_cache is not None:
-        with _files.naming("--use_cache", "a path in a folder that can be written"):
-            folder = _files.writable_folder(known.use_cache.parent)
-        for path in folder.glob(f"{glob.escape(known.use_cache.name)}_rank*.db"):
-            check_answers(path)
-
-
-def with_our_tasks(arguments: Sequence[str]) -> list[str]:
-    """Add the folder of our tasks to the arguments, unless they name a folder already."""
-    takes_tasks = any(a in ("--tasks", "-t") or a.startswith("--tasks=") for a in arguments)
-    names_folder = any(a.startswith("--include_path") for a in arguments)
-    if not takes_tasks or names_folder:
-        return list(arguments)
-    return [*arguments, "--include_path", str(tasks_folder())]
-
-
-def with_tokenizer(arguments: Sequence[str]) -> list[str]:
-    """Add the tokenizer of the embedded model to the metadata, if this is the model to evaluate.
-
-    Tasks that load a tokenizer by themselves, such as RULER's, would look on the hub for a model
-    called nano-bloom. A configuration file is left as it is, since `--metadata` would replace its
-    metadata.
-    """
-    known = _known(arguments)
-    settings = {**known.model_args, **known.metadata}
-    embedded = known.model == "ntk_alibi" and settings.get("pretrained") in (None, NANO_BLOOM)
-    if known.config is not None or not embedded or "tokenizer" in settings:
-        return list(arguments)
-    return [*arguments, *metadata_argument(with_tokenizer_of(settings.get("pretrained"), {}))]
-
-
-def _known(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse those arguments of the harness's command line that we read, too."""
-    from lm_eval._cli.utils import MergeDictAction
-
-    parser = argparse.ArgumentParser("lm-eval", add_help=False)
-    parser.add_argument("--config", "-C")
-    parser.add_argument("--model", "-M")
-    parser.add_argument("--tasks", "-t", nargs="+", default=[])
-    parser.add_argument("--model_args", "-a", nargs="+", action=MergeDictAction, default={})
-    parser.add_argument("--metadata", nargs="+", action=MergeDictAction, default={})
-    parser.add_argument("--output_path", "-o", type=Path)
-    parser.add_argument("--use_cache", "-c", type=Path)
-    return parser.parse_known_args(arguments)[0]
 
 
 def with_tokenizer_of(model: str | None, metadata: dict[str, Any]) -> dict[str, Any]:

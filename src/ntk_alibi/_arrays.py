@@ -290,6 +290,9 @@ def to_numpy(value: Any) -> NDArray[Any]:
     tensor = value.detach().cpu()
     if dtype_name(tensor.dtype) == "bfloat16":
         tensor = tensor.float()
+    parameter = sys.modules["torch"].nn.Parameter
+    if isinstance(value, parameter) or isinstance(value._base, parameter):
+        tensor = tensor.clone()  # FSDP could not free memory that NumPy has seen
     return tensor.numpy()  # type: ignore[no-any-return]
 
 

@@ -32,7 +32,7 @@ def positional_names(model: nn.Module) -> tuple[str, ...]:
     Hooks keep them, since what torch traces cannot ask for them.
     """
     parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
-    return tuple(x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD)
+    return tuple([x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD])
 
 
 def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Any) -> dict[str, Any]:

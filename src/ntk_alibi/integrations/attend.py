@@ -17,7 +17,7 @@ from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.dense import attend_densely
 from ntk_alibi.integrations.family import check_heads
-from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
+from ntk_alibi.integrations.forward_pass import ALL, ForwardPass, untraced
 from ntk_alibi.integrations.making import Sizes, make_pass
 from ntk_alibi.integrations.settings import form_of
 from ntk_alibi.integrations.tokens import NAME, Tokens
@@ -104,13 +104,16 @@ class Attend:
         Raises:
             ValueError: a shape is wrong, or the mask does something else than hide keys.
         """
-        _checks.plain("query", query)
-        dtype = value.dtype
-        if self.family.code is None:
+        if type(query) is not torch.Tensor:
+            _checks.plain("query", query)
+        own, dtype = self.family.code is None, value.dtype
+        if own:
             query, key, value = self._checked(query, key, value)
         scale = query.shape[3] ** -0.5 if scale is None else scale
-        sizes = query.shape[0], query.shape[2], key.shape[2]
-        forward_pass = self.pass_of(mask, sizes, query.device, cache, weights)
+        forward_pass = mask.made if isinstance(mask, Tokens) else None
+        if forward_pass is None:
+            sizes = query.shape[0], query.shape[2], key.shape[2]
+            forward_pass = self.pass_of(mask, sizes, query.device, cache, weights)
         if forward_pass.shared is not None:
             if dropout:
                 raise ValueError(
@@ -130,20 +133,24 @@ class Attend:
             key, value = append(key, value, self.number)
             # The keys before these may be trained: a prefix, for instance.
             in_core = in_core and not (torch.is_grad_enabled() and _arrays.require_grad(key, value))
-        key, value, capacity = self._filled(forward_pass, key, value)
-        if not fused:
+        batch, _, _, length = forward_pass.problem.shape
+        capacity = key.shape[2]
+        if key.shape[0] != batch or capacity < length:
+            raise ValueError(
+                f"{CACHE} must hold the {length} tokens of {batch} rows that the model sees, got "
+                f"{capacity} of {key.shape[0]}"
+            )
+        if capacity > length:  # the rest of a static cache is empty
+            key, value = key[:, :, :length], value[:, :, :length]
+        formed = None
+        if fused:
+            norms = norms if in_core else None
+            numbers = query, key, value, scale, dropout
+            output = self._fused(forward_pass, bias, *numbers, in_core=in_core, norms=norms)
+        else:
             output, formed = _densely(forward_pass, bias, query, key, value, scale, dropout)
-            length = formed.shape[3]
             formed = formed if capacity == length else F.pad(formed, (0, capacity - length))
-            return self._returned(output, dtype), formed
-        if not in_core:
-            norms = None
-        output = self._fused(forward_pass, bias, query, key, value, scale, dropout, in_core, norms)
-        return self._returned(output, dtype), None
-
-    def _returned(self, output: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return an output in the dtype that its layer expects."""
-        return output.to(dtype) if self.family.code is None else output
+        return output.to(dtype) if own else output, formed
 
     def _fused(
         self,
@@ -154,54 +161,41 @@ class Attend:
         value: Any,
         scale: float,
         dropout: float,
+        *,
         in_core: bool,
         norms: Any,
     ) -> torch.Tensor:
         """Return the output of `ntk_alibi.attention`, of all ranges of keys together."""
         like = None if in_core else query
-        parts = forward_pass.parts(bias, like)
-        factors = forward_pass.own_factors(like)
-        dropped: Any = None
+        factors, dropped = forward_pass.own_factors(like), None
         if dropout:
             dropped = checked_dropout(dropout, None, query, key.shape[2])
-            if forward_pass.heads is not None:
+            if dropped is not None and forward_pass.heads is not None:
                 dropped = dropped.part(head=forward_pass.heads.start)
-        results = [
-            attend_prepared(
-                query,
-                part.of(key),
-                part.of(value),
-                part.bias,
-                part.problem,
-                scale,
-                factors,
-                in_core=in_core,
-                norms=norms(self.number) if norms is not None and part.keeps_norms else None,
-                dropout=dropped and dropped.part(key=part.keys.start or 0),
-                log=len(parts) > 1,
+        parts, results = forward_pass.parts(bias, like), []
+        for part in parts:
+            keys, whole = part.keys, part.keys == ALL
+            results.append(
+                attend_prepared(
+                    query,
+                    key if whole else key[:, :, keys],
+                    value if whole else value[:, :, keys],
+                    part.bias,
+                    part.problem,
+                    scale,
+                    factors,
+                    in_core=in_core,
+                    norms=norms(self.number) if norms is not None and part.keeps_norms else None,
+                    dropout=dropped and dropped.part(key=keys.start or 0),
+                    log=len(parts) > 1,
+                )
             )
-            for part in parts
-        ]
         if len(results) == 1:
             return cast(torch.Tensor, results[0][0])
         return cast(torch.Tensor, merge(*zip(*results, strict=True))[0])
 
-    def _filled(self, forward_pass: ForwardPass, key: Any, value: Any) -> tuple[Any, Any, int]:
-        """Return the filled part of keys and values that a cache returned, and its capacity."""
-        batch, _, _, length = forward_pass.problem.shape
-        capacity = key.shape[2]
-        if key.shape[0] != batch or capacity < length:
-            raise ValueError(
-                f"{CACHE} must hold the {length} tokens of {batch} rows that the model sees, got "
-                f"{capacity} of {key.shape[0]}"
-            )
-        if capacity == length:
-            return key, value, length
-        return key[:, :, :length], value[:, :, :length], capacity
-
-    def check_layer(self, hidden_states: torch.Tensor) -> None:
-        """Check what a layer of transformers' decoders got, and that it computes all heads."""
-        _checks.plain("hidden_states", hidden_states)
+    def check_heads(self) -> None:
+        """Check that the layer computes all heads."""
         check_heads(self.layer, self.model, self.rule.heads)
 
     def takes_stock(self, weights: Any) -> bool:

@@ -149,7 +149,8 @@ def _begin(
         past = end - tokens
     else:
         past = cache.get_seq_length()
-        warn_of_older_slopes(settings.scaling, past)
+        if past:
+            warn_of_older_slopes(settings.scaling)
         end = past + tokens
         whole = real_keys(mask, batch, end, inputs.device, "attention_mask", tokens)[:, :end]
         if is_cut(cache, tokens):
@@ -164,7 +165,7 @@ def _begin(
             shared = SpreadKeys(ranks, columns, cache, cache.deal(tokens))
     limits = limits_up_to(whole.shape[1] - 1, settings.mask)
     problem = problem_of(whole, shared.at, rule, limits)
-    heads = family.own_heads(family.layers(model)[0], rule.heads, settings, {})
+    heads = family.own_heads(family.layers(model)[0], model, rule.heads, settings, {})
     made = ForwardPass(whole, problem, rule, settings, shared, heads=heads)
     return (), {**kwargs, "attention_mask": Tokens(made=made)}
 

@@ -29,11 +29,6 @@ def current(target: Any) -> Settings:
     return of_config(target.config) if settings is None else settings
 
 
-def follows_config(target: Any) -> bool:
-    """Return whether the settings in force are those of the configuration."""
-    return stack_of(target)[-1] is None
-
-
 def of_config(config: Any) -> Settings:
     """Return the settings of a model's configuration, whose name an error has: alibi_window."""
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, TypeAlias, cast
 
+import torch
 from torch import nn
 
 from ntk_alibi import _checks
@@ -261,18 +262,20 @@ class Family:
             )
 
     def own_heads(
-        self, layer: Any, heads: int, settings: Settings, own: Mapping[Any, Any]
+        self, layer: Any, model: Any, heads: int, settings: Settings, own: Mapping[Any, Any]
     ) -> slice | None:
         """Return the heads that this rank of tensor parallelism computes, or None for all.
 
         Args:
             layer: a layer of the model.
-            heads: the number of the model's slopes.
+            model: the model.
+            heads: the number of its slopes.
             settings: those in force.
             own: biases in place of slopes.
         """
         if not self.output:
             return None
+        check_heads(layer, model, heads)
         output: Any = getattr(layer, self.output)
         mesh: Any = getattr(getattr(output, "weight", None), "device_mesh", None)
         if mesh is None:
@@ -303,6 +306,12 @@ def check_heads(layer: Any, model: Any, sloped: int) -> None:
             f"{computed} heads and slopes of {sloped}: the slopes of some heads are not those of a "
             "model with so few; ntk_alibi.tp_plan divides a model for tensor parallelism"
         )
+
+
+def check_states(hidden_states: Any) -> None:
+    """Refuse the input of a layer if it is no plain tensor."""
+    if type(hidden_states) is not torch.Tensor:
+        _checks.plain("hidden_states", hidden_states)
 
 
 def is_of(name: str, module: nn.Module) -> bool:

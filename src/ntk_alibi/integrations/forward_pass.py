@@ -71,10 +71,6 @@ class Part:
         columns = self.keys == ALL and problem.key_padding_mask is problem.key_positions is None
         return columns and not bias.exempt and bias.dense is None
 
-    def of(self, x: Any) -> Any:
-        """Return these columns of keys or values (batch, heads, keys, head_dim)."""
-        return x if self.keys == ALL else x[:, :, self.keys]
-
 
 class ForwardPass:
     """The problem of one forward pass, which all layers share.
@@ -113,6 +109,8 @@ class ForwardPass:
         self.cache = cache
         self.heads = heads
         self._made: dict[Any, Any] = {}
+        self._same: BiasObject | None = None
+        self._in_core: list[Part] | None = None
 
     def bias_of(self, layer: int, table: Any = None) -> BiasObject:
         """Return the bias of a layer: the same object for equal biases.
@@ -121,6 +119,8 @@ class ForwardPass:
             layer: the number of the layer.
             table: a `LayerTable` of the model's own bias, or None for slopes.
         """
+        if self._same is not None:  # of all layers
+            return self._same
         own = self.own.get(None, self.own.get(layer)) if self.own else None
         if own is not None:
             if not hasattr(own, "kernel_bias"):
@@ -128,8 +128,12 @@ class ForwardPass:
             return cast(BiasObject, own)
         if table is not None:
             return cast(BiasObject, table.bias(self._made, self.mask.device))
+        scaling = self.settings.scaling
         sides: Sides = "causal" if self.problem.mask.causal else "symmetric"
-        return ModelALiBi.of_layer(self.rule, self.settings.scaling, layer, sides)
+        bias = ModelALiBi.of_layer(self.rule, scaling, layer, sides)
+        if not self.own and getattr(scaling, "layers", None) is None:
+            self._same = bias
+        return bias
 
     def memo(self, bias: Any, key: Any, make: Callable[..., Made], *arguments: Any) -> Made:
         """Return make(*arguments), computed once a pass for each function, bias and key.
@@ -161,6 +165,8 @@ class ForwardPass:
 
     def own_factors(self, like: Any) -> Any:
         """Return the factors of scores of this rank's heads, or None."""
+        if self.settings.log_n is None:
+            return None
         factors = self.factors(like)
         if factors is None or self.heads is None or factors.shape[1] == 1:
             return factors
@@ -173,6 +179,10 @@ class ForwardPass:
             bias: the bias of all heads of the model.
             like: None for NumPy numbers, or a tensor of the call, as for `kernel_bias`.
         """
+        if like is None and bias is self._same:  # without parameters, in the core
+            if self._in_core is None:
+                self._in_core = self._parts(bias, None)
+            return self._in_core
         return self.memo(bias, _kind(like), self._parts, bias, like)
 
     def _parts(self, bias: BiasObject, like: Any) -> list[Part]:

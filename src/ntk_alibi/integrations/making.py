@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.integrations.configuration import current, follows_config
+from ntk_alibi.integrations.configuration import current
 from ntk_alibi.integrations.dense import HIDES
 from ntk_alibi.integrations.forward_pass import ForwardPass, PackedTexts, limits_up_to, problem_of
-from ntk_alibi.integrations.settings import check_layers
+from ntk_alibi.integrations.settings import check_layers, stack_of
 from ntk_alibi.integrations.tables import NoBias
 from ntk_alibi.integrations.tokens import Tokens
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
@@ -53,7 +53,7 @@ def make_pass(
             f"config.is_causal must be {attend.causal} for a patched {type(model).__name__}, got "
             f"{tokens.causal}"
         )
-    if follows_config(model):
+    if stack_of(model)[-1] is None:  # settings of its configuration
         family.check_settings(settings)
         check_layers(settings.scaling, len(family.layers(model)))
     if weights or tokens.weights:
@@ -66,8 +66,8 @@ def make_pass(
             "attention must be 'traceable' where torch.export, make_fx or FakeTensorMode trace a "
             f"patched model, got {settings.attention!r}, which reads numbers of the mask: {advice}"
         )
-    own = own_bias.held_by(model, settings.bias)
-    heads = family.own_heads(attend.layer, rule.heads, settings, own)
+    own = own_bias.held_by(model, settings.bias) if settings.bias is not None else {}
+    heads = family.own_heads(attend.layer, model, rule.heads, settings, own)
     batch, queries, keys = sizes
     padding = tokens.padding
     if family.masks_hidden and getattr(padding, "ndim", 2) == 4 and padding.dtype == torch.bool:
@@ -85,7 +85,8 @@ def make_pass(
             "patch(model, scaling, group=group)"
         )
     past = 0 if cache is None else int(cache.get_seq_length(attend.number))
-    warn_of_older_slopes(settings.scaling, past)
+    if past:
+        warn_of_older_slopes(settings.scaling)
     end, skipped = past + keys, None
     limits = limits_up_to(end - 1, settings.mask) if attend.causal else settings.mask
     if hasattr(cache, "expect"):  # a `WindowCache`
@@ -236,9 +237,9 @@ def _held(
     return mask[:, total - keys :], skipped if bool(skipped.any()) else None
 
 
-def warn_of_older_slopes(scaling: Scaling | None, past: int) -> None:
+def warn_of_older_slopes(scaling: Scaling | None) -> None:
     """Warn of cached keys that were computed under the slopes of a shorter text."""
-    if past and scaling_per(scaling) == "sequence":
+    if scaling_per(scaling) == "sequence":
         warnings.warn(
             f"{scaling!r} chooses its slopes by the length of the whole text, but the cached keys "
             "were computed under those of a shorter one; per='query' agrees with its own cache",

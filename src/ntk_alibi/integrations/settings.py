@@ -118,7 +118,7 @@ def stack_of(target: Any) -> tuple[Settings | None, ...]:
 
 def form_of(target: Any) -> str:
     """Return the form of attention in force."""
-    settings = stack_of(target)[-1]
+    settings: Settings | None = getattr(target, STACK)[-1]
     if settings is None:
         return getattr(target.config, "alibi_attention", None) or "fused"
     return settings.attention

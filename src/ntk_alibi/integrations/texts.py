@@ -290,22 +290,18 @@ def _read(
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Replace the mask of a model, the first arguments of which have these names, by its texts."""
-    given = by_name(names, args, kwargs)
-    said = [name for name in _SAID if given.get(name) is not None]
-    if paged_cache_of(given) is not None:
-        said.insert(0, "cache")
+    given = by_name(names, args, kwargs) if args else kwargs
     mask = given.get("attention_mask")
     if isinstance(mask, Tokens):
         return None
+    said = [name for name in _SAID if given.get(name) is not None]
+    cache = given.get("cache")
+    if cache is not None and paged_cache_of(given) is not None:
+        said.insert(0, "cache")
     if model is target:
-        mask = _checked_mask(given)
-        given = {**given, "attention_mask": mask}
-        if mask is None and _arrays.is_tracing() and form_of(target) != "traceable":
-            # Falcon would look for texts in its position_ids, numbers that no trace has.
-            return args[len(names) :], {**given, "attention_mask": Tokens()}
-    if form_of(target) == "traceable" and _arrays.is_tracing():
-        _check_traced(said, names, model)
-        return args[len(names) :], given
+        given = {**given, "attention_mask": _checked_mask(given)}
+    if _arrays.is_tracing():
+        return args[len(names) :], _traced(said, names, target, model, given)
     if given.get("use_cache") is False:
         check_cache_in_use(given)
     texts = _texts(said, target, model, given) if said else None
@@ -333,19 +329,30 @@ def _checked_mask(given: dict[str, Any]) -> Any:
     if mask.ndim == 4 and mask.dtype == torch.bool:
         zeros = torch.zeros(mask.shape, device=mask.device)
         return zeros.masked_fill(~mask, torch.finfo(torch.float32).min)
-    if mask.ndim == 2 and mask.dtype != torch.bool and mask.is_cpu and _arrays.has_values(mask):
-        checked_attention_mask(mask)
+    readable = mask.ndim == 2 and mask.dtype != torch.bool and mask.is_cpu
+    if readable and _arrays.has_values(mask) and not bool(((mask == 0) | (mask == 1)).all()):
+        checked_attention_mask(mask)  # which says what it must be
     return mask
 
 
-def _check_traced(said: list[str], names: tuple[str, ...], model: nn.Module) -> None:
-    """Refuse what a graph could not check, but the position_ids that generate() gives."""
+def _traced(
+    said: list[str], names: tuple[str, ...], target: Any, model: Any, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a model in a trace: what a graph could not check is refused.
+
+    So are not the position_ids that generate() gives.
+    """
+    if form_of(target) != "traceable":
+        # Falcon would look for texts in its position_ids, numbers that no trace has.
+        mask = given.get("attention_mask")
+        return {**given, "attention_mask": Tokens() if mask is None else mask}
     for name in said:
         if name not in names:
             raise ValueError(
                 f"{name} must be None where torch traces a patched {type(model).__name__}, which "
                 "reads each row as one text, got a value that a graph cannot check"
             )
+    return given
 
 
 @untraced

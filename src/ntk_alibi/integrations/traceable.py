@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.dense import HIDES, attend_densely
@@ -104,9 +103,8 @@ class TraceableAttend:
         """Return that no layer goes on as without a patch."""
         return False
 
-    def check_layer(self, hidden_states: torch.Tensor) -> None:
-        """Check what a layer got, and that it computes all heads."""
-        _checks.plain("hidden_states", hidden_states)
+    def check_heads(self) -> None:
+        """Check that the layer computes all heads."""
         check_heads(self.layer, self.model, len(getattr(self.layer, _BIAS).slopes))
 
     def __call__(
@@ -138,6 +136,7 @@ class TraceableAttend:
                 f"divided {name}"
             )
         layer_bias: LayerBias = getattr(layer, _BIAS)
+        self.check_heads()
         if getattr(mask, "ndim", None) != 4:
             raise RuntimeError(
                 f"transformers made no mask of queries and keys for {name}, from which a patch "

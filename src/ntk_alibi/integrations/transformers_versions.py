@@ -78,12 +78,19 @@ def check_parameters(family: str, function: Any, names: Iterable[str]) -> None:
 
 def around(model: nn.Module, target: nn.Module) -> list[nn.Module]:
     """Return the parts of a model that hold one of its modules, the model and the one included."""
-    return [part for part in model.modules() if any(x is target for x in part.modules())]
+    parts = dict(model.named_modules(remove_duplicate=False))
+    found: dict[int, nn.Module] = {}
+    for path in [path for path, part in parts.items() if part is target]:
+        steps = path.split(".") if path else []
+        for count in range(len(steps) + 1):
+            part = parts[".".join(steps[:count])]
+            found[id(part)] = part
+    return list(found.values())
 
 
 def is_pretrained(module: nn.Module) -> bool:
     """Return whether a module is a model of transformers."""
-    return any(
-        base.__name__ == "PreTrainedModel" and base.__module__.startswith("transformers.")
-        for base in type(module).__mro__
-    )
+    for base in type(module).__mro__:
+        if base.__name__ == "PreTrainedModel" and base.__module__.startswith("transformers."):
+            return True
+    return False

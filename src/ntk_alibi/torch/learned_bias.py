@@ -215,7 +215,8 @@ class LearnedBAM(Float32Parameters):
 
     def forward(self, hidden: torch.Tensor | None = None) -> BAM:
         """Return the bias."""
-        return BAM(_above_zero(self.log_alpha.exp()), self.beta, 2.0 * self.mu.sinh())
+        beta = self.beta.clone()  # which stays when FSDP frees the parameter
+        return BAM(_above_zero(self.log_alpha.exp()), beta, 2.0 * self.mu.sinh())
 
 
 class LearnedT5(Float32Parameters):
@@ -250,7 +251,8 @@ class LearnedT5(Float32Parameters):
 
     def forward(self, hidden: torch.Tensor | None = None) -> T5:
         """Return the bias."""
-        return T5(self.values, self.bidirectional, self.max_distance)
+        values = self.values.clone()  # which stays when FSDP frees the parameter
+        return T5(values, self.bidirectional, self.max_distance)
 
 
 class LearnedBiALiBi(Float32Parameters):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations.family import Code, Family, Replacement, is_of
+from ntk_alibi.integrations.family import Code, Family, Replacement, check_states, is_of
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.settings import Settings, form_of
 from ntk_alibi.integrations.transformers_versions import class_named
@@ -70,7 +70,7 @@ def _forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace BloomAttention.forward."""
-    attend.check_layer(hidden_states)
+    check_states(hidden_states)
     if attend.takes_stock(output_attentions):
         made = attend.stock_pass(attention_mask, hidden_states, layer_past, output_attentions)
         if made is not None:

@@ -17,7 +17,7 @@ from torch import nn
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.exchange import sum_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.integrations.family import Code, Family, Replacement, is_of
+from ntk_alibi.integrations.family import Code, Family, Replacement, check_states, is_of
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import OWN_OUTPUT, WHOLE
 
@@ -46,7 +46,8 @@ def _forward(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace FalconAttention.forward."""
-    attend.check_layer(hidden_states)
+    check_states(hidden_states)
+    attend.check_heads()  # before they are split, by their numbers
     query, key, value = (x.transpose(1, 2) for x in _split(layer, hidden_states))
     context, weights = attend(
         query,

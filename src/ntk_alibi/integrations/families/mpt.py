@@ -16,7 +16,7 @@ from torch import nn
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE, cache_of
-from ntk_alibi.integrations.family import Code, Family, Replacement, is_of
+from ntk_alibi.integrations.family import Code, Family, Replacement, check_states, is_of
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import PACKED
 
@@ -58,7 +58,7 @@ def _forward(
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace MptAttention.forward."""
-    attend.check_layer(hidden_states)
+    check_states(hidden_states)
     packed = layer.Wqkv(hidden_states)
     if layer.clip_qkv:
         packed = packed.clamp(min=-layer.clip_qkv, max=layer.clip_qkv)

@@ -139,24 +139,6 @@ def test_saving_says_that_the_patch_is_not_saved(tmp_path: Any) -> None:
     assert torch.equal(run(loaded, ids()), stock)
 
 
-def test_a_module_around_the_model_is_patched_by_its_parts() -> None:
-    """As sentence-transformers' SentenceTransformer, a Sequential that holds the model."""
-
-    class Transformer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.auto_model = make("jina")
-
-        def forward(self, features: dict[str, Any]) -> Any:
-            return self.auto_model(**features)[0].mean(dim=1)
-
-    model = nn.Sequential(Transformer(), nn.Identity())
-    stock = model({"input_ids": ids()})
-    with na.patch(model, na.NTK(4.0)):
-        assert not torch.allclose(model({"input_ids": ids()}), stock)
-    assert torch.equal(model({"input_ids": ids()}), stock)
-
-
 def test_a_triton_kernel_that_does_not_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CPUs, and with newer Tritons, the model's own code fails; a patched model needs none."""
     model = make("mosaic")

@@ -267,7 +267,8 @@ class JinaBertModel(JinaBertPreTrainedModel):
         head_mask: torch.Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-    ) -> BaseModelOutputWithPooling:
+        return_dict: bool | None = None,
+    ) -> Any:
         if attention_mask is None:
             attention_mask = torch.ones(input_ids.shape, device=input_ids.device)
         if token_type_ids is None:
@@ -282,7 +283,8 @@ class JinaBertModel(JinaBertPreTrainedModel):
             output_attentions,
             output_hidden_states,
         )
-        return BaseModelOutputWithPooling(**made)
+        output = BaseModelOutputWithPooling(**made)
+        return output.to_tuple() if return_dict is False else output
 
 
 def small_jina_bert(**config: Any) -> JinaBertModel:

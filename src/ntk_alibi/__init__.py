@@ -26,7 +26,6 @@ from ntk_alibi.fused.attention import attention
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.quantized_rows import QuantizedRows
-from ntk_alibi.inspection import notebook as _notebook
 from ntk_alibi.masks import segment_ids_from_cu_seqlens
 from ntk_alibi.positions.log_n import LogN, log_n_scale
 from ntk_alibi.positions.rotary import XPOS, RoPE
@@ -114,7 +113,6 @@ _LAZY = {
     "unpatch": "ntk_alibi.integrations",
 }
 
-_notebook.start()
 _runtime.start()
 
 

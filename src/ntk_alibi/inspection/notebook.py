@@ -6,14 +6,15 @@ the page, so that they suit light and dark pages.
 
 from __future__ import annotations
 
-import html
+import functools
 from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _repr_html
+from ntk_alibi import _arrays
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.inspection import effects
@@ -37,13 +38,14 @@ WIDTH, HEIGHT, LEFT, BELOW = 380, 130, 56, 30
 FAINT = 0.01
 
 
-def start() -> None:
-    """Register the renderers with `_repr_html.html`."""
-    _repr_html.html.register(BiasObject, bias_html)
-    _repr_html.html.register(Scaling, scaling_html)
-    _repr_html.html.register(ScalingOfDistances, knee_html)
+@functools.singledispatch
+def html(shown: object) -> str | None:
+    """Return the HTML of an object, or None for one that is neither a bias nor a scaling."""
+    del shown
+    return None
 
 
+@html.register(BiasObject)
 def bias_html(bias: Any) -> str | None:
     """Render how far each head of a bias over distance reaches: picture and table.
 
@@ -80,13 +82,14 @@ def _bias_page(bias: Any) -> str | None:
         columns[f"{100 * FAINT:g} % {name}"] = [_tokens(reach, longest[name]) for reach in far]
         series.append((near, far))
     numbers = [str(head) for head in range(1, bias.num_heads + 1)]
-    table = table_html("", ["head", *columns], zip(numbers, *columns.values(), strict=True))
+    table = table_html(["head", *columns], zip(numbers, *columns.values(), strict=True))
     caption = f"distance where a head's weight is 1/e … {100 * FAINT:g} %{at}"
     if len(series) > 1:
         caption += ": " + _keys(sides, HUES[1:])
     return _page(repr(bias), _strokes_svg(series, caption, max(longest.values())), table)
 
 
+@html.register(Scaling)
 def scaling_html(scaling: Scaling) -> str:
     """Render slopes of a model of 16 heads, unscaled and scaled: picture and table."""
     train_length = getattr(scaling, "train_length", None)
@@ -105,11 +108,12 @@ def scaling_html(scaling: Scaling) -> str:
     rows = {"plain": effects.slopes_at(EXAMPLE_HEADS, None, None)} | scaled
     numbers = [str(head) for head in range(1, EXAMPLE_HEADS + 1)]
     cells = ([f"{slope:.4g}" for slope in slopes] for slopes in rows.values())
-    table = table_html("", ["head", *rows], zip(numbers, *cells, strict=True))
+    table = table_html(["head", *rows], zip(numbers, *cells, strict=True))
     caption = f"slopes of {EXAMPLE_HEADS} heads: {_keys(rows, HUES)}"
     return _page(name, _lines_svg(list(rows.values()), caption), table)
 
 
+@html.register(ScalingOfDistances)
 def knee_html(knee: ScalingOfDistances) -> str | None:
     """Render how far each head of a model of 16 heads reaches: picture and table."""
     return bias_html(ALiBi(EXAMPLE_HEADS, _at_its_layers(knee)))
@@ -121,25 +125,24 @@ def _at_its_layers(scaling: Any) -> Any:
     return scaling.at_layer(layers[0]) if layers else scaling
 
 
-def table_html(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table_html(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return an HTML table; all columns but the first are aligned right."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = "".join(
         "<tr>"
         + "".join(
-            f'<td style="text-align:{"right" if place else "left"}">{html.escape(cell)}</td>'
+            f'<td style="text-align:{"right" if place else "left"}">{escape(cell)}</td>'
             for place, cell in enumerate(row)
         )
         + "</tr>"
         for row in rows
     )
-    caption = f"<caption>{html.escape(title)}</caption>" if title else ""
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _page(name: str, picture: str, table: str) -> str:
     return (
-        f"<div><code>{html.escape(name)}</code><br/>{picture}"
+        f"<div><code>{escape(name)}</code><br/>{picture}"
         f"<details><summary>numbers</summary>{table}</details></div>"
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import ntk_alibi as na
 from benchmarks import DOCUMENT, ROOT, attention, bias, bloom, gpu, gradient, models
 from benchmarks.distributed import computed, limited_link, measured
-from ntk_alibi.evaluation.report.markdown import check_section, replace_section
+from ntk_alibi.evaluation.report.markdown import replace_section, section
 
 PUBLISHED = (DOCUMENT.parent / attention.PICTURE).with_suffix(".json")
 RESULTS = ROOT / f"build/attention-{na.info()['isa']}.json"
@@ -62,7 +62,7 @@ def _distributed(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     if options.write and (options.part != "measured" or "WORLD_SIZE" in os.environ):
         for name in part.sections(settings):
             try:  # before anything is measured
-                check_section(DOCUMENT, name)
+                section(DOCUMENT, name)
             except ValueError as error:
                 raise measured.RefusalError(str(error)) from None
     yield from part.run(settings)

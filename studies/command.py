@@ -18,7 +18,7 @@ import torch
 
 import ntk_alibi
 from ntk_alibi import _checks, _files, plots
-from ntk_alibi.evaluation.report.markdown import check_section, replace_section
+from ntk_alibi.evaluation.report.markdown import replace_section, section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ def check_options(options: argparse.Namespace, sections: Iterable[str]) -> None:
     _checks.integer("--processes", options.processes, minimum=1)
     if options.document:
         for name in sections:
-            check_section(options.document, name)
+            section(options.document, name)
         options.pictures = options.pictures or options.document.parent / "pictures"
         _files.writable_folder(options.pictures)
     _files.writable_folder(options.output)

@@ -12,7 +12,7 @@ from studies.schemes.readings import views
 from studies.schemes.schemes import SCHEMES
 from studies.schemes.summary import by_seed, cpu_hours, differences, summarise
 
-from ntk_alibi.evaluation.report.markdown import check_section
+from ntk_alibi.evaluation.report.markdown import section
 from repository import ROOT
 
 pytestmark = pytest.mark.slow  # of a program beside the package
@@ -186,7 +186,7 @@ def test_every_scheme_has_a_label_and_every_section_its_text(study: Path) -> Non
 
 def test_the_page_has_a_place_for_every_section() -> None:
     for name in tables.SECTIONS:
-        check_section(ROOT / "studies/results/schemes.md", name)
+        section(ROOT / "studies/results/schemes.md", name)
 
 
 def test_the_picture_has_a_curve_for_what_qualifies(study: Path) -> None:

@@ -144,7 +144,7 @@ def _run(options: argparse.Namespace) -> None:
         from ntk_alibi.evaluation.report import markdown
 
         with _files.naming("--document", "a file that can be read"):
-            markdown.check_section(Path(options.document), options.section or SECTION)
+            markdown.section(Path(options.document), options.section or SECTION)
     if options.from_json is None:
         _study(options)
         return

@@ -44,11 +44,6 @@ def processor() -> str:
     return f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
 
 
-def check_section(path: Path, name: str) -> None:
-    """Check that a document has the markers of section `name`."""
-    _around(path, name)
-
-
 def section(path: Path, name: str) -> str:
     """Return the text between the markers of section `name`.
 

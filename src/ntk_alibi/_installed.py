@@ -12,7 +12,7 @@ import ctypes
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module, metadata, resources, util
+from importlib import import_module, util
 from pathlib import Path
 
 #: Errors of the linkers of Linux and macOS, with the library that they do not find.
@@ -73,6 +73,8 @@ def _loaded_from_torch(library: str) -> bool:
 
 def version_of(package: str) -> str | None:
     """Return the version of an installed package, or None."""
+    from importlib import metadata  # it takes a tenth of the time of importing this package
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -123,6 +125,8 @@ def shipped(package: str, name: str, what: str) -> Path:
         ModuleNotFoundError: neither this package nor ntk-alibi-models has it; the message says what
             to install.
     """
+    from importlib import resources  # it brings tempfile and shutil
+
     own = Path(str(resources.files(package) / name))
     if own.exists():
         return own

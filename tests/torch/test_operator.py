@@ -38,6 +38,20 @@ def test_gradcheck_in_float64() -> None:
     assert torch.autograd.gradcheck(attend, (query, key, value))
 
 
+def test_the_logsumexp_alone_has_gradients() -> None:
+    sources = tensors(1, 4, 40, 16)
+    wide = [x.detach().double().requires_grad_() for x in sources]
+    mine, theirs = (
+        torch.autograd.grad(
+            na.attention(*x, na.ALiBi(4), return_logsumexp=True)[1].sum(), x, allow_unused=True
+        )
+        for x in (sources, wide)
+    )
+    for a, b in zip(mine[:2], theirs[:2], strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+    assert mine[2] is None or not mine[2].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     sources = tensors(1, 4, 70, 32, dtype=dtype)

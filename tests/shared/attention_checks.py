@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 import ntk_alibi as na
 from ntk_alibi import _core
-from ntk_alibi.masks import Mask
 
 #: Relative error of rounding to nearest in each dtype.
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -126,25 +125,6 @@ def _slopes(bias: na.ALiBi, lengths: Any) -> list[NDArray[np.float64]]:
     elif bias.sides == "halves":
         left[:, heads - heads // 2 :] = right[:, : heads - heads // 2] = np.inf
     return [left, right]
-
-
-def attend_with(
-    bias: _core.AttentionBias,
-    query: Any,
-    key: Any,
-    value: Any,
-    tolerance: float | None,
-    *,
-    causal: bool = True,
-    mask: NDArray[np.uint8] | None = None,
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return output, logsumexp and the blocks counted by the core with one of its biases."""
-    output, logsumexp = np.empty_like(query), np.empty(query.shape[:3], np.float64)
-    counts = np.zeros((*query.shape[:2], 3), np.int64)
-    rule = _core.CallRule(1 / math.sqrt(query.shape[3]), tolerance, Mask(causal).numbers())
-    tokens = _core.Tokens(None, None, mask)
-    _core.attention(query, key, value, bias, rule, tokens, output, logsumexp, counts)
-    return output, logsumexp, counts
 
 
 class Expected(NamedTuple):

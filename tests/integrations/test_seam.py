@@ -129,12 +129,13 @@ def test_training_by_the_forward_method(name: str) -> None:
 
 @inner
 def test_weights_by_the_forward_method(name: str) -> None:
-    model, ids = make_inner(name), batch()
+    model, given = make_inner(name), {"input_ids": batch()}
+    if "decoder" in name:
+        given["encoder_hidden_states"] = torch.randn(BATCH, 7, 32)
     with torch.no_grad(), na.patch(model):
-        weights = model.forward(ids, output_attentions=True).attentions
+        weights = model.forward(**given, output_attentions=True).attentions
         assert [tuple(x.shape) for x in weights] == [(BATCH, 4, LENGTH, LENGTH)] * 2
         assert torch.allclose(weights[0].sum(dim=-1), torch.ones(()))
-        assert model.forward(ids).attentions in (None, ()) or name == "t5 decoder"
 
 
 @inner
@@ -209,7 +210,7 @@ def test_several_texts_in_a_row_of_the_forward_method(name: str) -> None:
     model, ids = make_inner(name), batch()
     positions = torch.cat([torch.arange(10), torch.arange(LENGTH - 10)])[None]
     with torch.no_grad(), na.patch(model):
-        if name == "falcon":
+        if name == "falcon" and CACHE == "cache":  # older versions do not tell its layers
             with pytest.raises(ValueError, match=r"position_ids must rise .* call model\(\.\.\.\)"):
                 model.forward(ids, position_ids=positions, use_cache=False)
         else:

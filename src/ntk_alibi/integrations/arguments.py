@@ -61,7 +61,7 @@ def cache_of(arguments: Mapping[str, Any]) -> Any:
 def paged_cache_of(arguments: Mapping[str, Any]) -> Any:
     """Return the paged cache of continuous batching among the arguments of a model, or None."""
     cache = arguments.get("cache")
-    return None if hasattr(cache, "get_seq_length") else cache
+    return None if cache is cache_of(arguments) else cache
 
 
 def check_cache_in_use(arguments: Mapping[str, Any]) -> None:

@@ -183,13 +183,27 @@ def tokens_of_pass(
     *_: Any, mask_function: Any = None, attention_mask: torch.Tensor | None = None, **__: Any
 ) -> Tokens:
     """Return the tokens of a pass; transformers asks this function for masks of patched models."""
-    causal = mask_function is causal_mask_function
-    if not causal and mask_function is not bidirectional_mask_function:
+    names = _names_in(mask_function)
+    if any("packed_sequence" in name for name in names):
         raise ValueError(
             "position_ids must rise by one from token to token where the forward method of a "
             "patched model is called directly, got several texts in a row: call model(...)"
         )
-    return Tokens(attention_mask, causal=causal)
+    return Tokens(attention_mask, causal=bidirectional_mask_function.__qualname__ not in names)
+
+
+def _names_in(mask_function: Any) -> list[str]:
+    """Return the names of the functions of transformers that a mask is made of.
+
+    Falcon's mask of one text is made of two functions in older versions.
+    """
+    if mask_function in (causal_mask_function, bidirectional_mask_function):
+        return [mask_function.__qualname__]
+    cells = getattr(mask_function, "__closure__", None) or ()
+    parts = [cell.cell_contents for cell in cells]
+    functions = [x for part in parts for x in (part if isinstance(part, tuple) else (part,))]
+    inner = [name for x in functions if callable(x) for name in _names_in(x)]
+    return [getattr(mask_function, "__qualname__", ""), *inner]
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:

@@ -23,6 +23,10 @@ from ntk_alibi.scaling import Scaling, scaling_per
 
 BIDIRECTIONAL = Mask(causal=False)
 
+BEGAN_WITH_PADDING = (
+    "attention_mask must be given again with a WindowCache whose rows began with padding, got None"
+)
+
 #: The batch, the number of new tokens, and the number of keys without those of a cache.
 Sizes = tuple[int, int, int]
 
@@ -215,10 +219,7 @@ def _held(
     cache.expect(queries)
     keys = cache.get_mask_sizes(queries, 0)[0]
     if not (padding is not None or shared.padding is None or past == 0):
-        raise ValueError(
-            "attention_mask must be given again with a WindowCache whose rows began with padding, "
-            "got None"
-        )
+        raise ValueError(BEGAN_WITH_PADDING)
     if padding is None:
         mask = torch.ones((batch, keys), dtype=torch.bool, device=device)
         shared.padding = None
@@ -232,6 +233,8 @@ def _held(
             "attention_mask must have padding on the left only with a WindowCache, got 0 "
             f"behind 1 in rows {rows_with_holes}"
         )
+    if past and shared.padding is not None and bool((real == total).all()):
+        raise ValueError(BEGAN_WITH_PADDING)
     shared.padding = None if bool((real == total).all()) else total - real
     skipped = (real - keys).clamp(min=0)
     return mask[:, total - keys :], skipped if bool(skipped.any()) else None

@@ -22,6 +22,7 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.family import Code, Family, Replacement, check_states, is_of
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.settings import Settings, form_of
+from ntk_alibi.integrations.tokens import Tokens
 from ntk_alibi.integrations.transformers_versions import class_named
 from ntk_alibi.scaling import scaling_per, without_knee
 
@@ -40,7 +41,7 @@ def _replacements(model: Any) -> list[Replacement]:
     Beside fused attention, those seven would cost more than any other part of a layer but the
     matrix products. "eager" is transformers' own arithmetic to the bit, GELU included.
     """
-    bias = (model, "build_alibi_tensor", _hand_on)
+    bias = (model, "build_alibi_tensor", _no_tensor)
     if form_of(model) == "eager":
         return [bias]
     found = (block.mlp.gelu_impl for block in model.h)
@@ -53,9 +54,9 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def _hand_on(_: nn.Module, attention_mask: Any, *__: Any, **___: Any) -> Any:
-    """Replace BloomModel.build_alibi_tensor."""
-    return attention_mask
+def _no_tensor(*_: Any, **__: Any) -> Tokens:
+    """Replace BloomModel.build_alibi_tensor; a layer without a patch raises with what this is."""
+    return Tokens()
 
 
 def _forward(

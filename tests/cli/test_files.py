@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,10 +24,8 @@ pytestmark = pytest.mark.usefixtures("in_tmp")
 QUICK = {"multiples": (1,), "line_records": 1, "topic_records": 0, "prose_windows": 0}
 
 
-@pytest.fixture
-def no_room() -> Iterator[None]:
-    with full_disk(300):
-        yield
+#: Bytes of the greatest file on a disk that is full.
+ROOM = 300
 
 
 def run_of(checkpoint: Path, *others: str) -> list[str]:
@@ -41,7 +38,7 @@ SECTION = "<!-- study: begin -->\n<!-- study: end -->\n"
 
 @pytest.mark.parametrize("lost", ["picture.svg", "document.md"])
 def test_results_are_printed_before_files_are_written(
-    lost: str, no_room: None, capsys: pytest.CaptureFixture[str]
+    lost: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored = str(ROOT / "docs/pictures/nano-bloom.json")
     arguments = ["eval", "--from-json", stored, "--plot", "picture.svg"]
@@ -49,14 +46,10 @@ def test_results_are_printed_before_files_are_written(
     if lost == "document.md":
         arguments += ["--document", lost]
         small = SimpleNamespace(savefig=lambda path, dpi: path.touch())
-        with pytest.MonkeyPatch.context() as patched:
-            for figure in ("study_figure", "depth_figure"):
-                patched.setattr(f"ntk_alibi.plots.{figure}", lambda summary: small)
-            with pytest.raises(SystemExit, match="2"):
-                main(arguments)
-    else:
-        with pytest.raises(SystemExit, match="2"):
-            main(arguments)
+        for figure in ("study_figure", "depth_figure"):
+            monkeypatch.setattr(f"ntk_alibi.plots.{figure}", lambda summary: small)
+    with full_disk(ROOM), pytest.raises(SystemExit, match="2"):
+        main(arguments)
     out, error = capsys.readouterr()
     assert "lines: accuracy" in out
     assert re.fullmatch(rf"ntk-alibi: error: \[Errno \d+\] .*: '{lost}'\n", error)
@@ -72,11 +65,12 @@ def test_results_are_printed_before_files_are_written(
     ],
 )
 def test_a_full_disk_is_an_error_that_names_the_file(
-    arguments: list[str], no_room: None, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     if arguments[0] == "explore":
         pytest.importorskip("bokeh", reason="bokeh is not installed")
-    error = error_of(arguments, capsys).splitlines()[-1]
+    with full_disk(ROOM):
+        error = error_of(arguments, capsys).splitlines()[-1]
     assert re.fullmatch(r"ntk-alibi: error: \[Errno \d+\] .*: 'file[^']*'", error)
     assert not [path for path in Path().rglob("*.*") if path.is_file()]
 

@@ -101,19 +101,6 @@ def test_several_threads_on_one_patched_model(ids: torch.Tensor) -> None:
     assert results == [True] * 30
 
 
-def test_wrappers_that_keep_the_old_forward_elsewhere(ids: torch.Tensor) -> None:
-    """accelerate's hooks do this to modules when it places a model on devices."""
-    model = make_model("bloom")
-    for block in model.transformer.h:
-        attention = block.self_attention
-        attention._old_forward = attention.forward
-        attention.forward = lambda *args, module=attention, **kw: module._old_forward(*args, **kw)
-    stock = run(model, ids)
-    with na.patch(model, na.NTK(4.0)):
-        assert not torch.equal(run(model, ids), stock)
-    assert torch.equal(run(model, ids), stock)
-
-
 def test_a_bias_that_transformers_builds_elsewhere_has_no_effect(
     models: dict, ids: torch.Tensor
 ) -> None:

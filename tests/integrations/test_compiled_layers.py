@@ -35,16 +35,21 @@ def inner(name: str, layers: int) -> Any:
     return transformers.T5EncoderModel(config).eval()
 
 
-def graphs(name: str, layers: int) -> int:
-    """Return the number of graphs of a patched model, which computes what it does uncompiled."""
+def graphs(name: str, layers: int, **patch: Any) -> int:
+    """Return the number of graphs of a patched model, which computes what it does uncompiled.
+
+    It runs without a mask, and with padding that the graphs of the first call do not know.
+    """
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    model, ids, heard = inner(name, layers), torch.arange(9)[None] + 3, Warnings()
+    model, ids, heard = inner(name, layers), torch.arange(18).view(2, 9) + 3, Warnings()
+    mask = (torch.arange(9) >= torch.tensor([[0], [3]])).long()
     logging.getLogger("torch._dynamo").addHandler(heard)
     try:
-        with torch.no_grad(), na.patch(model):
-            expected = model(ids)[0]
-            found = torch.compile(model, backend="eager")(ids)[0]
+        with torch.no_grad(), na.patch(model, **patch):
+            compiled = torch.compile(model, backend="eager")
+            expected = model(ids)[0], model(ids, attention_mask=mask)[0][mask != 0]
+            found = compiled(ids)[0], compiled(ids, attention_mask=mask)[0][mask != 0]
     finally:
         logging.getLogger("torch._dynamo").removeHandler(heard)
         torch.compiler.reset()
@@ -55,5 +60,18 @@ def graphs(name: str, layers: int) -> int:
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "T5", "MPNet"])
-def test_more_layers_need_no_more_graphs(name: str) -> None:
-    assert graphs(name, 12) <= graphs(name, 2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ({"window": 4}, {"attention": "eager"})),
+    ],
+    ids=str,
+)
+def test_more_layers_need_no_more_graphs(
+    request: pytest.FixtureRequest, name: str, options: dict[str, Any]
+) -> None:
+    if name == "bloom" and "attention" in options:
+        reason = "transformers' own layer goes on after our break, with its number in the cache"
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    assert graphs(name, 12, **options) <= graphs(name, 2, **options)

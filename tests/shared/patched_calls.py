@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import distributed
 from transformers import ContinuousBatchingConfig, DataCollatorWithFlattening, GenerationConfig
 
 import ntk_alibi as na
@@ -59,9 +58,19 @@ def options_of(row: Row, model: Any) -> dict[str, Any]:
     }
 
 
+def configs(model: Any) -> list[tuple[str, int, dict[str, Any]]]:
+    """Return the configurations in a model: where they are, which objects, and what they say."""
+    return [
+        (path, id(part.config), copy.deepcopy(vars(part.config)))
+        for path, part in model.named_modules()
+        if hasattr(part, "config")
+    ]
+
+
 @contextlib.contextmanager
 def patched(row: Row, model: Any) -> Iterator[Any]:
     """Yield a model that is patched in the row's way, and check that nothing is left behind."""
+    before = configs(model)
     options, door, beside = options_of(row, model), row["door"], FAMILIES[row["family"]].patch
     if door == "by name":
         config = copy.deepcopy(model.config)
@@ -85,6 +94,7 @@ def patched(row: Row, model: Any) -> Iterator[Any]:
             patches.enter_context(na.patch(inner, **options, **beside))
             yield model
     assert na.patched(model) == []
+    assert configs(model) == before
 
 
 def given_to(row: Row, model: Any) -> dict[str, Any]:
@@ -235,22 +245,6 @@ def packed(argument: str) -> Call:
 
 def one_by_one(row: Row, model: Any) -> list[torch.Tensor]:
     return [torch.cat([model(text[None]).logits[0] for text in TEXTS])]
-
-
-def of_rank(rank: int, rows: list[Row]) -> list[torch.Tensor | str]:
-    """Return the logits of the tokens of a rank, or the error."""
-    found: list[torch.Tensor | str] = []
-    for row in rows:
-        model = shared_model(row["family"])
-        try:
-            with (
-                torch.no_grad(),
-                na.patch(model, **options_of(row, model), group=distributed.group.WORLD) as patch,
-            ):
-                found.append(model(**patch.shard(given_to(row, model))).logits)
-        except Exception as error:
-            found.append(repr(error))
-    return found
 
 
 GREEDY = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": 1, "pad_token_id": 0}

@@ -34,13 +34,11 @@ VERSIONS = {
 NEEDS = {"5.4.0": ("tokenizers<=0.23.0", "huggingface-hub<2")}
 
 #: Tests that need not pass on a version: 5.4 draws the loaded weights of the abridged remote code
-#: anew, also those of models without a patch; its BLOOM makes a mask where it gets none, and its
-#: Switch does not run in float64.
+#: anew, also those of models without a patch; its Switch does not run in float64.
 LEFT_OUT = {
     "5.4.0": (
         f"{FOLDER}/families/test_baichuan.py::test_a_saved_model_is_the_unpatched_one",
         f"{FOLDER}/families/test_bert_patches.py::test_saving_says_that_the_patch_is_not_saved",
-        f"{FOLDER}/test_devices.py::test_lengths_are_known_without_a_mask",
         f"{FOLDER}/test_table.py::test_an_oracle_of_nothing_is_the_model_itself[none-switch]",
     )
 }

@@ -183,27 +183,27 @@ def tokens_of_pass(
     *_: Any, mask_function: Any = None, attention_mask: torch.Tensor | None = None, **__: Any
 ) -> Tokens:
     """Return the tokens of a pass; transformers asks this function for masks of patched models."""
-    names = _names_in(mask_function)
-    if any("packed_sequence" in name for name in names):
+    if _tells_texts_apart(mask_function):
         raise ValueError(
             "position_ids must rise by one from token to token where the forward method of a "
             "patched model is called directly, got several texts in a row: call model(...)"
         )
-    return Tokens(attention_mask, causal=bidirectional_mask_function.__qualname__ not in names)
+    return Tokens(attention_mask)
 
 
-def _names_in(mask_function: Any) -> list[str]:
-    """Return the names of the functions of transformers that a mask is made of.
+def _tells_texts_apart(mask_function: Any) -> bool:
+    """Return whether a mask of transformers tells the texts of a row apart.
 
-    Falcon's mask of one text is made of two functions in older versions.
+    It is then made of a function that does, as Falcon's mask is of two in older versions.
     """
     if mask_function in (causal_mask_function, bidirectional_mask_function):
-        return [mask_function.__qualname__]
+        return False
+    if "packed_sequence" in getattr(mask_function, "__qualname__", ""):
+        return True
     cells = getattr(mask_function, "__closure__", None) or ()
     parts = [cell.cell_contents for cell in cells]
     functions = [x for part in parts for x in (part if isinstance(part, tuple) else (part,))]
-    inner = [name for x in functions if callable(x) for name in _names_in(x)]
-    return [getattr(mask_function, "__qualname__", ""), *inner]
+    return any(_tells_texts_apart(x) for x in functions if callable(x))
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:

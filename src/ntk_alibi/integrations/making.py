@@ -52,10 +52,9 @@ def make_pass(
             f"{type(model).__name__} must be called as model(...) in a patch with group, whose "
             "ranks agree about their tokens before its forward method begins"
         )
-    if tokens.causal not in (None, attend.causal) and not attend.crosses:
+    if attend.causal and not getattr(getattr(model, "config", None), "is_causal", True):
         raise ValueError(
-            f"config.is_causal must be {attend.causal} for a patched {type(model).__name__}, got "
-            f"{tokens.causal}"
+            f"config.is_causal must be True for a patched {type(model).__name__}, got False"
         )
     if stack_of(model)[-1] is None:  # settings of its configuration
         family.check_settings(settings)

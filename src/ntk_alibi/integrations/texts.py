@@ -299,9 +299,10 @@ def _read(
     if cache is not None and paged_cache_of(given) is not None:
         said.insert(0, "cache")
     if model is target:
-        given = {**given, "attention_mask": _checked_mask(given)}
-    if _arrays.is_tracing():
-        return args[len(names) :], _traced(said, names, target, model, given)
+        given = {**given, "attention_mask": _checked_mask(given, target)}
+    if form_of(target) == "traceable" and _arrays.is_tracing():
+        _check_traced(said, names, model)
+        return args[len(names) :], given
     if given.get("use_cache") is False:
         check_cache_in_use(given)
     texts = _texts(said, target, model, given) if said else None
@@ -314,18 +315,19 @@ def _read(
     return args[len(names) :], given
 
 
-def _checked_mask(given: dict[str, Any]) -> Any:
+def _checked_mask(given: dict[str, Any], target: nn.Module) -> Any:
     """Check the tokens and the mask of a patched model, and return the mask.
 
-    A boolean mask of four dimensions, True for seen keys, becomes one of numbers to add:
-    transformers' MPT would take it for one of hidden keys.
+    Without one, tokens save BLOOM a bias of its own, and Falcon a search for texts in positions,
+    whose numbers no trace has. A boolean mask of four dimensions, True for seen keys, becomes one
+    of numbers to add: transformers' MPT would take it for one of hidden keys.
     """
     mask = given.get("attention_mask")
     for name in ("input_ids", "inputs_embeds", "attention_mask"):
         if type(given.get(name)) not in (torch.Tensor, type(None)):
             _checks.plain(name, given[name])
     if mask is None:
-        return None
+        return None if form_of(target) == "traceable" else Tokens()
     if mask.ndim == 4 and mask.dtype == torch.bool:
         zeros = torch.zeros(mask.shape, device=mask.device)
         return zeros.masked_fill(~mask, torch.finfo(torch.float32).min)
@@ -335,24 +337,14 @@ def _checked_mask(given: dict[str, Any]) -> Any:
     return mask
 
 
-def _traced(
-    said: list[str], names: tuple[str, ...], target: Any, model: Any, given: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of a model in a trace: what a graph could not check is refused.
-
-    So are not the position_ids that generate() gives.
-    """
-    if form_of(target) != "traceable":
-        # Falcon would look for texts in its position_ids, numbers that no trace has.
-        mask = given.get("attention_mask")
-        return {**given, "attention_mask": Tokens() if mask is None else mask}
+def _check_traced(said: list[str], names: tuple[str, ...], model: nn.Module) -> None:
+    """Refuse what a graph could not check, but the position_ids that generate() gives."""
     for name in said:
         if name not in names:
             raise ValueError(
                 f"{name} must be None where torch traces a patched {type(model).__name__}, which "
                 "reads each row as one text, got a value that a graph cannot check"
             )
-    return given
 
 
 @untraced

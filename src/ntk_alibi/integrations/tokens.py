@@ -24,7 +24,6 @@ class Tokens(BlockMask):
 
     Attributes:
         padding: the attention_mask in a form that `Attend` takes, or None.
-        causal: whether transformers asked for a causal mask; None if it did not ask.
         weights: whether the caller wants attention weights, where layers are not told.
         texts: `PackedTexts`, or None.
         keep: the logits_to_keep that the ranks of a group share, or None.
@@ -37,13 +36,11 @@ class Tokens(BlockMask):
         self,
         padding: Any = None,
         *,
-        causal: bool | None = None,
         texts: Any = None,
         keep: Any = None,
         made: Any = None,
     ) -> None:
         self.padding = padding
-        self.causal = causal
         self.weights = False
         self.texts = texts
         self.keep = keep

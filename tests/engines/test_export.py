@@ -216,10 +216,10 @@ def test_the_command_checks_the_path_before_it_loads_a_model(
     monkeypatch.chdir(tmp_path)
     Path("old.leaf").write_text("")
     for arguments, message in (
-        (["-o", "old.leaf"], "--output: path must be new unless overwrite is True, got 'old.leaf'"),
-        (["-o", "no/new.leaf"], "--output: path must be a name in a folder that exists"),
+        (["-o", "old.leaf"], "path must be new unless overwrite is True, got 'old.leaf'"),
+        (["-o", "no/new.leaf"], "path must be a name in a folder that exists"),
         (["-o", "new.bin"], "format must be given"),
-        (["-o", "a.leaf", "--method", "nkt:4"], "--method: method must be original or one of"),
+        (["-o", "a.leaf", "--method", "nkt:4"], "--method must be original or one of"),
     ):
         assert_one_sentence(["export", "--model", "/nowhere", *arguments], message, capsys)
     assert os.listdir(tmp_path) == ["old.leaf"]

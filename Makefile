@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install -q -c constraints.txt
 # Workers take over what others have left, so that the longest tests do not end alone.
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal --durations 20 --durations-min 1
 
-.PHONY: demo test test-all gpu-test fuzz vllm-test peer-tests lint docs docs-links sanitize clean
+.PHONY: demo test test-all gpu-test fuzz vllm-test peer-tests lint docs docs-links sanitize emulate clean
 
 demo: $(VENV)/.eval
 	$(BIN)/ntk-alibi eval --demo
@@ -63,27 +63,41 @@ docs: $(VENV)/.docs
 docs-links: $(VENV)/.docs
 	$(SPHINX) -b linkcheck docs build/docs-links
 
+# A module that is built otherwise, in a virtual environment of its own in a folder, which borrows all
+# other packages from $(VENV): $(call module,FOLDER,OPTIONS).
+PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+define module
+$(BIN)/python -m venv --without-pip $(1)/venv
+own=$$($(1)/venv/bin/python $(PACKAGES)) && \
+$(BIN)/python $(PACKAGES) > $$own/borrowed.pth && \
+CXX=g++ $(BIN)/python -m pip install -q --no-deps --upgrade --target $$own -C build-dir=$(1)/module $(2) .
+endef
+
 # The C++ tests with g++'s sanitizers of memory, undefined behaviour and threads; then the Python tests
-# of biases and kernels, and ten thousand cases of the fuzzer, on a module built with the first two, in
-# a virtual environment that borrows all other packages from $(VENV).
+# of biases and kernels, and ten thousand cases of the fuzzer, on a module built with the first two.
 SANITIZED := build/sanitize
 SANITIZED_TESTS := tests/biases tests/fused tests/test_runtime.py
 SANITIZED_PYTHON := ASAN_OPTIONS=detect_leaks=0 \
   LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
   $(SANITIZED)/venv/bin/python
-PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 sanitize: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow tests/test_compilers.py -k "address or thread"
-	$(BIN)/python -m venv --without-pip $(SANITIZED)/venv
-	own=$$($(SANITIZED)/venv/bin/python $(PACKAGES)) && \
-	$(BIN)/python $(PACKAGES) > $$own/borrowed.pth && \
-	CXX=g++ $(BIN)/python -m pip install -q --no-deps --upgrade --target $$own \
-	  -C build-dir=$(SANITIZED)/module -C cmake.build-type=Debug \
-	  -C cmake.define.NTK_ALIBI_SANITIZE=address,undefined .
+	$(call module,$(SANITIZED),-C cmake.build-type=Debug -C cmake.define.NTK_ALIBI_SANITIZE=address$(COMMA)undefined)
 	$(SANITIZED_PYTHON) -m pytest -n auto -m "not slow or grid" --hypothesis-profile=sanitize \
 	  $(SANITIZED_TESTS)
 	$(SANITIZED_PYTHON) -m fuzz --cases 10000
+COMMA := ,
+
+# Tests of kernels, and cases of the fuzzer, on kernels for AMX that any processor runs.
+EMULATED := build/emulate
+EMULATED_PYTHON := NTK_ALIBI_ISA=amx $(EMULATED)/venv/bin/python
+
+emulate: $(VENV)/.test
+	$(call module,$(EMULATED),-C cmake.define.NTK_ALIBI_EMULATE_AMX=ON -C cmake.define.NTK_ALIBI_ISAS=amx)
+	$(EMULATED_PYTHON) -m pytest -q -n auto -m "not slow" --hypothesis-profile=sanitize \
+	  tests/fused tests/biases
+	$(EMULATED_PYTHON) -m fuzz --cases 2000
 
 $(VENV)/.eval: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

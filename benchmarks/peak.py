@@ -37,6 +37,15 @@ def bf16_dot_probe(width: str | None = None) -> Probe:
     return lambda threads: float(function(threads, ROUNDS))
 
 
+def bf16_matrix_probe() -> Probe:
+    """Return a probe as `fma_probe`, of products by AMX's matrix registers.
+
+    They take sixteen cycles each, where a round of the other probes takes six to twelve.
+    """
+    function = _function("native", "bf16_matrix_peak", [ctypes.c_int, ctypes.c_long])
+    return lambda threads: float(function(threads, ROUNDS // 8))
+
+
 def read_probe() -> Probe:
     """Return a function from a number of threads to measured bytes read from memory per second."""
     types = [ctypes.c_int, ctypes.c_long, ctypes.c_int]
@@ -50,6 +59,7 @@ WIDTHS = {
     "avx2": "x86-64-v3",
     "avx512": "native",
     "avx512_bf16": "native",
+    "amx": "native",
     "neon": "native",
 }
 

@@ -3,6 +3,12 @@
 #include <atomic>
 #include <stdexcept>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <syscall.h>
+#include <unistd.h>
+#endif
+
 namespace ntk_alibi {
 
 #define NTK_ALIBI_DECLARE_KERNELS(isa)   \
@@ -24,6 +30,9 @@ NTK_ALIBI_DECLARE_KERNELS(avx512)
 #ifdef NTK_ALIBI_HAS_avx512_bf16
 NTK_ALIBI_DECLARE_KERNELS(avx512_bf16)
 #endif
+#ifdef NTK_ALIBI_HAS_amx
+NTK_ALIBI_DECLARE_KERNELS(amx)
+#endif
 #undef NTK_ALIBI_DECLARE_KERNELS
 
 namespace {
@@ -37,22 +46,47 @@ struct Isa {
 
 bool always() { return true; }
 
-#ifdef NTK_ALIBI_HAS_avx2
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-#endif
-#ifdef NTK_ALIBI_HAS_avx512
-bool has_avx512() {
+#if defined(__x86_64__)
+[[maybe_unused]] bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+[[maybe_unused]] bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-#endif
-#ifdef NTK_ALIBI_HAS_avx512_bf16
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+[[maybe_unused]] bool has_avx512_bf16() {
+  return has_avx512() && __builtin_cpu_supports("avx512bf16");
+}
 
 // Intel's processors start a dot product of pairs every second cycle, and two multiply-adds in
 // each: half the operations of float32 (measured on Sapphire Rapids). AMD's do twice those of
 // float32. Asking the vendor, and not a clock, gives every process on a machine the same bits.
-bool has_fast_pairs() { return std::string(cpu_vendor()) != "intel"; }
+[[maybe_unused]] bool has_fast_pairs() { return std::string(cpu_vendor()) != "intel"; }
+#endif
+
+#if defined(NTK_ALIBI_EMULATE_AMX)
+bool has_amx() { return true; }
+bool has_registers() { return false; }
+#elif defined(NTK_ALIBI_HAS_amx)
+// The processor has matrix registers for bfloat16, and the system saves them. Linux gives them to a
+// process that asks; it refuses where a thread has a stack for signals that would be too small.
+bool asks_for_amx() {
+#if defined(__linux__)
+  constexpr int request_permission = 0x1023, matrix_registers = 18;
+  constexpr unsigned bfloat16_products = 1u << 22, registers = 1u << 24;
+  unsigned a, b, c, d = 0;
+  return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+         (d & bfloat16_products) != 0 && (d & registers) != 0 &&
+         syscall(SYS_arch_prctl, request_permission, matrix_registers) == 0;
+#else
+  return false;
+#endif
+}
+bool has_amx() {
+  static const bool granted = asks_for_amx();
+  return granted;
+}
+bool has_registers() { return true; }
 #endif
 
 // Plainest first. The last one that this machine runs fast is the default.
@@ -66,6 +100,9 @@ const Isa compiled_isas[] = {
 #endif
 #ifdef NTK_ALIBI_HAS_avx512_bf16
     {"avx512_bf16", has_avx512_bf16, &avx512_bf16::kernel_table, has_fast_pairs},
+#endif
+#ifdef NTK_ALIBI_HAS_amx
+    {"amx", has_amx, &amx::kernel_table, has_registers},
 #endif
 #ifdef NTK_ALIBI_HAS_neon
     {"neon", always, &neon::kernel_table},

@@ -6,9 +6,12 @@
 #include "kernels/bias_functors.h"
 #include "kernels/certificate.h"
 #include "kernels/dropout.h"
-#include "kernels/exp2.h"
+#if defined(NTK_ALIBI_AMX)
+#include "kernels/matrix_scores.h"
+#endif
 #include "kernels/softmax.h"
 #include "kernels/tile_scores.h"
+#include "kernels/weights.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
@@ -34,87 +37,26 @@ void write_tile(const AttentionTile& tile, const Scratch& s) {
   for (int r = 0; r < tile.query_count; ++r) write_sum(tile, r, s.maximum[r], s.sum[r]);
 }
 
-// Turns the scores of a block into weights, a few keys at a time, and sums the weights.
-template <class Words>
-class Weighing {
- public:
-  NTK_ALIBI_INLINE Weighing(const Scratch& s, const ScoredBlock& block)
-      : scores_(block.scores), count_(block.count) {
-    for (int v = 0; v < vectors_per_tile; ++v) {
-      origin_[v] = origin_of_scores(vector_of(s.maximum, 0, v));
-      sum_[v] = f32v{};
-    }
-  }
-
-  NTK_ALIBI_INLINE void weigh(int c) {
-    for (int v = 0; v < vectors_per_tile; ++v) sum_[v] += weigh(c, v);
-  }
-
-  // Weighs the remaining keys, from key c on, and updates the running sum.
-  NTK_ALIBI_INLINE void finish(const Scratch& s, int c) {
-    if (count_ == 0) return;
-    for (int v = 0; v < vectors_per_tile; ++v) {
-      f32v block_sum = sum_[v];
-      for (int k = c; k < count_; k += Words::keys_per_weight) block_sum += weigh(k, v);
-      const f32v sum = vector_of(s.sum, 0, v) * vector_of(s.rescale, 0, v) + block_sum;
-      store_vector(s.sum, 0, v, sum);
-      // The exponent of a float is a lower bound of its logarithm.
-      const i32v exponent = (i32v)(bits_of(sum) >> 23) - 127;
-      store_vector(
-          s.log_sum, 0, v,
-          max(vector_of(s.log_sum, 0, v), vector_of(s.maximum, 0, v) + to_float(exponent)));
-    }
-  }
-
- private:
-  // Weighs keys_per_weight keys for one vector of queries, and returns their sum.
-  NTK_ALIBI_INLINE f32v weigh(int c, int v) const {
-    f32v weight[Words::keys_per_weight];
-    for (int u = 0; u < Words::keys_per_weight; ++u)
-      weight[u] = exp2(vector_of(scores_, c + u, v) - origin_[v]);
-    f32v sum = weight[0];
-    for (int u = 1; u < Words::keys_per_weight; ++u) sum += weight[u];
-    Words::store_weights(scores_, c, v, weight);
-    return sum;
-  }
-
-  float* const scores_;
-  const int count_;
-  f32v origin_[vectors_per_tile];
-  f32v sum_[vectors_per_tile];
-};
-
 // Scores a block, and meanwhile weighs the block before it.
 template <class Words, class Bias>
 void score_block(const AttentionTile& tile, const Scratch& s, const Rows& rows,
                  const ScoredBlock& block, const ScoredBlock& before) {
   const Bias bias(tile, s);
   Weighing<Words> weighing(s, before);
-  if (!mixes_work) weighing.finish(s, 0);
+  if (!mixes_work<Words>) weighing.finish(s, 0);
   f32v greatest[vectors_per_tile];
   for (int v = 0; v < vectors_per_tile; ++v) greatest[v] = broadcast(-infinity);
   for (int c = 0; c < block.count; c += rows_per_step) {
     f32v dot[rows_per_step][vectors_per_tile] = {};
-    if (mixes_work && c < before.count)
+    if (mixes_work<Words> && c < before.count)
       multiply<Words>(s.query, rows + c, tile.head_dim, dot, [&](int u) { weighing.weigh(c + u); });
     else
       multiply<Words>(s.query, rows + c, tile.head_dim, dot, [](int) {});
     store_scores<Words>(tile, s, bias, dot, block, c, greatest);
   }
   for (int v = 0; v < vectors_per_tile; ++v) store_vector(s.block_maximum, 0, v, greatest[v]);
-  if (mixes_work)
+  if (mixes_work<Words>)
     weighing.finish(s, (block.count + rows_per_step - 1) / rows_per_step * rows_per_step);
-}
-
-// Raises the running maximum to that of the current block.
-void raise_maximum(const Scratch& s) {
-  for (int v = 0; v < vectors_per_tile; ++v) {
-    const f32v before = vector_of(s.maximum, 0, v);
-    const f32v maximum = max(before, vector_of(s.block_maximum, 0, v));
-    store_vector(s.maximum, 0, v, maximum);
-    store_vector(s.rescale, 0, v, exp2(before - origin_of_scores(maximum)));
-    store_vector(s.log_sum, 0, v, max(maximum, vector_of(s.log_sum, 0, v)));
-  }
 }
 
 // The walk of one tile over the blocks of keys. It weighs each block while it forms the products of
@@ -163,6 +105,9 @@ class TileWalk {
  private:
   void visit(std::int64_t b) {
     if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.try_drop(b)) return;
+#if defined(NTK_ALIBI_AMX)
+    if constexpr (Words::in_matrices) return visit_by_matrices(b);
+#endif
     const ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b,
                             reach_.keys_to_read(tile_, b * keys_per_block),
                             unmasked_keys(tile_, reach_, b)};
@@ -180,16 +125,59 @@ class TileWalk {
     if (certificate_.possible()) certificate_.update(least_log_sum(s_));
   }
 
+#if defined(NTK_ALIBI_AMX)
+  void visit_by_matrices(std::int64_t b) {
+    scored_ = {s_.scores[0], b, reach_.keys_to_read(tile_, b * keys_per_block),
+               unmasked_keys(tile_, reach_, b)};
+    multiply_matrices(s_.query, rows_.even_keys(b), tile_.head_dim, scored_.count, scored_.scores);
+    ++read_.scored;
+    with_functor(tile_.bias.kind,
+                 [&](auto functor) { weigh_or_drop<typename decltype(functor)::type>(); });
+    scored_ = {};
+  }
+
+  template <class Bias>
+  void weigh_or_drop() {
+    f32v sums[vectors_per_tile];
+    bool weighed = false;
+    if constexpr (Bias::is_linear)
+      if (tile_.keys.positions == nullptr && scored_.unmasked.holds(0, keys_per_block))
+        weighed = weigh_products<Bias>(tile_, s_, scored_, s_.scores[1], sums);
+    if (!weighed) score_products<Bias>(tile_, s_, scored_);
+    if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_))) return;
+    ++read_.weighed;
+    if (weighed) {
+      scored_.scores = s_.scores[1];
+      for (int v = 0; v < vectors_per_tile; ++v) {
+        store_vector(s_.rescale, 0, v, broadcast(1.0f));
+        add_to_sum(s_, v, sums[v]);
+      }
+    } else {
+      raise_maximum(s_);
+      Weighing<Words>(s_, scored_).finish(s_, 0);
+    }
+    add_values();
+    if (certificate_.possible()) certificate_.update(least_log_sum(s_));
+  }
+#endif
+
   void add_values() {
     if (scored_.count == 0) return;
     constexpr int group = Words::keys_per_weight;
     if (drops(tile_))
       drop_weights<Words>(kept_, scored_.scores, scored_.number * keys_per_block, scored_.count);
     if ((scored_.masked() || drops(tile_)) && !rows_.values_are_finite(scored_.number))
-      add_guarded(s_, scored_.scores, rows_, scored_.number, scored_.count, tile_.head_dim);
-    else
+      return add_guarded(s_, scored_.scores, rows_, scored_.number, scored_.count, tile_.head_dim);
+    if constexpr (Words::in_matrices) {
+#if defined(NTK_ALIBI_AMX)
+      rescale_output(s_, tile_.head_dim);
+      add_matrices(scored_.scores, rows_.transposed_values(scored_.number), scored_.count,
+                   tile_.head_dim, s_.output);
+#endif
+    } else {
       add_rows<Words, false>(s_, scored_.scores, rows_.values(scored_.number),
                              (scored_.count + group - 1) / group, tile_.head_dim);
+    }
   }
 
   const AttentionTile& tile_;
@@ -204,6 +192,18 @@ class TileWalk {
   BlocksRead read_ = {};
 };
 
+// True if the walk must end at block b.
+template <class Words>
+bool must_end(const AttentionTile& tile, std::int64_t b) {
+  if (!asks_to_stop(b)) return false;
+  const bool stop = tile.stop.requested(tile.stop.context);
+#if defined(NTK_ALIBI_AMX)
+  // A signal handler of Python's may have used the registers.
+  if (Words::in_matrices) MatrixRegisters::configure();
+#endif
+  return stop;
+}
+
 // Walks a group of tiles of one head together, so that each block is fetched and converted once.
 template <class Words>
 void walk(const AttentionTile* tiles, const Scratch* s, int count, BlockRows<Words>& rows,
@@ -216,7 +216,7 @@ void walk(const AttentionTile* tiles, const Scratch* s, int count, BlockRows<Wor
     last = walks[t]->middle() > last ? walks[t]->middle() : last;
     first = walks[t]->middle() < first ? walks[t]->middle() : first;
   }
-  for (std::int64_t b = last; b >= 0 && !must_stop(tiles[0], b); --b) {
+  for (std::int64_t b = last; b >= 0 && !must_end<Words>(tiles[0], b); --b) {
     bool done = true;
     for (int t = 0; t < count; ++t) {
       walks[t]->step_back(b);
@@ -224,7 +224,8 @@ void walk(const AttentionTile* tiles, const Scratch* s, int count, BlockRows<Wor
     }
     if (done) break;
   }
-  for (std::int64_t b = first + 1; b < block_count(tiles[0].keys) && !must_stop(tiles[0], b); ++b) {
+  for (std::int64_t b = first + 1; b < block_count(tiles[0].keys) && !must_end<Words>(tiles[0], b);
+       ++b) {
     bool done = true;
     for (int t = 0; t < count; ++t) {
       walks[t]->step_ahead(b);
@@ -269,12 +270,23 @@ std::int64_t attention_scratch_bytes(const AttentionTile& tile) {
   return pieces.bytes();
 }
 
-void attention_tiles(const AttentionTile* tiles, int count, void* scratch, BlocksRead* read) {
-#if defined(__AVX512BF16__)
-  // Its products flush numbers below 2^-126 to 0, which a greater scale would make matter.
+// Whether a tile may take products of bfloat16 that sum over this many channels. They flush numbers
+// below 2^-126 to 0, which a greater scale would make matter.
+[[maybe_unused]] static bool may_take_bfloat16(const AttentionTile& tile, int channels) {
   constexpr float greatest_scale = 1 << 20;
-  if (tiles[0].key.dtype == DType::bfloat16 && tiles[0].head_dim % 2 == 0 &&
-      tiles[0].greatest_scale <= greatest_scale)
+  return tile.key.dtype == DType::bfloat16 && tile.head_dim % channels == 0 &&
+         tile.greatest_scale <= greatest_scale;
+}
+
+void attention_tiles(const AttentionTile* tiles, int count, void* scratch, BlocksRead* read) {
+#if defined(NTK_ALIBI_AMX)
+  if (may_take_bfloat16(tiles[0], terms_per_product)) {
+    MatrixRegisters::configure();
+    attend<Bfloat16Matrices>(tiles, count, scratch, read);
+    return MatrixRegisters::release();
+  }
+#elif defined(__AVX512BF16__)
+  if (may_take_bfloat16(tiles[0], Bfloat16Pairs::channels_per_word))
     return attend<Bfloat16Pairs>(tiles, count, scratch, read);
 #endif
   attend<Float32Words>(tiles, count, scratch, read);

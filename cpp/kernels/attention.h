@@ -11,7 +11,7 @@ namespace NTK_ALIBI_ISA {
 // on. Their product is the number of sums that the registers hold beside the operands: there are 32
 // registers on AVX-512 and NEON, else 16. On NEON 20 sums are the most that never go to the stack,
 // and more than the 16 that four units with a latency of four need to be busy.
-#if defined(__AVX512F__)
+#if NTK_ALIBI_VECTOR_BYTES == 64
 constexpr int vectors_per_tile = 2, rows_per_step = 8;
 #elif defined(__aarch64__)
 constexpr int vectors_per_tile = 5, rows_per_step = 4;

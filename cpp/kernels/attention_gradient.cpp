@@ -172,20 +172,21 @@ class GradientWalk {
     const std::int64_t middle = reach_.last_block_behind(tile_);
     for (std::int64_t b = smaller_of(middle, gradient_.end_block - 1); b >= gradient_.first_block;
          --b) {
-      if (must_stop(tile_, b) || reach_.ends_before(tile_, b) || certificate_.drops_back_from(b))
-        break;
+      if (must_stop(b) || reach_.ends_before(tile_, b) || certificate_.drops_back_from(b)) break;
       visit(b);
     }
     for (std::int64_t b = middle + 1 < gradient_.first_block ? gradient_.first_block : middle + 1;
          b < gradient_.end_block; ++b) {
-      if (must_stop(tile_, b) || reach_.ends_behind(tile_, b) || certificate_.drops_ahead_from(b))
-        break;
+      if (must_stop(b) || reach_.ends_behind(tile_, b) || certificate_.drops_ahead_from(b)) break;
       visit(b);
     }
     write();
   }
 
  private:
+  bool must_stop(std::int64_t b) const {
+    return asks_to_stop(b) && tile_.stop.requested(tile_.stop.context);
+  }
   static std::int64_t smaller_of(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
   void visit(std::int64_t b) {
@@ -241,7 +242,7 @@ class GradientWalk {
       store_vector(weights, c, v, exp2(vector_of(weights, c, v) - log_sum[v]));
     };
     const int end = (block.count + rows_per_step - 1) / rows_per_step * rows_per_step;
-    for (int v = 0; !mixes_work && v < vectors_per_tile; ++v)
+    for (int v = 0; !mixes_work<Float32Words> && v < vectors_per_tile; ++v)
       for (int c = 0; c < end; ++c) weigh(c, v);
     for (int c = 0; c < end; c += rows_per_step) {
       f32v dot[rows_per_step][vectors_per_tile] = {};

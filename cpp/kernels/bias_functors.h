@@ -1,6 +1,6 @@
 // Biases as functors, log2 domain. at() adds the bias to the products of one key with a vector of
 // queries; it is given the distances from the origins of their biases. A linear bias, with a knee
-// or without, depends on the distance alone and is never -infinity.
+// or without, depends on the distance alone, which it takes as float, and is never -infinity.
 #pragma once
 
 #include "kernels/key_list.h"
@@ -13,14 +13,14 @@ namespace NTK_ALIBI_ISA {
 struct NoBias {
   static constexpr bool is_linear = true;
   NoBias(const AttentionTile&, const Scratch&) {}
-  f32v at(f32v product, std::int64_t, int, i32v) const { return product; }
+  f32v at(f32v product, int, f32v) const { return product; }
 };
 
 struct OneSidedBias {
   static constexpr bool is_linear = true;
   OneSidedBias(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
-  f32v at(f32v product, std::int64_t, int v, i32v distance) const {
-    return product - vector_of(slopes, 0, v) * to_float(distance);
+  f32v at(f32v product, int v, f32v distance) const {
+    return product - vector_of(slopes, 0, v) * distance;
   }
   const float* slopes;
 };
@@ -28,9 +28,9 @@ struct OneSidedBias {
 struct TwoSidedBias {
   static constexpr bool is_linear = true;
   TwoSidedBias(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
-  f32v at(f32v product, std::int64_t, int v, i32v distance) const {
+  f32v at(f32v product, int v, f32v distance) const {
     const f32v slope = distance > 0 ? -vector_of(slopes, 0, v) : vector_of(slopes, 1, v);
-    return product + slope * to_float(distance);
+    return product + slope * distance;
   }
   const float* slopes;
 };
@@ -38,8 +38,8 @@ struct TwoSidedBias {
 struct OneSidedKnee {
   static constexpr bool is_linear = true;
   OneSidedKnee(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
-  f32v at(f32v product, std::int64_t, int v, i32v distance) const {
-    return below_knee(product, to_float(distance), vector_of(slopes, 4, v), vector_of(slopes, 0, v),
+  f32v at(f32v product, int v, f32v distance) const {
+    return below_knee(product, distance, vector_of(slopes, 4, v), vector_of(slopes, 0, v),
                       vector_of(slopes, 2, v));
   }
   const float* slopes;
@@ -48,11 +48,10 @@ struct OneSidedKnee {
 struct TwoSidedKnee {
   static constexpr bool is_linear = true;
   TwoSidedKnee(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
-  f32v at(f32v product, std::int64_t, int v, i32v distance) const {
+  f32v at(f32v product, int v, f32v distance) const {
     const f32v slope = distance > 0 ? vector_of(slopes, 0, v) : vector_of(slopes, 1, v);
     const f32v far_slope = distance > 0 ? vector_of(slopes, 2, v) : vector_of(slopes, 3, v);
-    return below_knee(product, magnitude(to_float(distance)), vector_of(slopes, 4, v), slope,
-                      far_slope);
+    return below_knee(product, magnitude(distance), vector_of(slopes, 4, v), slope, far_slope);
   }
   const float* slopes;
 };

@@ -8,7 +8,27 @@ namespace NTK_ALIBI_ISA {
 
 // 2^x for x <= 127, with a relative error below 1.3e-7 down to the least normal result; smaller
 // results are 0 or rounded to the nearest subnormal. exp2(-infinity) is 0; NaN stays NaN.
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && defined(NTK_ALIBI_AMX)
+
+// Intel's processors run all vectors of 64 bytes on the two units of the multiply-adds, so that the
+// number of instructions counts. scalef rounds its exponent down itself.
+inline f32v exp2(f32v x) {
+  // The masked forms avoid a warning of g++ 12 about its own header.
+  constexpr __mmask16 all = 0xffff;
+  constexpr int from_floor = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+  const f32v fraction = (f32v)_mm512_maskz_reduce_ps(all, (__m512)x, from_floor);
+  // 2^f on [0, 1], fitted for the least relative error (8.5e-9, and 6.2e-8 with rounding).
+  f32v power = broadcast(2.1702254889532924e-4f);
+  power = power * fraction + broadcast(1.2439695419743657e-3f);
+  power = power * fraction + broadcast(9.678838774561882e-3f);
+  power = power * fraction + broadcast(5.5483344942331314e-2f);
+  power = power * fraction + broadcast(0.24022983014583588f);
+  power = power * fraction + broadcast(0.6931470036506653f);
+  power = power * fraction + broadcast(1.0f);
+  return (f32v)_mm512_maskz_scalef_ps(all, (__m512)power, (__m512)x);
+}
+
+#elif defined(__AVX512F__)
 
 // Reduction, table and scaling run on execution units that the multiply-adds of the products leave
 // idle; only four instructions compete with the multiply-adds.

@@ -19,7 +19,7 @@ namespace {
 
 // Queries and vectors of channels whose sums the registers hold beside the operands.
 constexpr int queries_per_step = 4;
-#if defined(__AVX512F__) || defined(__aarch64__)
+#if NTK_ALIBI_VECTOR_BYTES == 64 || defined(__aarch64__)
 constexpr int vectors_per_step = 4;
 #else
 constexpr int vectors_per_step = 2;

@@ -22,7 +22,7 @@ inline u64v multiply_words(u64v a, u64v b) {
 inline u64v multiply_words(u64v a, u64v b) {
   return (u64v)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 }
-#elif defined(__SSE2__)
+#elif defined(__SSE2__) && NTK_ALIBI_VECTOR_BYTES == 16
 inline u64v multiply_words(u64v a, u64v b) { return (u64v)_mm_mul_epu32((__m128i)a, (__m128i)b); }
 #else
 inline u64v multiply_words(u64v a, u64v b) {

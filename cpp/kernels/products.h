@@ -16,7 +16,8 @@ constexpr int sums_in_16_registers = 12;
 
 // With more registers, other work is mixed into the multiply-adds, which leave the other execution
 // units idle; else the caller does it before.
-constexpr bool mixes_work = sums_per_step > sums_in_16_registers;
+template <class Words>
+constexpr bool mixes_work = sums_per_step > sums_in_16_registers && !Words::in_matrices;
 
 // dot[u] += row[u] . query for packed queries. Where work is mixed, meanwhile(u) is called once for
 // every slice of rows, between the multiply-adds.
@@ -24,11 +25,11 @@ template <class Words, class Work>
 NTK_ALIBI_INLINE void multiply(const float* packed, const char* const* row, int head_dim,
                                f32v (&dot)[rows_per_step][vectors_per_tile],
                                const Work& meanwhile) {
-  constexpr int slice = mixes_work ? Words::keys_per_weight : rows_per_step;
+  constexpr int slice = mixes_work<Words> ? Words::keys_per_weight : rows_per_step;
   const int words = head_dim / Words::channels_per_word;
   int d = 0;
   for (int first = 0; first < rows_per_step; first += slice) {
-    if (mixes_work) meanwhile(first);
+    if (mixes_work<Words>) meanwhile(first);
     const int end = words * (first + slice) / rows_per_step;
     for (; d < end; ++d) {
       f32v query[vectors_per_tile];

@@ -96,6 +96,34 @@ inline void pair_rows(const char* even, const char* odd, int head_dim, float* pa
   }
 }
 
+// Rows that are equally far apart, in bytes.
+struct EvenRows {
+  const char* data;
+  std::int64_t stride;
+};
+
+// to[d][c] = channel d of row_of(c), of 16 bits, for the keys c of a block; 0 for a row of null.
+template <class RowOf>
+void transpose_pairs(const RowOf& row_of, int head_dim, std::uint16_t* to) {
+  for (int c = 0; c < keys_per_block; c += 2 * lanes)
+    for (int d = 0; d < head_dim; d += 2 * lanes) {
+      f32v even[lanes], odd[lanes];  // rows of pairs of channels, which transposing makes columns
+      for (int i = 0; i < lanes; ++i) {
+        const char* const rows[] = {row_of(c + 2 * i), row_of(c + 2 * i + 1)};
+        even[i] = rows[0] == nullptr ? f32v{} : load<f32v>(rows[0] + 2 * d);
+        odd[i] = rows[1] == nullptr ? f32v{} : load<f32v>(rows[1] + 2 * d);
+      }
+      transpose(even);
+      transpose(odd);
+      for (int i = 0; i < lanes; ++i) {
+        const u32v a = bits_of(even[i]), b = bits_of(odd[i]);
+        std::uint16_t* const channel = to + (d + 2 * i) * keys_per_block + c;
+        store(channel, (a & 0xffffu) | b << 16);
+        store(channel + keys_per_block, a >> 16 | (b & 0xffff0000u));
+      }
+    }
+}
+
 // Finds the rows of a block of keys or values as words: in place, or stored. Stored rows are
 // converted, or copied from rows that lie apart, which fall into few sets of the caches. All tiles
 // of a group ask for the same block.
@@ -145,6 +173,33 @@ class BlockRows {
     else
       find_pairs(b);
     return values_;
+  }
+
+  // All keys_per_block rows of keys, in place or stored. The rows behind the last key repeat it.
+  EvenRows even_keys(std::int64_t b) const {
+    const HeadRows& from = tile_.key;
+    const int count = keys_in_block(tile_.keys, b);
+    const bool in_place = (from.stride == tile_.head_dim || memory_.slots == 1) &&
+                          count == keys_per_block &&
+                          index(b, keys_per_block - 1) - index(b, 0) == keys_per_block - 1;
+    if (in_place) return {row(from, b, 0), row_bytes(from.stride, 1, from.dtype)};
+    const std::int64_t bytes = row_bytes(1, tile_.head_dim, from.dtype);
+    const float* block = stored(b, memory_.keys, memory_.stored->key_blocks, [&](float* to) {
+      for (int c = 0; c < keys_per_block; ++c)
+        __builtin_memcpy(reinterpret_cast<char*>(to) + c * bytes,
+                         row(from, b, c < count ? c : count - 1), bytes);
+    });
+    return {reinterpret_cast<const char*>(block), bytes};
+  }
+
+  // Values of 16 bits, transposed: [head_dim][keys_per_block], 0 behind the last key.
+  const char* transposed_values(std::int64_t b) const {
+    const int count = keys_in_block(tile_.keys, b);
+    const float* block = stored(b, memory_.values, memory_.stored->value_blocks, [&](float* to) {
+      transpose_pairs([&](int c) { return c < count ? row(tile_.value, b, c) : nullptr; },
+                      tile_.head_dim, reinterpret_cast<std::uint16_t*>(to));
+    });
+    return reinterpret_cast<const char*>(block);
   }
 
   // Finds values as float32, for a moment.

@@ -111,7 +111,10 @@ class Pieces {
   std::int64_t taken_ = 0;
 };
 
-inline float* lane_row(float* rows, std::int64_t row) { return rows + row * tile_row(); }
+template <class Float>
+inline Float* lane_row(Float* rows, std::int64_t row) {
+  return rows + row * tile_row();
+}
 
 inline f32v vector_of(const float* rows, std::int64_t row, int v) {
   return load<f32v>(rows + row * tile_row() + v * lanes);

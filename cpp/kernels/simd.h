@@ -109,6 +109,19 @@ inline double magnitude(double x) { return __builtin_fabs(x); }
 // v where all bits of the mask are set, 0 where none is.
 inline f32v masked(f32v v, i32v mask) { return float_of(bits_of(v) & (u32v)mask); }
 
+// True if a lane of the mask is set; all bits of a lane are equal.
+#if defined(__AVX512F__)
+inline bool any(i32v mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0; }
+#elif defined(__AVX__)
+inline bool any(i32v mask) { return _mm256_movemask_ps((__m256)mask) != 0; }
+#else
+inline bool any(i32v mask) {
+  std::int32_t bits = 0;
+  for (int lane = 0; lane < lanes; ++lane) bits |= mask[lane];
+  return bits != 0;
+}
+#endif
+
 // --- conversion from the 16-bit formats, exact ---------------------------------------------------
 
 inline float from_bfloat16(std::uint16_t bits) {
@@ -219,7 +232,7 @@ inline void stream_bytes(void* p, u16v v) { _mm256_stream_si256((__m256i*)p, (__
 #elif defined(__AVX__)
 inline void stream_bytes(void* p, f32v v) { _mm256_stream_ps((float*)p, (__m256)v); }
 inline void stream_bytes(void* p, u16v v) { _mm_stream_si128((__m128i*)p, (__m128i)v); }
-#elif defined(__SSE2__)
+#elif defined(__SSE2__) && NTK_ALIBI_VECTOR_BYTES == 16
 inline void stream_bytes(void* p, f32v v) { _mm_stream_ps((float*)p, (__m128)v); }
 inline void stream_bytes(void* p, u16v v) { _mm_stream_si64((long long*)p, (long long)v); }
 #else

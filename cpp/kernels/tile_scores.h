@@ -40,11 +40,8 @@ inline void load_tile_rows(const AttentionTile& tile, const Scratch& s,
   load_row(tile, tile.bias.knees, queries, lane_row(s.slopes, 4));
 }
 
-// True if the walk over blocks of keys that is at block b must end. Not every block asks.
-inline bool must_stop(const AttentionTile& tile, std::int64_t b) {
-  constexpr std::int64_t blocks_between_checks = 16;
-  return b % blocks_between_checks == 0 && tile.stop.requested(tile.stop.context);
-}
+// Whether a walk over blocks of keys asks at block b if it must stop. Not every block does.
+inline bool asks_to_stop(std::int64_t b) { return b % 16 == 0; }
 
 // A block with scores that are not yet exponentiated.
 struct ScoredBlock {
@@ -66,6 +63,15 @@ inline KeyRange unmasked_keys(const AttentionTile& tile, const TileReach& reach,
 // Where the biases of the queries begin: one position for each.
 inline const std::int32_t* bias_origins(const Scratch& s) { return s.ints + 4 * queries_per_tile; }
 
+template <class Bias>
+NTK_ALIBI_INLINE f32v score_of(const Bias& bias, f32v product, std::int64_t key, int v,
+                               i32v from_origin) {
+  if constexpr (Bias::is_linear)
+    return bias.at(product, v, to_float(from_origin));
+  else
+    return bias.at(product, key, v, from_origin);
+}
+
 // The score of a key with one vector of queries, from their products; -infinity where it is masked.
 template <class Bias>
 NTK_ALIBI_INLINE f32v masked_score(const AttentionTile& tile, const Scratch& s, const Bias& bias,
@@ -77,8 +83,7 @@ NTK_ALIBI_INLINE f32v masked_score(const AttentionTile& tile, const Scratch& s, 
   const i32v sunk = load<i32v>(s.ints + 3 * queries_per_tile + v * lanes) > key_position;
   const i32v visible = (distance >= least) & ((distance <= most) | sunk);
   const i32v from_origin = load<i32v>(bias_origins(s) + v * lanes) - broadcast(key_position);
-  const f32v score = bias.at(product, key, v, from_origin);
-  return visible ? score : broadcast(-infinity);
+  return visible ? score_of(bias, product, key, v, from_origin) : broadcast(-infinity);
 }
 
 // Turns the stored products of rows_per_step keys into biased and masked scores.
@@ -123,18 +128,38 @@ NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, 
   }
   const std::int32_t* const origins = bias_origins(s);
   const std::int64_t first = block.number * keys_per_block + c;
-  NTK_ALIBI_UNROLL
-  for (int u = 0; u < rows_per_step; ++u) {
-    const i32v key_position = broadcast(position_of(tile.keys, first + u));
+  const auto keep = [&](int u, int v, f32v score) {
+    dot[u][v] = score;
+    store_vector(scores, u, v, score);
+  };
+  if constexpr (!Bias::is_linear) {
+    return;  // all its keys count as masked
+  } else if (tile.keys.positions == nullptr) {
+    f32v from_origin[vectors_per_tile];
+    for (int v = 0; v < vectors_per_tile; ++v)
+      from_origin[v] =
+          to_float(load<i32v>(origins + v * lanes) - broadcast(static_cast<std::int32_t>(first)));
     NTK_ALIBI_UNROLL
-    for (int v = 0; v < vectors_per_tile; ++v) {
-      const i32v from_origin = load<i32v>(origins + v * lanes) - key_position;
-      const f32v score =
-          Bias::is_linear ? bias.at(dot[u][v], first + u, v, from_origin) : dot[u][v];
-      store_vector(scores, u, v, score);
-      greatest[v] = max(greatest[v], score);
+    for (int u = 0; u < rows_per_step; ++u) {
+      NTK_ALIBI_UNROLL
+      for (int v = 0; v < vectors_per_tile; ++v)
+        keep(u, v, bias.at(dot[u][v], v, from_origin[v] - static_cast<float>(u)));
+    }
+  } else {
+    NTK_ALIBI_UNROLL
+    for (int u = 0; u < rows_per_step; ++u) {
+      const i32v key_position = broadcast(tile.keys.positions[first + u]);
+      NTK_ALIBI_UNROLL
+      for (int v = 0; v < vectors_per_tile; ++v)
+        keep(u, v, bias.at(dot[u][v], v, to_float(load<i32v>(origins + v * lanes) - key_position)));
     }
   }
+  // By halves: a chain over all keys would take as long as their products.
+  NTK_ALIBI_UNROLL
+  for (int half = rows_per_step / 2; half > 0; half /= 2) NTK_ALIBI_UNROLL
+  for (int u = 0; u < half; ++u) NTK_ALIBI_UNROLL
+  for (int v = 0; v < vectors_per_tile; ++v) dot[u][v] = max(dot[u][v], dot[u + half][v]);
+  for (int v = 0; v < vectors_per_tile; ++v) greatest[v] = max(greatest[v], dot[0][v]);
 }
 
 // A bound of the norms of the tile's queries, times their scales; 0 without skipping, which does

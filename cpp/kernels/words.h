@@ -28,6 +28,7 @@ NTK_ALIBI_INLINE f32v broadcast_word(const char* row, int word) {
 
 // float32 multiply-adds. 16-bit rows are converted before.
 struct Float32Words {
+  static constexpr bool in_matrices = false;
   static constexpr int channels_per_word = 1;
   static constexpr int keys_per_weight = 1;
   static constexpr bool queries_have_scale = true;
@@ -48,23 +49,45 @@ struct Float32Words {
   }
 };
 
-#if defined(__AVX512BF16__)
-
-// Dot products of bfloat16 pairs, summed in float32. A pair holds neighbouring channels for the
-// scores, and neighbouring keys for the output. head_dim must be even.
-struct Bfloat16Pairs {
+// Pairs of bfloat16: neighbouring channels for the scores, and neighbouring keys for the output.
+struct Bfloat16Words {
   static constexpr int channels_per_word = 2;
   static constexpr int keys_per_weight = 2;
   static constexpr bool queries_have_scale = false;  // scaled queries would be rounded again
+  static constexpr bool in_matrices = false;
 
   static bool in_place(DType) { return true; }
   static NTK_ALIBI_INLINE f32v multiply_add(f32v sum, f32v word, f32v packed) {
-    return (f32v)_mm512_dpbf16_ps((__m512)sum, (__m512bh)word, (__m512bh)packed);
+    return sum + channel(word, 0) * channel(packed, 0) + channel(word, 1) * channel(packed, 1);
   }
   static NTK_ALIBI_INLINE f32v channel(f32v word, int c) {
     return float_of(c == 0 ? bits_of(word) << 16 : bits_of(word) & 0xffff0000u);
   }
   // Packs two rows of weights into one row of pairs.
+  static NTK_ALIBI_INLINE void store_weights(float* weights, int c, int v,
+                                             const f32v (&weight)[keys_per_weight]) {
+    const u32v even = bits_of(weight[0]) + 0x8000u, odd = bits_of(weight[1]) + 0x8000u;
+    store_vector(weights, c / 2, v, float_of(even >> 16 | (odd & 0xffff0000u)));
+  }
+  static NTK_ALIBI_INLINE void mask_weights(float* weights, int c, int v,
+                                            const i32v (&mask)[keys_per_weight]) {
+    const i32v both = (mask[0] & 0xffff) | (mask[1] & ~0xffff);
+    store_vector(weights, c / 2, v, masked(vector_of(weights, c / 2, v), both));
+  }
+};
+
+// Products by matrix registers (matrix_products.h). head_dim must be a multiple of 32.
+struct Bfloat16Matrices : Bfloat16Words {
+  static constexpr bool in_matrices = true;
+};
+
+#if defined(__AVX512BF16__)
+
+// Dot products of pairs, summed in float32. head_dim must be even.
+struct Bfloat16Pairs : Bfloat16Words {
+  static NTK_ALIBI_INLINE f32v multiply_add(f32v sum, f32v word, f32v packed) {
+    return (f32v)_mm512_dpbf16_ps((__m512)sum, (__m512bh)word, (__m512bh)packed);
+  }
   static NTK_ALIBI_INLINE void store_weights(float* weights, int c, int v,
                                              const f32v (&weight)[keys_per_weight]) {
     alignas(64) static constexpr std::uint16_t alternate[32] = {
@@ -73,11 +96,6 @@ struct Bfloat16Pairs {
     const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)weight[1], (__m512)weight[0]);
     const __m512i pairs = _mm512_permutexvar_epi16(_mm512_load_si512(alternate), halves);
     store_vector(weights, c / 2, v, (f32v)pairs);
-  }
-  static NTK_ALIBI_INLINE void mask_weights(float* weights, int c, int v,
-                                            const i32v (&mask)[keys_per_weight]) {
-    const i32v both = (mask[0] & 0xffff) | (mask[1] & ~0xffff);
-    store_vector(weights, c / 2, v, masked(vector_of(weights, c / 2, v), both));
   }
 };
 

@@ -19,6 +19,7 @@ void test_exceptions_leave_parallel_regions();
 void test_interrupts_stop_parallel_regions();
 void test_exponents();
 void test_the_callers_mode_stays();
+void test_matrix_registers();
 void test_unknown_isas_are_refused();
 void test_public_interface_refuses();
 

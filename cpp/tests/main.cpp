@@ -11,6 +11,7 @@ int main() {
   test_interrupts_stop_parallel_regions();
   test_exponents();
   test_the_callers_mode_stays();
+  test_matrix_registers();
   test_unknown_isas_are_refused();
   test_public_interface_refuses();
   for (const std::string& isa : available_isas()) {

@@ -89,10 +89,10 @@ def test_xpos_over_many_centres_is_the_papers_sum() -> None:
         check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 700_000}])
-def test_xpos_over_a_million_keys_is_the_papers_sum(options: dict[str, Any]) -> None:
-    arrays, rotary = inputs(1, 1, 1, 3, 1_000_000, 4), na.XPOS(4)
-    q, k = np.arange(999_997, 1_000_000), np.arange(1_000_000)
+@pytest.mark.parametrize("options", [{}, {"window": 140_000}])
+def test_xpos_over_many_keys_is_the_papers_sum(options: dict[str, Any]) -> None:
+    arrays, rotary = inputs(1, 1, 1, 3, 200_000, 4), na.XPOS(4)
+    q, k = np.arange(199_997, 200_000), np.arange(200_000)
     seen = visible(q, k, **options)
     scores, scale = meant(arrays, rotary, q, k, seen)
     result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **options)

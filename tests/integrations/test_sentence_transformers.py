@@ -57,9 +57,7 @@ def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         "mask_token": "<mask>",
         "eos_token": "</s>",
     }
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="</s>", **special
-    )
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
     fast.model_max_length = 64
 
     def saved(name: str, family: str | None = None, **config: Any) -> str:

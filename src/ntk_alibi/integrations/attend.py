@@ -202,7 +202,6 @@ class Attend:
         """Return whether a layer may have a pass of `stock_pass`."""
         return bool(weights) or form_of(self.model) == "eager"
 
-    @untraced
     def stock_pass(
         self, mask: Any, hidden_states: torch.Tensor, cache: Any, weights: Any
     ) -> ForwardPass | None:

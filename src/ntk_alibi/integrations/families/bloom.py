@@ -73,20 +73,10 @@ def _forward(
     """Replace BloomAttention.forward."""
     check_states(hidden_states)
     if attend.takes_stock(output_attentions):
-        made = attend.stock_pass(attention_mask, hidden_states, layer_past, output_attentions)
-        if made is not None:
-            tensor, mask = _stock_form(made, attend.number, layer.num_heads, hidden_states)
-            outputs: tuple[torch.Tensor, torch.Tensor] = type(layer).forward(
-                layer,
-                hidden_states,
-                residual,
-                tensor,
-                mask,
-                layer_past,
-                output_attentions=output_attentions,
-                **kwargs,
-            )
-            return outputs
+        given = attention_mask, hidden_states, residual, layer_past, output_attentions
+        stock = _stock(attend, layer, *given, **kwargs)
+        if stock is not None:
+            return stock
     packed = layer.query_key_value(hidden_states)
     heads = packed.unflatten(2, (-1, 3, layer.head_dim))  # those of this rank
     query, key, value = heads.permute(3, 0, 2, 1, 4)
@@ -105,12 +95,31 @@ def _forward(
 
 
 @untraced
-def _stock_form(
-    made: ForwardPass, number: int, heads: int, like: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return bias (batch * heads, 1 or queries, keys) and mask as transformers adds them."""
-    bias = made.bias_of(number)
-    return made.memo(bias, like.dtype, _bias_and_mask, made, bias, heads, like)
+def _stock(
+    attend: Any,
+    layer: Any,
+    attention_mask: Any,
+    hidden_states: torch.Tensor,
+    residual: torch.Tensor,
+    cache: Any,
+    weights: bool,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return what transformers' own layer does with the bias of its pass, or None.
+
+    The bias is (batch * heads, 1 or queries, keys), as transformers adds it.
+    """
+    made = attend.stock_pass(attention_mask, hidden_states, cache, weights)
+    if made is None:
+        return None
+    bias, dtype = made.bias_of(attend.number), hidden_states.dtype
+    numbers = made, bias, layer.num_heads, hidden_states
+    tensor, mask = made.memo(bias, dtype, _bias_and_mask, *numbers)
+    kwargs["output_attentions"] = weights
+    outputs: tuple[torch.Tensor, torch.Tensor] = type(layer).forward(
+        layer, hidden_states, residual, tensor, mask, cache, **kwargs
+    )
+    return outputs
 
 
 def _bias_and_mask(

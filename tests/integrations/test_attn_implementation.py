@@ -16,6 +16,7 @@ import ntk_alibi as na
 from family_models import LOGITS, families, make_model
 from model_runs import generate
 from padded_batches import LENGTH, MASKS, real, run
+from table_families import shared_model
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,22 @@ def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str) ->
         message = r"attention_mask must have shape .*= \(3, 40\) .* got \(3, 39\)"
         with pytest.raises(ValueError, match=message):
             run(models[name], ids, padding[:, 1:])
+
+
+@pytest.mark.parametrize("name", ["t5, encoder", "mpnet"])
+def test_masks_of_four_dimensions_of_encoders(ids: torch.Tensor, name: str) -> None:
+    """One of all pairs that is the same for all queries is padding; a causal one is refused."""
+    model, padding = shared_model(name), MASKS["left"].bool()
+    pairs = padding[:, None, None, :].expand(-1, 1, LENGTH, LENGTH)
+    causal = pairs & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    message = r"must have shape .*, or be the mask of such padding, got another mask of shape"
+    with na.patch(model), torch.no_grad():
+        expected = model(ids, attention_mask=padding)[0]
+        for mask in (pairs, torch.where(pairs, 0.0, torch.finfo(torch.float32).min)):
+            assert torch.equal(model(ids, attention_mask=mask)[0], expected)
+        for mask in (causal, torch.where(causal, 0.0, torch.finfo(torch.float32).min)):
+            with pytest.raises(ValueError, match=message):
+                model(ids, attention_mask=mask)
 
 
 @families

@@ -101,7 +101,9 @@ def make_pass(
         if family.code is None:
             mask = real_keys(padding, batch, end, device)
         else:
-            mask = real_keys(padding, batch, end, device, "attention_mask", queries)
+            mask = real_keys(
+                padding, batch, end, device, "attention_mask", queries, causal=attend.causal
+            )
         mask = F.pad(mask, (0, max(0, capacity - mask.shape[1])))
     problem = problem_of(
         mask[:, :end],
@@ -138,7 +140,14 @@ def _problem_without_limits(
 
 
 def real_keys(
-    mask: Any, batch: int, keys: int, device: torch.device, name: str = "mask", queries: int = 0
+    mask: Any,
+    batch: int,
+    keys: int,
+    device: torch.device,
+    name: str = "mask",
+    queries: int = 0,
+    *,
+    causal: bool = True,
 ) -> torch.Tensor:
     """Return a mask of padding, in a form that `Attend` takes, as (batch, keys), True if real.
 
@@ -151,6 +160,7 @@ def real_keys(
         device: the device of the result.
         name: the mask's name in messages.
         queries: the number of queries of a causal mask, 0 where there is none.
+        causal: whether such a mask is causal; those of encoders are the same for all queries.
     """
     if mask is None:
         return torch.ones((batch, keys), dtype=torch.bool, device=device)
@@ -165,17 +175,19 @@ def real_keys(
         seen = mask if mask.dtype == torch.bool else mask == 0
         padding: torch.Tensor = seen[:, 0, -1]
         columns = torch.arange(shape[3], device=mask.device)
-        causal = EVERYTHING.visible(columns[keys - queries : keys], columns)
-        if torch.equal(seen, padding[:, None, None, :] & causal):
+        limits = EVERYTHING._replace(causal=causal)
+        visible = limits.visible(columns[keys - queries : keys], columns)
+        if torch.equal(seen, padding[:, None, None, :] & visible):
             return padding.to(device)
     if not queries:
         raise ValueError(
             f"{name} must have shape ({batch}, {keys}), or ({batch}, 1, 1, {keys}) of numbers to "
             f"add to scores, got {shape}"
         )
+    kind, other = "causal " * causal, "another mask of shape " * (len(shape) == 4)
     raise ValueError(
         f"{name} must have shape (batch, keys) = ({batch}, {keys}) for a patched model, or be the "
-        f"causal mask of such padding, got {'another mask of shape ' * (len(shape) == 4)}{shape}"
+        f"{kind}mask of such padding, got {other}{shape}"
     )
 
 

@@ -141,7 +141,8 @@ class TileWalk {
     f32v sums[vectors_per_tile];
     bool weighed = false;
     if constexpr (Bias::is_linear)
-      if (tile_.keys.positions == nullptr && scored_.unmasked.holds(0, keys_per_block))
+      if (!maximum_rises_ && tile_.keys.positions == nullptr &&
+          scored_.unmasked.holds(0, keys_per_block))
         weighed = weigh_products<Bias>(tile_, s_, scored_, s_.scores[1], sums);
     if (!weighed) score_products<Bias>(tile_, s_, scored_);
     if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_))) return;
@@ -153,7 +154,7 @@ class TileWalk {
         add_to_sum(s_, v, sums[v]);
       }
     } else {
-      raise_maximum(s_);
+      maximum_rises_ = raise_maximum(s_);
       Weighing<Words>(s_, scored_).finish(s_, 0);
     }
     add_values();
@@ -189,6 +190,7 @@ class TileWalk {
   ScoredBlock scored_;  // its values are not yet added
   std::int64_t middle_;
   bool back_is_done_ = false, ahead_is_done_ = false;
+  [[maybe_unused]] bool maximum_rises_ = true;  // it did for the last block that was scored first
   BlocksRead read_ = {};
 };
 

@@ -70,8 +70,9 @@ class Weighing {
   f32v sum_[vectors_per_tile];
 };
 
-// Raises the running maximum to that of the current block.
-inline void raise_maximum(const Scratch& s) {
+// Raises the running maximum to that of the current block, and returns whether it rises for a
+// query.
+inline bool raise_maximum(const Scratch& s) {
   i32v rises = {};
   for (int v = 0; v < vectors_per_tile; ++v)
     rises |= ~(vector_of(s.block_maximum, 0, v) <= vector_of(s.maximum, 0, v));  // or NaN
@@ -87,6 +88,7 @@ inline void raise_maximum(const Scratch& s) {
     store_vector(s.rescale, 0, v, exp2(before - origin_of_scores(maximum)));
     store_vector(s.log_sum, 0, v, max(maximum, vector_of(s.log_sum, 0, v)));
   }
+  return any_rises;
 }
 
 }  // namespace NTK_ALIBI_ISA

@@ -254,6 +254,8 @@ void attend(const AttentionTile* tiles, int count, void* memory, BlocksRead* rea
                      tiles[t].dtype);
   for (int t = 0; t < count; ++t) {
     s[t] = pieces.tile(head_dim);
+    if (Words::in_matrices)  // scores are weights before the next tile has any
+      for (int i = 0; i < 2; ++i) s[t].scores[i] = s[0].scores[i];
     begin_tile(tiles[t], s[t]);
     Rows queries;
     pack_rows<Words>(rows.queries(tiles[t], queries), head_dim / Words::channels_per_word,

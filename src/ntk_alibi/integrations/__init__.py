@@ -65,7 +65,8 @@ def patch(
 
     Args:
         model: a transformers BLOOM, MPT or Falcon (with alibi=True) model with any head, a model of
-            another known family (docs/models.md), or a module that holds one.
+            another known family (docs/models.md), or a module that holds one, such as a
+            SentenceTransformer, CrossEncoder or SparseEncoder.
         scaling: a scaling of slopes, a `Knee`, or None for plain ALiBi; with `layers` it applies to
             these layers, and the others keep plain ALiBi. (T5, its relatives and MPNet have no
             slopes to scale, and take None or a bias.) It may also be a dict for

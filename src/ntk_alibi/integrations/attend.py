@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.slopes import ModelSlopes
@@ -23,19 +24,22 @@ from ntk_alibi.integrations.settings import form_of
 from ntk_alibi.integrations.tokens import NAME, Tokens
 
 
-class LastTokens:
-    """The tokens that a model's layers share, where transformers did not make them.
+class MaskPasses:
+    """The passes that a model's layers share, where transformers did not hand them their tokens.
 
-    Copies and pickles of it hold none.
+    Copies and pickles hold none.
 
     Attributes:
-        made: the mask, its version, its sizes, the number of the layer and the tokens, or None.
+        by_mask: by the mask object, its version and sizes, and the pass.
+        without: the same of the last pass without a mask, or None.
     """
 
-    made: tuple[Any, ...] | None = None
+    def __init__(self) -> None:
+        self.by_mask: Any = WeakIdKeyDictionary()
+        self.without: tuple[Any, ForwardPass] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LastTokens, ()
+        return MaskPasses, ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +55,7 @@ class Attend:
         causal: whether queries see no keys ahead of them.
         crosses: whether keys are those of other states, which have no bias.
         table: a `LayerTable` of the model's own bias, or None for slopes.
-        others: the tokens of masks that transformers' mask function did not return.
+        others: the passes of masks that transformers' mask function did not return.
         ends: whether this is the last layer of a pass.
     """
 
@@ -63,7 +67,7 @@ class Attend:
     causal: bool
     crosses: bool = False
     table: Any = None
-    others: LastTokens = field(default_factory=LastTokens)
+    others: MaskPasses = field(default_factory=MaskPasses)
     ends: bool = False
 
     @untraced
@@ -217,28 +221,28 @@ class Attend:
     ) -> ForwardPass:
         """Return the pass of a layer's tokens: that of the layer before, if they are the same."""
         if isinstance(mask, Tokens):
-            tokens = mask
-        elif self.family.code is None or self.crosses or mask is not None:
-            tokens = self._tokens(mask, (*sizes, device, weights))
-        else:
+            if mask.made is None:
+                mask.made = make_pass(self, mask, sizes, device, cache, weights=weights)
+            return cast(ForwardPass, mask.made)
+        if self.family.code is not None and mask is None and not self.crosses:
             raise RuntimeError(
                 f"transformers built the mask of {type(self.layer).__name__} without asking the "
                 f"patched model, whose config._attn_implementation must be {NAME!r}, got "
                 f"{cast(Any, self.model).config._attn_implementation!r}"
             )
-        if tokens.made is None:
-            tokens.made = make_pass(self, tokens, sizes, device, cache, weights=weights)
-        return cast(ForwardPass, tokens.made)
-
-    def _tokens(self, mask: Any, sizes: tuple[Any, ...]) -> Tokens:
-        """Return the tokens of a mask in another form: those of the layer before, if it had it."""
         version = None if mask is None or mask.is_inference() else mask._version
-        made, tokens = self.others.made, None
-        if made is not None and made[0] is mask and made[1:3] == (version, sizes):
-            tokens = made[4] if made[3] < self.number else None  # else another pass begins
-        tokens = Tokens(mask) if tokens is None else tokens
-        self.others.made = None if self.ends else (mask, version, sizes, self.number, tokens)
-        return tokens
+        key, others = (version, sizes, device, weights), self.others
+        known = others.without if mask is None else others.by_mask.get(mask)
+        if self.number > 0 and known is not None and known[0] == key:
+            made: ForwardPass = known[1]
+        else:  # the first layer begins a pass, and the others go on, also when they run again
+            made = make_pass(self, Tokens(mask), sizes, device, cache, weights=weights)
+        if mask is not None:
+            others.by_mask[mask] = key, made
+        else:  # what does not run again is not kept
+            kept = torch.is_grad_enabled() or not self.ends
+            others.without = (key, made) if kept else None
+        return made
 
     def _checked(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

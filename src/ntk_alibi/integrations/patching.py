@@ -12,7 +12,7 @@ from torch import nn
 
 from ntk_alibi.distributed import sharding
 from ntk_alibi.integrations import numeric_check, own_bias
-from ntk_alibi.integrations.attend import Attend, LastTokens
+from ntk_alibi.integrations.attend import Attend, MaskPasses
 from ntk_alibi.integrations.configuration import of_config, refuse_traceable, write_plainly
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.overriding import override, restore
@@ -270,7 +270,7 @@ def _replacements(family: Family, target: nn.Module, form: str) -> list[Replacem
     tables = None if family.tables is None else family.tables(target)
     replacements = list(family.replacements(target))
     for layers, crosses in ((family.layers(target), False), (family.crossing(target), True)):
-        others, seen = LastTokens(), set()
+        others, seen = MaskPasses(), set()
         for i, layer in enumerate(layers):
             table = None
             if tables is not None and not crosses:

@@ -127,7 +127,7 @@ def _attend(
         cache=cache,
         scale=1.0,  # T5 scales nothing
         dropout=layer.dropout if layer.training else 0.0,
-        weights=bool(layer.config.output_attentions if option is None else option),
+        weights=bool(attend.model.config.output_attentions if option is None else option),
     )
     output: torch.Tensor = of_output(context.transpose(1, 2).flatten(2))
     return output, weights

@@ -22,17 +22,12 @@ class Prefill {
   }
 
   void run() const {
-    AttentionTile any{};
-    any.key = head_rows(problem_.key, problem_.key_scales, problem_.dtype, 0, 0);
-    any.value = head_rows(problem_.value, problem_.value_scales, problem_.dtype, 0, 0);
-    any.head_dim = static_cast<int>(problem_.head_dim);
-    any.keys.count = problem_.key_length;
-    any.tiles_of_keys = tiles_of_keys();
-    const std::int64_t bytes = tiles_.kernels().attention_scratch_bytes(any);
+    const AttentionTile largest = tiles_.largest();
+    const std::int64_t bytes = tiles_.kernels().attention_scratch_bytes(largest);
     const std::int64_t tasks = problem_.batch * problem_.query_heads * groups_per_head_;
     const std::int64_t grain =
         tasks_per_thread(2 * group_ * size_ * problem_.key_length * problem_.head_dim);
-    for_each_task({tasks, grain, order(any)}, {bytes, scratch_header_bytes},
+    for_each_task({tasks, grain, order(largest)}, {bytes, scratch_header_bytes},
                   [&](std::int64_t number, void* scratch, StopCheck stop) {
                     run_group(number, scratch, stop);
                   });
@@ -46,10 +41,6 @@ class Prefill {
     const std::int64_t bytes = 2 * sizeof(float) * problem_.key_length * problem_.head_dim;
     return read_in_place(tile) && bytes > most_bytes ? TaskOrder::as_listed
                                                      : TaskOrder::neighbours_together;
-  }
-
-  std::int64_t tiles_of_keys() const {
-    return per_head_ * problem_.query_heads / std::max<std::int64_t>(1, problem_.key_heads);
   }
 
   void run_group(std::int64_t number, void* scratch, StopCheck stop) const {
@@ -67,7 +58,6 @@ class Prefill {
       const std::int64_t first = (begin + t) * size_;
       const std::int64_t left = problem_.query_length - first;
       tiles[t] = tiles_.describe(b, h, first, std::min<std::int64_t>(size_, left), rows[t]);
-      tiles[t].tiles_of_keys = tiles_of_keys();
       tiles[t].stop = stop;
       alike = alike && tiles[t].bias.kind == tiles[0].bias.kind;
     }

@@ -108,6 +108,7 @@ AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first
   tile.greatest_scale = greatest_scale_;
   tile.query_positions = rows.positions;
   tile.keys = keys_of(b).view();
+  tile.tiles_of_keys = tiles_of_keys();
   tile.mask = {rows.least_distances, rows.greatest_distances, rows.sink_ends};
   tile.bias = describe_bias(b, h, first, count, rows);
   tile.dropout = moved(p.dropout, b, h, first);
@@ -116,6 +117,22 @@ AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first
     tile.skipping.known_logsumexps =
         p.known_logsumexps + (b * p.query_heads + h) * p.query_pitch + first;
   return tile;
+}
+
+AttentionTile Tiles::largest() const {
+  AttentionTile tile{};
+  tile.key = head_rows(problem_.key, problem_.key_scales, problem_.dtype, 0, 0);
+  tile.value = head_rows(problem_.value, problem_.value_scales, problem_.dtype, 0, 0);
+  tile.head_dim = static_cast<int>(problem_.head_dim);
+  tile.keys.count = problem_.key_length;
+  tile.tiles_of_keys = tiles_of_keys();
+  return tile;
+}
+
+std::int64_t Tiles::tiles_of_keys() const {
+  const std::int64_t size = kernels_.queries_per_tile;
+  const std::int64_t per_head = (problem_.query_length + size - 1) / size;
+  return per_head * problem_.query_heads / std::max<std::int64_t>(1, problem_.key_heads);
 }
 
 void Tiles::describe_queries(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,

@@ -37,6 +37,9 @@ class Tiles {
   AttentionTile describe(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                          TileRows& rows) const;
 
+  // A tile with all that the size of the scratch memory depends on.
+  AttentionTile largest() const;
+
   const KernelTable& kernels() const { return kernels_; }
   const OwnedKeyList& keys_of(std::int64_t b) const { return lists_.of_row(b); }
 
@@ -59,6 +62,7 @@ class Tiles {
   bool sees_a_key(std::int64_t b, const AttentionTile& tile, int query) const;
   bool inputs_are_finite(std::int64_t b, const AttentionTile& tile) const;
   const double* sums_of(std::int64_t b, std::int64_t h) const;
+  std::int64_t tiles_of_keys() const;
   void add_counts(std::int64_t head, std::int64_t scored, std::int64_t visible,
                   std::int64_t weighed) const;
 

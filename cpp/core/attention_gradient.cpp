@@ -49,9 +49,9 @@ class Gradients {
   void run() {
     const std::int64_t tasks = problem_.batch * problem_.key_heads * parts_;
     const std::vector<std::int64_t> order = costliest_first(tasks);
-    const int head_dim = static_cast<int>(problem_.head_dim);
+    const std::int64_t bytes = tiles_.kernels().gradient_scratch_bytes(tiles_.largest());
     for_each_task(
-        {tasks, 1, TaskOrder::as_listed}, {tiles_.kernels().gradient_scratch_bytes(head_dim), 0},
+        {tasks, 1, TaskOrder::as_listed}, {bytes, scratch_header_bytes},
         [&](std::int64_t n, void* scratch, StopCheck stop) { run_task(order[n], scratch, stop); });
     if (parts_ > 1) join_parts();
     if (gradients_.table != nullptr) join_tables();

@@ -144,7 +144,7 @@ class TileWalk {
       if (!maximum_rises_ && tile_.keys.positions == nullptr &&
           scored_.unmasked.holds(0, keys_per_block))
         weighed = weigh_products<Bias>(tile_, s_, scored_, s_.scores[1], sums);
-    if (!weighed) score_products<Bias>(tile_, s_, scored_);
+    if (!weighed) score_products<Words, Bias>(tile_, s_, scored_);
     if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_))) return;
     ++read_.weighed;
     if (weighed) {
@@ -193,18 +193,6 @@ class TileWalk {
   [[maybe_unused]] bool maximum_rises_ = true;  // it did for the last block that was scored first
   BlocksRead read_ = {};
 };
-
-// True if the walk must end at block b.
-template <class Words>
-bool must_end(const AttentionTile& tile, std::int64_t b) {
-  if (!asks_to_stop(b)) return false;
-  const bool stop = tile.stop.requested(tile.stop.context);
-#if defined(NTK_ALIBI_AMX)
-  // A signal handler of Python's may have used the registers.
-  if (Words::in_matrices) MatrixRegisters::configure();
-#endif
-  return stop;
-}
 
 // Walks a group of tiles of one head together, so that each block is fetched and converted once.
 template <class Words>
@@ -274,23 +262,15 @@ std::int64_t attention_scratch_bytes(const AttentionTile& tile) {
   return pieces.bytes();
 }
 
-// Whether a tile may take products of bfloat16 that sum over this many channels. They flush numbers
-// below 2^-126 to 0, which a greater scale would make matter.
-[[maybe_unused]] static bool may_take_bfloat16(const AttentionTile& tile, int channels) {
-  constexpr float greatest_scale = 1 << 20;
-  return tile.key.dtype == DType::bfloat16 && tile.head_dim % channels == 0 &&
-         tile.greatest_scale <= greatest_scale;
-}
-
 void attention_tiles(const AttentionTile* tiles, int count, void* scratch, BlocksRead* read) {
 #if defined(NTK_ALIBI_AMX)
-  if (may_take_bfloat16(tiles[0], terms_per_product)) {
+  if (suits_matrices(tiles[0])) {
     MatrixRegisters::configure();
     attend<Bfloat16Matrices>(tiles, count, scratch, read);
     return MatrixRegisters::release();
   }
 #elif defined(__AVX512BF16__)
-  if (may_take_bfloat16(tiles[0], Bfloat16Pairs::channels_per_word))
+  if (suits_bfloat16(tiles[0], Bfloat16Pairs::channels_per_word))
     return attend<Bfloat16Pairs>(tiles, count, scratch, read);
 #endif
   attend<Float32Words>(tiles, count, scratch, read);

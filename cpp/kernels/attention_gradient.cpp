@@ -5,9 +5,8 @@
 // pass; they are channels for the gradients of keys and values, which are sums over queries.
 #include "kernels/attention_gradient.h"
 
-#include "kernels/dropout.h"
 #include "kernels/exp2.h"
-#include "kernels/tile_scores.h"
+#include "kernels/gradient_rows.h"
 
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
@@ -16,103 +15,6 @@ namespace {
 // The vectors of channels that a step of the sums over queries works on. Rows are padded to a
 // multiple of them: a single vector has too few sums to keep the units busy.
 constexpr int vectors_per_step = vectors_per_tile < 4 ? 2 : 4;
-
-constexpr int padded(int head_dim) {
-  return (head_dim + gradient_padding - 1) / gradient_padding * gradient_padding;
-}
-
-struct GradientScratch {
-  Scratch tile;  // scores[0]: p of kept weights, scores[1]: ds; log_sum: the logsumexp, log2 domain
-  RowScratch rows;
-  float* output_gradient;  // [head_dim][queries_per_tile], times the factor of dropout
-  float* correction;       // [1][queries_per_tile]: do.o - dlse
-  // [queries_per_tile][padded head_dim]
-  float* query_rows;            // times the scales
-  float* output_gradient_rows;  // times the factor of dropout
-};
-
-GradientScratch divide(Pieces& pieces, int head_dim) {
-  GradientScratch s;
-  s.tile = pieces.tile(head_dim);
-  s.rows = pieces.rows(head_dim, 1);
-  s.output_gradient = pieces.take(head_dim * tile_row());
-  s.correction = pieces.take(tile_row());
-  s.query_rows = pieces.take(queries_per_tile * static_cast<std::int64_t>(padded(head_dim)));
-  s.output_gradient_rows =
-      pieces.take(queries_per_tile * static_cast<std::int64_t>(padded(head_dim)));
-  return s;
-}
-
-// Copies rows as float32, padded with zeros. Lanes without a query repeat the last one.
-void copy_rows(const AttentionTile& tile, const void* from, std::int64_t stride, float* to) {
-  const int width = padded(tile.head_dim);
-  for (int r = 0; r < queries_per_tile; ++r) {
-    const int i = r < tile.query_count ? r : tile.query_count - 1;
-    float* row = to + static_cast<std::int64_t>(r) * width;
-    const float* source =
-        as_float32(row_at(from, stride, i, tile.dtype), tile.head_dim, tile.dtype, row);
-    if (source != row) __builtin_memcpy(row, source, tile.head_dim * sizeof(float));
-    for (int d = tile.head_dim; d < width; ++d) row[d] = 0.0f;
-  }
-}
-
-void pack(const AttentionTile& tile, const float* padded_rows, const float* scales, float* packed) {
-  const char* rows[queries_per_tile];
-  for (int r = 0; r < queries_per_tile; ++r)
-    rows[r] = reinterpret_cast<const char*>(padded_rows +
-                                            static_cast<std::int64_t>(r) * padded(tile.head_dim));
-  pack_rows<Float32Words>(rows, tile.head_dim, scales, packed);
-}
-
-void scale_row(const AttentionTile& tile, int r, float factor, float* padded_rows) {
-  const int width = padded(tile.head_dim);
-  for (int d = 0; d < width; ++d) padded_rows[static_cast<std::int64_t>(r) * width + d] *= factor;
-}
-
-// A query that sees nothing has no gradients, whatever a padded row holds: a weight of 0 times NaN
-// would be NaN.
-void clear_row(const AttentionTile& tile, int r, const GradientScratch& s) {
-  const int width = padded(tile.head_dim);
-  for (int d = 0; d < width; ++d) {
-    s.query_rows[static_cast<std::int64_t>(r) * width + d] = 0.0f;
-    s.output_gradient_rows[static_cast<std::int64_t>(r) * width + d] = 0.0f;
-  }
-}
-
-void load_gradient(const GradientTile& gradient, const GradientScratch& s) {
-  const AttentionTile& tile = *gradient.tile;
-  copy_rows(tile, tile.query, tile.query_stride, s.query_rows);
-  copy_rows(tile, gradient.output_gradient, gradient.output_gradient_stride,
-            s.output_gradient_rows);
-  for (int r = 0; r < tile.query_count; ++r)
-    if (tile.logsumexp[r] == -infinity) clear_row(tile, r, s);
-  load_tile_rows(tile, s.tile);
-  for (int r = 0; r < queries_per_tile; ++r) s.tile.rescale[r] = 1.0f;
-  pack(tile, s.query_rows, s.tile.scales, s.tile.query);
-  for (int r = 0; r < queries_per_tile; ++r) {
-    const bool real = r < tile.query_count && tile.logsumexp[r] != -infinity;
-    // With a log sum of infinity, all weights of a lane without a query or a visible key are 0.
-    s.tile.log_sum[r] =
-        real ? static_cast<float>((tile.logsumexp[r] - tile.bias.shifts[r]) * log2_e_double)
-             : infinity;
-    s.correction[r] = 0.0f;
-    if (!real) continue;
-    const float* row =
-        s.output_gradient_rows + static_cast<std::int64_t>(r) * padded(tile.head_dim);
-    const char* output = row_at(tile.output, tile.output_stride, r, tile.dtype);
-    double product = 0.0;
-    for (int d = 0; d < tile.head_dim; ++d)
-      product += static_cast<double>(row[d]) * element(output, d, tile.dtype);
-    if (gradient.logsumexp_gradient != nullptr) product -= gradient.logsumexp_gradient[r];
-    s.correction[r] = static_cast<float>(product);
-  }
-  for (int r = 0; r < tile.query_count; ++r) {
-    scale_row(tile, r, tile.scales[r], s.query_rows);
-    if (drops(tile)) scale_row(tile, r, tile.dropout.factor, s.output_gradient_rows);
-  }
-  pack(tile, s.output_gradient_rows, s.tile.rescale, s.output_gradient);
-  for (std::int64_t i = 0; i < tile.head_dim * tile_row(); ++i) s.tile.output[i] = 0.0f;
-}
 
 // gradient[c .. c + rows_per_step)[d ...] += sum_q weights[c][q] rows[q][d].
 template <int Vectors>
@@ -147,6 +49,7 @@ void add_over_queries(const float* weights, const float* rows, int queries, int 
   }
 }
 
+template <class Words>
 class GradientWalk {
  public:
   GradientWalk(const GradientTile& gradient, const GradientScratch& s)
@@ -156,10 +59,10 @@ class GradientWalk {
         rows_(tile_, s.rows),
         reach_(tile_),
         kept_(tile_),
-        certificate_(tile_, greatest_query_norm<Float32Words>(tile_, s.tile)) {
+        certificate_(tile_, greatest_query_norm<Words>(tile_, s.tile)) {
     if (!certificate_.possible()) return;
     // The forward pass gave the sum, so the certificate holds from the first block on.
-    score_centre<Float32Words>(tile_, s.tile);
+    score_centre<Words>(tile_, s.tile);
     const double least = least_log_sum(s.tile);
     if (least < infinity) certificate_.update(least);
   }
@@ -172,21 +75,22 @@ class GradientWalk {
     const std::int64_t middle = reach_.last_block_behind(tile_);
     for (std::int64_t b = smaller_of(middle, gradient_.end_block - 1); b >= gradient_.first_block;
          --b) {
-      if (must_stop(b) || reach_.ends_before(tile_, b) || certificate_.drops_back_from(b)) break;
+      if (must_end<Words>(tile_, b) || reach_.ends_before(tile_, b) ||
+          certificate_.drops_back_from(b))
+        break;
       visit(b);
     }
     for (std::int64_t b = middle + 1 < gradient_.first_block ? gradient_.first_block : middle + 1;
          b < gradient_.end_block; ++b) {
-      if (must_stop(b) || reach_.ends_behind(tile_, b) || certificate_.drops_ahead_from(b)) break;
+      if (must_end<Words>(tile_, b) || reach_.ends_behind(tile_, b) ||
+          certificate_.drops_ahead_from(b))
+        break;
       visit(b);
     }
     write();
   }
 
  private:
-  bool must_stop(std::int64_t b) const {
-    return asks_to_stop(b) && tile_.stop.requested(tile_.stop.context);
-  }
   static std::int64_t smaller_of(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
   void visit(std::int64_t b) {
@@ -197,40 +101,39 @@ class GradientWalk {
                  [&](auto functor) { score<typename decltype(functor)::type>(block); });
     if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_.tile))) return;
     drops(tile_) ? differentiate<true>(block) : differentiate<false>(block);
-    const int width = padded(tile_.head_dim);
-    const std::int64_t offset = (b - gradient_.first_block) * keys_per_block * width;
-    add_over_queries(s_.tile.scores[0], s_.output_gradient_rows, tile_.query_count, width,
-                     block.count, gradient_.value_gradient + offset);
-    add_over_queries(s_.tile.scores[1], s_.query_rows, tile_.query_count, width, block.count,
-                     gradient_.key_gradient + offset);
-    const Rows& keys = rows_.keys(b);
-    if (block.masked() && !rows_.keys_are_finite(b))
-      add_rows<Float32Words, true>(s_.tile, s_.tile.scores[1], keys, block.count, tile_.head_dim);
-    else
-      add_rows<Float32Words, false>(s_.tile, s_.tile.scores[1], keys, block.count, tile_.head_dim);
+    add_products(block);
     add_bias_gradients(block);
   }
 
   // Not inlined: visit() is slower with the loops of all biases in it.
   template <class Bias>
   __attribute__((noinline)) void score(const ScoredBlock& block) {
+#if defined(NTK_ALIBI_AMX)
+    if constexpr (Words::in_matrices) {
+      multiply_matrices(s_.tile.query, rows_.even_keys(block.number), tile_.head_dim, block.count,
+                        block.scores);
+      return score_products<Words, Bias>(tile_, s_.tile, block);
+    }
+#endif
     const Bias bias(tile_, s_.tile);
     const Rows& keys = rows_.keys(block.number);
     f32v greatest[vectors_per_tile];
     for (int v = 0; v < vectors_per_tile; ++v) greatest[v] = broadcast(-infinity);
     for (int c = 0; c < block.count; c += rows_per_step) {
       f32v dot[rows_per_step][vectors_per_tile] = {};
-      multiply<Float32Words>(s_.tile.query, keys + c, tile_.head_dim, dot, [](int) {});
-      store_scores<Float32Words>(tile_, s_.tile, bias, dot, block, c, greatest);
+      multiply<Words>(s_.tile.query, keys + c, tile_.head_dim, dot, [](int) {});
+      store_scores<Words>(tile_, s_.tile, bias, dot, block, c, greatest);
     }
     for (int v = 0; v < vectors_per_tile; ++v)
       store_vector(s_.tile.block_maximum, 0, v, greatest[v]);
   }
 
-  // Turns scores into weights p while it forms do.v, then sets ds = p (do.v - correction). do.v is
-  // 0 for a dropped weight, which is 0 from then on.
+  // Turns scores into weights p while it forms do.v, then sets ds = p (do.v - correction).
   template <bool Drops>
   void differentiate(const ScoredBlock& block) {
+#if defined(NTK_ALIBI_AMX)
+    if constexpr (Words::in_matrices) return differentiate_products<Drops>(block);
+#endif
     const Rows& values = rows_.values(block.number);
     f32v log_sum[vectors_per_tile], correction[vectors_per_tile];
     for (int v = 0; v < vectors_per_tile; ++v) {
@@ -242,11 +145,11 @@ class GradientWalk {
       store_vector(weights, c, v, exp2(vector_of(weights, c, v) - log_sum[v]));
     };
     const int end = (block.count + rows_per_step - 1) / rows_per_step * rows_per_step;
-    for (int v = 0; !mixes_work<Float32Words> && v < vectors_per_tile; ++v)
+    for (int v = 0; !mixes_work<Words> && v < vectors_per_tile; ++v)
       for (int c = 0; c < end; ++c) weigh(c, v);
     for (int c = 0; c < end; c += rows_per_step) {
       f32v dot[rows_per_step][vectors_per_tile] = {};
-      multiply<Float32Words>(s_.output_gradient, values + c, tile_.head_dim, dot, [&](int u) {
+      multiply<Words>(s_.output_gradient, values + c, tile_.head_dim, dot, [&](int u) {
         for (int v = 0; v < vectors_per_tile; ++v) weigh(c + u, v);
       });
       NTK_ALIBI_UNROLL
@@ -254,19 +157,96 @@ class GradientWalk {
         if (Drops && c + u < block.count) kept_.move_to(key_of(block, c + u));
         NTK_ALIBI_UNROLL
         for (int v = 0; v < vectors_per_tile; ++v) {
-          const f32v weight = vector_of(weights, c + u, v);
-          f32v product = dot[u][v];
-          if (Drops) {
-            product = masked(product, kept_.mask(v));
-            store_vector(weights, c + u, v, masked(weight, kept_.mask(v)));
-          }
-          f32v gradient = weight * (product - correction[v]);
-          // do.v may be NaN for a masked key, or overflow for one without weight.
-          gradient = weight == 0.0f ? f32v{} : gradient;
-          store_vector(s_.tile.scores[1], c + u, v, gradient);
+          f32v weight = vector_of(weights, c + u, v);
+          store_vector(s_.tile.scores[1], c + u, v,
+                       differentiate<Drops>(weight, dot[u][v], correction[v], v));
+          if (Drops) store_vector(weights, c + u, v, weight);
         }
       }
     }
+  }
+
+  // Returns ds for one key. do.v is 0 for a dropped weight, which is 0 from then on.
+  template <bool Drops>
+  NTK_ALIBI_INLINE f32v differentiate(f32v& weight, f32v product, f32v correction, int v) const {
+    if (Drops) product = masked(product, kept_.mask(v));
+    const f32v gradient = weight * (product - correction);
+    // do.v may be NaN for a masked key, or overflow for one without weight.
+    const f32v seen = weight == 0.0f ? f32v{} : gradient;
+    if (Drops) weight = masked(weight, kept_.mask(v));
+    return seen;
+  }
+
+#if defined(NTK_ALIBI_AMX)
+
+  // Likewise, for matrix registers. Rows of p and of ds times the scales, in pairs of the queries i
+  // and i + 16, replace each key's scores; ds is in pairs of keys, too. Only these are rounded.
+  template <bool Drops>
+  void differentiate_products(const ScoredBlock& block) {
+    multiply_matrices(s_.output_gradient, rows_.even_values(block.number), tile_.head_dim,
+                      block.count, s_.tile.scores[1]);
+    f32v log_sum[vectors_per_tile], correction[vectors_per_tile], scale[vectors_per_tile];
+    for (int v = 0; v < vectors_per_tile; ++v) {
+      log_sum[v] = vector_of(s_.tile.log_sum, 0, v);
+      correction[v] = vector_of(s_.correction, 0, v);
+      scale[v] = vector_of(s_.tile.scales, 0, v) * (1.0f / log2_e);
+    }
+    const f32v factor = broadcast(tile_.dropout.factor);
+    for (int c = 0; c < keys_to_weigh<Words>(block.count); c += Words::keys_per_weight) {
+      f32v gradient[vectors_per_tile][Words::keys_per_weight];
+      NTK_ALIBI_UNROLL
+      for (int u = 0; u < Words::keys_per_weight; ++u) {
+        if (Drops && c + u < block.count) kept_.move_to(key_of(block, c + u));
+        f32v weight[vectors_per_tile], scaled[vectors_per_tile];
+        NTK_ALIBI_UNROLL
+        for (int v = 0; v < vectors_per_tile; ++v) {
+          weight[v] = exp2(vector_of(block.scores, c + u, v) - log_sum[v]);
+          f32v product = vector_of(s_.tile.scores[1], c + u, v);
+          if (Drops) product *= factor;
+          gradient[v][u] = differentiate<Drops>(weight[v], product, correction[v], v);
+          scaled[v] = gradient[v][u] * scale[v];
+          if (Drops) weight[v] *= factor;
+          store_vector(s_.tile.scores[1], c + u, v, gradient[v][u]);
+        }
+        store_vector(block.scores, c + u, 0, Words::pair(weight[0], weight[1]));
+        store_vector(block.scores, c + u, 1, Words::pair(scaled[0], scaled[1]));
+      }
+      NTK_ALIBI_UNROLL
+      for (int v = 0; v < vectors_per_tile; ++v)
+        Words::store_weights(s_.key_pairs, c, v, gradient[v]);
+    }
+  }
+#endif
+
+  // Adds to the gradients of keys, values and queries.
+  void add_products(const ScoredBlock& block) {
+    const int width = padded(tile_.head_dim);
+    const std::int64_t offset = (block.number - gradient_.first_block) * keys_per_block * width;
+    float* const value_gradient = gradient_.value_gradient + offset;
+    float* const key_gradient = gradient_.key_gradient + offset;
+    const bool guarded = block.masked() && !rows_.keys_are_finite(block.number);
+#if defined(NTK_ALIBI_AMX)
+    if constexpr (Words::in_matrices) {
+      add_over_pairs(block.scores, s_.output_gradient_rows, block.count, width, value_gradient);
+      add_over_pairs(block.scores + lanes, s_.query_rows, block.count, width, key_gradient);
+      if (!guarded)
+        add_matrices(s_.key_pairs, rows_.transposed_keys(block.number), block.count, width,
+                     s_.tile.output);
+    } else
+#endif
+    {
+      add_over_queries(block.scores, s_.output_gradient_rows, tile_.query_count, width, block.count,
+                       value_gradient);
+      add_over_queries(s_.tile.scores[1], s_.query_rows, tile_.query_count, width, block.count,
+                       key_gradient);
+      if (!guarded)
+        add_rows<Words, false>(s_.tile, s_.tile.scores[1], rows_.keys(block.number), block.count,
+                               tile_.head_dim);
+    }
+    if (!guarded) return;
+    Rows keys;
+    rows_.find_float_keys(block.number, keys);
+    add_rows<Float32Words, true>(s_.tile, s_.tile.scores[1], keys, block.count, tile_.head_dim);
   }
 
   void add_bias_gradients(const ScoredBlock& block) {
@@ -350,27 +330,38 @@ class GradientWalk {
   const GradientTile& gradient_;
   const AttentionTile& tile_;
   const GradientScratch& s_;
-  BlockRows<Float32Words> rows_;
+  BlockRows<Words> rows_;
   const TileReach reach_;
   KeptWeights<vectors_per_tile> kept_;
   Certificate certificate_;
   f32v slopes_[slope_kinds][vectors_per_tile], query_sums_[vectors_per_tile];
 };
 
+template <class Words>
+void differentiate_tile(const GradientTile& gradient, const GradientScratch& s) {
+  load_gradient<Words>(gradient, s);
+  GradientWalk<Words>(gradient, s).run();
+}
+
 }  // namespace
 
-std::int64_t gradient_scratch_bytes(int head_dim) {
+std::int64_t gradient_scratch_bytes(const AttentionTile& tile) {
   Pieces pieces;
-  divide(pieces, head_dim);
+  divide(pieces, tile);
   return pieces.bytes();
 }
 
 void gradient_tile(const GradientTile& gradient, void* scratch) {
   Pieces pieces(scratch);
-  const GradientScratch s = divide(pieces, gradient.tile->head_dim);
-  s.rows.stored->key = nullptr;  // nothing is stored yet
-  load_gradient(gradient, s);
-  GradientWalk(gradient, s).run();
+  const GradientScratch s = divide(pieces, *gradient.tile);
+#if defined(NTK_ALIBI_AMX)
+  if (suits_matrices(*gradient.tile)) {
+    MatrixRegisters::configure();
+    differentiate_tile<Bfloat16Matrices>(gradient, s);
+    return MatrixRegisters::release();
+  }
+#endif
+  differentiate_tile<Float32Words>(gradient, s);
 }
 
 }  // namespace NTK_ALIBI_ISA

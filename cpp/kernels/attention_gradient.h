@@ -6,7 +6,7 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-std::int64_t gradient_scratch_bytes(int head_dim);
+std::int64_t gradient_scratch_bytes(const AttentionTile& tile);
 void gradient_tile(const GradientTile& gradient, void* scratch);
 
 }  // namespace NTK_ALIBI_ISA

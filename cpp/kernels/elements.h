@@ -77,6 +77,19 @@ inline float dot(const float* a, const float* b, int count) {
   return sum;
 }
 
+// As dot, summed in float64.
+inline double dot_in_float64(const float* a, const float* b, int count) {
+  constexpr int chains = 8;
+  double sums[chains] = {};
+  int d = 0;
+  for (; d + chains <= count; d += chains)
+    for (int i = 0; i < chains; ++i) sums[i] += static_cast<double>(a[d + i]) * b[d + i];
+  for (; d < count; ++d) sums[0] += static_cast<double>(a[d]) * b[d];
+  double sum = 0.0;
+  for (int i = 0; i < chains; ++i) sum += sums[i];
+  return sum;
+}
+
 // Stores `lanes` numbers from channel d on, rounded to nearest even. NaN stays NaN.
 inline void store_rounded(f32v wide, DType dtype, char* row, int d) {
   if (dtype == DType::float32) return store(reinterpret_cast<float*>(row) + d, wide);

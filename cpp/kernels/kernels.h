@@ -54,7 +54,7 @@ constexpr int tiles_per_group = 4;
 
 // The start of a thread's memory for tiles: a record of the blocks that it has stored. Kernels
 // check that the record fits.
-constexpr int scratch_header_bytes = 4160;
+constexpr int scratch_header_bytes = 6208;
 
 // The term added to a score, in nats. d = query_position - key_position, t = origin - key_position.
 enum class BiasKind : int {
@@ -300,7 +300,8 @@ struct KernelTable {
   int queries_per_vector;
   std::int64_t (*one_block_scratch_bytes)(int head_dim);
   void (*one_block_tile)(const AttentionTile& tile, void* scratch);
-  std::int64_t (*gradient_scratch_bytes)(int head_dim);
+  // The scratch memory is as that for attention_tiles.
+  std::int64_t (*gradient_scratch_bytes)(const AttentionTile& tile);
   void (*gradient_tile)(const GradientTile& gradient, void* scratch);
   // out = row, rounded to nearest even.
   void (*write_row)(const float* row, int head_dim, DType dtype, void* out);

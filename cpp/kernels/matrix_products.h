@@ -18,6 +18,10 @@ constexpr int terms_per_product = 32;
 // The bytes from row to row of lanes, such as those of packed queries.
 constexpr std::int64_t lane_row_bytes = sizeof(float) * queries_per_tile;
 
+inline bool suits_matrices(const AttentionTile& tile) {
+  return suits_bfloat16(tile, terms_per_product);
+}
+
 // Loads 16 rows of both vectors of queries.
 template <int First>
 NTK_ALIBI_INLINE void load_vectors(const float* rows) {
@@ -74,6 +78,29 @@ inline void add_matrices(const float* weights, const char* values, int count, in
     if (both) M::add_products<1, 3, 7>();
     M::store<0>(rows, lane_row_bytes);
     M::store<1>(rows + lanes, lane_row_bytes);
+  }
+}
+
+// sums[c] += the sum over queries of weights[c][query] rows[query], for the keys up to `count`,
+// rounded up to 16. A row of weights has the pairs (i, i + 16) of queries, as `pairs`
+// [16][head_dim] has their rows.
+inline void add_over_pairs(const float* weights, const float* pairs, int count, int head_dim,
+                           float* sums) {
+  using M = MatrixRegisters;
+  const std::int64_t row_bytes = static_cast<std::int64_t>(sizeof(float)) * head_dim;
+  for (int d = 0; d < head_dim; d += 2 * matrix_rows) {
+    M::load<4>(pairs + d, row_bytes);
+    M::load<5>(pairs + d + matrix_rows, row_bytes);
+    for (int c = 0; c < count; c += matrix_rows) {
+      float* const rows = sums + static_cast<std::int64_t>(c) * head_dim + d;
+      M::load<2>(lane_row(weights, c), lane_row_bytes);
+      M::load<0>(rows, row_bytes);
+      M::add_products<0, 2, 4>();
+      M::load<1>(rows + matrix_rows, row_bytes);
+      M::add_products<1, 2, 5>();
+      M::store<0>(rows, row_bytes);
+      M::store<1>(rows + matrix_rows, row_bytes);
+    }
   }
 }
 

@@ -10,21 +10,6 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-// Turns the products of a block into scores, whose maximum it stores.
-template <class Bias>
-inline void score_products(const AttentionTile& tile, const Scratch& s, const ScoredBlock& block) {
-  const Bias bias(tile, s);
-  f32v greatest[vectors_per_tile];
-  for (int v = 0; v < vectors_per_tile; ++v) greatest[v] = broadcast(-infinity);
-  for (int c = 0; c < keys_to_weigh<Bfloat16Matrices>(block.count); c += rows_per_step) {
-    f32v dot[rows_per_step][vectors_per_tile];
-    for (int u = 0; u < rows_per_step; ++u)
-      for (int v = 0; v < vectors_per_tile; ++v) dot[u][v] = vector_of(block.scores, c + u, v);
-    store_scores<Bfloat16Matrices>(tile, s, bias, dot, block, c, greatest);
-  }
-  for (int v = 0; v < vectors_per_tile; ++v) store_vector(s.block_maximum, 0, v, greatest[v]);
-}
-
 // Turns the products of a full block, of which no key is masked, into weights at once, relative to
 // the maximum so far, and sums them. Returns false if a score exceeds that maximum: then the block
 // must be scored first. Products stay as they are.

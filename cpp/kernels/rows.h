@@ -143,7 +143,7 @@ class BlockRows {
     stored.indices = tile.keys.indices;
     stored.count = tile.keys.count;
     for (int slot = 0; slot < memory.slots; ++slot)
-      stored.key_blocks[slot] = stored.value_blocks[slot] = 0;
+      stored.key_blocks[slot] = stored.value_blocks[slot] = stored.transposed_key_blocks[slot] = 0;
   }
 
   const Rows& queries(const AttentionTile& tile, Rows& rows, int count = queries_per_tile) const {
@@ -175,40 +175,28 @@ class BlockRows {
     return values_;
   }
 
-  // All keys_per_block rows of keys, in place or stored. The rows behind the last key repeat it.
+  // All keys_per_block rows of keys or values, in place or stored. The rows behind the last key
+  // repeat it.
   EvenRows even_keys(std::int64_t b) const {
-    const HeadRows& from = tile_.key;
-    const int count = keys_in_block(tile_.keys, b);
-    const bool in_place = (from.stride == tile_.head_dim || memory_.slots == 1) &&
-                          count == keys_per_block &&
-                          index(b, keys_per_block - 1) - index(b, 0) == keys_per_block - 1;
-    if (in_place) return {row(from, b, 0), row_bytes(from.stride, 1, from.dtype)};
-    const std::int64_t bytes = row_bytes(1, tile_.head_dim, from.dtype);
-    const float* block = stored(b, memory_.keys, memory_.stored->key_blocks, [&](float* to) {
-      for (int c = 0; c < keys_per_block; ++c)
-        __builtin_memcpy(reinterpret_cast<char*>(to) + c * bytes,
-                         row(from, b, c < count ? c : count - 1), bytes);
-    });
-    return {reinterpret_cast<const char*>(block), bytes};
+    return even_rows(tile_.key, b, memory_.keys, memory_.stored->key_blocks);
+  }
+  EvenRows even_values(std::int64_t b) const {
+    return even_rows(tile_.value, b, memory_.values, memory_.stored->value_blocks);
   }
 
-  // Values of 16 bits, transposed: [head_dim][keys_per_block], 0 behind the last key.
+  // Values or keys of 16 bits, transposed: [head_dim][keys_per_block], 0 behind the last key.
   const char* transposed_values(std::int64_t b) const {
-    const int count = keys_in_block(tile_.keys, b);
-    const float* block = stored(b, memory_.values, memory_.stored->value_blocks, [&](float* to) {
-      transpose_pairs([&](int c) { return c < count ? row(tile_.value, b, c) : nullptr; },
-                      tile_.head_dim, reinterpret_cast<std::uint16_t*>(to));
-    });
-    return reinterpret_cast<const char*>(block);
+    return transposed(tile_.value, b, memory_.values, memory_.stored->value_blocks);
+  }
+  // They are in the half of a block's memory that even_keys leaves.
+  const char* transposed_keys(std::int64_t b) const {
+    return transposed(tile_.key, b, memory_.keys + keys_per_block / 2 * tile_.head_dim,
+                      memory_.stored->transposed_key_blocks);
   }
 
-  // Finds values as float32, for a moment.
-  void find_float_values(std::int64_t b, Rows& rows) const {
-    for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
-      rows[c] = reinterpret_cast<const char*>(
-          as_float32(tile_.value, index(b, c), tile_.head_dim,
-                     memory_.floats + static_cast<std::int64_t>(c) * tile_.head_dim));
-  }
+  // Finds values or keys as float32, for a moment.
+  void find_float_values(std::int64_t b, Rows& rows) const { find_floats(tile_.value, b, rows); }
+  void find_float_keys(std::int64_t b, Rows& rows) const { find_floats(tile_.key, b, rows); }
 
   bool values_are_finite(std::int64_t b) {
     if (b == values_block_ && finite_is_known_) return finite_;
@@ -248,6 +236,39 @@ class BlockRows {
     if (numbers[slot] != b + 1) fill(block);
     numbers[slot] = static_cast<std::int32_t>(b + 1);
     return block;
+  }
+
+  EvenRows even_rows(const HeadRows& from, std::int64_t b, float* blocks,
+                     std::int32_t* numbers) const {
+    const int count = keys_in_block(tile_.keys, b);
+    const bool in_place = (from.stride == tile_.head_dim || memory_.slots == 1) &&
+                          count == keys_per_block &&
+                          index(b, keys_per_block - 1) - index(b, 0) == keys_per_block - 1;
+    if (in_place) return {row(from, b, 0), row_bytes(from.stride, 1, from.dtype)};
+    const std::int64_t bytes = row_bytes(1, tile_.head_dim, from.dtype);
+    const float* block = stored(b, blocks, numbers, [&](float* to) {
+      for (int c = 0; c < keys_per_block; ++c)
+        __builtin_memcpy(reinterpret_cast<char*>(to) + c * bytes,
+                         row(from, b, c < count ? c : count - 1), bytes);
+    });
+    return {reinterpret_cast<const char*>(block), bytes};
+  }
+
+  const char* transposed(const HeadRows& from, std::int64_t b, float* blocks,
+                         std::int32_t* numbers) const {
+    const int count = keys_in_block(tile_.keys, b);
+    const float* block = stored(b, blocks, numbers, [&](float* to) {
+      transpose_pairs([&](int c) { return c < count ? row(from, b, c) : nullptr; }, tile_.head_dim,
+                      reinterpret_cast<std::uint16_t*>(to));
+    });
+    return reinterpret_cast<const char*>(block);
+  }
+
+  void find_floats(const HeadRows& from, std::int64_t b, Rows& rows) const {
+    for (int c = 0; c < keys_in_block(tile_.keys, b); ++c)
+      rows[c] = reinterpret_cast<const char*>(
+          as_float32(from, index(b, c), tile_.head_dim,
+                     memory_.floats + static_cast<std::int64_t>(c) * tile_.head_dim));
   }
 
   void find(const HeadRows& from, std::int64_t b, float* blocks, std::int32_t* numbers,

@@ -38,14 +38,17 @@ struct StoredBlocks {
   std::int64_t count;
   std::int32_t key_blocks[most_slots];  // b + 1 for each slot, or 0
   std::int32_t value_blocks[most_slots];
+  std::int32_t transposed_key_blocks[most_slots];
 };
 static_assert(sizeof(StoredBlocks) <= scratch_header_bytes, "StoredBlocks is the scratch header");
 
 struct RowScratch {
   StoredBlocks* stored;
   int slots;
-  float* keys;    // [slots][keys_per_block][head_dim]
-  float* values;  // [slots][keys_per_block][head_dim]
+  // [slots][keys_per_block][head_dim]; gradients by matrix registers read keys of 16 bits in rows
+  // and transposed, each in one half of a slot.
+  float* keys;
+  float* values;
   float* floats;  // [keys_per_block][head_dim]: rows that are needed for a moment
 };
 

@@ -4,6 +4,9 @@
 
 #include "kernels/bias_functors.h"
 #include "kernels/certificate.h"
+#if defined(NTK_ALIBI_AMX)
+#include "kernels/matrix_registers.h"
+#endif
 #include "kernels/products.h"
 
 namespace ntk_alibi {
@@ -40,8 +43,17 @@ inline void load_tile_rows(const AttentionTile& tile, const Scratch& s,
   load_row(tile, tile.bias.knees, queries, lane_row(s.slopes, 4));
 }
 
-// Whether a walk over blocks of keys asks at block b if it must stop. Not every block does.
-inline bool asks_to_stop(std::int64_t b) { return b % 16 == 0; }
+// True if the walk must end at block b. Not every block asks.
+template <class Words>
+bool must_end(const AttentionTile& tile, std::int64_t b) {
+  if (b % 16 != 0) return false;
+  const bool stop = tile.stop.requested(tile.stop.context);
+#if defined(NTK_ALIBI_AMX)
+  // A signal handler of Python's may have used the registers.
+  if (Words::in_matrices) MatrixRegisters::configure();
+#endif
+  return stop;
+}
 
 // A block with scores that are not yet exponentiated.
 struct ScoredBlock {
@@ -160,6 +172,28 @@ NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, 
   for (int u = 0; u < half; ++u) NTK_ALIBI_UNROLL
   for (int v = 0; v < vectors_per_tile; ++v) dot[u][v] = max(dot[u][v], dot[u + half][v]);
   for (int v = 0; v < vectors_per_tile; ++v) greatest[v] = max(greatest[v], dot[0][v]);
+}
+
+// The keys of a block that are scored and weighed, of which those behind the last one are masked.
+template <class Words>
+constexpr int keys_to_weigh(int count) {
+  constexpr int step = Words::in_matrices ? 32 : 1;
+  return (count + step - 1) / step * step;
+}
+
+// Turns the products of a block into scores, whose maximum it stores.
+template <class Words, class Bias>
+void score_products(const AttentionTile& tile, const Scratch& s, const ScoredBlock& block) {
+  const Bias bias(tile, s);
+  f32v greatest[vectors_per_tile];
+  for (int v = 0; v < vectors_per_tile; ++v) greatest[v] = broadcast(-infinity);
+  for (int c = 0; c < keys_to_weigh<Words>(block.count); c += rows_per_step) {
+    f32v dot[rows_per_step][vectors_per_tile];
+    for (int u = 0; u < rows_per_step; ++u)
+      for (int v = 0; v < vectors_per_tile; ++v) dot[u][v] = vector_of(block.scores, c + u, v);
+    store_scores<Words>(tile, s, bias, dot, block, c, greatest);
+  }
+  for (int v = 0; v < vectors_per_tile; ++v) store_vector(s.block_maximum, 0, v, greatest[v]);
 }
 
 // A bound of the norms of the tile's queries, times their scales; 0 without skipping, which does

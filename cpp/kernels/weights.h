@@ -19,13 +19,6 @@ inline void add_to_sum(const Scratch& s, int v, f32v block_sum) {
                max(vector_of(s.log_sum, 0, v), vector_of(s.maximum, 0, v) + to_float(exponent)));
 }
 
-// The keys of a block that are scored and weighed, of which those behind the last one are masked.
-template <class Words>
-constexpr int keys_to_weigh(int count) {
-  constexpr int step = Words::in_matrices ? 32 : 1;
-  return (count + step - 1) / step * step;
-}
-
 // Turns the scores of a block into weights, a few keys at a time, and sums the weights.
 template <class Words>
 class Weighing {

@@ -49,6 +49,14 @@ struct Float32Words {
   }
 };
 
+// Whether a tile may take products of bfloat16, which sum over so many channels. They flush numbers
+// below 2^-126 to 0, which a greater scale would make matter.
+inline bool suits_bfloat16(const AttentionTile& tile, int channels) {
+  constexpr float greatest_scale = 1 << 20;
+  return tile.key.dtype == DType::bfloat16 && tile.head_dim % channels == 0 &&
+         tile.greatest_scale <= greatest_scale;
+}
+
 // Pairs of bfloat16: neighbouring channels for the scores, and neighbouring keys for the output.
 struct Bfloat16Words {
   static constexpr int channels_per_word = 2;
@@ -63,11 +71,13 @@ struct Bfloat16Words {
   static NTK_ALIBI_INLINE f32v channel(f32v word, int c) {
     return float_of(c == 0 ? bits_of(word) << 16 : bits_of(word) & 0xffff0000u);
   }
+  static NTK_ALIBI_INLINE f32v pair(f32v even, f32v odd) {
+    return float_of((bits_of(even) + 0x8000u) >> 16 | ((bits_of(odd) + 0x8000u) & 0xffff0000u));
+  }
   // Packs two rows of weights into one row of pairs.
   static NTK_ALIBI_INLINE void store_weights(float* weights, int c, int v,
                                              const f32v (&weight)[keys_per_weight]) {
-    const u32v even = bits_of(weight[0]) + 0x8000u, odd = bits_of(weight[1]) + 0x8000u;
-    store_vector(weights, c / 2, v, float_of(even >> 16 | (odd & 0xffff0000u)));
+    store_vector(weights, c / 2, v, pair(weight[0], weight[1]));
   }
   static NTK_ALIBI_INLINE void mask_weights(float* weights, int c, int v,
                                             const i32v (&mask)[keys_per_weight]) {

@@ -76,7 +76,7 @@ def expected(
     """Return gradients of (query, key, value) and of the dense bias, and bounds; u = 2^-24.
 
     Kernels sum 64 keys at a time, and the queries of a tile, at most 32; each block or tile then
-    adds some u.
+    adds some u. In bfloat16, weights and ds may be rounded to bfloat16 before they meet rows.
 
     If q and k were rotated and multiplied, `rotated` holds the scores of all pairs and the
     gradients. Rotation and its transpose err by 20 u of the greatest number that they can make of a
@@ -105,11 +105,14 @@ def expected(
     pairs = _pairs(p, share, name, factors)
     over_keys = UNIT * (72 + key.shape[2] / 16) + turning
     over_queries = UNIT * (40 + group * query.shape[2] / 8) + turning
-    back = (pairs.errors + over_queries * pairs.sizes).swapaxes(-1, -2)
+    rounding = ROUNDING[name] if name == "bfloat16" else 0.0
+    ds_errors = pairs.errors + rounding * (np.abs(ds) + pairs.errors)
+    back = (ds_errors + over_queries * pairs.sizes).swapaxes(-1, -2)
+    weight_errors = pairs.weight_errors + rounding * (pairs.weights + pairs.weight_errors)
     errors = [
-        abs(p.scale) * (pairs.errors + over_keys * pairs.sizes) @ reach(p.key),
+        abs(p.scale) * (ds_errors + over_keys * pairs.sizes) @ reach(p.key),
         abs(p.scale) * back @ reach(p.query),
-        (pairs.factors * (pairs.weight_errors + over_queries * pairs.weights)).swapaxes(-1, -2)
+        (pairs.factors * (weight_errors + over_queries * pairs.weights)).swapaxes(-1, -2)
         @ np.abs(p.do),
     ]
     errors[1:] = (_over_group(x, group) for x in errors[1:])

@@ -1,4 +1,7 @@
-"""Run one of the seven benchmarks: bias, gradient, bloom, models, attention, distributed or gpu."""
+"""Run one of the eight benchmarks.
+
+They are bias, gradient, bloom, models, real, attention, distributed and gpu.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ntk_alibi as na
-from benchmarks import DOCUMENT, ROOT, attention, bias, bloom, gpu, gradient, models
+from benchmarks import DOCUMENT, ROOT, attention, bias, bloom, gpu, gradient, models, real
 from benchmarks.distributed import computed, limited_link, measured
 from ntk_alibi.evaluation.report.markdown import replace_section, section
 
@@ -25,6 +28,8 @@ def main() -> None:
         parser.error("--write has its fixed results file, which --results must not replace")
     if options.benchmark == "gpu" and not gpu.available():
         parser.error(gpu.NO_GPU)
+    if options.benchmark == "real" and not real.available():
+        parser.error(real.MISSING)
     try:
         for name, text in _sections(options):
             print(text, end="\n\n", flush=True)
@@ -69,7 +74,13 @@ def _distributed(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 #: The benchmarks of one section.
-ONE_TABLE: dict[str, Any] = {"bias": bias, "gradient": gradient, "bloom": bloom, "gpu": gpu}
+ONE_TABLE: dict[str, Any] = {
+    "bias": bias,
+    "gradient": gradient,
+    "bloom": bloom,
+    "real": real,
+    "gpu": gpu,
+}
 
 DISTRIBUTED: dict[str, Any] = {"measured": measured, "computed": computed, "link": limited_link}
 
@@ -141,7 +152,7 @@ def _add_distributed(benchmark: argparse.ArgumentParser) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    of_rounds = {"bias": 7, "gradient": 3, "bloom": 3, "distributed": 3, "gpu": 9}
+    of_rounds = {"bias": 7, "gradient": 3, "bloom": 3, "real": 3, "distributed": 3, "gpu": 9}
     longest = {"models": max(models.LENGTHS), "attention": 32768}
     for name, rounds in (of_rounds | dict.fromkeys(longest, 3)).items():
         benchmark = benchmarks.add_parser(name)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from benchmarks import (
     prefill,
     prefill_results,
     problems,
+    real,
 )
 from benchmarks.__main__ import main
 from benchmarks.candidates import Candidate
@@ -235,6 +237,17 @@ def test_time_of_a_block_is_shared_out() -> None:
     )
     assert linear + attention + rest == pytest.approx(1.0)
     assert min(linear, attention, rest) > 0.0
+
+
+def test_the_parts_of_a_checkpoint_become_its_folder(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "whole.zip", "w") as packed:
+        packed.writestr("model/config.json", "{}")
+    content = (tmp_path / "whole.zip").read_bytes()
+    parts = [tmp_path / f"part.zip.00{number}" for number in range(3)]
+    for number, part in enumerate(parts):
+        part.write_bytes(content[number * 50 : (number + 1) * 50 if number < 2 else None])
+    real.unpack(parts, tmp_path / "unpacked")
+    assert [path.name for path in (tmp_path / "unpacked").iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize("name", models.SHAPES)

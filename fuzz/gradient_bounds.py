@@ -15,6 +15,9 @@ of heads, of tiles of at least 8 queries, by (40 + G Q / 8) u of the magnitudes.
 by 20 u of the greatest number that a turn can give; each run of XPOS adds its part. Factors of XPOS
 that are left out are e^-68 of a product without fading.
 
+In bfloat16, weights and ds may be rounded to bfloat16 before they meet rows of values, queries, keys
+or do: 2^-8 of each.
+
 *Parameters* get sums of ds times derivatives, which the kernels add in float32 for slopes and in
 float64 for tables, and torch's derivatives of the formulas: (80 + K / 16 + G Q / 8) u of the
 magnitudes. The constant `first` of BiALiBi is computed from the outputs of both parts, each rounded
@@ -108,6 +111,12 @@ class GradientBounds:
             return self.bounds.unit * (length + 40)
         return self.bounds.unit * (40 + length / 8)
 
+    def _in_products(self, size: Floats, errors: Floats) -> Floats:
+        """Return the errors of what enters a product of bfloat16."""
+        if self.bounds.call.form.name != "bfloat16":
+            return errors
+        return errors + ROUNDING["bfloat16"] * (size + errors)
+
     @property
     def _turning(self) -> float:
         sizes = self.bounds.call.sizes
@@ -131,7 +140,8 @@ class GradientBounds:
         sums = self.bounds.sums + self._turning
         if self.bounds.joined:  # both parts are rounded before they are added
             sums += 2 * self.bounds.unit
-        reach = products.query_reach(self.errors + sums * (size + self.errors))
+        errors = self._in_products(size, self.errors)
+        reach = products.query_reach(errors + sums * (size + errors))
         return self._interval(
             products.query_gradient(self.of_scores), reach + self._faded(self.bounds.call.exact[1])
         )
@@ -141,7 +151,9 @@ class GradientBounds:
         """The keys' gradient, (batch, key heads, K, D)."""
         products = self.bounds.call.products
         sums = self._over_queries + self._turning
-        reach = products.key_reach(self.errors + sums * (np.abs(self.of_scores) + self.errors))
+        size = np.abs(self.of_scores)
+        errors = self._in_products(size, self.errors)
+        reach = products.key_reach(errors + sums * (size + errors))
         reach = reach + self._faded(self.bounds.call.exact[0], of_keys=True)
         exact = products.key_gradient(self.of_scores)
         return self._interval(self._grouped(exact), self._grouped(reach))
@@ -151,7 +163,8 @@ class GradientBounds:
         """The values' gradient, (batch, key heads, K, D)."""
         dropped = self.bounds.call.dropped
         weights = (dropped * self.bounds.softmax.weights).swapaxes(-1, -2)
-        errors = (dropped * self.weight_errors).swapaxes(-1, -2)
+        errors = self._in_products(self.bounds.softmax.weights, self.weight_errors)
+        errors = (dropped * errors).swapaxes(-1, -2)
         sums = self._over_queries + self._turning
         reach = (errors + sums * (weights + errors)) @ np.abs(self.of_output)
         return self._interval(self._grouped(weights @ self.of_output), self._grouped(reach))

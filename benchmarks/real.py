@@ -10,7 +10,7 @@ import importlib.metadata
 import random
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,9 @@ def run(rounds: int) -> str:
         times += [_times(model, dtype, length, ways, rounds) for length in LENGTHS]
     return "\n\n".join(
         [
-            describe_machine(torch.get_num_threads()),
+            f"{describe_machine(['sentence-transformers'])}; medians of {rounds} interleaved rounds.",
             table(
-                ["embeddings of", "largest difference", "least cosine", "nearest verses that stay"],
+                ["embeddings of", "largest difference", "least cosine", "same nearest verse"],
                 differences,
             ),
             table(["dtype, tokens", "stock, ms", "patched, ms", "patched / stock"], times),
@@ -139,7 +139,7 @@ def _difference(embeddings: dict[str, np.ndarray], first: str, second: str) -> l
 
 
 def _times(
-    model: Any, dtype: str, length: int, ways: dict[str, Callable[[Any], Any]], rounds: int
+    model: Any, dtype: str, length: int, ways: Mapping[str, Callable[[Any], Any]], rounds: int
 ) -> list[str]:
     """Return a row: milliseconds of a batch of texts of so many tokens, with their ends."""
     text = " ".join(["light"] * (length - 2))  # a token each

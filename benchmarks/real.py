@@ -61,9 +61,10 @@ def run(rounds: int) -> str:
             names += [("stock float32", f"{way} {dtype}") for way in ways]
         differences += [_difference(before, *pair) for pair in names]
         times += [_times(model, dtype, length, ways, rounds) for length in LENGTHS]
+    machine = describe_machine(["sentence-transformers"])
     return "\n\n".join(
         [
-            f"{describe_machine(['sentence-transformers'])}; medians of {rounds} interleaved rounds.",
+            f"{machine}; medians of {rounds} interleaved rounds.",
             table(
                 ["embeddings of", "largest difference", "least cosine", "same nearest verse"],
                 differences,

@@ -15,8 +15,8 @@ of heads, of tiles of at least 8 queries, by (40 + G Q / 8) u of the magnitudes.
 by 20 u of the greatest number that a turn can give; each run of XPOS adds its part. Factors of XPOS
 that are left out are e^-68 of a product without fading.
 
-In bfloat16, weights and ds may be rounded to bfloat16 before they meet rows of values, queries, keys
-or do: 2^-8 of each.
+In bfloat16, weights and ds may be rounded to bfloat16 before they meet rows of queries, keys or do:
+2^-8 of each.
 
 *Parameters* get sums of ds times derivatives, which the kernels add in float32 for slopes and in
 float64 for tables, and torch's derivatives of the formulas: (80 + K / 16 + G Q / 8) u of the

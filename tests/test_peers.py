@@ -61,14 +61,17 @@ def test_the_table_and_the_tests_that_only_patched_models_fail(tmp_path: Path) -
     assert done.returncode == 1, done.stderr
     assert "tests of 1.2.3" in done.stdout
     for way, row in (
-        ("stock", "3 | 1 | 0"), ("fused", "2 | 2 | 0"),
+        ("stock", "3 | 1 | 0"), ("fused", "1 | 3 | 0"),
         ("configured", "1 | 3 | 0"),
     ):  # fmt: skip
         assert f"| Falcon | {way} | {row} |" in done.stdout
     listed = done.stdout.split("fail, but pass stock:\n")[1].splitlines()
-    what = "test_modeling_falcon::test_what_patched_models_do_not_do"
-    ours = [f"{way}: {what}" for way in ("fused", "configured")]
-    assert listed == [*ours, "configured: test_modeling_falcon::test_the_name"]
+    names = ("test_what_patched_models_do_not_do", "test_the_name")
+    ours = {
+        f"{way}: test_modeling_falcon::{name}" for way in ("fused", "configured") for name in names
+    }
+    assert set(listed) == ours
+    assert len(listed) == len(ours)
 
 
 def test_a_folder_without_tests_is_refused(tmp_path: Path) -> None:

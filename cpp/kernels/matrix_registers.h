@@ -110,10 +110,10 @@ struct EmulatedRegisters {
   }
 };
 
-#if defined(NTK_ALIBI_EMULATE_AMX)
-using MatrixRegisters = EmulatedRegisters;
-#else
+#if defined(__x86_64__) && !defined(NTK_ALIBI_EMULATE_AMX)
 using MatrixRegisters = AmxRegisters;
+#else
+using MatrixRegisters = EmulatedRegisters;
 #endif
 
 }  // namespace NTK_ALIBI_ISA

@@ -1,7 +1,12 @@
 // The emulation of matrix registers against sums in float64, and against the registers themselves
-// where there are some. This file is compiled as kernels are.
+// where there are some.
+#define NTK_ALIBI_ISA tested
+#define NTK_ALIBI_VECTOR_BYTES 64
+#pragma GCC diagnostic ignored "-Wpsabi"  // wide vectors stay within this file
+
 #include <cmath>
 #include <cstring>
+#include <string>
 
 #include "checks.h"
 #include "core/isa.h"
@@ -52,7 +57,7 @@ double half(std::uint32_t pair, int odd) {
   return value;
 }
 
-bool have_registers() {
+[[maybe_unused]] bool have_registers() {
 #if defined(__x86_64__) && !defined(NTK_ALIBI_EMULATE_AMX)
   for (const std::string& isa : available_isas())
     if (isa == "amx") return true;

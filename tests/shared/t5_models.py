@@ -22,6 +22,7 @@ def _t5(prefix: str, **config: Any) -> Any:
     made = getattr(transformers, f"{prefix}Config")(
         **{**sizes, **layers, **buckets, **special, **config}
     )
+    made.dense_act_fn = "gelu_new"  # ReLU's gradients jump where rounding changes a sign
     return getattr(transformers, f"{prefix}ForConditionalGeneration")(made)
 
 

@@ -167,7 +167,6 @@ class BlockRows {
   const Rows& values(std::int64_t b) {
     if (b == values_block_) return values_;
     values_block_ = b;
-    finite_is_known_ = false;
     if (Words::keys_per_weight == 1)
       find(tile_.value, b, memory_.values, memory_.stored->value_blocks, values_);
     else
@@ -199,9 +198,8 @@ class BlockRows {
   void find_float_keys(std::int64_t b, Rows& rows) const { find_floats(tile_.key, b, rows); }
 
   bool values_are_finite(std::int64_t b) {
-    if (b == values_block_ && finite_is_known_) return finite_;
-    finite_ = are_finite(tile_.value, b);
-    finite_is_known_ = b == values_block_;
+    if (b != finite_block_) finite_ = are_finite(tile_.value, b);
+    finite_block_ = b;
     return finite_;
   }
   bool keys_are_finite(std::int64_t b) const { return are_finite(tile_.key, b); }
@@ -318,8 +316,8 @@ class BlockRows {
   const AttentionTile& tile_;
   const RowScratch memory_;
   Rows keys_, values_;
-  std::int64_t keys_block_ = -1, values_block_ = -1;
-  bool finite_is_known_ = false, finite_ = false;
+  std::int64_t keys_block_ = -1, values_block_ = -1, finite_block_ = -1;
+  bool finite_ = false;  // the values of finite_block_ are
 };
 
 }  // namespace NTK_ALIBI_ISA

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import ntk_alibi as na
@@ -282,3 +286,38 @@ except ValueError as error: print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "patched True\nback True\nmodel must hold ALiBi attention" in done.stdout, done.stderr
+
+
+def test_threads_that_share_a_model_keep_the_lengths_of_their_caches() -> None:
+    model, (ids, _) = ToyModel(causal=True, layers=3).eval(), toy_batch()
+    held = threading.local()
+
+    def cached(attend: Any, layer: Any, hidden: torch.Tensor, mask: Any) -> torch.Tensor:
+        query, key, value = layer.heads(hidden)
+        cache = getattr(held, "cache", None)
+        output, _ = attend(query, key, value, mask=mask if cache is None else None, cache=cache)
+        mixed: torch.Tensor = layer.output(output.transpose(1, 2).flatten(2))
+        return mixed
+
+    def step(begin: int, end: int, cache: Any) -> torch.Tensor:
+        held.cache = cache
+        return run(model, ids[:, begin:end])
+
+    with na.patch(model, na.NTK(4.0), family=toy_family(True, forward=cached)):
+        expected, caches = [], [transformers.DynamicCache() for _ in range(2)]
+        lengths = 30, 10
+        for length, cache in zip(lengths, caches, strict=True):
+            step(0, length, cache)
+            expected.append(step(length, length + 1, copy.deepcopy(cache)))
+        meeting = threading.Barrier(2, timeout=60)  # both are behind the same layer
+
+        def meet(*_: Any) -> None:
+            meeting.wait()
+
+        hooks = [layer.register_forward_hook(meet) for layer in model.attentions]
+        with ThreadPoolExecutor(2) as pool:
+            steps = [pool.submit(step, n, n + 1, x) for n, x in zip(lengths, caches, strict=True)]
+            for done, right in zip(steps, expected, strict=True):
+                assert torch.equal(done.result(), right)
+        for hook in hooks:
+            hook.remove()

@@ -30,7 +30,7 @@ class MaskPasses:
     Copies and pickles hold none.
 
     Attributes:
-        by_mask: by the mask object, its version and sizes, and the pass.
+        by_mask: by the mask object, its version, sizes and the cache's length, and the pass.
         without: the same of the last pass without a mask, or None.
     """
 
@@ -231,7 +231,9 @@ class Attend:
                 f"{cast(Any, self.model).config._attn_implementation!r}"
             )
         version = None if mask is None or mask.is_inference() else mask._version
-        key, others = (version, sizes, device, weights), self.others
+        # Threads that share a model have caches of different lengths.
+        past = 0 if cache is None else int(cache.get_seq_length(self.number))
+        key, others = (version, sizes, past, device, weights), self.others
         known = others.without if mask is None else others.by_mask.get(mask)
         if self.number > 0 and known is not None and known[0] == key:
             made: ForwardPass = known[1]

@@ -125,7 +125,8 @@ def test_parse_method_says_what_it_knows(name: str) -> None:
     [
         ("flat:8:layers=a", "layers in 'flat:8:layers=a' must be numbers such as 0.2, got 'a'"),
         ("ntk:4:layers=1:layers=2", "must be logn=0.5 or ssmax=0.5, got 'layers=2'"),
-        ("ntk:4:query", "must be layers=0.2, logn=0.5 or ssmax=0.5, got 'query'"),
+        ("ntk:4:query", "ssmax=0.5, got 'query'; only a dynamic method takes it, such as dynamic-"),
+        ("dynamic-ntk:4:query:query", "must be layers=0.2, logn=0.5 or ssmax=0.5, got 'query'$"),
         ("ntk:4:logn=1:ssmax=1", "must name one of logn and ssmax once, got 2"),
         ("original:layers=1", "method must be original or one of"),
     ],

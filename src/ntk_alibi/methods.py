@@ -293,7 +293,11 @@ def _options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
         option = "layers" if word.startswith("layers=") else option
         if option not in free:
             known = ", ".join([*free.values(), "logn=0.5 or ssmax=0.5"])
-            raise ValueError(f"what follows the numbers in {name!r} must be {known}, got {word!r}")
+            dynamic = "; only a dynamic method takes it, such as dynamic-ntk:2:query"
+            raise ValueError(
+                f"what follows the numbers in {name!r} must be {known}, got {word!r}"
+                f"{dynamic if option == 'per' and 'per' not in options else ''}"
+            )
         del free[option]
         if option == "per":
             options[option] = word

@@ -16,7 +16,7 @@ import ntk_alibi as na
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import plan, tuning
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
-from ntk_alibi.methods import parse_method
+from ntk_alibi.methods import DYNAMIC, STATIC, parse_method
 from ntk_alibi.models import load
 
 
@@ -50,7 +50,38 @@ def test_slopes_per_query_are_those_of_the_last_query(
     assert capsys.readouterr().out == expected
 
 
-COMMANDS = "info slopes explore eval tune lm-eval export bench notebooks".split()
+def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["methods", "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["method"].partition(":")[0] for row in rows] == ["original", *STATIC, *DYNAMIC]
+    for row in rows:
+        assert parse_method(row["method"], None).scaling == eval(row["python"], {"na": na})
+        assert row["description"].endswith(".")
+    main(["methods"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-len(rows) :]] == [row["method"] for row in rows]
+
+
+@pytest.mark.parametrize("option", ["--method", "--methods"])
+def test_method_and_methods_are_one_option(
+    option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Any] = []
+    commands = {
+        "slopes": ["slopes", "2"], "bench": ["bench"], "export": ["export", "-o", "x.gguf"],
+        "evaluate": ["eval"], "tune": ["tune", "--length", "9"],
+        "explore": ["explore", "--text", "x"],
+    }  # fmt: skip
+    for module, words in commands.items():
+        monkeypatch.setattr(f"ntk_alibi.cli.{module}._run", taken.append)
+        main([*words, option, "ntk:4"])
+    chosen = [getattr(x, "method", None) or x.methods for x in taken]
+    assert chosen == ["ntk:4"] * 3 + [["ntk:4"]] * 3
+    main(["eval", option, "original", "ntk:2", option, "ntk:4"])
+    assert taken[-1].methods == ["original", "ntk:2", "ntk:4"]
+
+
+COMMANDS = "info methods slopes explore eval tune lm-eval export bench notebooks".split()
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])

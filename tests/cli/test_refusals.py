@@ -16,6 +16,7 @@ ROWS = [
     (["slopes", "8", "--train-length", "0"], "--train-length must be between 1"),
     (["slopes", "8", "--method", "ntk:2", "--length", "9"], "--length must be given with a dy"),
     (["slopes", "8", "--method", "knee:8:2"], "error: scaling must act on slopes here"),
+    (["slopes", "16", "--method", "ntk:4:query"], "got 'query'; only a dynamic method takes it"),
     (["slopes", "8", "--method", "original:logn=1"], "--method must be a scaling here"),
     (["slopes", "8", "--method", "ntk:nan"], "error: factor must be a finite number"),
     (["slopes", "8", "--method", "dynamic-ntk:2"], "--length must be given with a dyn"),

@@ -16,6 +16,7 @@ from ntk_alibi.cli import errors, subcommand
 #: The subcommands in the order of the help, with their modules.
 COMMANDS = {
     "info": "info",
+    "methods": "methods",
     "slopes": "slopes",
     "explore": "explore",
     "eval": "evaluate",

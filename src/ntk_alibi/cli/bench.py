@@ -39,7 +39,7 @@ def register(commands: Any) -> None:
     subcommand.number_option(parser, "--heads", "HEADS", "number of attention heads", 16)
     subcommand.number_option(parser, "--head-dim", "CHANNELS", "channels of a head", 64)
     subcommand.methods_option(
-        parser, "--method", "method of the slopes, see below (default: %(default)s)",
+        parser, "method", "method of the slopes, see below (default: %(default)s)",
         default="original",
     )  # fmt: skip
     subcommand.train_length_option(parser)

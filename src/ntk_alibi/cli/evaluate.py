@@ -55,9 +55,8 @@ def register(commands: Any) -> None:
     subcommand.model_option(parser)
     subcommand.methods_option(
         parser,
-        "--methods",
+        "methods",
         "methods to compare, see below (default: original and five others)",
-        nargs="+",
     )
     subcommand.answers_options(parser)
     _study_options(parser)

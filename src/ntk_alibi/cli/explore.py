@@ -28,10 +28,9 @@ def register(commands: Any) -> None:
     subcommand.model_option(parser)
     subcommand.methods_option(
         parser,
-        "--methods",
+        "methods",
         "methods to choose from, see below (default: original, and ntk and interpolation with "
         "factors 2, 4 and 8)",
-        nargs="+",
     )
     subcommand.number_option(
         parser, "--layers", "LAYERS", "layers to show, from 0 on (default: all)", nargs="+"

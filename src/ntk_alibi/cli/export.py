@@ -34,7 +34,7 @@ def register(commands: Any) -> None:
     )
     subcommand.model_option(parser)
     subcommand.methods_option(
-        parser, "--method", "method, see below (default: that of the model's configuration)"
+        parser, "method", "method, see below (default: that of the model's configuration)"
     )
     parser.add_argument(
         "--format",

@@ -17,7 +17,7 @@ def register(commands: Any) -> None:
     parser = subcommand.add(commands, "slopes", _run, summary, "ntk-alibi slopes 16 --method ntk:4")
     parser.add_argument("num_heads", type=int, help="number of attention heads")
     subcommand.methods_option(
-        parser, "--method", "method, see below (default: %(default)s)", default="original"
+        parser, "method", "method, see below (default: %(default)s)", default="original"
     )
     subcommand.number_option(
         parser, "--length", "TOKENS", "text length in tokens, for dynamic methods"

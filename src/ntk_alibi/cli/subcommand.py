@@ -84,9 +84,14 @@ def method_completer(prefix: str, **_: Any) -> list[str]:
     return [name for name in names if name.startswith(prefix)]
 
 
-def methods_option(parser: argparse.ArgumentParser, option: str, what: str, **others: Any) -> None:
-    """Add --method or --methods, and what they may be to the end of the help."""
-    action: Any = parser.add_argument(option, metavar="METHOD", help=what, **others)
+def methods_option(parser: argparse.ArgumentParser, name: str, what: str, **others: Any) -> None:
+    """Add the option `name`, method or methods, by both spellings, and explain what it takes."""
+    other = "methods" if name == "method" else "method"
+    if name == "methods":
+        others = {"action": "extend", "nargs": "+", **others}
+    action: Any = parser.add_argument(
+        f"--{name}", f"--{other}", dest=name, metavar="METHOD", help=what, **others
+    )
     action.completer = method_completer
     parser.epilog = f"{METHODS_HELP}\n\n{parser.epilog}"
 

@@ -32,11 +32,9 @@ def register(commands: Any) -> None:
     subcommand.model_option(parser)
     subcommand.methods_option(
         parser,
-        "--methods",
+        "methods",
         "candidate methods, see below (default: a search over families, factors, shares, knees, "
         "layers and log-n)",
-        nargs="+",
-        default=(),
     )
     subcommand.number_option(
         parser,
@@ -56,7 +54,7 @@ def _run(options: argparse.Namespace) -> None:
     settings = tuning.Search(
         options.length,
         1 if options.train_length is None else options.train_length,
-        tuple(options.methods),
+        tuple(options.methods or ()),
         options.records,
         options.windows,
         options.seed,

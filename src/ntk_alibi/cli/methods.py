@@ -1,0 +1,41 @@
+"""Subcommand `ntk-alibi methods`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from ntk_alibi.cli import subcommand
+from ntk_alibi.methods import DYNAMIC, ORIGINAL, STATIC, name_of, number_names
+
+#: What the names of methods have as numbers here.
+EXAMPLES = {"factor": 4.0, "rate": 2.0, "start": 1024}
+
+
+def register(commands: Any) -> None:
+    """Add the subcommand."""
+    summary = "list the methods by name, with the Python object of each"
+    parser = subcommand.add(commands, "methods", _run, summary, "ntk-alibi methods")
+    parser.epilog = f"{subcommand.METHODS_HELP}\n\n{parser.epilog}"
+    subcommand.format_option(parser)
+
+
+def _run(options: argparse.Namespace) -> None:
+    header = ["method", "python", "description"]
+    rows = list(_methods())
+    result = [dict(zip(header, row, strict=True)) for row in rows]
+    above = "Numbers are examples; `ntk-alibi methods --help` has the options of a name.\n\n"
+    subcommand.print_rows(options, result, header, rows, above=above)
+
+
+def _methods() -> Iterator[list[str]]:
+    """Yield the name of each kind of method, its object in Python and what it does."""
+    yield [ORIGINAL, "None", "The model as it was trained."]
+    for kind, scaling in (STATIC | DYNAMIC).items():
+        values = [EXAMPLES[name] for name in number_names(kind)]
+        per = {"per": "query"} if kind in DYNAMIC else {}
+        arguments = [*map(repr, values), *(f'{name}="{value}"' for name, value in per.items())]
+        what = (scaling.__doc__ or "").partition("\n")[0]  # python -OO has no docstrings
+        name = name_of(scaling(*values, **per))
+        yield [name, f"na.{scaling.__name__}({', '.join(arguments)})", what]

@@ -54,6 +54,9 @@ SHOWN = (
     "dynamic-flat:2:query:logn=0.5",
 )
 
+#: Curves of the figure over length.
+FIRST_SHOWN = ("original", "dynamic-ntk:2:query", "dynamic-flat:2:query")
+
 
 def summarise(output: Path) -> Summary:
     """Collect the results of all models.
@@ -298,16 +301,29 @@ def figures(summary: Summary) -> dict[str, Figure]:
 
 
 def _over_length(models: Sequence[Summary]) -> Figure:
+    """Draw few curves with their names at the right ends: it is the first picture seen."""
     from matplotlib.figure import Figure
 
     multiples = sorted({int(x) for m in models for x in m["cells"]["lines"][BASELINE]})
     train_length = models[0]["train_length"]
-    made = Figure(figsize=(4.8, 4.9), layout="constrained")  # fits a phone
+    made = Figure(figsize=(5.6, 3.8), layout="constrained")
     cells = {
         _shown(rule, multiples, models): [shares(models, "lines", rule, x) for x in multiples]
-        for rule in SHOWN
+        for rule in FIRST_SHOWN
     }
     axes = curves(cells, multiples, train_length, "lines found, %", ax=made.subplots())
+    axes.get_legend().remove()
+    for curve in axes.get_lines():
+        if (label := str(curve.get_label())) in cells:
+            _, last = curve.get_xydata()[-1]
+            axes.annotate(
+                label,
+                (1.02, last),
+                xycoords=axes.get_yaxis_transform(),
+                color=curve.get_color(),
+                va="center",
+                annotation_clip=False,
+            )
     axes.set_ylim(0.0, 103.0)
     axes.set_title(f"nano BLOOM, mean of {len(models)} trainings, 95 % band")
     return made

@@ -215,7 +215,9 @@ def test_tune(
         *("--methods", "ntk:2", "--records", "2", "--windows", "2"),
     ]
     main(arguments)
-    out = capsys.readouterr().out
+    out, error = capsys.readouterr()
+    assert out.endswith("keep the original: no method was better than it by more than chance\n")
+    assert "within the training length" not in error
     assert re.search(r"chosen from 2 methods: \S+ \(chosen in \d+ % of resamplings\)", out)
     assert "on held-out records, original" in out
     main([*arguments, "--json"])
@@ -229,9 +231,23 @@ def test_tune(
     assert set(stages) == {"families", "refinements", "finalists"}
     assert stages.count("families") == stages.count("refinements") == 2
     scaling = na.scaling_from_config(found["config"]["alibi_scaling"])
-    assert scaling == parse_method(found["chosen"], 256).scaling
+    assert scaling == parse_method(found["answer"], 256).scaling
+    assert found["answer"] == "original"  # nothing stretches a model that was not trained
     assert [entry["against"] for entry in found["paired"]][:1] == ["original"] * (
         found["chosen"] != "original"
+    )
+
+
+@pytest.mark.slow  # needs the evaluation harness
+def test_tune_warns_that_a_length_is_within_the_training_length(
+    tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = ["--length", "256", "--train-length", "256"]
+    small = ["--methods", "ntk:2", "--records", "1", "--windows", "1", "--json"]
+    main(["tune", "--model", str(tiny_checkpoint), *lengths, *small])
+    assert capsys.readouterr().err.endswith(
+        "ntk-alibi: warning: --length 256 is within the training length of 256 tokens, which the "
+        "model reads without stretching\n"
     )
 
 

@@ -201,7 +201,11 @@ def test_answers_are_kept_until_the_results_are_shown(
         assert "No space left on device" in error_of(arguments, capsys)
     assert list(Path(".ntk-alibi-eval.unfinished").glob("*.db"))
     main(arguments)
+    counts = re.findall(r"unfinished has (\d+) answers of an earlier run", capsys.readouterr().err)
+    assert counts == ["4"]  # questions about the one record
     assert not Path(".ntk-alibi-eval.unfinished").exists()
+    main(arguments)
+    assert "earlier run" not in capsys.readouterr().err
 
 
 def test_an_error_of_the_program_keeps_its_traceback(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import sys
 import textwrap
@@ -287,9 +288,19 @@ def answers_options(parser: argparse.ArgumentParser) -> None:
     )
     dtype_option(parser)
     parser.add_argument(
-        "-o", "--output", metavar="FOLDER", help="folder that keeps the answer to each record"
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        help="folder that keeps the answer to each record; the same command continues an "
+        f"interrupted run from there (default: {UNFINISHED}, which a finished run removes)",
     )
     format_option(parser)
+
+
+def tell(message: str) -> None:
+    """Print a line to stderr, in the first process of a job."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"ntk-alibi: {message}", file=sys.stderr, flush=True)
 
 
 def load_model(options: argparse.Namespace) -> tuple[Any, Any, int, str]:
@@ -315,11 +326,16 @@ def collect(
     folder = Path(UNFINISHED if options.output is None else options.output)
     with _files.naming("--output", "a folder that can be written"):
         _files.writable_folder(folder)
+    from ntk_alibi.evaluation.harness.run import check_answers, is_first_process
+
     with _files.only_run("--output", folder):
+        if stored := sum(map(check_answers, folder.glob("*.db"))):
+            tell(
+                f"{folder} has {stored} answers of an earlier run, which are taken over for the "
+                "same model, method and records; remove the folder to compute them again"
+            )
         try:
             result = compute(folder)
-            from ntk_alibi.evaluation.harness.run import is_first_process
-
             if is_first_process():
                 show(result, options)
             sys.stdout.flush()  # a full disk is an error before the answers are removed

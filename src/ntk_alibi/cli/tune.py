@@ -9,6 +9,7 @@ from typing import Any
 
 from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
+from ntk_alibi.methods import ORIGINAL
 
 
 def register(commands: Any) -> None:
@@ -63,6 +64,11 @@ def _run(options: argparse.Namespace) -> None:
 
     def found(folder: Path) -> dict[str, Any]:
         model, tokenizer, train_length, name = subcommand.load_model(options)
+        if options.length <= train_length:
+            subcommand.tell(
+                f"warning: --length {options.length} is within the training length of "
+                f"{train_length} tokens, which the model reads without stretching"
+            )
         whole, quiet = replace(settings, train_length=train_length), options.format == "json"
         return tuning.search(model, tokenizer, whole, folder, quiet=quiet, name=name)
 
@@ -85,7 +91,6 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
     tried = result["trace"]["method"].nunique()
     sure = f"chosen in {100 * result['sure']:.0f} % of resamplings"
     print(f"chosen from {tried} methods: {result['chosen']} ({sure})")
-    print(f"in a model's config: {_files.json_text(result['config'])}")
     for method, entry in result["fresh"].items():
         print(f"on held-out records, {method}: {percent(entry)}")
     for entry in result["paired"].to_dict("records"):
@@ -100,3 +105,7 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
         )
     if result["candidates"]["half_width"].isna().all():
         print("the interval of the nats needs at least two windows of prose (--windows)")
+    if result["answer"] == ORIGINAL:
+        print("keep the original: no method was better than it by more than chance")
+    else:
+        print(f"use {result['answer']}; in a model's config: {_files.json_text(result['config'])}")

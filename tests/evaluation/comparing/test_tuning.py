@@ -12,7 +12,7 @@ import pytest
 import ntk_alibi as na
 from ntk_alibi import _files
 from ntk_alibi.evaluation.comparing import tuning
-from ntk_alibi.evaluation.comparing.intervals import half_width, paired_difference
+from ntk_alibi.evaluation.comparing.intervals import accuracy_entry, half_width, paired_difference
 from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load
 
@@ -88,7 +88,7 @@ def test_nano_bloom_is_stretched_where_it_forgets(tmp_path: Path) -> None:
     model, tokenizer, length = load()
     wanted = tuning.Search(3 * length, length, ("ntk:4", "interpolation:4"), records=4, windows=2)
     found = tuning.search(model, tokenizer, wanted, tmp_path, quiet=True)
-    assert found["chosen"] == "ntk:4"
+    assert found["chosen"] == found["answer"] == "ntk:4"
     assert found["sure"] > 0.9
     assert found["fresh"]["ntk:4"]["low"] > found["fresh"]["original"]["high"]
     assert found["candidates"]["best_share"].sum() == pytest.approx(1)
@@ -108,7 +108,8 @@ def test_the_search_beats_ntk_on_nano_bloom(
     assert tried[0] == "original"
     assert len(set(tried)) <= wanted.tries
     assert "refinements" in set(found["trace"]["stage"])
-    method = parse_method(found["chosen"], length)
+    method = parse_method(found["answer"], length)
+    assert found["answer"] == found["chosen"]
     assert na.scaling_from_config(found["config"]["alibi_scaling"]) == method.scaling
     assert found["paired"]["against"][0] == "original"
     assert found["paired"]["gain"][0] > 0.3
@@ -147,6 +148,34 @@ def test_a_choice_that_held_out_records_contradict_is_known() -> None:
     pair = {"method": "flat:2", "against": "original", "gain": 0.5, "gain_half_width": 0.1}
     ntk = pair | {"against": "ntk:2", "gain": -0.2}
     assert tuning.better_ones({"paired": pd.DataFrame([pair, ntk])}) == ["ntk:2"]
-    for width in (0.3, np.nan):
-        pairs = pd.DataFrame([pair, ntk | {"gain_half_width": width}])
-        assert tuning.better_ones({"paired": pairs}) == []
+    assert tuning.better_ones({"paired": pd.DataFrame([ntk | {"gain_half_width": 0.3}])}) == []
+
+
+PAIR = {"method": "ntk:2", "against": "original"}
+NOTHING: dict[str, float] = {"gain": 0.0, "gain_half_width": 0.1, "nats": 0.0, "nats_half_width": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "better"),
+    [
+        ({"gain": 0.2}, True),
+        ({"gain": 0.05}, False),
+        ({"nats": -0.2, "nats_half_width": 0.1}, True),
+        ({"nats": -0.2, "nats_half_width": 0.3}, False),
+        ({"nats": -0.2, "nats_half_width": np.nan}, False),
+        ({"nats": -0.2, "gain": -0.2}, False),  # better in prose, and worse in answers
+    ],
+)
+def test_better_is_what_chance_does_not_explain(changes: dict[str, float], better: bool) -> None:
+    pairs = pd.DataFrame([PAIR | {"against": "ntk:4", "gain": 1.0}, PAIR | NOTHING | changes])
+    assert tuning.is_better({"paired": pairs}) == better
+
+
+@pytest.mark.parametrize(("right", "better"), [(9, True), (1, False)])
+def test_records_that_all_agree_are_judged_by_the_accuracies(right: int, better: bool) -> None:
+    pairs = pd.DataFrame([PAIR | NOTHING | {"gain": right / 10, "gain_half_width": np.nan}])
+    counts = {"ntk:2": [right] * 4, "original": [0] * 4}
+    fresh = {name: accuracy_entry(found, [10] * 4) for name, found in counts.items()}
+    assert tuning.is_better({"paired": pairs, "fresh": fresh}) == better
+    turned = {"paired": pairs.assign(method="original", against="ntk:2", gain=-right / 10)}
+    assert tuning.better_ones(turned | {"fresh": fresh}) == ["ntk:2"] * better

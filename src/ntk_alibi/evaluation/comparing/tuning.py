@@ -138,8 +138,9 @@ def search(
             its 95 % interval (low, high), the difference from the original in nats per token with
             its half-width, and the share of resamplings of the records in which the method is
             chosen (best_share);
-        chosen: name of the chosen method; sure: its best_share;
-        config: the entries of a model's config that stand for it;
+        chosen: name of the method that the search prefers; sure: its best_share;
+        answer: the chosen method if `is_better`, else "original";
+        config: the entries of a model's config for the answer;
         fresh: cases, accuracy and interval of the chosen method, of NTK and of the original on
             held-out records;
         paired: for the original and for NTK, the chosen method's gain in accuracy on the same
@@ -169,7 +170,7 @@ def search(
     accuracies = [accuracy_entry(*of_method.astype(int).T.tolist()) for of_method in clusters]
     candidates = pd.DataFrame({"method": finalists}).join(pd.DataFrame(accuracies))
     best = finalists[chosen]
-    return {
+    found = {
         **{"model": name, "length": wanted.length, "train_length": wanted.train_length},
         "trace": pd.concat(trace, ignore_index=True),
         "candidates": candidates.assign(
@@ -179,10 +180,11 @@ def search(
         ),
         "chosen": best,
         "sure": shares[chosen],
-        "config": _config(best, wanted.train_length),
         **_held_out(read, wanted, best, _best_ntk(trace[-1], wanted)),
         "settings": summary["settings"],
     }
+    answer = best if is_better(found) else ORIGINAL
+    return {**found, "answer": answer, "config": _config(answer, wanted.train_length)}
 
 
 def _finalists(
@@ -314,14 +316,42 @@ def _held_out(
     return {"fresh": fresh, "paired": pd.DataFrame(paired, columns=columns)}
 
 
+def is_better(found: dict[str, Any]) -> bool:
+    """Return whether the chosen method does better than the original on held-out texts.
+
+    It does if it answers more questions, or no fewer and predicts prose with fewer nats. Only
+    differences beyond their 95 % interval count.
+
+    Args:
+        found: what `search` returns.
+    """
+    for pair in found["paired"].to_dict("records"):
+        if pair["against"] == ORIGINAL:
+            low, high = _ends_of_gain(found, pair)
+            return low > 0 or (high >= 0 and pair["nats"] + pair["nats_half_width"] < 0)
+    return False
+
+
 def better_ones(found: dict[str, Any]) -> list[str]:
     """Return the methods that answer more of the held-out questions than the chosen one.
 
     Args:
         found: what `search` returns. Only differences beyond their 95 % interval count.
     """
-    paired = found["paired"]
-    return list(paired["against"][paired["gain"] + paired["gain_half_width"] < 0])
+    pairs = found["paired"].to_dict("records")
+    return [pair["against"] for pair in pairs if _ends_of_gain(found, pair)[1] < 0]
+
+
+def _ends_of_gain(found: dict[str, Any], pair: dict[str, Any]) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of a gain.
+
+    Records that all agree have no paired interval. Then it is from the accuracies' own ones.
+    """
+    gain, width = pair["gain"], pair["gain_half_width"]
+    if not math.isnan(width):
+        return gain - width, gain + width
+    chosen, other = found["fresh"][pair["method"]], found["fresh"][pair["against"]]
+    return chosen["low"] - other["high"], chosen["high"] - other["low"]
 
 
 def _clusters(summary: dict[str, Any]) -> Floats:

@@ -309,14 +309,14 @@ def _cached(lm: StretchedLM, cache: Path | None) -> Iterator[Any]:
         lm.set_cache_hook(CacheHook(None))
 
 
-def check_answers(path: Path) -> None:
-    """Check that a file of the harness's cache, if it is there, is whole.
+def check_answers(path: Path) -> int:
+    """Return the number of answers in a file of the harness's cache; 0 if there is no file.
 
     Raises:
         ValueError: it is damaged.
     """
     if not path.exists():
-        return
+        return 0
     with (
         _files.readable("a file of answers; remove it to compute them again", path),
         contextlib.closing(sqlite3.connect(path)) as connection,
@@ -324,6 +324,9 @@ def check_answers(path: Path) -> None:
         (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if state != "ok":
             raise ValueError(state)
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        counts = [connection.execute(f'SELECT count(*) FROM "{name}"') for (name,) in tables]
+        return sum(count for found in counts for (count,) in found)
 
 
 def is_first_process() -> bool:

@@ -72,7 +72,7 @@ def test_every_distance_that_is_seen_is_within_the_bounds(drawn: Any) -> None:
     least, most = mask.distance_bounds()
     distance = (queries[:, None] - keys)[na.reference.visible(queries, keys, **rule)]
     assert ((least <= distance) & (distance <= most)).all()
-    assert Mask.from_numbers(*mask.numbers()) == mask
+    assert Mask.from_integers(*mask.to_integers()) == mask
 
 
 @pytest.mark.parametrize(

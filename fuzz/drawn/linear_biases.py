@@ -53,13 +53,13 @@ def scaling_and_slopes(scene: Scene) -> tuple[Any, Any]:
             scaling.rate, _lengths(scene, per), scaling.train_length
         )
 
-    def of_heads(heads: int) -> Floats:
+    def for_heads(heads: int) -> Floats:
         numbers = slopes.scaled(e := slopes.exponents(heads), weights(e), factor)
         return numbers.reshape(
             *([1] * (numbers.ndim == 1)), *numbers.shape, *[1] * (numbers.ndim < 3)
         )
 
-    return scaling, of_heads
+    return scaling, for_heads
 
 
 def _lengths(scene: Scene, per: str) -> Any:
@@ -148,10 +148,10 @@ def with_knee(scene: Scene) -> DrawnBias:
 
 def standard(scene: Scene, knee: na.Knee | None = None) -> DrawnBias:
     """ALiBi with its own slopes and a scaling."""
-    scaling, of_heads = scaling_and_slopes(scene) if knee is None else (knee, _plain)
+    scaling, for_heads = scaling_and_slopes(scene) if knee is None else (knee, _plain)
     heads, sides, exempt = scene.sizes.heads, _sides(scene), _drawn_exempt(scene)
     counts = (heads - heads // 2, heads // 2) if sides == "halves" else (heads,)
-    one = np.concatenate([of_heads(n) for n in counts if n], axis=1)
+    one = np.concatenate([for_heads(n) for n in counts if n], axis=1)
     values, _ = _finished(scene, *_hide(sides, one, one), exempt, knee)
     passed = na.ALiBi(heads, scaling, sides=sides, exempt=exempt)  # type: ignore[arg-type]
     return DrawnBias(passed, values)

@@ -62,10 +62,10 @@ def key_bias(draw: Draw) -> None:
     sizes = Sizes(batch, draw.integer(1, 24), 1, 1, keys, 1)
     pairs = Pairs(np.zeros((1, 1), np.int64), np.zeros((1, keys), np.int64), real)
     scene = Scene(draw, sizes, Places({}, pairs, placed=False), form, learned=False)
-    scaling, of_heads = scaling_and_slopes(scene)
+    scaling, for_heads = scaling_and_slopes(scene)
     if getattr(scaling, "per", None) == "query":
         return
-    slopes = of_heads(sizes.heads)[..., 0]
+    slopes = for_heads(sizes.heads)[..., 0]
     before = np.cumsum(real, axis=1) - 1.0
     anchor: Any = draw.one_of(("first", "last"))
     if anchor == "last":

@@ -82,7 +82,7 @@ def test_some_heads_are_those_of_the_whole_model(name: str, heads: slice) -> Non
 def test_strengths_of_log_n_are_cut_with_the_heads(name: str, biased: bool) -> None:
     for strength in (0.5, tuple(PER_HEAD)):
         log_n, heads = na.LogN(8, strength, biased=biased), slice(3, 6)
-        check(BIASES[name], heads, {"log_n": log_n.of_heads(heads)}, {"log_n": log_n})
+        check(BIASES[name], heads, {"log_n": log_n.for_heads(heads)}, {"log_n": log_n})
 
 
 @pytest.mark.parametrize("name", ["pairs", "a knee of pairs", "a constant", "a table", "sums"])

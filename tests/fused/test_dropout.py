@@ -135,7 +135,7 @@ def test_parts_of_a_call() -> None:
     call = checked_call(query, key, value, None, options)
     whole, _, _ = forward(call)
     heads, queries, keys = slice(1, 2), slice(11, 42), (slice(0, 37), slice(37, 90))
-    parts = [call.of_key_heads(heads).part(queries, part) for part in keys]
+    parts = [call.for_key_heads(heads).part(queries, part) for part in keys]
     outputs, logs = zip(*(forward(part)[:2] for part in parts), strict=True)
     joined, _ = na.merge(outputs, logs)
     np.testing.assert_allclose(joined, whole[:, 2:4, queries], rtol=0, atol=2e-6)

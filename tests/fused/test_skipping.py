@@ -34,7 +34,7 @@ def blocks_of_core(
     """Return the blocks counted by the core with one of its biases."""
     output, logsumexp = np.empty_like(query), np.empty(query.shape[:3], np.float64)
     counts = np.zeros((*query.shape[:2], 3), np.int64)
-    rule = _core.CallRule(1 / math.sqrt(query.shape[3]), tolerance, Mask().numbers())
+    rule = _core.CallRule(1 / math.sqrt(query.shape[3]), tolerance, Mask().to_integers())
     tokens = _core.Tokens(None, None, None)
     _core.attention(query, key, value, bias, rule, tokens, output, logsumexp, counts)
     return counts

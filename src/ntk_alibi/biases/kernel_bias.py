@@ -13,7 +13,7 @@ import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.biases.parameters import parameter, tensor_of, without_nan
-from ntk_alibi.masks import Problem, Text
+from ntk_alibi.masks import Problem, Segment
 
 #: The names of slopes, up to a knee and beyond.
 SLOPES = ("left", "right", "far_left", "far_right")
@@ -167,7 +167,7 @@ class KernelBias(NamedTuple):
             raise ValueError(
                 f"query must be at most as long as key ({keys}) with forget gates, got {queries}"
             )
-        if problem.placed:
+        if problem.explicit_positions:
             raise ValueError(
                 "query_positions must be None and align 'end' with forget gates, whose queries are "
                 "the last keys"
@@ -175,9 +175,9 @@ class KernelBias(NamedTuple):
         shape = tuple(self.sums.shape)
         if shape not in ((1, heads, keys), (batch, heads, keys)):
             raise ValueError(f"sums must have shape ({batch}, {heads}, {keys}), got {shape}")
-        if problem.segments is None or not _arrays.has_values(*problem.segments):
+        if problem.segment_ids is None or not _arrays.has_values(*problem.segment_ids):
             return
-        for text in problem.texts():
+        for text in problem.segments():
             queries, keys = (columns.stop - columns.start for columns in text[1:])
             if queries > keys:
                 raise ValueError(
@@ -204,7 +204,7 @@ class KernelBias(NamedTuple):
             return self._replace(sums=None, dense=rows - self.sums[..., None, keys])
         return self._cut(queries, keys)
 
-    def of_text(self, text: Text) -> KernelBias:
+    def for_segment(self, text: Segment) -> KernelBias:
         """Return the bias of one text alone, whose queries are its last keys if it has sums."""
         return self.of_rows(text.rows)._cut(text.queries, text.keys)
 
@@ -229,7 +229,7 @@ class KernelBias(NamedTuple):
         cut = {name: x[rows] for name, x in by_row.items() if x is not None and len(x) > 1}
         return self._replace(**cut, core=None) if cut else self
 
-    def of_heads(self, heads: slice | list[int]) -> KernelBias:
+    def for_heads(self, heads: slice | list[int]) -> KernelBias:
         """Return the bias of some heads of the model, as one that computes these alone needs it.
 
         Args:

@@ -224,7 +224,7 @@ class RankCall:
         at_keys: Any = _row(whole.key_positions, b)[:, columns]
         tokens = torch.stack([arrived["keys"][at].flatten(0, 1) for at in members.values()])[None]
         key, value = tokens.split(call.key.shape[3], dim=-1)
-        kernel = call.bias.of_rows(slice(b, b + 1)).of_heads(own)
+        kernel = call.bias.of_rows(slice(b, b + 1)).for_heads(own)
         if kernel.dense is not None and kernel.dense.ndim and kernel.dense.shape[-1] > 1:
             kernel = kernel._replace(dense=kernel.dense[..., columns])
         if kernel.sums is not None:

@@ -73,7 +73,7 @@ class Sequence:
             rows = max(x["own rows of positions"] for x in every)
             at_keys = _gathered(ranks, np.broadcast_to(at_keys, (rows, keys)), lengths, device)
         shape = (*own.shape[:3], sum(lengths))
-        problem = Problem(shape, own.mask, real, at_queries, at_keys, placed=True)
+        problem = Problem(shape, own.mask, real, at_queries, at_keys, explicit_positions=True)
         return Sequence(ranks, lengths, problem, positions[1] is not None)
 
     @property
@@ -225,7 +225,7 @@ class Sequence:
 
 def at_columns(problem: Problem) -> Problem:
     """Return a problem whose last query is at its last key, without positions."""
-    return problem._replace(query_positions=None, key_positions=None, placed=False)
+    return problem._replace(query_positions=None, key_positions=None, explicit_positions=False)
 
 
 def description(bias: Any) -> str:

@@ -16,7 +16,7 @@ from ntk_alibi.fused.dropout import NO_DROPOUT, Dropout, checked_dropout
 from ntk_alibi.fused.options import DEFAULTS
 from ntk_alibi.fused.quantized_rows import is_quantized
 from ntk_alibi.masks import AT_END, Mask, Problem
-from ntk_alibi.masks.segments import Text, of_rows
+from ntk_alibi.masks.segments import Segment, select_rows
 from ntk_alibi.positions.log_n import log_n_of
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
@@ -100,7 +100,7 @@ class AttentionCall(NamedTuple):
         """Return the call with other inputs, and other fields by their names."""
         return self._replace(query=query, key=key, value=value, memory=None, norms=None, **others)
 
-    def of_key_heads(self, heads: slice) -> AttentionCall:
+    def for_key_heads(self, heads: slice) -> AttentionCall:
         """Return the call of some heads of keys, and of the heads of queries that read them."""
         own = slice(heads.start * self.group, heads.stop * self.group)
         query, factors = self.query[:, own], self.factors
@@ -108,8 +108,8 @@ class AttentionCall(NamedTuple):
             query,
             self.key[:, heads],
             self.value[:, heads],
-            bias=self.bias.of_heads(own),
-            problem=self.problem.of_heads(query.shape[1]),
+            bias=self.bias.for_heads(own),
+            problem=self.problem.for_heads(query.shape[1]),
             factors=factors if factors is None or factors.shape[1] == 1 else factors[:, own],
             known=None if self.known is None else self.known[:, own],
             dropout=self.dropout and self.dropout.part(head=own.start),
@@ -128,17 +128,17 @@ class AttentionCall(NamedTuple):
             dropout=self.dropout and self.dropout.part(query=queries.start, key=keys.start),
         )
 
-    def of_text(self, text: Text) -> AttentionCall:
+    def for_segment(self, text: Segment) -> AttentionCall:
         """Return the call of one text alone."""
         rows, queries, keys = text
         by_query = self.factors, self.known
-        factors, known = (x if x is None else of_rows(x, rows)[:, :, queries] for x in by_query)
+        factors, known = (x if x is None else select_rows(x, rows)[:, :, queries] for x in by_query)
         return self.of_inputs(
             self.query[rows, :, queries],
             self.key[rows, :, keys],
             self.value[rows, :, keys],
-            bias=self.bias.of_text(text),
-            problem=self.problem.of_text(text),
+            bias=self.bias.for_segment(text),
+            problem=self.problem.for_segment(text),
             factors=factors,
             known=known,
             dropout=self.dropout and self.dropout.part(rows.start, 0, queries.start, keys.start),
@@ -148,7 +148,7 @@ class AttentionCall(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.CallRule:
     """Return a mask, a scale and a tolerance as the core takes them."""
-    return _core.CallRule(scale, skip_tolerance, mask.numbers())
+    return _core.CallRule(scale, skip_tolerance, mask.to_integers())
 
 
 def all_options(given: Mapping[str, Any]) -> Mapping[str, Any]:

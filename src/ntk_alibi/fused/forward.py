@@ -167,8 +167,8 @@ def tokens_of(call: AttentionCall, subset: KeySubset) -> _core.Tokens | None:
     if queries is None and keys is None and subset.mask is None and call.factors is None:
         return None
     texts = None
-    if call.problem.segments is not None:
-        columns = [(x.start, x.stop) for text in call.problem.texts() for x in text]
+    if call.problem.segment_ids is not None:
+        columns = [(x.start, x.stop) for text in call.problem.segments() for x in text]
         texts = np.array(columns, np.int64).reshape(-1, 6)
     return _core.Tokens(queries, keys, subset.mask, call.factors, texts)
 

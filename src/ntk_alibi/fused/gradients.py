@@ -24,7 +24,7 @@ from ntk_alibi.fused.forward import (
     tokens_of,
 )
 from ntk_alibi.fused.parts import Part, faded, in_parts, rotated_parts
-from ntk_alibi.masks import Text
+from ntk_alibi.masks import Segment
 from ntk_alibi.positions.log_n import log_n_of
 
 #: The greatest magnitude of a float32 logsumexp whose rounding, at most 2^-11, is accepted.
@@ -212,7 +212,7 @@ def gradients_of(
     value_gradient, of_value = _arrays.empty_pair(call.value)
     key_and_value = of_key, of_value
     problem = call.problem
-    if len(subsets) > 1 or problem.key_padding_mask is not None or problem.segments is not None:
+    if len(subsets) > 1 or problem.key_padding_mask is not None or problem.segment_ids is not None:
         for gradient in key_and_value:  # the core writes those of keys that queries may see
             gradient[...] = 0
     of_bias = _zeros(call) if bias_gradient else {}
@@ -320,7 +320,7 @@ def _of_parts(
         query[rows, :, queries] += faded(gradients.query, query_factor)
         key[rows, :, keys] += faded(gradients.key, key_factor)
         value[rows, :, keys] += gradients.value
-        of_parts.append((Text(rows, queries, keys), gradients))
+        of_parts.append((Segment(rows, queries, keys), gradients))
     of_bias = _joined_bias_gradients(call, of_parts) if bias_gradient else {}
     return _gradients(call, query, key, value, of_bias)
 
@@ -333,16 +333,16 @@ def _rounded(gradients: AttentionGradients, call: AttentionCall) -> AttentionGra
 
 
 def _joined_bias_gradients(
-    call: AttentionCall, parts: list[tuple[Text, AttentionGradients]]
+    call: AttentionCall, parts: list[tuple[Segment, AttentionGradients]]
 ) -> dict[str, Any]:
     """Join the bias gradients of parts of a call into those of the whole bias."""
     joined = _zeros(call)
     if call.bias.first is not None:
         joined["first"] = np.zeros_like(joined["left"])
     for (rows, queries, keys), gradients in parts:
-        of_heads = rows, slice(None)
-        places: dict[str, Any] = {"table": (), "sums": (*of_heads, keys)}
-        places["dense"] = (*of_heads, queries, keys)
+        all_heads = rows, slice(None)
+        places: dict[str, Any] = {"table": (), "sums": (*all_heads, keys)}
+        places["dense"] = (*all_heads, queries, keys)
         for name, numbers in joined.items():
-            numbers[places.get(name, (*of_heads, queries))] += getattr(gradients, name)
+            numbers[places.get(name, (*all_heads, queries))] += getattr(gradients, name)
     return joined

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.forward import Stats
-from ntk_alibi.masks import Problem, Text
+from ntk_alibi.masks import Problem, Segment
 
 #: Output, logsumexp and stats; whatever is not asked for is None.
 Results: TypeAlias = tuple[Any, Any, Stats | None]
@@ -45,7 +45,7 @@ class Part(NamedTuple):
         key_factor: those of the keys, or None.
     """
 
-    place: Text
+    place: Segment
     call: AttentionCall
     query_factor: Any = None
     key_factor: Any = None
@@ -53,16 +53,16 @@ class Part(NamedTuple):
 
 def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:
     """Return the results of a call, whose parts without rotation are attended by a function."""
-    if call.problem.segments is not None and not call.core_computes:
-        texts = [Part(text, call.of_text(text)) for text in call.problem.texts()]
+    if call.problem.segment_ids is not None and not call.core_computes:
+        texts = [Part(text, call.for_segment(text)) for text in call.problem.segments()]
         if texts:
             return _attended(texts, lambda text: in_parts(text, attend))
-        call = call._replace(problem=call.problem._replace(segments=None))  # without queries
+        call = call._replace(problem=call.problem._replace(segment_ids=None))  # without queries
     if call.rotary is None:
         return attend(call)
     results = []
-    for of_heads in runs_of_heads(call):
-        output, *others = _attended(rotated_parts(of_heads), attend)
+    for some_heads in runs_of_heads(call):
+        output, *others = _attended(rotated_parts(some_heads), attend)
         results.append((_arrays.to_dtype(output, call.query.dtype), *others))
     return _joined(results, HEADS)
 
@@ -99,7 +99,7 @@ def runs_of_heads(call: AttentionCall) -> Iterator[AttentionCall]:
         yield call
         return
     for begin in range(0, key_heads, count):
-        yield call.of_key_heads(slice(begin, min(begin + count, key_heads)))
+        yield call.for_key_heads(slice(begin, min(begin + count, key_heads)))
 
 
 def rotated_parts(call: AttentionCall) -> list[Part]:
@@ -108,7 +108,7 @@ def rotated_parts(call: AttentionCall) -> list[Part]:
     Queries of a part share a centre. Their calls are float32 or float64.
     """
     rotary, problem = cast(Any, call.rotary), call.problem
-    texts = problem.texts() if rotary.fades else []
+    texts = problem.segments() if rotary.fades else []
     if rotary.fades and problem.traced:
         raise ValueError(
             "query_positions and key_positions must be None with XPOS where torch traces "
@@ -122,15 +122,15 @@ def rotated_parts(call: AttentionCall) -> list[Part]:
         rotary=None,
     )
     batch, _, queries, keys = problem.shape
-    whole = Text(slice(0, batch), slice(0, queries), slice(0, keys))
+    whole = Segment(slice(0, batch), slice(0, queries), slice(0, keys))
     if not rotary.fades or 0 in (batch, queries):
         return [Part(whole, rotated)]
     if not texts:
         return list(_query_runs(rotated, whole, rotary))
-    return [run for text in texts for run in _query_runs(rotated.of_text(text), text, rotary)]
+    return [run for text in texts for run in _query_runs(rotated.for_segment(text), text, rotary)]
 
 
-def _query_runs(call: AttentionCall, text: Text, rotary: Any) -> Iterator[Part]:
+def _query_runs(call: AttentionCall, text: Segment, rotary: Any) -> Iterator[Part]:
     """Yield the runs of queries of a text, rotated but not yet faded, in order."""
     problem = call.problem
     of_queries, of_keys = problem.positions(call.query)
@@ -144,7 +144,7 @@ def _query_runs(call: AttentionCall, text: Text, rotary: Any) -> Iterator[Part]:
             slice(begin.start + x.start, begin.start + x.stop)
             for begin, x in ((text.queries, own), (text.keys, seen))
         )
-        yield Part(Text(text.rows, *at), part, *factors)
+        yield Part(Segment(text.rows, *at), part, *factors)
 
 
 def faded(x: Any, factor: Any) -> Any:

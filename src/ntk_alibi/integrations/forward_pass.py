@@ -196,8 +196,8 @@ class ForwardPass:
         if log_n is not None and log_n.biased:
             kernel = kernel.times(self.factors(like))
         if heads is not None:
-            kernel = kernel.of_heads(heads)
-            problem = problem.of_heads(heads.stop - heads.start)
+            kernel = kernel.for_heads(heads)
+            problem = problem.for_heads(heads.stop - heads.start)
         if like is None and kernel.core is None:
             kernel = kernel._replace(core=kernel.in_core(problem.shape))
         every = slice(0, problem.shape[2])
@@ -213,7 +213,7 @@ class ForwardPass:
         """
         numbers, seen = [], []
         queries, columns = self.problem.shape[2:]
-        segments = self.problem.segments
+        segments = self.problem.segment_ids
         for part in self.parts(bias, like):
             own, shown = part.bias.pairs(part.problem, like)
             begin = part.keys.start or 0

@@ -57,7 +57,7 @@ class OwnTokens:
         if not self.plain:
             options["key_padding_mask"] = made.mask[:, self.at]
         if heads is not None:
-            bias, log_n = SomeHeads(bias, heads), log_n and log_n.of_heads(heads)
+            bias, log_n = SomeHeads(bias, heads), log_n and log_n.for_heads(heads)
         output: torch.Tensor = distributed.attention(
             query,
             key,

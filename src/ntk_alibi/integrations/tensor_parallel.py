@@ -66,5 +66,5 @@ class SomeHeads(BiasObject):
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the kernel form of the whole bias, cut by heads."""
-        every = problem.of_heads(self.whole.num_heads)
-        return self.whole.kernel_bias(every, like).of_heads(self.heads)
+        every = problem.for_heads(self.whole.num_heads)
+        return self.whole.kernel_bias(every, like).for_heads(self.heads)

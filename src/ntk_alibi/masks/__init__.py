@@ -9,15 +9,15 @@ from ntk_alibi.masks.problem import (
     checked_key_padding_mask,
     checked_positions,
 )
-from ntk_alibi.masks.segments import Segments, Text, segment_ids_from_cu_seqlens
+from ntk_alibi.masks.segments import Segment, SegmentIds, segment_ids_from_cu_seqlens
 
 __all__ = [
     "AT_END",
     "EVERYTHING",
     "Mask",
     "Problem",
-    "Segments",
-    "Text",
+    "Segment",
+    "SegmentIds",
     "checked_alignment",
     "checked_attention_mask",
     "checked_key_padding_mask",

@@ -1,7 +1,7 @@
-"""The rule that gives each query the keys that it sees, from their positions.
+"""The rule that decides from positions which keys each query sees.
 
 It is written three times: here for Python, in cpp/core for the kernels, and in
-`ntk_alibi.reference` for the tests. All functions take arrays and tensors.
+`ntk_alibi.reference` for the tests. All functions take NumPy arrays and torch tensors.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 from ntk_alibi import _arrays, _checks
 
-#: The window of a mask without one, as the core takes it. The greatest window, MAX_LENGTH, hides
-#: keys at the greatest distance.
+#: The core's value for "no window". The largest window, MAX_LENGTH, still hides keys at the largest
+#: distance.
 _NO_WINDOW = _checks.MAX_LENGTH + 1
 
 
@@ -28,10 +28,10 @@ class Mask(NamedTuple):
 
     Attributes:
         causal: whether keys ahead of the query are hidden.
-        window: the number of positions back (and ahead) that a query sees, itself included; None
-            for no limit.
+        window: how many positions back (and ahead) a query sees, itself included; None for no
+            limit.
         causal_block: length of the blocks of block-wise causal attention, or None.
-        sink: the number of first positions that are seen from beyond the window or the block, too.
+        sink: how many of the first positions every query sees, even beyond its window or block.
     """
 
     causal: bool = True
@@ -43,7 +43,7 @@ class Mask(NamedTuple):
     def checked(
         cls, causal: Any = True, window: Any = None, causal_block: Any = None, sink: Any = 0
     ) -> Mask:
-        """Return the mask of unchecked arguments."""
+        """Check the arguments and return their mask."""
         causal = _checks.boolean("causal", causal)
         if window is not None:
             window = _checks.integer("window", window, minimum=1)
@@ -62,22 +62,22 @@ class Mask(NamedTuple):
 
     @property
     def limited(self) -> bool:
-        """True if a window or a block limits how far back a query sees."""
+        """Whether a window or a block limits how far back a query sees."""
         return self.window is not None or self.causal_block is not None
 
-    def numbers(self) -> tuple[int, ...]:
-        """Return the mask as integers, as the core and torch's operator take it."""
+    def to_integers(self) -> tuple[int, ...]:
+        """Return the mask as integers, for the core and torch's operator."""
         window = _NO_WINDOW if self.window is None else self.window
         return int(self.causal), window, self.causal_block or 0, self.sink
 
     @classmethod
-    def from_numbers(cls, causal: int, window: int, causal_block: int, sink: int) -> Mask:
-        """Return the mask of `numbers`."""
+    def from_integers(cls, causal: int, window: int, causal_block: int, sink: int) -> Mask:
+        """Return the mask that `to_integers` converted."""
         limit = None if window == _NO_WINDOW else window
         return cls(bool(causal), limit, causal_block or None, sink)
 
     def interval(self, positions: Any) -> tuple[Any, Any]:
-        """Return first and end of the interval of positions that queries at these positions see."""
+        """Return the first and the end position of the interval that queries at positions see."""
         beyond = _checks.MAX_LENGTH + 1
         if isinstance(positions, int):
             first, end, greater, less = -beyond, beyond, max, min
@@ -95,7 +95,7 @@ class Mask(NamedTuple):
         return first, end
 
     def visible(self, queries: Any, keys: Any) -> Any:
-        """Return a mask of the keys seen, (..., Q, K), for positions (..., Q) and (..., K)."""
+        """Return which keys are seen, (..., Q, K) bool, for positions (..., Q) and (..., K)."""
         first, end = (bound[..., :, None] for bound in self.interval(queries))
         keys = keys[..., None, :]
         return (keys < end) & ((keys >= first) | (keys < self.sink))
@@ -103,7 +103,7 @@ class Mask(NamedTuple):
     def visible_count(self, queries: Any, keys: Any, key_padding_mask: Any = None) -> Any:
         """Count the keys that each query sees, (1 or batch, Q), from positions (1 or batch, n).
 
-        A number K stands for keys at positions 0 .. K - 1.
+        An integer K as keys means the positions 0 .. K - 1.
         """
         xp = _arrays.namespace(queries)
         if key_padding_mask is not None:
@@ -115,7 +115,7 @@ class Mask(NamedTuple):
         return below_end - below_first + below_sinks
 
     def distance_bounds(self) -> tuple[float, float]:
-        """Return the least and the greatest visible distance; infinite where there is no limit."""
+        """Return the smallest and the largest visible distance; infinite without a limit."""
         least = 1.0 - self.window if self.window is not None else -np.inf
         most = np.inf
         if self.sink == 0 and self.window is not None:
@@ -132,7 +132,7 @@ EVERYTHING = Mask()
 def _counts_below(values: Any, bounds: tuple[Any, ...]) -> list[Any]:
     """Count the values of each row, (1 or batch, n), below each bound, (1 or batch, m).
 
-    A number n stands for the values 0 .. n - 1.
+    An integer n as values means 0 .. n - 1.
     """
     if not _arrays.is_array(values):
         return [_arrays.namespace(bound).clip(bound, 0, values) for bound in bounds]

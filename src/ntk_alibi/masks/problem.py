@@ -1,4 +1,4 @@
-"""A call without its numbers: shape, mask, padding, positions and packed texts."""
+"""What a bias needs to know of an attention call: shape, mask, padding, positions, segments."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.masks.mask import Mask
-from ntk_alibi.masks.segments import Segments, Text, of_rows
+from ntk_alibi.masks.segments import Segment, SegmentIds, select_rows
 
-#: The default alignment of queries: the last one at the last key. Most calls pass this very object.
+#: The default alignment: the last query at the last key. Most calls pass this very object.
 AT_END: Literal["end"] = "end"
 
 
@@ -21,15 +21,16 @@ class Problem(NamedTuple):
 
     Attributes:
         shape: batch, heads, queries, keys.
-        mask: the rule by which queries see keys, from their positions.
+        mask: the rule that decides from positions which keys a query sees.
         key_padding_mask: (batch, keys), 1 for real keys, or None.
-        query_positions, key_positions: integers (1 or batch, length), or None for the columns, the
-            last query at the last key.
-        placed: whether queries may have other positions than the last keys.
-        counts: how many tokens the text of each row has, (1 or batch,), and its prefix up to each
-            query, (1 or batch, queries); None where positions and padding say them.
-        segments: the numbers of texts of a call with packed texts, else None. Positions are then
-            given, and count from 0 in each text unless the caller has others.
+        query_positions, key_positions: integers (1 or batch, length), or None if positions are
+            columns and the last query is at the last key.
+        explicit_positions: whether the caller chose the positions of queries, by query_positions
+            or align="start".
+        counts: the number of tokens of each row, (1 or batch,), and of its prefix up to each query,
+            (1 or batch, queries); None where they follow from positions and padding.
+        segment_ids: the segment of each token, None without packed segments. Positions are then
+            given; they count from 0 in each segment unless the caller has others.
     """
 
     shape: tuple[int, ...]
@@ -37,9 +38,9 @@ class Problem(NamedTuple):
     key_padding_mask: Any = None
     query_positions: Any = None
     key_positions: Any = None
-    placed: bool = False
+    explicit_positions: bool = False
     counts: tuple[Any, Any] | None = None
-    segments: Segments | None = None
+    segment_ids: SegmentIds | None = None
 
     @staticmethod
     def checked(
@@ -53,14 +54,14 @@ class Problem(NamedTuple):
         segment_ids: Any = None,
         query_segment_ids: Any = None,
     ) -> Problem:
-        """Return the problem of a shape (batch, heads, queries, keys), checking the arguments.
+        """Check the arguments and return the problem of a shape (batch, heads, queries, keys).
 
-        Values of arrays are checked in main memory only, and not while torch traces; numbers of
-        texts are read on any device. `like` is a tensor on the device of the call, or None.
+        Values of arrays are checked in main memory only, and not while torch traces; segment ids
+        are read on any device. `like` is a tensor on the device of the call, or None.
         """
         batch, _, queries, keys = shape
         align = checked_alignment(align, query_positions)
-        placed = query_positions is not None or align == "start"
+        explicit = query_positions is not None or align == "start"
         arrays = key_padding_mask, key_positions, query_positions
         unread = _unread((*arrays, segment_ids, query_segment_ids), like)
         if unread or not _arrays.in_memory(like):
@@ -69,43 +70,41 @@ class Problem(NamedTuple):
             real = checked_key_padding_mask(key_padding_mask, batch, keys)
             at_keys = checked_positions("key_positions", key_positions, batch, keys)
             at_queries = checked_positions("query_positions", query_positions, batch, queries)
-        segments = None
+        ids = None
         if segment_ids is not None:
             if align == "start":
                 raise ValueError("align must be 'end' with segment_ids, got 'start'")
-            segments = Segments.checked(segment_ids, query_segment_ids, shape, read=not unread)
+            ids = SegmentIds.checked(segment_ids, query_segment_ids, shape, read=not unread)
             at_end = query_segment_ids is None
-            at_queries, at_keys = segments.positions(
-                at_queries, at_keys, at_end=at_end, read=not unread
-            )
+            at_queries, at_keys = ids.positions(at_queries, at_keys, at_end=at_end, read=not unread)
         elif query_segment_ids is not None:
             raise ValueError("segment_ids must be given with query_segment_ids, got None")
         if at_queries is None:
             at_queries = aligned_positions(at_keys, queries, keys, align)
-        return Problem(shape, mask, real, at_queries, at_keys, placed, segments=segments)
+        return Problem(shape, mask, real, at_queries, at_keys, explicit, segment_ids=ids)
 
     @property
     def traced(self) -> bool:
-        """True if there are positions without values, since torch traces the call."""
+        """Whether positions have no values, because torch traces the call."""
         return not _arrays.has_values(self.query_positions, self.key_positions)
 
     @property
     def plain(self) -> bool:
-        """True if all keys are real, and positions of queries and keys are their columns."""
+        """Whether all keys are real and all positions are columns."""
         return (
-            self.segments is None
+            self.segment_ids is None
             and self.key_padding_mask is None
             and self.query_positions is None
             and self.key_positions is None
         )
 
-    def texts(self) -> list[Text]:
-        """Return the packed texts as far as they have queries; [] without packed texts.
+    def segments(self) -> list[Segment]:
+        """Return the packed segments that have queries; [] if nothing is packed.
 
         Raises:
-            ValueError: their numbers cannot be read.
+            ValueError: the segment ids cannot be read.
         """
-        return [] if self.segments is None else self.segments.texts(self.shape[0])
+        return [] if self.segment_ids is None else self.segment_ids.segments(self.shape[0])
 
     def positions(self, like: Any = None) -> tuple[Any, Any]:
         """Return positions of queries and keys, (1 or batch, length) int64 of like's framework."""
@@ -117,8 +116,8 @@ class Problem(NamedTuple):
 
     def visible_count(self, like: Any = None) -> Any:
         """Count the keys that each query sees, (1 or batch, Q), in like's framework."""
-        if self.segments is not None:
-            counts = self._of_texts(Problem.visible_count)
+        if self.segment_ids is not None:
+            counts = self._count_by_segment(Problem.visible_count)
             return _arrays.to_framework_of(counts, like)
         queries, keys = self.positions(like)
         if self.key_positions is None and self.key_padding_mask is None:
@@ -126,15 +125,15 @@ class Problem(NamedTuple):
         return self.mask.visible_count(queries, keys, self.key_padding_mask)
 
     def token_counts(self, per: str) -> NDArray[np.int64]:
-        """Count the tokens on which slopes of a dynamic scaling depend.
+        """Count the tokens from which a dynamic scaling computes its slopes.
 
         Args:
-            per: "sequence" for the real keys of each row, (1 or batch,), or of each query's text,
-                (batch, queries); "query" for the positions up to each query's, (1 or batch,
-                queries), without those where only padding stands.
+            per: "sequence" counts the real keys of each row, (1 or batch,), or of each query's
+                segment, (batch, queries). "query" counts the positions up to the query's own,
+                (1 or batch, queries), except positions that only padding has.
         """
-        if self.segments is not None:
-            return self._of_texts(lambda text: text.token_counts(per))
+        if self.segment_ids is not None:
+            return self._count_by_segment(lambda segment: segment.token_counts(per))
         if self.counts is not None:
             return _checks.constant("attention_mask", self.counts[per == "query"])
         real = self.key_padding_mask
@@ -148,15 +147,15 @@ class Problem(NamedTuple):
         counts, keys = (
             np.array(np.broadcast_to(x, (len(real), x.shape[1]))) for x in (counts, keys)
         )
-        for own, at_keys, row in zip(counts, keys, real, strict=True):
-            holes = np.setdiff1d(at_keys[~row], at_keys[row])
-            own -= np.searchsorted(holes, own)
+        for row_counts, at_keys, is_real in zip(counts, keys, real, strict=True):
+            holes = np.setdiff1d(at_keys[~is_real], at_keys[is_real])
+            row_counts -= np.searchsorted(holes, row_counts)
         return counts
 
     def distances(self) -> tuple[int, int]:
-        """Return the least and the greatest visible distance; (0, -1) if there is none."""
-        if self.segments is not None:
-            spans = [self.of_text(text).distances() for text in self.texts()]
+        """Return the smallest and the largest visible distance; (0, -1) if no key is visible."""
+        if self.segment_ids is not None:
+            spans = [self.for_segment(segment).distances() for segment in self.segments()]
             ends = [span for span in spans if span[0] <= span[1]] or [(0, -1)]
             return min(least for least, _ in ends), max(most for _, most in ends)
         batch, _, queries, keys = self.shape
@@ -168,27 +167,28 @@ class Problem(NamedTuple):
         least, most = max(_least(q_least - k_most), lower), min(-_least(k_least - q_most), upper)
         return (int(least), int(most)) if least <= most else (0, -1)
 
-    def _of_texts(self, numbers_of: Callable[[Problem], Any]) -> NDArray[np.int64]:
-        """Return numbers of queries, (batch, queries), from a function of the problem of one text.
+    def _count_by_segment(self, count: Callable[[Problem], Any]) -> NDArray[np.int64]:
+        """Return counts for all queries, (batch, queries), from the problem of each segment.
 
-        It gives numbers of the text's queries, (1 or rows, queries), or of its rows, (1 or rows,).
+        `count` returns (1 or rows, queries) for a segment's queries or (1 or rows,) for its rows.
         """
-        joined = np.zeros((self.shape[0], self.shape[2]), np.int64)
-        for text in self.texts():
-            numbers = numbers_of(self.of_text(text))
-            joined[text.rows, text.queries] = numbers if numbers.ndim == 2 else numbers[:, None]
-        return joined
+        counts = np.zeros((self.shape[0], self.shape[2]), np.int64)
+        for segment in self.segments():
+            counted = count(self.for_segment(segment))
+            counted = counted if counted.ndim == 2 else counted[:, None]
+            counts[segment.rows, segment.queries] = counted
+        return counts
 
-    def of_text(self, text: Text) -> Problem:
-        """Return the problem of one text alone; positions that are its columns are None."""
+    def for_segment(self, segment: Segment) -> Problem:
+        """Return the problem of one segment; positions that equal its columns are None."""
         real, at_queries, at_keys = (
-            of_rows(x, text.rows)
+            select_rows(x, segment.rows)
             for x in (self.key_padding_mask, self.query_positions, self.key_positions)
         )
-        rows, queries, keys = (x.stop - x.start for x in text)
+        rows, queries, keys = (x.stop - x.start for x in segment)
         if real is not None:
-            real = _arrays.contiguous(real[:, text.keys])
-        at_queries, at_keys = at_queries[:, text.queries], at_keys[:, text.keys]
+            real = _arrays.contiguous(real[:, segment.keys])
+        at_queries, at_keys = at_queries[:, segment.queries], at_keys[:, segment.keys]
         if (at_keys == np.arange(keys)).all():
             at_keys = None
             if (at_queries == np.arange(keys - queries, keys)).all():
@@ -198,17 +198,17 @@ class Problem(NamedTuple):
             key_padding_mask=real,
             query_positions=at_queries,
             key_positions=at_keys,
-            segments=None,
+            segment_ids=None,
         )
 
-    def of_heads(self, heads: int) -> Problem:
-        """Return the problem of another number of heads."""
+    def for_heads(self, heads: int) -> Problem:
+        """Return this problem with another number of heads."""
         return self._replace(shape=(self.shape[0], heads, *self.shape[2:]))
 
     def part(self, queries: slice, keys: slice) -> Problem:
         """Return the problem of some queries and keys, at the same positions.
 
-        A bias is asked for the whole problem, and its kernel form cut likewise.
+        Never ask a bias for a part: ask it for the whole problem, and cut its `KernelBias`.
         """
         batch, heads, all_queries, all_keys = self.shape
         real, at_queries, at_keys = (
@@ -225,12 +225,12 @@ class Problem(NamedTuple):
             query_positions=None if at_queries is None else at_queries[:, queries],
             key_positions=None if at_keys is None else at_keys[:, keys],
             counts=self.counts and (self.counts[0], self.counts[1][:, queries]),
-            segments=self.segments and self.segments.part(queries, keys),
+            segment_ids=self.segment_ids and self.segment_ids.part(queries, keys),
         )
 
 
 def aligned_positions(key_positions: Any, queries: int, keys: int, align: str) -> Any:
-    """Return positions of queries at the first or the last keys; None for the last columns."""
+    """Return the positions of queries at the first or the last keys; None for the last columns."""
     if key_positions is None:
         return np.arange(queries, dtype=np.int32)[None] if align == "start" else None
     if queries > keys:
@@ -242,7 +242,7 @@ def aligned_positions(key_positions: Any, queries: int, keys: int, align: str) -
 
 
 def checked_alignment(align: Any, query_positions: Any = None) -> str:
-    """Return the checked alignment, "end" or "start", of queries without positions."""
+    """Return the alignment of queries without positions, "end" or "start", after checking it."""
     alignment = _checks.choice("align", align, (AT_END, "start"))
     if alignment == "start" and query_positions is not None:
         raise ValueError("query_positions must be None with align='start', which sets them")
@@ -250,7 +250,7 @@ def checked_alignment(align: Any, query_positions: Any = None) -> str:
 
 
 def checked_attention_mask(value: Any, name: str = "attention_mask") -> NDArray[np.uint8]:
-    """Return a padding mask (batch, keys) of 0 and 1, of any dtype, as uint8."""
+    """Check a padding mask (batch, keys) of 0 and 1, of any dtype, and return it as uint8."""
     _checks.array(name, value)
     mask = _checks.constant(name, value)
     if mask.ndim != 2:
@@ -265,7 +265,7 @@ def checked_attention_mask(value: Any, name: str = "attention_mask") -> NDArray[
 
 
 def checked_key_padding_mask(value: Any, batch: int, keys: int) -> NDArray[np.uint8] | None:
-    """Return the checked padding mask (batch, keys), or None."""
+    """Check a padding mask against (batch, keys) and return it as uint8, or None."""
     if value is None:
         return None
     mask = checked_attention_mask(value, "key_padding_mask")
@@ -277,7 +277,7 @@ def checked_key_padding_mask(value: Any, batch: int, keys: int) -> NDArray[np.ui
 
 
 def checked_positions(name: str, value: Any, batch: int, length: int) -> NDArray[np.int32] | None:
-    """Return positions (length,) or (batch, length) below 2^31 as int32 (1 or batch, length)."""
+    """Check positions, (length,) or (batch, length), and return int32 (1 or batch, length)."""
     if value is None:
         return None
     array = _checks.constant(name, value)
@@ -297,7 +297,7 @@ def checked_positions(name: str, value: Any, batch: int, length: int) -> NDArray
 
 
 def _unread(arrays: tuple[Any, ...], like: Any) -> bool:
-    """Return whether torch traces or maps, so that values of arrays cannot be read."""
+    """Return whether values cannot be read, because torch traces or maps."""
     if _arrays.is_tracing():
         return True
     if like is None:
@@ -308,15 +308,15 @@ def _unread(arrays: tuple[Any, ...], like: Any) -> bool:
 
 
 def _ranges(positions: Any, first: int, last: int) -> tuple[Any, Any]:
-    """Return the least and the greatest position of each row, (rows,), or of all rows."""
+    """Return the smallest and the largest position of each row, (rows,), or of all rows."""
     if positions is None:
         return first, last
     rows = _arrays.to_numpy(positions).astype(np.int64)
     return rows.min(axis=1), rows.max(axis=1)
 
 
-def _least(numbers: Any) -> int:
-    return numbers if isinstance(numbers, int) else int(numbers.min())
+def _least(values: Any) -> int:
+    return values if isinstance(values, int) else int(values.min())
 
 
 def _rows(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Packed texts: several texts in one row of tokens, each a problem of its own.
+"""Packed segments: several texts in one row of tokens, each a problem of its own.
 
-A text is a run of keys of one number, with the queries of that number. A call with texts is cut
-into one call for each text, so that no kernel, bias or option has to know of other texts.
+A segment is a run of keys with one id, and the queries with that id. A call with segments is cut
+into one call per segment, so that kernels, biases and options never see two segments.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import ArrayT
 
 
-class Text(NamedTuple):
-    """One text, in the same columns of some rows of the batch.
+class Segment(NamedTuple):
+    """One packed segment, or several in the same columns of neighbouring rows.
 
     Attributes:
         rows: rows of the batch.
         queries: columns of the queries.
-        keys: columns of the keys; none for queries of a text without keys.
+        keys: columns of the keys; an empty slice for queries whose segment has no keys.
     """
 
     rows: slice
@@ -29,8 +29,8 @@ class Text(NamedTuple):
     keys: slice
 
 
-class Segments(NamedTuple):
-    """The numbers of the texts of a call's tokens.
+class SegmentIds(NamedTuple):
+    """The segment id of each token of a call.
 
     Attributes:
         queries: integers (1 or batch, queries), arrays or tensors.
@@ -43,78 +43,80 @@ class Segments(NamedTuple):
     @staticmethod
     def checked(
         segment_ids: Any, query_segment_ids: Any, shape: tuple[int, ...], *, read: bool
-    ) -> Segments:
-        """Return the segments of the arguments of `attention`, for a shape (batch, ..., Q, K).
+    ) -> SegmentIds:
+        """Check the arguments of `attention` and return them for a shape (batch, ..., Q, K).
 
-        Values are not read, and thus not checked, unless `read`.
+        Values are read and checked only if `read` is True.
         """
         batch, _, queries, keys = shape
         of_keys = _checked_ids("segment_ids", segment_ids, batch, keys, read=read)
         if query_segment_ids is not None:
             name = "query_segment_ids"
             of_queries = _checked_ids(name, query_segment_ids, batch, queries, read=read)
-            return Segments(of_queries, of_keys)
+            return SegmentIds(of_queries, of_keys)
         if queries > keys:
             raise ValueError(
                 "query_segment_ids must be given for more queries than keys, got "
                 f"{queries} and {keys}"
             )
-        return Segments(of_keys[:, keys - queries :], of_keys)
+        return SegmentIds(of_keys[:, keys - queries :], of_keys)
 
-    def part(self, queries: slice, keys: slice) -> Segments:
-        """Return the segments of some queries and some keys."""
-        return Segments(self.queries[:, queries], self.keys[:, keys])
+    def part(self, queries: slice, keys: slice) -> SegmentIds:
+        """Return the ids of some queries and some keys."""
+        return SegmentIds(self.queries[:, queries], self.keys[:, keys])
 
-    def texts(self, batch: int) -> list[Text]:
-        """Return the texts that have queries; neighbouring rows with like texts share them.
+    def segments(self, batch: int) -> list[Segment]:
+        """Return the segments that have queries; neighbouring rows with the same columns share one.
 
         Raises:
-            ValueError: the numbers of texts cannot be read.
+            ValueError: the ids cannot be read.
         """
         if not _arrays.has_values(*self):
             raise ValueError(
-                "segment_ids must hold numbers for this bias, log_n, rotary, dtype or device, got "
+                "segment_ids must hold values for this bias, log_n, rotary, dtype or device, got "
                 "a tensor that torch traces or maps"
             )
         if batch == 0:
             return []
         rows = max(len(self.queries), len(self.keys))
-        of_rows = [self._of_row(row) for row in range(rows)]
+        by_row = [self._columns_in_row(row) for row in range(rows)]
         if rows == 1:
-            return [Text(slice(0, batch), *columns) for columns in of_rows[0]]
-        starts = [row for row in range(rows) if row == 0 or of_rows[row] != of_rows[row - 1]]
+            return [Segment(slice(0, batch), *columns) for columns in by_row[0]]
+        starts = [row for row in range(rows) if row == 0 or by_row[row] != by_row[row - 1]]
         return [
-            Text(slice(start, end), *columns)
+            Segment(slice(start, end), *columns)
             for start, end in zip(starts, [*starts[1:], rows], strict=True)
-            for columns in of_rows[start]
+            for columns in by_row[start]
         ]
 
-    def _of_row(self, row: int) -> list[tuple[slice, slice]]:
-        """Return the columns of queries and keys of the texts of a row."""
+    def _columns_in_row(self, row: int) -> list[tuple[slice, slice]]:
+        """Return the columns of queries and of keys for each segment of a row."""
         queries, keys = (ids[row if len(ids) > 1 else 0] for ids in self)
-        keys_of = {int(keys[run.start]): run for run in _runs(keys)}
+        keys_by_id = {int(keys[run.start]): run for run in _runs(keys)}
         none = slice(0, 0)
-        return [(run, keys_of.get(int(queries[run.start]), none)) for run in _runs(queries)]
+        return [(run, keys_by_id.get(int(queries[run.start]), none)) for run in _runs(queries)]
 
     def positions(
         self, at_queries: Any, at_keys: Any, *, at_end: bool, read: bool
     ) -> tuple[Any, Any]:
-        """Return positions of queries and keys, (1 or batch, length), with those that are given.
+        """Return the positions of queries and keys, (1 or batch, length), filling in missing ones.
 
-        The others are the columns of each text, and those of its last keys for its queries.
+        Keys without positions get their columns in the segment; queries without positions get the
+        positions of the segment's last keys.
 
         Args:
             at_queries: positions, or None.
             at_keys: positions, or None.
-            at_end: whether the queries are the last keys of all texts together.
+            at_end: whether the queries are the last keys of the whole row.
             read: whether values can be read.
 
         Raises:
-            ValueError: given positions of keys fall inside a text, or are too few for its queries.
+            ValueError: given key positions descend within a segment, or a segment has fewer keys
+                with positions than queries.
         """
         columns = at_keys is None
         if columns:
-            at_keys = self._columns()
+            at_keys = self._columns_in_segments()
         elif read:
             at_keys = _arrays.to_numpy(at_keys)
             self._check_ascent(at_keys)
@@ -129,23 +131,23 @@ class Segments(NamedTuple):
             )
         rows = max(map(len, (*self, at_keys)))
         at_queries = np.zeros((rows, self.queries.shape[1]), np.int32)
-        for text in self.texts(rows):
-            queries, keys = (run.stop - run.start for run in text[1:])
+        for segment in self.segments(rows):
+            queries, keys = (run.stop - run.start for run in segment[1:])
             if queries <= keys:
-                own = at_keys if len(at_keys) == 1 else at_keys[text.rows]
-                last = own[:, text.keys.stop - queries : text.keys.stop]
-            elif columns:  # the first queries stand before the first key
+                end = segment.keys.stop
+                last = select_rows(at_keys, segment.rows)[:, end - queries : end]
+            elif columns:  # the first queries are before the first key
                 last = np.arange(keys - queries, keys)
             else:
                 raise ValueError(
-                    "query_positions must be given for texts with more queries than keys, got "
+                    "query_positions must be given for segments with more queries than keys, got "
                     f"{queries} and {keys}"
                 )
-            at_queries[text.rows, text.queries] = last
+            at_queries[segment.rows, segment.queries] = last
         return at_queries, at_keys
 
-    def _columns(self) -> Any:
-        """Return the column of each key in its text, int32; torch can trace it."""
+    def _columns_in_segments(self) -> Any:
+        """Return the column of each key within its segment, int32; torch can trace it."""
         ids = self.keys
         xp = _arrays.namespace(ids)
         columns = _arrays.arange(ids.shape[1], ids)[None]
@@ -161,33 +163,34 @@ class Segments(NamedTuple):
             row, column = np.argwhere(falls)[0]
             before, after = at_keys[row if len(at_keys) > 1 else 0, column : column + 2]
             raise ValueError(
-                f"key_positions must not fall inside a text of segment_ids, got {before} and then "
-                f"{after} at key {column + 1} of row {row}"
+                f"key_positions must not decrease within a segment of segment_ids, got {before} "
+                f"and then {after} at key {column + 1} of row {row}"
             )
 
 
-def of_rows(numbers: Any, rows: slice) -> Any:
-    """Return those of some rows from numbers of one row or of all rows, (1 or batch, ...)."""
-    return numbers if numbers is None or len(numbers) == 1 else numbers[rows]
+def select_rows(array: Any, rows: slice) -> Any:
+    """Return some rows of an array (1 or batch, ...), whose single row counts for all; or None."""
+    return array if array is None or len(array) == 1 else array[rows]
 
 
 def segment_ids_from_cu_seqlens(cu_seqlens: ArrayT) -> ArrayT:
-    """Return the number of its text for each token, from cumulative lengths of texts.
+    """Convert cumulative lengths of packed texts to the segment id of each token.
 
     Formula::
 
         ids[k] = t  for  cu_seqlens[t] <= k < cu_seqlens[t + 1]
 
     Args:
-        cu_seqlens: (texts + 1,) integers as flash-attn's functions for variable lengths take them:
-            0, the length of the first text, that of the first two, ..., the number of all tokens.
+        cu_seqlens: (texts + 1,) integers, as flash-attn's variable-length functions take them:
+            0, the length of the first text, the length of the first two, ..., the total.
 
     Returns:
-        The argument `segment_ids` of `attention`: (tokens,) int32, array or tensor as cu_seqlens.
-        Texts of length 0 have no token.
+        (tokens,) int32, an array or a tensor like cu_seqlens, for `segment_ids` of `attention`.
+        The id of an empty text does not occur.
 
     Raises:
-        TypeError, ValueError: cu_seqlens are not integers, do not begin with 0, or fall.
+        TypeError: cu_seqlens are not integers.
+        ValueError: cu_seqlens do not begin with 0, or decrease.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -214,7 +217,7 @@ def segment_ids_from_cu_seqlens(cu_seqlens: ArrayT) -> ArrayT:
 
 
 def _checked_ids(name: str, value: Any, batch: int, length: int, *, read: bool) -> Any:
-    """Return the checked numbers of texts, (1 or batch, length)."""
+    """Check segment ids and return them with shape (1 or batch, length)."""
     ids = _checks.constant(name, value) if read else value
     shape = tuple(ids.shape)
     if shape not in ((length,), (1, length), (batch, length)):
@@ -226,21 +229,21 @@ def _checked_ids(name: str, value: Any, batch: int, length: int, *, read: bool) 
     ids = ids if ids.ndim == 2 else ids[None]
     if not read:
         return ids
-    for row, numbers in enumerate(ids):
+    for row, row_ids in enumerate(ids):
         seen: set[int] = set()
-        for run in _runs(numbers):
-            number = int(numbers[run.start])
-            if number in seen:
+        for run in _runs(row_ids):
+            segment = int(row_ids[run.start])
+            if segment in seen:
                 raise ValueError(
-                    f"{name} must give each text one run of tokens, got {number} again at token "
-                    f"{run.start} of row {row}"
+                    f"{name} must give each segment one run of tokens, got {segment} again at "
+                    f"token {run.start} of row {row}"
                 )
-            seen.add(number)
+            seen.add(segment)
     return ids
 
 
 def _runs(ids: NDArray[Any]) -> list[slice]:
-    """Return the runs of equal numbers, in order."""
+    """Return the runs of equal ids, in order."""
     if len(ids) == 0:
         return []
     starts = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist()]

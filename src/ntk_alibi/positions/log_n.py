@@ -92,7 +92,7 @@ class LogN:
                 f"{len(self.strength)}"
             )
 
-    def of_heads(self, heads: slice) -> LogN:
+    def for_heads(self, heads: slice) -> LogN:
         """Return the scaling of some heads."""
         strength = self.strength
         return replace(self, strength=strength[heads]) if isinstance(strength, tuple) else self

@@ -1,7 +1,7 @@
 """Reference implementations: each formula as one float64 NumPy function, as its paper writes it.
 
-The package is tested against them. They share no code with the compiled core, favour readability
-over speed and materialise all intermediate results, so they suit small inputs only.
+The package is tested against them. They share no code with the compiled core. They are written to
+be read and keep all intermediate results in memory, so use them for small inputs only.
 """
 
 from inspect import isfunction

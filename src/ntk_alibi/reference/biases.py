@@ -1,4 +1,4 @@
-"""Biases of all pairs of queries and keys."""
+"""Biases for all pairs of queries and keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats: TypeAlias = NDArray[np.float64]
 def build_alibi_tensor(
     attention_mask: ArrayLike, slopes: ArrayLike, anchor: str = "first"
 ) -> Floats:
-    """Return the key-only bias (batch * heads, 1, keys); slopes (heads,) or (batch, heads)."""
+    """Return BLOOM's bias (batch * heads, 1, keys) by key; slopes (heads,) or (batch, heads)."""
     mask = np.asarray(attention_mask, np.float64)
     batch, keys = mask.shape
     positions = key_positions(mask)
@@ -31,7 +31,7 @@ def linear_bias(
     """Return `-m_left d` for keys behind the query, `-m_right |d|` for keys ahead, 0 at d = 0.
 
     An infinite slope masks its side. Slopes have shape (heads,), (batch, heads) or (batch, heads,
-    queries), the result (1 or batch, heads, queries, keys).
+    queries); the result has shape (1 or batch, heads, queries, keys).
     """
     d = distances(query_length, key_length)
 
@@ -56,11 +56,11 @@ def symmetric_bias(slopes: ArrayLike, query_length: int, key_length: int) -> Flo
 def knee_bias(
     slopes: ArrayLike, start: float, factor: float, query_length: int, key_length: int
 ) -> Floats:
-    """Return the bias with a knee at distance start, (1, heads, queries, keys).
+    """Return ALiBi with a knee at distance start, (1, heads, queries, keys).
 
-    `-m_h |i - j|` up to start, `-m_h (start + (|i - j| - start) / a)` beyond, with the factor a:
-    leaky ReRoPE's positions (Su 2023) in ALiBi. For an infinite factor these are `min(|i - j|,
-    start)`, the distances of LM-Infinite (Han et al. 2023, arXiv 2308.16137).
+    The bias is `-m_h |i - j|` up to start and `-m_h (start + (|i - j| - start) / a)` beyond, with
+    factor a: leaky ReRoPE's positions (Su 2023) in ALiBi. With an infinite factor the distances are
+    `min(|i - j|, start)`, as in LM-Infinite (Han et al. 2023, arXiv 2308.16137).
     """
     d = np.abs(distances(query_length, key_length))
     positions = np.where(d <= start, d, start + (d - start) / factor)
@@ -70,7 +70,7 @@ def knee_bias(
 def halves_bias(
     left_slopes: ArrayLike, right_slopes: ArrayLike, query_length: int, key_length: int
 ) -> Floats:
-    """Return `-m_h |i - j|` of heads that see one side each.
+    """Return `-m_h |i - j|` for heads that see one side each, -inf on the other side.
 
     The first heads, with left slopes, see i >= j; the others, with right slopes, see i <= j.
     """
@@ -82,7 +82,7 @@ def halves_bias(
 def exempt_bias(bias: ArrayLike, exempt: int) -> Floats:
     """Return a bias (..., Q, K) with 0 where query or key is one of the first `exempt` tokens.
 
-    Entries of -inf stay -inf; the last query is at the last key.
+    Entries of -inf stay. The last query is at the last key.
     """
     bias = np.array(bias, np.float64)
     queries, keys = bias.shape[-2:]
@@ -96,7 +96,7 @@ def exempt_bias(bias: ArrayLike, exempt: int) -> Floats:
 def bialibi_bias(
     alpha: ArrayLike, beta: ArrayLike, gamma: ArrayLike, query_length: int, key_length: int
 ) -> Floats:
-    """Return -D of LittleBird, (1, heads, Q, K): Lee et al. 2022, arXiv 2210.11870.
+    """Return LittleBird's bias -D, (1, heads, Q, K): Lee et al. 2022, arXiv 2210.11870.
 
     D_ij = 0 for i = j, alpha for i = 0 or j = 0, beta (i - j) for i > j, gamma (j - i) for i < j.
     """
@@ -144,7 +144,7 @@ def sandwich(
 ) -> Floats:
     """Return p_m.p_n / (8h/H), (heads, Q, K): Chi et al. 2022, arXiv 2212.10356.
 
-    p are sinusoidal embeddings, 8h/H is the compression ratio of head h.
+    p_m is the sinusoidal embedding of position m, 8h/H the compression ratio of head h.
     """
     products = sinusoidal_embeddings(query_positions, dimension) @ np.swapaxes(
         sinusoidal_embeddings(key_positions, dimension), -1, -2
@@ -156,7 +156,7 @@ def sandwich(
 def forget_gates(log_gates: ArrayLike, query_length: int) -> Floats:
     """Return D_ij = sum_(l = j+1)^i log f_l, -inf for j > i: Lin et al. 2025, arXiv 2503.02130.
 
-    log_gates have shape (batch, heads, keys), the result (batch, heads, queries, keys); the last
+    log_gates has shape (batch, heads, keys), the result (batch, heads, queries, keys). The last
     query is at the last key.
     """
     gates = np.asarray(log_gates, np.float64)

@@ -1,4 +1,4 @@
-"""Attention and its gradients, with a matrix of all pairs."""
+"""Attention and its gradients, computed with the matrix of all pairs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def attention(
     query: Any, key: Any, value: Any, bias: ArrayLike = 0.0, scale: float | None = None, *,
     dropout: float = 0.0, seed: int = 0,
 ) -> tuple[Floats, Floats]:  # fmt: skip
-    """Return softmax(scale q.k + bias) v and its logsumexp; scale = 1/sqrt(D) if None.
+    """Return softmax(scale q.k + bias) v and the logsumexp; scale = 1/sqrt(D) if None.
 
     query has shape (..., Q, D), key and value (..., K, D); bias broadcasts to (..., Q, K) and is
     -inf where a key is masked. A query without a visible key has output 0 and logsumexp -inf. With
-    dropout, softmax weights (batch, heads, Q, K) are multiplied by `dropout_factors` last.
+    dropout, the weights (batch, heads, Q, K) are finally multiplied by `dropout_factors`.
     """
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -49,10 +49,10 @@ def attention_gradients(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the gradients of `attention` in query, key, value and the bias of all pairs.
+    """Return the gradients of `attention` with respect to query, key, value and bias.
 
-    p are the softmax weights, z what dropout multiplies them by (1 without it), o = (z p) v, do is
-    the gradient of o and dl that of the logsumexp::
+    p are the weights, z the factors of dropout (1 without it), o = (z p) v the output, do the
+    gradient of o and dl the gradient of the logsumexp::
 
         ds_ij = p_ij (z_ij do_i.v_j - do_i.o_i + dl_i)
         dq = scale ds k;  dk = scale ds^T q;  dv = (z p)^T do

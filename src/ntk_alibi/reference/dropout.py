@@ -1,4 +1,4 @@
-"""Dropout of attention weights: the counter-based generator, and what it multiplies weights by."""
+"""Dropout of attention weights: its counter-based random generator, and the factors of weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 def philox4x32(counter: Sequence[Any], key: Sequence[int]) -> list[Any]:
-    """Return the four words that Philox4x32-10 makes of four counter words and two key words.
+    """Return the four words that Philox4x32-10 makes from four counter words and two key words.
 
-    Words are integers below 2^32, or arrays of them that broadcast. One of ten rounds, on the
-    counter (a, b, c, d) with the key (k, l)::
+    Words are integers below 2^32, or arrays of integers that broadcast. Each of ten rounds maps the
+    counter (a, b, c, d) with the key (k, l) to::
 
         u = 0xD2511F53 a;  v = 0xCD9E8D57 c
         (high(v) ^ b ^ k, low(v), high(u) ^ d ^ l, low(u))
@@ -33,16 +33,16 @@ def philox4x32(counter: Sequence[Any], key: Sequence[int]) -> list[Any]:
 
 
 def dropout_factors(shape: tuple[int, int, int, int], dropout: float, seed: int) -> Floats:
-    """Return what dropout multiplies the weights by, for a shape (batch, heads, queries, keys).
+    """Return the factors by which dropout multiplies weights (batch, heads, queries, keys).
 
-    A weight's random number below 2^16 depends on its place alone: batch b, head h, key j, and
-    i = keys - queries + its query. With t = dropout 2^16, rounded to the nearest integer, the
-    factor is 0 for numbers below t and 2^16 / (2^16 - t) for the others.
+    The random integer of a weight, 0 <= r < 2^16, depends only on where the weight is: batch b,
+    head h, key j, and i = keys - queries + query. With t = dropout 2^16, rounded to the nearest
+    integer, the factor is 0 where r < t and 2^16 / (2^16 - t) elsewhere.
     """
     batch, heads, queries, keys = shape
     b, h, i, j = np.ogrid[:batch, :heads, keys - queries : keys, :keys]
     words = philox4x32((j // 8, i % 2**32, h, b), (seed % 2**32, seed // 2**32))
-    of_key = np.choose(j // 2 % 4, np.broadcast_arrays(*words))
-    numbers = of_key >> (16 * (j % 2)).astype(np.uint64) & np.uint64(0xFFFF)
+    word = np.choose(j // 2 % 4, np.broadcast_arrays(*words))
+    drawn = word >> (16 * (j % 2)).astype(np.uint64) & np.uint64(0xFFFF)
     dropped = round(dropout * 2**16)
-    return np.where(numbers < dropped, 0.0, 2**16 / max(2**16 - dropped, 1))
+    return np.where(drawn < dropped, 0.0, 2**16 / max(2**16 - dropped, 1))

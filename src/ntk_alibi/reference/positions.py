@@ -12,10 +12,10 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 def rope(x: ArrayLike, positions: ArrayLike, base: float = 10000.0) -> Floats:
-    """Return R_p x of vectors (..., length, D) at positions (length,): Su et al. 2021, eq. 15.
+    """Return the rotated vectors R_p x, (..., length, D), at positions p: Su et al. 2021, eq. 15.
 
-    Channels 2m and 2m + 1 form a complex number, which is multiplied by e^(i p theta_m), theta_m =
-    base^(-2m/D).
+    Channels 2m and 2m + 1 form a complex number, which is multiplied by e^(i p theta_m) with
+    theta_m = base^(-2m/D).
     """
     x = np.asarray(x, np.float64)
     theta = np.array([base ** (-2.0 * m / x.shape[-1]) for m in range(x.shape[-1] // 2)])
@@ -41,7 +41,7 @@ def xpos_scores(
     scale_base: float = 512.0,
     gamma: float = 0.4,
 ) -> Floats:
-    """Return XPOS's q.k of all pairs (..., Q, K), 0 for keys ahead: Sun et al. 2022, section 2.
+    """Return XPOS's q.k for all pairs, (..., Q, K), 0 for keys ahead: Sun et al. 2022, section 2.
 
     Formula::
 
@@ -63,9 +63,10 @@ def xpos_scores(
 
 
 def log_n_factors(visible: ArrayLike, train_length: int, *, strength: float = 1.0) -> Floats:
-    """Return max(1, 1 + b log(n / L) / log L) of each query, which sees n keys of (..., Q, K).
+    """Return max(1, 1 + b log(n / L) / log L) for each query, (..., Q), which sees n keys.
 
-    For b = 1 this is max(1, log n / log L). The factor of a query without visible keys is 1.
+    `visible` has shape (..., Q, K), b is the strength and L the training length. With b = 1 the
+    factor is max(1, log n / log L). A query without visible keys has factor 1.
     """
     counts = np.asarray(visible).sum(axis=-1)
     log = math.log(train_length)

@@ -1,4 +1,4 @@
-"""Rounding to fewer bits, and the distance of two distributions."""
+"""Rounding to fewer bits, and the distance between two distributions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rounded(number: float, significant_bits: int) -> float:
 
 
 def total_variation(scores: ArrayLike, other_scores: ArrayLike) -> Floats:
-    """Return half the sum of `|p - p'|` for two softmaxes over the last axis."""
+    """Return half the sum of `|p - p'|`, where p and p' are softmax over the scores' last axis."""
     both = [np.asarray(x, np.float64) for x in (scores, other_scores)]
     weights = [np.exp(x - x.max(axis=-1, keepdims=True)) for x in both]
     p, other = (x / x.sum(axis=-1, keepdims=True) for x in weights)

@@ -1,4 +1,4 @@
-"""Slopes of ALiBi and of its scalings."""
+"""Slopes of ALiBi and its scalings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Floats: TypeAlias = NDArray[np.float64]
 def alibi_slopes(num_heads: int) -> Floats:
     """Return ALiBi's slopes (heads,): Press et al. 2022, section 3, and the authors' get_slopes.
 
-    For n heads, n a power of two, they are the geometric sequence with first term and ratio
-    2^(-8/n). Other head counts take the slopes of the next lower power of two, then every other
-    slope of the next higher one.
+    For n heads, n a power of two, the slopes are the geometric sequence with first term and ratio
+    2^(-8/n). Other head counts take the slopes for the next lower power of two, then every other
+    slope for the next higher one.
     """
     if math.log2(num_heads).is_integer():
         return np.array([2.0 ** (-8.0 * h / num_heads) for h in range(1, num_heads + 1)])
@@ -27,7 +27,7 @@ def alibi_slopes(num_heads: int) -> Floats:
 
 
 def geometric_slopes(num_heads: int) -> Floats:
-    """Return m_h = 1 / 2^(8h/H) for every head count, as in keezen/ntk_alibi and many tutorials."""
+    """Return m_h = 1 / 2^(8h/H) for any head count, as in keezen/ntk_alibi and many tutorials."""
     return np.array([1.0 / 2.0 ** (8.0 * h / num_heads) for h in range(1, num_heads + 1)])
 
 
@@ -37,9 +37,9 @@ def interpolated_slopes(slopes: ArrayLike, factor: float) -> Floats:
 
 
 def ntk_slopes(slopes: ArrayLike, factor: float) -> Floats:
-    """Return the slopes of NTK-ALiBi for any slopes.
+    """Return the slopes of NTK-ALiBi, m_h / a^t_h, for any slopes m_h = 2^-e_h and factor a.
 
-    m_h / a^t_h with t_h = (e_h - e_min)/(e_max - e_min), m_h = 2^-e_h. Equal slopes have t = 1.
+    The weights are t_h = (e_h - e_min)/(e_max - e_min), or 1 if all slopes are equal.
     """
     slopes = np.asarray(slopes, np.float64)
     exponents = [-math.log2(slope) for slope in slopes]
@@ -51,7 +51,7 @@ def ntk_slopes(slopes: ArrayLike, factor: float) -> Floats:
 def published_ntk_slopes(num_heads: int, factor: float) -> Floats:
     """Return the slopes of NTK-ALiBi as published, 1 / (2^(8h/H) a^((h-1)/(H-1))).
 
-    The formula holds for head counts that are powers of two, at least 2.
+    The formula holds for powers of two from 2 heads on.
     """
     return np.array(
         [
@@ -62,7 +62,7 @@ def published_ntk_slopes(num_heads: int, factor: float) -> Floats:
 
 
 def flat_heads_slopes(slopes: ArrayLike, factor: float, share: float) -> Floats:
-    """Return m_h / a for the ceil(share H) smallest slopes, at least one, and the other m_h."""
+    """Return the slopes with the ceil(share H) smallest, at least one, divided by the factor."""
     slopes = np.asarray(slopes, np.float64)
     count = max(1, math.ceil(Fraction(str(share)) * len(slopes)))
     flattest = sorted(range(len(slopes)), key=lambda h: slopes[h])[:count]
@@ -70,7 +70,7 @@ def flat_heads_slopes(slopes: ArrayLike, factor: float, share: float) -> Floats:
 
 
 def max_bias_slopes(slopes: ArrayLike, factor: float) -> Floats:
-    """Return m_h^((e_max + log2 a) / e_max), with 2^-e_max the smallest slope."""
+    """Return m_h^((e_max + log2 a) / e_max), where 2^-e_max is the smallest slope."""
     slopes = np.asarray(slopes, np.float64)
     highest = -math.log2(slopes.min())
     power = (highest + math.log2(factor)) / highest
@@ -78,7 +78,7 @@ def max_bias_slopes(slopes: ArrayLike, factor: float) -> Floats:
 
 
 def dynamic_factor(rate: float, length: int, train_length: int) -> float:
-    """Return the factor of dynamic scalings, a = max(rate n / train_length, 1)."""
+    """Return the factor of a dynamic scaling for n tokens, a = max(rate n / train_length, 1)."""
     return max(rate * length / train_length, 1.0)
 
 

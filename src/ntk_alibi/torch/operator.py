@@ -21,7 +21,7 @@ from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, gradients_of
 from ntk_alibi.fused.parts import Results, in_parts
-from ntk_alibi.masks import Mask, Problem, Segments
+from ntk_alibi.masks import Mask, Problem, SegmentIds
 from ntk_alibi.torch.chunks import attention_by_chunks
 from ntk_alibi.torch.devices.dispatch import attention_on_device
 from ntk_alibi.torch.dropout import dropout_of, numbers_of, seed_of
@@ -130,18 +130,18 @@ def _call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
     table_begin, knee, exempt, mask_numbers, checked, scale, skip_tolerance, dropped = rest[count:]
     numbers: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
     bias = KernelBias(**numbers, table_begin=table_begin, knee=knee, exempt=exempt)
-    shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_numbers(*mask_numbers)
+    shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_integers(*mask_numbers)
     *others, factors, known, seed = arrays[len(BIAS_TENSORS) :]
     placed = others[: len(PROBLEM_TENSORS)]
     segment_ids = dict(zip(SEGMENTS, others[len(PROBLEM_TENSORS) :], strict=True))
     rule = core_rule(mask, scale, skip_tolerance)
     if checked:
         packed = segment_ids["segment_ids"] is not None
-        segments = Segments(*segment_ids.values()) if packed else None
-        problem = Problem(shape, mask, *placed)._replace(segments=segments)
+        ids = SegmentIds(*segment_ids.values()) if packed else None
+        problem = Problem(shape, mask, *placed)._replace(segment_ids=ids)
     else:
         problem = Problem.checked(shape, mask, *placed, **segment_ids)
-        bias = bias.checked(problem._replace(placed=False))  # sums were refused before
+        bias = bias.checked(problem._replace(explicit_positions=False))  # sums were refused before
     return AttentionCall(
         query, key, value, bias, problem, rule, scale, skip_tolerance,
         factors=factors, known=known, dropout=dropout_of(seed, dropped),
@@ -210,7 +210,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
     for numbers in bias.numbers.values():
         _checks.no_tangent("bias", numbers)
     placed = [getattr(problem, name) for name in PROBLEM_TENSORS]
-    placed += problem.segments or (None, None)
+    placed += problem.segment_ids or (None, None)
     dense = bias.dense
     if dense is not None and dense.requires_grad:  # so that torch sums over broadcast axes
         bias = bias._replace(dense=dense.expand(problem.shape))
@@ -226,7 +226,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         bias.table_begin,
         bias.knee,
         bias.exempt,
-        problem.mask.numbers(),
+        problem.mask.to_integers(),
         _arrays.has_values(*placed),
         call.scale,
         call.skip_tolerance,

@@ -1,8 +1,8 @@
 """Turn a checkout into what a release is made of: `python release.py ADDRESS`.
 
-Before a release nothing can be downloaded, so the documents install from a checkout, and the
-address of the repository is a placeholder. This program fills the address in, and the commands then
-name the package. `python release.py --check` says what is left to fill.
+Before a release the address of the repository is a placeholder, and README and quickstart have a
+paragraph on installing from a checkout. This program fills the address in, and takes the paragraphs
+out. `python release.py --check` says what is left to fill.
 """
 
 from __future__ import annotations
@@ -15,40 +15,22 @@ from pathlib import Path
 #: The address before there is one; no computer may have a name that ends in "invalid" (RFC 2606).
 PLACEHOLDER = "https://repository.invalid/ntk_alibi"
 
-#: Files that name the address, or install the package.
+#: Files that name the address, or say how to install the package.
 FILES = ("pyproject.toml", "CITATION.cff", "CONTRIBUTING.md", "README.md")
-FOLDERS = ("docs/**/*.md", "notebooks/*.ipynb")
+PAGES = "docs/**/*.md"
 
-#: Commands that install from a checkout, and what a release installs in their place.
-IN_A_CHECKOUT = (
-    (
-        re.compile(r"""(\\?["'])\.\[([\w-]+)\]\1(`?)( +#? ?in a checkout)?"""),
-        r"\1ntk-alibi[\2]\1\3",
-    ),
-    (
-        re.compile(r"\bpip install \.(?=[ `]|$)( +# in a checkout)?", re.MULTILINE),
-        "pip install ntk-alibi",
-    ),
-)
-
-#: Files whose commands are for developers, who stay in a checkout.
-OF_DEVELOPERS = ("CONTRIBUTING.md", "docs/project.md")
+#: A paragraph, on one line, that a release does not have.
+BEFORE_A_RELEASE = re.compile(r"^\*Before the first release\*.*\n?\n?", re.MULTILINE)
 
 
 def files(root: Path) -> list[Path]:
     """Return the files of a checkout that a release may change."""
-    named = [root / name for name in FILES]
-    found = [path for pattern in FOLDERS for path in sorted(root.glob(pattern))]
-    return named + [path for path in found if "docs/notebooks" not in path.as_posix()]
+    return [*(root / name for name in FILES), *sorted(root.glob(PAGES))]
 
 
-def filled(name: str, text: str, address: str) -> str:
-    """Return the text of a file with an address, and with commands that install a release."""
-    text = text.replace(PLACEHOLDER, address)
-    if name not in OF_DEVELOPERS:
-        for command, released in IN_A_CHECKOUT:
-            text = command.sub(released, text)
-    return text
+def filled(text: str, address: str) -> str:
+    """Return the text of a file with an address, and without what a release does not have."""
+    return BEFORE_A_RELEASE.sub("", text.replace(PLACEHOLDER, address))
 
 
 def fill(root: Path, address: str) -> list[str]:
@@ -62,7 +44,7 @@ def fill(root: Path, address: str) -> list[str]:
     changed = []
     for path in files(root):
         name, before = path.relative_to(root).as_posix(), path.read_text("utf-8")
-        if (after := filled(name, before, address)) != before:
+        if (after := filled(before, address)) != before:
             path.write_text(after, "utf-8")
             changed.append(name)
     return changed
@@ -74,7 +56,7 @@ def left(root: Path) -> list[str]:
     for path in files(root):
         name = path.relative_to(root).as_posix()
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-            if filled(name, line, "") != line:
+            if filled(line, "") != line:
                 lines.append(f"{name}:{number}: {line.strip()[:100]}")
     return lines
 

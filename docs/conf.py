@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 import os
 import re
@@ -45,13 +46,22 @@ highlight_language = "text"  # formulas, drawings, commands; Python says so, doc
 
 html_theme = "furo"
 html_title = f"ntk_alibi {version}"
+html_logo = html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).with_name("search_order.js"))
 html_show_copyright = False
+html_theme_options = {
+    f"{theme}_css_variables": dict.fromkeys(
+        ("color-brand-primary", "color-brand-content", "color-brand-visited"), accent
+    )
+    for theme, accent in (("light", "#0b6b68"), ("dark", "#5cc8be"))
+}
 copybutton_exclude = ".linenos, .gp, .go"
 pygments_style = "tango"
 pygments_dark_style = "github-dark"
 
+maximum_signature_line_length = 80
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
@@ -75,6 +85,28 @@ def copy_notebooks(app: Any) -> None:
     originals = Path(app.srcdir).parent / "notebooks"
     if originals.is_dir():
         shutil.copytree(originals, copies, ignore=shutil.ignore_patterns(".*"))
+
+
+def write_pages_of_objects(app: Any) -> None:
+    """Write a page for each public object, which git ignores."""
+    names.write_pages(Path(app.srcdir) / "reference")
+
+
+def describe(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Describe a page by its first paragraph, for search engines and previews."""
+    if doctree is None:  # the index, the search, listings of code
+        return
+    paragraph = next(iter(doctree.findall(nodes.paragraph)), None)
+    text = " ".join(paragraph.astext().split()) if paragraph else str(ntk_alibi.__doc__)
+    title = re.sub(r"<[^>]+>", "", context.get("title") or project)
+    for key, value in {
+        'name="description"': text[:300],
+        'property="og:title"': title,
+        'property="og:description"': text[:300],
+        'property="og:type"': "website",
+        'property="og:site_name"': project,
+    }.items():
+        context["metatags"] += f'<meta {key} content="{html.escape(value)}">\n'
 
 
 def links_of_the_site(app: Any, page: str, source: list[str]) -> None:
@@ -133,6 +165,8 @@ def setup(app: Any) -> None:
     app.connect("source-read", help_of_commands)
     app.connect("source-read", links_of_the_site)
     app.connect("builder-inited", copy_notebooks)
+    app.connect("builder-inited", write_pages_of_objects)
+    app.connect("html-page-context", describe)
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
 
 

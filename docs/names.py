@@ -1,4 +1,4 @@
-"""The entries of the reference: each block `{names}` of a page becomes a table and descriptions.
+"""The entries of the reference: a block `{names}` of a page becomes a table, each name a page.
 
 A line of a block is a name below `ntk_alibi`, or `folder.*` for the names that no page lists by
 itself: those of `ntk_alibi.__all__` that the folder defines, so that a new bias or scaling needs no
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shutil
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -67,38 +68,53 @@ def names_of(folder: str) -> list[str]:
     return [f"{folder}.{x}" for x in names]
 
 
+def heading(entry: Entry) -> str:
+    """Return the name of an entry as programs write it after `import ntk_alibi as na`."""
+    first = entry.name.partition(".")[0]
+    return f"na.{entry.name}" if first in na.__all__ else f"ntk_alibi.{entry.name}"
+
+
 def described(entry: Entry) -> str:
-    """Return the directive of an entry."""
-    thing = entry.thing
+    """Return the page of an entry, as reStructuredText."""
+    title = f"``{heading(entry)}``"
+    head = f"{title}\n{'=' * len(title)}\n\n.. currentmodule:: ntk_alibi\n\n"
     path = f"ntk_alibi.{entry.name}" if "." in entry.name else entry.name
-    if not inspect.isclass(thing):
-        return f".. autofunction:: {path}"
-    text = f".. autoclass:: {path}"
+    if not inspect.isclass(entry.thing):
+        return f"{head}.. autofunction:: {path}\n"
+    text = f"{head}.. autoclass:: {path}\n"
     if entry.members == ("*",):
-        return f"{text}\n   :members:"
-    members = [x for x in entry.members if hasattr(thing, x)]
+        return f"{text}   :members:\n"
+    members = [x for x in entry.members if hasattr(entry.thing, x)]
     if members:
-        text += f"\n   :members: {', '.join(members)}"
-    if not vars(thing).keys() >= set(members):
-        text += "\n   :inherited-members:"
+        text += f"   :members: {', '.join(members)}\n"
+    if not vars(entry.thing).keys() >= set(members):
+        text += "   :inherited-members:\n"
     return text
 
 
+def write_pages(folder: Path) -> None:
+    """Write a page for each entry of the blocks of a folder's pages, below `api`."""
+    pages = folder / "api"
+    shutil.rmtree(pages, ignore_errors=True)
+    pages.mkdir()
+    for page in PAGES.glob("*.md"):
+        for block in blocks(page.read_text()):
+            for entry in entries(block):
+                pages.joinpath(f"{entry.name}.rst").write_text(described(entry))
+
+
 def expanded(text: str) -> str:
-    """Return a page with its blocks as a table and directives of Sphinx."""
+    """Return a page with its blocks as tables of the names, which lead to their pages."""
 
     def block(match: re.Match[str]) -> str:
         (lines,) = blocks(match[0])
-        names = entries(lines)
-        table = "\n".join(f"   {entry.name}" for entry in names)
-        return "\n".join(
-            (
-                "```{eval-rst}",
-                ".. currentmodule:: ntk_alibi\n",
-                f".. autosummary::\n   :nosignatures:\n\n{table}\n",
-                *map(described, names),
-                "```",
-            )
+        found = [entry.name for entry in entries(lines)]
+        table = "\n".join(f"   {name}" for name in found)
+        contents = "\n".join(f"   {name} <api/{name}>" for name in found)
+        return (
+            "```{eval-rst}\n.. currentmodule:: ntk_alibi\n\n"
+            f".. autosummary::\n   :nosignatures:\n\n{table}\n\n"
+            f".. toctree::\n   :hidden:\n\n{contents}\n```"
         )
 
     return BLOCK.sub(block, text)

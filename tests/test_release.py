@@ -1,4 +1,4 @@
-"""A release has its address and commands that install it, a checkout those that work in it."""
+"""A release has its address; a checkout says in two places how it is installed before."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def installed(root: Path) -> list[tuple[str, str]]:
-    """Return what the documents install: "." or a package, and an extra."""
+def installed() -> list[tuple[str, str]]:
+    """Return what the documents install: a package, and an extra of it."""
     command = re.compile(r'''pip install\s+\\?"([^"[]+)\[([\w-]+)\]\\?"''')
-    return [x for path in release.files(root) for x in command.findall(path.read_text("utf-8"))]
+    documents = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb")]
+    texts = [release.filled(path.read_text("utf-8"), ADDRESS) for path in documents]
+    return [x for text in texts for x in command.findall(text)]
 
 
 def is_released(root: Path) -> bool:
@@ -35,13 +37,13 @@ def is_released(root: Path) -> bool:
 
 
 def test_documents_install_what_there_is() -> None:
-    """Before a release a checkout, with extras that there are; afterwards the package."""
+    """The package, with extras that there are."""
     _, _, extras = (ROOT / "pyproject.toml").read_text().partition("[project.optional-")
     known = re.findall(r"^([\w-]+) = \[", extras, re.MULTILINE)
-    found = installed(ROOT)
+    found = installed()
     assert len(found) > 15
     assert {extra for _, extra in found} <= set(known)
-    assert {package for package, _ in found} == {"ntk-alibi" if is_released(ROOT) else "."}
+    assert {package for package, _ in found} == {"ntk-alibi"}
 
 
 def test_the_check_names_what_is_left_and_nothing_once_it_is_filled(checkout: Path) -> None:
@@ -49,17 +51,24 @@ def test_the_check_names_what_is_left_and_nothing_once_it_is_filled(checkout: Pa
         assert release.left(ROOT) == []
         return
     left = "\n".join(release.left(checkout))
-    for name in ("pyproject.toml", "CITATION.cff", "CONTRIBUTING.md", "README.md", "docs/vllm.md"):
+    for name in (
+        "pyproject.toml",
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "README.md",
+        "docs/quickstart.md",
+    ):
         assert f"{name}:" in left
     changed = release.fill(checkout, ADDRESS)
     assert {line.partition(":")[0] for line in left.split("\n")} == set(changed)
     assert release.left(checkout) == []
-    text = (checkout / "docs/vllm.md").read_text()
-    assert '    pip install "ntk-alibi[vllm]"\n' in text
     assert f"git clone {ADDRESS} && cd ntk_alibi\n" in (checkout / "CONTRIBUTING.md").read_text()
     assert f"repository-code: {ADDRESS}\n" in (checkout / "CITATION.cff").read_text()
-    for path in (checkout / "notebooks").glob("*.ipynb"):
-        assert '`pip install \\"ntk-alibi[notebook]\\"`' in path.read_text("utf-8")
+    for name in ("README.md", "docs/quickstart.md"):
+        before, after = ((root / name).read_text() for root in (ROOT, checkout))
+        assert "\n*Before the first release*" in before
+        assert "the first release" not in after
+        assert len(before.split("\n\n")) == len(after.split("\n\n")) + 1
     assert release.fill(checkout, ADDRESS) == []
 
 

@@ -312,13 +312,13 @@ def _over_length(models: Sequence[Summary]) -> Figure:
         for rule in FIRST_SHOWN
     }
     axes = curves(cells, multiples, train_length, "lines found, %", ax=made.subplots())
-    axes.get_legend().remove()
+    axes.legend().remove()
+    means = means_of(cells, 100.0)
     for curve in axes.get_lines():
-        if (label := str(curve.get_label())) in cells:
-            _, last = curve.get_xydata()[-1]
+        if (label := str(curve.get_label())) in means:
             axes.annotate(
                 label,
-                (1.02, last),
+                (1.02, means[label][-1]),
                 xycoords=axes.get_yaxis_transform(),
                 color=curve.get_color(),
                 va="center",

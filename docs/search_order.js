@@ -1,0 +1,18 @@
+// Which pages a search lists first: guides before the reference, and pages about the repository last.
+const Scorer = {
+  score: ([page, title, anchor, description, score]) => {
+    if (/^(architecture|changelog|contributing|project)$/.test(page)) return score - 1000;
+    if (/^(reference|notebooks)\//.test(page)) return score;
+    return score + 3;
+  },
+
+  // The values that Sphinx has itself.
+  objNameMatch: 11,
+  objPartialMatch: 6,
+  objPrio: { 0: 15, 1: 5, 2: -5 },
+  objPrioDefault: 0,
+  title: 15,
+  partialTitle: 7,
+  term: 5,
+  partialTerm: 2,
+};

@@ -211,7 +211,7 @@ def test_answers_are_kept_until_the_results_are_shown(
 def test_an_error_of_the_program_keeps_its_traceback(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(length_study, "evaluate", lambda *_, **__: {}["a mistake"])
+    monkeypatch.setattr(length_study, "answer", lambda *_, **__: {}["a mistake"])
     with pytest.raises(KeyError, match="a mistake"):
         main(["eval", "--model", str(tiny_checkpoint)])
 

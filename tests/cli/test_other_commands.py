@@ -14,7 +14,6 @@ import pytest
 
 import ntk_alibi as na
 from ntk_alibi.cli import bench, main
-from refusals import error_of
 from repository import ROOT
 
 
@@ -73,11 +72,6 @@ def test_explore(from_file: bool, tmp_path: Path, capsys: pytest.CaptureFixture[
     cells = int(re.findall(r"\((\d+) cells of 1 token\)\n", capsys.readouterr().out)[0])
     assert cells > 1
     assert "ntk" in page.read_text("utf-8")
-
-
-def test_explore_names_the_layers_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
-    error = error_of(["explore", "--text", "x", "--layers", "9"], capsys)
-    assert error.endswith("error: layer must be between -3 and 2, got 9\n")
 
 
 def test_bench_times_every_way(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,11 @@ from refusals import assert_one_sentence
 DONE = Written(("input_ids",), ("logits",), "not at all")
 
 
+def check(request: Request) -> None:
+    if request.method == "MaxBias(factor=3.0)":
+        raise ValueError("scaling must be another")
+
+
 def write_file(request: Request, path: Path) -> Written:
     path.write_text(repr(request.settings.scaling))
     request.say("a line")
@@ -37,8 +43,8 @@ def write_folder(request: Request, path: Path) -> Written:
 def formats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two formats that write little, so that the tests of the door need no other package."""
     made = {
-        "leaf": Format(("float32", "q8_0"), False, write_file),
-        "tree": Format(("float32",), True, write_folder),
+        "leaf": Format(("float32", "q8_0"), False, check, write_file),
+        "tree": Format(("float32",), True, check, write_folder),
     }
     for name, form in made.items():
         module = ModuleType(f"format_{name}")
@@ -50,7 +56,7 @@ def formats(monkeypatch: pytest.MonkeyPatch) -> None:
 def replace_write(monkeypatch: pytest.MonkeyPatch, name: str, write: Any) -> None:
     module = sys.modules[door.FORMATS[name]]
     form = module.FORMAT
-    monkeypatch.setattr(module, "FORMAT", Format(form.dtypes, form.is_folder, write))
+    monkeypatch.setattr(module, "FORMAT", Format(form.dtypes, form.is_folder, check, write))
 
 
 @pytest.fixture(scope="module")
@@ -223,3 +229,26 @@ def test_the_command_checks_the_path_before_it_loads_a_model(
     ):
         assert_one_sentence(["export", "--model", "/nowhere", *arguments], message, capsys)
     assert os.listdir(tmp_path) == ["old.leaf"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dtype", "float16"], "--dtype for format 'leaf' must be one of"),
+        (["--method", "max-bias:3"], "scaling must be another"),
+        (["--method", "ntk:4:layers=1"], "layers must be below 1, the number of the model's"),
+    ],
+)
+def test_the_command_checks_its_arguments_before_it_reads_the_weights(
+    arguments: list[str],
+    message: str,
+    tiny_checkpoint: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "without weights")
+    (folder / "model.safetensors").unlink()
+    command = ["export", "--model", str(folder), "-o", str(tmp_path / "new.leaf")]
+    assert_one_sentence([*command, *arguments], message, capsys)
+    assert_one_sentence(command, "no file named model.safetensors", capsys)
+    assert os.listdir(tmp_path) == ["without weights"]

@@ -185,11 +185,14 @@ def _study(options: argparse.Namespace) -> None:
     plan = _plan(options)
 
     def measured(folder: Path) -> dict[str, Any]:
-        from ntk_alibi.evaluation.comparing.length_study import evaluate
+        from ntk_alibi.evaluation.comparing import length_study
 
-        model, tokenizer, train_length, name = subcommand.load_model(options)
-        whole, quiet = replace(plan, train_length=train_length), options.format == "json"
-        return evaluate(model, tokenizer, whole, folder, quiet=quiet, name=name)
+        outline, tokenizer, train_length = subcommand.load_outline(options)
+        whole = replace(plan, train_length=train_length)
+        study = length_study.prepare(outline, tokenizer, whole)
+        model, name = subcommand.load_model(options)
+        quiet = options.format == "json"
+        return length_study.answer(model, tokenizer, study, folder, quiet=quiet, name=name)
 
     subcommand.collect(options, measured, _show)
 
@@ -280,17 +283,19 @@ def _compare(options: argparse.Namespace) -> None:
 
         name = options.model or NANO_BLOOM
         tasks = task_comparison.load_known(options.tasks, metadata, name)
+        outline, _, train_length = subcommand.load_outline(options)
+        methods = [parse_method(x, train_length) for x in options.methods or DEFAULT_METHODS]
+        harness.check_methods(outline, methods)
         with harness.quiet():
             lm = StretchedLM(
                 options.model,
                 dtype=options.dtype,
-                train_length=options.train_length,
+                train_length=train_length,
                 batch_size=1 if options.batch_size is None else options.batch_size,
                 max_length=options.max_length,
                 truncation=options.truncation or "middle",
                 quiet=options.format == "json",
             )
-        methods = [parse_method(x, lm.train_length) for x in options.methods or DEFAULT_METHODS]
         return task_comparison.compare(
             lm, methods, tasks, metadata=metadata, model=name, cache=folder
         )

@@ -59,21 +59,18 @@ def register(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi import plots
     from ntk_alibi.models import load
-    from ntk_alibi.plots.explorer import FORMATS, METHODS
+    from ntk_alibi.models.loading import load_outline
+    from ntk_alibi.plots.explorer import FORMATS, METHODS, checked
 
     subcommand.check_picture("--output", options.output, FORMATS)
     subcommand.check_methods(options.methods or (), None)
     text = options.text if options.file is None else _read(options.file)
-    model, tokenizer, _ = load(options.model, options.dtype)
-    page = plots.explore(
-        model,
-        tokenizer,
-        text,
-        options.methods or METHODS,
-        layers=options.layers,
-        heads=options.heads,
-        cells=options.cells,
-    )
+    outline, tokenizer, _ = load_outline(options.model)
+    wanted = tokenizer, text, options.methods or METHODS
+    limits = {"layers": options.layers, "heads": options.heads, "cells": options.cells}
+    checked(outline, *wanted, **limits)
+    model, *_ = load(options.model, options.dtype)
+    page = plots.explore(model, *wanted, **limits)
     page.save(options.output)
     tokens = "1 token" if page.step == 1 else f"{page.step} tokens"
     print(f"page: {options.output} ({page.cells} cells of {tokens})")

@@ -54,21 +54,27 @@ def register(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi.engines import export
     from ntk_alibi.models import load
+    from ntk_alibi.models.loading import load_outline
 
     export.checked_target(options.output, options.format, options.overwrite)
     if options.method is not None:
         parse_method(options.method, 2)
+    outline, tokenizer, _ = load_outline(options.model)
+    request = {
+        "format": options.format,
+        "dtype": options.dtype,
+        "tokenizer": tokenizer,
+        "overwrite": options.overwrite,
+    }
+    export.checked(outline, options.output, options.method, **request)
     # Other dtypes are made from float32; what torch has is loaded so, which takes less memory.
     loaded = "float32" if options.dtype == "q8_0" else options.dtype
-    model, tokenizer, _ = load(options.model, loaded)
+    model, *_ = load(options.model, loaded)
     exported = export.export(
         model,
         options.output,
         options.method,
-        format=options.format,
-        dtype=options.dtype,
-        tokenizer=tokenizer,
-        overwrite=options.overwrite,
+        **request,
         progress=partial(print, file=sys.stderr, flush=True),
     )
     print(_files.json_text(asdict(exported)) if options.json else exported)

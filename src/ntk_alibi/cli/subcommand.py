@@ -303,14 +303,19 @@ def tell(message: str) -> None:
         print(f"ntk-alibi: {message}", file=sys.stderr, flush=True)
 
 
-def load_model(options: argparse.Namespace) -> tuple[Any, Any, int, str]:
-    """Return the model of the options, its tokenizer, its training length and its name."""
-    from ntk_alibi.models import load
-    from ntk_alibi.models.loading import NANO_BLOOM
+def load_outline(options: argparse.Namespace) -> tuple[Any, Any, int]:
+    """Return the model without its weights, its tokenizer and its training length."""
+    from ntk_alibi.models import loading
 
-    model, tokenizer, of_model = load(options.model, options.dtype)
-    length = of_model if options.train_length is None else options.train_length
-    return model, tokenizer, length, options.model or NANO_BLOOM
+    outline, tokenizer, of_model = loading.load_outline(options.model)
+    return outline, tokenizer, of_model if options.train_length is None else options.train_length
+
+
+def load_model(options: argparse.Namespace) -> tuple[Any, str]:
+    """Return the model and its name."""
+    from ntk_alibi.models import loading
+
+    return loading.load(options.model, options.dtype)[0], options.model or loading.NANO_BLOOM
 
 
 def collect(

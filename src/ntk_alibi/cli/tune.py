@@ -50,7 +50,7 @@ def register(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from ntk_alibi.evaluation.comparing import tuning
+    from ntk_alibi.evaluation.comparing import length_study, tuning
 
     settings = tuning.Search(
         options.length,
@@ -63,13 +63,16 @@ def _run(options: argparse.Namespace) -> None:
     )
 
     def found(folder: Path) -> dict[str, Any]:
-        model, tokenizer, train_length, name = subcommand.load_model(options)
+        outline, tokenizer, train_length = subcommand.load_outline(options)
+        whole = replace(settings, train_length=train_length)
+        length_study.prepare(outline, tokenizer, whole.plan(whole.candidates, held_out=False))
         if options.length <= train_length:
             subcommand.tell(
                 f"warning: --length {options.length} is within the training length of "
                 f"{train_length} tokens, which the model reads without stretching"
             )
-        whole, quiet = replace(settings, train_length=train_length), options.format == "json"
+        model, name = subcommand.load_model(options)
+        quiet = options.format == "json"
         return tuning.search(model, tokenizer, whole, folder, quiet=quiet, name=name)
 
     subcommand.collect(options, found, _show)

@@ -1,11 +1,11 @@
 """`export`: a stretched model as the files of another engine.
 
-`export` checks its arguments once, from top to bottom, and hands a `Request` to the format, which
+`export` checks its arguments once, from top to bottom, and passes a `Request` to the format, which
 writes to a temporary name beside the target. The last step gives the target its name, so an error,
 a full disk or Ctrl-C leaves no half of a file, and what was there before.
 
-A format is a module of this folder with a `Format` called FORMAT, whose `write` refuses what the
-format cannot say and then writes. The next one is added by three lines: its module in
+A format is a module of this folder with a `Format` called FORMAT, whose `check` refuses what the
+format cannot hold, and whose `write` writes. The next one is added by three lines: its module in
 `ntk_alibi.engines.FORMATS`, its packages in an extra of pyproject.toml, and the extra in
 `_installed.EXTRAS`.
 """
@@ -88,11 +88,13 @@ class Format:
     Attributes:
         dtypes: the names of the dtypes of weights that it takes.
         is_folder: whether it is a folder with a configuration and a tokenizer, or one file.
-        write: writes a request to a path, which is no file yet, or an empty folder.
+        check: refuses a request that the format cannot hold; the model may lack its weights.
+        write: writes a checked request to a path, which is no file yet, or an empty folder.
     """
 
     dtypes: tuple[str, ...]
     is_folder: bool
+    check: Callable[[Request], object]
     write: Callable[[Request, Path], Written]
 
 
@@ -191,8 +193,50 @@ def export(
         >>> exported.format, exported.dtype
         ('gguf', 'q8_0')
     """
-    name, kind = checked_target(path, format, overwrite)
+    name, kind, request = checked(
+        model,
+        path,
+        scaling,
+        format=format,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        cache=cache,
+        overwrite=overwrite,
+        progress=progress,
+    )
     target = Path(path)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError("model must have its weights in memory, got weights without numbers")
+    with _files.replacing(target) as unfinished:
+        if kind.is_folder:
+            unfinished.mkdir()
+        result = kind.write(request, unfinished)
+        files = (part for part in (unfinished, *unfinished.rglob("*")) if part.is_file())
+        size = sum(file.stat().st_size for file in files)
+        about = os.fspath(target), name, request.family.name, request.method, request.dtype, size
+        exported = Exported(*about, **vars(result))
+        if kind.is_folder:
+            (unfinished / ABOUT).write_text(f"{_files.json_text(asdict(exported), indent=2)}\n")
+    return exported
+
+
+def checked(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    scaling: Any = None,
+    *,
+    format: str | None = None,
+    dtype: Any = None,
+    tokenizer: Any = None,
+    cache: bool = True,
+    overwrite: bool = False,
+    progress: Callable[[str], object] | None = None,
+) -> tuple[str, Format, Request]:
+    """Return a format with its name, and what it is to write, for the arguments of `export`.
+
+    The model may lack its weights: a command checks its arguments before it loads them.
+    """
+    name, kind = checked_target(path, format, overwrite)
     family, targets = known.found(model)
     if family is None or len(targets) != 1:
         raise ValueError(
@@ -209,8 +253,6 @@ def export(
         settings = current(decoder)
     dtype = str(next(decoder.parameters()).dtype if dtype is None else dtype)
     dtype = _checks.choice(f"dtype for format {name!r}", dtype.removeprefix("torch."), kind.dtypes)
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError("model must have its weights in memory, got weights without numbers")
     tokenizer = _own_tokenizer(model) if tokenizer is None else tokenizer
     if tokenizer is not None:
         _checks.tokenizer(tokenizer)
@@ -219,17 +261,8 @@ def export(
         raise TypeError(f"progress must be a function of a line, or None, got {progress!r}")
     say = progress or (lambda _: None)
     request = Request(model, decoder, family, settings, tokenizer, dtype, cache, say)
-    with _files.replacing(target) as unfinished:
-        if kind.is_folder:
-            unfinished.mkdir()
-        result = kind.write(request, unfinished)
-        files = (part for part in (unfinished, *unfinished.rglob("*")) if part.is_file())
-        size = sum(file.stat().st_size for file in files)
-        about = os.fspath(target), name, family.name, request.method, dtype, size
-        exported = Exported(*about, **vars(result))
-        if kind.is_folder:
-            (unfinished / ABOUT).write_text(f"{_files.json_text(asdict(exported), indent=2)}\n")
-    return exported
+    kind.check(request)
+    return name, kind, request
 
 
 def checked_target(path: Any, format: str | None, overwrite: bool) -> tuple[str, Format]:

@@ -26,8 +26,8 @@ from torch.nn import functional as F
 
 from ntk_alibi import _checks
 from ntk_alibi._core import __version__
-from ntk_alibi.engines import gguf_vocabulary
 from ntk_alibi.engines.export import Format, Request, Written
+from ntk_alibi.engines.gguf_vocabulary import Vocabulary, of_tokenizer
 from ntk_alibi.methods import train_length_of
 from ntk_alibi.scaling import MaxBias, at_layer, scaling_per
 
@@ -75,8 +75,12 @@ class Tensor:
 Groups = Iterator[tuple[str, list[Tensor]]]
 
 
-def write(request: Request, path: Path) -> Written:
-    """Write a BLOOM or an MPT as a GGUF file."""
+def contents(request: Request) -> tuple[list[tuple[str, list[Tensor]]], float, Vocabulary]:
+    """Return the groups of tensors, the number of the slopes and the vocabulary of a file.
+
+    Raises:
+        ValueError: the file cannot hold the model or its settings.
+    """
     if request.family.name not in _FAMILIES:
         raise ValueError(
             f"model must be of {' or '.join(_FAMILIES)} for format 'gguf', got a "
@@ -89,13 +93,18 @@ def write(request: Request, path: Path) -> Written:
     family.check(request.target)
     if not request.cache:
         raise ValueError("cache must be True for format 'gguf', whose engines have one, got False")
-    vocabulary = gguf_vocabulary.of_tokenizer(request.tokenizer, len(head.weight))
+    vocabulary = of_tokenizer(request.tokenizer, len(head.weight))
     groups = list(family.groups(request.target, head))
     for tensor in (tensor for _, tensors in groups for tensor in tensors):
         if request.dtype == "q8_0" and tensor.weights.ndim > 1:
             _checks.multiple(f"the width of {tensor.name}", tensor.weights.shape[-1], "q8_0", 32)
+    return groups, max_bias, vocabulary
 
-    config = request.target.config
+
+def write(request: Request, path: Path) -> Written:
+    """Write a BLOOM or an MPT as a GGUF file."""
+    groups, max_bias, vocabulary = contents(request)
+    family, config = _FAMILIES[request.family.name], request.target.config
     writer = gguf.GGUFWriter(path, "mpt")
     try:
         writer.add_name(type(request.model).__name__)
@@ -116,7 +125,10 @@ def write(request: Request, path: Path) -> Written:
     finally:
         writer.close()
     return Written(
-        inputs=(f"text or tokens, of {len(head.weight)}", f"context: {_context_length(request)}"),
+        inputs=(
+            f"text or tokens, of {len(vocabulary.tokens)}",
+            f"context: {_context_length(request)}",
+        ),
         outputs=("logits of the next token",),
         checked=(
             f"max_alibi_bias {max_bias:g} has the slopes of all layers; its numbers differ from "
@@ -341,4 +353,4 @@ _FAMILIES = {
     "MPT": _Family(_mpt_groups, _check_mpt, _clip_of_mpt),
 }
 
-FORMAT = Format(dtypes=tuple(_TYPES), is_folder=False, write=write)
+FORMAT = Format(dtypes=tuple(_TYPES), is_folder=False, check=contents, write=write)

@@ -168,19 +168,25 @@ def pairs_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def graph_of(request: Request, dtype: str) -> Graph:
-    """Return the graph of a model with weights of a dtype; the model stays as it is.
-
-    Raises:
-        ValueError: the model has no language model head or no finite logits, or `na.patch` refuses
-            it or the settings for attention="traceable".
-    """
+def check(request: Request) -> None:
+    """Refuse a model without a head, or settings that `na.patch` refuses for graphs."""
     model: Any = request.model
     if getattr(model, "get_output_embeddings", lambda: None)() is None:
         raise ValueError(
             "model must have a language model head to be exported as a graph, got "
             f"{type(model).__name__}"
         )
+    with _traceable(request, model):
+        pass
+
+
+def graph_of(request: Request, dtype: str) -> Graph:
+    """Return the graph of a model with weights of a dtype; the model stays as it is.
+
+    Raises:
+        ValueError: the model has no finite logits.
+    """
+    model: Any = request.model
     with torch.no_grad(), in_evaluation(model), _traceable(request, model):
         expected = model(TOKENS, attention_mask=MASK, use_cache=False).logits
     if not expected[MASK.bool()].isfinite().all():

@@ -9,7 +9,7 @@ import onnxruntime
 import torch
 
 from ntk_alibi.engines.export import Format, Request, Written
-from ntk_alibi.engines.graph import Graph, any_length, graph_of, lines, write_configuration
+from ntk_alibi.engines.graph import Graph, any_length, check, graph_of, lines, write_configuration
 
 
 def write(request: Request, path: Path) -> Written:
@@ -55,4 +55,4 @@ def save(graph: Graph, path: Path) -> None:
     program.save(path)
 
 
-FORMAT = Format(dtypes=("float32", "float16"), is_folder=True, write=write)
+FORMAT = Format(dtypes=("float32", "float16"), is_folder=True, check=check, write=write)

@@ -16,7 +16,7 @@ from openvino import opset13
 from openvino.passes import MakeStateful, Manager
 
 from ntk_alibi.engines.export import Format, Request, Written
-from ntk_alibi.engines.graph import Axes, Graph, graph_of, lines, write_configuration
+from ntk_alibi.engines.graph import Axes, Graph, check, graph_of, lines, write_configuration
 
 
 def write(request: Request, path: Path) -> Written:
@@ -85,4 +85,4 @@ def _keep_cache(model: openvino.Model, graph: Graph) -> None:
     model.validate_nodes_and_infer_types()
 
 
-FORMAT = Format(dtypes=("float32", "float16"), is_folder=True, write=write)
+FORMAT = Format(dtypes=("float32", "float16"), is_folder=True, check=check, write=write)

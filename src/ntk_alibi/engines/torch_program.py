@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ntk_alibi.engines.export import Format, Request, Written
-from ntk_alibi.engines.graph import graph_of, lines, write_configuration
+from ntk_alibi.engines.graph import check, graph_of, lines, write_configuration
 
 
 def write(request: Request, path: Path) -> Written:
@@ -36,4 +36,4 @@ def write(request: Request, path: Path) -> Written:
     )
 
 
-FORMAT = Format(dtypes=("float32", "float16", "bfloat16"), is_folder=True, write=write)
+FORMAT = Format(dtypes=("float32", "float16", "bfloat16"), is_folder=True, check=check, write=write)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations import known, patch
+from ntk_alibi.integrations import PatchHandle, known, patch
 from ntk_alibi.integrations.overriding import in_evaluation
 from ntk_alibi.methods import Method, as_method, train_length_of
 
@@ -104,13 +104,13 @@ def request(
     of = _shape(model)
     numbers = _layers(layers, of[0]), [head + 1 for head in _checks.heads(heads, of[1])]
     named = _named(methods, model)
-    inputs = tokenizer(text, return_tensors="pt").to(model.device)
+    inputs = tokenizer(text, return_tensors="pt")
     ids = inputs["input_ids"][0].tolist()
     _checks.integer("number of tokens of text", len(ids), minimum=1)
     _check_size(len(ids), of[1])
     words = tuple(tokenizer.decode([token]) for token in ids)
     layers, heads = map(tuple, numbers)
-    return Request(model, inputs, words, tuple(named), layers, heads, of)
+    return Request(model, inputs.to(model.device), words, tuple(named), layers, heads, of)
 
 
 def _shape(model: Any) -> tuple[int, int]:
@@ -144,7 +144,14 @@ def _named(methods: Any, model: Any) -> list[Method | None]:
         raise TypeError(f"methods must be None or a sequence of methods, got {methods!r}")
     if not (several := list(methods)):
         raise ValueError(f"methods must hold at least one, got {methods!r}")
-    return [as_method(method, train_length_of(model.config)) for method in several]
+    named = [as_method(method, train_length_of(model.config)) for method in several]
+    for method in named:
+        _patched(model, method).undo()
+    return list(named)
+
+
+def _patched(model: Any, method: Method) -> PatchHandle:
+    return patch(model, method.scaling, attention="eager", log_n=method.log_n)
 
 
 def _check_size(tokens: int, heads: int) -> None:
@@ -159,9 +166,7 @@ def _check_size(tokens: int, heads: int) -> None:
 def _read(request: Request, method: Method | None, step: int) -> NDArray[np.float32]:
     """Return weights (layers, heads, cells, cells) of one pass."""
     model, heads = request.model, [head - 1 for head in request.heads]
-    of_method: Any = nullcontext()
-    if method is not None:
-        of_method = patch(model, method.scaling, attention="eager", log_n=method.log_n)
+    of_method: Any = nullcontext() if method is None else _patched(model, method)
     with of_method, torch.no_grad(), in_evaluation(model), _kept(model, heads, step) as kept:
         output = model(**request.inputs, output_attentions=True, use_cache=False)
     pooled = kept or [_pooled(weights, heads, step) for weights in output.attentions or ()]

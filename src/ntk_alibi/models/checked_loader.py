@@ -8,11 +8,19 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from transformers import AutoModelForCausalLM
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 
 class WholeCausalLM(AutoModelForCausalLM):
     """transformers' AutoModelForCausalLM, without its random numbers in place of weights."""
+
+    @classmethod
+    def outline(cls, name: str) -> Any:
+        """Return the model of a checkpoint's configuration, whose weights are on "meta"."""
+        config = AutoConfig.from_pretrained(name)
+        with torch.device("meta"):
+            return cls.from_config(config)
 
     @classmethod
     def from_pretrained(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,11 +77,31 @@ def load(
     """
     with _installed.needed_by("load", "transformers"):
         import torch
-        from transformers import AutoTokenizer
 
         from ntk_alibi.models.checked_loader import WholeCausalLM
 
     _checks.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
+    return _load(model, partial(WholeCausalLM.from_pretrained, dtype=getattr(torch, dtype)))
+
+
+def load_outline(
+    model: str | os.PathLike[str] | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+    """Return what `load` returns, but for the weights, which are on torch's device "meta".
+
+    It takes no memory and little time, and tells what may be asked of the model.
+    """
+    with _installed.needed_by("load", "transformers"):
+        from ntk_alibi.models.checked_loader import WholeCausalLM
+    return _load(model, WholeCausalLM.outline)
+
+
+def _load(
+    model: str | os.PathLike[str] | None, make: Callable[[str], PreTrainedModel]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+    """Return the model that a function makes of a checkpoint, its tokenizer and training length."""
+    from transformers import AutoTokenizer
+
     name = checkpoint_name(model)
     if (os.path.exists(name) or name.startswith((".", os.sep))) and not os.path.isfile(
         os.path.join(name, "config.json")
@@ -91,7 +113,7 @@ def load(
     with reading(name):
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
-            loaded = WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).eval()
+            loaded = make(name).eval()
         except OSError as error:  # transformers does not always name what the hub does not give
             if os.path.exists(name):
                 raise

@@ -151,14 +151,34 @@ def explore(
         >>> page.step, "<script src" in page.html
         (1, False)
     """
+    wanted, groups, most = checked(
+        model, tokenizer, text, methods, layers=layers, heads=heads, cells=cells
+    )
+    read = wanted.read(most)
+    return Explorer(_page(read, groups), read.values.shape[-1], read.step)
+
+
+def checked(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    methods: Sequence[Any] | None,
+    *,
+    layers: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    cells: int | None,
+) -> tuple[Request, dict[str, dict[str, Any]], int]:
+    """Return what is wanted, the groups of methods and the number of cells along an axis at most.
+
+    The arguments are those of `explore`. The model may lack its weights: a command checks its
+    arguments before it loads them.
+    """
     with _installed.needed_by("explore", "explore"):
         import bokeh  # noqa: F401
 
         from ntk_alibi.models.attention_weights import request
     wanted = request(model, tokenizer, text, methods, layers, heads)
-    groups = _groups(wanted)
-    read = wanted.read(_cells(cells, wanted))
-    return Explorer(_page(read, groups), read.values.shape[-1], read.step)
+    return wanted, _groups(wanted), _cells(cells, wanted)
 
 
 def _cells(cells: int | None, wanted: Request) -> int:

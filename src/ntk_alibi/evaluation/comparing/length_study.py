@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.evaluation.comparing.summary import Summary, summarise
 from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.methods import model_arguments, parse_method
+from ntk_alibi.methods import Method, model_arguments, parse_method
 from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import Scaling
 
@@ -49,23 +49,65 @@ def evaluate(
     Raises:
         TypeError, ValueError: an argument is wrong.
     """
-    from ntk_alibi.evaluation.harness.model import StretchedLM
-
     check_study(model, tokenizer, path)
+    study = prepare(model, tokenizer, plan, wrap)
+    return answer(model, tokenizer, study, path, quiet=quiet, name=name)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A plan with its methods and its tasks, in the form in which the harness takes them."""
+
+    plan: Plan
+    methods: list[Method]
+    tasks: dict[str, Any]
+
+
+def prepare(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    plan: Plan,
+    wrap: Callable[[Scaling | None], Scaling | None] = lambda scaling: scaling,
+) -> Study:
+    """Return the study of a plan, checked for a model, which may lack its weights.
+
+    Raises:
+        TypeError, ValueError: a method is none for this model; a text is too short for its
+            questions.
+    """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan, got {_checks.briefly(plan)}")
     named = [parse_method(method, plan.train_length) for method in plan.methods]
     methods = [replace(method, scaling=wrap(method.scaling)) for method in named]
+    harness.check_methods(model, methods)
     tasks: dict[str, Any] = {}
     with harness.quiet():
         for task, made_from in plan.tasks.items():
             metadata = {**made_from, "tokenizer": tokenizer}
             tasks |= harness.load_tasks([f"ntk_alibi_{task}"], metadata)["tasks"]
-        lm = StretchedLM(model, tokenizer=tokenizer, train_length=plan.train_length, quiet=quiet)
+    return Study(plan, methods, tasks)
+
+
+def answer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    study: Study,
+    path: str | os.PathLike[str],
+    *,
+    quiet: bool,
+    name: str,
+) -> Summary:
+    """Run a study, and return what `evaluate` returns."""
+    from ntk_alibi.evaluation.harness.model import StretchedLM
+
+    length = study.plan.train_length
+    with harness.quiet():
+        lm = StretchedLM(model, tokenizer=tokenizer, train_length=length, quiet=quiet)
     with _files.only_run("path", path):
-        samples, settings = harness.answers(lm, methods, {"tasks": tasks}, Path(path))
-    summary = summarise(plan, samples)
-    summary |= {"settings": settings, "commands": commands(plan, name)}
+        tasks = {"tasks": study.tasks}
+        samples, settings = harness.answers(lm, study.methods, tasks, Path(path))
+    summary = summarise(study.plan, samples)
+    summary |= {"settings": settings, "commands": commands(study.plan, name)}
     return summary
 
 

@@ -230,6 +230,14 @@ def _seeds() -> Iterator[None]:
         np.random.set_state(before[1])
 
 
+def check_methods(model: Any, methods: Iterable[Method]) -> None:
+    """Check before any work that a model, which may lack its weights, can be patched by methods."""
+    from ntk_alibi.integrations import patch
+
+    for method in methods:
+        patch(model, method.scaling, log_n=method.log_n).undo()
+
+
 def answers(
     lm: StretchedLM, methods: Iterable[Method], tasks: Any, folder: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:

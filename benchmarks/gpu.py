@@ -84,7 +84,7 @@ def _candidates(bias: Any) -> dict[str, Attend]:
         def attend(*tensors: torch.Tensor) -> torch.Tensor:
             query, key, value = tensors
             call = checked_call(query, key, value, bias, all_options({}), torch=True)
-            reason = kernel.can_run(call, log=False)
+            reason = kernel.find_obstacle(call, log=False)
             if reason is not None:
                 raise NotImplementedError(reason)
             return kernel.attend(call, log=False)[0]

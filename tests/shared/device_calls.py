@@ -8,7 +8,7 @@ import torch
 
 from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
 from ntk_alibi.torch.devices.flex import BLOCK, visible_blocks
-from ntk_alibi.torch.devices.score_mods import captured, mask_mod, score_mod, variant_of
+from ntk_alibi.torch.devices.score_mods import capture_tensors, choose_variant, mask_mod, score_mod
 
 
 def device_call(query: Any, key: Any, value: Any, bias: Any = None, **options: Any) -> Any:
@@ -24,7 +24,7 @@ def by_pairs(call: AttentionCall, *, padded: bool = False) -> tuple[torch.Tensor
     """
     batch, heads, queries, keys = call.problem.shape
     rows, columns = ((-(-n // BLOCK) * BLOCK if padded else n) for n in (queries, keys))
-    numbers = captured(call, rows, columns)
+    captured = capture_tensors(call, rows, columns)
     axes = [torch.arange(n).reshape(-1, *[1] * (3 - i)) for i, n in enumerate((batch, heads))]
     i, j = torch.arange(rows)[:, None], torch.arange(columns)
     pairs = (*axes, i, j)
@@ -34,13 +34,13 @@ def by_pairs(call: AttentionCall, *, padded: bool = False) -> tuple[torch.Tensor
         for x in (call.key, call.value)
     )
     query = torch.nn.functional.pad(call.query, (0, 0, 0, rows - queries))
-    variant = variant_of(call, padded=padded, log=True)
-    scores = score_mod(variant, numbers)(query @ key.mT, *pairs)
+    variant = choose_variant(call, padded=padded, log=True)
+    scores = score_mod(variant, captured)(query @ key.mT, *pairs)
     partial, full = (
         blocks.repeat_interleave(BLOCK, 2).repeat_interleave(BLOCK, 3)[:, :, :rows, :columns]
-        for blocks in visible_blocks(numbers)
+        for blocks in visible_blocks(captured)
     )
-    seen = full | (partial & mask_mod(numbers)(*pairs))
+    seen = full | (partial & mask_mod(captured)(*pairs))
     scores = torch.where(seen, scores, -torch.inf).expand(batch, heads, -1, -1)
     some = ~scores.isneginf().all(-1)
     logsumexp = torch.where(some[..., None], scores, 0.0).logsumexp(-1)

@@ -23,7 +23,7 @@ OWN = torch.linspace(0.0, 0.8, HEADS)
 
 
 def symmetric(slopes: Any) -> Callable[[na.AlibiAttention], torch.Tensor]:
-    """Return a function that gives the bias -m |i - j|, (1 or batch, heads, queries, keys)."""
+    """Return a function that computes the bias -m |i - j|, (1 or batch, heads, queries, keys)."""
     known = torch.as_tensor(np.asarray(slopes))
     return lambda _: _penalty(known, known)
 
@@ -68,7 +68,7 @@ STRATEGIES: dict[str, tuple[dict[str, Any], Callable[[na.AlibiAttention], torch.
         {"bias": na.ALiBi(HEADS, slopes=(OWN, 2 * OWN), sides="two_slopes")},
         lambda _: _penalty(OWN, 2 * OWN),
     ),
-    "numbers": ({"bias": DENSE}, lambda _: DENSE.double()),
+    "an array": ({"bias": DENSE}, lambda _: DENSE.double()),
 }
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -137,7 +137,7 @@ def test_the_formula(name: str, options: str) -> None:
         assert difference.max() <= rounding(attention, inputs(), bias)
     wide = attention.double()
     expected = plain(wide, inputs(torch.float64), bias)
-    # Slopes are float32 numbers, and the standard ones were rounded to them.
+    # Slopes are float32; the standard slopes were rounded to it.
     allowed = UNIT * float(bias.abs().max()) * 8 + 1e-12
     assert (wide(*inputs(torch.float64), mask=MASK) - expected).abs().max() <= allowed
 
@@ -196,9 +196,7 @@ KINDS = ["number", "parameter", "random", "learned", "two_sided"]
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", KINDS)
-def test_slopes_keep_dtype_and_numbers_when_the_model_is_cast(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_slopes_keep_dtype_and_values_when_the_model_is_cast(name: str, dtype: torch.dtype) -> None:
     attention = nn.Sequential(module(**STRATEGIES[name][0]))[0]
     before = copy.deepcopy(attention.slopes.state_dict())
     if list(attention.slopes.parameters()):
@@ -224,7 +222,7 @@ def test_slopes_are_float32_whatever_the_default_dtype(dtype: torch.dtype) -> No
     for attention in modules:
         assert attention.slopes is not None
         assert {x.dtype for x in attention.slopes.state_dict().values()} == {torch.float32}
-        if "slopes" in attention.slopes.state_dict():  # no bfloat16 numbers in it
+        if "slopes" in attention.slopes.state_dict():  # no bfloat16 values in it
             assert not torch.equal(attention.slopes(), attention.slopes().bfloat16().float())
 
 

@@ -38,7 +38,7 @@ def test_cast(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", LEARNED)
 def test_mapped_over_parameters(name: str, dtype: torch.dtype) -> None:
-    """Several biases for the same queries and keys: numbers of a mapped tensor cannot be read."""
+    """Several biases for the same queries and keys: values of a mapped tensor cannot be read."""
     sources, make = tensors(CASES[name], PLAIN), CASES[name].make
     several = [torch.stack([x, 0.5 * x]) for x in sources[3:]]
     rows = [x.to(dtype) for x in sources[:3]]
@@ -67,7 +67,7 @@ def test_constant_biases_are_traced(name: str) -> None:
     torch.testing.assert_close(compiled(*rows, bias), na.attention(*rows, bias))
 
 
-@pytest.mark.parametrize("name", [x for x in LEARNED if x != "DistanceFunction"])  # needs numbers
+@pytest.mark.parametrize("name", [x for x in LEARNED if x != "DistanceFunction"])  # needs values
 def test_other_devices_take_torchs_own_operations(name: str) -> None:
     sources = tensors(CASES[name], PLAIN)
     rows = [x.to("meta") for x in sources[:3]]
@@ -103,11 +103,9 @@ def test_gradients_of_numpy_arrays() -> None:
 @pytest.mark.parametrize(("queries", "keys"), [(5, 9), (9, 5), (6, 6), (70, 100)])
 def test_alignments_of_cross_attention(queries: int, keys: int) -> None:
     rows = inputs(1, 2, 2, queries, keys, 8)
-    numbers = -na.alibi_slopes(2)[:, None, None] * abs(
-        np.arange(queries)[:, None] - np.arange(keys)
-    )
+    dense = -na.alibi_slopes(2)[:, None, None] * abs(np.arange(queries)[:, None] - np.arange(keys))
     start = na.attention(*rows, na.ALiBi(2, sides="symmetric"), causal=False, align="start")
-    theirs, _ = na.reference.attention(*rows, numbers)
+    theirs, _ = na.reference.attention(*rows, dense)
     np.testing.assert_allclose(start, theirs, rtol=0, atol=2e-6)
     positions = 3 * np.arange(keys)
     if queries <= keys:

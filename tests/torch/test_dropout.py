@@ -67,7 +67,7 @@ def test_checkpoints_drop_the_same_weights(dtype: torch.dtype, reentrant: bool) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_maps(dtype: torch.dtype) -> None:
-    """A seed of one's own serves all samples; torch's `randomness` says what else is drawn."""
+    """A given seed serves all samples; else torch's `randomness` decides what is drawn."""
     inputs = [x[None].expand(3, *x.shape) for x in tensors(dtype)]
     single = [x[0] for x in inputs]
 
@@ -87,7 +87,7 @@ def test_maps(dtype: torch.dtype) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_compiled(dtype: torch.dtype) -> None:
-    """A compiled call draws its seed anew each time, and drops what the plain call does."""
+    """A compiled call draws its seed anew each time, and drops what an uncompiled call drops."""
     inputs = tensors(dtype, grad=True)
 
     def attend(seed: int | None) -> torch.Tensor:

@@ -62,10 +62,10 @@ def test_first_draws_are_those_of_the_authors() -> None:
     generator = torch.Generator().manual_seed(0)
     power = learned_bias.LearnedKerplePower(2000, generator=generator)()
     log = learned_bias.LearnedKerpleLog(2000, generator=generator)()
-    for numbers, most in ((power.r1, 1.0), (power.r2, 2.0), (log.r1, 2.0), (log.r2, 1.0)):
-        assert 0.0 < numbers.min() < 0.02 * most
-        assert 0.98 * most < numbers.max() < most
-        assert abs(numbers.mean() - most / 2) < 0.03 * most
+    for values, most in ((power.r1, 1.0), (power.r2, 2.0), (log.r1, 2.0), (log.r2, 1.0)):
+        assert 0.0 < values.min() < 0.02 * most
+        assert 0.98 * most < values.max() < most
+        assert abs(values.mean() - most / 2) < 0.03 * most
     with torch.no_grad():
         first = learned_bias.LearnedBAM(8)().over(0, 50)
     alike = na.KerplePower(na.alibi_slopes(8), 1.0).over(0, 50)
@@ -77,7 +77,7 @@ def test_biases_start_with_the_values_that_are_given() -> None:
     power = learned_bias.LearnedKerplePower(8, r1=torch.tensor(slopes), r2=1.0)()
     log = learned_bias.LearnedKerpleLog(8, r1=slopes * 1024, r2=2.0**-10)()
     bam = learned_bias.LearnedBAM(8, alpha=slopes / 2, beta=[0.0, -1.0] * 4)()
-    # a parameter x of at most 512 in size is rounded to float32, and so is the function of it
+    # a parameter |x| <= 512 is rounded to float32, and so is its function
     for value, expected in (
         (power.r1, slopes), (power.r2, np.ones(8)), (log.r1, slopes * 1024),
         (log.r2, np.full(8, 2.0**-10)), (bam.alpha, slopes / 2), (bam.beta, [0.0, -1.0] * 4),

@@ -72,8 +72,8 @@ def test_operator_registrations() -> None:
     for slopes in ((left, right), (left, right, far, torch.zeros(1, 2, 1))):
         others = [None] * (len(operator.OPTIONAL_TENSORS) - len(slopes) - 1)
         inputs = (query, key, value, *slopes, *others, torch.tensor(5))
-        numbers = (0, 4, 0, EVERYTHING.to_integers(), True, 0.3, 0.0, [9000, 0, 1, 2, 3])
-        torch.library.opcheck(operator._attention, (*inputs, *numbers))
+        others = (0, 4, 0, EVERYTHING.to_integers(), True, 0.3, 0.0, [9000, 0, 1, 2, 3])
+        torch.library.opcheck(operator._attention, (*inputs, *others))
 
 
 @pytest.mark.parametrize("per", ["query", "sequence"])

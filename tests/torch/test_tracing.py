@@ -25,7 +25,7 @@ def three(seed: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_graph_of_make_fx_computes_anew(bias: Any, mode: Any, grad: bool) -> None:
-    """A graph must not hold the numbers of the tensors that it was made with."""
+    """A graph must not keep the values of the tensors that it was made with."""
 
     def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
         return na.attention(q, k, v, bias, key_padding_mask=mask)
@@ -74,7 +74,7 @@ def test_a_graph_keeps_the_tensor_of_a_bias(bias: Any, dtype: torch.dtype) -> No
         assert bias.tensor(9, 9, dtype).shape == scores.shape
 
 
-def test_numbers_of_traced_masks_and_lengths_are_not_read() -> None:
+def test_values_of_traced_masks_and_lengths_are_not_read() -> None:
     message = " must not be a tensor where torch traces"
     mask, lengths = torch.ones(2, 9), torch.tensor([9, 3])
     with pytest.raises(ValueError, match="attention_mask" + message):

@@ -41,33 +41,34 @@ class AlibiAttention(nn.Module):
 
         output = W_o concat_h softmax(q_h k_h^T / sqrt(D) - m_h |i - j|) v_h,  q = W_q x, ...
 
-    num_heads comes before embed_dim, other than in nn.MultiheadAttention(embed_dim, num_heads).
-    Keywords serve for both, and a positional call in the other order is an error, since embed_dim
-    is a multiple of num_heads. Like nn.MultiheadAttention, and other than `ntk_alibi.attention`,
-    the module sees keys on both sides unless causal=True.
+    Two things differ from what you may expect. num_heads comes before embed_dim, unlike in
+    nn.MultiheadAttention(embed_dim, num_heads); positional arguments in the other order raise an
+    error. And each query sees keys on both sides unless causal=True, as in nn.MultiheadAttention
+    but unlike in `ntk_alibi.attention`.
 
     Attributes:
-        q_linear, k_linear, v_linear, out_linear: the projections.
-        slopes: a module that returns the slopes; None for standard slopes, or with a bias.
+        q_linear, k_linear, v_linear, out_linear: the linear projections.
+        slopes: a module that returns the slopes; None for standard slopes and with a bias.
 
     Args:
         num_heads: H.
         embed_dim: channels of the inputs and the output, a multiple of H.
-        slopes: None for the standard slopes of any number of heads; a number for all heads, or one
-            for each, as a list, a tuple, an array or a tensor (heads,), which is trained if it is
-            an `nn.Parameter`; "random" for slopes from 2^-8 to 2^-1, drawn evenly in the logarithm
-            by `generator`; "learned" for exp(x), trained from the standard slopes on; "two_sided"
-            for sigmoid(x), trained for each side (encoders).
-        bias: in place of slopes, a bias object or numbers, as `ntk_alibi.attention` takes them, or
-            a module that returns a bias for the input k (batch, keys, embed_dim), such as those of
-            `ntk_alibi.torch.learned_bias`.
-        causal: whether keys ahead of a query are hidden, as a decoder needs; not by default.
-        scaling: a scaling of the standard slopes; dynamic ones depend on each row's real tokens.
-        num_kv_heads: number of heads of keys and values, a divisor of H (GQA, MQA).
-        window: the number of positions back (and ahead) that a query sees, itself included.
-        align: positions of queries in cross-attention: "end" puts the last query at the last key,
-            "start" the first at the first. Cross-attention mostly has no bias: slopes=0.
-        dropout: the share of weights that training sets to 0, as in `ntk_alibi.attention`.
+        slopes: None for the standard slopes; one slope for all heads; one for each head, as a list,
+            a tuple, an array or a tensor (heads,), which is trained if it is an `nn.Parameter`;
+            "random" for slopes between 2^-8 and 2^-1, whose logarithms are drawn uniformly by
+            `generator`; "learned" for exp(x), trained, with the standard slopes as initial values;
+            "two_sided" for sigmoid(x), trained, with separate slopes to the left and to the right
+            (for encoders).
+        bias: in place of slopes, a bias object or an array, as `ntk_alibi.attention` takes them, or
+            a module that returns a bias for the input k (batch, keys, embed_dim), such as the
+            modules of `ntk_alibi.torch.learned_bias`.
+        causal: True hides the keys ahead of a query, as a decoder needs.
+        scaling: a scaling of the standard slopes; a dynamic one counts each row's real tokens.
+        num_kv_heads: number of heads of keys and values, a divisor of H (GQA, MQA); H by default.
+        window: how many positions back (and ahead) a query sees, its own included.
+        align: where queries are in cross-attention: "end" puts the last query at the last key,
+            "start" the first query at the first key. For cross-attention without bias: slopes=0.
+        dropout: the share of weights that is set to 0 in training, as in `ntk_alibi.attention`.
         generator: random generator for slopes="random".
 
     Raises:
@@ -80,8 +81,8 @@ class AlibiAttention(nn.Module):
         >>> attention(x, x, x, mask=torch.ones(2, 10)).shape
         torch.Size([2, 10, 64])
 
-        It can replace `nn.MultiheadAttention(64, 8, batch_first=True)`, whose key_padding_mask is 1
-        for padding:
+        It can replace `nn.MultiheadAttention(64, 8, batch_first=True)`, whose key_padding_mask is
+        the other way round, True for padding:
 
         >>> padding = torch.zeros(2, 10, dtype=torch.bool)
         >>> output = attention(x, x, x, mask=~padding)  # output, _ = multihead(x, x, x, padding)
@@ -126,7 +127,7 @@ class AlibiAttention(nn.Module):
         _checks.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
         self.causal = _checks.boolean("causal", causal)
-        # Dense numbers, and the bias of a module, are checked in forward, which knows the lengths.
+        # An array, and the bias of a module, are checked in forward, which knows the lengths.
         if not hasattr(bias, "shape") and not isinstance(bias, nn.Module):
             if hasattr(bias, "kernel_bias"):
                 check_fitting(bias, heads, causal=self.causal)
@@ -153,9 +154,9 @@ class AlibiAttention(nn.Module):
 
         Args:
             q: (batch, queries, embed_dim).
-            k: (batch, keys, embed_dim); aligned with the queries as `align` says.
+            k: (batch, keys, embed_dim); `align` tells where the queries are among these keys.
             v: (batch, keys, embed_dim).
-            mask: (batch, keys), 1 or True for real keys.
+            mask: (batch, keys), 1 or True for real keys, 0 or False for padding.
 
         Returns:
             (batch, queries, embed_dim).
@@ -209,7 +210,7 @@ class AlibiAttention(nn.Module):
         return ALiBi(self.num_heads, slopes=slopes, sides=sides)
 
     def extra_repr(self) -> str:
-        """Return the arguments that the module's repr shows."""
+        """Return the arguments for the module's repr."""
         return (
             f"num_heads={self.num_heads}, embed_dim={self.embed_dim}, causal={self.causal}, "
             f"scaling={self.scaling!r}, window={self.window}, dropout={self.dropout}"
@@ -238,7 +239,7 @@ def _slope_module(heads: int, slopes: Any, generator: torch.Generator | None) ->
             module.register_parameter("slopes", slopes)
         return module
     if isinstance(slopes, list | tuple | np.ndarray):
-        numbers = _checks.as_float32("slopes", per_head("slopes", slopes, heads))
-        return FixedSlopes(torch.tensor(numbers))
-    number = _checks.finite("slopes", slopes, minimum=0.0)
-    return FixedSlopes(torch.full((heads,), number, dtype=torch.float32))
+        array = _checks.as_float32("slopes", per_head("slopes", slopes, heads))
+        return FixedSlopes(torch.tensor(array))
+    slope = _checks.finite("slopes", slopes, minimum=0.0)
+    return FixedSlopes(torch.full((heads,), slope, dtype=torch.float32))

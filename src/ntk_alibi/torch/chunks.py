@@ -1,4 +1,4 @@
-"""Attention by torch's own operations, in chunks of queries: other devices, and float64."""
+"""Attention by torch's operations, in chunks of queries, for other devices and for float64."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.torch.dropout import kept_weights
 
-#: Number of queries whose scores exist at one time.
+#: Number of queries in a chunk; only the scores of one chunk are in memory.
 QUERY_CHUNK = 256
 
 
 def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return output and logsumexp on any device, in float64 too; no block is skipped.
+    """Return output and logsumexp, on any device and in any dtype; no block is skipped.
 
-    Scores of QUERY_CHUNK queries exist at one time, in the backward pass too. Keys and values that
-    are not finite are read query by query: NaN stays with the queries that see it.
+    Only the scores of QUERY_CHUNK queries are in memory, in the backward pass too. If keys or
+    values are not finite, each query is a chunk, so that NaN stays with the queries that see it.
     """
     queries, keys = call.problem.shape[2:]
     key, value = (
@@ -31,10 +31,10 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
     def attend(begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         return _attend_chunk(call.part(slice(begin, end), slice(0, keys)))
 
-    # Within a chunk a number that is not finite would reach queries that do not see it.
-    known = _arrays.has_values(key, value)
-    finite = known and bool(key.isfinite().all() and value.isfinite().all())
-    size = 1 if known and not finite else QUERY_CHUNK
+    # Within a chunk an infinity or NaN would reach queries that do not see it.
+    readable = _arrays.has_values(key, value)
+    finite = readable and bool(key.isfinite().all() and value.isfinite().all())
+    size = 1 if readable and not finite else QUERY_CHUNK
     chunks = []
     for begin in range(0, max(queries, 1), size):
         end = min(begin + size, queries)
@@ -57,7 +57,7 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
 
 def _attend_chunk(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = getattr(torch, _arrays.wide_dtype(call.query))
-    numbers, visible = call.bias.pairs(call.problem, call.query)
+    bias, visible = call.bias.pairs(call.problem, call.query)
     kept = visible
     if call.dropout is not None:
         shape = (*call.query.shape[:3], call.key.shape[2])
@@ -70,7 +70,7 @@ def _attend_chunk(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     query = float(call.scale) * call.query.to(dtype)
     if call.factors is not None:
         query = call.factors[..., None] * query
-    scores = query @ key.transpose(-1, -2) + numbers.to(dtype)
+    scores = query @ key.transpose(-1, -2) + bias.to(dtype)
     any_key = visible.any(dim=-1).expand(scores.shape[:-1])
     scores = torch.where(any_key[..., None], scores.masked_fill(~visible, -math.inf), 0.0)
     logsumexp = torch.logsumexp(scores, dim=-1)

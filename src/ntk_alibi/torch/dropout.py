@@ -1,4 +1,8 @@
-"""Dropout of weights for torch's operators, whose seed is a tensor: traces draw it at each call."""
+"""Dropout of weights for torch's operators.
+
+An operator takes a dropout as its seed, a tensor that a traced program draws at each call, and a
+list of its other fields, which are integers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import torch
 from ntk_alibi.fused.dropout import Dropout
 
 
-def seed_of(dropout: Dropout | None) -> torch.Tensor | None:
+def to_seed(dropout: Dropout | None) -> torch.Tensor | None:
     """Return the seed as an int64 tensor, or None without dropout."""
     if dropout is None:
         return None
@@ -18,19 +22,19 @@ def seed_of(dropout: Dropout | None) -> torch.Tensor | None:
     return torch.tensor((dropout.seed + 2**63) % 2**64 - 2**63)
 
 
-def numbers_of(dropout: Dropout | None) -> list[int]:
-    """Return all but the seed, [] without dropout."""
+def to_integers(dropout: Dropout | None) -> list[int]:
+    """Return all fields but the seed, [] without dropout."""
     return [] if dropout is None else [dropout.least_kept, *dropout[2:]]
 
 
-def dropout_of(seed: Any, numbers: list[int]) -> Dropout | None:
-    """Return the dropout from both."""
-    return Dropout(numbers[0], seed, *numbers[1:]) if numbers else None
+def make_dropout(seed: Any, integers: list[int]) -> Dropout | None:
+    """Return the dropout of a seed and the integers of `to_integers`."""
+    return Dropout(integers[0], seed, *integers[1:]) if integers else None
 
 
 def kept_weights(dropout: Dropout, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return which weights (batch, heads, queries, keys) are kept, on the CPU."""
-    kept: torch.Tensor = _kept_weights(seed_of(dropout), numbers_of(dropout), shape)
+    """Return which weights (batch, heads, queries, keys) are kept, bool on the CPU."""
+    kept: torch.Tensor = _kept_weights(to_seed(dropout), to_integers(dropout), shape)
     return kept
 
 
@@ -40,19 +44,19 @@ def kept_weights(dropout: Dropout, shape: tuple[int, ...]) -> torch.Tensor:
     device_types="cpu",
     schema="(Tensor seed, int[] dropout, SymInt[] shape) -> Tensor",
 )
-def _kept_weights(seed: torch.Tensor, numbers: list[int], shape: list[int]) -> torch.Tensor:
+def _kept_weights(seed: torch.Tensor, integers: list[int], shape: list[int]) -> torch.Tensor:
     batch, heads, queries, keys = shape
-    kept = Dropout(numbers[0], seed, *numbers[1:]).kept((batch, heads, queries, keys))
+    kept = Dropout(integers[0], seed, *integers[1:]).kept((batch, heads, queries, keys))
     return torch.from_numpy(kept)
 
 
 @_kept_weights.register_fake
-def _(seed: torch.Tensor, numbers: list[int], shape: list[int]) -> torch.Tensor:
+def _(seed: torch.Tensor, integers: list[int], shape: list[int]) -> torch.Tensor:
     return seed.new_empty(shape, dtype=torch.bool)
 
 
 @_kept_weights.register_vmap
 def _(
-    info: Any, in_dims: tuple[Any, ...], seed: torch.Tensor, numbers: list[int], shape: list[int]
+    info: Any, in_dims: tuple[Any, ...], seed: torch.Tensor, integers: list[int], shape: list[int]
 ) -> tuple[torch.Tensor, int]:
-    return torch.stack([_kept_weights(x, numbers, shape) for x in seed.unbind(in_dims[0])]), 0
+    return torch.stack([_kept_weights(x, integers, shape) for x in seed.unbind(in_dims[0])]), 0

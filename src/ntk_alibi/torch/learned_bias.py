@@ -1,6 +1,6 @@
-"""Modules that learn the parameters of biases, within their ranges.
+"""Modules that learn the parameters of biases and keep them in their ranges.
 
-Each module returns its bias when called, with or without the hidden states of the keys; only forget
+Calling a module returns its bias. Every module accepts the hidden states of the keys; only forget
 gates need them. Parameters stay float32 when a model is cast.
 """
 
@@ -25,7 +25,7 @@ from ntk_alibi.biases.t5 import T5
 
 
 class Float32Parameters(nn.Module):
-    """A module whose parameters and buffers keep dtype and numbers when the model is cast."""
+    """A module whose parameters and buffers keep their dtype and values when a model is cast."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
         def move(x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ class LearnedSlopes(Float32Parameters):
 
 
 class TwoSidedSlopes(Float32Parameters):
-    """Learned slopes sigmoid(x) of the left and the right side, x ~ N(-2, 1) at first."""
+    """Learned slopes sigmoid(x) for the left and the right side; initially x ~ N(-2, 1)."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -71,16 +71,16 @@ class TwoSidedSlopes(Float32Parameters):
         self.right = nn.Parameter(torch.randn(num_heads, dtype=torch.float32) - 2.0)
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return left and right slopes."""
+        """Return the left and the right slopes."""
         return self.left.sigmoid(), self.right.sigmoid()
 
 
 class LearnedALiBi(Float32Parameters):
-    """ALiBi with learned slopes exp(x), the standard ones at first.
+    """ALiBi with learned slopes exp(x), initially the standard slopes.
 
     Args:
         num_heads: H >= 1.
-        causal: True for causal attention only; else the same slopes act on both sides.
+        causal: True for causal attention; False uses the same slopes on both sides.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -99,16 +99,16 @@ class LearnedALiBi(Float32Parameters):
 
 
 class LearnedKerplePower(Float32Parameters):
-    """KERPLE's power kernel with r1 = softplus(x) and r2 = 2 sigmoid(y).
+    """KERPLE's power bias with learned r1 = softplus(x) and r2 = 2 sigmoid(y).
 
-    As in the authors' code, r1 is drawn from (0, 1) and r2 from (0, 2); their code keeps both above
-    0.01.
+    Initially r1 is drawn from (0, 1) and r2 from (0, 2), as in the authors' code. That code also
+    keeps both above 0.01; here they only stay positive.
 
     Args:
         num_heads: H >= 1.
-        generator: random generator of the initial values.
-        r1: initial values > 0 instead of drawn ones, a number or one for each head.
-        r2: the same, above 0 and at most 1.98; with r2 = 1 it starts as ALiBi with slopes r1.
+        generator: random generator for the initial values.
+        r1: initial values > 0 in place of random ones: one for all heads, or one for each head.
+        r2: likewise, above 0 and at most 1.98. With r2 = 1 the bias starts as ALiBi with slopes r1.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -146,16 +146,16 @@ class LearnedKerplePower(Float32Parameters):
 
 
 class LearnedKerpleLog(Float32Parameters):
-    """KERPLE's logarithmic kernel with r1 = softplus(x) and r2 = softplus(y).
+    """KERPLE's logarithmic bias with learned r1 = softplus(x) and r2 = softplus(y).
 
-    As in the authors' code, r1 is drawn from (0, 2) and r2 from (0, 1); their code keeps both above
-    0.01.
+    Initially r1 is drawn from (0, 2) and r2 from (0, 1), as in the authors' code. That code also
+    keeps both above 0.01; here they only stay positive.
 
     Args:
         num_heads: H >= 1.
-        generator: random generator of the initial values.
-        r1, r2: initial values > 0 instead of drawn ones, each a number or one for each head. The
-            slope at distance 0 is r1 r2.
+        generator: random generator for the initial values.
+        r1, r2: initial values > 0 in place of random ones: one for all heads, or one for each head.
+            The slope at distance 0 is r1 r2.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -184,17 +184,18 @@ class LearnedKerpleLog(Float32Parameters):
 
 
 class LearnedBAM(Float32Parameters):
-    """BAM with alpha = exp(a), beta = b and, if it is learned, mu = exp(c) - exp(-c).
+    """BAM with learned alpha = exp(a), beta = b and, if learn_mu, mu = exp(c) - exp(-c).
 
-    It starts as ALiBi unless alpha and beta say otherwise, and with mu = 0. As in the authors'
-    code, beta has no bounds and may become negative.
+    By default it starts as ALiBi, with mu = 0. As in the authors' code, beta has no bounds and may
+    become negative.
 
     Args:
         num_heads: H >= 1.
-        learn_mu: whether mu is trained; the authors leave it 0.
-        alpha: initial values > 0, a number or one for each head; the standard slopes by default.
-        beta: initial values, a number or one for each head. alpha = 1 and beta = 0 is the flat
-            prior with which the authors' code starts: the bias is -1 at every distance.
+        learn_mu: whether mu is trained; the authors keep it at 0.
+        alpha: initial values > 0: one for all heads, or one for each head; the standard slopes by
+            default.
+        beta: initial values: one for all heads, or one for each head. alpha = 1 and beta = 0 is the
+            flat prior with which the authors' code starts: the bias is -1 at every distance.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -208,25 +209,25 @@ class LearnedBAM(Float32Parameters):
         super().__init__()
         heads = _checks.num_heads(num_heads)
         learned = _checks.boolean("learn_mu", learn_mu)
-        first = _given("alpha", alibi_slopes(heads) if alpha is None else alpha, heads)
+        first = _checked("alpha", alibi_slopes(heads) if alpha is None else alpha, heads)
         self.log_alpha = nn.Parameter(first.log().float())
-        self.beta = nn.Parameter(_given("beta", beta, heads, above=-math.inf).float())
+        self.beta = nn.Parameter(_checked("beta", beta, heads, above=-math.inf).float())
         self.mu = nn.Parameter(torch.zeros(heads, dtype=torch.float32), requires_grad=learned)
 
     def forward(self, hidden: torch.Tensor | None = None) -> BAM:
         """Return the bias."""
-        beta = self.beta.clone()  # which stays when FSDP frees the parameter
+        beta = self.beta.clone()  # FSDP frees the parameter, and not its copy
         return BAM(_above_zero(self.log_alpha.exp()), beta, 2.0 * self.mu.sinh())
 
 
 class LearnedT5(Float32Parameters):
-    """T5's numbers for buckets of distances, 0 at first.
+    """T5's bias with one learned value per head and bucket of distances, initially 0.
 
     Args:
         num_heads: H >= 1.
-        num_buckets: number of buckets of both sides together.
-        bidirectional: the argument of `T5`.
-        max_distance: the argument of `T5`.
+        num_buckets: number of buckets, of both sides together.
+        bidirectional: as `T5` takes it.
+        max_distance: as `T5` takes it.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -251,21 +252,23 @@ class LearnedT5(Float32Parameters):
 
     def forward(self, hidden: torch.Tensor | None = None) -> T5:
         """Return the bias."""
-        values = self.values.clone()  # which stays when FSDP frees the parameter
+        values = self.values.clone()  # FSDP frees the parameter, and not its copy
         return T5(values, self.bidirectional, self.max_distance)
 
 
 class LearnedBiALiBi(Float32Parameters):
-    """LittleBird's bias with learned constant and slopes, sigmoid(x), x ~ N(-2, 1) at first.
+    """LittleBird's bias with a learned constant and learned slopes, all sigmoid(x).
+
+    Initially x ~ N(-2, 1), as in `TwoSidedSlopes`.
 
     Args:
         num_heads: H >= 1.
-        generator: random generator of the initial values.
+        generator: random generator for the initial values.
 
     Raises:
         TypeError, ValueError: num_heads is wrong.
 
-    Source: Lee et al. 2022 (arXiv 2210.11870); the range is that of `TwoSidedSlopes`.
+    Source: Lee et al. 2022 (arXiv 2210.11870).
     """
 
     def __init__(self, num_heads: int, *, generator: torch.Generator | None = None) -> None:
@@ -280,14 +283,14 @@ class LearnedBiALiBi(Float32Parameters):
 
 
 class LearnedForgetGates(nn.Module):
-    """Forget gates sigmoid(w_h x + b_h) of the hidden states x of the keys.
+    """Forget gates sigmoid(w_h x + b_h), computed from the hidden states x of the keys.
 
     Args:
         embed_dim: channels of the hidden states.
         num_heads: H >= 1.
-        bias: initial value of b, a number or one for each head. 0 starts with gates near 1/2, as in
-            the authors' code; larger values forget less. -log(exp(m_h) - 1) starts near ALiBi with
-            slopes m_h.
+        bias: initial values of b: one for all heads, or one for each head. 0 starts with gates near
+            1/2, as in the authors' code; larger values forget less. -log(exp(m_h) - 1) starts near
+            ALiBi with slopes m_h.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -312,7 +315,7 @@ class LearnedForgetGates(nn.Module):
             self.linear.bias.copy_(torch.tensor(first))
 
     def forward(self, hidden: torch.Tensor) -> ForgetGates:
-        """Return the bias of hidden states (batch, keys, embed_dim)."""
+        """Return the bias for hidden states (batch, keys, embed_dim)."""
         logits = self.linear(hidden).float()
         return ForgetGates(functional.logsigmoid(logits).transpose(1, 2))
 
@@ -326,22 +329,18 @@ def _initial(
     drawn_below: float = 1.0,
     at_most: float = math.inf,
 ) -> torch.Tensor:
-    """Return initial values of a parameter, (heads,): the given ones, or for None drawn ones.
-
-    Drawn values are uniform in (0, drawn_below), a hundredth of the range away from its ends.
-    """
+    """Return initial values (heads,): `given`, or uniform ones in 0.01 to 0.99 of drawn_below."""
     if given is not None:
-        return _given(name, given, heads, at_most)
+        return _checked(name, given, heads, at_most)
     draw = torch.rand(heads, generator=generator, dtype=torch.float32)
     return drawn_below * draw.clamp(0.01, 0.99)
 
 
-def _given(
+def _checked(
     name: str, value: Any, heads: int, at_most: float = math.inf, *, above: float = 0.0
 ) -> torch.Tensor:
-    """Return a caller's initial values of a parameter, (heads,) float64."""
-    numbers = per_head(name, value, heads, above=above, at_most=at_most)
-    return torch.tensor(_arrays.to_numpy(numbers), dtype=torch.float64)
+    values = per_head(name, value, heads, above=above, at_most=at_most)
+    return torch.tensor(_arrays.to_numpy(values), dtype=torch.float64)
 
 
 def _inverse_softplus(x: torch.Tensor) -> torch.Tensor:
@@ -354,5 +353,5 @@ def _softplus(x: torch.Tensor) -> torch.Tensor:
 
 
 def _above_zero(x: torch.Tensor) -> torch.Tensor:
-    """Replace numbers that have underflowed to 0 by the least positive normal number."""
+    """Replace entries that have underflowed to 0 by the least positive normal float."""
     return x.clamp(min=torch.finfo(x.dtype).tiny)

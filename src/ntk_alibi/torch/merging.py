@@ -11,7 +11,7 @@ Merged: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, Any]]
 
 
 class _Merge(torch.autograd.Function):
-    """Inputs are a function that merges, the outputs of all parts, and their logsumexps."""
+    """Merge partial results; the inputs are the function that merges, then outputs, logsumexps."""
 
     @staticmethod
     def forward(
@@ -30,21 +30,21 @@ class _Merge(torch.autograd.Function):
         *tensors, output, logsumexp = ctx.saved_tensors
         parts = len(tensors) // 2
         whole = torch.where(logsumexp.isneginf(), 0.0, logsumexp)
-        of_outputs, of_logs = [], []
+        output_gradients, log_gradients = [], []
         for part, log in zip(tensors[:parts], tensors[parts:], strict=True):
             weight = torch.exp(log.double() - whole)[..., None].to(torch.float32)
             # A part without weight may hold NaN.
             step = torch.where(weight == 0.0, 0.0, part.float() - output.float())
             change = (output_gradient.float() * step).sum(-1) + logsumexp_gradient.float()
-            of_outputs.append((weight * output_gradient.float()).to(part.dtype))
-            of_logs.append((weight[..., 0] * change).to(log.dtype))
-        return (None, *of_outputs, *of_logs)
+            output_gradients.append((weight * output_gradient.float()).to(part.dtype))
+            log_gradients.append((weight[..., 0] * change).to(log.dtype))
+        return (None, *output_gradients, *log_gradients)
 
 
 def merged_tensors(
     merged: Merged, outputs: Sequence[torch.Tensor], logsumexps: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output and the float64 logsumexp of `merged`, which autograd follows."""
+    """Return the output and the float64 logsumexp that `merged` computes, differentiable."""
     apply: Any = _Merge.apply
     result: tuple[torch.Tensor, torch.Tensor] = apply(merged, *outputs, *logsumexps)
     return result

@@ -1,9 +1,9 @@
 """`ntk_alibi.attention` as an operator of torch: autograd, vmap, autocast and compile.
 
-The operator takes tensors and plain numbers. A bias comes as a `KernelBias`: slopes, a table,
-prefix sums or dense numbers; torch differentiates their computation from parameters. The compiled
-core computes on the CPU; float64 tensors take torch's own operations in torch/chunks.py, and
-tensors on other devices the kernels of torch/devices.
+The operator takes tensors, integers and floats. A bias comes as the tensors of a `KernelBias`:
+slopes, a table, prefix sums or dense values; torch differentiates the code that computes them from
+parameters. The compiled core computes float32, bfloat16 and float16 on the CPU, torch/chunks.py
+float64, and torch/devices tensors on other devices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases.kernel_bias import NUMBERS as BIAS_TENSORS
+from ntk_alibi.biases.kernel_bias import NUMBERS as BIAS_TENSORS  # codespell:ignore
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.forward import forward
@@ -24,14 +24,14 @@ from ntk_alibi.fused.parts import Results, in_parts
 from ntk_alibi.masks import Mask, Problem, SegmentIds
 from ntk_alibi.torch.chunks import attention_by_chunks
 from ntk_alibi.torch.devices.dispatch import attention_on_device
-from ntk_alibi.torch.dropout import dropout_of, numbers_of, seed_of
+from ntk_alibi.torch.dropout import make_dropout, to_integers, to_seed
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
 #: The masks and positions of a problem, in the operator's order.
 PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")
 
-#: The numbers of texts of queries and keys.
+#: The packed segments of queries and keys.
 SEGMENTS = ("query_segment_ids", "segment_ids")
 
 #: The names of all optional tensors.
@@ -54,7 +54,7 @@ _INPUTS = (
     schema=f"({_INPUTS}) -> (Tensor, Tensor)",
 )
 def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    output, logsumexp, _ = forward(_call(*inputs))
+    output, logsumexp, _ = forward(_make_call(*inputs))
     return output, logsumexp
 
 
@@ -81,25 +81,25 @@ def _attention_backward(
     *inputs: Any,
 ) -> Tensors:
     results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
-    gradients = gradients_of(_call(*inputs), results, bias_gradient=bias_gradient)
-    of_bias = (
-        _summed(getattr(gradients, name), tensor, batched=name != "table")
+    gradients = gradients_of(_make_call(*inputs), results, bias_gradient=bias_gradient)
+    bias_gradients = (
+        _sum_to_shape(getattr(gradients, name), tensor, batched=name != "table")
         for name, tensor in zip(BIAS_TENSORS, inputs[3:], strict=False)
     )
-    return (gradients.query, gradients.key, gradients.value, *of_bias)
+    return (gradients.query, gradients.key, gradients.value, *bias_gradients)
 
 
-def _summed(gradient: Any, tensor: torch.Tensor | None, *, batched: bool) -> torch.Tensor:
+def _sum_to_shape(gradient: Any, tensor: torch.Tensor | None, *, batched: bool) -> torch.Tensor:
     """Sum a gradient, (batch, heads, ...) if batched, to the shape of its tensor."""
     if gradient is None or tensor is None:
         return torch.empty(0)
     if not batched:
-        return torch.from_numpy(gradient).to(_wide(tensor))
+        return torch.from_numpy(gradient).to(_gradient_dtype(tensor))
     shape = tuple(tensor.shape) if tensor.ndim > 1 else (1, *tensor.shape, 1)
     axes = tuple(i for i, size in enumerate(shape) if size == 1 and gradient.shape[i] != 1)
     if axes:
         gradient = np.asarray(gradient, np.float64).sum(axis=axes, keepdims=True)
-    return torch.from_numpy(gradient.reshape(tensor.shape)).to(_wide(tensor))
+    return torch.from_numpy(gradient.reshape(tensor.shape)).to(_gradient_dtype(tensor))
 
 
 @_attention_backward.register_fake
@@ -117,34 +117,34 @@ def _(
     biases = (
         query.new_empty(0, dtype=torch.float32)
         if x is None or not bias_gradient
-        else x.new_empty(x.shape, dtype=_wide(x))
+        else x.new_empty(x.shape, dtype=_gradient_dtype(x))
         for x in rest[: len(BIAS_TENSORS)]
     )
     return (*(x.new_empty(x.shape) for x in (query, key, value)), *biases)
 
 
-def _call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
-    """Return the call of the operator's inputs; check it unless that was done before."""
+def _make_call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
+    """Return the call that the operator's inputs describe; check it unless that was done before."""
     count = len(OPTIONAL_TENSORS)
     arrays: list[Any] = [None if x is None else _arrays.to_numpy(x) for x in rest[:count]]
-    table_begin, knee, exempt, mask_numbers, checked, scale, skip_tolerance, dropped = rest[count:]
-    numbers: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
-    bias = KernelBias(**numbers, table_begin=table_begin, knee=knee, exempt=exempt)
-    shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_integers(*mask_numbers)
+    table_begin, knee, exempt, mask_integers, checked, scale, skip_tolerance, dropout = rest[count:]
+    bias_arrays: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
+    bias = KernelBias(**bias_arrays, table_begin=table_begin, knee=knee, exempt=exempt)
+    shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_integers(*mask_integers)
     *others, factors, known, seed = arrays[len(BIAS_TENSORS) :]
-    placed = others[: len(PROBLEM_TENSORS)]
+    problem_arrays = others[: len(PROBLEM_TENSORS)]
     segment_ids = dict(zip(SEGMENTS, others[len(PROBLEM_TENSORS) :], strict=True))
     rule = core_rule(mask, scale, skip_tolerance)
     if checked:
         packed = segment_ids["segment_ids"] is not None
         ids = SegmentIds(*segment_ids.values()) if packed else None
-        problem = Problem(shape, mask, *placed)._replace(segment_ids=ids)
+        problem = Problem(shape, mask, *problem_arrays)._replace(segment_ids=ids)
     else:
-        problem = Problem.checked(shape, mask, *placed, **segment_ids)
+        problem = Problem.checked(shape, mask, *problem_arrays, **segment_ids)
         bias = bias.checked(problem._replace(explicit_positions=False))  # sums were refused before
     return AttentionCall(
         query, key, value, bias, problem, rule, scale, skip_tolerance,
-        factors=factors, known=known, dropout=dropout_of(seed, dropped),
+        factors=factors, known=known, dropout=make_dropout(seed, dropout),
     )  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
 
 
 def attend_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:
-    """Return output and, with log, the logsumexp of a checked call of tensors."""
+    """Compute a checked call of tensors: the output and, if log, the logsumexp."""
     attend = partial(_attend, log=log)
     if call.rotary is None:
         return in_parts(call, attend)[:2]
@@ -201,16 +201,16 @@ def attend_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:
 
 
 def _attend(call: AttentionCall, *, log: bool) -> Results:
-    """Return the results of a call without rotation."""
+    """Compute a call without rotation."""
     query, bias, problem = call.query, call.bias, call.problem
     if query.device.type != "cpu":
         return (*attention_on_device(call, log=log), None)
     if not call.core_computes:
         return (*attention_by_chunks(call), None)
-    for numbers in bias.numbers.values():
-        _checks.no_tangent("bias", numbers)
-    placed = [getattr(problem, name) for name in PROBLEM_TENSORS]
-    placed += problem.segment_ids or (None, None)
+    for tensor in bias.numbers.values():
+        _checks.no_tangent("bias", tensor)
+    problem_tensors = [getattr(problem, name) for name in PROBLEM_TENSORS]
+    problem_tensors += problem.segment_ids or (None, None)
     dense = bias.dense
     if dense is not None and dense.requires_grad:  # so that torch sums over broadcast axes
         bias = bias._replace(dense=dense.expand(problem.shape))
@@ -219,22 +219,21 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         call.key,
         call.value,
         *(getattr(bias, name) for name in BIAS_TENSORS),
-        *(None if x is None else _arrays.as_tensor(x, query, None) for x in placed),
+        *(None if x is None else _arrays.as_tensor(x, query, None) for x in problem_tensors),
         call.factors,
         None if call.known is None else call.known.detach(),
-        seed_of(call.dropout),
+        to_seed(call.dropout),
         bias.table_begin,
         bias.knee,
         bias.exempt,
         problem.mask.to_integers(),
-        _arrays.has_values(*placed),
+        _arrays.has_values(*problem_tensors),
         call.scale,
         call.skip_tolerance,
-        numbers_of(call.dropout),
+        to_integers(call.dropout),
     )
     return output, logsumexp, None
 
 
-def _wide(tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype of a bias's gradient: float64 for float64 tensors, else float32."""
+def _gradient_dtype(tensor: torch.Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32

@@ -1,4 +1,4 @@
-"""The choice of a kernel: what stands between a call and its kernel, and what old GPUs get."""
+"""The choice of a kernel, autocast and rotation before it, and what old GPUs get."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ def tensors(*shape: int, device: str = "cpu") -> list[torch.Tensor]:
     return [torch.randn(shape, generator=random).to(device) for _ in "qkv"]
 
 
-def test_the_door_takes_the_first_kernel_that_can() -> None:
-    """On a device that only the last kernel knows, whatever is installed."""
+def test_the_first_kernel_that_supports_a_call_is_chosen() -> None:
+    """On a device that only the last kernel supports, with any packages installed."""
     call = device_call(*tensors(2, 8, 40, 16, device="meta"), na.ALiBi(8))
     assert kernel_for(call, log=False) is KERNELS[-1]
-    assert [kernel.can_run(call, log=False) is None for kernel in KERNELS] == [False, False, True]
+    assert [kernel.find_obstacle(call, log=False) is None for kernel in KERNELS] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_autocast_rounds_inputs_and_nothing_else() -> None:
-    """Products of float32 numbers within a kernel would have 8 bits."""
+    """Products of float32 values within a kernel would have 8 bits."""
     call = device_call(*tensors(1, 4, 300, 32), na.ALiBi(4))
     expected = attention_on_device(call, log=True)
     with torch.autocast("cpu", torch.bfloat16):
@@ -67,11 +71,14 @@ def test_old_gpus_get_the_kernels_that_they_run(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(flex, "_has_triton", lambda: True)
     kernels = FlashAttention("flash_stand_in"), FlexAttention()
-    assert [kernel.can_run(on_gpu(), log=False) is None for kernel in kernels] == [flash, flexible]
+    assert [kernel.find_obstacle(on_gpu(), log=False) is None for kernel in kernels] == [
+        flash,
+        flexible,
+    ]
 
 
 def test_without_triton_flex_attention_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows, where torch for CUDA has none."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(flex, "_has_triton", lambda: False)
-    assert FlexAttention().can_run(on_gpu(), log=False) == "Triton is not installed"
+    assert FlexAttention().find_obstacle(on_gpu(), log=False) == "Triton is not installed"

@@ -1,4 +1,4 @@
-"""Calls of flash-attn, with a stand-in for the package: its arguments and what it cannot do."""
+"""Calls of flash-attn, with a stand-in for the package: its arguments, and what it refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KERNEL = FlashAttention("flash_stand_in", device="cpu")
 def tensors(
     queries: int = 40, keys: int = 70, dtype: torch.dtype = torch.bfloat16, batch: int = 2
 ) -> list[torch.Tensor]:
-    """Return strided tensors, as layers of models hand them over."""
+    """Return strided tensors, as layers of models pass them."""
     random = torch.Generator().manual_seed(0)
     shapes = ((queries, 8), (keys, 2), (keys, 2))
     return [
@@ -49,7 +49,7 @@ def test_calls_equal_those_of_the_core(
 ) -> None:
     q, k, v = tensors(*lengths, dtype)
     call = device_call(q, k, v, bias, window=window, scale=0.2)
-    assert KERNEL.can_run(call, log=False) is None
+    assert KERNEL.find_obstacle(call, log=False) is None
     output, logsumexp = KERNEL.attend(call, log=False)
     exact = na.attention(q.double(), k.double(), v.double(), bias, window=window, scale=0.2)
     assert logsumexp is None
@@ -94,14 +94,14 @@ CANNOT: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", CANNOT)
 def test_what_flash_attention_cannot_do(name: str) -> None:
     bias, options, message = CANNOT[name]
-    reason = KERNEL.can_run(device_call(*tensors(), bias, **options), log=False)
+    reason = KERNEL.find_obstacle(device_call(*tensors(), bias, **options), log=False)
     assert reason is not None
     assert message in reason
 
 
 def test_what_else_it_cannot_do() -> None:
     def reason(*x: Any, log: bool = False, kernel: Any = KERNEL) -> Any:
-        return kernel.can_run(device_call(*x), log=log)
+        return kernel.find_obstacle(device_call(*x), log=log)
 
     q, k, v = tensors()
     assert "logsumexp" in reason(q, k, v, log=True)

@@ -14,7 +14,7 @@ import ntk_alibi as na
 from attention_checks import ROUNDING, UNIT, expected, inputs, visible
 from device_calls import by_pairs, device_call
 from ntk_alibi.torch.devices import flex
-from ntk_alibi.torch.devices.score_mods import captured, variant_of
+from ntk_alibi.torch.devices.score_mods import capture_tensors, choose_variant
 
 KERNEL = flex.FlexAttention()
 SLOPES = na.alibi_slopes(4)
@@ -34,8 +34,8 @@ def no_compiled_code_stays() -> Iterator[None]:
 
 
 def attend(call: Any) -> torch.Tensor:
-    """Return the output of the compiled kernel, which can do the call."""
-    assert KERNEL.can_run(call, log=False) is None
+    """Return the output of the compiled kernel, which must support the call."""
+    assert KERNEL.find_obstacle(call, log=False) is None
     with torch.no_grad():
         return KERNEL.attend(call, log=False)[0]
 
@@ -45,8 +45,8 @@ def gates(shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def table() -> na.DistanceTable:
-    numbers = torch.randn(4, 800, generator=torch.Generator().manual_seed(8))
-    return na.DistanceTable(numbers, -400)
+    values = torch.randn(4, 800, generator=torch.Generator().manual_seed(8))
+    return na.DistanceTable(values, -400)
 
 
 #: One call for each variant that is compiled: bias and options.
@@ -89,13 +89,13 @@ def test_compiled_forms_equal_the_same_scores_pair_by_pair(name: str) -> None:
     wide = device_call(*(torch.from_numpy(x).double() for x in arrays), bias, **options)
     with torch.no_grad():
         exact, _ = by_pairs(wide)
-    numbers, _ = wide.bias.values(*wide.problem.positions(wide.query))
+    values, _ = wide.bias.values(*wide.problem.positions(wide.query))
     norms = [float(torch.from_numpy(x).norm(dim=-1).max()) for x in arrays[:2]]
     factor = 1.0 if wide.factors is None else float(wide.factors.max())
     product = factor * norms[0] * norms[1] / 32**0.5
     # 32 products and 8 roundings of a score, 8 of the bias; a weight has twice the error of its
     # score, and 300 weights are summed twice.
-    of_score = 40 * product + 8 * float(numbers.abs().max())
+    of_score = 40 * product + 8 * float(values.abs().max())
     error = UNIT * (2 * of_score + 2 * 300) * float(np.abs(arrays[2]).max())
     assert float((attend(call).double() - exact).abs().max()) < error
 
@@ -135,14 +135,14 @@ def test_one_compilation_serves_all_lengths() -> None:
     for keys in (256, 384, 1024, 640):
         tensors = [torch.randn(2, 4, n, 16) for n in (128, keys, keys)]
         call = device_call(*tensors, bias, window=keys // 2)
-        numbers = captured(call, 128, keys)
-        variant = variant_of(call, padded=False, log=True)
+        captured = capture_tensors(call, 128, keys)
+        variant = choose_variant(call, padded=False, log=True)
         if compiled is None:
             compiled = torch.compile(
-                flex.function_of(variant), backend=counter, dynamic=True, fullgraph=True
+                flex.make_function(variant), backend=counter, dynamic=True, fullgraph=True
             )
         with torch.no_grad():
-            output, logsumexp = compiled(*tensors, numbers)
+            output, logsumexp = compiled(*tensors, captured)
         exact = by_pairs(call)
         torch.testing.assert_close(output, exact[0], rtol=0, atol=1e-5)
         torch.testing.assert_close(logsumexp, exact[1].float(), rtol=0, atol=1e-4)
@@ -161,7 +161,7 @@ def test_one_compilation_serves_all_lengths() -> None:
 def test_keys_of_a_single_query_may_be_divided(
     batch: int, queries: int, lengths: tuple[int, int], backend: str, known: bool
 ) -> None:
-    """FlexAttention divides them where it knows the number of rows, for all numbers of keys."""
+    """FlexAttention divides them where it knows the number of rows, for any number of keys."""
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -172,12 +172,14 @@ def test_keys_of_a_single_query_may_be_divided(
     for keys in lengths:
         query, key = torch.randn(batch, 8, queries, 16), torch.randn(batch, 2, keys, 16)
         call = device_call(query, key, key, na.ALiBi(8))
-        variant = variant_of(call, padded=False, log=False)
+        variant = choose_variant(call, padded=False, log=False)
         if compiled is None:
-            function = flex.function_of(variant)
+            function = flex.make_function(variant)
             compiled = torch.compile(function, backend=keep, dynamic=True, fullgraph=True)
         with torch.no_grad():
-            output, _ = compiled(call.query, call.key, call.value, captured(call, queries, keys))
+            output, _ = compiled(
+                call.query, call.key, call.value, capture_tensors(call, queries, keys)
+            )
         torch.testing.assert_close(output, by_pairs(call)[0], rtol=0, atol=1e-5)
     (graph,) = graphs
     (node,) = graph.graph.find_nodes(
@@ -193,31 +195,31 @@ def test_keys_of_a_single_query_may_be_divided(
 def test_the_joint_graph_of_learned_parameters(name: str) -> None:
     """FlexAttention's own derivatives of captured tensors; on the CPU it has no others."""
     causal = name == "sums"
-    numbers = (0.1 + torch.rand(4, 260)).requires_grad_()
+    parameters = (0.1 + torch.rand(4, 260)).requires_grad_()
 
     def bias() -> Any:
         if name == "a constant":
-            return na.BiALiBi(numbers[:, 0], numbers[:, 1], numbers[:, 2])
+            return na.BiALiBi(parameters[:, 0], parameters[:, 1], parameters[:, 2])
         if name == "a knee":
-            return na.ALiBi(4, na.Knee(9, 2.0), slopes=numbers[:, 0], sides="symmetric")
+            return na.ALiBi(4, na.Knee(9, 2.0), slopes=parameters[:, 0], sides="symmetric")
         return {
-            "slopes": lambda: na.ALiBi(4, slopes=numbers[:, 0], sides="symmetric"),
-            "a table": lambda: na.DistanceTable(numbers, -130),
-            "sums": lambda: na.ForgetGates(-numbers[None, :, :130].expand(2, -1, -1)),
-            "dense": lambda: numbers[:, :130, None],
+            "slopes": lambda: na.ALiBi(4, slopes=parameters[:, 0], sides="symmetric"),
+            "a table": lambda: na.DistanceTable(parameters, -130),
+            "sums": lambda: na.ForgetGates(-parameters[None, :, :130].expand(2, -1, -1)),
+            "dense": lambda: parameters[:, :130, None],
         }[name]()
 
     tensors = [torch.randn(2, 4, 130, 16) for _ in range(3)]
     call = device_call(*tensors, bias(), causal=causal)
     rows = [torch.nn.functional.pad(x, (0, 0, 0, 126)) for x in tensors]
-    variant = variant_of(call, padded=True, log=True)
-    compiled = torch.compile(flex.function_of(variant), backend="aot_eager", fullgraph=True)
-    output, logsumexp = compiled(*rows, captured(call, 256, 256))
+    variant = choose_variant(call, padded=True, log=True)
+    compiled = torch.compile(flex.make_function(variant), backend="aot_eager", fullgraph=True)
+    output, logsumexp = compiled(*rows, capture_tensors(call, 256, 256))
     weights = torch.randn(2, 4, 130, 16)
 
     def derivative(output: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
         loss = (output * weights).sum() + logsumexp.sin().sum()
-        (gradient,) = torch.autograd.grad(loss, numbers)
+        (gradient,) = torch.autograd.grad(loss, parameters)
         return gradient.double()
 
     mine = derivative(output[:, :, :130], logsumexp[:, :, :130])
@@ -227,14 +229,14 @@ def test_the_joint_graph_of_learned_parameters(name: str) -> None:
 
 
 def refusal(call: Any, *, log: bool = False) -> str:
-    reason = KERNEL.can_run(call, log=log)
+    reason = KERNEL.find_obstacle(call, log=log)
     assert reason is not None
     return reason
 
 
 def test_what_flex_attention_cannot_do() -> None:
     x = torch.randn(1, 4, 9, 16)
-    assert KERNEL.can_run(device_call(x, x, x), log=False) is None
+    assert KERNEL.find_obstacle(device_call(x, x, x), log=False) is None
     assert "no logsumexp" in refusal(device_call(x, x, x), log=True)
     assert "float64" in refusal(device_call(*[x.double()] * 3))
     assert "no kernels for meta" in refusal(device_call(*[x.to("meta")] * 3))
@@ -243,4 +245,4 @@ def test_what_flex_attention_cannot_do() -> None:
     learned = device_call(x, x, x, na.ALiBi(4, slopes=slopes))
     assert "no gradients on cpu" in refusal(learned)
     with torch.no_grad():
-        assert KERNEL.can_run(learned, log=False) is None
+        assert KERNEL.find_obstacle(learned, log=False) is None

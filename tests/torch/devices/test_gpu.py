@@ -1,4 +1,4 @@
-"""Kernels on a GPU against float64 on the CPU. None of these tests ran yet: no GPU was at hand."""
+"""Kernels on a GPU against float64 on the CPU. No test here has run yet: there was no GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-def numbers(
+def random_inputs(
     device: str,
     *lengths: int,
     dtype: torch.dtype = torch.bfloat16,
@@ -43,10 +43,10 @@ def numbers(
 def check(
     sources: list[torch.Tensor], attend: Callable[..., torch.Tensor], bias: Any, **options: Any
 ) -> None:
-    """Compare output and gradients with those of float64 on the CPU.
+    """Compare output and gradients with float64 on the CPU.
 
     Scores and weights are rounded to the dtype once each in a kernel of half precision, results
-    once more; a gradient is a product of three such numbers.
+    once more; a gradient is a product of three such values.
     """
     wide = [x.detach().double().cpu().requires_grad_() for x in sources]
     exact = na.attention(*wide, bias, **options)
@@ -65,7 +65,7 @@ def check(
 @pytest.mark.parametrize("way", ["plain", "both sides", "a window and sinks on both sides"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_bias_with_gradients(name: str, way: str, cuda: str) -> None:
-    """Cases of 8 channels take the chunks: Triton's products want 16. They are the yardstick."""
+    """Cases of 8 channels take the chunks, which are the yardstick: Triton multiplies 16."""
     case, kind = CASES[name], WAYS[way]
     if kind.refusal(case) is not None:
         pytest.skip("refused by every kernel")
@@ -102,10 +102,10 @@ def test_flex_attention(name: str, batch: int, queries: int, dtype: torch.dtype,
 
     def attend(*x: torch.Tensor) -> torch.Tensor:
         call = device_call(*x, bias)
-        assert FlexAttention().can_run(call, log=False) is None
+        assert FlexAttention().find_obstacle(call, log=False) is None
         return FlexAttention().attend(call, log=False)[0]
 
-    sources = numbers(cuda, queries, 513, 513, dtype=dtype, batch=batch)
+    sources = random_inputs(cuda, queries, 513, 513, dtype=dtype, batch=batch)
     check(sources, attend, bias)
     with torch.no_grad():
         alone, output = attend(*sources), attend(*(x.detach().clone() for x in sources))
@@ -123,7 +123,7 @@ def test_gradients_of_learned_parameters(name: str, cuda: str) -> None:
 
     def derivative(device: str, dtype: torch.dtype) -> torch.Tensor:
         parameters = start.to(device).requires_grad_()
-        sources = [x.detach().to(dtype) for x in numbers(device, 513, 513, 513)]
+        sources = [x.detach().to(dtype) for x in random_inputs(device, 513, 513, 513)]
         output = na.attention(*sources, made(parameters), causal=False)
         (gradient,) = torch.autograd.grad(output.double().square().sum(), parameters)
         return gradient.double().cpu()
@@ -141,10 +141,10 @@ def test_flash_attention(queries: int, window: int | None, dtype: torch.dtype, c
 
     def attend(*x: torch.Tensor) -> torch.Tensor:
         call = device_call(*x, bias, window=window)
-        assert FlashAttention().can_run(call, log=False) is None
+        assert FlashAttention().find_obstacle(call, log=False) is None
         return FlashAttention().attend(call, log=False)[0]
 
-    check(numbers(cuda, queries, 513, 513, dtype=dtype), attend, bias, window=window)
+    check(random_inputs(cuda, queries, 513, 513, dtype=dtype), attend, bias, window=window)
 
 
 def test_a_patched_model_generates_what_it_does_on_the_cpu(cuda: str) -> None:

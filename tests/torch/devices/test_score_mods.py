@@ -15,12 +15,12 @@ from conformance_cases import CASES
 from device_calls import by_pairs, device_call
 from ntk_alibi.fused.parts import in_parts
 from ntk_alibi.torch.devices.flex import BLOCK, visible_blocks
-from ntk_alibi.torch.devices.score_mods import captured, mask_mod
+from ntk_alibi.torch.devices.score_mods import capture_tensors, mask_mod
 
 # Threads would wait for each other in these many small calls.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-#: Kinds of calls without rotations, which kernels do not see, and one with; without dropout.
+#: Kinds of calls without dropout. Rotation happens before the kernels, so one kind has it.
 OTHERS = {"RoPE", "XPOS", "packed", "dropout"}
 SOME_WAYS = [way for way in WAYS if not OTHERS & {*way.replace(",", "").split()}]
 SOME_WAYS += ["RoPE"]
@@ -93,18 +93,18 @@ def test_blocks_hold_what_the_mask_shows(
         options["key_padding_mask"] = padding[real]
     x = torch.zeros(2, 1, queries, 1), torch.zeros(2, 1, keys, 1), torch.zeros(2, 1, keys, 1)
     call = device_call(*x, **options)
-    numbers = captured(call, queries, keys)
+    captured = capture_tensors(call, queries, keys)
     positions = call.problem.positions(x[0])
     expected = call.problem.mask.visible(*positions)
     if real in padding:
         expected = expected & padding[real][:, None]
     rows = torch.arange(2)[:, None, None], 0, torch.arange(queries)[:, None], torch.arange(keys)
-    seen = mask_mod(numbers)(*rows)
+    seen = mask_mod(captured)(*rows)
     seen, expected = (x.broadcast_to(2, queries, keys) for x in (seen, expected))
     assert torch.equal(seen, expected)
     partial, full = (
         blocks.repeat_interleave(BLOCK, 2).repeat_interleave(BLOCK, 3)[:, 0, :queries, :keys]
-        for blocks in visible_blocks(numbers)
+        for blocks in visible_blocks(captured)
     )
     assert not (partial & full).any()
     assert not (seen & ~partial & ~full).any()
@@ -113,13 +113,13 @@ def test_blocks_hold_what_the_mask_shows(
 
 def test_a_plain_causal_mask_has_full_blocks_below_the_diagonal() -> None:
     x = torch.zeros(1, 1, 4 * BLOCK, 1)
-    partial, full = visible_blocks(captured(device_call(x, x, x), 4 * BLOCK, 4 * BLOCK))
+    partial, full = visible_blocks(capture_tensors(device_call(x, x, x), 4 * BLOCK, 4 * BLOCK))
     assert torch.equal(partial[0, 0], torch.eye(4, dtype=torch.bool))
     assert torch.equal(full[0, 0], torch.ones(4, 4, dtype=torch.bool).tril(-1))
 
 
 def test_infinite_slopes_hide_keys_without_nan() -> None:
-    """A query whose slopes are infinite sees itself, and nothing else; so do its gradients."""
+    """A query with infinite slopes sees only itself, in the gradients too."""
     query, key, value = (torch.randn(1, 2, 40, 8).requires_grad_() for _ in range(3))
     slopes = torch.tensor([torch.inf, 0.5]).requires_grad_()
     output, _ = by_pairs(device_call(query, key, value, na.ALiBi(2, slopes=slopes)))

@@ -1,1 +1,1 @@
-"""Attention on other devices than the CPU: kernels that say which problems they can do."""
+"""Attention on devices other than the CPU: kernels, each of which tells which calls it supports."""

@@ -14,10 +14,10 @@ from ntk_alibi.torch.devices.flex import FlexAttention
 
 
 class DeviceKernel(Protocol):
-    """A way to attend on a device. It says itself whether it can do a call."""
+    """A kernel for tensors on a device."""
 
-    def can_run(self, call: AttentionCall, *, log: bool) -> str | None:
-        """Return None for a call that the kernel can do, or why it cannot, in a sentence.
+    def find_obstacle(self, call: AttentionCall, *, log: bool) -> str | None:
+        """Return why the kernel does not support a call, in a sentence, or None if it does.
 
         Args:
             call: a call without rotation.
@@ -26,25 +26,25 @@ class DeviceKernel(Protocol):
         ...
 
     def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the output and, with log, the logsumexp of a call that the kernel can do."""
+        """Compute a call that the kernel supports: the output and, if log, the logsumexp."""
         ...
 
 
 class ChunksOfQueries:
-    """Torch's own operations on some queries at a time, which can do every call."""
+    """Torch's operations on some queries at a time, which support every call."""
 
-    def can_run(self, call: AttentionCall, *, log: bool) -> str | None:
-        """Return None: this is the way for all that no other kernel can do."""
+    def find_obstacle(self, call: AttentionCall, *, log: bool) -> str | None:
+        """Return None."""
         del call, log
         return None
 
     def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the output and the logsumexp."""
+        """Compute the output and the logsumexp."""
         del log
         return attention_by_chunks(call)
 
 
-#: The kernels, the fastest first; the last one can do every call.
+#: The kernels, the fastest first; the last one supports every call.
 KERNELS: tuple[DeviceKernel, ...] = (
     FlashAttention(),
     FlexAttention(),
@@ -55,15 +55,15 @@ KERNELS: tuple[DeviceKernel, ...] = (
 def attention_on_device(
     call: AttentionCall, *, log: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return output and logsumexp of the first kernel that can do a call without rotation.
+    """Compute a call without rotation by the first kernel that supports it.
 
-    The call has the dtype that autocast wants; the products of float32 numbers within kernels are
-    not rounded to it.
+    The call's tensors have the dtype that autocast chose; float32 products within a kernel are not
+    rounded to it.
     """
     with _arrays.without_autocast(call.query.device.type):
         return kernel_for(call, log=log).attend(call, log=log)
 
 
 def kernel_for(call: AttentionCall, *, log: bool) -> DeviceKernel:
-    """Return the first kernel that can do a call without rotation."""
-    return next(kernel for kernel in KERNELS if kernel.can_run(call, log=log) is None)
+    """Return the first kernel that supports a call without rotation."""
+    return next(kernel for kernel in KERNELS if kernel.find_obstacle(call, log=log) is None)

@@ -1,7 +1,7 @@
-"""Attention by the package flash-attn, whose kernels take slopes of heads.
+"""Attention by the package flash-attn, whose kernels take one slope per head.
 
-The package is not required. Its causal mask has the last query at the last key, as ours has, and
-its bias is -m |i + K - Q - j|.
+The package is optional. Its causal mask puts the last query at the last key, as ours does, and its
+bias is -m |i + K - Q - j|.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.masks import EVERYTHING
 
-#: The dtypes of its kernels, and the number of keys that they take without a window. They then add
-#: m j in place of -m (i - j), in float32, which rounds scores by up to 2^-24 m K. For slopes up to
-#: 1 and this many keys that is what rounding weights to the dtype costs.
+#: The dtypes of its kernels, and for each the most keys without a window. Without one the kernels
+#: add m j in place of -m (i - j), in float32, which rounds scores by up to 2^-24 m K. For slopes up
+#: to 1 and this many keys, the error is as large as rounding the weights to the dtype.
 MOST_KEYS = {torch.bfloat16: 2**16, torch.float16: 2**13}
 
-#: The compute capability of the oldest GPUs that its CUDA kernels are for.
+#: The compute capability of the oldest GPUs that its CUDA kernels support.
 LEAST_CAPABILITY = (8, 0)
 
-#: What it calls a side of the window without a limit.
+#: Its value for a side of the window that has no limit.
 NO_LIMIT = -1
 
-#: A slope that hides all keys but the nearest one; infinite slopes would give NaN.
+#: The greatest slope, which hides all keys but the nearest one; an infinite slope would give NaN.
 STEEPEST = 2.0**60
 
 
@@ -40,14 +40,14 @@ class FlashAttention:
 
     Attributes:
         module: the package.
-        device: the type of device that it is for.
+        device: the type of device that it supports.
     """
 
     module: str = "flash_attn"
     device: str = "cuda"
 
-    def can_run(self, call: AttentionCall, *, log: bool) -> str | None:
-        """Return None for a call that flash-attn can do, or why it cannot, in a sentence."""
+    def find_obstacle(self, call: AttentionCall, *, log: bool) -> str | None:
+        """Return why flash-attn does not support a call, in a sentence, or None if it does."""
         device = call.query.device
         reasons = {
             f"flash-attn is for {self.device}": device.type != self.device,
@@ -55,18 +55,19 @@ class FlashAttention:
             "flash-attn's logsumexp lacks a term of each query": log,
             "flash-attn drops other weights": call.dropout is not None,
             "there are no queries or no keys": 0 in call.problem.shape,
-            "flash-attn is for newer GPUs": older_than(LEAST_CAPABILITY, call.query.device),
+            "flash-attn is for newer GPUs": is_older_gpu(device, LEAST_CAPABILITY),
             "torch maps the call": torch._C._functorch.peek_interpreter_stack() is not None,
-            **_reasons_of_mask(call),
-            **_reasons_of_bias(call),
-            f"{self.module} is not installed, or older than 2.4": _function(self.module) is None,
+            **_mask_obstacles(call),
+            **_bias_obstacles(call),
+            f"{self.module} is not installed, or older than 2.4": _find_function(self.module)
+            is None,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, None]:
-        """Return the output, and no logsumexp."""
+        """Compute the output; there is no logsumexp."""
         del log
-        function: Any = _function(self.module)
+        function: Any = _find_function(self.module)
         window, slopes = call.problem.mask.window, call.bias.left
         if slopes is not None:
             slopes = slopes[:, :, 0].detach().float().clamp(max=STEEPEST)
@@ -81,14 +82,14 @@ class FlashAttention:
         return output.transpose(1, 2), None
 
 
-def older_than(capability: tuple[int, int], device: torch.device) -> bool:
+def is_older_gpu(device: torch.device, capability: tuple[int, int]) -> bool:
     """Return whether a device is an NVIDIA GPU below a compute capability."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) < capability
 
 
-def _reasons_of_mask(call: AttentionCall) -> dict[str, bool]:
+def _mask_obstacles(call: AttentionCall) -> dict[str, bool]:
     mask, problem = call.problem.mask, call.problem
     limit = MOST_KEYS.get(call.query.dtype, 0)
     far = mask.window is None and call.bias.left is not None and problem.shape[3] > limit
@@ -102,7 +103,7 @@ def _reasons_of_mask(call: AttentionCall) -> dict[str, bool]:
     }
 
 
-def _reasons_of_bias(call: AttentionCall) -> dict[str, bool]:
+def _bias_obstacles(call: AttentionCall) -> dict[str, bool]:
     bias = call.bias
     return {
         "flash-attn takes slopes of heads and no other bias": bias.exempt > 0
@@ -114,7 +115,7 @@ def _reasons_of_bias(call: AttentionCall) -> dict[str, bool]:
 
 
 @functools.cache
-def _function(module: str) -> Callable[..., Any] | None:
+def _find_function(module: str) -> Callable[..., Any] | None:
     """Return the package's function if it is installed and takes slopes, else None."""
     try:
         function: Callable[..., Any] = import_module(module).flash_attn_func

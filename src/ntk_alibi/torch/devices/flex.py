@@ -14,43 +14,43 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from ntk_alibi import _arrays
 from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.torch.devices.flash import older_than
+from ntk_alibi.torch.devices.flash import is_older_gpu
 from ntk_alibi.torch.devices.score_mods import (
     LAST,
-    Numbers,
+    Captured,
     Variant,
-    captured,
+    capture_tensors,
+    choose_variant,
     mask_mod,
     score_mod,
-    variant_of,
 )
 
-#: Queries, and keys, of a block.
+#: The number of queries, and of keys, of a block.
 BLOCK = 128
 
-#: Device types of FlexAttention, and whether it has a logsumexp and a backward pass there.
+#: The types of devices that FlexAttention supports, each with whether it has a logsumexp and a
+#: backward pass there.
 DEVICES = {"cuda": True, "xpu": True, "mps": False, "cpu": False}
 
-#: The least number of channels of Triton's products.
+#: The fewest channels that Triton multiplies.
 LEAST_CHANNELS = 16
 
-#: The compute capability of the oldest GPUs that torch generates Triton code for.
+#: The compute capability of the oldest GPUs for which torch generates Triton code.
 LEAST_CAPABILITY = (7, 0)
 
-#: Compilations of one variant: for batches of one row and of several, dtypes, and so on.
+#: How often one variant may be compiled: for batches of one row and of several, dtypes, and so on.
 RECOMPILE_LIMIT = 64
 
-#: Whether this torch can keep the compilations of one variant apart from those of others.
+#: Whether this torch counts the compilations of each variant for itself.
 _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
 class FlexAttention:
-    """FlexAttention with the functions of pairs of score_mods.py. It reads every visible key."""
+    """FlexAttention with the functions of score_mods.py. It skips no visible key."""
 
-    def can_run(self, call: AttentionCall, *, log: bool) -> str | None:
-        """Return None for a call that FlexAttention can do, or why it cannot, in a sentence."""
-        where, dtype = call.query.device, call.query.dtype
-        device = where.type
+    def find_obstacle(self, call: AttentionCall, *, log: bool) -> str | None:
+        """Return why FlexAttention does not support a call, in a sentence, or None if it does."""
+        device, dtype = call.query.device.type, call.query.dtype
         triton = device in ("cuda", "xpu")
         table = call.bias.table
         reasons = {
@@ -61,11 +61,11 @@ class FlexAttention:
             "there are no queries or no keys": 0 in call.problem.shape,
             "no distance is visible": table is not None and table.shape[1] == 0,
             "Triton is not installed": triton and not _has_triton(),
-            "torch has no Triton for older GPUs": older_than(LEAST_CAPABILITY, call.query.device),
+            "torch has no Triton for older GPUs": is_older_gpu(call.query.device, LEAST_CAPABILITY),
             f"Triton's products need {LEAST_CHANNELS} channels": triton
             and call.query.shape[3] < LEAST_CHANNELS,
             f"FlexAttention has no logsumexp and no gradients on {device}": (
-                not DEVICES.get(device, False) and (log or _sees_gradients(call))
+                not DEVICES.get(device, False) and (log or _needs_gradients(call))
             ),
             "torch maps the call": torch._C._functorch.peek_interpreter_stack() is not None,
             "torch traces the call without Dynamo": (
@@ -75,32 +75,29 @@ class FlexAttention:
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the output and, with log, the logsumexp."""
-        backward = _sees_gradients(call)
+        """Compute the output and, if log, the logsumexp."""
+        backward = _needs_gradients(call)
         queries = call.problem.shape[2]
         query, key, value = call.query, call.key, call.value
         if backward:  # gradients are NaN for some other lengths (pytorch issue 153799)
-            query, key, value = map(_padded, (query, key, value))
-        variant = variant_of(call, padded=backward, log=log)
-        numbers = captured(call, query.shape[2], key.shape[2])
-        attend = _function(variant, query.device.type)
-        output, logsumexp = attend(query, key, value, numbers)
+            query, key, value = map(_pad_to_block, (query, key, value))
+        variant = choose_variant(call, padded=backward, log=log)
+        captured = capture_tensors(call, query.shape[2], key.shape[2])
+        # While torch traces, the function is compiled with its surroundings.
+        traced = _arrays.is_tracing()
+        attend = make_function(variant) if traced else _compiled(variant, query.device.type)
+        output, logsumexp = attend(query, key, value, captured)
         logsumexp = None if logsumexp is None else logsumexp[:, :, :queries].double()
         return output[:, :, :queries], logsumexp
 
 
-def _padded(x: torch.Tensor) -> torch.Tensor:
-    """Return rows (batch, heads, n, head_dim) with 0 up to a multiple of a block; no view.
+def _pad_to_block(x: torch.Tensor) -> torch.Tensor:
+    """Append 0 to (batch, heads, n, head_dim) up to a multiple of a block; never return a view.
 
     Compiled code lost the gradients of captured views on the CPU, so views are copied here, too.
     """
     missing = -x.shape[2] % BLOCK
     return F.pad(x, (0, 0, 0, missing)) if missing else x.clone()
-
-
-def _function(variant: Variant, device: str) -> Callable[..., Any]:
-    """Return a variant's function; while torch traces, it is compiled with its surroundings."""
-    return function_of(variant) if _arrays.is_tracing() else _compiled(variant, device)
 
 
 @functools.cache
@@ -113,33 +110,34 @@ def _compiled(variant: Variant, device: str) -> Callable[..., Any]:
     # The code that torch 2.13 generates for the CPU confuses the names of variable lengths.
     dynamic = device != "cpu"
     options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
-    return torch.compile(function_of(variant), dynamic=dynamic, fullgraph=True, **options)
+    return torch.compile(make_function(variant), dynamic=dynamic, fullgraph=True, **options)
 
 
-def _sees_gradients(call: AttentionCall) -> bool:
+def _needs_gradients(call: AttentionCall) -> bool:
     """Return whether autograd records a call, for its inputs or its bias."""
     tensors = call.query, call.key, call.value, call.factors, *call.bias.numbers.values()
     return _arrays.is_recorded(*tensors)
 
 
-def function_of(variant: Variant) -> Callable[..., Any]:
-    """Return a function of query, key, value and their numbers."""
+def make_function(variant: Variant) -> Callable[..., Any]:
+    """Return a variant's function of query, key, value and captured tensors, to be compiled."""
 
     def run(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, numbers: Numbers
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, captured: Captured
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         lengths = query.shape[2], key.shape[2]
-        if variant.divided:  # which FlexAttention does for a number of rows that it knows
+        if variant.divided:  # FlexAttention divides keys where it knows the number of rows
             torch._dynamo.mark_static(query, 0)
-        # The kernel that divides keys has no choice for several queries of many heads to a key.
+        # The kernel that divides keys has no configuration for several queries where many heads
+        # share a key.
         options: Any = {"BACKEND": "AUTO" if variant.divided else "TRITON"}
         result: Any = flex_attention(
             query,
             key,
             value,
-            score_mod=score_mod(variant, numbers),
-            block_mask=block_mask(numbers, lengths, backward=variant.padded),
-            scale=1.0,  # a number would be compiled in; it is among the captured numbers
+            score_mod=score_mod(variant, captured),
+            block_mask=block_mask(captured, lengths, backward=variant.padded),
+            scale=1.0,  # another scale would be compiled in; ours is a captured tensor
             enable_gqa=query.shape[1] != key.shape[1],
             kernel_options=options,
             return_aux=AuxRequest(lse=True) if variant.log else None,
@@ -149,56 +147,60 @@ def function_of(variant: Variant) -> Callable[..., Any]:
     return run
 
 
-def block_mask(numbers: Numbers, lengths: tuple[int, int], *, backward: bool) -> BlockMask:
-    """Return the blocks that a mask leaves visible, as FlexAttention takes them.
+def block_mask(captured: Captured, lengths: tuple[int, int], *, backward: bool) -> BlockMask:
+    """Return the visible blocks as FlexAttention takes them.
 
-    torch's create_block_mask would ask the mask for every pair.
+    torch's create_block_mask would evaluate the mask for every pair.
 
     Args:
-        numbers: the captured numbers of a call.
-        lengths: the numbers of queries and of keys.
-        backward: whether a backward pass may follow, which needs the blocks by keys, too.
+        captured: the captured tensors of a call.
+        lengths: how many queries and how many keys there are.
+        backward: whether a backward pass may follow, which also needs the blocks by keys.
     """
-    partial, full = visible_blocks(numbers)
+    partial, full = visible_blocks(captured)
     return BlockMask.from_kv_blocks(
-        *_numbered(partial),
-        *_numbered(full),
+        *_count_and_order(partial),
+        *_count_and_order(full),
         BLOCK_SIZE=BLOCK,
-        mask_mod=mask_mod(numbers),
+        mask_mod=mask_mod(captured),
         seq_lengths=lengths,
         compute_q_blocks=backward,
     )
 
 
-def visible_blocks(numbers: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return masks of blocks, (1 or batch, 1, blocks of queries, blocks of keys).
+def visible_blocks(captured: Captured) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which blocks are partly and which fully visible.
 
-    In blocks of the first a query may see some keys only; in those of the second every query sees
-    all keys. Bounds of positions of a block decide, so the first may be too many, never too few.
+    Both results are (1 or batch, 1, blocks of queries, blocks of keys). In a fully visible block
+    every query sees every key. The bounds of a block's positions decide, so a block may be called
+    partly visible that no query sees, but no visible block is left out.
     """
-    keys, sink = numbers["key_positions"], numbers["sink"]
+    keys, sink = captured["key_positions"], captured["sink"]
     real = keys >= 0
-    least = _in_blocks(torch.where(real, keys, LAST), LAST).amin(-1)[:, None, None, :]
-    most = _in_blocks(keys, -1).amax(-1)[:, None, None, :]
-    all_real = _in_blocks(real.int(), 0).amin(-1)[:, None, None, :] > 0
-    first = _in_blocks(numbers["first_seen"], LAST).amin(-1)[:, None, :, None]
-    last_first = _in_blocks(numbers["first_seen"], -1).amax(-1)[:, None, :, None]
-    first_last = _in_blocks(numbers["last_seen"], LAST).amin(-1)[:, None, :, None]
-    last = _in_blocks(numbers["last_seen"], -LAST).amax(-1)[:, None, :, None]
+    least = _split_into_blocks(torch.where(real, keys, LAST), LAST).amin(-1)[:, None, None, :]
+    most = _split_into_blocks(keys, -1).amax(-1)[:, None, None, :]
+    all_real = _split_into_blocks(real.int(), 0).amin(-1)[:, None, None, :] > 0
+    first = _split_into_blocks(captured["first_seen"], LAST).amin(-1)[:, None, :, None]
+    last_first = _split_into_blocks(captured["first_seen"], -1).amax(-1)[:, None, :, None]
+    first_last = _split_into_blocks(captured["last_seen"], LAST).amin(-1)[:, None, :, None]
+    last = _split_into_blocks(captured["last_seen"], -LAST).amax(-1)[:, None, :, None]
     some = (least <= last) & ((most >= first) | (least < sink)) & (most >= 0)
     full = all_real & (most <= first_last) & ((least >= last_first) | (most < sink))
     return some & ~full, full
 
 
-def _in_blocks(x: torch.Tensor, beyond: int) -> torch.Tensor:
-    """Cut rows (1 or batch, n) into blocks, (1 or batch, blocks, BLOCK), filled up by `beyond`."""
+def _split_into_blocks(x: torch.Tensor, beyond: int) -> torch.Tensor:
+    """Split (1 or batch, n) into (1 or batch, blocks, BLOCK); the last block ends in `beyond`."""
     blocks: torch.Tensor = F.pad(x, (0, -x.shape[1] % BLOCK), value=beyond).unflatten(
         1, (-1, BLOCK)
     )
     return blocks
 
 
-def _numbered(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the number of blocks of keys for each block of queries, and them before the others."""
+def _count_and_order(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return for each block of queries how many blocks of keys it has, and their order: its first.
+
+    FlexAttention takes a mask of blocks in this form.
+    """
     order = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
     return blocks.sum(dim=-1, dtype=torch.int32), order.int().contiguous()

@@ -1,8 +1,7 @@
-"""Scores and masks of single pairs as FlexAttention wants them, and the numbers that they read.
+"""Functions for FlexAttention that compute the score and the mask of one query and one key.
 
-There is one function for each kind of bias. It gets the numbers of a call, captured as tensors, and
-a `Pair`, and returns the number to add to the score. Indices may be numbers or tensors that
-broadcast.
+Each kind of bias has a function that takes the captured tensors of a call and a `Pair`, and returns
+the bias of the pair. Indices may be integers, or tensors that broadcast.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ HIDDEN = -1
 #: The greatest int32, the last position that a query without a limit ahead sees.
 LAST = 2**31 - 1
 
-#: The most rows of a batch for which a single query's keys are divided among multiprocessors. Each
-#: number of rows is compiled for itself; with more rows there is enough to do without.
+#: Up to this many rows, the keys of a single query are divided among multiprocessors, which costs
+#: one compilation per number of rows. More rows keep the multiprocessors busy without that.
 MOST_DIVIDED = 16
 
-#: Tensors by their names. All numbers are tensors, since torch compiles anew for other constants.
-Numbers = dict[str, torch.Tensor]
+#: Captured tensors by name. Scalars are tensors, too, since torch compiles anew for each constant.
+Captured = dict[str, torch.Tensor]
 
-#: A function of a pair of a query and a key: score, batch row, head, query and key to score.
+#: A function of score, batch row, head, query index and key index that returns the new score.
 ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
 
-#: A function of batch row, head, query and key, which says whether the query sees the key.
+#: A function of batch row, head, query index and key index: whether the query sees the key.
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 
 
 class Variant(NamedTuple):
-    """The compiled function that a call needs; calls that differ in numbers and lengths share it.
+    """What is compiled into a function; calls that differ in values and lengths share one.
 
     Attributes:
-        bias: the kind of bias, a name of `BIASES`.
+        bias: the kind of bias, a key of `BIASES`.
         exempt: whether there are exempt tokens.
-        first: whether exempt tokens have a constant.
+        first: whether the bias of exempt tokens is a constant.
         factors: whether scores have factors.
         padded: whether lengths were padded to multiples of a block.
         log: whether the logsumexp is needed.
@@ -58,15 +57,15 @@ class Variant(NamedTuple):
     divided: bool
 
 
-def variant_of(call: AttentionCall, *, padded: bool, log: bool) -> Variant:
-    """Return the variant of a call."""
+def choose_variant(call: AttentionCall, *, padded: bool, log: bool) -> Variant:
+    """Return the variant for a call."""
     bias = call.bias
     sides = "both" if call.problem.mask.sees_ahead else "left"
     kinds = {
         "dense": bias.dense is not None,
         "sums": bias.sums is not None,
         "table": bias.table is not None,
-        f"{sides} bent": bias.far_left is not None,
+        f"{sides} with knee": bias.far_left is not None,
         sides: bias.left is not None,
         "none": True,
     }
@@ -82,10 +81,10 @@ def variant_of(call: AttentionCall, *, padded: bool, log: bool) -> Variant:
     )
 
 
-def captured(call: AttentionCall, queries: int, keys: int) -> Numbers:
-    """Return the numbers of a call whose lengths are padded to so many queries and keys.
+def capture_tensors(call: AttentionCall, queries: int, keys: int) -> Captured:
+    """Return the tensors of a call, padded to so many queries and keys.
 
-    Padded queries stand where the last query stands, and padded keys are hidden.
+    Padded queries have the position of the last query, and padded keys are hidden.
     """
     like = call.query
     device = like.device
@@ -103,44 +102,44 @@ def captured(call: AttentionCall, queries: int, keys: int) -> Numbers:
         "first_seen": first.clamp(min=0),
         "last_seen": (end - 1).clamp(max=LAST),
     }
-    numbers = {name: _with_last(x.int(), queries) for name, x in rows.items()}
-    numbers["key_positions"] = F.pad(at_keys.int(), (0, keys - at_keys.shape[1]), value=HIDDEN)
-    numbers |= {
+    captured = {name: _repeat_last(x.int(), queries) for name, x in rows.items()}
+    captured["key_positions"] = F.pad(at_keys.int(), (0, keys - at_keys.shape[1]), value=HIDDEN)
+    captured |= {
         "sink": number(call.problem.mask.sink),
         "scale": number(call.scale, torch.float32),
         "last_row": number(call.problem.shape[2] - 1),
         "last_column": number(call.problem.shape[3] - 1),
     }
     if call.factors is not None:
-        numbers["factors"] = call.factors
-    numbers |= _of_bias(call, number)
+        captured["factors"] = call.factors
+    captured |= _capture_bias(call, number)
     # Compiled code loses the gradients of captured views (seen with torch 2.13).
-    return {name: x.clone() if _arrays.is_recorded(x) else x for name, x in numbers.items()}
+    return {name: x.clone() if _arrays.is_recorded(x) else x for name, x in captured.items()}
 
 
-def _of_bias(call: AttentionCall, number: Any) -> Numbers:
+def _capture_bias(call: AttentionCall, number: Any) -> Captured:
     bias = call.bias
-    numbers: Numbers = dict(bias.numbers)
+    captured: Captured = dict(bias.numbers)
     if bias.left is bias.right:
-        # FlexAttention differentiates no tensor that is read at two places.
-        copied = numbers.keys() & {"right", "far_right"}
-        numbers |= {name: numbers[name].clone() for name in copied}
+        # FlexAttention does not differentiate a tensor that is read in two places.
+        copied = captured.keys() & {"right", "far_right"}
+        captured |= {name: captured[name].clone() for name in copied}
     scalars = {"knee": bias.far_left, "exempt": bias.exempt or None, "table_begin": bias.table}
-    numbers |= {name: number(getattr(bias, name)) for name, x in scalars.items() if x is not None}
+    captured |= {name: number(getattr(bias, name)) for name, x in scalars.items() if x is not None}
     if bias.sums is not None:
-        sums, (queries, keys) = numbers.pop("sums"), call.problem.shape[2:]
+        sums, (queries, keys) = captured.pop("sums"), call.problem.shape[2:]
         high = sums.float()
         low = (sums.detach() - high.detach()).float()
-        numbers["row_sums"] = high[..., keys - queries :].clone()
-        numbers["row_rests"] = low[..., keys - queries :].clone()
-        numbers["column_sums"], numbers["column_rests"] = high, low
+        captured["row_sums"] = high[..., keys - queries :].clone()
+        captured["row_rests"] = low[..., keys - queries :].clone()
+        captured["column_sums"], captured["column_rests"] = high, low
     if bias.dense is not None:
-        numbers["dense"] = bias.dense.reshape((1,) * (4 - bias.dense.ndim) + bias.dense.shape)
-    return numbers
+        captured["dense"] = bias.dense.reshape((1,) * (4 - bias.dense.ndim) + bias.dense.shape)
+    return captured
 
 
-def _with_last(rows: torch.Tensor, length: int) -> torch.Tensor:
-    """Return rows (1 or batch, n) that repeat their last number up to a length."""
+def _repeat_last(rows: torch.Tensor, length: int) -> torch.Tensor:
+    """Repeat the last column of (1 or batch, n) up to a length."""
     missing = length - rows.shape[1]
     return torch.cat([rows, rows[:, -1:].expand(-1, missing)], dim=1) if missing else rows
 
@@ -149,8 +148,8 @@ class Pair(NamedTuple):
     """A query and a key.
 
     Attributes:
-        batch, head, row, column: indices.
-        query, key: positions.
+        batch, head, row, column: their indices.
+        query, key: their positions.
     """
 
     batch: Any
@@ -166,118 +165,113 @@ class Pair(NamedTuple):
         return self.query - self.key
 
 
-def at(numbers: torch.Tensor, *indices: Any) -> Any:
-    """Return the numbers at indices; axes of one number are the same for all indices."""
-    places = zip(indices, numbers.shape, strict=True)
-    return numbers[tuple(index if size > 1 else 0 for index, size in places)]
+def entry_at(tensor: torch.Tensor, *indices: Any) -> Any:
+    """Return the entry at indices; an axis of size 1 serves all indices."""
+    sized = zip(indices, tensor.shape, strict=True)
+    return tensor[tuple(index if size > 1 else 0 for index, size in sized)]
 
 
-def _one_side(numbers: Numbers, pair: Pair) -> Any:
-    """Return -left d; keys ahead are hidden by the mask."""
-    left = at(numbers["left"], pair.batch, pair.head, pair.row)
-    # An infinite slope hides keys behind; its product with 0 would be NaN.
+def _one_side(captured: Captured, pair: Pair) -> Any:
+    """Return -slope d behind the query; the mask hides the keys ahead."""
+    left = entry_at(captured["left"], pair.batch, pair.head, pair.row)
+    # An infinite slope hides the keys behind; its product with 0 would be NaN.
     return -torch.where(pair.distance > 0, left, 0.0) * pair.distance
 
 
-def _two_sides(numbers: Numbers, pair: Pair) -> Any:
-    right = at(numbers["right"], pair.batch, pair.head, pair.row)
-    return _one_side(numbers, pair) + torch.where(pair.distance < 0, right, 0.0) * pair.distance
+def _two_sides(captured: Captured, pair: Pair) -> Any:
+    right = entry_at(captured["right"], pair.batch, pair.head, pair.row)
+    return _one_side(captured, pair) + torch.where(pair.distance < 0, right, 0.0) * pair.distance
 
 
-def _bent(numbers: Numbers, pair: Pair, side: str, distance: Any) -> Any:
-    """Return the bias of one side with a knee, for distances of 0 and more."""
-    slope = at(numbers[side], pair.batch, pair.head, pair.row)
-    far_slope = at(numbers[f"far_{side}"], pair.batch, pair.head, pair.row)
-    near = torch.minimum(distance, numbers["knee"])
+def _knee_side(captured: Captured, pair: Pair, side: str, distance: Any) -> Any:
+    """Return the bias of one side with a knee, for distances >= 0."""
+    slope = entry_at(captured[side], pair.batch, pair.head, pair.row)
+    far_slope = entry_at(captured[f"far_{side}"], pair.batch, pair.head, pair.row)
+    near = torch.minimum(distance, captured["knee"])
     hidden = torch.isinf(slope)
     bias = -torch.where(hidden, 0.0, slope) * near - far_slope * (distance - near)
     return torch.where(hidden & (distance > 0), -torch.inf, bias)
 
 
-def _one_bent_side(numbers: Numbers, pair: Pair) -> Any:
-    return _bent(numbers, pair, "left", pair.distance.clamp(min=0))
+def _one_side_with_knee(captured: Captured, pair: Pair) -> Any:
+    return _knee_side(captured, pair, "left", pair.distance.clamp(min=0))
 
 
-def _two_bent_sides(numbers: Numbers, pair: Pair) -> Any:
-    ahead = _bent(numbers, pair, "right", (-pair.distance).clamp(min=0))
-    return _one_bent_side(numbers, pair) + ahead
+def _two_sides_with_knee(captured: Captured, pair: Pair) -> Any:
+    ahead = _knee_side(captured, pair, "right", (-pair.distance).clamp(min=0))
+    return _one_side_with_knee(captured, pair) + ahead
 
 
-def _table(numbers: Numbers, pair: Pair) -> Any:
-    table = numbers["table"]
-    place = (pair.distance - numbers["table_begin"]).clamp(0, table.shape[1] - 1)
-    return at(table, pair.head, place)
+def _table(captured: Captured, pair: Pair) -> Any:
+    table = captured["table"]
+    place = (pair.distance - captured["table_begin"]).clamp(0, table.shape[1] - 1)
+    return entry_at(table, pair.head, place)
 
 
-def _sums(numbers: Numbers, pair: Pair) -> Any:
-    """Return differences of sums whose float64 numbers were split in two float32 numbers."""
+def _sums(captured: Captured, pair: Pair) -> Any:
+    """Return differences of float64 sums, each of which was split into two float32 values."""
     row, column = (pair.batch, pair.head, pair.row), (pair.batch, pair.head, pair.column)
-    sums = at(numbers["row_sums"], *row) - at(numbers["column_sums"], *column)
-    return sums + (at(numbers["row_rests"], *row) - at(numbers["column_rests"], *column))
+    sums = entry_at(captured["row_sums"], *row) - entry_at(captured["column_sums"], *column)
+    return sums + (
+        entry_at(captured["row_rests"], *row) - entry_at(captured["column_rests"], *column)
+    )
 
 
-def _dense(numbers: Numbers, pair: Pair) -> Any:
-    return at(numbers["dense"], pair.batch, pair.head, pair.row, pair.column).float()
+def _dense(captured: Captured, pair: Pair) -> Any:
+    return entry_at(captured["dense"], pair.batch, pair.head, pair.row, pair.column).float()
 
 
-def _none(_: Numbers, __: Pair) -> Any:
-    return 0.0
-
-
-#: Biases by their kinds.
-BIASES: dict[str, Callable[[Numbers, Pair], Any]] = {
-    "none": _none,
+#: The function of each kind of bias.
+BIASES: dict[str, Callable[[Captured, Pair], Any]] = {
+    "none": lambda captured, pair: 0.0,
     "left": _one_side,
     "both": _two_sides,
-    "left bent": _one_bent_side,
-    "both bent": _two_bent_sides,
+    "left with knee": _one_side_with_knee,
+    "both with knee": _two_sides_with_knee,
     "table": _table,
     "sums": _sums,
     "dense": _dense,
 }
 
 
-def _with_exempt(variant: Variant, numbers: Numbers, pair: Pair, bias: Any) -> Any:
-    """Return the bias with that of exempt tokens: 0, or their constant with other tokens.
-
-    A hidden side stays hidden.
-    """
-    exempt = (pair.query < numbers["exempt"]) | (pair.key < numbers["exempt"])
+def _with_exempt(variant: Variant, captured: Captured, pair: Pair, bias: Any) -> Any:
+    """Set the bias of exempt tokens to 0, or to their constant; a hidden side stays hidden."""
+    exempt = (pair.query < captured["exempt"]) | (pair.key < captured["exempt"])
     others: Any = 0.0
     if variant.first:
-        constant = at(numbers["first"], pair.head)
+        constant = entry_at(captured["first"], pair.head)
         others = torch.where(pair.distance == 0, 0.0, -constant)
     return torch.where(exempt & ~torch.isneginf(bias), others, bias)
 
 
-def score_mod(variant: Variant, numbers: Numbers) -> ScoreMod:
-    """Return the function that turns a product of query and key into a score."""
+def score_mod(variant: Variant, captured: Captured) -> ScoreMod:
+    """Return the function that computes a score from a product of query and key."""
 
     def modified(score: Any, batch: Any, head: Any, row: Any, column: Any) -> Any:
-        query = at(numbers["query_positions"], batch, row)
-        key = at(numbers["key_positions"], batch, column)
+        query = entry_at(captured["query_positions"], batch, row)
+        key = entry_at(captured["key_positions"], batch, column)
         if variant.padded:
-            row = torch.minimum(row, numbers["last_row"])
-            column = torch.minimum(column, numbers["last_column"])
+            row = torch.minimum(row, captured["last_row"])
+            column = torch.minimum(column, captured["last_column"])
         pair = Pair(batch, head, row, column, query, key)
-        bias = BIASES[variant.bias](numbers, pair)
+        bias = BIASES[variant.bias](captured, pair)
         if variant.exempt:
-            bias = _with_exempt(variant, numbers, pair, bias)
-        score = score * numbers["scale"]
+            bias = _with_exempt(variant, captured, pair, bias)
+        score = score * captured["scale"]
         if variant.factors:
-            score = score * at(numbers["factors"], batch, head, row)
+            score = score * entry_at(captured["factors"], batch, head, row)
         return score + bias
 
     return modified
 
 
-def mask_mod(numbers: Numbers) -> MaskMod:
-    """Return the function that says which keys a query sees, for every mask and padding."""
+def mask_mod(captured: Captured) -> MaskMod:
+    """Return the function that tells whether a query sees a key, for every mask and padding."""
 
     def visible(batch: Any, head: Any, row: Any, column: Any) -> Any:
         del head
-        key = at(numbers["key_positions"], batch, column)
-        near = (key >= at(numbers["first_seen"], batch, row)) | (key < numbers["sink"])
-        return near & (key >= 0) & (key <= at(numbers["last_seen"], batch, row))
+        key = entry_at(captured["key_positions"], batch, column)
+        near = (key >= entry_at(captured["first_seen"], batch, row)) | (key < captured["sink"])
+        return near & (key >= 0) & (key <= entry_at(captured["last_seen"], batch, row))
 
     return visible

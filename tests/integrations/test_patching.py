@@ -156,11 +156,27 @@ def test_models_without_alibi_are_refused() -> None:
             ValueError,
             "attention must be one of 'fused', 'eager', 'traceable', got 'flash'",
         ),
+        (
+            (make_model("bloom"),),
+            {"method": "ntk:4"},
+            TypeError,
+            r"second argument, scaling: patch\(model, 'ntk:4'\), got method='ntk:4'",
+        ),
+        ((make_model("bloom"),), {"scalng": "ntk:4"}, TypeError, "keyword argument 'scalng'"),
     ],
 )
 def test_wrong_arguments(arguments: Any, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         na.patch(*arguments, **options)
+
+
+def test_warnings_of_patch_name_the_line_that_calls_it() -> None:
+    model = make_model("bloom")
+    model.config.seq_length = 64
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="train_length|same call") as caught:
+            na.patch(model, na.DynamicNTK(2.0, 9))
+        assert {warning.filename for warning in caught} == {__file__}
 
 
 @pytest.mark.parametrize("version", ["4.29.0", "5.3.0", "6.0.0", "7.1"])

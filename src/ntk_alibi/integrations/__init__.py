@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, ParamSpec
 
 from ntk_alibi import _installed
 from ntk_alibi.biases.base import BiasObject
@@ -34,7 +35,25 @@ MPT_OF_FOUNDRY = (
     "clip_qkv as a float: 6.0, not 6"
 )
 
+_P = ParamSpec("_P")
 
+
+def _method_is_scaling(patch: Callable[_P, PatchHandle]) -> Callable[_P, PatchHandle]:
+    """Say in the error of `patch(model, method=...)` how a method is given."""
+
+    @functools.wraps(patch)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> PatchHandle:
+        if "method" in kwargs:
+            raise TypeError(
+                "patch takes a method's name as its second argument, scaling: patch(model, "
+                f"{kwargs['method']!r}), got method={kwargs['method']!r}"
+            )
+        return patch(*args, **kwargs)
+
+    return call
+
+
+@_method_is_scaling
 def patch(
     model: nn.Module,
     scaling: Scaling | BiasObject | nn.Module | Mapping[Any, Any] | str | None = None,

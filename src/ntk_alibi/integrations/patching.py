@@ -155,7 +155,7 @@ def apply(
         warnings.warn(
             "model is patched by the same call already, and this patch nests in that one: its "
             "undo() leaves the other in force, while na.unpatch(model) takes all back",
-            stacklevel=3,
+            stacklevel=4,
         )
     with _lock:
         before = [stack_of(target) for target in targets]

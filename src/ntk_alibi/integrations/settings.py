@@ -151,7 +151,7 @@ def warn_of_another_train_length(scaling: Any, stated: int | None) -> None:
         warnings.warn(
             f"train_length of {scaling!r} is {given}, but the model's config says {stated}: leave "
             "it out to take that of the model",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -14,7 +14,7 @@ from benchmarks.prefill_results import milliseconds
 from benchmarks.problems import HEADS, dtype_name
 from ntk_alibi.cli.timing import Call, interleaved
 from ntk_alibi.evaluation.report.markdown import table
-from ntk_alibi.methods import name_of
+from ntk_alibi.methods import method_name
 
 KEYS = (8192, 32768, 131072)
 HEAD_DIM = 64
@@ -83,7 +83,7 @@ def candidates(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> d
         INT8: lambda: na.attention(query, *rows, bias, skip_tolerance=None),
         "ours, 0.0": ours(bias),
         "ours, 0.0, `KeyNorms`": ours(bias, key_norms=norms),
-        f"ours, {name_of(STRETCHED)}, 0.0, `KeyNorms`": ours(stretched, key_norms=norms),
+        f"ours, {method_name(STRETCHED)}, 0.0, `KeyNorms`": ours(stretched, key_norms=norms),
     }
 
 
@@ -121,7 +121,7 @@ def _error(
 ) -> float:
     """Return the largest error against float64 over `COMPARED_HEADS` heads."""
     heads = slice(None, None, HEADS // COMPARED_HEADS)
-    scaling = STRETCHED if name_of(STRETCHED) in name else None
+    scaling = STRETCHED if method_name(STRETCHED) in name else None
     slopes = np.asarray(na.alibi_slopes(HEADS, scaling))[heads].astype(np.float64)
     bias = slopes[:, None, None] * np.arange(1 - key.shape[2], 1)
     q, k, v = (part[:, heads].double().numpy() for part in (query, key, value))

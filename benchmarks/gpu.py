@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import ntk_alibi as na
 from ntk_alibi.evaluation.report.markdown import table
 from ntk_alibi.fused.call import all_options, checked_call
-from ntk_alibi.methods import name_of
+from ntk_alibi.methods import method_name
 from ntk_alibi.torch.devices.dispatch import DeviceKernel
 from ntk_alibi.torch.devices.flash import FlashAttention
 from ntk_alibi.torch.devices.flex import FlexAttention
@@ -75,7 +75,7 @@ def _rows(bias: Any, kind: str, queries: int, keys: int, rounds: int) -> list[li
             numbers = ["out of memory", ""]
         except NotImplementedError as refusal:
             numbers = [str(refusal), ""]
-        rows.append([name_of(bias.scaling), kind, str(keys), name, *numbers])
+        rows.append([method_name(bias.scaling), kind, str(keys), name, *numbers])
     return rows
 
 

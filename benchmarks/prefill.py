@@ -17,7 +17,7 @@ from benchmarks.candidates import BASELINE, OURS, TORCH, Candidate
 from benchmarks.optional_peers import OPTIONAL
 from benchmarks.problems import Case, Problem
 from ntk_alibi.cli.timing import REST, Call, interleaved
-from ntk_alibi.methods import name_of
+from ntk_alibi.methods import method_name
 
 CANDIDATES = [BASELINE, *TORCH, *OPTIONAL, *OURS]
 
@@ -164,7 +164,7 @@ def _description(case: Case) -> dict[str, Any]:
         "head_dim": case.head_dim,
         "dtype": problems.dtype_name(case.dtype),
         "threads": case.threads,
-        "scaling": None if case.scaling is None else name_of(case.scaling),
+        "scaling": None if case.scaling is None else method_name(case.scaling),
         "inputs": "nano BLOOM" if case.real else "random",
         "batch": batch,
         "heads": heads,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ntk_alibi import _core
-from ntk_alibi._installed import APART, shipped
+from ntk_alibi._installed import DATA_PACKAGE, shipped
 from repository import ROOT
 
 #: The library that the core needs, and a name of the same length that no system has.
@@ -80,7 +80,7 @@ def test_a_build_from_source_holds_its_data() -> None:
 
 
 def test_without_data_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, APART, None)
+    monkeypatch.setitem(sys.modules, DATA_PACKAGE, None)
     sentence = r"^the model needs ntk_alibi_models: pip install 'ntk-alibi\[models\]'$"
     with pytest.raises(ModuleNotFoundError, match=sentence):
         shipped("ntk_alibi.models", "another_bloom", "the model")
@@ -89,13 +89,13 @@ def test_without_data_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_data_of_the_other_package_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / APART).mkdir()
-    (tmp_path / APART / "__init__.py").write_text("")
-    (tmp_path / APART / "another_bloom").write_text("weights")
+    (tmp_path / DATA_PACKAGE).mkdir()
+    (tmp_path / DATA_PACKAGE / "__init__.py").write_text("")
+    (tmp_path / DATA_PACKAGE / "another_bloom").write_text("weights")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, APART, raising=False)
+    monkeypatch.delitem(sys.modules, DATA_PACKAGE, raising=False)
     assert shipped("ntk_alibi.models", "another_bloom", "the model").read_text() == "weights"
-    del sys.modules[APART]
+    del sys.modules[DATA_PACKAGE]
 
 
 @pytest.mark.slow
@@ -106,5 +106,7 @@ def test_the_other_package_has_what_wheels_leave_out(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     model = (ROOT / "src/ntk_alibi/models/nano_bloom").iterdir()
-    own = {f"{APART}/nano_bloom/{path.name}" for path in model} | {f"{APART}/kjv.txt.xz"}
+    own = {f"{DATA_PACKAGE}/nano_bloom/{path.name}" for path in model} | {
+        f"{DATA_PACKAGE}/kjv.txt.xz"
+    }
     assert own < names

@@ -16,10 +16,10 @@ from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
 from ntk_alibi.methods import (
     DYNAMIC,
     STATIC,
-    model_arguments,
-    name_of,
+    method_name,
     named_method,
     parse_method,
+    to_model_arguments,
 )
 
 KINDS = ("original", *STATIC, *DYNAMIC)
@@ -67,11 +67,11 @@ def variants(scaling: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("kind", [*STATIC, *DYNAMIC])
 def test_the_name_of_a_scaling_is_taken_back(kind: str) -> None:
     for scaling in variants((STATIC | DYNAMIC)[kind]):
-        name = name_of(scaling)
+        name = method_name(scaling)
         assert name.startswith(f"{kind}:")
         length = getattr(scaling, "train_length", None)
         assert parse_method(name, length).scaling == scaling
-        assert name_of(parse_method(name, length).scaling) == name
+        assert method_name(parse_method(name, length).scaling) == name
 
 
 def test_the_documented_names_stand_for_the_objects_beside_them() -> None:
@@ -82,7 +82,7 @@ def test_the_documented_names_stand_for_the_objects_beside_them() -> None:
     for name, in_python in made.items():
         scaling = eval(in_python, {"na": na})
         assert parse_method(name, None).scaling == scaling
-        assert name_of(scaling) == name
+        assert method_name(scaling) == name
 
 
 def test_every_scaling_has_a_name() -> None:
@@ -102,7 +102,7 @@ def test_every_scaling_has_a_name() -> None:
     ],
 )
 def test_arguments_of_the_harness_stand_for_a_name(name: str, arguments: str) -> None:
-    assert model_arguments(name) == arguments
+    assert to_model_arguments(name) == arguments
 
 
 def test_arguments_of_the_harness_become_a_method() -> None:
@@ -123,7 +123,7 @@ def test_parse_method_says_what_it_knows(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("flat:8:layers=a", "layers in 'flat:8:layers=a' must be numbers such as 0.2, got 'a'"),
+        ("flat:8:layers=a", "layers in 'flat:8:layers=a' must be integers such as 0.2, got 'a'"),
         ("ntk:4:layers=1:layers=2", "must be logn=0.5 or ssmax=0.5, got 'layers=2'"),
         ("ntk:4:query", "ssmax=0.5, got 'query'; only a dynamic method takes it, such as dynamic-"),
         ("dynamic-ntk:4:query:query", "must be layers=0.2, logn=0.5 or ssmax=0.5, got 'query'$"),

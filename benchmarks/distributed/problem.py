@@ -8,7 +8,7 @@ import torch
 
 import ntk_alibi as na
 from benchmarks.problems import dtype_name
-from ntk_alibi.methods import name_of
+from ntk_alibi.methods import method_name
 
 #: Tokens that one seed gives. A sequence is the same however it is cut between them.
 RUN = 1024
@@ -40,7 +40,7 @@ class Problem:
     @property
     def slopes(self) -> str:
         """The name of the scaling."""
-        return name_of(self.scaling)
+        return method_name(self.scaling)
 
     @property
     def bias(self) -> na.ALiBi:

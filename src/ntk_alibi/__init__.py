@@ -95,8 +95,8 @@ __all__ = [
     "unpatch",
 ]
 
-#: Names that need more than NumPy or are seldom needed, by the module that defines them; a module
-#: of the package stands for itself.
+#: Names that need more than NumPy, or are seldom needed, with the modules that define them. The
+#: value of a submodule's name is the submodule itself.
 _LAZY = {
     "AlibiAttention": "ntk_alibi.torch.alibi_attention",
     "GrowingCache": "ntk_alibi.integrations.caches.growing",
@@ -124,7 +124,7 @@ def __getattr__(name: str) -> Any:
         elif find_spec(f"{__name__}.{name}") is not None:
             advice = f": import {__name__}.{name}"
         else:
-            advice = _checks.question(name, __all__)
+            advice = _checks.did_you_mean(name, __all__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
     extra = "torch" if _LAZY[name].startswith("ntk_alibi.torch.") else "transformers"
     with _installed.needed_by(name, extra):

@@ -1,4 +1,4 @@
-"""Entry point of `python -m ntk_alibi`: the command; --cmake-dir prints the CMake package's folder.
+"""Entry point of `python -m ntk_alibi`: the command line; --cmake-dir prints CMake's folder.
 
 Example: cmake -S . -B build -Dntk_alibi_DIR=$(python -m ntk_alibi --cmake-dir)
 """

@@ -1,7 +1,7 @@
-"""NumPy arrays and torch tensors behind one set of functions, and the state of torch.
+"""One set of functions for NumPy arrays and torch tensors, and questions about torch's state.
 
-No module of the NumPy layer imports torch when it is loaded. Torch is never imported here: a tensor
-or a torch dtype can only arrive after the caller has imported torch.
+This module never imports torch: a tensor or a torch dtype can only arrive after the caller has
+imported it. No module of the NumPy layer imports torch when it is loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ else:
 
 
 def as_floats(array: Any, dtype: Any = np.float32) -> NDArray[Any]:
-    """Return numbers as contiguous floats, copied only if necessary."""
+    """Return an array or a tensor as contiguous NumPy floats, copied only if necessary."""
     return np.require(to_numpy(array), dtype, ["C", "ALIGNED"])
 
 
@@ -40,21 +40,21 @@ def readable(array: Any) -> NDArray[Any]:
     return memory if unit and memory.flags.aligned else memory.copy()
 
 
-#: The floating types the core writes, by the name that NumPy, ml_dtypes and torch share.
+#: The dtypes that the core writes, by the names that NumPy, ml_dtypes and torch share.
 CORE_DTYPES = {
     "float32": _core.DType.float32,
     "bfloat16": _core.DType.bfloat16,
     "float16": _core.DType.float16,
 }
 
-#: Dtypes of attention in the compiled core, and in torch's own operations.
+#: Dtypes of attention in the compiled core, and in torch's operations.
 FUSED_DTYPES = tuple(CORE_DTYPES)
 ANY_DTYPES = (*FUSED_DTYPES, "float64")
 
 
 def is_tensor(value: object) -> bool:
     """Return whether value is a torch tensor."""
-    if value is None or isinstance(value, np.ndarray):  # torch takes longer to say no
+    if value is None or isinstance(value, np.ndarray):  # faster than to ask torch
         return False
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
@@ -66,7 +66,7 @@ def is_array(value: object) -> bool:
 
 
 def is_tracing() -> bool:
-    """Return whether torch is tracing, so that tensors have no values, or others at later calls."""
+    """Return whether torch is tracing: tensors have no values, or other values at later calls."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -74,17 +74,17 @@ def is_tracing() -> bool:
         return True
     if not torch._C._len_torch_dispatch_stack():
         return False
-    modes = torch._C._TorchDispatchModeKey  # those of FakeTensorMode and of make_fx
+    modes = torch._C._TorchDispatchModeKey  # FAKE: FakeTensorMode, PROXY: make_fx
     return any(torch._C._get_dispatch_mode(mode) for mode in (modes.FAKE, modes.PROXY))
 
 
 def is_recorded(*values: Any) -> bool:
     """Return whether torch records operations on any of the values."""
-    return require_grad(*values) and bool(sys.modules["torch"].is_grad_enabled())
+    return any_requires_grad(*values) and bool(sys.modules["torch"].is_grad_enabled())
 
 
 def in_autocast_dtype(*tensors: Any) -> tuple[Any, ...]:
-    """Return tensors of one device in the dtype that autocast wants there."""
+    """Convert tensors of one device to the dtype of its autocast, if that is on."""
     torch = sys.modules["torch"]
     device = tensors[0].device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -93,7 +93,7 @@ def in_autocast_dtype(*tensors: Any) -> tuple[Any, ...]:
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Return a context in which torch rounds no inputs of operations on a type of device."""
+    """Return a context that switches autocast off for a device type."""
     torch = sys.modules["torch"]
     if not torch.amp.is_autocast_available(device):
         return nullcontext()
@@ -112,9 +112,9 @@ def has_tangent(*values: Any) -> bool:
 
 
 def is_wrapper(value: Any) -> bool:
-    """Return whether a value is a tensor whose class has its own operations, as DTensor has.
+    """Return whether a value is a tensor whose class overrides torch's operations, as DTensor does.
 
-    Memory of such a tensor does not hold its numbers. While torch is tracing no memory is read.
+    The memory of such a tensor does not hold its values. While torch is tracing no memory is read.
     """
     torch = sys.modules.get("torch")
     if torch is None or is_tracing() or not isinstance(value, torch.Tensor):
@@ -124,10 +124,10 @@ def is_wrapper(value: Any) -> bool:
 
 
 def needs_torch(query: Any, key: Any, value: Any, bias: Any) -> bool:
-    """Return whether attention on these tensors has to go through torch's operator.
+    """Return whether attention on these inputs has to go through torch's operator.
 
-    It does while torch traces, records gradients, autocasts or maps, and for tensors that the core
-    does not take: float64, or on another device. Arrays never have to.
+    Tensors do while torch traces, records gradients, autocasts or maps, and if they are float64 or
+    on a device other than the CPU, which the core does not take. NumPy arrays never do.
     """
     if not is_tensor(query):
         return False
@@ -142,12 +142,12 @@ def needs_torch(query: Any, key: Any, value: Any, bias: Any) -> bool:
         return True
     if not torch.is_grad_enabled():
         return False
-    parameters = getattr(bias, "parameters", None)  # of a class, which is refused later, a property
-    of_bias = parameters if isinstance(parameters, tuple) else (bias,)
-    return require_grad(query, key, value, *of_bias)
+    parameters = getattr(bias, "parameters", None)  # a property if bias is a class, refused later
+    bias_tensors = parameters if isinstance(parameters, tuple) else (bias,)
+    return any_requires_grad(query, key, value, *bias_tensors)
 
 
-def require_grad(*values: Any) -> bool:
+def any_requires_grad(*values: Any) -> bool:
     """Return whether any of the values is a tensor that requires grad."""
     for value in values:  # noqa: SIM110 (any() of a generator takes longer)
         if getattr(value, "requires_grad", False):
@@ -155,15 +155,15 @@ def require_grad(*values: Any) -> bool:
     return False
 
 
-def memories(query: Any, key: Any, value: Any) -> tuple[NDArray[Any], ...] | None:
-    """Return the storage of plain arrays, or dense tensors in main memory, of one dtype; else None.
+def find_storages(query: Any, key: Any, value: Any) -> tuple[NDArray[Any], ...] | None:
+    """Return the storage of three arrays, or dense tensors in main memory, of one dtype; else None.
 
     It costs less than asking for layout and device.
     """
     torch: Any = sys.modules.get("torch")
     kind = type(query)
-    known = kind is np.ndarray or (torch is not None and kind is torch.Tensor)
-    if not (known and kind is type(key) is type(value)):
+    supported = kind is np.ndarray or (torch is not None and kind is torch.Tensor)
+    if not (supported and kind is type(key) is type(value)):
         return None
     dtype = query.dtype
     if not (dtype == key.dtype and dtype == value.dtype):
@@ -181,7 +181,7 @@ def memories(query: Any, key: Any, value: Any) -> tuple[NDArray[Any], ...] | Non
 
 
 def has_values(*arrays: Any) -> bool:
-    """Return whether all arrays hold numbers; traced and mapped tensors do not."""
+    """Return whether all arrays have values; traced and mapped tensors do not."""
     torch = sys.modules.get("torch")
     if torch is None:
         return True
@@ -191,23 +191,23 @@ def has_values(*arrays: Any) -> bool:
     return not any(is_tensor(x) and (x.is_meta or wrapped(x)) for x in arrays)
 
 
-def in_memory(example: Any) -> bool:
+def is_in_main_memory(example: Any) -> bool:
     """Return whether an array, a tensor or None is in main memory."""
     return not is_tensor(example) or bool(example.is_cpu)
 
 
 def contiguous(array: Any) -> Any:
-    """Return an array or a tensor whose memory is contiguous."""
+    """Return the array with contiguous memory, copied only if necessary."""
     return array.contiguous() if is_tensor(array) else np.ascontiguousarray(array)
 
 
 def namespace(example: Any) -> Any:
-    """Return the module whose functions take the example: torch for a tensor, else NumPy."""
+    """Return the module of functions for the example: torch for a tensor, else NumPy."""
     return sys.modules["torch"] if is_tensor(example) else np
 
 
 def wide_dtype(tensor: Any) -> str:
-    """Return "float64" for a float64 tensor, else "float32": the dtype of its biases."""
+    """Return the dtype of a tensor's biases: "float64" for a float64 tensor, else "float32"."""
     return "float64" if dtype_name(tensor.dtype) == "float64" else "float32"
 
 
@@ -224,21 +224,20 @@ def as_tensor(value: Any, like: Any, dtype: str | None) -> Any:
 
 
 def float64(value: Any, example: Any) -> Any:
-    """Return an array or a tensor as float64 of example's framework and device."""
+    """Convert an array to float64 in example's framework, on its device."""
     if not is_tensor(example):
         return np.asarray(value, np.float64)
     return as_tensor(value, example, "float64")
 
 
 def boolean(value: Any, example: Any) -> Any:
-    """Return any array as booleans of example's framework and device."""
+    """Convert an array to booleans in example's framework, on its device."""
     if is_tensor(example):
         return sys.modules["torch"].as_tensor(value, device=example.device).bool()
     return to_numpy(value).astype(np.bool_)
 
 
 def is_torch_dtype(dtype: object) -> bool:
-    """Return whether dtype is one of torch's."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(dtype, torch.dtype)
 
@@ -256,9 +255,9 @@ def _numpy_dtype_name(dtype: Hashable) -> str:
 
 
 def empty_pair(example: Any, memory: Any = None) -> tuple[Array, NDArray[Any]]:
-    """Return an uninitialised array like the example, and its memory as NumPy sees it.
+    """Return an uninitialised array like the example, and the same memory as a NumPy array.
 
-    `memory` is the example's storage, if it is known.
+    `memory` is the example's storage, if the caller has it.
     """
     like = storage(example) if memory is None else memory
     written = np.empty(like.shape, like.dtype)
@@ -270,7 +269,7 @@ def empty_pair(example: Any, memory: Any = None) -> tuple[Array, NDArray[Any]]:
 
 
 def storage(array: Any) -> NDArray[Any]:
-    """Return a floating array's memory as NumPy sees it; bfloat16 tensors as 16-bit integers."""
+    """Return a floating array's memory as NumPy array; 16-bit integers for bfloat16 tensors."""
     if isinstance(array, np.ndarray):
         return array
     torch = sys.modules["torch"]
@@ -278,13 +277,13 @@ def storage(array: Any) -> NDArray[Any]:
     memory: NDArray[Any]
     try:
         memory = bits.numpy()
-    except RuntimeError:  # it requires grad, or its numbers are to be conjugated or negated
+    except RuntimeError:  # it requires grad, or its conjugation or negation is still pending
         memory = bits.detach().resolve_conj().resolve_neg().numpy()
     return memory
 
 
 def to_numpy(value: Any) -> NDArray[Any]:
-    """Return any array, tensor or sequence as a NumPy array; bfloat16 tensors as float32."""
+    """Convert any array, tensor or sequence to a NumPy array; bfloat16 tensors become float32."""
     if not is_tensor(value):
         return np.asarray(value)
     tensor = value.detach().cpu()
@@ -297,7 +296,7 @@ def to_numpy(value: Any) -> NDArray[Any]:
 
 
 def to_framework_of(array: NDArray[Any], example: Any) -> Array:
-    """Return the array as a tensor on example's device if example is a tensor, else unchanged."""
+    """Convert the array to a tensor on example's device if example is a tensor."""
     if not is_tensor(example) or is_tensor(array):
         return array
     tensor: Array = sys.modules["torch"].from_numpy(array).to(example.device)
@@ -305,7 +304,7 @@ def to_framework_of(array: NDArray[Any], example: Any) -> Array:
 
 
 def to_dtype(array: Any, dtype: Any) -> Any:
-    """Return an array rounded to one of NumPy's dtypes, or a tensor to one of torch's."""
+    """Round an array to a dtype of its framework."""
     if is_tensor(array):
         return array.to(dtype)
     with np.errstate(over="ignore"):  # beyond float16's range is infinity, as in torch
@@ -313,36 +312,35 @@ def to_dtype(array: Any, dtype: Any) -> Any:
 
 
 def detached(array: Any) -> Any:
-    """Return an array unchanged, or a tensor detached from autograd."""
     return array.detach() if is_tensor(array) else array
 
 
 def to_float64(array: Any) -> Any:
-    """Return the array as float64; differentiable."""
+    """Convert an array to float64; differentiable."""
     return array.double() if is_tensor(array) else array.astype(np.float64)
 
 
 def promote_to_float32(array: Any) -> Any:
-    """Return float64 arrays unchanged, others and quantized rows as float32; differentiable."""
+    """Convert arrays and quantized rows to float32, but leave float64 arrays; differentiable."""
     if hasattr(array, "dequantized"):
         return array.dequantized()
     return array if dtype_name(array.dtype) == "float64" else to_float32(array)
 
 
 def to_float32(array: Any) -> Any:
-    """Return the array as float32; differentiable."""
+    """Convert an array to float32; differentiable."""
     return array.float() if is_tensor(array) else array.astype(np.float32, copy=False)
 
 
-def quiet(example: Any) -> AbstractContextManager[Any]:
-    """Suppress NumPy warnings about infinity and NaN in masked entries."""
+def without_warnings(example: Any) -> AbstractContextManager[Any]:
+    """Return a context without NumPy's warnings about infinity and NaN in masked entries."""
     if is_tensor(example):
         return nullcontext()
     return np.errstate(invalid="ignore", over="ignore", under="ignore")
 
 
 def arange(length: int, example: Any) -> Any:
-    """Return 0 .. length - 1 as int64, in example's framework and device."""
+    """Return 0 .. length - 1 as int64 in example's framework, on its device."""
     if is_tensor(example):
         return sys.modules["torch"].arange(length, device=example.device)
     return np.arange(length)

@@ -1,8 +1,8 @@
-"""Checks that several parts of the package share: numbers, choices, dtypes, shapes of attention.
+"""Checks of arguments that several modules share: scalars, choices, dtypes, shapes of attention.
 
-A check that one call needs is a line at that call; this module has what several ask. A wrong type
-is a TypeError, a wrong value a ValueError. Each message names the argument, the expected value and
-the actual one. Public functions check their arguments once, before any work.
+A check that only one function needs is written there. A wrong type is a TypeError, a wrong value a
+ValueError. Each message names the argument, the expected value and the actual one. Public functions
+check their arguments once, before any work.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ntk_alibi._arrays import DTypeLike
 #: Lengths and positions are 32-bit in the kernels.
 MAX_LENGTH = 2**31 - 1
 
-#: Far more heads than any model has; slopes of 2^31 heads would take all memory.
+#: Far more heads than any model has. Slopes of 2^31 heads would fill the memory.
 MAX_HEADS = 2**20
 
-#: The least and the greatest normal number.
+#: The smallest and the largest normal float32 value.
 FLOAT32_MIN, FLOAT32_MAX = (float(x) for x in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
 
 
@@ -50,7 +50,7 @@ def finite(name: str, value: Any, *, minimum: float = -math.inf, inclusive: bool
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several entries
         raise TypeError(f"{name} must be a number, got {value!r}") from None
     if not math.isfinite(number) or number < minimum or (number == minimum and not inclusive):
         limit = "" if minimum == -math.inf else f" {'>=' if inclusive else '>'} {minimum:g}"
@@ -69,9 +69,9 @@ def scale(value: Any, head_dim: int) -> float:
     return number
 
 
-def as_float32(name: str, numbers: Any) -> NDArray[np.float32]:
-    """Return numbers as float32; refuse finite ones beyond its range."""
-    wide = np.asarray(numbers)
+def as_float32(name: str, values: Any) -> NDArray[np.float32]:
+    """Return values as float32; refuse finite ones beyond its range."""
+    wide = np.asarray(values)
     if wide.dtype == np.float32:
         return wide
     with np.errstate(over="ignore"):
@@ -85,7 +85,7 @@ def as_float32(name: str, numbers: Any) -> NDArray[np.float32]:
 
 
 def share(name: str, value: Any, *, all_allowed: bool = False) -> float:
-    """Return an argument as a float between 0 and 1; of the ends, only 1 may be allowed."""
+    """Return an argument as a float > 0 and < 1, or <= 1 if all_allowed."""
     number = finite(name, value, minimum=0.0, inclusive=False)
     if number > 1.0 or (number == 1.0 and not all_allowed):
         expected = "above 0 and at most 1" if all_allowed else "between 0 and 1"
@@ -101,13 +101,13 @@ def boolean(name: str, value: Any) -> bool:
 
 
 def multiple(name: str, value: int, of: str, divisor: int) -> None:
-    """Check that a number is a multiple of divisor."""
+    """Check that value is a multiple of divisor, the value of the argument `of`."""
     if value % divisor:
         raise ValueError(f"{name} must be a multiple of {of} = {divisor}, got {value}")
 
 
 def at_most_one(**given: Any) -> None:
-    """Check that at most one of some arguments is not None."""
+    """Check that at most one of these arguments is not None."""
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         other = given[names[1]]
@@ -121,8 +121,8 @@ def choice(name: str, value: Any, choices: Collection[str]) -> str:
     return value
 
 
-def only(name: str, value: Any, expected: Any, where: str) -> None:
-    """Check that an argument has the one value that it may have somewhere, such as "with group"."""
+def check_equal(name: str, value: Any, expected: Any, where: str) -> None:
+    """Check that an argument has the only value that is allowed `where`, such as "with group"."""
     if value != expected:
         raise ValueError(f"{name} must be {expected!r} {where}, got {value!r}")
 
@@ -154,18 +154,18 @@ def num_heads(value: Any) -> int:
 
 
 def heads(value: Any, count: int) -> list[int]:
-    """Return the indices of heads that are numbered from 1 on; all heads if None."""
+    """Convert heads, which count from 1, to indices from 0; None means all heads."""
     if value is None:
         return list(range(count))
     if not isinstance(value, Collection) or isinstance(value, str) or not len(value):
-        raise TypeError(f"heads must be None or numbers of heads, got {value!r}")
+        raise TypeError(f"heads must be None or heads counted from 1, got {value!r}")
     return [integer("heads", head, minimum=1, maximum=count) - 1 for head in value]
 
 
-#: Numbers that a picture or a table of the command line may be computed from: 2 GiB in float32.
-MOST_NUMBERS = 2**29
+#: The largest array from which the command line computes a picture or a table: 2 GiB in float32.
+MAX_ENTRIES = 2**29
 
-#: The greatest head dimension. Bounds of rounding errors in the kernels hold up to it.
+#: The largest head dimension. The kernels' bounds of rounding errors hold up to it.
 MAX_HEAD_DIM = 256
 
 
@@ -183,8 +183,8 @@ def array(name: str, value: Any) -> None:
 
 
 def attention_input(name: str, value: Any) -> None:
-    """Check an array or a dense tensor (batch, heads, length, head_dim)."""
-    plain(name, value)
+    """Check that an argument is an array or a dense tensor (batch, heads, length, head_dim)."""
+    check_plain(name, value)
     array(name, value)
     if value.ndim != 4:
         raise ValueError(
@@ -197,7 +197,7 @@ def attention_input(name: str, value: Any) -> None:
 def attention_inputs(query: Any, key: Any, value: Any) -> None:
     """Check that query, key and value are arrays of one framework, dtype and device.
 
-    `fitting_shapes` and `floating_dtype` check the rest.
+    `check_shapes` and `floating_dtype` check the rest.
     """
     for name, given in (("query", query), ("key", key), ("value", value)):
         if hasattr(given, "device_mesh"):
@@ -217,10 +217,10 @@ def attention_inputs(query: Any, key: Any, value: Any) -> None:
             raise ValueError(f"{name} must be on query's device {query.device}, got {given.device}")
 
 
-def fitting_shapes(
+def check_shapes(
     query_shape: tuple[int, ...], key_shape: tuple[int, ...], value_shape: tuple[int, ...]
 ) -> None:
-    """Check that query, key and value have four axes each, and shapes that fit together."""
+    """Check that query, key and value have four axes each and shapes that go together."""
     for name, shape in (("query", query_shape), ("key", key_shape), ("value", value_shape)):
         if len(shape) != 4:
             raise ValueError(
@@ -241,7 +241,7 @@ def fitting_shapes(
 
 
 def floating_dtype(value: DTypeLike, allowed: Collection[str], of: str | None = None) -> str:
-    """Return the name of a floating dtype that is one of allowed; `of` names its array."""
+    """Check that a floating dtype is allowed and return its name; `of` names its array."""
     argument = "dtype" if of is None else f"dtype of {of}"
     try:
         name = "None" if value is None else _arrays.dtype_name(value)
@@ -257,8 +257,8 @@ def floating_dtype(value: DTypeLike, allowed: Collection[str], of: str | None = 
     return name
 
 
-def plain(name: str, value: Any) -> None:
-    """Refuse NumPy's masked arrays, whose masks would be lost, and tensors such as DTensors."""
+def check_plain(name: str, value: Any) -> None:
+    """Refuse NumPy's masked arrays, whose mask would be lost, and tensors such as DTensors."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{name} must not be a masked array, whose mask would be lost: pass {name}.filled(...)"
@@ -273,8 +273,8 @@ def plain(name: str, value: Any) -> None:
 
 
 def no_tangents(**values: Any) -> None:
-    """Refuse tensors with tangents, except float64, which torch's own operations compute with."""
-    if not _arrays.has_tangent(*values.values()):  # one question for most calls
+    """Refuse tensors with tangents, except float64 tensors, which torch's operations take."""
+    if not _arrays.has_tangent(*values.values()):  # one check for most calls
         return
     for name, value in values.items():
         if _arrays.has_tangent(value) and str(value.dtype) != "torch.float64":
@@ -285,7 +285,7 @@ def no_tangents(**values: Any) -> None:
 
 
 def no_tangent(name: str, value: Any) -> None:
-    """Refuse a tensor with a tangent where only its numbers would be read."""
+    """Refuse a tensor with a tangent where the tangent would be lost."""
     if _arrays.has_tangent(value):
         raise ValueError(
             f"{name} must not carry a tangent of forward-mode differentiation here: only attention "
@@ -293,10 +293,11 @@ def no_tangent(name: str, value: Any) -> None:
         )
 
 
-def whole_sequences() -> None:
-    """Refuse attention where torch's `context_parallel` leaves each process a part of the keys.
+def check_no_context_parallel() -> None:
+    """Refuse attention inside torch's `context_parallel`, where each process has part of the keys.
 
-    It has no public sign, but replaces torch's attention by a function of its own package.
+    Torch has no public way to ask for it; it replaces torch's attention by a function of its own
+    package.
     """
     package, torch = "torch.distributed.tensor.experimental", sys.modules.get("torch")
     if torch is None or package not in sys.modules:
@@ -334,13 +335,13 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
 
 
 def constant(name: str, value: Any) -> NDArray[Any]:
-    """Return an array or a tensor as NumPy; refuse a tensor that torch records, traces or maps."""
-    plain(name, value)
-    with_numbers(name, value)
+    """Convert an argument to NumPy; refuse a tensor that torch records, traces or maps."""
+    check_plain(name, value)
+    check_has_values(name, value)
     no_tangent(name, value)
     if _arrays.is_tensor(value) and not _arrays.has_values(value):
         raise ValueError(
-            f"{name} must not be a tensor where torch traces or maps: its numbers are read once, "
+            f"{name} must not be a tensor where torch traces or maps: its values are read once, "
             "and would be wrong at later calls"
         )
     if _arrays.is_recorded(value):
@@ -351,14 +352,14 @@ def constant(name: str, value: Any) -> NDArray[Any]:
     return _arrays.to_numpy(value)
 
 
-def with_numbers(name: str, value: Any) -> None:
-    """Refuse a tensor on the device "meta", which holds no numbers."""
+def check_has_values(name: str, value: Any) -> None:
+    """Refuse a tensor on the device "meta", which has no values."""
     if getattr(value, "is_meta", False):
-        raise TypeError(f"{name} must be a tensor with numbers, got {value!r}")
+        raise TypeError(f"{name} must be a tensor with values, got {value!r}")
 
 
 def tokenizer(value: Any) -> None:
-    """Check that a tokenizer can be called with a text, and tells the texts of tokens."""
+    """Check that a tokenizer can be called and has a method `decode`."""
     if isinstance(value, type) or not (
         callable(value) and callable(getattr(value, "decode", None))
     ):
@@ -366,23 +367,23 @@ def tokenizer(value: Any) -> None:
 
 
 def briefly(value: Any) -> str:
-    """Describe a wrong argument, whose repr may be as long as a model's."""
+    """Describe a wrong argument by its repr, or by its type if the repr is long."""
     text = repr(value)
     return text if len(text) <= 40 and "\n" not in text else type(value).__name__
 
 
-#: How alike a name and a known one must be; 1 for equal names.
-ALIKE = 0.75
+#: The least similarity of names that are taken for each other; equal names have 1.
+SIMILARITY = 0.75
 
 
-def meant(name: str, names: Iterable[str], *, alike: float = ALIKE) -> str | None:
-    """Return the known name that is most like a name, or None if none is like it."""
-    in_lower_case = {known.lower(): known for known in names}
-    near = difflib.get_close_matches(name.lower(), in_lower_case, n=1, cutoff=alike)
+def find_closest(name: str, names: Iterable[str], *, similarity: float = SIMILARITY) -> str | None:
+    """Return the one of names that is most similar to a name, or None if none is similar."""
+    in_lower_case = {other.lower(): other for other in names}
+    near = difflib.get_close_matches(name.lower(), in_lower_case, n=1, cutoff=similarity)
     return in_lower_case[near[0]] if near else None
 
 
-def question(name: str, names: Iterable[str]) -> str:
-    """Return the end of a message, ": did you mean ...?", or nothing."""
-    near = meant(name, names)
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the end of an error message, ": did you mean ...?", or ""."""
+    near = find_closest(name, names)
     return "" if near is None else f": did you mean {near}?"

@@ -1,4 +1,4 @@
-"""Reading and writing the users' files, with errors that name the file."""
+"""Reading and writing users' files, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 
 @contextlib.contextmanager
 def readable(expected: str, source: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what other libraries raise for damaged contents into a ValueError that names the source.
+    """Turn the errors that other libraries raise for damaged files into a ValueError with the name.
 
     Readers such as pickle, torch.load and transformers do not check what they read. A damaged file
     gives an error of any type, such as SafetensorError, RuntimeError, KeyError or EOFError.
     """
     try:
         yield
-    except (ImportError, MemoryError, OSError):  # not for what the file holds
+    except (ImportError, MemoryError, OSError):  # the contents are not the cause
         raise
     except Exception as error:
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -33,11 +33,11 @@ def readable(expected: str, source: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(argument: str, expected: str) -> Iterator[None]:
-    """Turn the error of a file or folder into a ValueError that names the argument it came from."""
+    """Turn the error of a file or folder into a ValueError that names the argument."""
     try:
         yield
     except OSError as error:
-        if error.filename is None:  # such as a full disk, of which no argument is wrong
+        if error.filename is None:  # such as a full disk: no argument is wrong
             raise
         raise ValueError(
             f"{argument} must be {expected}, got {os.fspath(error.filename)!r}: {error.strerror}"
@@ -45,13 +45,12 @@ def naming(argument: str, expected: str) -> Iterator[None]:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file."""
     with readable("a JSON file", path):
         return parse_json(Path(path).read_bytes())
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; refuse text that is nested too deeply for Python, too, with a ValueError."""
+    """Parse JSON; raise a ValueError for text that is nested too deeply for Python, too."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -77,10 +76,10 @@ def _with_null(value: Any) -> Any:
 
 
 def writable_folder(path: str | os.PathLike[str]) -> Path:
-    """Make a folder if it does not exist, and check before any work that files can be made in it.
+    """Make a folder unless it exists, and check before any work that files can be made in it.
 
     Raises:
-        OSError: they cannot.
+        OSError: the folder or files in it cannot be made.
     """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,10 +88,10 @@ def writable_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Check before any work that `replacing` can write a file; leave it as it is.
+    """Check before any work that `replacing` can write a file, without changing it.
 
     Raises:
-        OSError: it cannot.
+        OSError: the file cannot be written.
     """
     there = os.path.lexists(path)
     with open(path, "ab"), tempfile.TemporaryFile(dir=Path(path).resolve().parent):
@@ -103,20 +102,20 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a path for a new file or folder, which takes the place of `path` once it is written.
+    """Yield a temporary path; the file or folder written there replaces `path` at the end.
 
-    An error, such as a full disk, or Ctrl-C leaves what was there, and no half of the new one.
+    After an error, such as a full disk, or Ctrl-C, `path` is as before and nothing else is left.
 
     Raises:
-        OSError: it cannot be written; the error names the path that it was for.
+        OSError: it cannot be written; the error names `path`.
     """
-    whole = Path(path).resolve()  # of a link, what it leads to
+    whole = Path(path).resolve()  # the target of a link
     prefix = f".{whole.name}-"
     try:
         with tempfile.TemporaryDirectory(prefix=prefix, dir=whole.parent) as scratch:
             new, earlier = Path(scratch, whole.name), Path(scratch, f"{whole.name}.earlier")
             yield new
-            if whole.is_dir():  # a folder takes the place of an empty one only
+            if whole.is_dir():  # a folder can only replace an empty folder
                 whole.rename(earlier)
             try:
                 new.replace(whole)
@@ -125,7 +124,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
                     earlier.rename(whole)
                 raise
     except OSError as error:
-        # Errors of writing, other than those of opening, name no file.
+        # Unlike errors of opening, errors of writing name no file.
         if error.filename is not None and prefix not in str(error.filename):
             raise
         reason = error.strerror or str(error)
@@ -134,13 +133,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def only_run(argument: str, folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Keep other processes from working in a folder meanwhile.
+    """Lock a folder against other runs while the block runs.
 
-    Whoever has the lock may take it again. The system drops the lock of a process that ends,
-    however it ends. Processes of one job share a folder, each with a lock of its own.
+    The process that has the lock may take it again. The system releases the lock when the process
+    ends, however it ends. The ranks of one job share a folder, each with its own lock.
 
     Raises:
-        ValueError: another process has the lock; the message says which, and since when.
+        ValueError: another process has the lock; the message tells which one and since when.
         OSError: the lock cannot be written.
     """
     from filelock import FileLock, Timeout

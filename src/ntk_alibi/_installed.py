@@ -1,9 +1,9 @@
 """What is installed: the core with its OpenMP library, optional packages, data, CMake's files.
 
-Wheels bring no OpenMP library: a second one beside torch's would have a second pool of threads, and
-both would wait by spinning (docs/project.md). A build from source holds the data of the package.
-Wheels for PyPI leave them to the package ntk-alibi-models, so that slopes, biases and attention
-come without megabytes of a model.
+Wheels contain no OpenMP library: beside torch's it would start a second pool of threads, and both
+pools would spin while they wait (docs/project.md). A build from source contains the package's data.
+Wheels for PyPI leave it to the package ntk-alibi-models, so that users of slopes, biases and
+attention do not download megabytes of a model.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from importlib import import_module, util
 from pathlib import Path
 
-#: Errors of the linkers of Linux and macOS, with the library that they do not find.
+#: The errors of Linux's and macOS's linkers for a missing library, with its name.
 _MISSING = re.compile(r"(lib[\w.+-]+): cannot open shared object|Library not loaded: \S*/(lib\S+)")
 
-#: The extra that brings a package.
+#: Optional packages, with the extra that installs them.
 EXTRAS = {
     "ml_dtypes": "bf16",
     "torch": "torch",
@@ -34,8 +34,8 @@ EXTRAS = {
     **dict.fromkeys(("nltk", "wonderwords"), "ruler"),
 }
 
-#: The package that has the data where this one does not.
-APART = "ntk_alibi_models"
+#: The package with the data, where this one has none.
+DATA_PACKAGE = "ntk_alibi_models"
 
 
 def load_core() -> None:
@@ -61,7 +61,7 @@ def load_core() -> None:
 
 
 def _loaded_from_torch(library: str) -> bool:
-    """Load the library of this name that torch brings; torch itself is not imported."""
+    """Load the library of this name from torch's folder, without importing torch."""
     torch = util.find_spec("torch")
     for folder in (torch and torch.submodule_search_locations) or ():
         path = Path(folder) / "lib" / library
@@ -73,7 +73,7 @@ def _loaded_from_torch(library: str) -> bool:
 
 def version_of(package: str) -> str | None:
     """Return the version of an installed package, or None."""
-    from importlib import metadata  # it takes a tenth of the time of importing this package
+    from importlib import metadata  # a tenth of the import time of this package
 
     try:
         return metadata.version(package)
@@ -84,17 +84,17 @@ def version_of(package: str) -> str | None:
 def install_line(extra: str) -> str:
     """Return the command that adds an extra to an environment that has this package.
 
-    pip keeps the package that is there, so it works before a release, too. Documents, whose readers
-    have nothing yet, install from a checkout until `release.py` changes their commands.
+    pip keeps the installed package, so the command works before a release, too. Documents address
+    readers without the package: they install from a checkout until `release.py` changes that.
     """
     return f"pip install 'ntk-alibi[{extra}]'"
 
 
 @contextmanager
 def needed_by(name: str, extra: str | None = None) -> Iterator[None]:
-    """Say, where an import in the block fails, which extra to install for `name`.
+    """Turn a failing import in the block into an error with the extra to install for `name`.
 
-    It is the extra of the missing package, or a given one that brings more than this package.
+    Without `extra` it is the extra of the missing package.
     """
     try:
         yield
@@ -107,39 +107,39 @@ def needed_by(name: str, extra: str | None = None) -> Iterator[None]:
 
 
 def _missing(error: BaseException) -> str | None:
-    """Return the package that was not found, also where another library gave advice of its own."""
+    """Return the package that was not found, even if another library replaced the error."""
     if isinstance(error, ModuleNotFoundError):
         return error.name
     return None if error.__cause__ is None else _missing(error.__cause__)
 
 
 def shipped(package: str, name: str, what: str) -> Path:
-    """Return the path of a file or folder of data.
+    """Return the path of a file or folder of the package's data.
 
     Args:
-        package: the package that holds it in a build from source.
-        name: its name.
-        what: words for it, for the error.
+        package: the subpackage that contains it in a build from source.
+        name: its file name.
+        what: what to call it in the error.
 
     Raises:
-        ModuleNotFoundError: neither this package nor ntk-alibi-models has it; the message says what
-            to install.
+        ModuleNotFoundError: neither this package nor ntk-alibi-models has it; the message tells
+            what to install.
     """
-    from importlib import resources  # it brings tempfile and shutil
+    from importlib import resources  # it imports tempfile and shutil
 
-    own = Path(str(resources.files(package) / name))
-    if own.exists():
-        return own
+    path = Path(str(resources.files(package) / name))
+    if path.exists():
+        return path
     with needed_by(what):
-        import_module(APART)
-    return Path(str(resources.files(APART) / name))
+        import_module(DATA_PACKAGE)
+    return Path(str(resources.files(DATA_PACKAGE) / name))
 
 
 def cmake_dir() -> Path:
     """Return the folder of `ntk_alibiConfig.cmake`, for CMake's `ntk_alibi_DIR`.
 
     Raises:
-        FileNotFoundError: this installation has none.
+        FileNotFoundError: this installation has no such folder.
     """
     core = import_module("ntk_alibi._core")
     folder = Path(str(core.__file__)).parent / "cmake"

@@ -1,4 +1,4 @@
-"""The HTML of objects in notebooks, by `inspection.notebook`, which is imported for it only."""
+"""HTML of objects in notebooks, from `inspection.notebook`, which is imported when it is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instruction set and threads of the compiled core, and what `info` says."""
+"""Instruction set and threads of the compiled core, and `info`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from ntk_alibi import _checks, _core, _installed
 
-#: What `info` and docs/gpu.md say of tensors on GPUs, until `make gpu-test` has run on one.
+#: The state of GPU support, in `info` and docs/gpu.md, until `make gpu-test` has run on a GPU.
 GPU = "experimental: never run on a GPU"
 
 OPTIONAL_PACKAGES = ("ml_dtypes", "torch", "transformers", "matplotlib", "pandas")
 
 
 def start() -> None:
-    """Choose the instruction set and register the fork handler, when the package is imported."""
+    """Choose the instruction set and register the fork handler, while the package is imported."""
     if isa := os.environ.get("NTK_ALIBI_ISA"):
         _core.select_isa(isa)
     if hasattr(os, "register_at_fork"):
@@ -56,9 +56,8 @@ def info() -> dict[str, Any]:
 
     Returns:
         A dict with version; isa (the instruction set in use); isas (the instruction sets that this
-        machine supports); threads; gpu (what is known of tensors on GPUs: docs/gpu.md); packages
-        (versions of ml_dtypes, torch, transformers, matplotlib and pandas, None where one is
-        missing).
+        machine supports); threads; gpu (the state of GPU support, see docs/gpu.md); packages
+        (versions of ml_dtypes, torch, transformers, matplotlib and pandas, None for a missing one).
 
     Example:
         >>> import ntk_alibi as na

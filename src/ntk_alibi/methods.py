@@ -1,7 +1,7 @@
-"""Methods by name: the scaling and the log-n factor that a word such as "ntk:4" stands for.
+"""Names of methods: "ntk:4" and its like mean a scaling and a log-n factor.
 
-The command line, `patch`, the harness, tables and pictures share these names. Below them stands
-what the configuration of a model says: its training length, and settings that are almost ours.
+The command line, `patch`, the harness, tables and plots share these names. The module also reads
+two things from a model's config: the training length, and misspelled settings of this package.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ntk_alibi.scaling import (
 #: Name of the unchanged model.
 ORIGINAL = "original"
 
-#: The scaling of each kind. Static scalings take a factor, a knee its start before that; dynamic
-#: scalings take a rate, the training length and `per`; those of flat heads a share.
+#: Scalings by kind, which is the first word of a method's name. Static scalings take a factor, a
+#: knee its start before the factor, dynamic scalings a rate, the training length and `per`.
 STATIC = {scaling.kind: scaling for scaling in STATIC_TYPES.values()}
 DYNAMIC = {scaling.kind: scaling for scaling in DYNAMIC_TYPES.values()}
 _KINDS = STATIC | DYNAMIC
@@ -37,12 +37,12 @@ BLOOM_TRAIN_LENGTH = 2048
 
 @dataclass(frozen=True)
 class Method:
-    """A scaling and a log-n factor, with their name.
+    """A method: its name, scaling and log-n factor.
 
     Attributes:
-        name: name on the command line, in tables and in pictures, such as "ntk:4".
-        scaling: the scaling to patch with; None for plain ALiBi.
-        log_n: the factor of the scores, or None.
+        name: the name on the command line, in tables and plots, such as "ntk:4".
+        scaling: the scaling to patch with; None for ALiBi as trained.
+        log_n: the log-n factor of scores, or None.
     """
 
     name: str
@@ -53,20 +53,24 @@ class Method:
 def parse_method(name: str, train_length: int | None) -> Method:
     """Parse a method's name, such as "original", "ntk:4", "flat:8:0.5" or "dynamic-ntk:1:query".
 
-    The first number is the factor, or the rate of a dynamic method; a knee has its start
-    before that, "knee:1024:28". Options may follow, in any order:
+    The first number is the factor, or the rate of a dynamic method. A knee has its start before the
+    factor: "knee:1024:28". Options may follow, in any order:
 
-    - a number: the share of flat heads;
-    - "sequence" (as published) or "query": the unit whose length selects a dynamic factor;
-    - "layers=0+2": the numbers of the layers that are scaled;
-    - "logn=0.5", or "ssmax=0.5": `LogN` of this strength, for scores before the bias or with it. It
-      may follow "original", too.
+    - a number: the share of heads that "flat" and "dynamic-flat" stretch;
+    - "sequence" (as published) or "query": whose length a dynamic factor grows with;
+    - "layers=0+2": the layers to scale;
+    - "logn=0.5" or "ssmax=0.5": `LogN` with this strength, for scores without or with their bias.
+      It may follow "original", too.
 
-    train_length is that of dynamic scalings and of log-n; None leaves it open in the former.
+    Args:
+        name: the name.
+        train_length: the training length for dynamic scalings and log-n; None leaves it open in
+            dynamic scalings.
 
     Raises:
-        TypeError, ValueError: the kind is unknown, a number is missing, out of range or of the
-            wrong kind, or an option is unknown.
+        TypeError: name is not a string.
+        ValueError: the method or an option is unknown, or a number is missing, malformed or out of
+            range.
 
     Example:
         >>> from ntk_alibi.methods import parse_method
@@ -78,25 +82,26 @@ def parse_method(name: str, train_length: int | None) -> Method:
     if train_length is not None:
         _checks.integer("train_length", train_length, minimum=1)
     kind, *words = name.split(":")
-    words, log_n = _log_n(name, words, train_length)
+    words, log_n = _take_log_n(name, words, train_length)
     if kind == ORIGINAL:
         if words:
-            _numbers(name, kind, words)
+            _parse_parameters(name, kind, words)  # which raises
         return Method(name, None, log_n)
-    numbers = _numbers(name, kind, words)
+    parameters = _parse_parameters(name, kind, words)
     scaling = _KINDS[kind]
-    options = _options(name, words[len(numbers) :], scaling)
+    options = _parse_options(name, words[len(parameters) :], scaling)
     lengths = [train_length] if kind in DYNAMIC else []
-    return Method(name, scaling(*numbers, *lengths, **options), log_n)
+    return Method(name, scaling(*parameters, *lengths, **options), log_n)
 
 
 def as_method(value: Any, train_length: int) -> Method:
-    """Return the method that a user means: a name, a scaling, its dict, None, or a `Method`.
+    """Convert a name, a scaling, its config dict, None or a `Method` to a `Method`.
 
     A scaling without a training length gets this one.
 
     Raises:
-        TypeError, ValueError: value is none of these, or wrong as `parse_method` has it.
+        TypeError: value is none of these.
+        ValueError: the name or the dict is wrong.
 
     Example:
         >>> import ntk_alibi as na
@@ -113,34 +118,34 @@ def as_method(value: Any, train_length: int) -> Method:
         raise TypeError(
             f"a method must be a name such as 'ntk:4', a scaling, its dict or None, got {value!r}"
         )
-    return Method(name_of(scaling), trained_at(scaling, train_length))
+    return Method(method_name(scaling), trained_at(scaling, train_length))
 
 
-def kind_of(scaling: Any) -> str | None:
-    """Return the kind of a scaling, such as "ntk"; None for one that has no name."""
-    return next((kind for kind, own in _KINDS.items() if own is type(scaling)), None)
+def find_kind(scaling: Any) -> str | None:
+    """Return the kind of a scaling, such as "ntk"; None if its class has no name."""
+    return next((kind for kind, known in _KINDS.items() if known is type(scaling)), None)
 
 
-def name_of(scaling: Any) -> str:
-    """Return the name of a scaling, which `parse_method` takes back; its repr if it has none.
+def method_name(scaling: Any) -> str:
+    """Return the name that `parse_method` parses to a scaling; its repr if it has no name.
 
-    The training length of a dynamic scaling is no part of it. Whose length selects its factor is,
-    since the kinds have different defaults.
+    The name of a dynamic scaling contains `per`, whose default differs between kinds, but not the
+    training length.
 
     Example:
         >>> import ntk_alibi as na
-        >>> from ntk_alibi.methods import name_of
-        >>> name_of(na.NTK(4.0)), name_of(na.DynamicFlatHeads(2.0))
+        >>> from ntk_alibi.methods import method_name
+        >>> method_name(na.NTK(4.0)), method_name(na.DynamicFlatHeads(2.0))
         ('ntk:4', 'dynamic-flat:2:query')
     """
     if scaling is None:
         return ORIGINAL
-    kind = kind_of(scaling)
+    kind = find_kind(scaling)
     if kind is None:
         return repr(scaling)
     values = vars(scaling)
     defaults = {field.name: field.default for field in fields(scaling)}
-    words = [_word(values[name]) for name in number_names(kind)]
+    words = [_word(values[name]) for name in parameter_names(kind)]
     if values.get("share") != defaults.get("share"):
         words.append(_word(values["share"]))
     if "per" in values:
@@ -150,13 +155,13 @@ def name_of(scaling: Any) -> str:
     return ":".join([kind, *words])
 
 
-def spelling_of(kind: str) -> str:
-    """Return how the names of a kind of methods are spelled, such as "knee:START:FACTOR"."""
-    return ":".join([kind, *map(str.upper, number_names(kind))])
+def kind_spelling(kind: str) -> str:
+    """Return how methods of a kind are spelled, such as "knee:START:FACTOR"."""
+    return ":".join([kind, *map(str.upper, parameter_names(kind))])
 
 
-def number_names(kind: str) -> tuple[str, ...]:
-    """Return the names of the numbers that a kind of method needs, in their order."""
+def parameter_names(kind: str) -> tuple[str, ...]:
+    """Return the names of the parameters that a kind needs, in the order of a method's name."""
     return tuple(f.name for f in fields(_KINDS[kind]) if f.name not in OPTIONAL)
 
 
@@ -169,31 +174,31 @@ def named_method(
     start: int | None = None,
     **options: Any,
 ) -> Method:
-    """Return the method of a kind and its numbers; kind may already contain the others.
+    """Return the method of a kind with parameters, which may also be part of `kind`.
 
-    options are those of a method's name: layers, logn and ssmax.
+    `options` may be layers, logn and ssmax, as in a method's name.
     """
-    numbers = {"start": start, "factor": factor, "share": share}
-    for name in number_names(kind) if kind in _KINDS else ():
+    parameters = {"start": start, "factor": factor, "share": share}
+    for name in parameter_names(kind) if kind in _KINDS else ():
         argument = "factor" if name == "rate" else name
-        if numbers[argument] is None:
+        if parameters[argument] is None:
             _checks.missing(argument, f"with scaling={kind}")
-    texts = [
-        _word(number if number == math.inf else _checks.finite(name, number))
-        for name, number in numbers.items()
-        if number is not None
+    words = [
+        _word(value if value == math.inf else _checks.finite(name, value))
+        for name, value in parameters.items()
+        if value is not None
     ]
     named = [f"{name}={value}" for name, value in options.items() if value is not None]
-    parts = [str(kind), *texts, *([] if per is None else [per]), *named]
+    parts = [str(kind), *words, *([] if per is None else [per]), *named]
     return parse_method(":".join(parts), train_length)
 
 
-def model_arguments(name: str) -> str:
+def to_model_arguments(name: str) -> str:
     """Format a method's name as `--model_args` of lm-evaluation-harness."""
     kind, *words = name.split(":")
     named = {"scaling": kind}
-    numbers = () if kind == ORIGINAL else number_names(kind)
-    names = iter((*("factor" if n == "rate" else n for n in numbers), "share"))
+    parameters = () if kind == ORIGINAL else parameter_names(kind)
+    names = iter((*("factor" if n == "rate" else n for n in parameters), "share"))
     for word in words:
         if "=" in word:
             option, _, value = word.partition("=")
@@ -203,48 +208,50 @@ def model_arguments(name: str) -> str:
     return ",".join(f"{key}={value}" for key, value in named.items())
 
 
-def train_length_of(config: Any) -> int:
-    """Return the training length in a model's config, or BLOOM's if it does not contain one."""
-    return stated_train_length(config) or BLOOM_TRAIN_LENGTH
+def train_length_or_default(config: Any) -> int:
+    """Return the training length in a model's config, or BLOOM's if the config has none."""
+    return find_train_length(config) or BLOOM_TRAIN_LENGTH
 
 
-def stated_train_length(config: Any) -> int | None:
-    """Return the training length in a model's config, or None if it does not contain one."""
+def find_train_length(config: Any) -> int | None:
+    """Return the training length in a model's config, or None."""
     for name in ("seq_length", "max_seq_len", "max_position_embeddings"):
         if length := getattr(config, name, None):
             return _checks.integer(f"{name} of the model's config", length, minimum=1)
     return None
 
 
-def almost_settings(config: Any, names: Collection[str], known: Collection[str]) -> list[str]:
-    """Return the attributes of a model's configuration that are almost settings of this package.
+def find_misspelled_settings(
+    config: Any, names: Collection[str], known: Collection[str]
+) -> list[str]:
+    """Return the attributes of a config that look like misspelled settings of this package.
 
     Args:
-        config: the configuration; attributes that are None do not count.
+        config: the config of a model; attributes that are None do not count.
         names: the names of settings.
-        known: names that are right, whether their values are read or not.
+        known: correct names, whether this package reads them or not.
     """
     given = [name for name, value in vars(config).items() if value is not None]
     return [
         name
         for name in given
         if name not in known
-        and (name.startswith("alibi_") or _checks.meant(name, names, alike=0.8))
+        and (name.startswith("alibi_") or _checks.find_closest(name, names, similarity=0.8))
     ]
 
 
-def _numbers(name: str, kind: str, words: Sequence[str]) -> list[float]:
-    """Return the numbers in a method's name, such as 4 in "ntk:4"."""
-    count = len(number_names(kind)) if kind in _KINDS else 0
+def _parse_parameters(name: str, kind: str, words: Sequence[str]) -> list[float]:
+    """Return the parameters in a method's name, such as 4 in "ntk:4"."""
+    count = len(parameter_names(kind)) if kind in _KINDS else 0
     try:
         if 0 < count <= len(words):
             return [_number(word) for word in words[:count]]
     except ValueError:
         pass
-    known = ", ".join(map(spelling_of, _KINDS))
-    near = _checks.meant(kind, _KINDS, alike=0.6)
-    meant = "" if near is None else f": did you mean {spelling_of(near)}?"
-    raise ValueError(f"method must be original or one of {known}, got {name!r}{meant}")
+    known = ", ".join(map(kind_spelling, _KINDS))
+    near = _checks.find_closest(kind, _KINDS, similarity=0.6)
+    advice = "" if near is None else f": did you mean {kind_spelling(near)}?"
+    raise ValueError(f"method must be original or one of {known}, got {name!r}{advice}")
 
 
 def _number(word: str) -> float:
@@ -253,23 +260,24 @@ def _number(word: str) -> float:
 
 
 def _word(number: float) -> str:
-    """Return the shortest text of a number that stands for it in a name."""
     return repr(number).removesuffix(".0")
 
 
-def _log_n(name: str, words: list[str], train_length: int | None) -> tuple[list[str], LogN | None]:
-    """Return the other words of a method's name, and its log-n factor."""
+def _take_log_n(
+    name: str, words: list[str], train_length: int | None
+) -> tuple[list[str], LogN | None]:
+    """Return the words of a method's name without its log-n factor, and the factor."""
     found = [word for word in words if word.partition("=")[0] in ("logn", "ssmax")]
     if not found:
         return words, None
     if len(found) > 1:
         raise ValueError(f"{name!r} must name one of logn and ssmax once, got {len(found)}")
     option, _, text = found[0].partition("=")
-    strength = _of_text(f"{option} in {name!r}", "a number", float, text)
+    strength = _convert(f"{option} in {name!r}", "a number", float, text)
     if train_length is None:
         raise ValueError(
             f"{option} in {name!r} must have a training length, which the model's config does not "
-            "say, got None: give log_n=LogN(train_length, ...) in its place"
+            "contain, got None: give log_n=LogN(train_length, ...) in its place"
         )
     return [w for w in words if w != found[0]], LogN(train_length, strength, option == "ssmax")
 
@@ -282,8 +290,8 @@ _OPTION_SPELLINGS = {
 }
 
 
-def _options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
-    """Return the options behind the numbers of a method's name, by the scaling's parameters."""
+def _parse_options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
+    """Return the options in a method's name as keyword arguments of its scaling."""
     options: dict[str, Any] = {}
     free = {
         x.name: _OPTION_SPELLINGS[x.name] for x in fields(scaling) if x.name in _OPTION_SPELLINGS
@@ -295,7 +303,7 @@ def _options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
             known = ", ".join([*free.values(), "logn=0.5 or ssmax=0.5"])
             dynamic = "; only a dynamic method takes it, such as dynamic-ntk:2:query"
             raise ValueError(
-                f"what follows the numbers in {name!r} must be {known}, got {word!r}"
+                f"an option in {name!r} must be {known}, got {word!r}"
                 f"{dynamic if option == 'per' and 'per' not in options else ''}"
             )
         del free[option]
@@ -303,11 +311,11 @@ def _options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
             options[option] = word
         elif option == "share":
             what = f"the share of the heads in {name!r}"
-            options[option] = _of_text(what, "a number", float, word)
+            options[option] = _convert(what, "a number", float, word)
         else:
-            numbers = word.removeprefix("layers=")
+            layers = word.removeprefix("layers=")
             what = f"layers in {name!r}"
-            options[option] = _of_text(what, "numbers such as 0+2", _layers, numbers)
+            options[option] = _convert(what, "integers such as 0+2", _layers, layers)
     return options
 
 
@@ -315,8 +323,8 @@ def _layers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("+")))
 
 
-def _of_text(what: str, expected: str, kind: Any, text: str) -> Any:
+def _convert(what: str, expected: str, convert: Any, text: str) -> Any:
     try:
-        return kind(text)
+        return convert(text)
     except ValueError:
         raise ValueError(f"{what} must be {expected}, got {text!r}") from None

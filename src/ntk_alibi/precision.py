@@ -1,7 +1,7 @@
-"""Rounding errors of positions and biases in low-precision dtypes, and the published repairs.
+"""Rounding errors of positions and biases in low-precision dtypes, and their published repairs.
 
-`attention` uses none of this: it keeps positions as integers and biases in float32. The module
-measures the errors of code that rounds them, and what the published repairs gain.
+`attention` needs none of this: it keeps positions as integers and biases in float32. This module
+measures the errors of code that rounds them, and how much the published repairs gain.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Format(NamedTuple):
 
     Attributes:
         significant_bits: bits of the significand, the implicit one included.
-        least_exponent: exponent of the least normal number.
-        greatest: greatest finite number.
+        least_exponent: exponent of the smallest normal value.
+        greatest: the largest finite value.
     """
 
     significant_bits: int
@@ -46,24 +46,24 @@ CHUNK = 2**20
 
 
 def rounded(numbers: ArrayLike, dtype: DTypeLike) -> Floats:
-    """Round numbers to a dtype: to nearest, ties to even, infinite beyond the greatest number.
+    """Round values to a dtype: to nearest, ties to even, to infinity beyond the largest value.
 
     Args:
         numbers: array of any shape, converted to float64.
         dtype: NumPy's or torch's float16, bfloat16, float32 or float64, or its name.
 
     Returns:
-        Rounded numbers, float64, of the same shape.
+        The rounded values as float64, with the same shape.
 
     Raises:
-        TypeError: dtype is another one.
+        TypeError: dtype is not one of these.
 
     Example:
         >>> import ntk_alibi as na
         >>> na.precision.rounded([255, 257, 8191], "bfloat16")
         array([ 255.,  256., 8192.])
     """
-    return _rounded(np.asarray(numbers, np.float64), _name(dtype))
+    return _rounded(np.asarray(numbers, np.float64), _name(dtype))  # codespell:ignore
 
 
 def exact_fraction(dtype: DTypeLike, window: int) -> float:
@@ -78,7 +78,7 @@ def exact_fraction(dtype: DTypeLike, window: int) -> float:
         window: number of positions, at least 1.
 
     Returns:
-        A share in (0, 1].
+        The share, above 0 and at most 1.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -88,7 +88,7 @@ def exact_fraction(dtype: DTypeLike, window: int) -> float:
         >>> na.precision.exact_fraction("bfloat16", 8192)
         0.109375
 
-    Source: figure 10 of Baichuan's article on position collisions (2023), which says "about 10 %".
+    Source: Baichuan's article on position collisions (2023), figure 10: "about 10 %".
     """
     name, window = _name(dtype), _window(window)
     exact = 0
@@ -99,7 +99,7 @@ def exact_fraction(dtype: DTypeLike, window: int) -> float:
 
 
 def collisions(dtype: DTypeLike, window: int) -> int:
-    """Count the positions 0 .. window - 1 that a dtype rounds to the same number as another one.
+    """Count the positions 0 .. window - 1 that a dtype rounds to the same value as another one.
 
     Formula::
 
@@ -110,7 +110,7 @@ def collisions(dtype: DTypeLike, window: int) -> int:
         window: number of positions, at least 1.
 
     Returns:
-        A count in [0, window].
+        The count, 0 to window.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -126,8 +126,8 @@ def collisions(dtype: DTypeLike, window: int) -> int:
     colliding = 0
     for begin in range(0, window, CHUNK):
         end = min(begin + CHUNK, window)
-        # Rounding keeps the order, so equal numbers are neighbours. One more position on either
-        # side finds those across the chunk's ends.
+        # Rounding keeps the order, so equal values are neighbours. One more position on either
+        # side finds collisions across the chunk's ends.
         first = max(begin - 1, 0)
         values = _rounded(np.arange(first, min(end + 1, window), dtype=np.float64), name)
         same = np.concatenate([[False], values[1:] == values[:-1], [False]])
@@ -136,7 +136,7 @@ def collisions(dtype: DTypeLike, window: int) -> int:
 
 
 def last_positions(dtype: DTypeLike, window: int, count: int = 100) -> tuple[Floats, Floats]:
-    """Return the last positions of a window, exact and rounded: figure 9 of the article.
+    """Return the last positions of a window, exact and rounded to a dtype.
 
     Args:
         dtype: as for `rounded`.
@@ -163,13 +163,15 @@ def last_positions(dtype: DTypeLike, window: int, count: int = 100) -> tuple[Flo
 
 
 def alibi_row(slope: float, length: int, dtype: DTypeLike, form: Form) -> Floats:
-    """Return ALiBi's rounded bias of the last query, 0 at its key: figure 11 of the article.
+    """Return ALiBi's bias of the last query, rounded to a dtype in the absolute or relative form.
 
-    absolute: rounded(m j) - m (length - 1), as transformers' bias tensors are (before)
-    relative: rounded(-m (length - 1 - j)) (after: near keys are exact, far ones may collide)
+    Formula, for keys j::
 
-    float64 gives the exact bias. In the same dtype, `build_alibi_tensor` with anchor="first" gives
-    the absolute form; `build_alibi_tensor` with anchor="last" and `ALiBi` give the relative form.
+        absolute: rounded(m j) - m (length - 1), as in transformers (before the repair)
+        relative: rounded(-m (length - 1 - j))   (after it: near keys are exact, far ones collide)
+
+    float64 gives the exact bias. `build_alibi_tensor` has the absolute form with anchor="first" and
+    the relative form with anchor="last"; `ALiBi` has the relative form.
 
     Args:
         slope: m >= 0.
@@ -201,18 +203,18 @@ def alibi_row(slope: float, length: int, dtype: DTypeLike, form: Form) -> Floats
 def softmax_error(
     query: ArrayLike, key: ArrayLike, slope: float, dtype: DTypeLike, form: Form
 ) -> Floats:
-    """Return the total variation of attention weights that rounding the bias to a dtype causes.
+    """Return how much attention weights change when ALiBi's bias is rounded to a dtype.
 
     Formula::
 
         1/2 sum_j |p_ij - p'_ij|,  p_i = softmax_j(q_i.k_j / sqrt(D) - m (i - j)) over j <= i
 
-    and p' has the rounded bias of `alibi_row` instead. All else is float64, so the error is that of
-    the bias alone.
+    p' has the rounded bias of `alibi_row` instead. Everything else is float64, so the bias is the
+    only source of error.
 
     Args:
-        query: (queries, head_dim); the last one stands at the last key.
-        key: (keys, head_dim), at least as many.
+        query: (queries, head_dim); the last query is at the last key.
+        key: (keys, head_dim), at least as many as queries.
         slope: m >= 0 of the head.
         dtype: as for `rounded`.
         form: "absolute" or "relative", as for `alibi_row`.
@@ -255,12 +257,11 @@ def softmax_error(
 def rope_tables(
     length: int, head_dim: int, dtype: DTypeLike, *, base: float = 10000.0, repaired: bool
 ) -> tuple[Floats, Floats]:
-    """Return the cosines and sines of RoPE in a model of this dtype, before or after the repair.
+    """Return RoPE's cosines and sines in a model of this dtype, before or after the repair.
 
-    before: positions, frequencies base^(-2m/D) and angles rounded to the dtype
-    after: all three in float32; only cosines and sines are rounded to the dtype
-
-    `RoPE` is more exact than both: its angles are float64, its cosines and sines float32.
+    Before the repair, positions, frequencies base^(-2m/D) and angles are rounded to the dtype.
+    After it, all three are float32, and only cosines and sines are rounded to the dtype. `RoPE` is
+    more exact than both: its angles are float64, its cosines and sines float32.
 
     Args:
         length: number of positions, from 0 on.
@@ -294,13 +295,13 @@ def rope_tables(
     return _rounded(np.cos(angles), name), _rounded(np.sin(angles), name)
 
 
-def _rounded(numbers: Floats, name: str) -> Floats:
+def _rounded(values: Floats, name: str) -> Floats:
     if name == "float64":
-        return numbers
+        return values
     bits, least, greatest = FORMATS[name]
-    exponents = np.maximum(np.frexp(numbers)[1], least + 1) - bits
-    result = np.ldexp(np.rint(np.ldexp(numbers, -exponents)), exponents)
-    return np.where(np.abs(result) > greatest, np.copysign(np.inf, numbers), result)
+    exponents = np.maximum(np.frexp(values)[1], least + 1) - bits
+    result = np.ldexp(np.rint(np.ldexp(values, -exponents)), exponents)
+    return np.where(np.abs(result) > greatest, np.copysign(np.inf, values), result)
 
 
 def _alibi(slope: float, q: Floats, k: Floats, name: str, form: str) -> Floats:

@@ -37,7 +37,7 @@ from ntk_alibi import (
     alibi_slopes,
     log_n_scale,
 )
-from ntk_alibi.scaling import without_knee
+from ntk_alibi.scaling import split_knee
 from ntk_alibi.torch.learned_bias import (
     FixedSlopes,
     LearnedBAM,
@@ -145,7 +145,7 @@ class ALiBiPositions(Positions):
     def forward(self, hidden: torch.Tensor, view: AttentionView) -> dict[str, Any]:
         """Return the arguments of `attention`; see `Positions`."""
         slopes = self.slopes()
-        scaling, knee = without_knee(view.scaling)
+        scaling, knee = split_knee(view.scaling)
         if scaling is not None:
             exponents = -np.log2(slopes.detach().double().numpy())
             stretched = np.exp2(-scaling.scale_exponents(exponents))

@@ -132,7 +132,7 @@ def test_a_bias_that_cannot_be_read_is_named(dtype: torch.dtype, recorded: bool)
     query, key, value = (torch.ones(1, 2, 5, 8, dtype=dtype) for _ in range(3))
     query.requires_grad_(recorded)
     for bias, message in (
-        (torch.ones(5, device="meta"), "bias must be a tensor with numbers"),
+        (torch.ones(5, device="meta"), "bias must be a tensor with values"),
         (na.ALiBi, "bias must be None, a bias object, an array or a tensor"),
         (na.NTK(4.0), r"got NTK\(factor=4.0\): pass ALiBi\(num_heads, NTK\(factor=4.0\)\)$"),
     ):

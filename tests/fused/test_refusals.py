@@ -114,11 +114,11 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: call(key_padding_mask=np.full((1, 5), 2)), ValueError, "must hold only 0 and 1"),
     (lambda: call(key_padding_mask=[[1] * 5]), TypeError, "_mask must be a NumPy .*, got list$"),
     (lambda: call(key_padding_mask=masked(np.ones((1, 5)))), TypeError, "not be a masked array"),
-    (lambda: recorded(key_padding_mask=META), TypeError, "_mask must be a tensor with numbers"),
+    (lambda: recorded(key_padding_mask=META), TypeError, "_mask must be a tensor with values"),
     (lambda: call(key_positions=np.arange(4)), ValueError, "key_positions must"),
     (lambda: call(key_positions=np.ones(5)), TypeError, "must be integers"),
     (lambda: call(query_positions=[-1, 0, 1]), ValueError, "between 0 and"),
-    (lambda: like(query_positions=META[0]), TypeError, "query_positions must be a tensor with num"),
+    (lambda: like(query_positions=META[0]), TypeError, "query_positions must be a tensor with val"),
     (
         lambda: call(QUERY, KEY[:, :, :1], VALUE[:, :, :1], key_positions=[0]),
         ValueError,

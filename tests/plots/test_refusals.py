@@ -72,7 +72,7 @@ WRONG_VALUES = [
 WRONG_TYPES = [
     (lambda: plots.slopes(8, na.NTK), "scaling must be None or an object"),
     (lambda: plots.receptive_field(3), "bias must be an object with num_heads"),
-    (lambda: plots.bias_maps(na.ALiBi(4), heads=3), "heads must be None or numbers"),
+    (lambda: plots.bias_maps(na.ALiBi(4), heads=3), "heads must be None or heads"),
     (lambda: plots.blocks(np.ones(3)), "stats must come from attention"),
     (lambda: plots.slopes(16, ax=3), "ax must be one matplotlib Axes, or None, got int"),
     (lambda: plots.study_figure(3), "summary must be the summary of a study, a dict, g"),
@@ -91,7 +91,7 @@ WRONG_TYPES = [
     ),
     (lambda: attention_maps(text=3), "text must be a string, got 3"),
     (lambda: attention_maps(layers=[]), "layers must be None or numbers of layers"),
-    (lambda: attention_maps(heads=3), "heads must be None or numbers of heads"),
+    (lambda: attention_maps(heads=3), "heads must be None or heads counted from 1"),
     (lambda: attention_maps(methods="ntk:4"), "methods must be None or a sequence of m"),
     (lambda: attention_maps(methods=[4]), "a method must be a name such as 'ntk:4', a"),
 ]

@@ -62,12 +62,12 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: na.Knee(-1, 2.0), ValueError, "start must be between 0"),
     (lambda: na.Knee(4, 0.0), ValueError, "factor must be a finite number > 0, got 0.0"),
     # layers
-    (lambda: na.NTK(4.0, layers=[]), ValueError, "layers must hold at least one layer number, got"),
+    (lambda: na.NTK(4.0, layers=[]), ValueError, "layers must hold at least one layer index, got"),
     (lambda: na.NTK(4.0, layers=[-1]), ValueError, "a number in layers must be between 0"),
     (lambda: na.NTK(4.0, layers=[1.5]), TypeError, "a number in layers must be an integer, got 1."),
-    (lambda: na.NTK(4.0, layers="12"), TypeError, "layers must be None or an iterable of layer nu"),
+    (lambda: na.NTK(4.0, layers="12"), TypeError, "layers must be None or an iterable of layer in"),
     *[
-        (call, ValueError, r"scaling must be that of one layer here, got .*layers=\(1,\)\): pass i")
+        (call, ValueError, r"scaling must be for one layer here, got .*layers=\(1,\)\): pass i")
         for call in (
             lambda: na.ALiBi(4, SOME_LAYERS),
             lambda: na.ALiBi(4, na.Knee(4, 2.0, layers=[1])),

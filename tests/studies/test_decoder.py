@@ -11,7 +11,7 @@ from studies.schemes.decoder import Decoder
 from studies.schemes.schemes import SCHEMES, AttentionView, LayerShape
 
 import ntk_alibi as na
-from ntk_alibi.scaling import without_knee
+from ntk_alibi.scaling import split_knee
 
 pytestmark = pytest.mark.slow  # of a program beside the package
 
@@ -123,7 +123,7 @@ def test_alibi_is_torch_attention_with_a_dense_bias(view: AttentionView) -> None
     model, tokens = decoder("alibi", length=2048), some_tokens()  # long enough for BLOOM's slopes
     model.view = view
     distance = torch.arange(40)[:, None] - torch.arange(40)
-    scaling, knee = without_knee(view.scaling)
+    scaling, knee = split_knee(view.scaling)
     read = distance.double()
     if knee is not None:
         read = read.clamp(max=16) + (read - 16).clamp(min=0) / 14.0

@@ -23,7 +23,7 @@ from ntk_alibi.biases.slopes import (
     with_axes,
 )
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import Bend, Scaling, at_layer, checked_scaling, scaling_per, without_knee
+from ntk_alibi.scaling import KneeShape, Scaling, at_layer, checked_scaling, scaling_per, split_knee
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,7 +92,7 @@ class ALiBi(BiasObject):
                 f"slopes must be one array or list for sides={self.sides!r}, got a tuple: a pair "
                 "(left, right) needs sides='two_slopes'"
             )
-        if slopes is not None and without_knee(self.scaling)[0] is not None:
+        if slopes is not None and split_knee(self.scaling)[0] is not None:
             raise ValueError(
                 "scaling must be None when slopes are given: a scaling stretches standard slopes "
                 "only"
@@ -138,11 +138,11 @@ class ALiBi(BiasObject):
         else:
             rule = _standard_rule(self.num_heads)
             return bias_of_rule(rule, self.scaling, self.sides, problem, self.exempt)
-        knee = without_knee(self.scaling)[1]
+        knee = split_knee(self.scaling)[1]
         bias = KernelBias(*slopes, exempt=self.exempt)
         if knee is None:
             return bias
-        return bent(bias.checked(problem), knee.bend(token_counts(knee, problem)))
+        return bent(bias.checked(problem), knee.for_lengths(token_counts(knee, problem)))
 
     def _own_slopes(self, problem: Problem, like: Any) -> tuple[Any, Any]:
         sides = (parameter(side, like, name="slopes") for side in both_sides(self.slopes))
@@ -219,9 +219,9 @@ def _bias_of_counts(
     counts: NDArray[np.int64] | None,
     exempt: int,
 ) -> KernelBias:
-    knee = without_knee(scaling)[1]
+    knee = split_knee(scaling)[1]
     bias = KernelBias(*rule.of_sides(sides, scaling, counts), exempt=exempt)
-    return bias if knee is None else bent(bias, knee.bend(counts))
+    return bias if knee is None else bent(bias, knee.for_lengths(counts))
 
 
 @functools.lru_cache(maxsize=64)
@@ -239,7 +239,7 @@ def _static_bias(
     return bias._replace(core=bias.in_core(()))
 
 
-def bent(bias: KernelBias, bend: Bend) -> KernelBias:
+def bent(bias: KernelBias, bend: KneeShape) -> KernelBias:
     """Return a linear bias with a knee."""
     xp = _arrays.namespace(bias.left)
 
@@ -248,7 +248,7 @@ def bent(bias: KernelBias, bend: Bend) -> KernelBias:
         slopes = bend.far_slopes(xp.where(xp.isinf(side), xp.zeros_like(side), side))
         return _arrays.to_dtype(slopes, side.dtype)
 
-    with _arrays.quiet(bias.left):  # the checks refuse what is beyond float32's range
+    with _arrays.without_warnings(bias.left):  # the checks refuse what is beyond float32's range
         left, right = far(bias.left), far(bias.right)
     return bias._replace(far_left=left, far_right=right, knee=bend.start)
 

@@ -185,7 +185,7 @@ def check_dense(bias: Any) -> None:
         raise TypeError(
             f"bias must be None, a bias object, an array or a tensor, got {bias!r}{advice}"
         )
-    _checks.plain("bias", bias)
+    _checks.check_plain("bias", bias)
     check_floating("bias", bias.dtype)
 
 

@@ -14,7 +14,7 @@ from ntk_alibi._arrays import Array, ArrayT, DTypeLike
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import Scaling, checked_scaling, scaling_per, without_knee
+from ntk_alibi.scaling import Scaling, checked_scaling, scaling_per, split_knee
 
 
 def build_alibi_tensor(
@@ -85,7 +85,7 @@ def build_alibi_tensor(
 
 def check_key_only(scaling: Any) -> None:
     """Check that the bias under a scaling is a number per query plus a number per key."""
-    if without_knee(scaling)[1] is not None:
+    if split_knee(scaling)[1] is not None:
         raise ValueError(
             "scaling must not be a knee here, where all queries share one bias: beyond the knee it "
             f"is no longer a number per query plus one per key; got {scaling!r}. "

@@ -188,7 +188,7 @@ class KernelBias(NamedTuple):
     def check_far_slopes(self) -> None:
         """Check that slopes beyond a knee, if there are any in main memory, are finite."""
         for side in filter(_arrays.is_array, (self.far_left, self.far_right)):
-            if _arrays.in_memory(side):
+            if _arrays.is_in_main_memory(side):
                 without_nan("slopes beyond the knee (slope / factor)", abs(side))
 
     def part(self, queries: slice, keys: slice, problem: Problem) -> KernelBias:
@@ -262,7 +262,7 @@ class KernelBias(NamedTuple):
 
         def times(numbers: Any, factors: Any) -> Any:
             xp, most = _arrays.namespace(numbers), _checks.FLOAT32_MAX
-            with _arrays.quiet(numbers):
+            with _arrays.without_warnings(numbers):
                 return xp.where(xp.isinf(numbers), numbers, xp.clip(numbers * factors, -most, most))
 
         slopes = {name: times(side, factors) for name, side in self.slopes.items()}

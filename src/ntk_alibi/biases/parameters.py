@@ -55,7 +55,7 @@ def per_head(
 
 
 def _real_numbers(name: str, value: Any) -> Any:
-    _checks.plain(name, value)
+    _checks.check_plain(name, value)
     if _arrays.is_tensor(value):
         check_floating(name, value.dtype)
         return value
@@ -113,7 +113,7 @@ def tensor_of(name: str, x: Any, like: Any, dtype: str | None) -> Any:
         ValueError: a finite number in main memory is beyond the range of float32.
     """
     if not like.is_meta and not _arrays.is_tracing():
-        _checks.with_numbers(name, x)
-    if dtype == "float32" and _arrays.in_memory(x) and _arrays.has_values(x):
+        _checks.check_has_values(name, x)
+    if dtype == "float32" and _arrays.is_in_main_memory(x) and _arrays.has_values(x):
         _checks.as_float32(name, _arrays.to_numpy(x))
     return _arrays.as_tensor(x, like, dtype)

@@ -100,7 +100,7 @@ class Sandwich(DistanceBias):
         """
         _checks.attention_inputs(query, key, key)
         _checks.floating_dtype(query.dtype, _arrays.ANY_DTYPES)
-        _checks.fitting_shapes(query.shape, key.shape, key.shape)
+        _checks.check_shapes(query.shape, key.shape, key.shape)
         if query.shape[1] != self.num_heads:
             raise ValueError(
                 f"query must have the bias's {self.num_heads} heads, got {query.shape[1]}"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases.parameters import check_floating
-from ntk_alibi.scaling import Floats, Scaling, checked_scaling, scaling_per, without_knee
+from ntk_alibi.scaling import Floats, Scaling, checked_scaling, scaling_per, split_knee
 from ntk_alibi.scaling.static import USUAL_MAX_BIAS
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def check_slopes(name: str, value: Any, heads: int) -> None:
 
     Lists may hold integers, as people type them.
     """
-    _checks.plain(name, value)
+    _checks.check_plain(name, value)
     array = value if _arrays.is_tensor(value) else np.asarray(value)
     if not (isinstance(value, list) and array.dtype.kind == "i"):
         check_floating(name, array.dtype)
@@ -240,7 +240,7 @@ class ModelSlopes:
 
         They are those up to a knee.
         """
-        slopes = scaled_slopes(self._exponents(), without_knee(scaling)[0], lengths)
+        slopes = scaled_slopes(self._exponents(), split_knee(scaling)[0], lengths)
         result: NDArray[np.float32] = with_axes(slopes / np.float32(self.slope_divisor))
         return result
 
@@ -250,7 +250,7 @@ class ModelSlopes:
         It is what `alibi_bias_max` of MPT and `max_alibi_bias` of GGUF hold. None if no number has
         these slopes, of which each may be wrong by a millionth.
         """
-        if scaling_per(scaling) is not None or without_knee(scaling)[1] is not None:
+        if scaling_per(scaling) is not None or split_knee(scaling)[1] is not None:
             return None
         usual = _core.alibi_exponents(self.heads, _core.SlopeRule.press)
         scaled = self._exponents()

@@ -11,7 +11,13 @@ from typing import Any
 import torch
 
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.scaling import STATIC_TYPES, Scaling, config_of, scaling_from_config, without_knee
+from ntk_alibi.scaling import (
+    STATIC_TYPES,
+    Scaling,
+    scaling_from_config,
+    scaling_to_config,
+    split_knee,
+)
 
 
 def traced_slopes(
@@ -24,8 +30,8 @@ def traced_slopes(
     """
     if scaling is not None:
         _check_static(scaling)
-        scaling, _ = without_knee(scaling)
-    config = config_of(scaling)
+        scaling, _ = split_knee(scaling)
+    config = scaling_to_config(scaling)
     names = [name for name in config if name != "alibi_type"]
     numbers = [float(config[name]) for name in names]
     pair: tuple[torch.Tensor, torch.Tensor] = _slopes(

@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> None:
     scaling = subcommand.bias_method(options.method, options.train_length).scaling
     width = _checks.integer("head_dim", options.head_dim, minimum=1, maximum=_checks.MAX_HEAD_DIM)
     heads = _checks.integer("heads", options.heads, minimum=1)
-    most = _checks.MOST_NUMBERS // (3 * heads * width)
+    most = _checks.MAX_ENTRIES // (3 * heads * width)
     for length in options.lengths:
         _checks.integer("lengths", length, minimum=1, maximum=max(most, 1))
     _checks.integer("rounds", options.rounds, minimum=1)

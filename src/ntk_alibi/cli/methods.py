@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ntk_alibi.cli import subcommand
-from ntk_alibi.methods import DYNAMIC, ORIGINAL, STATIC, name_of, number_names
+from ntk_alibi.methods import DYNAMIC, ORIGINAL, STATIC, method_name, parameter_names
 
 #: What the names of methods have as numbers here.
 EXAMPLES = {"factor": 4.0, "rate": 2.0, "start": 1024}
@@ -33,9 +33,9 @@ def _methods() -> Iterator[list[str]]:
     """Yield the name of each kind of method, its object in Python and what it does."""
     yield [ORIGINAL, "None", "The model as it was trained."]
     for kind, scaling in (STATIC | DYNAMIC).items():
-        values = [EXAMPLES[name] for name in number_names(kind)]
+        values = [EXAMPLES[name] for name in parameter_names(kind)]
         per = {"per": "query"} if kind in DYNAMIC else {}
         arguments = [*map(repr, values), *(f'{name}="{value}"' for name, value in per.items())]
         what = (scaling.__doc__ or "").partition("\n")[0]  # python -OO has no docstrings
-        name = name_of(scaling(*values, **per))
+        name = method_name(scaling(*values, **per))
         yield [name, f"na.{scaling.__name__}({', '.join(arguments)})", what]

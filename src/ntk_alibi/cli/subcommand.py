@@ -18,8 +18,8 @@ from ntk_alibi.methods import (
     ORIGINAL,
     STATIC,
     Method,
+    kind_spelling,
     parse_method,
-    spelling_of,
 )
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def add(
 #: Names of methods and their options, for the help of subcommands.
 METHODS_HELP = f"""methods:
   {ORIGINAL}: the model as it was trained
-  {", ".join(map(spelling_of, STATIC))}:
+  {", ".join(map(kind_spelling, STATIC))}:
     FACTOR is the text's length in training lengths; a knee begins START tokens back
-  {", ".join(map(spelling_of, DYNAMIC))}:
+  {", ".join(map(kind_spelling, DYNAMIC))}:
     the factor grows with the text as RATE x its length / the training length, RATE mostly 1 to 2
   options follow after a colon: query for dynamic methods, recommended: each token by the length \
 of its own prefix, so that generation with a cache equals a full pass (sequence, as published, \

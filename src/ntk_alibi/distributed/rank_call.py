@@ -22,7 +22,7 @@ from ntk_alibi.distributed.sequence import Sequence, at_columns, description
 from ntk_alibi.fused.call import checked_call
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.masks import AT_END, Problem, checked_key_padding_mask, checked_positions
-from ntk_alibi.positions.log_n import log_n_of
+from ntk_alibi.positions.log_n import as_log_n
 from ntk_alibi.torch.operator import attend_tensors
 
 #: Positions back of each query whose own keys give the lower bound of its sum.
@@ -52,7 +52,7 @@ class RankCall:
             raise ValueError(
                 f"query and key must have at least one token on each rank, got {queries} and {keys}"
             )
-        _checks.only("align", options["align"], "end", "with group")
+        _checks.check_equal("align", options["align"], "end", "with group")
         real, query_positions, key_positions = (options[name] for name in PLACES)
         if query_positions is not None and key_positions is None:
             raise ValueError("key_positions must be given with query_positions and group, got None")
@@ -72,7 +72,7 @@ class RankCall:
             raise ValueError(
                 f"key_positions must be None with a bias of tokens in order, got them with {bias!r}"
             )
-        self._log_n = log_n_of(options["log_n"])
+        self._log_n = as_log_n(options["log_n"])
         return {
             "batch": batch,
             "heads": heads,

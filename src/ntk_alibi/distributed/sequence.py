@@ -106,12 +106,12 @@ class Sequence:
             return kernel._replace(sums=sums + before(self.ranks, sums[..., -1:].contiguous()))
         if getattr(bias, "query_length", None) is not None:  # numbers of this rank's queries
             return kernel
-        if _arrays.require_grad(kernel.table):
+        if _arrays.any_requires_grad(kernel.table):
             kernel = kernel_bias_of(bias, self._whole_problem(), like)
         shared = {
             name: sum_over_ranks(self.ranks, x)
             for name, x in kernel.numbers.items()
-            if _arrays.require_grad(x) and (name != "dense" or _of_all_queries(x))
+            if _arrays.any_requires_grad(x) and (name != "dense" or _of_all_queries(x))
         }
         return kernel._replace(**shared, core=None) if shared else kernel
 

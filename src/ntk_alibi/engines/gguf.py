@@ -28,7 +28,7 @@ from ntk_alibi import _checks
 from ntk_alibi._core import __version__
 from ntk_alibi.engines.export import Format, Request, Written
 from ntk_alibi.engines.gguf_vocabulary import Vocabulary, of_tokenizer
-from ntk_alibi.methods import train_length_of
+from ntk_alibi.methods import train_length_or_default
 from ntk_alibi.scaling import MaxBias, at_layer, scaling_per
 
 #: For each dtype that `export` takes: the type of a matrix, and that of the file.
@@ -164,7 +164,7 @@ def _max_bias(request: Request) -> float:
     settings, rule = request.settings, request.family.rule(request.target)
     if settings.bias is not None:
         raise ValueError(f"scaling must be no bias for format 'gguf', got {settings.bias!r}")
-    _checks.only("log_n", settings.log_n, None, "for format 'gguf'")
+    _checks.check_equal("log_n", settings.log_n, None, "for format 'gguf'")
     if any(settings.limits.values()):
         raise ValueError(
             f"window, sink and causal_block must not be given for format 'gguf', got {settings!r}"
@@ -190,7 +190,7 @@ def _context_length(request: Request) -> int:
     """
     rule, scaling = request.family.rule(request.target), request.settings.scaling
     factor = 1.0 if scaling is None else max(rule.as_factor(scaling), 1.0)
-    return round(train_length_of(request.target.config) * factor)
+    return round(train_length_or_default(request.target.config) * factor)
 
 
 def _write_tensors(

@@ -17,7 +17,7 @@ from ntk_alibi.fused.options import DEFAULTS
 from ntk_alibi.fused.quantized_rows import is_quantized
 from ntk_alibi.masks import AT_END, Mask, Problem
 from ntk_alibi.masks.segments import Segment, select_rows
-from ntk_alibi.positions.log_n import log_n_of
+from ntk_alibi.positions.log_n import as_log_n
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
 #: Arguments of torch's scaled_dot_product_attention and of flash-attn, and what to do in place.
@@ -84,11 +84,11 @@ class AttentionCall(NamedTuple):
     dropout: Dropout | None = None
 
     @property
-    def core_computes(self) -> bool:
+    def fits_core(self) -> bool:
         """True if the compiled core computes, called by itself or by torch's operator."""
         query = self.query
         known = _arrays.dtype_name(query.dtype) in _arrays.CORE_DTYPES
-        return self.rule is not None or (_arrays.in_memory(query) and known)
+        return self.rule is not None or (_arrays.is_in_main_memory(query) and known)
 
     @property
     def group(self) -> int:
@@ -157,7 +157,7 @@ def all_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         TypeError, ValueError: an option is unknown, or attention cannot be called here.
     """
-    _checks.whole_sequences()
+    _checks.check_no_context_parallel()
     if not given:
         return DEFAULTS
     options = {**DEFAULTS, **given}
@@ -193,7 +193,7 @@ def checked_call(
     """
     # Query, key and value. Memory of plain arrays shows that they are alike.
     given, like = query, None
-    memory = None if torch else _arrays.memories(query, key, value)
+    memory = None if torch else _arrays.find_storages(query, key, value)
     if memory is None:
         if is_quantized(key) or is_quantized(value):
             _checks.attention_input("query", query)
@@ -237,7 +237,7 @@ def checked_call(
             raise TypeError(f"rotary must be None, a RoPE or an XPOS, got {rotary!r}")
         if rotary.head_dim != query.shape[3]:
             raise ValueError(f"rotary must have query's head_dim {query.shape[3]}, got {rotary!r}")
-        if rotary.fades and problem.mask.sees_ahead:
+        if rotary.decays and problem.mask.sees_ahead:
             raise ValueError(f"causal must be True with XPOS, which grows ahead, got {rotary!r}")
     mask, at_queries, at_keys = (
         options["key_padding_mask"], options["query_positions"], options["key_positions"],
@@ -259,7 +259,7 @@ def checked_call(
     kernel = kernel_bias_of(bias, problem, like)
     factors = None
     if options["log_n"] is not None:
-        log_n = log_n_of(options["log_n"])
+        log_n = as_log_n(options["log_n"])
         factors = log_n.factors(problem, like)
         kernel = kernel.times(factors) if log_n.biased else kernel
 
@@ -272,7 +272,7 @@ def checked_call(
         for name, array, shape in zip(names, initial, (query.shape, query.shape[:3]), strict=True):
             if _arrays.is_tensor(array) != _arrays.is_tensor(query) or not _arrays.is_array(array):
                 raise TypeError(f"{name} must be of query's framework, got {type(array).__name__}")
-            _checks.plain(name, array)
+            _checks.check_plain(name, array)
             _checks.no_tangents(**{name: array})
             if tuple(array.shape) != tuple(shape):
                 raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(array.shape)}")
@@ -333,7 +333,7 @@ def _numbers_of(
             "query.astype(numpy.float32), or see ntk_alibi.reference.attention"
         )
     _checks.floating_dtype(dtype, allowed, "query")
-    _checks.fitting_shapes(query_shape, key_shape, value_shape)
+    _checks.check_shapes(query_shape, key_shape, value_shape)
     checked_mask = Mask.checked(*mask)
     scale = _checks.scale(scale, query_shape[3])
     if skip_tolerance is not None:

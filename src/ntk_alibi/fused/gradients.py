@@ -25,7 +25,7 @@ from ntk_alibi.fused.forward import (
 )
 from ntk_alibi.fused.parts import Part, faded, in_parts, rotated_parts
 from ntk_alibi.masks import Segment
-from ntk_alibi.positions.log_n import log_n_of
+from ntk_alibi.positions.log_n import as_log_n
 
 #: The greatest magnitude of a float32 logsumexp whose rounding, at most 2^-11, is accepted.
 GREATEST_ROUNDED_LOGSUMEXP = 2.0**14
@@ -151,7 +151,7 @@ def attention_gradients(
     logsumexp = _unrounded(logsumexp, call)
     results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
     gradients = gradients_of(call, results, bias_gradient=bias_gradient)
-    log_n = log_n_of(options.get("log_n"))
+    log_n = as_log_n(options.get("log_n"))
     if bias_gradient and log_n is not None and log_n.biased:
         return _times(gradients, call.factors)
     return gradients

@@ -60,7 +60,7 @@ def merge(
         if not isinstance(arrays, Sequence) or not all(map(_arrays.is_array, arrays)):
             raise TypeError(f"{name} must be a list or a tuple of arrays, got {arrays!r}")
         for array in arrays:
-            _checks.plain(name, array)
+            _checks.check_plain(name, array)
     if len(outputs) != len(logsumexps) or not outputs:
         raise ValueError(
             "outputs and logsumexps must have the same length, at least 1, got "
@@ -112,7 +112,7 @@ def merged(outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None) -
         and all(output.dtype == first.dtype for output in outputs)
         and getattr(first.dtype, "isnative", True)
         and _arrays.has_values(*parts)
-        and all(map(_arrays.in_memory, parts))
+        and all(map(_arrays.is_in_main_memory, parts))
     )
     if in_core and _arrays.is_recorded(*parts):
         # Imported here, since torch is optional; it is loaded if there is a tensor.

@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 def in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:
     """Return the results of a call, whose parts without rotation are attended by a function."""
-    if call.problem.segment_ids is not None and not call.core_computes:
+    if call.problem.segment_ids is not None and not call.fits_core:
         texts = [Part(text, call.for_segment(text)) for text in call.problem.segments()]
         if texts:
             return _attended(texts, lambda text: in_parts(text, attend))
@@ -108,8 +108,8 @@ def rotated_parts(call: AttentionCall) -> list[Part]:
     Queries of a part share a centre. Their calls are float32 or float64.
     """
     rotary, problem = cast(Any, call.rotary), call.problem
-    texts = problem.segments() if rotary.fades else []
-    if rotary.fades and problem.traced:
+    texts = problem.segments() if rotary.decays else []
+    if rotary.decays and problem.traced:
         raise ValueError(
             "query_positions and key_positions must be None with XPOS where torch traces "
             f"attention, got them with {rotary!r}"
@@ -123,7 +123,7 @@ def rotated_parts(call: AttentionCall) -> list[Part]:
     )
     batch, _, queries, keys = problem.shape
     whole = Segment(slice(0, batch), slice(0, queries), slice(0, keys))
-    if not rotary.fades or 0 in (batch, queries):
+    if not rotary.decays or 0 in (batch, queries):
         return [Part(whole, rotated)]
     if not texts:
         return list(_query_runs(rotated, whole, rotary))
@@ -151,7 +151,7 @@ def faded(x: Any, factor: Any) -> Any:
     """Multiply rotated queries or keys of a run, or their gradient, by a factor of `Part`."""
     if factor is None:
         return x
-    with _arrays.quiet(x):  # infinity in padding
+    with _arrays.without_warnings(x):  # infinity in padding
         return x * factor
 
 

@@ -56,7 +56,7 @@ def attend_prepared(
     rule = memory = None
     if in_core:
         rule = core_rule(problem.mask, scale, skip_tolerance)
-        memory = _arrays.memories(query, key, value)
+        memory = _arrays.find_storages(query, key, value)
         norms = None if norms is None else (norms.norms, norms.centres)
     else:
         query, key, value = _arrays.in_autocast_dtype(query, key, value)

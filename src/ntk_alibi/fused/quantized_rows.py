@@ -51,7 +51,7 @@ class QuantizedRows:
         _checks.attention_input("numbers", numbers)
         if not _arrays.is_array(scales) or _arrays.is_tensor(scales) != _arrays.is_tensor(numbers):
             raise TypeError(f"scales must be of numbers' framework, got {type(scales).__name__}")
-        _checks.plain("scales", scales)
+        _checks.check_plain("scales", scales)
         for name, array, dtype in (("numbers", numbers, "int8"), ("scales", scales, "float32")):
             native = getattr(array.dtype, "isnative", True)
             if _arrays.dtype_name(array.dtype) != dtype or not native:
@@ -87,7 +87,7 @@ class QuantizedRows:
         greatest = xp.amax(xp.abs(wide), -1)
         scales = xp.where(xp.isfinite(greatest), greatest / GREATEST, math.nan)
         divisors = xp.where(scales > 0.0, scales, math.inf)[..., None]
-        with _arrays.quiet(x):
+        with _arrays.without_warnings(x):
             shares = xp.where(xp.isfinite(wide), wide, 0.0) / divisors
         numbers = xp.clip(xp.round(shares), -GREATEST, GREATEST)
         return QuantizedRows(_arrays.to_dtype(numbers, xp.int8), scales)
@@ -100,7 +100,7 @@ class QuantizedRows:
     @property
     def requires_grad(self) -> bool:
         """Whether the scales require grad, which attention refuses."""
-        return _arrays.require_grad(self.scales)
+        return _arrays.any_requires_grad(self.scales)
 
     def dequantized(self, dtype: DTypeLike | None = None) -> Any:
         """Return the products of numbers and scales, rounded to float32, and then to dtype."""

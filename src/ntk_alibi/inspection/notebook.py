@@ -20,7 +20,7 @@ from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.inspection import effects
 from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.scaling import Scaling, scaling_per, trained_at
-from ntk_alibi.scaling.knee import ScalingOfDistances
+from ntk_alibi.scaling.knee import DistanceScaling
 
 #: Colours that are readable on white and on black.
 HUES = ("#888888", "#1c86c7", "#d9700f")
@@ -113,8 +113,8 @@ def scaling_html(scaling: Scaling) -> str:
     return _page(name, _lines_svg(list(rows.values()), caption), table)
 
 
-@html.register(ScalingOfDistances)
-def knee_html(knee: ScalingOfDistances) -> str | None:
+@html.register(DistanceScaling)
+def knee_html(knee: DistanceScaling) -> str | None:
     """Render how far each head of a model of 16 heads reaches: picture and table."""
     return bias_html(ALiBi(EXAMPLE_HEADS, _at_its_layers(knee)))
 

@@ -109,7 +109,7 @@ class Attend:
             ValueError: a shape is wrong, or the mask does something else than hide keys.
         """
         if type(query) is not torch.Tensor:
-            _checks.plain("query", query)
+            _checks.check_plain("query", query)
         own, dtype = self.family.code is None, value.dtype
         if own:
             query, key, value = self._checked(query, key, value)
@@ -136,7 +136,7 @@ class Attend:
                 append, norms = cache.append, cache.norms
             key, value = append(key, value, self.number)
             # The keys before these may be trained: a prefix, for instance.
-            in_core = in_core and not (torch.is_grad_enabled() and _arrays.require_grad(key, value))
+            in_core = in_core and not _arrays.is_recorded(key, value)
         batch, _, _, length = forward_pass.problem.shape
         capacity = key.shape[2]
         if key.shape[0] != batch or capacity < length:

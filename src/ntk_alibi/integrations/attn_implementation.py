@@ -23,7 +23,7 @@ from ntk_alibi.integrations.configuration import CONFIGURED
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.patching import adopt, follow_config
 from ntk_alibi.integrations.tokens import MISUSE, NAME, Tokens
-from ntk_alibi.methods import almost_settings
+from ntk_alibi.methods import find_misspelled_settings
 
 #: Settings of a configuration.
 _NAMES = tuple(f"alibi_{name}" for name in CONFIGURED)
@@ -99,7 +99,7 @@ def _follow(family: Family, model: Any, ours: bool) -> None:
     config = model.config
     if ours:
         follow_config(family, model)
-        if others := almost_settings(config, _NAMES, (*_NAMES, "alibi_bias_max")):
+        if others := find_misspelled_settings(config, _NAMES, (*_NAMES, "alibi_bias_max")):
             warnings.warn(
                 f"the model's config has {', '.join(others)}, which no model follows: settings "
                 f"of attn_implementation={NAME!r} are {', '.join(_NAMES)}",

@@ -71,13 +71,13 @@ def _begin(
     cache = cache_of(kwargs)
 
     def describe() -> dict[str, Any]:
-        _checks.whole_sequences()
+        _checks.check_no_context_parallel()
         if inputs is None:
             raise ValueError(
                 "input_ids or inputs_embeds must be given in a model patched with group, got None"
             )
-        _checks.plain("input_ids or inputs_embeds", inputs)
-        _checks.plain("attention_mask", mask)
+        _checks.check_plain("input_ids or inputs_embeds", inputs)
+        _checks.check_plain("attention_mask", mask)
         if mask is not None and mask.ndim == 2 and mask.dtype != torch.bool:
             checked_attention_mask(mask)
         if weights:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ntk_alibi import _checks
 from ntk_alibi.integrations.settings import Settings, scaling_and_log_n, settings_of, stack_of
-from ntk_alibi.methods import train_length_of
+from ntk_alibi.methods import train_length_or_default
 
 #: Settings that a model's configuration may have, each as `alibi_` and its name.
 CONFIGURED = ("scaling", "attention", "window", "sink", "causal_block", "log_n")
@@ -54,7 +54,7 @@ def _of_config(config: Any) -> Settings:
         )
     refuse_traceable(options.get("attention"))
     _checks.choice("attention", options.get("attention", "fused"), ("fused", "eager"))
-    scaling, log_n = scaling_and_log_n(scaling, log_n, train_length_of(config))
+    scaling, log_n = scaling_and_log_n(scaling, log_n, train_length_or_default(config))
     return settings_of(scaling, log_n=log_n, **options)
 
 

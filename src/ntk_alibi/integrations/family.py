@@ -23,7 +23,7 @@ from ntk_alibi.integrations.transformers_versions import (
     parts_named,
 )
 from ntk_alibi.masks import EVERYTHING
-from ntk_alibi.methods import stated_train_length, train_length_of
+from ntk_alibi.methods import find_train_length, train_length_or_default
 from ntk_alibi.scaling import scaling_per
 
 #: Owner, attribute and replacement: a function, which gets the owner as its first argument, a
@@ -199,11 +199,13 @@ class Family:
 
     def stated_length(self, model: Any) -> int | None:
         """Return the training length that a model says, or None."""
-        return stated_train_length(model.config) if self.shares_texts else self.train_length(model)
+        return find_train_length(model.config) if self.shares_texts else self.train_length(model)
 
     def filled_length(self, model: Any) -> int | None:
         """Return the training length of scalings without one, or None: BLOOM's config has none."""
-        return train_length_of(model.config) if self.shares_texts else self.train_length(model)
+        if self.shares_texts:
+            return train_length_or_default(model.config)
+        return self.train_length(model)
 
     def check_settings(self, settings: Settings) -> None:
         """Refuse settings that no model of this family can have."""
@@ -217,11 +219,11 @@ class Family:
             return
         where = f"for {name}"
         _checks.choice(f"attention {where}", settings.attention, ("fused", "eager"))
-        _checks.only("group", settings.ranks and settings.ranks.group, None, where)
+        _checks.check_equal("group", settings.ranks and settings.ranks.group, None, where)
         if self.tables is not None:
-            _checks.only("sink", settings.mask.sink, 0, where)
-            _checks.only("causal_block", settings.mask.causal_block, None, where)
-            _checks.only("log_n", settings.log_n, None, where)
+            _checks.check_equal("sink", settings.mask.sink, 0, where)
+            _checks.check_equal("causal_block", settings.mask.causal_block, None, where)
+            _checks.check_equal("log_n", settings.log_n, None, where)
         elif self.causal is False:
             self._check_encoder(settings)
 
@@ -311,7 +313,7 @@ def check_heads(layer: Any, model: Any, sloped: int) -> None:
 def check_states(hidden_states: Any) -> None:
     """Refuse the input of a layer if it is no plain tensor."""
     if type(hidden_states) is not torch.Tensor:
-        _checks.plain("hidden_states", hidden_states)
+        _checks.check_plain("hidden_states", hidden_states)
 
 
 def is_of(name: str, module: nn.Module) -> bool:

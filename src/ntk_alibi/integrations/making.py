@@ -46,7 +46,7 @@ def make_pass(
     """
     model, family, rule = attend.model, attend.family, attend.rule
     settings = current(model)
-    _checks.whole_sequences()
+    _checks.check_no_context_parallel()
     if settings.ranks is not None:
         raise RuntimeError(
             f"{type(model).__name__} must be called as model(...) in a patch with group, whose "
@@ -164,7 +164,7 @@ def real_keys(
     """
     if mask is None:
         return torch.ones((batch, keys), dtype=torch.bool, device=device)
-    _checks.plain(name, mask)
+    _checks.check_plain(name, mask)
     shape = tuple(mask.shape)
     longer = queries > 0 and len(shape) == 2 and shape[1] > keys
     if shape == (batch, keys) or (longer and shape[0] == batch):

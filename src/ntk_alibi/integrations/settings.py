@@ -15,7 +15,7 @@ from ntk_alibi.distributed.sharding import LAYOUTS, Layout
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.methods import parse_method
-from ntk_alibi.positions.log_n import LogN, log_n_of
+from ntk_alibi.positions.log_n import LogN, as_log_n
 from ntk_alibi.scaling import Scaling, checked_scaling, scaling_from_config, scaling_per, trained_at
 
 #: The attribute that holds a patched model's settings, innermost last, None for those of its
@@ -176,16 +176,16 @@ def settings_of(
         bias: a bias in place of ALiBi, as `own_bias.bias_of_argument` returns it, or None.
         limits: window, sink and causal_block of `patch`.
     """
-    checked_scaling(scaling, of_layer=False)
+    checked_scaling(scaling, one_layer=False)
     _checks.choice("attention", attention, ATTENTIONS)
     _checks.choice("layout", layout, LAYOUTS)
     mask = Mask.checked(**limits)
     if not mask.limited:
-        _checks.only("sink", mask.sink, 0, "without window or causal_block")
-    log_n = log_n_of(log_n)
+        _checks.check_equal("sink", mask.sink, 0, "without window or causal_block")
+    log_n = as_log_n(log_n)
     if bias is not None:
         _checks.choice("attention with a bias", attention, ("fused", "eager"))
-        _checks.only("group", group, None, "with a bias")
+        _checks.check_equal("group", group, None, "with a bias")
     settings = Settings(scaling, attention, mask, log_n, bias=bias)
     if settings.traceable:
         form = "with attention='traceable'"
@@ -201,10 +201,10 @@ def settings_of(
                 f"that transformers makes, got {settings!r}: use attention='fused'"
             )
     if group is None:
-        _checks.only("layout", layout, "contiguous", "without group")
+        _checks.check_equal("layout", layout, "contiguous", "without group")
         return settings
-    _checks.only("attention", attention, "fused", "with group")
-    _checks.only("sink", mask.sink, 0, "with group")
+    _checks.check_equal("attention", attention, "fused", "with group")
+    _checks.check_equal("sink", mask.sink, 0, "with group")
     return replace(settings, ranks=Ranks.of(group), layout=layout)
 
 

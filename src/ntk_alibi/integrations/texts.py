@@ -325,7 +325,7 @@ def _checked_mask(given: dict[str, Any], target: nn.Module) -> Any:
     mask = given.get("attention_mask")
     for name in ("input_ids", "inputs_embeds", "attention_mask"):
         if type(given.get(name)) not in (torch.Tensor, type(None)):
-            _checks.plain(name, given[name])
+            _checks.check_plain(name, given[name])
     if mask is None:
         return None if form_of(target) == "traceable" else Tokens()
     if mask.ndim == 4 and mask.dtype == torch.bool:

@@ -19,7 +19,7 @@ from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.dense import HIDES, attend_densely
 from ntk_alibi.integrations.family import check_heads
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.scaling import Bend, at_layer, without_knee
+from ntk_alibi.scaling import KneeShape, at_layer, split_knee
 from ntk_alibi.torch.learned_bias import Float32Parameters
 
 #: The submodule of a patched attention layer.
@@ -32,7 +32,7 @@ class LayerBias(Float32Parameters):
     Attributes:
         slopes: (heads, 1, 1), float32 in models of any dtype.
         strengths: those of a `LogN`, (heads, 1), float64, or None.
-        bend: a knee whose factor is a number, or None.
+        knee: a knee whose factor is a number, or None.
         log_n: a `LogN`, or None.
         counts_holes: whether distances count padding between real tokens.
     """
@@ -43,7 +43,7 @@ class LayerBias(Float32Parameters):
     def __init__(self, rule: ModelSlopes, settings: Settings, layer: nn.Module) -> None:
         super().__init__()
         scaling = at_layer(settings.scaling, cast(int, layer.layer_idx))
-        knee = without_knee(scaling)[1]
+        knee = split_knee(scaling)[1]
         slopes = torch.from_numpy(rule.numbers(scaling)).reshape(rule.heads, 1, 1)
         device = next(layer.parameters()).device
         strengths = settings.log_n and settings.log_n.per_head
@@ -53,7 +53,7 @@ class LayerBias(Float32Parameters):
             None if strengths is None else torch.from_numpy(strengths).to(device),
             persistent=False,
         )
-        self.bend: Bend | None = None if knee is None else knee.bend(None)
+        self.knee: KneeShape | None = None if knee is None else knee.for_lengths(None)
         self.log_n = settings.log_n
         self.counts_holes = rule.counts_holes
 
@@ -75,12 +75,12 @@ class LayerBias(Float32Parameters):
             distance = (last - columns).clamp(min=0)
         else:
             distance = count - numbers
-        bent = distance if self.bend is None else self.bend.bent(distance)
-        bias = -self.slopes * bent
+        compressed = distance if self.knee is None else self.knee.compress(distance)
+        bias = -self.slopes * compressed
         if self.log_n is None:
             return bias, None
         counts = count[:, 0, :, 0].clamp(min=1).double()
-        factors = self.log_n.factors_of(counts, self.strengths)
+        factors = self.log_n.factors_for_counts(counts, self.strengths)
         factors = factors.float()[..., None]
         return bias * factors if self.log_n.biased else bias, factors
 

@@ -64,7 +64,7 @@ class Problem(NamedTuple):
         explicit = query_positions is not None or align == "start"
         arrays = key_padding_mask, key_positions, query_positions
         unread = _unread((*arrays, segment_ids, query_segment_ids), like)
-        if unread or not _arrays.in_memory(like):
+        if unread or not _arrays.is_in_main_memory(like):
             real, at_keys, at_queries = map(_rows, arrays)
         else:
             real = checked_key_padding_mask(key_padding_mask, batch, keys)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ntk_alibi import _checks
 from ntk_alibi.integrations import PatchHandle, known, patch
 from ntk_alibi.integrations.overriding import in_evaluation
-from ntk_alibi.methods import Method, as_method, train_length_of
+from ntk_alibi.methods import Method, as_method, train_length_or_default
 
 #: Weights of one layer that a model may compute for a picture: 2 GiB in float32. The model needs
 #: several times as much memory.
@@ -144,7 +144,7 @@ def _named(methods: Any, model: Any) -> list[Method | None]:
         raise TypeError(f"methods must be None or a sequence of methods, got {methods!r}")
     if not (several := list(methods)):
         raise ValueError(f"methods must hold at least one, got {methods!r}")
-    named = [as_method(method, train_length_of(model.config)) for method in several]
+    named = [as_method(method, train_length_or_default(model.config)) for method in several]
     for method in named:
         _patched(model, method).undo()
     return list(named)

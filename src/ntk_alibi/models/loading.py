@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntk_alibi import _checks, _files, _installed
-from ntk_alibi.methods import train_length_of
+from ntk_alibi.methods import train_length_or_default
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -121,7 +121,7 @@ def _load(
                 f"{name!r} is not a local folder, and could not be loaded from the hub: {error}"
             ) from error
     check_usable(loaded)
-    return loaded, tokenizer, train_length_of(loaded.config)
+    return loaded, tokenizer, train_length_or_default(loaded.config)
 
 
 def check_usable(model: PreTrainedModel) -> None:

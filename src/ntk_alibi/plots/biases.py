@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.inspection import effects
-from ntk_alibi.methods import ORIGINAL, kind_of
+from ntk_alibi.methods import ORIGINAL, find_kind
 from ntk_alibi.plots.labels import labelled
 from ntk_alibi.plots.style import (
     MOST_CELLS,
@@ -279,7 +279,7 @@ def _check_distances(biases: Collection[Any], longest: int) -> None:
     distances = _checks.integer("longest", longest, minimum=1)
     for bias in biases:
         effects.check_bias(bias)
-        check_most("heads x longest", bias.num_heads * distances, _checks.MOST_NUMBERS)
+        check_most("heads x longest", bias.num_heads * distances, _checks.MAX_ENTRIES)
 
 
 def _sampled_maps(
@@ -288,7 +288,7 @@ def _sampled_maps(
     """Return heads and their biases (heads, queries, keys), at every n-th query and key if many."""
     queries, keys = effects.map_size(query_length, key_length)
     of_all = bias.num_heads * queries * keys
-    check_most("heads x query_length x key_length", of_all, _checks.MOST_NUMBERS)
+    check_most("heads x query_length x key_length", of_all, _checks.MAX_ENTRIES)
     chosen = _checks.heads(heads, bias.num_heads)
     longest = max(32, math.isqrt(MAP_CELLS // len(chosen)))
     rows, columns = (np.arange(n - 1, -1, -math.ceil(n / longest))[::-1] for n in (queries, keys))
@@ -344,7 +344,7 @@ def _kind(thing: Any) -> str:
     scaling = getattr(thing, "scaling", thing)
     if scaling is None and getattr(thing, "slopes", None) is None:
         return ORIGINAL
-    return kind_of(scaling) or type(thing).__name__
+    return find_kind(scaling) or type(thing).__name__
 
 
 def _share_text(share: float) -> str:

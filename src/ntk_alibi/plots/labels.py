@@ -35,11 +35,11 @@ def labelled(things: Any) -> dict[str, Any]:
 
 def _label(thing: Any) -> str:
     scaling = getattr(thing, "scaling", None)
-    if thing is None or methods.kind_of(thing):
-        return methods.name_of(thing)
-    if methods.kind_of(scaling):
+    if thing is None or methods.find_kind(thing):
+        return methods.method_name(thing)
+    if methods.find_kind(scaling):
         before, _, after = repr(thing).partition(repr(scaling))
-        return f"{_short(before)}{methods.name_of(scaling)}{_short(after)}"
+        return f"{_short(before)}{methods.method_name(scaling)}{_short(after)}"
     return _brief(thing, type(thing).__name__)
 
 

@@ -96,7 +96,7 @@ def intervals(
         >>> plt.close(ax.figure)
     """
     _, keys = effects.map_size(query_length, key_length)
-    check_most("query_length x key_length", query_length * keys, _checks.MOST_NUMBERS)
+    check_most("query_length x key_length", query_length * keys, _checks.MAX_ENTRIES)
     runs = effects.visible_intervals(query_length, key_length, **options)
     with drawing(ax, size=(5.0, 4.6)) as axes:
         from matplotlib.collections import PolyCollection

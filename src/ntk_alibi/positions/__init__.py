@@ -1,1 +1,1 @@
-"""Rotary embeddings and log-n scaling, applied to queries and keys before their product."""
+"""Rotary embeddings and log-n scaling, which change queries and keys before their product."""

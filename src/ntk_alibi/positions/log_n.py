@@ -1,6 +1,6 @@
 """Log-n scaling: scores grow with the logarithm of the number of keys that a query sees.
 
-The kernels take a factor for each query, besides the scale.
+The kernels take the factor of each query beside the scale.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
 from ntk_alibi.masks import Mask, Problem
 
-#: Greatest strength of log-n scaling: factors of 2^31 keys then stay within float32's range.
+#: The largest strength: factors for 2^31 keys then stay within float32's range.
 MOST_STRENGTH = 1e36
 
 
 @dataclass(frozen=True)
 class LogN:
-    """Log-n scaling of scores: `log_n=` of `attention` and `patch` takes it.
+    """Log-n scaling multiplies scores by a factor that grows with the number of visible keys.
+
+    Pass it to `attention` or `patch` as `log_n=`.
 
     Formula::
 
         f_i = max(1, 1 + strength_h log(n_i / L) / log L),  n_i the number of keys that query i sees
-
-    Formula::
-
         score_ij = f_i scale q_i.k_j + bias_ij,  or f_i (scale q_i.k_j + bias_ij) if biased
 
     Strength 1 gives max(1, log n_i / log L). Factors are 1 up to the training length L, so models
-    that were trained without them can use them.
+    that were trained without log-n scaling can use it.
 
     Args:
         train_length: L, the training length in tokens, at least 2.
-        strength: a finite number >= 0, or one for each head.
-        biased: whether the bias is multiplied, too, as Scalable-Softmax (SSMax) does with learned
-            strengths. The bias must then be linear, with a knee or without, or dense.
+        strength: a finite number >= 0, or a sequence with one number per head.
+        biased: whether the bias is multiplied, too, as in Scalable-Softmax (SSMax), which learns
+            its strengths. The bias must then be linear, with or without a knee, or dense.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong type, or out of range.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -53,7 +53,7 @@ class LogN:
         (1, 8, 5, 16)
 
     Source: Su 2021 (spaces.ac.cn/archives/8823) for strength 1; Nakanishi 2025 (arXiv 2501.19399)
-    for SSMax; other strengths are this package's (docs/formulas.md).
+    for SSMax; this package for other strengths (docs/formulas.md).
     """
 
     train_length: int
@@ -61,17 +61,17 @@ class LogN:
     biased: bool = False
 
     def __post_init__(self) -> None:
-        # at least 2, since its logarithm is a divisor
+        # at least 2, because its logarithm is a divisor
         length = _checks.integer("train_length", self.train_length, minimum=2)
         object.__setattr__(self, "train_length", length)
         strength: Any = self.strength
         if isinstance(strength, Sequence | np.ndarray) and not isinstance(strength, str | bytes):
-            numbers = np.asarray(strength)
-            if numbers.ndim != 1 or not len(numbers):
+            strengths = np.asarray(strength)
+            if strengths.ndim != 1 or not len(strengths):
                 raise ValueError(
                     f"strength must be a number, or one for each head, got {strength!r}"
                 )
-            strength = tuple(map(_one_strength, numbers.tolist()))
+            strength = tuple(map(_one_strength, strengths.tolist()))
         else:
             strength = _one_strength(strength)
         object.__setattr__(self, "strength", strength)
@@ -79,13 +79,13 @@ class LogN:
 
     @property
     def per_head(self) -> NDArray[np.float64] | None:
-        """The strengths of the heads, (heads, 1), or None for one strength."""
+        """The strength of each head, (heads, 1), or None if all heads share one."""
         if not isinstance(self.strength, tuple):
             return None
         return np.asarray(self.strength, np.float64)[:, None]
 
     def check_heads(self, heads: int) -> None:
-        """Check that strengths for each head are those of so many heads."""
+        """Check the number of strengths, if each head has its own, against the number of heads."""
         if isinstance(self.strength, tuple) and len(self.strength) != heads:
             raise ValueError(
                 f"strength of log_n must be one number, or one for each of {heads} heads, got "
@@ -93,27 +93,28 @@ class LogN:
             )
 
     def for_heads(self, heads: slice) -> LogN:
-        """Return the scaling of some heads."""
+        """Return the log-n scaling of some heads."""
         strength = self.strength
         return replace(self, strength=strength[heads]) if isinstance(strength, tuple) else self
 
     def factors(self, problem: Problem, like: Any = None) -> Any:
-        """Return the factors as the kernels take them, (1 or batch, 1 or heads, queries).
+        """Return the factors for the kernels, (1 or batch, 1 or heads, queries).
 
-        They are float32 NumPy numbers if like is None, else tensors as wide as like or float32.
+        The result is a float32 NumPy array if like is None, else a tensor on like's device, float64
+        if like is float64.
         """
         self.check_heads(problem.shape[1])
         seen = problem.visible_count(like)
         xp = _arrays.namespace(seen)
-        factors = self.factors_of(_arrays.to_float64(xp.clip(seen, 1, None)))
+        factors = self.factors_for_counts(_arrays.to_float64(xp.clip(seen, 1, None)))
         if like is None:
             return _arrays.to_float32(factors)
         return _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))
 
-    def factors_of(self, counts: Any, strengths: Any = None) -> Any:
-        """Return the factors of numbers of keys >= 1, (1 or batch, queries) float64.
+    def factors_for_counts(self, counts: Any, strengths: Any = None) -> Any:
+        """Return the factors for counts of keys >= 1, (1 or batch, queries) float64.
 
-        strengths are `per_head` in counts' framework, where they were made before.
+        `strengths` is `per_head` in the framework of counts, if the caller has it.
         """
         xp = _arrays.namespace(counts)
         excess = xp.log(counts / self.train_length) / math.log(self.train_length)
@@ -125,7 +126,7 @@ class LogN:
         return xp.clip(1.0 + strength * excess[:, None], 1.0, None)
 
     def to_config(self) -> dict[str, Any]:
-        """Return a plain dict of the arguments."""
+        """Return the arguments as a dict."""
         strength = list(self.strength) if isinstance(self.strength, tuple) else self.strength
         return {"train_length": self.train_length, "strength": strength, "biased": self.biased}
 
@@ -137,10 +138,10 @@ def _one_strength(value: Any) -> float:
     return number
 
 
-def log_n_of(value: Any) -> Any:
-    """Return the argument `log_n` as None or a `LogN`.
+def as_log_n(value: Any) -> Any:
+    """Convert the argument `log_n` to a `LogN`, or None.
 
-    A number is a training length, and a mapping has the arguments of `LogN`.
+    It may be None, a training length, a mapping with the arguments of `LogN`, or a `LogN`.
     """
     if value is None or isinstance(value, LogN):
         return value
@@ -163,15 +164,17 @@ def log_n_scale(
     key_positions: Array | None = None,
     **mask: Any,
 ) -> Array:
-    """Return factors of queries that keep the entropy of attention as more keys are seen.
+    """Return the factor of each query that keeps attention's entropy as queries see more keys.
 
-    max(1, log n_i / log train_length),  n_i the number of keys that query i sees
+    Formula::
+
+        max(1, log n_i / log train_length),  n_i the number of keys that query i sees
 
     Factors are 1 up to the training length, so models that were trained without them can use them.
-    `attention` applies them with log_n=train_length. Keys that a bias hides by -inf count as seen.
+    `attention` applies them with log_n=train_length. Keys that a bias hides by -inf are counted.
 
     Args:
-        query_length: Q, the last query at the last key unless there are positions.
+        query_length: Q; the last query is at the last key unless there are positions.
         key_length: K.
         train_length: the training length in tokens, at least 2.
         key_padding_mask: (batch, K), as for `attention`.
@@ -180,7 +183,7 @@ def log_n_scale(
         mask: the options causal, window, causal_block and sink of `attention`.
 
     Returns:
-        (1 or batch, Q) float32 numbers >= 1, a tensor if the mask or positions are tensors.
+        float32 (1 or batch, Q), each >= 1; a tensor if the mask or positions are tensors.
 
     Raises:
         TypeError, ValueError: an argument is wrong.

@@ -1,7 +1,7 @@
-"""Rotary positions: RoPE and XPOS, for NumPy arrays and tensors alike.
+"""Rotary positions, RoPE and XPOS, for NumPy arrays and tensors.
 
-Queries and keys are rotated before the kernels read them. Angles are products of integer positions
-and frequencies in float64; only their cosines and sines are rounded, to float32.
+Queries and keys are rotated before the kernels read them. Angles are float64 products of integer
+positions and frequencies; only their cosines and sines are rounded, to float32.
 """
 
 from __future__ import annotations
@@ -45,28 +45,27 @@ class _Rotary:
             object.__setattr__(self, name, value)
 
     #: Whether scores decay with distance, which requires causal attention.
-    fades: ClassVar[bool] = False
+    decays: ClassVar[bool] = False
 
     @property
-    def _slower(self) -> float:
-        """The divisor of all frequencies."""
+    def _frequency_divisor(self) -> float:
         return 1.0
 
     @property
     def pairs(self) -> int:
-        """The number of channel pairs that are rotated."""
+        """The number of rotated channel pairs."""
         return (self.rotary_dim or 0) // 2
 
     def rotated(self, x: Any, positions: Any, *, back: bool = False) -> Any:
-        """Rotate vectors (batch, heads, length, head_dim) at positions (1 or batch, length).
+        """Rotate vectors (batch, heads, length, head_dim) by positions (1 or batch, length).
 
-        back=True rotates in the opposite direction. The result is float64 for float64, else
+        back=True rotates in the opposite direction. The result is float64 for float64 vectors, else
         float32. Channels beyond rotary_dim are unchanged.
         """
         x = _arrays.promote_to_float32(x)
         module = _arrays.namespace(x)
         pair = _arrays.to_float64(_arrays.arange(self.pairs, x))
-        frequencies = self.base ** (-pair / self.pairs) / self._slower
+        frequencies = self.base ** (-pair / self.pairs) / self._frequency_divisor
         angles = _arrays.to_float64(positions)[..., None] * (-frequencies if back else frequencies)
         cos, sin = (_arrays.to_dtype(f(angles), x.dtype)[:, None] for f in (module.cos, module.sin))
         split = 2 * self.pairs
@@ -74,12 +73,12 @@ class _Rotary:
             first, second = x[..., 0:split:2], x[..., 1:split:2]
         else:
             first, second = x[..., : self.pairs], x[..., self.pairs : split]
-        with _arrays.quiet(x):  # infinity in padding
+        with _arrays.without_warnings(x):  # infinity in padding
             both = [first * cos - second * sin, second * cos + first * sin]
-        return module.concatenate([self._joined(both, x), x[..., split:]], -1)
+        return module.concatenate([self._join_pairs(both, x), x[..., split:]], -1)
 
-    def _joined(self, both: list[Any], example: Any) -> Any:
-        """Return first and second channels of the pairs in the order of the layout."""
+    def _join_pairs(self, both: list[Any], example: Any) -> Any:
+        """Return the first and the second channels of all pairs in the order of the layout."""
         module = _arrays.namespace(example)
         if self.layout == "halves":
             return module.concatenate(both, -1)
@@ -88,27 +87,28 @@ class _Rotary:
 
 @dataclass(frozen=True)
 class RoPE(_Rotary):
-    """Rotary position embedding: scores that depend on the distance through rotations.
+    """Rotary position embedding: rotations that make scores depend on the distance.
 
     Formula::
 
         q_i -> R_i q_i,  k_j -> R_j k_j;  R_p rotates pair m of channels, m = 0 .. R/2 - 1,
         by the angle (p / factor) base^(-2m/R)
 
-    Pass it to `attention` as rotary=. Positions are those of `attention`, exact integers; angles
-    are float64 for inputs of any dtype.
+    Pass it to `attention` as rotary=. Positions are the exact integers of `attention`; angles are
+    float64 for inputs of any dtype.
 
     Args:
-        head_dim: D, the channels of a head of queries and keys.
-        base: b > 1, the base of the frequencies.
-        layout: the channels of a pair: "pairs" for 2m and 2m + 1, as in the papers; "halves" for m
-            and m + R/2, as in GPT-NeoX, Llama and other transformers models, whose weights need it.
+        head_dim: D, the number of channels of a head of queries and keys.
+        base: the base of the frequencies, > 1.
+        layout: which channels form pair m: "pairs" for 2m and 2m + 1, as in the papers; "halves"
+            for m and m + R/2, as in Llama, GPT-NeoX and most models of transformers.
         rotary_dim: R, even; the first R channels are rotated, the others are unchanged. All
             channels by default.
-        factor: factor >= 1 of position interpolation.
+        factor: the factor of position interpolation, >= 1.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, such as an odd number of channels.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, such as an odd number of channels.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -127,14 +127,18 @@ class RoPE(_Rotary):
         object.__setattr__(self, "factor", factor)
 
     @property
-    def _slower(self) -> float:
+    def _frequency_divisor(self) -> float:
         return self.factor
 
     def stretched(self, scaling: Interpolation | NTK) -> RoPE:
-        """Return the embedding for texts longer than in training, stretched as ALiBi is.
+        """Return the embedding stretched for longer texts, by the same scalings as ALiBi.
 
-        Interpolation: factor -> a factor.  NTK: base -> base a^(R / (R - 2)), which slows the
-        slowest pair down by a and leaves the fastest pair unchanged.
+        Formula, for a scaling with factor a::
+
+            Interpolation: factor -> a factor
+            NTK: base -> base a^(R / (R - 2))
+
+        NTK slows the slowest pair down by a and leaves the fastest pair unchanged.
 
         Args:
             scaling: an `Interpolation` or an `NTK` with factor a.
@@ -163,7 +167,7 @@ class RoPE(_Rotary):
         return replace(self, base=base, factor=factor)
 
     def rotate(self, x: ArrayT, positions: Array | None = None) -> ArrayT:
-        """Rotate vectors, such as keys that are rotated once and then cached.
+        """Rotate vectors by their positions, such as keys before they are cached.
 
         Args:
             x: (batch, heads, length, head_dim), float32, bfloat16, float16 or float64.
@@ -173,7 +177,8 @@ class RoPE(_Rotary):
             The rotated vectors in x's framework, shape and dtype, rounded once.
 
         Raises:
-            TypeError, ValueError: an argument is wrong.
+            TypeError: x or positions has the wrong type or dtype.
+            ValueError: x or positions has the wrong shape.
 
         Example:
             >>> import numpy as np, ntk_alibi as na
@@ -193,25 +198,28 @@ class RoPE(_Rotary):
 
 @dataclass(frozen=True)
 class XPOS(_Rotary):
-    """RoPE whose pairs of channels decay with distance at different rates; causal only.
+    """RoPE whose channel pairs decay with distance, each at its own rate; causal only.
 
-    (q_i.k_j) -> sum_m zeta_m^((i - j) / scale_base) (R_i q_i)_m.(R_j k_j)_m,
-    zeta_m = (2m/R + gamma) / (1 + gamma)
+    Formula::
+
+        q_i.k_j -> sum_m zeta_m^((i - j) / scale_base) (R_i q_i)_m.(R_j k_j)_m
+        zeta_m = (2m/R + gamma) / (1 + gamma)
 
     Pass it to `attention` as rotary=; the paper adds causal_block= (block-wise causal attention).
     The decay is split between queries and keys around the centre of a run of queries, so that
     nothing overflows at any position; factors too small to matter in float32 are 0.
 
     Args:
-        head_dim: D, the channels of a head of queries and keys.
-        base: b > 1, the base of the frequencies.
-        scale_base: the distance in tokens, > 0, over which a pair decays by its zeta.
-        gamma: > 0; the fastest pair has zeta = gamma / (1 + gamma).
-        layout: the channels of a pair, as in `RoPE`.
-        rotary_dim: R, as in `RoPE`; the other channels are neither rotated nor decayed.
+        head_dim: D, the number of channels of a head of queries and keys.
+        base: the base of the frequencies, > 1.
+        scale_base: the distance in tokens, > 0, over which pair m decays by zeta_m.
+        gamma: a number > 0; the fastest pair has zeta = gamma / (1 + gamma).
+        layout: which channels form a pair, as in `RoPE`.
+        rotary_dim: R, as in `RoPE`; the other channels neither rotate nor decay.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, such as an odd number of channels.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, such as an odd number of channels.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -228,7 +236,7 @@ class XPOS(_Rotary):
 
     scale_base: float = 512.0
     gamma: float = 0.4
-    fades: ClassVar[bool] = True
+    decays: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -238,7 +246,7 @@ class XPOS(_Rotary):
 
     @property
     def fastest_rate(self) -> float:
-        """The decay per token of the logarithm of the fastest pair's factor, > 0."""
+        """How much the logarithm of the fastest pair's factor falls per token, > 0."""
         return math.log1p(1.0 / self.gamma) / self.scale_base
 
     def log_decays(self, example: Any) -> Any:
@@ -248,4 +256,4 @@ class XPOS(_Rotary):
         zeta = (pair / self.pairs + self.gamma) / (1.0 + self.gamma)
         rates = module.log(zeta) / self.scale_base
         others = 0.0 * _arrays.arange(self.head_dim - 2 * self.pairs, example)
-        return module.concatenate([self._joined([rates, rates], example), others], -1)
+        return module.concatenate([self._join_pairs([rates, rates], example), others], -1)

@@ -1,4 +1,4 @@
-"""The protocol of scalings, the weights of the heads, and the bases of this package's scalings."""
+"""The protocol of scalings, weights of heads, and the base classes of this package's scalings."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Per: TypeAlias = Literal["sequence", "query"]
 
 @runtime_checkable
 class Scaling(Protocol):
-    """Protocol of scalings: an object with this method.
+    """The protocol of scalings: any object with the method `scale_exponents` is a scaling.
 
-    The class attribute `per` declares which `lengths` the method needs: "sequence" for one length
-    per row, "query" for one per query, None (or no such attribute) for a scaling that does not
-    depend on lengths. A scaling of some layers of a model only has a method `at_layer(number)`,
-    which returns the scaling of one layer, or None; one that may lack the training length of the
-    model has a method `trained_at(train_length)`, which returns it with that length.
+    The optional class attribute `per` declares which `lengths` the method needs: "sequence" for one
+    length per row, "query" for one per query, None (the default) for a scaling that does not depend
+    on lengths. Two more methods are optional. `at_layer(number)` returns the scaling of one layer,
+    or None, if a scaling treats layers differently. `trained_at(train_length)` returns the scaling
+    with the model's training length, if a scaling may lack it.
 
     Example:
         >>> import ntk_alibi as na
@@ -46,71 +46,66 @@ class Scaling(Protocol):
 
         Args:
             exponents: (heads,) float64; head h has slope 2^-exponents[h].
-            lengths: numbers of tokens, (batch,) for `per = "sequence"`, (batch, queries) for `per =
-                "query"`.
+            lengths: counts of tokens, (batch,) for `per = "sequence"`, (batch, queries) for
+                `per = "query"`.
 
         Returns:
-            (heads,), or with lengths (batch, heads) or (batch, heads, queries), float64.
+            float64 (heads,), or with lengths (batch, heads) or (batch, heads, queries).
         """
         ...
 
 
-def checked_scaling(value: Any, *, of_layer: bool = True) -> Any:
-    """Return the checked scaling of a model, of one layer unless of_layer is False."""
+def checked_scaling(value: Any, *, one_layer: bool = True) -> Any:
+    """Return a scaling after checking it, also by `check_one_layer` if one_layer is True."""
     if value is not None and (
         isinstance(value, type) or not callable(getattr(value, "scale_exponents", None))
     ):
-        of_patch = ", the name of a method, which patch takes" if isinstance(value, str) else ""
+        advice = ", the name of a method, which patch takes" if isinstance(value, str) else ""
         raise TypeError(
             "scaling must be None or an object with a method scale_exponents(exponents, lengths) "
-            f"such as NTK(factor=4.0), got {value!r}{of_patch}"
+            f"such as NTK(factor=4.0), got {value!r}{advice}"
         )
-    if of_layer:
+    if one_layer:
         check_one_layer(value)
     return value
 
 
 def check_one_layer(scaling: Any) -> None:
-    """Refuse a scaling of some layers where no layer is known."""
+    """Refuse a scaling with `layers`, where the layer is unknown."""
     if getattr(scaling, "layers", None) is not None:
         raise ValueError(
-            f"scaling must be that of one layer here, got {scaling!r}: pass its at_layer(number), "
+            f"scaling must be for one layer here, got {scaling!r}: pass its at_layer(number), "
             "or use patch(model, scaling), which knows the layers"
         )
 
 
 def at_layer(scaling: Any, layer: int) -> Any:
     """Return the scaling of one layer of a model, or None."""
-    of_layer = getattr(scaling, "at_layer", None)
-    return scaling if of_layer is None else of_layer(layer)
+    select = getattr(scaling, "at_layer", None)
+    return scaling if select is None else select(layer)
 
 
 def trained_at(scaling: Any, train_length: int) -> Any:
-    """Return a scaling with a model's training length, if it needs one and has none."""
-    filled = getattr(scaling, "trained_at", None)
-    return scaling if filled is None else filled(train_length)
+    """Return a scaling with the model's training length, if it needs one and has none."""
+    fill = getattr(scaling, "trained_at", None)
+    return scaling if fill is None else fill(train_length)
 
 
-#: The keys of a config dict that are not named as the fields of scalings are.
+#: Fields of scalings whose keys in config dicts have other names.
 CONFIG_KEYS = {"rate": "factor", "train_length": "original_max_position_embeddings"}
 
-#: Fields of scalings that config dicts and the names of methods may leave out.
+#: Fields of scalings that config dicts and names of methods may leave out.
 OPTIONAL = ("train_length", "share", "per", "layers")
 
 
 def scaling_per(scaling: Scaling | None) -> Per | None:
-    """Return the kind of lengths that a scaling depends on: "sequence", "query" or None."""
+    """Return which lengths a scaling depends on: "sequence", "query" or None."""
     per: Per | None = getattr(scaling, "per", None)
     return per
 
 
-def uniform(exponents: Floats) -> Floats:
-    """Return 1 for every head."""
-    return np.ones_like(exponents)
-
-
 def by_steepness(exponents: Floats) -> Floats:
-    """Return (e_h - e_min) / (e_max - e_min), and 1 if all exponents are equal."""
+    """Return the weights (e_h - e_min) / (e_max - e_min), or 1 if all exponents are equal."""
     lowest, highest = exponents.min(), exponents.max()
     if lowest == highest:
         return np.ones_like(exponents)
@@ -118,15 +113,8 @@ def by_steepness(exponents: Floats) -> Floats:
     return weights
 
 
-def by_exponent(exponents: Floats) -> Floats:
-    """Return e_h / e_max."""
-    highest = exponents.max()
-    weights: Floats = exponents / highest if highest > 0.0 else np.ones_like(exponents)
-    return weights
-
-
 def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
-    """Return e_h + t_h log2(a); for factors (batch,) or (batch, queries), heads become axis 1."""
+    """Return e_h + t_h log2(a); with factors (batch,) or (batch, queries), heads become axis 1."""
     log_factor = np.log2(np.asarray(factor, np.float64))
     if log_factor.ndim == 0:
         return exponents + weights * log_factor
@@ -135,13 +123,13 @@ def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
 
 
 @dataclass(frozen=True, repr=False)
-class OfLayers(ReprHtml):
-    """The base of this package's scalings: the layers that a scaling applies to, and its dict.
+class LayeredScaling(ReprHtml):
+    """The base class of this package's scalings: which layers they apply to, and config dicts.
 
     Attributes:
-        layers: numbers of layers, ascending, the first layer being 0; None for all layers.
-        alibi_type: the name of its kind in config dicts.
-        kind: the name of its kind in methods such as "ntk:4".
+        layers: layer indices, ascending from 0; None for all layers.
+        alibi_type: the name of the class in config dicts.
+        kind: the name of the class in method names: "ntk" in "ntk:4".
     """
 
     layers: tuple[int, ...] | None = field(default=None, kw_only=True)
@@ -149,7 +137,6 @@ class OfLayers(ReprHtml):
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         if self.layers is not None:
             object.__setattr__(self, "layers", _layers(self.layers))
 
@@ -159,7 +146,7 @@ class OfLayers(ReprHtml):
         values |= {} if layers is None else {"layers": layers}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in values.items())})"
 
-    def at_layer(self, layer: int) -> OfLayers | None:
+    def at_layer(self, layer: int) -> LayeredScaling | None:
         """Return the scaling of one layer: this one for all layers, or None."""
         if self.layers is None:
             return self
@@ -177,16 +164,16 @@ class OfLayers(ReprHtml):
 def _layers(value: Any) -> tuple[int, ...]:
     scalar = not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0
     if scalar or isinstance(value, str | bytes):
-        raise TypeError(f"layers must be None or an iterable of layer numbers, got {value!r}")
-    numbers = {_checks.integer("a number in layers", number, minimum=0) for number in value}
-    if not numbers:
-        raise ValueError(f"layers must hold at least one layer number, got {value!r}")
-    return tuple(sorted(numbers))
+        raise TypeError(f"layers must be None or an iterable of layer indices, got {value!r}")
+    layers = {_checks.integer("a number in layers", layer, minimum=0) for layer in value}
+    if not layers:
+        raise ValueError(f"layers must hold at least one layer index, got {value!r}")
+    return tuple(sorted(layers))
 
 
 @dataclass(frozen=True, repr=False)
-class WeightedScaling(OfLayers):
-    """A scaling with weights of the heads, which subclasses define."""
+class WeightedScaling(LayeredScaling):
+    """A scaling with a weight for each head, which subclasses define."""
 
     def _weights(self, exponents: Floats) -> Floats:
         raise NotImplementedError
@@ -194,7 +181,7 @@ class WeightedScaling(OfLayers):
 
 @dataclass(frozen=True, repr=False)
 class StaticScaling(WeightedScaling):
-    """A scaling by a constant factor."""
+    """A scaling with a constant factor."""
 
     factor: float
     per: ClassVar[None] = None
@@ -211,7 +198,7 @@ class StaticScaling(WeightedScaling):
 
 
 @dataclass(frozen=True, repr=False)
-class GrowingFactor(OfLayers):
+class GrowingFactor(LayeredScaling):
     """A scaling whose factor grows with the text: max(rate n / train_length, 1)."""
 
     rate: float = 1.0
@@ -228,7 +215,7 @@ class GrowingFactor(OfLayers):
         _checks.choice("per", self.per, ("sequence", "query"))
 
     def trained_at(self, train_length: int) -> Self:
-        """Return this scaling with a model's training length, unless it has one of its own."""
+        """Return this scaling with the model's training length, unless it already has one."""
         return replace(self, train_length=train_length) if self.train_length is None else self
 
     def _factor(self, lengths: NDArray[np.int64] | None) -> Floats:
@@ -257,7 +244,7 @@ class DynamicScaling(GrowingFactor, WeightedScaling):
 
 
 class FlattestHeads(WeightedScaling):
-    """The weights of scalings with a field `share`: only the flattest heads are stretched."""
+    """A scaling with a field `share`, the share of heads that it stretches: the flattest ones."""
 
     share: float
 
@@ -268,7 +255,7 @@ class FlattestHeads(WeightedScaling):
 
     def _weights(self, exponents: Floats) -> Floats:
         """Return 1 for the ceil(share H) heads with the flattest slopes, else 0."""
-        # A product such as 0.1 * 30 may be rounded to just above the whole number that it is.
+        # Rounding may lift a product such as 0.1 * 30 just above an integer.
         count = max(math.ceil(self.share * len(exponents) * (1.0 - 1e-12)), 1)
         weights = np.zeros_like(exponents)
         weights[np.argsort(-exponents, kind="stable")[:count]] = 1.0

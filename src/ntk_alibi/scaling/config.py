@@ -1,4 +1,4 @@
-"""Scalings as plain dicts, in the manner of transformers' rope parameters."""
+"""Scalings as dicts for config files, similar to transformers' rope parameters."""
 
 from __future__ import annotations
 
@@ -16,44 +16,51 @@ from ntk_alibi.scaling.static import Interpolation
 
 
 def _defined_in(module: ModuleType) -> list[Any]:
-    """Return the scalings that a module defines, in its order."""
+    """Return the scalings that a module defines, in the module's order."""
     classes = [x for x in vars(module).values() if getattr(x, "__module__", "") == module.__name__]
     return [x for x in classes if hasattr(x, "alibi_type")]
 
 
-#: Scalings that depend on no lengths, by their `alibi_type`.
+#: Scalings with a constant factor, by `alibi_type`.
 STATIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(static), Knee)}
 
-#: Those whose factor grows with the text.
+#: Scalings whose factor grows with the text, by `alibi_type`.
 DYNAMIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(dynamic), DynamicKnee)}
 
-#: The `alibi_type` of no scaling.
+#: The `alibi_type` for no scaling.
 DEFAULT = "default"
 
 
-def config_of(scaling: Any) -> dict[str, Any]:
-    """Return the plain dict of a scaling with `to_config`, and that of no scaling for None."""
+def scaling_to_config(scaling: Any) -> dict[str, Any]:
+    """Return the config dict of a scaling with `to_config`, or of None."""
     config: dict[str, Any] = {"alibi_type": DEFAULT} if scaling is None else scaling.to_config()
     return config
 
 
 def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
-    """Return the scaling that a plain dict describes, similar to transformers' rope parameters.
+    """Make a scaling from a config dict, similar to transformers' rope parameters.
+
+    The key `alibi_type` names the scaling, the other keys are its parameters:
+
+    - "default": no scaling, no other keys.
+    - "linear" (`Interpolation`), "ntk", "max_bias": `factor`.
+    - "flat_heads": `factor`; optional `share`.
+    - "knee": `start` and `factor`.
+    - "dynamic" (`DynamicNTK`), "dynamic_linear", "dynamic_flat_heads", "dynamic_knee":
+      `factor`, which is the rate, and the keys of the static scaling; optional
+      `original_max_position_embeddings`, which is the training length, and `per`.
+
+    All but "default" take `layers`, a list of layer indices. A missing optional key has the
+    scaling's default.
+
+    Configs of BTLM and JAIS are read, too: `type` "linear" with either `factor` (`Interpolation`)
+    or `train_seq_len` (`DynamicInterpolation` with rate 1 and per="sequence").
 
     Args:
-        config: a dict of this package or of BTLM and JAIS. The latter have `type` "linear", and
-            either `factor` (`Interpolation`) or `train_seq_len` (the `DynamicInterpolation` of rate
-            1 by the length of the sequence). The former has the key `alibi_type` and the keys of
-            its type. "default" has none and means no scaling; "linear", "ntk", "flat_heads" and
-            "max_bias" need `factor`; "dynamic",
-            "dynamic_linear" and "dynamic_flat_heads" need `factor` (the rate), and take
-            `original_max_position_embeddings` (the training length) and `per`; those of flat
-            heads take `share`. "knee" and "dynamic_knee" need `start` besides the keys of the
-            others. All but "default" take `layers`, a list of layer numbers. A key that is left out
-            has the default of the scaling.
+        config: a dict as above.
 
     Returns:
-        A scaling, or None for "default". `to_config` of a scaling is the inverse.
+        A scaling, or None for "default". A scaling's `to_config` is the inverse.
 
     Raises:
         TypeError: config is not a mapping, or a value has the wrong type.
@@ -66,7 +73,7 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     """
     types = (DEFAULT, *STATIC_TYPES, *DYNAMIC_TYPES)
     if isinstance(config, Mapping) and "type" in config:
-        return _of_btlm(config)
+        return _from_btlm(config)
     if isinstance(config, Mapping) and "alibi_type" not in config:
         raise ValueError(
             'config must have the keys of {"alibi_type": "ntk", "factor": 4.0}, or of another '
@@ -87,10 +94,10 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     return scaling
 
 
-def _of_btlm(config: Mapping[str, Any]) -> Scaling:
-    """Return the scaling of `alibi_scaling` in a config of BTLM or JAIS.
+def _from_btlm(config: Mapping[str, Any]) -> Scaling:
+    """Make the scaling from `alibi_scaling` in a config of BTLM or JAIS.
 
-    Their models divide all slopes by the factor, or by keys / train_seq_len beyond train_seq_len.
+    These models divide all slopes by the factor, or by keys / train_seq_len beyond train_seq_len.
     """
     given = {key: value for key, value in config.items() if value is not None}
     if "alibi_type" in given:

@@ -5,35 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+
 from ntk_alibi.scaling.base import (
     DynamicScaling,
     FlattestHeads,
     Floats,
     Per,
     by_steepness,
-    uniform,
 )
 
 
 @dataclass(frozen=True, repr=False)
 class DynamicNTK(DynamicScaling):
-    """NTK-ALiBi with a factor that grows with the text.
+    """NTK-ALiBi whose factor grows with the text.
 
     Formula::
 
         m'_h = m_h a^(-t_h),  a = max(rate n / train_length, 1)
 
-    With per="query", query i uses n = i + 1, the length of its prefix, so that cached, chunked and
-    batched runs agree with one full pass: take it for models. With per="sequence", the default
-    since it is the published rule, n is the number of real tokens of the row; a patched model then
-    gives a warning in generate(), whose cache was computed under other slopes.
+    With per="query", n is the length of the query's prefix, i + 1 for query i, so cached, chunked
+    and batched runs agree with one full pass: use it for models. With per="sequence", n is the
+    number of real tokens of the row. It is the default because it was published so, but a patched
+    model then warns in generate(), where the cache was computed with other slopes.
 
     Args:
-        rate: a finite number > 0, usually 1 to 2.
-        train_length: training length of the model in tokens, >= 1; None for that of the model that
-            `patch` gets.
+        rate: the factor per training length, a finite number > 0, usually 1 to 2.
+        train_length: training length in tokens, >= 1; None to let `patch` take the model's.
         per: "sequence" or "query", as above.
-        layers: numbers of the layers that it applies to, as for `NTK`.
+        layers: layer indices, as for `NTK`.
 
     Raises:
         TypeError: rate or train_length is not a number.
@@ -57,51 +57,60 @@ class DynamicNTK(DynamicScaling):
 
 @dataclass(frozen=True, repr=False)
 class DynamicInterpolation(DynamicScaling):
-    """Position interpolation with a factor that grows with the text.
+    """Position interpolation whose factor grows with the text.
 
     Formula::
 
         m'_h = m_h / a,  a = max(rate n / train_length, 1)
 
-    n, the arguments and the errors are those of `DynamicNTK`.
+    n is the number of tokens, as for `DynamicNTK`.
+
+    Args:
+        rate: the factor per training length, a finite number > 0, usually 1 to 2.
+        train_length: training length in tokens, >= 1; None to let `patch` take the model's.
+        per: "sequence" or "query", as for `DynamicNTK`.
+        layers: layer indices, as for `NTK`.
+
+    Raises:
+        TypeError: rate or train_length is not a number.
+        ValueError: an argument is out of range; at the first use, train_length is None.
 
     Example:
         >>> import ntk_alibi as na
         >>> na.alibi_slopes(2, na.DynamicInterpolation(train_length=1024), lengths=[4096])
         array([[0.015625  , 0.00097656]], dtype=float32)
 
-    Source: keezen/ntk_alibi 2023 names the rule for NTK; this is its interpolation form.
+    Source: keezen/ntk_alibi 2023 has the dynamic factor for NTK; this is its interpolation form.
     """
 
     alibi_type: ClassVar[str] = "dynamic_linear"
     kind: ClassVar[str] = "dynamic-interpolation"
 
     def _weights(self, exponents: Floats) -> Floats:
-        return uniform(exponents)
+        return np.ones_like(exponents)
 
 
 @dataclass(frozen=True, repr=False)
 class DynamicFlatHeads(FlattestHeads, DynamicScaling):
-    """Flattens the flattest heads by a factor that grows with the text.
+    """Divides the slopes of the flattest heads by a factor that grows with the text.
 
     Formula::
 
         m'_h = m_h / a for the ceil(share H) flattest heads,  a = max(rate n / train_length, 1)
 
-    n is that of `DynamicNTK`. With per="query", the default, each token's slopes depend on its
-    prefix alone, so that cached, chunked and batched runs agree with one full pass.
+    n is the number of tokens, as for `DynamicNTK`. With per="query", the default, a token's slopes
+    depend on its prefix only, so cached, chunked and batched runs agree with one full pass.
 
     Args:
-        rate: a finite number > 0.
-        train_length: training length of the model in tokens, >= 1; None for that of the model that
-            `patch` gets.
-        share: the share of the heads that are flattened, above 0 and at most 1.
+        rate: the factor per training length, a finite number > 0.
+        train_length: training length in tokens, >= 1; None to let `patch` take the model's.
+        share: the share of heads whose slopes are divided, above 0 and at most 1.
         per: "query" or "sequence", as for `DynamicNTK`.
-        layers: numbers of the layers that it applies to, as for `NTK`.
+        layers: layer indices, as for `NTK`.
 
     Raises:
-        TypeError, ValueError: an argument is no number, or out of range; at the first use,
-            train_length is None.
+        TypeError: an argument is not a number.
+        ValueError: an argument is out of range; at the first use, train_length is None.
 
     Example:
         >>> import ntk_alibi as na

@@ -1,4 +1,4 @@
-"""Scalings of distances: slopes stay as they are, and distances beyond a knee count less."""
+"""Scalings of distances: slopes are unchanged, and distances beyond a knee count less."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.scaling.base import Floats, GrowingFactor, OfLayers, Per, Scaling
+from ntk_alibi.scaling.base import Floats, GrowingFactor, LayeredScaling, Per, Scaling
 
 
 @dataclass(frozen=True)
-class Bend:
-    """A knee whose factor is known.
+class KneeShape:
+    """The start and the factor of a knee for given token counts.
 
     Attributes:
         start: the distance of the knee.
@@ -26,7 +26,7 @@ class Bend:
     factor: Any
 
     def far_slopes(self, slopes: Any) -> Any:
-        """Return slopes beyond the knee for slopes (1 or batch, heads, 1 or queries)."""
+        """Return the slopes beyond the knee, from slopes (1 or batch, heads, 1 or queries)."""
         factor = self.factor
         if isinstance(factor, np.ndarray):
             factor = factor[:, None]
@@ -34,20 +34,20 @@ class Bend:
                 factor = _arrays.as_tensor(factor, slopes, _arrays.wide_dtype(slopes))
         return slopes / factor
 
-    def bent(self, distance: Any) -> Any:
-        """Return the distances, >= 0, that have the same bias without a knee, for one factor.
+    def compress(self, distance: Any) -> Any:
+        """Return the distances >= 0 at which ALiBi without the knee has the same bias.
 
-        Formula::
+        Formula, for a single factor::
 
-            bent(d) = min(d, start) + max(d - start, 0) / factor
+            min(d, start) + max(d - start, 0) / factor
         """
         near = _arrays.namespace(distance).clip(distance, None, self.start)
         return near + (distance - near) / self.factor
 
 
 @dataclass(frozen=True, repr=False)
-class ScalingOfDistances(OfLayers):
-    """The base of knees, which have no slopes of their own."""
+class DistanceScaling(LayeredScaling):
+    """The base class of knees, which change distances instead of slopes."""
 
     start: int
 
@@ -68,34 +68,34 @@ class ScalingOfDistances(OfLayers):
             "ALiBi(num_heads, scaling) and patch(model, scaling) take it"
         )
 
-    def bend(self, lengths: NDArray[Any] | None) -> Bend:
-        """Return the knee for numbers of tokens, as `scale_exponents` takes them."""
+    def for_lengths(self, lengths: NDArray[Any] | None) -> KneeShape:
+        """Return the knee for token counts, as `scale_exponents` takes them."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, repr=False)
-class Knee(ScalingOfDistances):
-    """Bends the bias: up to a distance it falls as trained, beyond it by a fraction of that.
+class Knee(DistanceScaling):
+    """Keeps the bias up to a distance and flattens it beyond.
 
     Formula::
 
         bias(d) = -m_h min(d, start) - (m_h / factor) max(d - start, 0)
 
     Distances up to start are unchanged, and so are texts of up to start + 1 tokens. A factor above
-    1 flattens the bias of distant keys, which is then the larger of two lines; one below 1 makes it
-    steeper. With an infinite factor all keys beyond start count as if they were at start.
+    1 flattens the bias of distant keys, a factor below 1 makes it steeper. With an infinite factor
+    all keys beyond start count as if they were at start.
 
-    The bias of a key depends on its distance to the query in both pieces, so there are no slopes of
-    heads and no bias of keys alone: `alibi_slopes` and `build_alibi_tensor` refuse a knee. `ALiBi`
-    takes it with its standard slopes or with slopes of its own.
+    A head then has two slopes, and the bias depends on the distance between query and key, not on
+    the key alone. So `alibi_slopes` and `build_alibi_tensor` refuse a knee. `ALiBi` and `patch`
+    take it; `ALiBi` also with slopes other than the standard ones.
 
     Args:
         start: the distance of the knee in tokens, an integer >= 0.
-        factor: a > 0; infinity for a constant bias beyond the knee.
-        layers: numbers of the layers that the knee applies to, as for `NTK`.
+        factor: a number > 0; infinity for a constant bias beyond the knee.
+        layers: layer indices, as for `NTK`.
 
     Raises:
-        TypeError: an argument is no number.
+        TypeError: an argument is not a number.
         ValueError: start is below 0, or factor is not positive.
 
     Example:
@@ -119,13 +119,13 @@ class Knee(ScalingOfDistances):
             factor = _checks.finite("factor", self.factor, minimum=0.0, inclusive=False)
         object.__setattr__(self, "factor", factor)
 
-    def bend(self, lengths: NDArray[Any] | None) -> Bend:
+    def for_lengths(self, lengths: NDArray[Any] | None) -> KneeShape:
         """Return the knee; lengths are ignored."""
-        return Bend(self.start, self.factor)
+        return KneeShape(self.start, self.factor)
 
 
 @dataclass(frozen=True, repr=False)
-class DynamicKnee(GrowingFactor, ScalingOfDistances):
+class DynamicKnee(GrowingFactor, DistanceScaling):
     """A knee whose factor grows with the text.
 
     Formula::
@@ -133,20 +133,19 @@ class DynamicKnee(GrowingFactor, ScalingOfDistances):
         bias(d) = -m_h min(d, start) - (m_h / a) max(d - start, 0)
         a = max(rate n / train_length, 1)
 
-    n is that of `DynamicNTK`. With per="query", the default, each token's bias depends on its
-    prefix alone, so that cached, chunked and batched runs agree with one full pass.
+    n is the number of tokens, as for `DynamicNTK`. With per="query", the default, a token's bias
+    depends on its prefix only, so cached, chunked and batched runs agree with one full pass.
 
     Args:
         start: the distance of the knee in tokens, an integer >= 0.
-        rate: a finite number > 0.
-        train_length: training length of the model in tokens, >= 1; None for that of the model that
-            `patch` gets.
+        rate: the factor per training length, a finite number > 0.
+        train_length: training length in tokens, >= 1; None to let `patch` take the model's.
         per: "query" or "sequence", as for `DynamicNTK`.
-        layers: numbers of the layers that the knee applies to, as for `NTK`.
+        layers: layer indices, as for `NTK`.
 
     Raises:
-        TypeError, ValueError: an argument is no number, or out of range; at the first use,
-            train_length is None.
+        TypeError: an argument is not a number.
+        ValueError: an argument is out of range; at the first use, train_length is None.
 
     Example:
         >>> import ntk_alibi as na
@@ -155,7 +154,7 @@ class DynamicKnee(GrowingFactor, ScalingOfDistances):
         array([-2.5      , -2.3333333, -2.1666667, -2.       , -1.       ,
                 0.       ], dtype=float32)
 
-    Source: this package (docs/formulas.md); the factor grows as those of NTK-ALiBi's dynamic form.
+    Source: this package (docs/formulas.md); the factor grows as in dynamic NTK-ALiBi.
     """
 
     rate: float = 7.0
@@ -164,14 +163,14 @@ class DynamicKnee(GrowingFactor, ScalingOfDistances):
     alibi_type: ClassVar[str] = "dynamic_knee"
     kind: ClassVar[str] = "dynamic-knee"
 
-    def bend(self, lengths: NDArray[Any] | None) -> Bend:
-        """Return the knee for numbers of tokens."""
+    def for_lengths(self, lengths: NDArray[Any] | None) -> KneeShape:
+        """Return the knee for token counts."""
         factor = self._factor(lengths)
         if factor.size == 1:
-            return Bend(self.start, float(factor.reshape(())))
-        return Bend(self.start, factor if factor.ndim == 2 else factor[:, None])
+            return KneeShape(self.start, float(factor.reshape(())))
+        return KneeShape(self.start, factor if factor.ndim == 2 else factor[:, None])
 
 
-def without_knee(scaling: Any) -> tuple[Scaling | None, Any]:
-    """Return a scaling as one of slopes and a knee; one of the two is None."""
-    return (None, scaling) if hasattr(scaling, "bend") else (scaling, None)
+def split_knee(scaling: Any) -> tuple[Scaling | None, Any]:
+    """Return (scaling, None) for a scaling of slopes, (None, scaling) for a knee."""
+    return (None, scaling) if isinstance(scaling, DistanceScaling) else (scaling, None)

@@ -1,4 +1,4 @@
-"""Scalings by a constant factor."""
+"""Scalings with a constant factor."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ntk_alibi import _checks, _core
-from ntk_alibi.scaling.base import (
-    FlattestHeads,
-    Floats,
-    StaticScaling,
-    by_exponent,
-    by_steepness,
-    uniform,
-)
+import numpy as np
 
-#: `max_alibi_bias` of unscaled slopes: the exponent of the flattest one for powers of two.
+from ntk_alibi import _checks, _core
+from ntk_alibi.scaling.base import FlattestHeads, Floats, StaticScaling, by_steepness
+
+#: `max_alibi_bias` of unscaled slopes: for powers of two, the exponent of the flattest slope.
 USUAL_MAX_BIAS = 8.0
 
 
@@ -28,13 +23,13 @@ class Interpolation(StaticScaling):
 
         m'_h = m_h / a
 
-    Every head sees a times as far, at 1/a of the resolution: retrieval reaches further, but nearby
-    tokens are harder to distinguish, also within the training length.
+    Every head sees a times as far, with 1/a of the resolution: retrieval reaches further, but
+    nearby tokens are harder to distinguish, also within the training length.
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
-        layers: numbers of the layers that it applies to, the first being 0; None for all. Only
-            `patch`, the config of a model and `at_layer` know layers.
+        layers: the layers to scale, by number from 0; None for all. Only `patch`, a model's config
+            and `at_layer` take a scaling with layers.
 
     Raises:
         TypeError: factor is not a number, or layers not an iterable of integers.
@@ -53,11 +48,11 @@ class Interpolation(StaticScaling):
     kind: ClassVar[str] = "interpolation"
 
     def stretch_rotary(self, base: float, factor: float, pairs: int) -> tuple[float, float]:
-        """Return base and factor of rotary positions that are stretched, too."""
+        """Return the base and the factor of RoPE after this scaling."""
         return base, factor * self.factor
 
     def _weights(self, exponents: Floats) -> Floats:
-        return uniform(exponents)
+        return np.ones_like(exponents)
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,12 +63,12 @@ class NTK(StaticScaling):
 
         m'_h = m_h a^(-t_h),  t_h = (e_h - e_min) / (e_max - e_min)
 
-    With a single head, t = 1.
+    The slopes are m_h = 2^-e_h. With a single head, t = 1.
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
-        layers: numbers of the layers that it applies to, the first being 0; None for all. Only
-            `patch`, the config of a model and `at_layer` know layers.
+        layers: the layers to scale, by number from 0; None for all. Only `patch`, a model's config
+            and `at_layer` take a scaling with layers.
 
     Raises:
         TypeError: factor is not a number, or layers not an iterable of integers.
@@ -92,10 +87,10 @@ class NTK(StaticScaling):
     kind: ClassVar[str] = "ntk"
 
     def stretch_rotary(self, base: float, factor: float, pairs: int) -> tuple[float, float]:
-        """Return base and factor of rotary positions that are stretched, too.
+        """Return the base and the factor of RoPE after this scaling.
 
         Raises:
-            ValueError: there is one pair of channels, which NTK would leave as it is.
+            ValueError: there is a single pair of channels, which NTK would not change.
         """
         if pairs < 2:
             raise ValueError(
@@ -118,8 +113,8 @@ class FlatHeads(FlattestHeads, StaticScaling):
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
-        share: the share of the heads that are flattened, above 0 and at most 1.
-        layers: numbers of the layers that it applies to, as for `NTK`.
+        share: the share of heads whose slopes are divided, above 0 and at most 1.
+        layers: layer indices, as for `NTK`.
 
     Raises:
         TypeError: an argument is not a number.
@@ -130,7 +125,7 @@ class FlatHeads(FlattestHeads, StaticScaling):
         >>> na.alibi_slopes(4, na.FlatHeads(8.0))
         array([0.25      , 0.0625    , 0.015625  , 0.00048828], dtype=float32)
 
-    Source: this package (docs/formulas.md); it flattens only heads that see far already.
+    Source: this package (docs/formulas.md); only heads that already see far see further.
     """
 
     share: float = 0.25
@@ -140,19 +135,19 @@ class FlatHeads(FlattestHeads, StaticScaling):
 
 @dataclass(frozen=True, repr=False)
 class MaxBias(StaticScaling):
-    """Stretches all exponents by one factor, as a larger `max_alibi_bias` of MPT and GGUF does.
+    """Multiplies all exponents by a constant, as a larger `max_alibi_bias` in MPT and GGUF does.
 
     Formula::
 
         e'_h = e_h (e_max + log2 a) / e_max
 
-    The flattest slope is divided by a. All slopes stay powers of one number, so that formats which
-    store that number alone can express the result.
+    The slopes are m_h = 2^-e_h; the flattest slope is divided by a. Formats that store only
+    `max_alibi_bias`, such as GGUF, can express the result.
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
-        layers: numbers of the layers that it applies to, the first being 0; None for all. Only
-            `patch`, the config of a model and `at_layer` know layers.
+        layers: the layers to scale, by number from 0; None for all. Only `patch`, a model's config
+            and `at_layer` take a scaling with layers.
 
     Raises:
         TypeError: factor is not a number, or layers not an iterable of integers.
@@ -170,7 +165,9 @@ class MaxBias(StaticScaling):
     kind: ClassVar[str] = "max-bias"
 
     def _weights(self, exponents: Floats) -> Floats:
-        return by_exponent(exponents)
+        highest = exponents.max()
+        weights: Floats = exponents / highest if highest > 0.0 else np.ones_like(exponents)
+        return weights
 
     def max_alibi_bias(self, num_heads: int, base: float = USUAL_MAX_BIAS) -> float:
         """Return the `max_alibi_bias` that gives these slopes in a model with num_heads heads.
@@ -181,12 +178,12 @@ class MaxBias(StaticScaling):
 
         Args:
             num_heads: the number of heads of the model.
-            base: b, the model's own number, a finite number > 0: 8 for BLOOM and Baichuan; for an
-                MPT `config.attn_config.alibi_bias_max`, which is 16 for MPT-7B-StoryWriter. e_max
-                is the exponent of its flattest slope, which grows with b.
+            base: b, the model's `max_alibi_bias` before, a finite number > 0: 8 for BLOOM and
+                Baichuan; for MPT `config.attn_config.alibi_bias_max`, 16 for MPT-7B-StoryWriter.
+                e_max, the exponent of the model's flattest slope, grows with b.
 
         Raises:
-            TypeError: num_heads is no integer, or base no number.
+            TypeError: num_heads is not an integer, or base not a number.
             ValueError: num_heads is below 1; base is not above 0, infinite or NaN.
 
         Example:

@@ -167,7 +167,7 @@ class AlibiAttention(nn.Module):
         for name, x in (("q", q), ("k", k), ("v", v)):
             if not _arrays.is_tensor(x):
                 raise TypeError(f"{name} must be a torch tensor, got {x!r}")
-            _checks.plain(name, x)
+            _checks.check_plain(name, x)
             if x.ndim != 3 or x.shape[2] != self.embed_dim:
                 shape = f"(batch, length, {self.embed_dim})"
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")

@@ -205,7 +205,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
     query, bias, problem = call.query, call.bias, call.problem
     if query.device.type != "cpu":
         return (*attention_on_device(call, log=log), None)
-    if not call.core_computes:
+    if not call.fits_core:
         return (*attention_by_chunks(call), None)
     for tensor in bias.numbers.values():
         _checks.no_tangent("bias", tensor)

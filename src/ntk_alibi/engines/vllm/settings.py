@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from ntk_alibi import _checks
 from ntk_alibi.engines.vllm.families import Family
-from ntk_alibi.methods import almost_settings
-from ntk_alibi.scaling import Scaling, scaling_from_config, scaling_per, without_knee
+from ntk_alibi.methods import find_misspelled_settings
+from ntk_alibi.scaling import Scaling, scaling_from_config, scaling_per, split_knee
 
 #: Settings of attn_implementation="ntk_alibi" that vLLM's kernels have nothing for.
 _WITHOUT_KERNEL = ("alibi_window", "alibi_sink", "alibi_causal_block", "alibi_log_n")
@@ -59,14 +59,14 @@ def settings_of(config: Any, family: Family) -> EngineSettings:
     given = [name for name in _MISPLACED if getattr(config, name, None) is not None]
     if str(getattr(config, "attn_implementation", None)).replace("-", "_") == "ntk_alibi":
         given.append("attn_implementation")
-    for name in (*given, *almost_settings(config, _READ, _KNOWN)):
+    for name in (*given, *find_misspelled_settings(config, _READ, _KNOWN)):
         raise ValueError(
             f"settings for vLLM must be named {' or '.join(_READ)}, got {name}, which vLLM "
             "would ignore: set it to null in --hf-overrides if the model's configuration has it"
         )
     refuse_without_kernel(config)
     scaling = scaling_of(config)
-    if without_knee(scaling)[1] is not None:
+    if split_knee(scaling)[1] is not None:
         raise ValueError(
             f"alibi_scaling must act on slopes in vLLM, got {scaling!r}: its kernels add one slope "
             "a head times the distance, and a knee has two. "

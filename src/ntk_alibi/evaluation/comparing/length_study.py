@@ -12,7 +12,7 @@ from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.evaluation.comparing.summary import Summary, summarise
 from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.methods import Method, model_arguments, parse_method
+from ntk_alibi.methods import Method, parse_method, to_model_arguments
 from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import Scaling
 
@@ -128,7 +128,7 @@ def commands(plan: Plan, name: str) -> dict[str, dict[str, str]]:
     """Return the command that reproduces each cell, by method and then by "<task>/<length>"."""
     by_method: dict[str, dict[str, str]] = {}
     for method in plan.methods:
-        model = f"pretrained={name},{model_arguments(method)},train_length={plan.train_length}"
+        model = f"pretrained={name},{to_model_arguments(method)},train_length={plan.train_length}"
         by_method[method] = {
             f"{task}/{length}": harness.command_line(model, f"ntk_alibi_{task}", made_from)
             for task, of_task in plan.tasks.items()

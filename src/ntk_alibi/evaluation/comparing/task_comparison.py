@@ -17,7 +17,7 @@ from ntk_alibi.evaluation.comparing.intervals import (
     ratio_standard_error,
 )
 from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.methods import Method, model_arguments
+from ntk_alibi.methods import Method, to_model_arguments
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.harness.model import StretchedLM
@@ -128,7 +128,7 @@ def _mean_interval(tops: Sequence[float], counts: Sequence[float]) -> tuple[floa
 
 def command(lm: StretchedLM, model: str, method: str, task: str, metadata: dict[str, Any]) -> str:
     """Return the command that reproduces one row."""
-    options = f"pretrained={model},{model_arguments(method)},train_length={lm.train_length}"
+    options = f"pretrained={model},{to_model_arguments(method)},train_length={lm.train_length}"
     options += f",dtype={str(lm.model.dtype).removeprefix('torch.')}"
     if lm.limit is not None:
         options += f",max_length={lm.limit},truncation={lm.truncation_rule}"

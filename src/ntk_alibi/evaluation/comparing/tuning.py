@@ -28,9 +28,9 @@ from ntk_alibi.evaluation.comparing.intervals import (
     paired_difference,
 )
 from ntk_alibi.evaluation.records.record import text_lengths
-from ntk_alibi.methods import ORIGINAL, number_names, parse_method
+from ntk_alibi.methods import ORIGINAL, parameter_names, parse_method
 from ntk_alibi.models.loading import NANO_BLOOM
-from ntk_alibi.scaling import config_of
+from ntk_alibi.scaling import scaling_to_config
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -238,7 +238,7 @@ def refinements(name: str, layers: int) -> tuple[str, ...]:
     if name == ORIGINAL:
         return tuple(f"{ORIGINAL}:logn={strength}" for strength in ("0.5", "1"))
     kind, *words = name.split(":")
-    last = len(number_names(kind)) - 1
+    last = len(parameter_names(kind)) - 1
     near = []
     for step in (1.5, 1 / 1.5):
         factor = float(words[last]) * step
@@ -282,7 +282,7 @@ def _ranked(scores: DataFrame) -> list[str]:
 def _config(name: str, train_length: int) -> dict[str, Any]:
     """Return a method as entries of a model's config."""
     method = parse_method(name, train_length)
-    config = {"alibi_scaling": config_of(method.scaling)}
+    config = {"alibi_scaling": scaling_to_config(method.scaling)}
     return config if method.log_n is None else config | {"alibi_log_n": method.log_n.to_config()}
 
 

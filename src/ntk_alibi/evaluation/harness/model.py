@@ -25,10 +25,10 @@ from tqdm.auto import tqdm
 from ntk_alibi import _checks
 from ntk_alibi.evaluation.harness.passes import Pass, nested, place, tokens_with_edges
 from ntk_alibi.integrations import PatchHandle, patch
-from ntk_alibi.methods import ORIGINAL, Method, named_method, train_length_of
+from ntk_alibi.methods import ORIGINAL, Method, named_method, train_length_or_default
 from ntk_alibi.models.checked_loader import WholeCausalLM
 from ntk_alibi.models.loading import NANO_BLOOM, check_usable, checkpoint_name, reading
-from ntk_alibi.scaling import config_of
+from ntk_alibi.scaling import scaling_to_config
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -99,7 +99,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     ) -> None:
         ours, theirs = (signature(kind).parameters for kind in (StretchedLM, HFLM))
         for name in options.keys() - theirs.keys():  # transformers takes or refuses others
-            if meant := _checks.question(name, ours.keys() - {"options"}):
+            if meant := _checks.did_you_mean(name, ours.keys() - {"options"}):
                 raise ValueError(f"model_args must have known names, got {name!r}{meant}")
         _checks.choice("truncation", truncation, TRUNCATIONS)
         if max_length is not None:
@@ -126,7 +126,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self.truncation_rule, self.quiet = truncation, quiet
         self.share_prefixes = _checks.boolean("share_prefixes", share_prefixes)
         if train_length is None:
-            train_length = train_length_of(self.config)
+            train_length = train_length_or_default(self.config)
         self.train_length = _checks.integer("train_length", train_length, minimum=1)
         self.attention = attention
         self._patch: PatchHandle | None = None
@@ -194,7 +194,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             **super().get_model_info(),
             "model_dtype": str(self.model.dtype),
             "method": self.method.name,
-            "scaling": config_of(scaling) if has_config else repr(scaling),
+            "scaling": scaling_to_config(scaling) if has_config else repr(scaling),
             "log_n": None if self.method.log_n is None else self.method.log_n.to_config(),
             "attention": self.attention,
             "train_length": self.train_length,

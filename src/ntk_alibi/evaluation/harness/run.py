@@ -90,7 +90,7 @@ def check_metadata(tasks: Collection[str], metadata: Mapping[str, Any]) -> None:
             if key not in known:
                 raise ValueError(
                     f"metadata of these tasks must have keys of {', '.join(known)}, got {key!r}"
-                    f"{_checks.question(key, known)}"
+                    f"{_checks.did_you_mean(key, known)}"
                 )
 
 

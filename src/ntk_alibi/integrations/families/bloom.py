@@ -24,7 +24,7 @@ from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.settings import Settings, form_of
 from ntk_alibi.integrations.tokens import Tokens
 from ntk_alibi.integrations.transformers_versions import class_named
-from ntk_alibi.scaling import scaling_per, without_knee
+from ntk_alibi.scaling import scaling_per, split_knee
 
 
 def _slopes(model: Any) -> ModelSlopes:
@@ -136,7 +136,7 @@ def _bias_and_mask(
     relative = own or problem.mask.sink > 0 or (per is not None and problem.counts is not None)
     relative = relative or (scaling is not None and _arrays.is_tracing())
     relative = relative or problem.segment_ids is not None
-    if relative or per == "query" or without_knee(scaling)[1] is not None:
+    if relative or per == "query" or split_knee(scaling)[1] is not None:
         tensor = F.pad(numbers.expand(len(mask), -1, -1, -1), beyond).to(dtype).flatten(0, 1)
     elif scaling is None:
         stock = import_module("transformers.models.bloom.modeling_bloom").build_alibi_tensor
@@ -161,8 +161,8 @@ def _check(model: Any, settings: Settings) -> None:
     if config.pretraining_tp == 1 or not config.slow_but_exact:
         return
     where = "for a BLOOM with slow_but_exact and pretraining_tp > 1"
-    _checks.only("attention", settings.attention, "eager", where)
-    _checks.only("log_n", settings.log_n, None, where)
+    _checks.check_equal("attention", settings.attention, "eager", where)
+    _checks.check_equal("log_n", settings.log_n, None, where)
 
 
 FAMILY = Family(

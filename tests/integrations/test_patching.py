@@ -146,6 +146,20 @@ def test_models_without_alibi_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    "alibi", [{"position_embedding_type": "alibi"}, {"alibi_starting_size": 512}, {}]
+)
+def test_a_stock_class_of_a_checkpoint_with_code_says_how_to_load_it(alibi: Any) -> None:
+    """As AutoModel gives it for jina-embeddings-v2 and MosaicBERT without the code."""
+    size = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = transformers.BertConfig(**size, num_attention_heads=2, alibi_scaling=None, **alibi)
+    with pytest.raises(ValueError, match="got Sequential, which a patch would leave") as caught:
+        na.patch(torch.nn.Sequential(transformers.BertModel(config)))
+    advice = "".join(f"; its config has {name}={value!r}, which" for name, value in alibi.items())
+    assert advice in str(caught.value)
+    assert ("trust_remote_code=True" in str(caught.value)) == bool(alibi)
+
+
+@pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
         (("bloom",), {}, TypeError, "model must be a torch.nn.Module, got str"),

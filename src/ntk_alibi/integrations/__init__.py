@@ -17,6 +17,7 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.biases.slopes import ModelSlopes
     from ntk_alibi.integrations import known, own_bias
     from ntk_alibi.integrations.attend import Attend
+    from ntk_alibi.integrations.configuration import CONFIGURED
     from ntk_alibi.integrations.family import Family
     from ntk_alibi.integrations.known import register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles
@@ -169,11 +170,13 @@ def patch(
     if not targets:
         known_ones = f"the family {chosen.name}" if chosen else "a known family"
         names = "" if chosen else f" ({', '.join(known.names())})"
-        foundry = getattr(getattr(model, "config", None), "model_type", None) == "mpt"
+        parts = (getattr(part, "config", None) for part in model.modules())
+        config = next((part for part in parts if part is not None), None)
+        foundry = getattr(config, "model_type", None) == "mpt"
         raise ValueError(
             f"model must hold ALiBi attention of {known_ones}{names}, got {type(model).__name__}, "
             "which a patch would leave as it is: docs/models.md has the models and recipes"
-            + (MPT_OF_FOUNDRY if foundry else "")
+            + (MPT_OF_FOUNDRY if foundry else _of_remote_code(config))
         )
     assert chosen is not None
     bias = own_bias.bias_of_argument(scaling)
@@ -191,6 +194,21 @@ def patch(
         bias=bias,
     )
     return apply(model, chosen, targets, settings)
+
+
+def _of_remote_code(config: Any) -> str:
+    """Return what helps with a class of transformers that ignores the ALiBi of its configuration.
+
+    The code of the checkpoint, such as JinaBERT's or MosaicBERT's, follows it.
+    """
+    ours = [f"alibi_{name}" for name in CONFIGURED]
+    for name, value in (vars(config) if hasattr(config, "to_dict") else {}).items():
+        if value == "alibi" or (name.startswith("alibi") and name not in ours):
+            return (
+                f"; its config has {name}={value!r}, which the checkpoint's own code follows: load "
+                "it with trust_remote_code=True"
+            )
+    return ""
 
 
 def patched(model: nn.Module) -> list[PatchHandle]:

@@ -71,7 +71,7 @@ def test_a_file_is_written_and_described(model: Any, tmp_path: Path) -> None:
     assert (tmp_path / "small.leaf").read_text() == "NTK(factor=4.0)"
     assert (exported.format, exported.dtype, exported.size) == ("leaf", "float32", 15)
     assert str(exported).splitlines() == [
-        f"{tmp_path / 'small.leaf'}: leaf, float32, 0.0 MiB",
+        f"file {tmp_path / 'small.leaf'}: leaf, float32, 0.0 MiB",
         "model: BLOOM, NTK(factor=4.0)",
         "input: input_ids",
         "output: logits",
@@ -87,6 +87,7 @@ def test_a_folder_says_what_it_is(model: Any, tmp_path: Path) -> None:
     assert about["format"] == "tree"
     assert about["method"] == "plain ALiBi"
     assert about["size"] == exported.size == 7
+    assert str(exported).startswith(f"folder {tmp_path / 'x'}: tree, ")
     assert os.listdir(tmp_path) == ["x"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from typing import Any
 
@@ -182,6 +183,12 @@ def test_a_stock_class_of_a_checkpoint_with_code_says_how_to_load_it(alibi: Any)
 def test_wrong_arguments(arguments: Any, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         na.patch(*arguments, **options)
+
+
+def test_a_patch_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ntk_alibi"):
+        handle = na.patch(make_model("bloom"), "ntk:4")
+    assert caplog.messages == [repr(handle)]
 
 
 def test_warnings_of_patch_name_the_line_that_calls_it() -> None:

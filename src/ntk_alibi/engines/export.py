@@ -127,8 +127,9 @@ class Exported:
     version: str = __version__
 
     def __str__(self) -> str:
+        kind = "folder" if os.path.isdir(self.path) else "file"
         lines = [
-            f"{self.path}: {self.format}, {self.dtype}, {self.size / 2**20:.1f} MiB",
+            f"{kind} {self.path}: {self.format}, {self.dtype}, {self.size / 2**20:.1f} MiB",
             f"model: {self.family}, {self.method}",
             *(f"input: {line}" for line in self.inputs),
             *(f"output: {line}" for line in self.outputs),

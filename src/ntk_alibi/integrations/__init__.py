@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, ParamSpec
 
@@ -193,7 +194,9 @@ def patch(
         layout=layout,
         bias=bias,
     )
-    return apply(model, chosen, targets, settings)
+    handle = apply(model, chosen, targets, settings)
+    logging.getLogger("ntk_alibi").info("%r", handle)
+    return handle
 
 
 def _of_remote_code(config: Any) -> str:

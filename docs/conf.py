@@ -53,7 +53,8 @@ html_search_scorer = str(Path(__file__).with_name("search_order.js"))
 html_show_copyright = False
 html_theme_options = {
     f"{theme}_css_variables": dict.fromkeys(
-        ("color-brand-primary", "color-brand-content", "color-brand-visited"), accent
+        [f"color-{x}" for x in ("brand-primary", "brand-content", "brand-visited", "api-name")],
+        accent,
     )
     for theme, accent in (("light", "#0b6b68"), ("dark", "#5cc8be"))
 }

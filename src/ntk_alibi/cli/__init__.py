@@ -1,4 +1,4 @@
-"""The command `ntk-alibi`, with one module for each subcommand."""
+"""The command `ntk-alibi`; each subcommand is a module of this folder."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; print a wrong argument's error as one sentence and exit with status 2."""
+    """Run the command; a wrong argument prints one sentence and exits with status 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     asks_for_completions = "_ARGCOMPLETE" in os.environ
-    known = words[:1] if words and words[0] in COMMANDS and not asks_for_completions else COMMANDS
-    parser = _parser(known)
+    only_one = words and words[0] in COMMANDS and not asks_for_completions
+    parser = _parser(words[:1] if only_one else COMMANDS)
     if asks_for_completions:
-        _complete(parser)
+        with contextlib.suppress(ImportError):
+            import argcomplete
+
+            argcomplete.autocomplete(parser)
     with errors.sentences("ntk-alibi"):  # --help may meet a closed pipe
         options = parser.parse_args(words)
     options.words = words
@@ -43,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.run(options)
 
 
-def _parser(known: Collection[str]) -> argparse.ArgumentParser:
-    """Return a parser of some subcommands, whose modules alone are imported."""
+def _parser(names: Collection[str]) -> argparse.ArgumentParser:
+    """Return a parser of these subcommands; the modules of the others are not imported."""
     parser = argparse.ArgumentParser(
         prog="ntk-alibi",
         description=ntk_alibi.__doc__,
@@ -56,14 +59,6 @@ def _parser(known: Collection[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in known:
+    for name in names:
         import_module(f"ntk_alibi.cli.{COMMANDS[name]}").register(commands)
     return parser
-
-
-def _complete(parser: argparse.ArgumentParser) -> None:
-    """Print completions of a command line for the shell, if argcomplete is installed."""
-    with contextlib.suppress(ImportError):
-        import argcomplete
-
-        argcomplete.autocomplete(parser)

@@ -14,10 +14,10 @@ from ntk_alibi import _checks
 from ntk_alibi.cli import subcommand
 from ntk_alibi.cli.timing import Call, interleaved
 
-#: Least seconds that a way is repeated for in each round.
+#: In each round, a way of attention is repeated for at least so many seconds.
 SECONDS_PER_TURN = 0.05
 
-#: Ways that form a matrix of all pairs are left out where it would take more bytes.
+#: Ways that form a matrix of queries x keys are left out where it would have more bytes.
 MATRIX_BYTES = 2**30
 
 DEFAULT = "ntk_alibi"
@@ -34,7 +34,7 @@ def register(commands: Any) -> None:
         nargs="+",
         default=[512, 2048, 8192],
         metavar="TOKENS",
-        help="numbers of queries and keys (default: 512 2048 8192)",
+        help="lengths of the texts (default: 512 2048 8192)",
     )
     subcommand.number_option(parser, "--heads", "HEADS", "number of attention heads", 16)
     subcommand.number_option(parser, "--head-dim", "CHANNELS", "channels of a head", 64)
@@ -78,11 +78,11 @@ def _cell(value: Any) -> str:
 def _measured(
     bias: ntk_alibi.ALiBi, length: int, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row for each way to attend to a text of so many tokens."""
+    """Yield one row of the table for each way of attention, on a text of `length` tokens."""
     random = np.random.default_rng(0)
     shape = (3, 1, options.heads, length, options.head_dim)
-    rows: Any = random.standard_normal(shape, dtype=np.float32)
-    query, key, value = rows
+    arrays: Any = random.standard_normal(shape, dtype=np.float32)
+    query, key, value = arrays
     _, stats = ntk_alibi.attention(query, key, value, bias, return_stats=True)
     read = {DEFAULT: float(100 * stats.visited.sum() / stats.visible.sum())}
     ways = {
@@ -94,9 +94,9 @@ def _measured(
     small = 4 * options.heads * length**2 <= MATRIX_BYTES
     dense = bias.tensor(length, length) if small else None
     if dense is not None:
-        ways["NumPy, all pairs"] = with_numpy(rows, dense)
+        ways["NumPy, all pairs"] = with_numpy(arrays, dense)
     if importlib.util.find_spec("torch"):
-        ways |= with_torch(rows, dense)
+        ways |= with_torch(arrays, dense)
     runtimes = {name: name.partition(",")[0].partition(" ")[0] for name in ways}
     seconds = interleaved(ways, options.rounds, SECONDS_PER_TURN, runtimes=runtimes)
     for way, time in seconds.items():
@@ -109,9 +109,9 @@ def _measured(
         }
 
 
-def with_numpy(rows: Any, dense: Any) -> Call:
-    """Return attention by NumPy's products, with the bias of all pairs."""
-    query, key, value = rows
+def with_numpy(arrays: Any, dense: Any) -> Call:
+    """Return a function that attends by NumPy's products, with the whole matrix of the bias."""
+    query, key, value = arrays
     scale = np.float32(query.shape[3] ** -0.5)
 
     def attend() -> Any:
@@ -124,16 +124,16 @@ def with_numpy(rows: Any, dense: Any) -> Call:
     return attend
 
 
-def with_torch(rows: Any, dense: Any) -> dict[str, Call]:
-    """Return attention by torch's fused kernel: without a bias, and with that of all pairs, if any.
+def with_torch(arrays: Any, dense: Any) -> dict[str, Call]:
+    """Return functions that attend by torch's fused kernel: without a bias, and with its matrix.
 
-    It gets as many threads as the core has.
+    torch gets as many threads as this package uses. dense is None where there is no matrix.
     """
     import torch
 
     torch.set_num_threads(ntk_alibi.info()["threads"])
     attend = torch.nn.functional.scaled_dot_product_attention
-    query, key, value = map(torch.from_numpy, rows)
+    query, key, value = map(torch.from_numpy, arrays)
     ways: dict[str, Call] = {
         "torch SDPA, no bias": lambda: attend(query, key, value, is_causal=True)
     }

@@ -1,4 +1,4 @@
-"""The end of every command of the package: a sentence for an error, and a conventional status."""
+"""How every command of the package ends: an error is one sentence and a conventional status."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from collections.abc import Iterator
 
 from ntk_alibi import _installed
 
-#: Status of a command whose arguments or files are wrong, as argparse has it.
+#: Exit status for wrong arguments or files, as in argparse.
 WRONG = 2
 
-#: Status of a command whose reader has gone, as shells report it.
+#: Exit status where the reader of the output has gone, as shells report it.
 PIPE_CLOSED = 128 + getattr(signal, "SIGPIPE", 13)
 
-#: Errors of a file that cannot grow.
+#: Error numbers of a file that cannot grow.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def sentences(name: str, extra: str = "eval") -> Iterator[None]:
-    """Print an error of the user's as one sentence, without a traceback, and exit.
+    """Print errors that the user can mend as one sentence, without a traceback, and exit.
 
-    These are wrong arguments and files, missing packages, and a lack of memory or of space on the
-    disk. Other exceptions are errors of the program and keep their traceback.
+    They are wrong arguments or files, missing packages, and a lack of memory or disk space. Any
+    other exception is a bug of the program and keeps its traceback.
 
     Args:
         name: name of the command, for the sentence.
@@ -34,7 +34,7 @@ def sentences(name: str, extra: str = "eval") -> Iterator[None]:
     """
     try:
         yield
-        if sys.stdout is not None:  # as it is where the shell has closed it
+        if sys.stdout is not None:  # None if the shell has closed it
             sys.stdout.flush()
     except BrokenPipeError:
         _drop_output()
@@ -45,7 +45,7 @@ def sentences(name: str, extra: str = "eval") -> Iterator[None]:
     except MemoryError as error:
         _fail(name, f"not enough memory: {error}" if str(error) else "not enough memory")
     except OSError as error:
-        # Errors of writing have no name, but `_files.replacing` gives them one.
+        # An error of a write does not name its file, unless `_files.replacing` has added the name.
         unnamed = error.filename is None and error.errno in FULL
         _fail(name, f"{error}{': standard output or a temporary file' if unnamed else ''}")
     except (ValueError, TypeError) as error:
@@ -61,7 +61,7 @@ def _fail(name: str, message: str) -> None:
 
 
 def _drop_output() -> None:
-    """Drop output that cannot be written, so that Python does not try again when it exits."""
+    """Discard output that cannot be written, or Python would try again when it exits."""
     if sys.stdout is None:
         return
     try:

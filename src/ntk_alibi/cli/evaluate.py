@@ -12,26 +12,26 @@ from typing import Any
 from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
 
-#: Default file of the picture, and default section of the document.
+#: The file of the picture and the section of the document, by default.
 PICTURE, SECTION = "ntk-alibi-eval.png", "study"
 
-#: Numbers in the plan of a study that are options, with their help.
-_COUNTS = {
-    "line_records": "records of lines for each length",
-    "topic_records": "conversations for each length",
-    "passkey_records": "records of prose with one number for each length (default: none)",
-    "multikey_records": "records of prose with several numbers for each length (default: none)",
+#: Options that set the field of this name in the plan of a study, with their help.
+_PLANNED = {
+    "line_records": "records of lines for each length (default: 8)",
+    "topic_records": "conversations for each length (default: 12)",
+    "passkey_records": "records of prose with one pass key in it, for each length (default: none)",
+    "multikey_records": "records of prose with several keys in it, for each length (default: none)",
     "other_line_records": "records of lines with names that the nano BLOOM was not trained on, "
     "for each length (default: none)",
-    "prose_windows": "windows of prose of the greatest length; 0 for none",
+    "prose_windows": "windows of prose of the greatest length; 0 for none (default: 8)",
     "seed": "seed of the records",
 }
 
-#: Options that say what a study reads, what shows it, what other tasks read, and which model runs.
-_STUDY = ("quick", "demo", "multiples", "lengths", "records", *_COUNTS)
-_SHOWN = ("plot", "document", "section")
+#: Options of a study, of its pictures and document, of other tasks, and of the model.
+_STUDY = ("quick", "demo", "multiples", "lengths", "records", *_PLANNED)
+_OUTPUT = ("plot", "document", "section")
 _TASKS = ("data", "metadata", "batch_size", "max_length", "truncation")
-_RUNS = ("model", "methods", "train_length", "output")
+_MODEL = ("model", "methods", "train_length", "output")
 
 
 def register(commands: Any) -> None:
@@ -40,7 +40,7 @@ def register(commands: Any) -> None:
         commands,
         "eval",
         _run,
-        "compare ALiBi scalings on a BLOOM model beyond its training length",
+        "compare methods on a model beyond its training length",
         "ntk-alibi eval --quick\n"
         "  ntk-alibi eval --model bigscience/bloom-1b7 --tasks longeval_lines_200 \\\n"
         "      --data longeval --methods original ntk:2",
@@ -96,7 +96,7 @@ def _study_options(parser: argparse.ArgumentParser) -> None:
         "N",
         "records of lines, and conversations, for each length (default: 8 and 12)",
     )
-    for name, what in _COUNTS.items():
+    for name, what in _PLANNED.items():
         parser.add_argument(subcommand.flag(name), type=int, metavar="N", help=what)
     parser.add_argument(
         "--document",
@@ -107,7 +107,7 @@ def _study_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _task_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of other tasks."""
+    """Add the options for tasks of the harness."""
     others = parser.add_argument_group("other tasks of lm-evaluation-harness, one row per method")
     others.add_argument(
         "--tasks", nargs="+", metavar="TASK", help="harness tasks, such as longeval_lines_200"
@@ -155,7 +155,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _check_together(options: argparse.Namespace) -> None:
-    """Refuse options that would do nothing together with the others."""
+    """Refuse options that would have no effect beside the others."""
 
     def given(names: Collection[str]) -> list[str]:
         values = ((name, getattr(options, name)) for name in names)
@@ -169,10 +169,10 @@ def _check_together(options: argparse.Namespace) -> None:
                 f"{getattr(options, idle[0])}"
             )
     for name, others, why in (
-        ("lengths", ("multiples",), "which stands for the same"),
-        ("records", ("line_records",), "which stands for the same"),
-        ("tasks", (*_STUDY, *_SHOWN, "from_json"), "whose records --metadata chooses"),
-        ("from_json", (*_STUDY, *_RUNS), "which shows stored results"),
+        ("lengths", ("multiples",), "which sets the same"),
+        ("records", ("line_records",), "which sets the same"),
+        ("tasks", (*_STUDY, *_OUTPUT, "from_json"), "whose records --metadata chooses"),
+        ("from_json", (*_STUDY, *_MODEL), "which shows stored results"),
     ):
         if given([name]) and (idle := given(others)):
             raise ValueError(
@@ -181,10 +181,10 @@ def _check_together(options: argparse.Namespace) -> None:
 
 
 def _study(options: argparse.Namespace) -> None:
-    """Run the study, and show its summary in the first process."""
+    """Run a study, and show its summary in the first process."""
     plan = _plan(options)
 
-    def measured(folder: Path) -> dict[str, Any]:
+    def compute(folder: Path) -> dict[str, Any]:
         from ntk_alibi.evaluation.comparing import length_study
 
         outline, tokenizer, train_length = subcommand.load_outline(options)
@@ -194,14 +194,14 @@ def _study(options: argparse.Namespace) -> None:
         quiet = options.format == "json"
         return length_study.answer(model, tokenizer, study, folder, quiet=quiet, name=name)
 
-    subcommand.collect(options, measured, _show)
+    subcommand.collect(options, compute, _show)
 
 
 def _plan(options: argparse.Namespace) -> Any:
-    """Return the plan of the options, which it checks, with a training length if one is given."""
+    """Return the plan that the options ask for; 1 is its training length until the model tells."""
     from ntk_alibi.evaluation.comparing import plan
 
-    names = ("methods", "multiples", "lengths", *_COUNTS)
+    names = ("methods", "multiples", "lengths", *_PLANNED)
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.records is not None:
         given = {"topic_records": options.records, **given, "line_records": options.records}
@@ -212,7 +212,7 @@ def _plan(options: argparse.Namespace) -> Any:
 
 
 def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the paths of the two pictures."""
+    """Return the paths of the picture and of the one by depth."""
     plot = Path(PICTURE if options.plot is None else options.plot)
     return plot, plot.parent / f"{plot.stem}-depth{plot.suffix}"
 
@@ -226,7 +226,7 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     pictures = [(study_figure, whole)]
     if not summary["by_depth"].empty:
         pictures.append((depth_figure, by_depth))
-    # Printed first: what the files cannot hold is not lost.
+    # Printed before files are written: a full disk loses no result.
     for_a_reader = subcommand.print_tables(options, summary, tables.study_tables, tables.study_rows)
     for draw, path in pictures:
         with style("light"), _files.replacing(path) as file:
@@ -249,16 +249,16 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def _next_steps(summary: dict[str, Any]) -> list[str]:
-    """Return what to type next, for a model of one's own."""
+    """Return lines that say how to measure and stretch another model."""
     from ntk_alibi.evaluation.report.conclusion import best_method
 
     best = best_method(summary)
     if best is None:
         return []
     return [
-        "to measure a model of your own, BLOOM, MPT, Falcon or Baichuan, a folder or a hub's name:",
+        "to measure your model (BLOOM, MPT, Falcon or Baichuan), by its folder or hub name:",
         f"  ntk-alibi eval --quick --model MODEL --methods original {shlex.quote(best)}",
-        "and to stretch it, in Python:",
+        "to stretch it, in Python:",
         f'  ntk_alibi.patch(model, "{best}")',
     ]
 
@@ -275,7 +275,7 @@ def _compare(options: argparse.Namespace) -> None:
         metadata["data"] = options.data
     subcommand.check_methods(options.methods or (), options.train_length)
 
-    def compared(folder: Path) -> dict[str, Any]:
+    def compute(folder: Path) -> dict[str, Any]:
         from ntk_alibi.evaluation.comparing import task_comparison
         from ntk_alibi.evaluation.harness import run as harness
         from ntk_alibi.evaluation.harness.model import StretchedLM
@@ -300,7 +300,7 @@ def _compare(options: argparse.Namespace) -> None:
             lm, methods, tasks, metadata=metadata, model=name, cache=folder
         )
 
-    subcommand.collect(options, compared, _show_comparison)
+    subcommand.collect(options, compute, _show_comparison)
 
 
 def _show_comparison(comparison: dict[str, Any], options: argparse.Namespace) -> None:

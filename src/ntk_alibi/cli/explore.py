@@ -16,7 +16,7 @@ def register(commands: Any) -> None:
         commands,
         "explore",
         _run,
-        "write a page on which the attention weights of a model can be explored, for any browser",
+        "write a web page that shows the attention weights of a model",
         'ntk-alibi explore --text "Let there be light"\n'
         "  ntk-alibi explore prompt.txt --model bigscience/bloom-560m --layers 0 23 \\\n"
         "      --methods original ntk:2 ntk:4 --output weights.html",
@@ -42,8 +42,8 @@ def register(commands: Any) -> None:
         parser,
         "--cells",
         "CELLS",
-        "cells along a map at most, which hold the greatest weight of several tokens "
-        "(default: as many as fit into about 11 MB)",
+        "greatest number of cells along a map; for longer texts, a cell shows the greatest weight "
+        "of several tokens (default: as many as fit into about 11 MB)",
     )
     subcommand.dtype_option(parser)
     parser.add_argument(
@@ -77,7 +77,6 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file."""
     with _files.readable("a file of text in UTF-8", str(path)):
         try:
             return path.read_text("utf-8")

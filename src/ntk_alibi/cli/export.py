@@ -13,7 +13,7 @@ from ntk_alibi.cli import subcommand
 from ntk_alibi.engines import FORMATS
 from ntk_alibi.methods import parse_method
 
-#: Dtypes of weights that some format takes.
+#: Dtypes that at least one format can store.
 _DTYPES = ("float32", "float16", "bfloat16", "q8_0")
 
 
@@ -34,15 +34,18 @@ def register(commands: Any) -> None:
     )
     subcommand.model_option(parser)
     subcommand.methods_option(
-        parser, "method", "method, see below (default: that of the model's configuration)"
+        parser, "method", "method, see below (default: the one in the model's configuration)"
     )
     parser.add_argument(
         "--format",
         choices=FORMATS,
-        help="format (default: the one whose name the path ends in)",
+        help="format (default: the one that the path ends with)",
     )
     parser.add_argument(
-        "--dtype", choices=_DTYPES, default="float32", help="dtype of weights (default: float32)"
+        "--dtype",
+        choices=_DTYPES,
+        default="float32",
+        help="dtype of the weights (default: float32)",
     )
     parser.add_argument(
         "-o", "--output", metavar="PATH", required=True, help="file or folder to write"
@@ -67,7 +70,7 @@ def _run(options: argparse.Namespace) -> None:
         "overwrite": options.overwrite,
     }
     export.checked(outline, options.output, options.method, **request)
-    # Other dtypes are made from float32; what torch has is loaded so, which takes less memory.
+    # torch has no q8_0; the other dtypes are loaded as they are written, which saves memory.
     loaded = "float32" if options.dtype == "q8_0" else options.dtype
     model, *_ = load(options.model, loaded)
     exported = export.export(

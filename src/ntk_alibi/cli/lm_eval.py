@@ -22,7 +22,7 @@ def register(commands: Any) -> None:
         commands,
         "lm-eval",
         _run,
-        "run lm-evaluation-harness with this package's model and tasks registered",
+        "run lm-evaluation-harness with the model and the tasks of this package",
         EXAMPLE,
         prefix_chars="+",  # no option begins with "+": all arguments go to the harness
         add_help=False,

@@ -9,7 +9,7 @@ from typing import Any
 from ntk_alibi.cli import subcommand
 from ntk_alibi.methods import DYNAMIC, ORIGINAL, STATIC, method_name, parameter_names
 
-#: What the names of methods have as numbers here.
+#: Values of the parameters in the listed names.
 EXAMPLES = {"factor": 4.0, "rate": 2.0, "start": 1024}
 
 
@@ -25,12 +25,12 @@ def _run(options: argparse.Namespace) -> None:
     header = ["method", "python", "description"]
     rows = list(_methods())
     result = [dict(zip(header, row, strict=True)) for row in rows]
-    above = "Numbers are examples; `ntk-alibi methods --help` has the options of a name.\n\n"
+    above = "The values are examples; `ntk-alibi methods --help` explains them and all options.\n\n"
     subcommand.print_rows(options, result, header, rows, above=above)
 
 
 def _methods() -> Iterator[list[str]]:
-    """Yield the name of each kind of method, its object in Python and what it does."""
+    """Yield name, Python form and description of a method of each kind."""
     yield [ORIGINAL, "None", "The model as it was trained."]
     for kind, scaling in (STATIC | DYNAMIC).items():
         values = [EXAMPLES[name] for name in parameter_names(kind)]

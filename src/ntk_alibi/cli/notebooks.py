@@ -12,7 +12,7 @@ import ntk_alibi
 from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
 
-#: Files that are copied, from the wheel's folder or from the repository.
+#: The files to copy, in a wheel or in a checkout.
 PARTS = ("notebooks/*.ipynb", "docs/pictures/extrapolation.json")
 
 
@@ -31,7 +31,7 @@ def register(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     package = Path(ntk_alibi.__file__).parent
-    roots = [package / "_notebooks", package.parents[1]]  # in a wheel, and in a repository
+    roots = [package / "_notebooks", package.parents[1]]  # of a wheel, of a checkout
     found = next(
         (root for root in roots if all(any(root.glob(pattern)) for pattern in PARTS)), None
     )
@@ -53,6 +53,6 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _without_pages(text: str) -> str:
-    """Name the pages that a notebook links to, since they are not copied."""
+    """Replace links to pages, which are not copied, by the names of the pages."""
     link = r"\[([^][]*)\]\(\.\./(docs/[\w/-]+\.md)[^)]*\)"
     return re.sub(link, r"\1 (\2 of the repository)", text)

@@ -27,8 +27,8 @@ def register(commands: Any) -> None:
         "--rule",
         choices=("press", "geometric"),
         default="press",
-        help="slopes of numbers of heads that are no power of two: interleaved, as BLOOM and MPT "
-        "have them, or 2^(-8h/H) (default: %(default)s)",
+        help="rule for head counts that are no power of two: press interleaves slopes, as BLOOM "
+        "and MPT do; geometric is 2^(-8h/H) (default: %(default)s)",
     )
     subcommand.format_option(parser)
 

@@ -27,20 +27,17 @@ if TYPE_CHECKING:
 
 
 class Help(argparse.HelpFormatter):
-    """A formatter that keeps the lines of a text, and wraps those that are wider than the page."""
+    """A formatter that keeps line breaks, and wraps lines that are wider than the terminal."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n".join(_filled(line, width, indent) for line in text.splitlines())
-
-
-def _filled(line: str, width: int, indent: str) -> str:
-    """Return a line in lines of a width, which begin where it begins."""
-    words = line.lstrip()
-    indent += " " * (len(line) - len(words))
-    return textwrap.fill(
-        words, width, initial_indent=indent, subsequent_indent=indent,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+        lines = []
+        for line in text.splitlines():
+            words = line.lstrip()
+            wrapper.initial_indent = indent + " " * (len(line) - len(words))
+            wrapper.subsequent_indent = wrapper.initial_indent
+            lines.append(wrapper.fill(words))
+        return "\n".join(lines)
 
 
 def add(
@@ -66,27 +63,27 @@ def add(
     return parser
 
 
-#: Names of methods and their options, for the help of subcommands.
+#: The part of --help that explains METHOD.
 METHODS_HELP = f"""methods:
   {ORIGINAL}: the model as it was trained
   {", ".join(map(kind_spelling, STATIC))}:
-    FACTOR is the text's length in training lengths; a knee begins START tokens back
+    FACTOR is at least text length / training length; a knee begins START tokens back
   {", ".join(map(kind_spelling, DYNAMIC))}:
-    the factor grows with the text as RATE x its length / the training length, RATE mostly 1 to 2
-  options follow after a colon: query for dynamic methods, recommended: each token by the length \
-of its own prefix, so that generation with a cache equals a full pass (sequence, as published, \
-does not); a share of the heads for flat ones; layers=0+2; logn=0.5 or ssmax=0.5
+    the factor is RATE x text length / training length, RATE mostly 1 to 2
+  options follow after a colon: query for dynamic methods, recommended: the factor of a token \
+follows the length of its prefix, so generation with a cache equals a full pass (sequence, as \
+published, does not); a share of the heads for flat ones; layers=0+2; logn=0.5 or ssmax=0.5
   such as ntk:4, dynamic-ntk:2:query, dynamic-flat:2:query:logn=0.5, knee:1024:28"""
 
 
 def method_completer(prefix: str, **_: Any) -> list[str]:
-    """Return the beginnings of methods' names, for the shell's completion."""
+    """Return what a method's name may begin with, for completion in the shell."""
     names = [ORIGINAL, *(f"{kind}:" for kind in (*STATIC, *DYNAMIC))]
     return [name for name in names if name.startswith(prefix)]
 
 
 def methods_option(parser: argparse.ArgumentParser, name: str, what: str, **others: Any) -> None:
-    """Add the option `name`, method or methods, by both spellings, and explain what it takes."""
+    """Add the option "method" or "methods", with both spellings, and its part of --help."""
     other = "methods" if name == "method" else "method"
     if name == "methods":
         others = {"action": "extend", "nargs": "+", **others}
@@ -106,14 +103,14 @@ def number_option(
     kind: type = int,
     **others: Any,
 ) -> None:
-    """Add an option with a number, or numbers, in a unit; its help tells the default, if any."""
+    """Add an option that takes a number, or several with nargs, in a unit."""
     if default is not None:
         what += " (default: %(default)s)"
     parser.add_argument(option, type=kind, metavar=unit, default=default, help=what, **others)
 
 
 def train_length_option(parser: argparse.ArgumentParser) -> None:
-    """Add --train-length, the length at which the model was trained."""
+    """Add --train-length."""
     number_option(parser, "--train-length", "TOKENS", "training length in tokens", 2048)
 
 
@@ -142,7 +139,7 @@ def print_rows(
     rows: Sequence[Sequence[str]],
     above: str = "",
 ) -> None:
-    """Print a result as JSON, as rows in a format, or as a table for a reader, below some lines."""
+    """Print a result by --format: as JSON, as rows, or as a table with some lines above it."""
     if options.format == "table":
         print(above + _aligned(header, rows))
         return
@@ -156,7 +153,7 @@ def print_rows(
 
 
 def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in columns; those of numbers are aligned right."""
+    """Return a table for a terminal; columns of numbers are aligned right."""
     columns = []
     for name, *cells in zip(header, *rows, strict=True):
         width = max(map(len, (name, *cells)))
@@ -166,7 +163,7 @@ def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    """Return whether a cell is a number, or empty, for one that is missing."""
+    """Return whether a cell is a number or empty."""
     with contextlib.suppress(ValueError):
         float(cell or 0)
         return True
@@ -179,13 +176,13 @@ def print_tables(
     tables: Callable[[Any], Sequence[DataFrame]],
     rows: Callable[[Any], Sequence[DataFrame]],
 ) -> bool:
-    """Print a result in the format of --format; return whether it was printed for a reader.
+    """Print a result by --format; return whether it was printed as tables for a terminal.
 
     Args:
         options: the options.
-        result: the result, which JSON holds whole.
-        tables: function that makes tables of texts of it.
-        rows: function that returns its numbers, for CSV.
+        result: the result; JSON has all of it.
+        tables: returns its tables, whose cells are texts.
+        rows: returns its data frames, for CSV.
     """
     if options.format == "json":
         print(_files.json_text(result))
@@ -203,16 +200,13 @@ def print_tables(
 
 
 def flag(name: str) -> str:
-    """Return the option of an argument's name."""
+    """Return the option of an argument: --train-length of train_length."""
     return f"--{name.replace('_', '-')}"
 
 
 @contextlib.contextmanager
 def options_in_errors(words: Collection[str]) -> Iterator[None]:
-    """Write an argument's name that begins an error as the option that was typed, if it was.
-
-    Errors name the arguments of Python; options are called like these.
-    """
+    """Replace the Python argument that an error begins with by the option that was typed."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -223,25 +217,25 @@ def options_in_errors(words: Collection[str]) -> Iterator[None]:
 
 
 def check_methods(names: Iterable[str], train_length: int | None) -> None:
-    """Check the names of methods before a model is loaded, which may tell the training length."""
+    """Check the names of methods before a model is loaded, which may have the training length."""
     for name in names:
         parse_method(name, 2 if train_length is None else train_length)
 
 
 def bias_method(name: str, train_length: int) -> Method:
-    """Return the method of a name for what shows biases, which log-n factors are no part of."""
+    """Return the method of a name, which must not have log-n: that is no part of a bias."""
     method = parse_method(name, train_length)
     if method.log_n is not None:
         raise ValueError(f"method must be a scaling here, without a factor of scores, got {name!r}")
     return method
 
 
-#: Suffixes of the file formats of pictures.
+#: Endings of picture files.
 PICTURES = (".png", ".svg", ".pdf")
 
 
 def check_picture(option: str, path: Path, formats: Collection[str] = PICTURES) -> None:
-    """Check before any work that a picture can be written to a path."""
+    """Check before any work that an option names a picture file that can be written."""
     _checks.choice(f"the ending of {option}", path.suffix.lower(), formats)
     with _files.naming(option, "a file that can be written"):
         _files.check_writable(path)
@@ -258,12 +252,12 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-#: Folder in the working directory that keeps the answers of an unfinished run.
+#: The folder that keeps the answers of an unfinished run, by default.
 UNFINISHED = ".ntk-alibi-eval.unfinished"
 
 
 def model_option(parser: argparse.ArgumentParser) -> None:
-    """Add --model, a checkpoint."""
+    """Add --model."""
     parser.add_argument(
         "--model",
         metavar="DIR_OR_HUB_NAME",
@@ -272,7 +266,7 @@ def model_option(parser: argparse.ArgumentParser) -> None:
 
 
 def dtype_option(parser: argparse.ArgumentParser) -> None:
-    """Add --dtype, that of a model's weights."""
+    """Add --dtype."""
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
@@ -323,10 +317,10 @@ def collect(
     compute: Callable[[Path], Any],
     show: Callable[[Any, argparse.Namespace], None],
 ) -> None:
-    """Load a model, collect its answers in a folder, and show their result in the first process.
+    """Compute a result in a folder that keeps answers, and show it in the first process.
 
-    The folder is the user's, or a temporary one that is removed at the end. An error leaves it if
-    it holds answers, from which the next run continues.
+    The folder is --output, or `UNFINISHED`, which is removed at the end; after an error it stays if
+    it has answers, and the next run continues from them.
     """
     folder = Path(UNFINISHED if options.output is None else options.output)
     with _files.naming("--output", "a folder that can be written"):

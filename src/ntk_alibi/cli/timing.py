@@ -1,4 +1,4 @@
-"""Timing on a shared, noisy machine: medians over rounds in which all candidates take turns."""
+"""Timing on a shared, noisy machine: medians over rounds in which the candidates take turns."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 Call = Callable[[], object]
 
-#: Seconds of rest between candidates of different runtimes, whose busy-waiting threads would slow
-#: the next candidate.
+#: Seconds of rest after a candidate with another thread pool, whose threads wait busily for a while
+#: and would slow the next one.
 REST = 0.2
 
 
@@ -29,13 +29,13 @@ def interleaved(
     Args:
         calls: candidates by name.
         rounds: number of timed turns of each candidate.
-        seconds_per_turn: least duration of a turn; the call is repeated until then, so that the
-            processor, idle or busy with other work before, runs at full speed for most of it.
+        seconds_per_turn: a turn repeats the call for at least so long, so that the processor runs
+            at full speed for most of it.
         warm_up: whether to start with a round that is not timed.
-        runtimes: library whose thread pool each candidate uses; where it changes, `interleaved`
-            rests for `REST` seconds.
-        before_turn: hook before each turn, not timed.
-        before_round: hook before each round, not timed.
+        runtimes: for each candidate, the library whose thread pool it uses; where the library
+            changes, there are `REST` seconds of rest.
+        before_turn: called before each turn, not timed.
+        before_round: called before each round, not timed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + warm_up):

@@ -18,7 +18,7 @@ def register(commands: Any) -> None:
         commands,
         "tune",
         _run,
-        "search for the method that suits a model and a text length, and estimate the uncertainty",
+        "search for the best method for a model and a text length, and tell how sure the choice is",
         "ntk-alibi tune --length 8192\n"
         "  ntk-alibi tune --model bigscience/bloom-560m --length 4096 \\\n"
         "      --methods ntk:2 ntk:4",
@@ -27,21 +27,21 @@ def register(commands: Any) -> None:
         parser,
         "--length",
         "TOKENS",
-        "text length in tokens, at most 2^22, to choose the scaling for",
+        "length of the texts in tokens, at most 2^22",
         required=True,
     )
     subcommand.model_option(parser)
     subcommand.methods_option(
         parser,
         "methods",
-        "candidate methods, see below (default: a search over families, factors, shares, knees, "
-        "layers and log-n)",
+        "candidates, see below (default: a search over kinds, factors, shares, knees, layers and "
+        "log-n)",
     )
     subcommand.number_option(
         parser,
         "--budget",
         "N",
-        "number of methods that the search tries without --methods (default: 32)",
+        "number of methods to try without --methods (default: 32)",
     )
     subcommand.number_option(parser, "--records", "N", "number of records of lines", 8)
     subcommand.number_option(parser, "--windows", "N", "number of windows of prose", 4)
@@ -62,7 +62,7 @@ def _run(options: argparse.Namespace) -> None:
         options.budget,
     )
 
-    def found(folder: Path) -> dict[str, Any]:
+    def compute(folder: Path) -> dict[str, Any]:
         outline, tokenizer, train_length = subcommand.load_outline(options)
         whole = replace(settings, train_length=train_length)
         length_study.prepare(outline, tokenizer, whole.plan(whole.candidates, held_out=False))
@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace) -> None:
         quiet = options.format == "json"
         return tuning.search(model, tokenizer, whole, folder, quiet=quiet, name=name)
 
-    subcommand.collect(options, found, _show)
+    subcommand.collect(options, compute, _show)
 
 
 def _show(result: dict[str, Any], options: argparse.Namespace) -> None:

@@ -37,7 +37,7 @@ def test_ggml_slopes_for_a_max_bias_are_ours(heads: int, factor: float) -> None:
 def test_ggml_slopes_for_a_max_bias_are_those_of_a_patched_mpt(heads: int, base: float) -> None:
     """MPT-7B-StoryWriter has 16: its stretched number is 18 for a factor of 4, not 10."""
     scaling = na.MaxBias(4.0)
-    patched = ModelSlopes(heads, max_bias=base).numbers(scaling).ravel()
+    patched = ModelSlopes(heads, max_bias=base).slopes(scaling).ravel()
     slopes = ggml_slopes(heads, scaling.max_alibi_bias(heads, base))
     np.testing.assert_allclose(patched, slopes, rtol=1e-6)
 
@@ -49,9 +49,9 @@ def test_the_number_of_a_model_gives_its_slopes_in_ggml(
     heads: int, base: float, scaling: Any
 ) -> None:
     rule = ModelSlopes(heads, max_bias=base)
-    number = rule.as_max_bias(scaling)
+    number = rule.find_max_bias(scaling)
     assert number is not None
-    np.testing.assert_allclose(rule.numbers(scaling).ravel(), ggml_slopes(heads, number), rtol=1e-6)
+    np.testing.assert_allclose(rule.slopes(scaling).ravel(), ggml_slopes(heads, number), rtol=1e-6)
 
 
 @pytest.mark.parametrize("heads", [2, 8, 12])
@@ -68,7 +68,7 @@ def test_the_number_of_a_model_gives_its_slopes_in_ggml(
     ids=str,
 )
 def test_other_slopes_have_no_number_in_ggml(heads: int, scaling: Any) -> None:
-    assert ModelSlopes(heads).as_max_bias(scaling) is None
+    assert ModelSlopes(heads).find_max_bias(scaling) is None
 
 
 def test_slopes_that_grow_with_distance_have_no_number_in_ggml() -> None:
@@ -76,8 +76,8 @@ def test_slopes_that_grow_with_distance_have_no_number_in_ggml() -> None:
         def scale_exponents(self, exponents: Any, lengths: Any = None) -> Any:
             return -exponents
 
-    assert ModelSlopes(8).as_max_bias(Turned()) is None
-    assert ModelSlopes.of_falcon(8, 64).as_max_bias(None) is None
+    assert ModelSlopes(8).find_max_bias(Turned()) is None
+    assert ModelSlopes.for_falcon(8, 64).find_max_bias(None) is None
 
 
 @pytest.mark.parametrize("base", [0.0, -8.0, math.inf, math.nan, "8"])

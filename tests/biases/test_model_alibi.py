@@ -34,9 +34,9 @@ def test_slopes_are_those_of_the_family(scaling: Any, sides: Any) -> None:
     bloom = na.reference.alibi_slopes(12)
     mpt = -build_mpt_alibi_tensor(12, 2, alibi_bias_max=4)[:, 0, 0].double().numpy()
     for rule, slopes, divisor in [
-        (ModelSlopes.of_bloom(12), bloom, 1.0),
-        (ModelSlopes.of_mpt(12, 4), mpt, 1.0),
-        (ModelSlopes.of_falcon(12, 64), bloom, 8.0),
+        (ModelSlopes.for_bloom(12), bloom, 1.0),
+        (ModelSlopes.for_mpt(12, 4), mpt, 1.0),
+        (ModelSlopes.for_falcon(12, 64), bloom, 8.0),
     ]:
         slopes = slopes if scaling is None else na.reference.ntk_slopes(slopes, 4.0)
         slopes = slopes / divisor
@@ -53,7 +53,7 @@ def test_blooms_is_alibi_in_attention(scaling: Any, sides: Any) -> None:
     arrays = inputs(2, 6, 2, 9, 20, 8)
     real = np.arange(20) >= np.array([[0], [7]])
     both = (
-        ModelALiBi(ModelSlopes.of_bloom(6), scaling, sides=sides),
+        ModelALiBi(ModelSlopes.for_bloom(6), scaling, sides=sides),
         na.ALiBi(6, scaling, sides=sides),
     )
     options = {"causal": sides == "causal", "key_padding_mask": real}
@@ -70,19 +70,19 @@ class WithoutHash(na.NTK):
 
 
 def test_layers_with_the_same_scaling_share_a_bias() -> None:
-    rule = ModelSlopes.of_falcon(8, 64)
-    of_layer = [ModelALiBi.of_layer(rule, na.NTK(4.0, layers=[1, 2]), layer) for layer in range(4)]
+    rule = ModelSlopes.for_falcon(8, 64)
+    of_layer = [ModelALiBi.for_layer(rule, na.NTK(4.0, layers=[1, 2]), layer) for layer in range(4)]
     assert of_layer[0] is of_layer[3]
     assert of_layer[1] is of_layer[2]
     assert of_layer[0] == ModelALiBi(rule)
     assert of_layer[1] == ModelALiBi(rule, na.NTK(4.0))
-    assert of_layer[1] is not ModelALiBi.of_layer(rule, na.NTK(4.0), 1, "symmetric")
-    unknown = ModelALiBi.of_layer(rule, WithoutHash(4.0), 0)
+    assert of_layer[1] is not ModelALiBi.for_layer(rule, na.NTK(4.0), 1, "symmetric")
+    unknown = ModelALiBi.for_layer(rule, WithoutHash(4.0), 0)
     np.testing.assert_array_equal(unknown.tensor(3, 5), of_layer[1].tensor(3, 5))
 
 
 def test_the_kernel_form_of_a_static_scaling_is_made_once() -> None:
-    rule = ModelSlopes.of_mpt(8, None)
+    rule = ModelSlopes.for_mpt(8, None)
     first, second = (
         ModelALiBi(rule, na.NTK(4.0)).kernel_bias(Problem((1, 8, queries, 50)))
         for queries in (50, 1)

@@ -139,7 +139,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: na.KerplePower([1.0], [2.5]), ValueError, "r2 must be .* > 0 and <= 2, got 2.5"),
     (lambda: na.KerplePower(1.0, [1.0]), ValueError, r"r1 must have shape \(heads,\), got \(\)"),
     (lambda: na.KerplePower([1.0], [1.0, 1.0]), ValueError, "r2 must have 1 heads, got 2"),
-    (lambda: na.KerplePower(["x"], [1.0]), TypeError, "r1 must hold real numbers"),
+    (lambda: na.KerplePower(["x"], [1.0]), TypeError, "r1 must hold real values"),
     (lambda: na.KerplePower(torch.ones(1).int(), 1.0), TypeError, "r1 must be floating"),
     (lambda: na.BAM([1.0], 1.0, epsilon=-1.0), ValueError, "epsilon must be .* >= 0, got -1.0"),
     (lambda: na.BAM([1.0], 1.0, mu=INF), ValueError, "mu must be finite, got inf"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from ntk_alibi.biases.base import kernel_bias_of
+from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.distributed.spread import KeyWeightBounds
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
 
@@ -24,7 +24,7 @@ def standing(distance: int, bias: Any, mask: Mask = EVERYTHING, new: int = 1) ->
     keys = np.arange(KEYS)[None]
     queries = keys[:, -1:] + distance + np.arange(new)
     problem = Problem((1, 2, new, KEYS), mask)
-    kernel = kernel_bias_of(bias, problem)
+    kernel = to_kernel_bias(bias, problem)
     shown = np.ones((1, KEYS), np.bool_)
     placed = problem._replace(key_padding_mask=shown, query_positions=queries, key_positions=keys)
     return KeyWeightBounds(RANKS, placed, np.ones((1, new), np.bool_), kernel)

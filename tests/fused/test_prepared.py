@@ -10,7 +10,7 @@ import torch
 
 import ntk_alibi as na
 from attention_checks import inputs
-from ntk_alibi.biases.base import kernel_bias_of
+from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.masks import Mask, Problem
@@ -29,7 +29,7 @@ def test_a_prepared_call_is_that_of_attention(kind: str, padding: Any) -> None:
         given = [torch.from_numpy(x).requires_grad_(kind == "grad") for x in given]
     query, in_core = given[0], kind != "grad"
     problem = Problem.checked(SHAPE, Mask(window=40), padding, None, None)
-    bias = kernel_bias_of(BIAS, problem, None if in_core else query)
+    bias = to_kernel_bias(BIAS, problem, None if in_core else query)
     log_n = na.LogN(32)
     factors = log_n.factors(problem, None if in_core else query)
     dropout = checked_dropout(0.3, 7, query, 70)
@@ -50,7 +50,7 @@ def test_a_prepared_call_is_that_of_attention(kind: str, padding: Any) -> None:
 def test_a_prepared_call_takes_norms_and_quantized_rows() -> None:
     query, key, value = inputs(2, 4, 2, 5, 70, 16)
     norms, problem = na.KeyNorms().update(key), Problem(SHAPE)
-    bias = kernel_bias_of(BIAS, problem)
+    bias = to_kernel_bias(BIAS, problem)
     output, log = attend_prepared(query, key, value, bias, problem, 0.25, in_core=True, norms=norms)
     assert log is None
     assert (output == na.attention(query, key, value, BIAS, key_norms=norms)).all()

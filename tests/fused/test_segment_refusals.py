@@ -59,7 +59,7 @@ def test_more_queries_than_keys_need_numbers_of_their_own() -> None:
 
 def test_gates_need_a_key_for_each_query() -> None:
     gates, ids = na.ForgetGates(np.zeros((1, 4, 5))), {"query_segment_ids": [0, 0, 0]}
-    with pytest.raises(ValueError, match="must not give a text more queries than keys with forget"):
+    with pytest.raises(ValueError, match="not give a segment more queries than keys with forget"):
         na.attention(QUERY, KEY, VALUE, gates, segment_ids=TWO, **ids)
 
 

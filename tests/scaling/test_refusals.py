@@ -103,7 +103,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: na.alibi_slopes(4, Returns(np.full(4, np.nan))),
         ValueError,
-        "scale_exponents must return finite numbers",
+        "scale_exponents must return finite values",
     ),
     # configs
     (lambda: na.scaling_from_config("ntk"), TypeError, "config must be a mapping, got 'ntk'"),

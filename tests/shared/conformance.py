@@ -150,7 +150,7 @@ class Way:
         if case.at_the_end and placed:
             return "query_positions must be None and align 'end'"
         if case.at_the_end and "query_segment_ids" in self.options:
-            return "query_segment_ids must not give a text more queries than keys"
+            return "query_segment_ids must not give a segment more queries than keys"
         return None
 
     def arrays(self) -> list[NDArray[np.float32]]:

@@ -15,7 +15,7 @@ from attention_checks import inputs
 from bias_cases import R1, R2
 from conformance import WAYS, arrays, tensors
 from conformance_cases import CASES
-from ntk_alibi.biases.base import kernel_bias_of
+from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.biases.distance import DistanceBias
 from ntk_alibi.fused.gradients import attention_gradients
 from ntk_alibi.masks import EVERYTHING, Problem
@@ -51,7 +51,7 @@ def test_mapped_over_parameters(name: str, dtype: torch.dtype) -> None:
 def test_operator_registrations(name: str) -> None:
     query, key, value, *parameters = tensors(CASES[name], PLAIN, grad=True)
     problem = Problem((*query.shape[:3], key.shape[2]))
-    form = kernel_bias_of(CASES[name].make(*parameters), problem, query)
+    form = to_kernel_bias(CASES[name].make(*parameters), problem, query)
     optional = (getattr(form, name, None) for name in operator.OPTIONAL_TENSORS)
     rule = (form.table_begin, form.knee, form.exempt, EVERYTHING.to_integers(), True, 0.3, 0.0, [])
     arguments = (query, key, value, *optional, *rule)

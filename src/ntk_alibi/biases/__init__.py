@@ -1,8 +1,8 @@
-"""Biases: numbers added to the scores of queries and keys.
+"""Biases, which are added to the scores of queries and keys.
 
-`BiasObject` is the base class of all biases, and `KernelBias` the kernel form, in which the kernels
-take a bias. `parameter` converts a parameter to the framework of a call, which a `Problem` with its
-`Mask` describes.
+`BiasObject` is the base class of all biases. `KernelBias` is the form in which the kernels take a
+bias, `Problem` with its `Mask` describes the call, and `parameter` converts a parameter to the
+call's framework.
 """
 
 from ntk_alibi.biases.base import BiasObject

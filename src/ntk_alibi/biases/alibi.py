@@ -1,4 +1,4 @@
-"""ALiBi: biases linear in distance."""
+"""ALiBi: biases that are linear in distance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ntk_alibi.scaling import KneeShape, Scaling, at_layer, checked_scaling, sca
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ALiBi(BiasObject):
-    """Attention with linear biases: scores fall in proportion to the distance of query and key.
+    """Attention with linear biases: scores fall in proportion to the distance of a key.
 
     Formula::
 
@@ -38,27 +38,28 @@ class ALiBi(BiasObject):
 
     - `sides="causal"`: the left side only; -inf for keys ahead.
     - `sides="symmetric"`: the same slope on both sides.
-    - `sides="halves"`: the first ceil(H/2) heads see a token itself and its left side, the other
-      floor(H/2) heads a token itself and its right side. Each half has the slopes of ALiBi for its
+    - `sides="halves"`: the first ceil(H/2) heads see the query itself and its left side, the other
+      floor(H/2) heads the query itself and its right side. Each half has ALiBi's slopes for its
       number of heads.
-    - `sides="two_slopes"`: separate left and right slopes, given as a pair.
+    - `sides="two_slopes"`: separate left and right slopes, passed as a pair.
 
-    With a `Knee`, `|i - j|` counts less, or more, beyond its start.
+    With a `Knee`, distances beyond its start count less (or more, with a factor below 1).
 
     Args:
         num_heads: H >= 1.
-        scaling: a scaling of the standard slopes, or None. Not together with slopes, except a
-            `Knee`, which leaves slopes as they are.
-        slopes: slopes in place of the standard ones: an array or a tensor of shape (heads,),
-            (batch, heads) or (batch, heads, queries), or for "two_slopes" a pair (left, right) of
-            them. Learned slopes are usually stored as x with slope sigmoid(x), x ~ N(-2, 1). +inf
-            hides a head's side.
-        sides: see above.
+        scaling: a scaling of the standard slopes, or None. With `slopes` only a `Knee` is allowed,
+            which does not change slopes.
+        slopes: slopes instead of the standard ones: a floating array or tensor of shape (heads,),
+            (batch, heads) or (batch, heads, queries), or for "two_slopes" a pair (left, right).
+            Learned slopes are usually sigmoid(x) of a parameter x ~ N(-2, 1). +inf hides a head's
+            side.
+        sides: "causal", "symmetric", "halves" or "two_slopes", see above.
         exempt: tokens at positions below this have no bias, as queries and as keys; 1 for a CLS
             token in front. Keys that a side or a mask hides stay hidden.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or two of them contradict each other.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or two arguments contradict each other.
 
     Example:
         >>> import ntk_alibi as na
@@ -68,7 +69,7 @@ class ALiBi(BiasObject):
         array([[-0.0625,  0.    , -0.0625],
                [-0.125 , -0.0625,  0.    ]], dtype=float32)
 
-    Source: Press et al. 2022 (arXiv 2108.12409); the encoder forms from issue 5 of its repository.
+    Source: Press et al. 2022 (arXiv 2108.12409); issue 5 of its repository for the encoder forms.
     """
 
     num_heads: int
@@ -113,7 +114,7 @@ class ALiBi(BiasObject):
 
     @property
     def parameters(self) -> tuple[Any, ...]:
-        """Left and right slopes of the argument `slopes`; empty for standard slopes."""
+        """The left and right slopes from the argument `slopes`; empty for standard slopes."""
         return () if self.slopes is None else both_sides(self.slopes)
 
     @property
@@ -130,21 +131,21 @@ class ALiBi(BiasObject):
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the slopes for a problem; a dynamic scaling depends on its real tokens."""
         if self.slopes is not None:
-            slopes = self._own_slopes(problem, like)
+            slopes = self._given_slopes(like)
         elif like is not None and _arrays.is_tracing():
             from ntk_alibi.biases.traced_slopes import traced_slopes
 
             slopes = traced_slopes(like, self.num_heads, self.scaling, self.sides)
         else:
             rule = _standard_rule(self.num_heads)
-            return bias_of_rule(rule, self.scaling, self.sides, problem, self.exempt)
+            return bias_from_rule(rule, self.scaling, self.sides, problem, self.exempt)
         knee = split_knee(self.scaling)[1]
         bias = KernelBias(*slopes, exempt=self.exempt)
         if knee is None:
             return bias
-        return bent(bias.checked(problem), knee.for_lengths(token_counts(knee, problem)))
+        return with_knee(bias.checked(problem), knee.for_lengths(token_counts(knee, problem)))
 
-    def _own_slopes(self, problem: Problem, like: Any) -> tuple[Any, Any]:
+    def _given_slopes(self, like: Any) -> tuple[Any, Any]:
         sides = (parameter(side, like, name="slopes") for side in both_sides(self.slopes))
         left, right = map(with_axes, sides)
         hidden = _arrays.to_framework_of(hidden_sides(self.sides, self.num_heads), left)
@@ -155,10 +156,10 @@ class ALiBi(BiasObject):
 
 @dataclass(frozen=True, eq=False)
 class ModelALiBi(BiasObject):
-    """The ALiBi of a layer of a model: slopes by the rule of its family, stretched by a scaling.
+    """The ALiBi of a model's layer: the slopes of its family, stretched by a scaling.
 
     Args:
-        rule: the rule, for all heads of the model.
+        rule: how the family computes slopes, for all heads of the model.
         scaling: the scaling of this layer, or None.
         sides: "causal", or "symmetric" for encoders.
     """
@@ -176,10 +177,10 @@ class ModelALiBi(BiasObject):
         return scaling_per(self.scaling) is None
 
     @classmethod
-    def of_layer(
+    def for_layer(
         cls, rule: ModelSlopes, scaling: Scaling | None, layer: int, sides: Sides = "causal"
     ) -> ModelALiBi:
-        """Return the bias of a layer: the same object for layers with the same scaling."""
+        """Return the bias of a layer; layers with the same scaling share the object."""
         scaling = at_layer(scaling, layer)
         try:
             return _model_alibi(rule, cast(Any, scaling), sides)
@@ -189,7 +190,7 @@ class ModelALiBi(BiasObject):
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the slopes for a problem; a dynamic scaling depends on its real tokens."""
         del like
-        return bias_of_rule(self.rule, self.scaling, self.sides, problem)
+        return bias_from_rule(self.rule, self.scaling, self.sides, problem)
 
 
 _standard_rule = functools.lru_cache(maxsize=64)(ModelSlopes)
@@ -200,19 +201,19 @@ def _model_alibi(rule: ModelSlopes, scaling: Scaling | None, sides: Sides) -> Mo
     return ModelALiBi(rule, scaling, sides=sides)
 
 
-def bias_of_rule(
+def bias_from_rule(
     rule: ModelSlopes, scaling: Scaling | None, sides: Sides, problem: Problem, exempt: int = 0
 ) -> KernelBias:
-    """Return the bias of slopes by a rule; one that depends on no lengths is remembered."""
+    """Return the bias from a family's slopes; cached if it does not depend on lengths."""
     if scaling_per(scaling) is None:
         try:
             return _static_bias(rule, cast(Any, scaling), sides, exempt)
         except TypeError:  # the scaling has no hash
             pass
-    return _bias_of_counts(rule, scaling, sides, token_counts(scaling, problem), exempt)
+    return _bias_for_counts(rule, scaling, sides, token_counts(scaling, problem), exempt)
 
 
-def _bias_of_counts(
+def _bias_for_counts(
     rule: ModelSlopes,
     scaling: Scaling | None,
     sides: Sides,
@@ -220,40 +221,40 @@ def _bias_of_counts(
     exempt: int,
 ) -> KernelBias:
     knee = split_knee(scaling)[1]
-    bias = KernelBias(*rule.of_sides(sides, scaling, counts), exempt=exempt)
-    return bias if knee is None else bent(bias, knee.for_lengths(counts))
+    bias = KernelBias(*rule.left_and_right(sides, scaling, counts), exempt=exempt)
+    return bias if knee is None else with_knee(bias, knee.for_lengths(counts))
 
 
 @functools.lru_cache(maxsize=64)
 def _static_bias(
     rule: ModelSlopes, scaling: Scaling | None, sides: Sides, exempt: int
 ) -> KernelBias:
-    """Return the bias of a scaling that depends on no lengths.
+    """Return the bias of a static scaling.
 
-    It is cached, since for few tokens its construction would cost more than the attention.
+    It is cached because making it takes longer than attention over few tokens.
     """
-    bias = _bias_of_counts(rule, scaling, sides, None, exempt)
+    bias = _bias_for_counts(rule, scaling, sides, None, exempt)
     bias.check_far_slopes()
     for side in bias.slopes.values():
         side.flags.writeable = False
     return bias._replace(core=bias.in_core(()))
 
 
-def bent(bias: KernelBias, bend: KneeShape) -> KernelBias:
+def with_knee(bias: KernelBias, knee: KneeShape) -> KernelBias:
     """Return a linear bias with a knee."""
     xp = _arrays.namespace(bias.left)
 
     def far(side: Any) -> Any:
-        """Return the slopes beyond the knee; those of a hidden side have no effect."""
-        slopes = bend.far_slopes(xp.where(xp.isinf(side), xp.zeros_like(side), side))
+        """Return the slopes beyond the knee; the values for a hidden side have no effect."""
+        slopes = knee.far_slopes(xp.where(xp.isinf(side), xp.zeros_like(side), side))
         return _arrays.to_dtype(slopes, side.dtype)
 
-    with _arrays.without_warnings(bias.left):  # the checks refuse what is beyond float32's range
+    with _arrays.without_warnings(bias.left):  # checks refuse slopes beyond float32's range later
         left, right = far(bias.left), far(bias.right)
-    return bias._replace(far_left=left, far_right=right, knee=bend.start)
+    return bias._replace(far_left=left, far_right=right, knee=knee.start)
 
 
 def token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64] | None:
-    """Return the numbers of tokens for a dynamic scaling, None for another one."""
+    """Return the token counts for a dynamic scaling, None for a static one."""
     per = scaling_per(scaling)
     return None if per is None else problem.token_counts(per)

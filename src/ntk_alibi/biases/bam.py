@@ -21,17 +21,18 @@ class BAM(DistanceBias):
 
     beta = 1 is ALiBi with slope alpha, beta = 2 a Gaussian. With 0 < beta < 1 far keys weigh more
     than with beta = 1; with beta < 0 near keys weigh least. mu > 0 moves the centre mu tokens back.
-    At d = mu the derivative of `|d - mu|^beta` in mu is infinite for beta < 1, and the value itself
-    for beta < 0; epsilon, 1e-5 as in the authors' code, prevents both.
+    At d = mu, `|d - mu|^beta` itself is infinite for beta < 0, and its derivative by mu for
+    beta < 1; epsilon, 1e-5 as in the authors' code, prevents both.
 
     Args:
-        alpha: (heads,) numbers > 0, or a tensor, which may require grad.
-        beta: (heads,) numbers, or one for all heads; > 0 if epsilon is 0.
-        mu: (heads,) numbers, or one for all heads.
+        alpha: (heads,) array or tensor, > 0; tensors may require grad.
+        beta: (heads,), or a number for all heads; > 0 if epsilon is 0.
+        mu: (heads,), or a number for all heads.
         epsilon: a number >= 0.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, out of range, or has another number of heads.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or has another number of heads.
 
     Example:
         >>> import ntk_alibi as na

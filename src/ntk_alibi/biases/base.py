@@ -1,4 +1,4 @@
-"""The base class of all biases, and what a call asks of its argument `bias`."""
+"""The base class of all biases, and checks of the argument `bias`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ntk_alibi.masks import Mask, Problem
 class BiasObject(ReprHtml):
     """The base class of biases: subclasses implement `kernel_bias` and inherit the rest.
 
-    A bias is a value: it is frozen, and compared and hashed by its numbers alone. Arrays among its
-    attributes are read-only copies. Tensors are the caller's tensors; they may require grad, and
-    are compared by their numbers at the time of the comparison.
+    A bias is a value: it is frozen, and compared and hashed by its attributes. Arrays among these
+    are read-only copies. Tensors are the caller's tensors; they may require grad, and are compared
+    by their values at the time of the comparison.
 
     Attributes:
         num_heads: the number of heads.
@@ -36,10 +36,10 @@ class BiasObject(ReprHtml):
     sides: str = field(init=False, repr=False)
 
     def define(self, **values: Any) -> None:
-        """Set attributes in the constructor of a subclass, whose instances are frozen.
+        """Set attributes in a subclass's constructor, although instances are frozen.
 
         Args:
-            values: attributes by name. `num_heads` and `sides` have no defaults.
+            values: attributes by name; `num_heads` and `sides` must be among them.
         """
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -49,9 +49,9 @@ class BiasObject(ReprHtml):
 
         Args:
             problem: shape, mask and positions of the call.
-            like: None for NumPy numbers, or a tensor of the call. With a tensor, the result may
-                hold tensors, through which autograd reaches the parameters; NumPy numbers in it are
-                constants.
+            like: None for a result of NumPy arrays, or a tensor of the call. With a tensor, the
+                result may contain tensors, through which autograd reaches the parameters; NumPy
+                arrays in it are constants.
         """
         raise NotImplementedError
 
@@ -66,8 +66,8 @@ class BiasObject(ReprHtml):
         return None
 
     @property
-    def of_tokens(self) -> bool:
-        """Whether the bias has numbers for each token; a rank then has those of its own tokens."""
+    def per_token(self) -> bool:
+        """Whether parameters have an entry per token; each rank then has its tokens' entries."""
         return False
 
     @property
@@ -77,7 +77,7 @@ class BiasObject(ReprHtml):
 
     @property
     def rows(self) -> int:
-        """The number of batch rows that the bias has numbers for."""
+        """The number of batch rows that the bias is for; 1 for any number."""
         return 1
 
     def tensor(
@@ -88,39 +88,41 @@ class BiasObject(ReprHtml):
         lengths: Any = None,
         out: Array | None = None,
     ) -> Array:
-        """Return the dense bias, the last query aligned with the last key.
+        """Return the bias for all pairs of queries and keys, with the last query at the last key.
 
         Formula::
 
-            out[b, h, i, j] = bias(i', j),  i' = key_length - query_length + i;  -inf for j > i' if
-            sides == "causal"
+            out[b, h, i, j] = bias(i', j),  i' = key_length - query_length + i
+            out[b, h, i, j] = -inf  for j > i' if sides == "causal"
 
         Args:
             query_length: Q >= 0.
             key_length: K >= 0.
             dtype: NumPy's or torch's float32 (default), bfloat16 or float16.
-            lengths: for a dynamic scaling, the number of real tokens of each row, whose last token
-                is the last key (left padding): (batch,) integers <= key_length. By default one row
-                of key_length tokens.
-            out: a buffer for the result, of its framework, shape and dtype; filled and returned.
+            lengths: for a dynamic scaling, the number of real tokens of each row, (batch,) integers
+                <= key_length; the row's last token is the last key (left padding). By default one
+                row of key_length tokens.
+            out: a buffer with the result's framework, shape and dtype, which is filled and
+                returned.
 
         Returns:
-            The bias, (1 or batch, heads, Q, K), a tensor if dtype is torch's, or if a parameter,
-            lengths or out is a tensor, else a NumPy array. Values are float32, rounded to nearest
-            even; distances are exact integers below 2^24.
+            The bias, (1 or batch, heads, Q, K): a tensor if dtype is torch's, or if a parameter,
+            lengths or out is a tensor, else a NumPy array. Values are computed in float32, rounded
+            to nearest even; distances are exact integers below 2^24.
 
         Raises:
-            TypeError, ValueError: an argument is wrong, or a parameter requires grad (a dense bias
-                is a constant).
+            TypeError: an argument has the wrong type or dtype.
+            ValueError: an argument is out of range, or a parameter requires grad (the result is a
+                constant).
         """
         queries = _checks.integer("query_length", query_length, minimum=0)
         keys = _checks.integer("key_length", key_length, minimum=0)
         rows = checked_lengths([keys] if lengths is None else lengths)
         if rows.max(initial=0) > keys:
             raise ValueError(f"lengths must be at most key_length {keys}, got {rows.max()}")
-        wanted = getattr(out, "dtype", np.float32) if dtype is None else dtype
-        of = None if out is None else "out"
-        name = _checks.floating_dtype(wanted, _arrays.CORE_DTYPES, of)
+        result_dtype = getattr(out, "dtype", np.float32) if dtype is None else dtype
+        array_name = None if out is None else "out"
+        name = _checks.floating_dtype(result_dtype, _arrays.CORE_DTYPES, array_name)
         torch = _arrays.is_torch_dtype(dtype) or any(
             map(_arrays.is_tensor, (*self.parameters, lengths, out))
         )
@@ -144,11 +146,11 @@ class BiasObject(ReprHtml):
         return hash((type(self), _comparable(self._values())))
 
 
-def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
-    """Return the `bias` argument of `attention` in kernel form, checked against the problem.
+def to_kernel_bias(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
+    """Check the argument `bias` of `attention` against the problem and return it in kernel form.
 
     Args:
-        bias: None, an object with the method `kernel_bias`, or dense numbers.
+        bias: None, an object with the method `kernel_bias`, or a dense array or tensor.
         problem: the checked problem.
         like: a tensor of the call if autograd is to follow the bias, or None for constants.
     """
@@ -157,7 +159,7 @@ def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
     make = getattr(bias, "kernel_bias", None)
     if make is not None and not isinstance(bias, type):
         if bias.num_heads != problem.shape[1] or problem.mask.sees_ahead:
-            check_fitting(bias, problem.shape[1], causal=not problem.mask.sees_ahead)
+            check_fits(bias, problem.shape[1], causal=not problem.mask.sees_ahead)
         kernel = make(problem, like)
         if not isinstance(kernel, KernelBias):
             raise TypeError(f"kernel_bias must return a KernelBias, got {kernel!r} from {bias!r}")
@@ -169,8 +171,8 @@ def kernel_bias_of(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
     return kernel.on(like).checked(problem)
 
 
-def check_fitting(bias: Any, heads: int, *, causal: bool | None = None) -> None:
-    """Check that a bias object has query's heads and, if known, fits causal or other attention."""
+def check_fits(bias: Any, heads: int, *, causal: bool | None = None) -> None:
+    """Check that a bias object has query's heads and, unless None, suits causal attention or not."""
     if bias.num_heads != heads:
         raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
     if causal is False and bias.sides == "causal":
@@ -178,7 +180,7 @@ def check_fitting(bias: Any, heads: int, *, causal: bool | None = None) -> None:
 
 
 def check_dense(bias: Any) -> None:
-    """Check that a bias that is no object is a floating array or tensor."""
+    """Check that a bias without `kernel_bias` is a floating array or tensor."""
     if not _arrays.is_array(bias):
         is_scaling = hasattr(bias, "scale_exponents") and not isinstance(bias, type)
         advice = f": pass ALiBi(num_heads, {bias!r})" if is_scaling else ""
@@ -190,7 +192,7 @@ def check_dense(bias: Any) -> None:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a hashable object, equal for equal numbers."""
+    """Return a hashable object that is equal for equal values."""
     if isinstance(value, tuple):
         return tuple(map(_comparable, value))
     if not _arrays.is_array(value):

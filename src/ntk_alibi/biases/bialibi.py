@@ -18,18 +18,21 @@ class BiALiBi(BiasObject):
 
     Formula::
 
-        bias[h, i, j] = 0 for i = j;  -first_h for i = 0 or j = 0;  -left_h (i - j) for i > j;
-        -right_h (j - i) for i < j
+        bias[h, i, j] = 0                  for i = j
+                        -first_h           for i = 0 or j = 0
+                        -left_h (i - j)    for i > j
+                        -right_h (j - i)   for i < j
 
-    LittleBird learns all three. The first token is the one at position 0.
+    LittleBird learns all three parameters. The first token is the token at position 0.
 
     Args:
-        first: (heads,) numbers, or a tensor, which may require grad.
-        left: slopes for keys behind: (heads,) numbers, or one for all heads.
-        right: slopes for keys ahead: (heads,) numbers, or one for all heads.
+        first: (heads,) array or tensor; tensors may require grad.
+        left: slopes for keys behind the query: (heads,), or a number for all heads.
+        right: slopes for keys ahead of the query: (heads,), or a number for all heads.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or has another number of heads.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is not finite, or has another number of heads.
 
     Example:
         >>> import ntk_alibi as na

@@ -1,4 +1,4 @@
-"""Dense bias tensors from the compiled core."""
+"""Dense bias tensors, computed by the compiled core."""
 
 from __future__ import annotations
 
@@ -26,34 +26,35 @@ def build_alibi_tensor(
     anchor: Literal["first", "last"] = "first",
     out: ArrayT | None = None,
 ) -> ArrayT:
-    """Return the key-only ALiBi bias of BLOOM and Falcon, like transformers' function of this name.
+    """Return the ALiBi bias of BLOOM and Falcon, like transformers' function of this name.
 
     Formula::
 
         out[b H + h, 0, k] = m_h (p_k - p_0)
 
-    p_k counts the real tokens of row b before key k. Softmax ignores a constant per query, so with
-    a causal mask this equals the relative form -m_h (i - k). For anchor="first" p_0 = 0, as in
-    transformers: the newest token has the largest value, which bfloat16 and float16 round most. For
-    anchor="last" p_0 is the newest token's position, where the bias is then zero: near tokens are
-    exact, and far tokens may round to the same value. Padding gets 0.
+    p_k counts the real tokens of row b before key k; padding gets 0. The bias depends on the key
+    only: softmax ignores a constant per query, so with a causal mask it equals -m_h (i - k). With
+    anchor="first", p_0 = 0 as in transformers: the newest token has the largest value, which
+    bfloat16 and float16 round most. With anchor="last", p_0 is the newest token's position: near
+    tokens are exact, and far tokens may round to the same value.
 
     Args:
-        attention_mask: (batch, keys) of 0 and 1, any dtype; padding left, right or in holes.
-        num_heads: H, any number >= 1.
-        dtype: NumPy's or torch's float32, bfloat16, float16 or float64 (of float32 values).
-        scaling: a scaling, or None; a dynamic scaling reads each row's number of real tokens.
+        attention_mask: (batch, keys) of 0 and 1, any dtype; padding may be anywhere.
+        num_heads: H >= 1.
+        dtype: NumPy's or torch's float32, bfloat16, float16, or float64 (with float32 values).
+        scaling: a scaling, or None; a dynamic scaling counts the real tokens of each row.
         anchor: "first" or "last".
-        out: a buffer for the result, of its framework, shape and dtype; filled and returned.
+        out: a buffer with the result's framework, shape and dtype, which is filled and returned.
 
     Returns:
-        The bias, (batch * heads, 1, keys), of dtype; a NumPy array for a NumPy mask, a tensor on
+        The bias, (batch * heads, 1, keys), of dtype: a NumPy array for a NumPy mask, a tensor on
         the mask's device for a tensor (computed in main memory, then copied). Products are
         float32, rounded to nearest even.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; the scaling has per="query", which needs a bias
-            per query, or is a `Knee`, whose bias is no sum of a number per query and one per key.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument is out of range; the scaling has per="query" or is a `Knee`, with
+            which the bias does not depend on the key alone.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -70,7 +71,7 @@ def build_alibi_tensor(
     check_key_only(scaling)
     batch, key_length = mask.shape
     lengths = mask.sum(axis=1, dtype=np.int64) if scaling_per(scaling) else None
-    slopes = ModelSlopes(heads).numbers(scaling, lengths)
+    slopes = ModelSlopes(heads).slopes(scaling, lengths)
 
     def write(storage: NDArray[Any], dtype: _core.DType) -> None:
         _core.key_bias(mask, slopes, getattr(_core.Anchor, anchor), dtype, storage)
@@ -84,7 +85,7 @@ def build_alibi_tensor(
 
 
 def check_key_only(scaling: Any) -> None:
-    """Check that the bias under a scaling is a number per query plus a number per key."""
+    """Check that a scaling allows a bias that depends on the key only."""
     if split_knee(scaling)[1] is not None:
         raise ValueError(
             "scaling must not be a knee here, where all queries share one bias: beyond the knee it "
@@ -101,24 +102,24 @@ def check_key_only(scaling: Any) -> None:
 def dense_bias(
     bias: KernelBias, problem: Problem, dtype: str, out: Array | None, *, torch: bool
 ) -> Array:
-    """Return a kernel bias written out for all pairs, (1 or batch, heads, queries, keys).
+    """Return a kernel bias as an array for all pairs, (1 or batch, heads, queries, keys).
 
     Under a causal mask keys ahead of the query get -inf.
     """
     if bias.left is not None and bias.far_left is None and not bias.exempt:
         return _relative(bias, problem, dtype, out, torch=torch)
     positions = problem.positions()
-    numbers, hidden = bias.values(*positions)
+    finite, hidden = bias.values(*positions)
     if problem.mask.causal:
         hidden = hidden | ~problem.mask.visible(*positions)[:, None]
-    values = _checks.as_float32("bias", np.where(hidden, -np.inf, numbers))
+    values = _checks.as_float32("bias", np.where(hidden, -np.inf, finite))
     values = np.array(np.broadcast_to(values, (len(values), *problem.shape[1:])), order="C")
-    made: Any = sys.modules["torch"].from_numpy(values) if torch else values
+    result: Any = sys.modules["torch"].from_numpy(values) if torch else values
     if out is None:
         target = getattr(sys.modules["torch"], dtype) if torch else _numpy_dtype(dtype)
-        return cast("Array", _arrays.to_dtype(made, target))
+        return cast("Array", _arrays.to_dtype(result, target))
     _checks.out(out, values.shape, dtype, torch=torch)
-    out[...] = made
+    out[...] = result
     return out
 
 
@@ -144,7 +145,7 @@ def _filled(
 ) -> Array:
     """Return the caller's buffer or a new array, filled by write(memory, dtype).
 
-    A float64 result holds float32 values.
+    A float64 result has float32 values.
     """
     if out is not None:
         _checks.out(out, shape, dtype, torch=torch)
@@ -164,7 +165,7 @@ def _filled(
 
 
 def _on_memory(memory: NDArray[Any], dtype: str, *, torch: bool) -> Array:
-    """Return filled memory of a dtype as an array, or as a tensor, which a trace keeps."""
+    """Return memory as an array of a dtype, or as a tensor, which a trace stores as a constant."""
     if not torch:
         return memory.view(_numpy_dtype(dtype))
     tensor = sys.modules["torch"].from_numpy(memory)
@@ -174,7 +175,6 @@ def _on_memory(memory: NDArray[Any], dtype: str, *, torch: bool) -> Array:
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a floating type; ml_dtypes registers bfloat16."""
     if name != "bfloat16":
         return np.dtype(name)
     with _installed.needed_by("a bfloat16 NumPy array"):

@@ -1,7 +1,7 @@
-"""Biases that are functions of distance alone.
+"""Biases that depend on distance only.
 
-Each class has one formula for arrays and tensors, in float64 over exact distances. The kernels do
-not know the formula: they read a table of its values, which are rounded to float32 at the end.
+Each class has one formula for arrays and tensors, in float64 over exact distances. The kernels read
+a table of the formula's values, rounded to float32 at the end.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias, check_covered
-from ntk_alibi.biases.parameters import numbers, parameter, without_nan
+from ntk_alibi.biases.parameters import check_no_nan, checked_array, parameter
 from ntk_alibi.masks import Problem
 
-#: Constant tables of at most this many numbers are cached.
-KEPT = 2**20
+#: Constant tables of at most this many entries are cached.
+MAX_CACHED = 2**20
 
-#: The number of distances that a table may span: 2 GiB for 8 heads.
+#: The most distances that a table may span: 2 GiB for 8 heads.
 MAX_SPAN = 2**26
 
 
 @dataclass(frozen=True, eq=False)
 class DistanceBias(BiasObject):
-    """The base class of biases over the distance d = i - j of query and key."""
+    """The base class of biases that are functions of the distance d = i - j of query and key."""
 
-    #: Whether tables may be cached, and may extend to any distance.
-    _kept: ClassVar[bool] = True
+    #: Whether tables may be cached, and extended to any distance.
+    _cacheable: ClassVar[bool] = True
 
     def over(self, first: int, last: int, like: Any = None) -> Any:
-        """Return the bias at the distances first, first + 1, ... last, (heads, distances).
+        """Return the bias at the distances first, first + 1, ... last, (heads, distances) float64.
 
-        The result is float64. If `like` is a tensor, the result is a tensor on like's device,
-        differentiable in the parameters.
+        If `like` is a tensor, the result is a tensor on like's device, differentiable with respect
+        to the parameters.
         """
         distances = _arrays.to_float64(_arrays.arange(last - first + 1, like) + first)
         parameters = (parameter(x, like, widest=True) for x in self.parameters)
@@ -46,22 +46,22 @@ class DistanceBias(BiasObject):
         return self._formula(_arrays.namespace(like), distances, *columns)
 
     def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:
-        """Return values (heads, distances), computed by functions that NumPy and torch share.
+        """Return the bias (heads, distances), using functions that NumPy and torch share.
 
         Parameters are float64; parameters per head have shape (heads, 1).
         """
         raise NotImplementedError
 
-    def _numbers(self, first: int, last: int) -> NDArray[np.float32]:
-        """Return the table as NumPy numbers; a small one with constant parameters is cached.
+    def _constant_table(self, first: int, last: int) -> NDArray[np.float32]:
+        """Return the table as a NumPy array, from the cache if it is small.
 
-        Cached tables extend to the next power of two, since a growing key cache needs a longer
+        Cached tables extend to the next power of two, because a growing key cache needs a longer
         table for every token.
         """
-        begin, end = -_power(-first), _power(last)
-        small = (end - begin + 1) * self.num_heads <= KEPT
-        if small and self._kept and not any(map(_arrays.is_tensor, self.parameters)):
-            return _kept_table(self, begin, end)[:, first - begin : last - begin + 1]
+        begin, end = -_next_power_of_two(-first), _next_power_of_two(last)
+        small = (end - begin + 1) * self.num_heads <= MAX_CACHED
+        if small and self._cacheable and not any(map(_arrays.is_tensor, self.parameters)):
+            return _cached_table(self, begin, end)[:, first - begin : last - begin + 1]
         return _checks.as_float32("bias", _arrays.to_numpy(self.over(first, last)))
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
@@ -77,7 +77,7 @@ class DistanceBias(BiasObject):
             _arrays.is_tracing() or _arrays.dtype_name(like.dtype) == "float64"
         )
         if like is None or not (tensors or precise):
-            return KernelBias(table=self._numbers(first, last), table_begin=first)
+            return KernelBias(table=self._constant_table(first, last), table_begin=first)
         return KernelBias(table=self.over(first, last, like), table_begin=first)
 
     def _span(self, problem: Problem) -> tuple[int, int]:
@@ -86,18 +86,18 @@ class DistanceBias(BiasObject):
         if self.covered_distances is None:
             raise ValueError(
                 "query_positions, key_positions and segment_ids must be None where torch traces a "
-                "bias over distance: pass a DistanceTable, which knows its distances"
+                "bias over distance: pass a DistanceTable, which covers fixed distances"
             )
         return self.covered_distances
 
 
-def _power(number: int) -> int:
-    """Return the next power of two, 0 for numbers <= 0."""
+def _next_power_of_two(number: int) -> int:
+    """Return the least power of two that is at least number, or 0 if number <= 0."""
     return 1 << (number - 1).bit_length() if number > 0 else 0
 
 
 @functools.lru_cache(maxsize=16)
-def _kept_table(bias: DistanceBias, first: int, last: int) -> NDArray[np.float32]:
+def _cached_table(bias: DistanceBias, first: int, last: int) -> NDArray[np.float32]:
     table = _checks.as_float32("bias", bias.over(first, last))
     table.flags.writeable = False
     return table
@@ -105,34 +105,37 @@ def _kept_table(bias: DistanceBias, first: int, last: int) -> NDArray[np.float32
 
 @dataclass(frozen=True, eq=False)
 class DistanceTable(DistanceBias):
-    """A bias over distance by a table of its values.
+    """A bias read from a table by distance.
 
     Formula::
 
-        bias = table[h, d - begin]
+        bias[h, i, j] = table[h, d - begin],  d = i - j
 
     Args:
-        table: (heads, distances), array or tensor, which may require grad; -inf hides keys.
+        table: (heads, distances) array or tensor, which may require grad; -inf hides keys.
         begin: the distance of the first column; if >= 0, the bias is for causal attention only.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; in `attention`, the table lacks a distance that
-            is seen.
+        TypeError: an argument has the wrong type.
+        ValueError: table has the wrong shape, NaN or +infinity, or begin is out of range; in
+            `attention`, a visible distance is not in the table.
 
     Example:
         >>> import ntk_alibi as na
         >>> na.DistanceTable([[0.0, -1.0, -3.0]], begin=-1).tensor(2, 2)[0, 0]
         array([[-1.,  0.],
                [-3., -1.]], dtype=float32)
+
+    Source: this package.
     """
 
     table: Any
     begin: int = 0
-    _kept: ClassVar[bool] = False
+    _cacheable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        table = numbers("table", self.table, ("heads", "distances"), least=1)
-        without_nan("table", table)
+        table = checked_array("table", self.table, ("heads", "distances"), least=1)
+        check_no_nan("table", table)
         begin = _checks.integer("begin", self.begin, minimum=-_checks.MAX_LENGTH)
         sides = "causal" if begin >= 0 else "symmetric"
         self.define(table=table, begin=begin, num_heads=int(table.shape[0]), sides=sides)
@@ -152,20 +155,21 @@ class DistanceTable(DistanceBias):
 
 @dataclass(frozen=True, eq=False, init=False)
 class DistanceFunction(DistanceBias):
-    """A bias over distance by a function.
+    """A bias computed from the distance by a Python function.
 
     Formula::
 
-        bias = function(d)[h]
+        bias[h, i, j] = function(d)[h],  d = i - j
 
     Args:
-        function: a function of distances, a NumPy array (n,) of whole numbers as float64, negative
-            for keys ahead. It returns an array or a tensor, which may require grad, of shape
-            (heads, n), or (n,) for all heads; -inf hides keys.
+        function: takes distances as a float64 NumPy array (n,) of integers, negative for keys
+            ahead; returns an array or a tensor, which may require grad, of shape (heads, n), or
+            (n,) for all heads. -inf hides keys.
         num_heads: H >= 1.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or the function returns another shape, NaN or
+        TypeError: an argument has the wrong type.
+        ValueError: num_heads is out of range, or the function returns another shape, NaN or
             +infinity.
 
     Example:
@@ -173,30 +177,32 @@ class DistanceFunction(DistanceBias):
         >>> bias = na.DistanceFunction(lambda d: -np.sqrt(abs(d)), num_heads=1)
         >>> bias.tensor(1, 5)[0, 0, 0, [0, 3, 4]]
         array([-2., -1., -0.], dtype=float32)
+
+    Source: this package.
     """
 
     function: Callable[[NDArray[np.float64]], Any]
     num_heads: int
-    _kept: ClassVar[bool] = False
+    _cacheable: ClassVar[bool] = False
 
     def __init__(self, function: Callable[[NDArray[np.float64]], Any], num_heads: int) -> None:
         if not callable(function):
             raise TypeError(f"function must be callable, got {function!r}")
         self.define(function=function, num_heads=_checks.num_heads(num_heads), sides="symmetric")
-        self._evaluated(0, 1)
+        self._evaluate(0, 1)
 
     @property
     def parameters(self) -> tuple[Any, ...]:
         """The function's value at distance 0, which requires grad if the function is learned."""
-        return (self._evaluated(0, 0),)
+        return (self._evaluate(0, 0),)
 
     def over(self, first: int, last: int, like: Any = None) -> Any:
         """Return the bias at a range of distances; see `DistanceBias`."""
-        values = self._evaluated(first, last)
+        values = self._evaluate(first, last)
         wide = parameter(values, like, widest=True)
         return _arrays.namespace(like).broadcast_to(wide, (self.num_heads, wide.shape[-1]))
 
-    def _evaluated(self, first: int, last: int) -> Any:
+    def _evaluate(self, first: int, last: int) -> Any:
         count = last - first + 1
         values = self.function(np.arange(first, last + 1, dtype=np.float64))
         shape = tuple(values.shape) if hasattr(values, "shape") else None
@@ -205,5 +211,5 @@ class DistanceFunction(DistanceBias):
                 f"function must return ({self.num_heads}, {count}) or ({count},) for {count} "
                 f"distances, got {repr(values) if shape is None else shape}"
             )
-        without_nan("function's values", values)
+        check_no_nan("function's values", values)
         return values

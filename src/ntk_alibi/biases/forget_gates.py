@@ -1,4 +1,4 @@
-"""FoX: the data-dependent bias of forget gates."""
+"""Forget gates: the data-dependent bias of the forgetting transformer (FoX)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.biases.parameters import numbers, parameter
+from ntk_alibi.biases.parameters import checked_array, parameter
 from ntk_alibi.masks import Problem
 
 #: Prefix sums of log gates are float64; up to this size their differences are exact to 2e-7.
@@ -20,7 +20,7 @@ MAX_GATE_SUM = 1e9
 
 @dataclass(frozen=True, eq=False)
 class ForgetGates(BiasObject):
-    """Forget gates: each token after a key multiplies the key's weight by its gate.
+    """Forget gates: every token multiplies the weights of earlier keys by its gate.
 
     Formula::
 
@@ -29,12 +29,13 @@ class ForgetGates(BiasObject):
     The bias is for causal attention whose queries are the last keys. Gates of padding do not count.
 
     Args:
-        log_gates: (batch or 1, heads, keys) numbers <= 0, logarithms of gates up to 1: in FoX
-            logsigmoid of a linear function of the hidden states. An array or a tensor, which may
-            require grad.
+        log_gates: (1 or batch, heads, keys) array or tensor, <= 0: logarithms of gates, in FoX
+            logsigmoid of a linear function of the hidden states. Tensors may require grad.
 
     Raises:
-        TypeError, ValueError: log_gates are wrong, or above 0.
+        TypeError: log_gates is not a floating array or tensor.
+        ValueError: log_gates has the wrong shape or positive values; in `attention`, it is not
+            finite at a real key, or the gates of a head sum to less than -1e9.
 
     Example:
         >>> import ntk_alibi as na
@@ -48,21 +49,21 @@ class ForgetGates(BiasObject):
     log_gates: Any
 
     def __post_init__(self) -> None:
-        gates = numbers("log_gates", self.log_gates, ("batch", "heads", "keys"))
+        gates = checked_array("log_gates", self.log_gates, ("batch", "heads", "keys"))
         if gates.shape[1] == 0:
             raise ValueError(f"log_gates must have shape (batch, heads, keys), got {gates.shape}")
         if _arrays.has_values(gates):
-            read = _arrays.to_numpy(gates)
-            if (read > 0.0).any():  # padding may hold any other number
+            values = _arrays.to_numpy(gates)
+            if (values > 0.0).any():  # padding may have any other value
                 raise ValueError(
                     "log_gates must be <= 0, logarithms of gates up to 1, got "
-                    f"{read[read > 0.0][0]}"
+                    f"{values[values > 0.0][0]}"
                 )
         self.define(log_gates=gates, num_heads=int(gates.shape[1]), sides="causal")
 
     @property
-    def of_tokens(self) -> bool:
-        """True: each token has its gates."""
+    def per_token(self) -> bool:
+        """True: each token has a gate."""
         return True
 
     @property
@@ -71,7 +72,7 @@ class ForgetGates(BiasObject):
         return int(self.log_gates.shape[0])
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
-        """Return the prefix sums C of the log gates of real tokens: bias_ij = C_i - C_j."""
+        """Return the prefix sums C of real tokens' log gates: bias_ij = C_i - C_j."""
         (batch, heads, _, keys), shape = problem.shape, tuple(self.log_gates.shape)
         if shape not in ((1, heads, keys), (batch, heads, keys)):
             raise ValueError(
@@ -88,11 +89,11 @@ class ForgetGates(BiasObject):
         return KernelBias(sums=xp.cumsum(gates, -1))
 
     def _repr_html_(self) -> None:
-        """Show no picture: the bias is not a function of distance."""
+        """Show no plot, because the bias is not a function of distance."""
 
 
 def _check_sums(gates: NDArray[Any]) -> None:
-    """Check that the gates of real keys are finite, and that their sums are exact enough."""
+    """Check that real keys have finite gates, whose sums are exact enough."""
     if not np.isfinite(gates).all():
         raise ValueError("log_gates must be finite where keys are real, got NaN or -infinity")
     with np.errstate(over="ignore"):

@@ -1,7 +1,7 @@
-"""A bias as the kernels take it: slopes, a table, prefix sums or dense numbers.
+"""The kernel form of a bias: slopes, a table, prefix sums or a dense array.
 
-The kernels know this kernel form and no bias classes. Code that splits a call into chunks of
-queries or runs of keys splits it, not the bias object.
+The kernels know this form and no bias classes. Code that splits a call into chunks of queries or
+runs of keys splits this form, not the bias object.
 """
 
 from __future__ import annotations
@@ -12,39 +12,43 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
-from ntk_alibi.biases.parameters import parameter, tensor_of, without_nan
+from ntk_alibi.biases.parameters import check_no_nan, parameter, to_tensor
 from ntk_alibi.masks import Problem, Segment
 
-#: The names of slopes, up to a knee and beyond.
+#: The fields with slopes, up to a knee and beyond.
 SLOPES = ("left", "right", "far_left", "far_right")
 
-#: The names of all fields of a `KernelBias` that hold numbers.
-NUMBERS = (*SLOPES, "first", "table", "sums", "dense")
+#: The fields with arrays or tensors.
+ARRAYS = (*SLOPES, "first", "table", "sums", "dense")
 
 
 class KernelBias(NamedTuple):
-    """A bias in kernel form: one of slopes, table, sums and dense, or none of them for no bias.
+    """A bias in kernel form: exactly one of slopes, table, sums and dense, or none for no bias.
 
-    Numbers are arrays, or tensors that autograd can follow. With d = position(i) - position(j)::
+    Formula, with d = position(i) - position(j)::
 
-        bias(i, j) = -left_i d for d > 0, right_i d for d < 0, 0 for d = 0
-        bias(i, j) = -left_i min(d, knee) - far_left_i max(d - knee, 0) for d > 0, if there are far
-            slopes, and likewise for d < 0
-        bias(i, j) = table[d - table_begin]
-        bias(i, j) = sums[K - Q + i] - sums[j]
-        bias(i, j) = dense[i, j]
+        slopes: bias(i, j) = -left_i d for d > 0,  right_i d for d < 0,  0 for d = 0
+        knee:   bias(i, j) = -left_i min(d, knee) - far_left_i max(d - knee, 0) for d > 0,
+                and likewise with the right slopes for d < 0
+        table:  bias(i, j) = table[d - table_begin]
+        sums:   bias(i, j) = sums[K - Q + i] - sums[j]
+        dense:  bias(i, j) = dense[i, j]
 
     Attributes:
-        left, right: slopes (1 or batch, heads, 1 or queries); +inf hides a side.
+        left, right: slopes (1 or batch, heads, 1 or queries); +inf hides a side. This and the
+            other arrays may be tensors, which autograd can follow.
         table: (heads, distances), whose first distance is table_begin; -inf hides keys.
         sums: prefix sums (1 or batch, heads, keys), where the queries are the last keys.
-        dense: numbers that broadcast to (batch, heads, queries, keys); -inf hides keys.
+        dense: an array that broadcasts to (batch, heads, queries, keys); -inf hides keys.
         exempt: tokens at positions below this have no slope, as queries and as keys.
         first: (heads,), subtracted from the scores of exempt tokens with other tokens, or None.
-        core: the same bias as the core's object, if that was built before, or None.
+        core: the core's object for the same bias, if it was built before, or None.
         far_left, far_right: slopes beyond the distance `knee`, in the shapes of left and right;
             finite, and without effect on a hidden side. None for a bias without a knee.
         knee: an integer >= 0.
+
+    Raises:
+        TypeError, ValueError: in `attention`, the bias does not suit the call.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -57,6 +61,8 @@ class KernelBias(NamedTuple):
         >>> PerKey(np.array([[1.0, 2.0, 4.0]])).tensor(2, 3)[0, 0]
         array([[1., 2., 4.],
                [1., 2., 4.]], dtype=float32)
+
+    Source: this package.
     """
 
     left: Any = None
@@ -74,47 +80,47 @@ class KernelBias(NamedTuple):
 
     @property
     def slopes(self) -> dict[str, Any]:
-        """The slopes that a bias has, by their names."""
+        """The slopes that are not None, by field."""
         named = {name: getattr(self, name) for name in SLOPES}
         return {name: side for name, side in named.items() if side is not None}
 
     @property
-    def numbers(self) -> dict[str, Any]:
-        """The arrays or tensors that a bias has, by their names."""
-        named = {name: getattr(self, name) for name in NUMBERS}
-        return {name: held for name, held in named.items() if held is not None}
+    def arrays(self) -> dict[str, Any]:
+        """The arrays and tensors that are not None, by field."""
+        named = {name: getattr(self, name) for name in ARRAYS}
+        return {name: array for name, array in named.items() if array is not None}
 
     def mapped(self, convert: Callable[[str, Any], Any]) -> KernelBias:
-        """Return the bias with numbers that a function of their name and themselves gives."""
-        held = {name: convert(name, numbers) for name, numbers in self.numbers.items()}
-        return self._replace(**held, core=None)
+        """Return the bias with each array replaced by convert(field, array)."""
+        converted = {name: convert(name, array) for name, array in self.arrays.items()}
+        return self._replace(**converted, core=None)
 
     def on(self, like: Any) -> KernelBias:
-        """Return the bias in like's framework and on its device; NumPy numbers if like is None.
+        """Return the bias in like's framework, on its device; NumPy arrays if like is None.
 
         Slopes and tables are float32, float64 for float64 tensors; prefix sums are float64.
 
         Raises:
-            ValueError: a tensor that requires grad would become a constant, or a finite number in
+            ValueError: a tensor that requires grad would become a constant, or a finite value in
                 main memory is beyond float32's range, where it would hide keys.
         """
         if self.core is not None and not _arrays.is_tensor(like):
             return self
 
-        def converted(name: str, x: Any) -> Any:
+        def convert(name: str, x: Any) -> Any:
             if name != "dense":
                 return parameter(x, like, name="bias", widest=name == "sums")
             if not _arrays.is_tensor(like):
                 return _checks.constant("bias", x)
-            return tensor_of("bias", x, like, None)
+            return to_tensor("bias", x, like, None)
 
-        return self.mapped(converted)
+        return self.mapped(convert)
 
     def checked(self, problem: Problem) -> KernelBias:
-        """Return this bias if it fits a problem.
+        """Check the bias against a problem and return it.
 
         Raises:
-            TypeError, ValueError: it does not fit, or holds several kinds of bias.
+            TypeError, ValueError: it does not suit the problem, or contains several kinds of bias.
         """
         if self.core is not None:
             return self
@@ -177,11 +183,11 @@ class KernelBias(NamedTuple):
             raise ValueError(f"sums must have shape ({batch}, {heads}, {keys}), got {shape}")
         if problem.segment_ids is None or not _arrays.has_values(*problem.segment_ids):
             return
-        for text in problem.segments():
-            queries, keys = (columns.stop - columns.start for columns in text[1:])
+        for segment in problem.segments():
+            queries, keys = (columns.stop - columns.start for columns in segment[1:])
             if queries > keys:
                 raise ValueError(
-                    "query_segment_ids must not give a text more queries than keys with forget "
+                    "query_segment_ids must not give a segment more queries than keys with forget "
                     f"gates, got {queries} and {keys}"
                 )
 
@@ -189,13 +195,12 @@ class KernelBias(NamedTuple):
         """Check that slopes beyond a knee, if there are any in main memory, are finite."""
         for side in filter(_arrays.is_array, (self.far_left, self.far_right)):
             if _arrays.is_in_main_memory(side):
-                without_nan("slopes beyond the knee (slope / factor)", abs(side))
+                check_no_nan("slopes beyond the knee (slope / factor)", abs(side))
 
     def part(self, queries: slice, keys: slice, problem: Problem) -> KernelBias:
-        """Return the bias of some queries and keys of a problem, with unchanged numbers.
+        """Return the bias of some queries and keys of a problem.
 
-        Prefix sums stay prefix sums if the part's queries are its last keys; else they become
-        dense.
+        Prefix sums become dense unless the part's queries are its last keys.
         """
         aligned = keys.stop - queries.stop == problem.shape[3] - problem.shape[2]
         if self.sums is not None and not aligned:
@@ -204,9 +209,9 @@ class KernelBias(NamedTuple):
             return self._replace(sums=None, dense=rows - self.sums[..., None, keys])
         return self._cut(queries, keys)
 
-    def for_segment(self, text: Segment) -> KernelBias:
-        """Return the bias of one text alone, whose queries are its last keys if it has sums."""
-        return self.of_rows(text.rows)._cut(text.queries, text.keys)
+    def for_segment(self, segment: Segment) -> KernelBias:
+        """Return the bias of one segment; with sums, its queries must be its last keys."""
+        return self.for_rows(segment.rows)._cut(segment.queries, segment.keys)
 
     def _cut(self, queries: slice, keys: slice) -> KernelBias:
         dense = self.dense
@@ -220,7 +225,7 @@ class KernelBias(NamedTuple):
         core = None if cut else self.core
         return self._replace(**cut, sums=sums, dense=dense, core=core)
 
-    def of_rows(self, rows: slice) -> KernelBias:
+    def for_rows(self, rows: slice) -> KernelBias:
         """Return the bias of some rows of the batch."""
         by_row = {**self.slopes, "sums": self.sums}
         dense = self.dense
@@ -230,27 +235,27 @@ class KernelBias(NamedTuple):
         return self._replace(**cut, core=None) if cut else self
 
     def for_heads(self, heads: slice | list[int]) -> KernelBias:
-        """Return the bias of some heads of the model, as one that computes these alone needs it.
+        """Return the bias of some heads.
 
         Args:
-            heads: their numbers, from 0 on.
+            heads: indices of the heads.
         """
         by_head = self.slopes if self.sums is None else {"sums": self.sums}
-        numbers: dict[str, Any] = {name: x[:, heads] for name, x in by_head.items()}
+        cut: dict[str, Any] = {name: x[:, heads] for name, x in by_head.items()}
         one_axis = {"table": self.table, "first": self.first}
-        numbers |= {name: x[heads] for name, x in one_axis.items() if x is not None}
+        cut |= {name: x[heads] for name, x in one_axis.items() if x is not None}
         dense = self.dense
         if dense is not None and dense.ndim > 2 and dense.shape[-3] > 1:
-            numbers["dense"] = dense[..., heads, :, :]
-        return self._replace(**numbers, core=None)
+            cut["dense"] = dense[..., heads, :, :]
+        return self._replace(**cut, core=None)
 
     def times(self, factors: Any) -> KernelBias:
         """Return the bias times a factor for each query, (1 or batch, 1 or heads, queries).
 
-        Finite numbers stay finite, since infinite ones hide keys.
+        Finite values stay finite, because infinite values hide keys.
 
         Raises:
-            ValueError: the bias is a table or prefix sums, which have no numbers of queries, or has
+            ValueError: the bias is a table or prefix sums, which have no entries per query, or has
                 a constant for its first token.
         """
         for name in ("table", "sums", "first"):
@@ -260,24 +265,24 @@ class KernelBias(NamedTuple):
                     f"{name}: pass bias.tensor(query_length, key_length)"
                 )
 
-        def times(numbers: Any, factors: Any) -> Any:
-            xp, most = _arrays.namespace(numbers), _checks.FLOAT32_MAX
-            with _arrays.without_warnings(numbers):
-                return xp.where(xp.isinf(numbers), numbers, xp.clip(numbers * factors, -most, most))
+        def times(array: Any, factors: Any) -> Any:
+            xp, most = _arrays.namespace(array), _checks.FLOAT32_MAX
+            with _arrays.without_warnings(array):
+                return xp.where(xp.isinf(array), array, xp.clip(array * factors, -most, most))
 
         slopes = {name: times(side, factors) for name, side in self.slopes.items()}
         dense = None if self.dense is None else times(self.dense, factors[..., None])
         return self._replace(**slopes, dense=dense, core=None)
 
     def values(self, queries: Any, keys: Any) -> tuple[Any, Any]:
-        """Return the bias of all pairs, 0 for hidden keys, and a mask of the keys that it hides.
+        """Return the bias of all pairs, 0 at hidden keys, and which keys it hides.
 
         Args:
             queries: positions (1 or batch, queries), int64, in the bias's framework.
             keys: positions (1 or batch, keys).
 
         Returns:
-            Numbers and booleans that broadcast to (batch, heads, queries, keys).
+            The bias and booleans, which broadcast to (batch, heads, queries, keys).
         """
         xp = _arrays.namespace(queries)
         distance = (queries[..., :, None] - keys[..., None, :])[:, None]
@@ -299,17 +304,16 @@ class KernelBias(NamedTuple):
         return xp.where(hidden, 0.0, dense), hidden
 
     def pairs(self, problem: Problem, like: Any) -> tuple[Any, Any]:
-        """Return the bias of all pairs of a problem, and a mask of the keys that queries see.
+        """Return the bias of all pairs of a problem, 0 at keys it hides, and which keys are seen.
 
-        They are tensors like `like`, which broadcast to (batch, heads, queries, keys). Numbers of
-        keys that the bias hides are 0.
+        Both are tensors on like's device, which broadcast to (batch, heads, queries, keys).
         """
         positions = problem.positions(like)
-        numbers, hidden = self.values(*positions)
+        values, hidden = self.values(*positions)
         seen = problem.mask.visible(*positions)[:, None] & ~hidden
         if problem.key_padding_mask is None:
-            return numbers, seen
-        return numbers, seen & _arrays.boolean(problem.key_padding_mask, like)[:, None, None, :]
+            return values, seen
+        return values, seen & _arrays.boolean(problem.key_padding_mask, like)[:, None, None, :]
 
     def _linear_values(self, queries: Any, keys: Any, distance: Any) -> tuple[Any, Any]:
         xp = _arrays.namespace(queries)
@@ -318,21 +322,21 @@ class KernelBias(NamedTuple):
         left = xp.where(none_left, 0.0, self.left[..., None])
         right = xp.where(none_right, 0.0, self.right[..., None])
         if self.far_left is None:
-            numbers = xp.where(behind, -left, right) * distance
+            values = xp.where(behind, -left, right) * distance
         else:
             far = xp.where(behind, self.far_left[..., None], self.far_right[..., None])
             near = xp.clip(abs(distance), None, self.knee)
-            numbers = 0.0 - xp.where(behind, left, right) * near - far * (abs(distance) - near)
+            values = 0.0 - xp.where(behind, left, right) * near - far * (abs(distance) - near)
         if self.exempt:
             exempt = queries[..., :, None] < self.exempt
             exempt = (exempt | (keys[..., None, :] < self.exempt))[:, None]
             first: Any = 0.0 if self.first is None else -self.first[:, None, None]
             others = xp.where(distance == 0, 0.0, first)
-            numbers = xp.where(exempt, others, numbers)
-        return numbers, (none_left & behind) | (none_right & ahead)
+            values = xp.where(exempt, others, values)
+        return values, (none_left & behind) | (none_right & ahead)
 
     def in_core(self, shape: tuple[int, ...]) -> _core.AttentionBias:
-        """Return a bias of NumPy numbers as the core's object, which has no exempt tokens.
+        """Return a bias of NumPy arrays as the core's object, which ignores `exempt` and `first`.
 
         Args:
             shape: (batch, heads, queries, keys) of the problem.
@@ -356,7 +360,7 @@ class KernelBias(NamedTuple):
 
 
 def check_covered(begin: int, size: int, seen: tuple[int, int]) -> None:
-    """Check that a table covers all distances that are seen."""
+    """Check that a table covers all visible distances."""
     if seen[0] <= seen[1] and not begin <= seen[0] <= seen[1] < begin + size:
         raise ValueError(
             f"table must cover the distances {seen[0]} to {seen[1]} that are seen, got {size} from "

@@ -1,4 +1,4 @@
-"""KERPLE: kernels of distance with learned parameters."""
+"""KERPLE: functions of distance with learned parameters."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class KerplePower(DistanceBias):
     r2 = 1 is ALiBi with slope r1.
 
     Args:
-        r1: (heads,) numbers > 0, or a tensor, which may require grad.
-        r2: (heads,) numbers in (0, 2], or one for all heads.
+        r1: (heads,) array or tensor, > 0; tensors may require grad.
+        r2: (heads,), or a number for all heads, > 0 and <= 2.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, out of range, or has another number of heads.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or has another number of heads.
 
     Example:
         >>> import ntk_alibi as na
@@ -57,11 +58,12 @@ class KerpleLog(DistanceBias):
         bias = -r1 log(1 + r2 |d|),  r1 > 0, r2 > 0
 
     Args:
-        r1: (heads,) numbers > 0, or a tensor, which may require grad.
-        r2: (heads,) numbers > 0, or one for all heads.
+        r1: (heads,) array or tensor, > 0; tensors may require grad.
+        r2: (heads,), or a number for all heads, > 0.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, out of range, or has another number of heads.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or has another number of heads.
 
     Example:
         >>> import ntk_alibi as na

@@ -1,4 +1,4 @@
-"""Parameters of biases: checked where a bias is made, converted where a call uses it."""
+"""Parameters of biases: checked when a bias is made, converted when a call uses it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 from ntk_alibi import _arrays, _checks
 
-#: NumPy's kinds of complex numbers, strings, dates and time spans.
-NO_NUMBERS = "cSUmM"
+#: NumPy's kinds of dtypes that are not real: complex, strings, dates and time spans.
+NOT_REAL = "cSUmM"
 
 
-def numbers(name: str, value: Any, axes: tuple[str, ...], *, least: int = 0) -> Any:
-    """Return an array of numbers with these axes, each at least `least` long.
+def checked_array(name: str, value: Any, axes: tuple[str, ...], *, least: int = 0) -> Any:
+    """Check that a parameter has these axes, each at least `least` long, and return it.
 
     Arrays become a read-only float64 copy; tensors are returned unchanged.
     """
-    array = _real_numbers(name, value)
+    array = _as_real_array(name, value)
     if array.ndim != len(axes) or min(array.shape) < least:
         raise ValueError(f"{name} must have shape ({', '.join(axes)}), got {tuple(array.shape)}")
     return array
@@ -32,11 +32,11 @@ def per_head(
     above: float = -math.inf,
     at_most: float = math.inf,
 ) -> Any:
-    """Return a finite number for each head, (heads,), as `numbers` does.
+    """Check a parameter with a finite value per head and return it, (heads,), as `checked_array`.
 
-    Unless heads is None, one number may stand for all heads.
+    Unless heads is None, a single number may be given for all heads.
     """
-    array = _real_numbers(name, value)
+    array = _as_real_array(name, value)
     if array.ndim == 0 and heads is not None:
         array = array.expand(heads) if _arrays.is_tensor(array) else np.repeat(array, heads)
     if array.ndim != 1 or array.shape[0] == 0:
@@ -44,8 +44,8 @@ def per_head(
     if heads is not None and array.shape[0] != heads:
         raise ValueError(f"{name} must have {heads} heads, got {array.shape[0]}")
     if _arrays.has_values(array):
-        read = _arrays.to_numpy(array)
-        wrong = read[~(np.isfinite(read) & (read > above) & (read <= at_most))]
+        values = _arrays.to_numpy(array)
+        wrong = values[~(np.isfinite(values) & (values > above) & (values <= at_most))]
         if wrong.size:
             limits = [f"> {above:g}"] * (above > -math.inf)
             limits += [f"<= {at_most:g}"] * (at_most < math.inf)
@@ -54,32 +54,32 @@ def per_head(
     return array
 
 
-def _real_numbers(name: str, value: Any) -> Any:
+def _as_real_array(name: str, value: Any) -> Any:
     _checks.check_plain(name, value)
     if _arrays.is_tensor(value):
         check_floating(name, value.dtype)
         return value
     try:
-        if np.asarray(value).dtype.kind in NO_NUMBERS:
+        if np.asarray(value).dtype.kind in NOT_REAL:
             raise TypeError
         array = np.array(value, np.float64)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must hold real numbers, got {value!r}") from None
+        raise TypeError(f"{name} must hold real values, got {value!r}") from None
     array.flags.writeable = False
     return array
 
 
 def check_floating(name: str, dtype: Any) -> None:
-    """Check that numbers of a bias have a floating dtype."""
+    """Check that the dtype of an array is floating."""
     if _arrays.dtype_name(dtype) not in (*_arrays.CORE_DTYPES, "float64"):
         raise TypeError(f"{name} must be floating, got dtype {dtype}")
 
 
-def without_nan(name: str, array: Any) -> None:
-    """Check that numbers contain no NaN and no +infinity."""
+def check_no_nan(name: str, array: Any) -> None:
+    """Check that an array contains no NaN and no +infinity."""
     if _arrays.has_values(array):
-        read = _arrays.to_numpy(array)
-        wrong = read[np.isnan(read) | np.isposinf(read)]
+        values = _arrays.to_numpy(array)
+        wrong = values[np.isnan(values) | np.isposinf(values)]
         if wrong.size:
             raise ValueError(f"{name} must not hold NaN or infinity, got {wrong[0]}")
 
@@ -91,7 +91,7 @@ def parameter(
 
     Args:
         x: an array or a tensor.
-        like: the argument of `kernel_bias`: None for NumPy numbers, or a tensor of the call.
+        like: the argument of `kernel_bias`: None for a NumPy array, or a tensor of the call.
         name: the parameter's name in messages.
         widest: True for float64; False for float32, and float64 if like is a float64 tensor.
 
@@ -101,16 +101,16 @@ def parameter(
     if _arrays.is_tensor(like):
         dtype = "float64" if widest else _arrays.wide_dtype(like)
         array = x if _arrays.is_tensor(x) else np.asarray(x, np.float64)
-        return tensor_of(name, array, like, dtype)
+        return to_tensor(name, array, like, dtype)
     constant = _checks.constant(name, x)
     return np.asarray(constant, np.float64) if widest else _checks.as_float32(name, constant)
 
 
-def tensor_of(name: str, x: Any, like: Any, dtype: str | None) -> Any:
-    """Return numbers of a bias as a tensor on like's device; dtype None keeps their dtype.
+def to_tensor(name: str, x: Any, like: Any, dtype: str | None) -> Any:
+    """Convert an array of a bias to a tensor on like's device; dtype None keeps its dtype.
 
     Raises:
-        ValueError: a finite number in main memory is beyond the range of float32.
+        ValueError: a finite value in main memory is beyond float32's range.
     """
     if not like.is_meta and not _arrays.is_tracing():
         _checks.check_has_values(name, x)

@@ -20,20 +20,21 @@ class Sandwich(DistanceBias):
 
     Formula::
 
-        bias = lambda_h (p_i.p_j - D/2) = lambda_h sum_k (cos(d w_k) - 1),  w_k = 10000^(-2k/D),
-        k = 0 .. D/2 - 1
+        bias = lambda_h (p_i.p_j - D/2) = lambda_h sum_k (cos(d w_k) - 1)
+        p_i = [sin(i w_k), cos(i w_k)],  w_k = 10000^(-2k/D),  k = 0 .. D/2 - 1
 
-    with p_i = [sin(i w_k), cos(i w_k)]. The constant, which softmax ignores, makes the bias 0 at
-    d = 0. The published strengths are lambda_h = H / (8h), h = 1 .. H; they are not learned.
+    The constant D/2, which softmax ignores, makes the bias 0 at d = 0. The published strengths are
+    lambda_h = H / (8h), h = 1 .. H; they are not learned.
 
     Args:
         num_heads: H >= 1.
         dimension: D, the even dimension of the embeddings.
-        lambdas: (heads,) numbers > 0, or a tensor, which may require grad; None for the published
-            strengths.
+        lambdas: the strengths, (heads,) array or tensor, > 0; tensors may require grad. None for
+            the published strengths.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, out of range, or has another number of heads.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or has another number of heads.
 
     Example:
         >>> import ntk_alibi as na
@@ -73,21 +74,21 @@ class Sandwich(DistanceBias):
         query_positions: Array | None = None,
         key_positions: Array | None = None,
     ) -> tuple[Array, Array, float]:
-        """Append position embeddings to queries and keys, as channels that replace the bias.
+        """Append position embeddings to queries and keys, as extra channels instead of the bias.
 
         Formula::
 
             [q_i, (lambda / scale) p_i].[k_j, p_j] = q_i.k_j + (lambda / scale) p_i.p_j
 
-        This equals the symmetric form [q, sqrt(lambda) p_i].[k, sqrt(lambda) p_j]; with lambda in
-        the queries alone, heads can share keys. The product times scale is the score with this bias
-        plus the constant lambda_h D/2, which changes the logsumexp but not the softmax. In float32
-        it rounds sums of D products, which the table does not.
+        The paper's symmetric form [q, sqrt(lambda) p_i].[k, sqrt(lambda) p_j] has the same product;
+        with lambda in the queries only, heads can share keys. The product times scale is the score
+        with this bias plus the constant lambda_h D/2, which changes the logsumexp but not the
+        softmax. Unlike the table, it rounds sums of D products in float32.
 
         Args:
             query: (batch, heads, queries, head_dim), array or tensor.
             key: (batch, key heads, keys, head_dim).
-            scale: factor of the dot products, 1 / sqrt(head_dim) by default; not 0.
+            scale: the factor of q.k, 1 / sqrt(head_dim) by default; not 0.
             query_positions: (queries,) or (batch, queries) integers; the last columns by default.
             key_positions: (keys,) or (batch, keys) integers; the columns by default.
 
@@ -96,7 +97,15 @@ class Sandwich(DistanceBias):
             pass to `attention`.
 
         Raises:
-            TypeError, ValueError: an argument is wrong.
+            TypeError: an argument has the wrong type or dtype.
+            ValueError: an argument has the wrong shape, or scale is 0.
+
+        Example:
+            >>> import numpy as np, ntk_alibi as na
+            >>> query, key = np.ones((2, 1, 2, 5, 16), np.float32)
+            >>> query, key, scale = na.Sandwich(2, dimension=8).concatenated(query, key)
+            >>> query.shape, scale
+            ((1, 2, 5, 24), 0.25)
         """
         _checks.attention_inputs(query, key, key)
         _checks.floating_dtype(query.dtype, _arrays.ANY_DTYPES)
@@ -112,16 +121,11 @@ class Sandwich(DistanceBias):
         q = masks.checked_positions("query_positions", query_positions, batch, queries)
         k = masks.checked_positions("key_positions", key_positions, batch, keys)
         lambdas = parameter(self.lambdas, query, widest=True)[:, None, None] / factor
-        embedded = self._embedded(q, keys - queries, queries), self._embedded(k, 0, keys)
+        embedded = self._embed(q, keys - queries, queries), self._embed(k, 0, keys)
         rows, columns = (parameter(x, query, widest=True)[:, None] for x in embedded)
-        rows = lambdas * rows
-        return (
-            _with_channels(query, rows),
-            _with_channels(key, columns),
-            factor,
-        )
+        return _with_channels(query, lambdas * rows), _with_channels(key, columns), factor
 
-    def _embedded(
+    def _embed(
         self, positions: NDArray[np.int32] | None, first: int, length: int
     ) -> NDArray[np.float64]:
         """Return sines and cosines of positions (1 or batch, length) along a new last axis."""
@@ -132,7 +136,7 @@ class Sandwich(DistanceBias):
 
 
 def _with_channels(array: Any, channels: Any) -> Array:
-    """Append channels to an array (batch, heads, length, dim), broadcast to its other axes."""
+    """Append channels, which broadcast, to an array (batch, heads, length, dim)."""
     xp = _arrays.namespace(array)
     shape = (*array.shape[:3], channels.shape[3])
     added = xp.broadcast_to(channels, shape)

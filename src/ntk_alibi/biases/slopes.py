@@ -1,4 +1,4 @@
-"""ALiBi slopes for any head count and of any model family, stretched by a scaling."""
+"""ALiBi slopes for any head count and model family, stretched by a scaling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIDES = ("causal", "symmetric", "halves", "two_slopes")
 
 
 def hidden_sides(sides: Sides, heads: int) -> NDArray[np.bool_]:
-    """Return a mask (2, 1, heads, 1) of the heads whose left, and right, side is hidden."""
+    """Return which heads hide their left and their right side, (2, 1, heads, 1) bool."""
     hidden = np.zeros((2, 1, heads, 1), np.bool_)
     if sides == "causal":
         hidden[1] = True
@@ -40,12 +40,12 @@ def left_heads(heads: int) -> int:
 
 
 def both_sides(slopes: Any) -> tuple[Any, Any]:
-    """Return left and right slopes: those of a pair, or one array for both."""
+    """Return left and right slopes from a pair, or from one array for both."""
     return slopes if isinstance(slopes, tuple) else (slopes, slopes)
 
 
 def with_axes(slopes: Any) -> Any:
-    """Return slopes, an array or a tensor, as (1 or batch, heads, 1 or queries)."""
+    """Add axes to slopes, an array or a tensor: (1 or batch, heads, 1 or queries)."""
     if slopes.ndim == 1:
         return slopes[None, :, None]
     return slopes[:, :, None] if slopes.ndim == 2 else slopes
@@ -54,7 +54,7 @@ def with_axes(slopes: Any) -> Any:
 def check_slopes(name: str, value: Any, heads: int) -> None:
     """Check slopes (heads,), (batch, heads) or (batch, heads, queries): floating, not NaN.
 
-    Lists may hold integers, as people type them.
+    Lists may contain integers, as people type them.
     """
     _checks.check_plain(name, value)
     array = value if _arrays.is_tensor(value) else np.asarray(value)
@@ -70,15 +70,15 @@ def check_slopes(name: str, value: Any, heads: int) -> None:
     if got != heads:
         raise ValueError(f"{name} must have {heads} heads, got {got} (shape {shape})")
     if _arrays.has_values(value):
-        numbers = _arrays.to_numpy(value)
-        if np.isnan(numbers).any():
+        values = _arrays.to_numpy(value)
+        if np.isnan(values).any():
             raise ValueError(f"{name} must not hold NaN")
-        if np.isneginf(numbers).any():
+        if np.isneginf(values).any():
             raise ValueError(f"{name} must not hold -infinity; +infinity hides a side")
 
 
 def checked_lengths(value: Any, *, ndim: tuple[int, ...] = (1,)) -> NDArray[np.int64]:
-    """Return numbers of tokens as int64: integers in [0, 2^31), with a rank that ndim allows."""
+    """Check token counts and return them as int64: 0 to 2^31 - 1, with a rank in ndim."""
     array = _checks.constant("lengths", value)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -118,27 +118,33 @@ def alibi_slopes(
     *,
     rule: Literal["press", "geometric"] = "press",
 ) -> Array:
-    """Return the slopes m_h of ALiBi, head by head.
+    """Return ALiBi's slope m_h for each head, stretched by a scaling.
 
-    m_h = 2^-e_h. rule="press" (BLOOM, MPT): with P = 2^floor(log2 H), the first P heads have e_h =
-    8h/P, the remaining H - P have 8(2i - 1)/(2P), i = 1, 2, ... rule="geometric": e_h = 8h/H for
-    every H. The scaling stretches the exponents; 2^-e is rounded once, from float64 to float32.
+    Formula::
+
+        m_h = 2^-e_h,  h = 1 .. H
+        rule="press":      e_h = 8h/P for the first P = 2^floor(log2 H) heads,
+                           then 8(2i - 1)/(2P), i = 1 .. H - P (BLOOM, MPT)
+        rule="geometric":  e_h = 8h/H
+
+    The scaling changes the exponents; 2^-e_h is rounded once, from float64 to float32.
 
     Args:
-        num_heads: H, any number >= 1.
-        scaling: a scaling, or None for the plain slopes.
-        lengths: numbers of tokens, for dynamic scalings only: (batch,) integers, array, tensor or
+        num_heads: H >= 1.
+        scaling: a scaling, or None for ALiBi's original slopes.
+        lengths: token counts for a dynamic scaling: (batch,) integers as an array, a tensor or a
             list. With per="query" they may also be (batch, queries), the prefix length of each
-            query; (batch,) then stands for max(lengths) queries, the last at each row's last token.
+            query; (batch,) then means max(lengths) queries, the last at each row's last token.
         rule: "press" or "geometric".
 
     Returns:
-        Slopes in float32, a tensor if lengths is a tensor. Their shape is (heads,), for a dynamic
-        scaling (batch, heads), and with per="query" (batch, heads, queries).
+        float32 slopes, a tensor if lengths is a tensor: (heads,), with a dynamic scaling (batch,
+        heads), and with per="query" (batch, heads, queries).
 
     Raises:
-        TypeError, ValueError: an argument is wrong, lengths are missing, or the scaling is a
-            `Knee`, with which heads have two slopes.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, lengths are missing, or the scaling is a `Knee`,
+            with which a head has two slopes.
 
     Example:
         >>> import ntk_alibi as na
@@ -146,8 +152,7 @@ def alibi_slopes(
         array([0.25      , 0.0625    , 0.015625  , 0.00390625, 0.5       ,
                0.125     ], dtype=float32)
 
-    Source: Press et al. 2022 (arXiv 2108.12409) and its code for head counts that are no power of
-    two.
+    Source: Press et al. 2022 (arXiv 2108.12409); its code for head counts other than powers of two.
     """
     heads = _checks.num_heads(num_heads)
     checked_scaling(scaling)
@@ -162,9 +167,9 @@ def alibi_slopes(
 
 
 def prefix_lengths(lengths: NDArray[np.int64], query_length: int) -> NDArray[np.int64]:
-    """Return the prefix length of each query, itself included, (batch, queries).
+    """Return the prefix length of each query, the query included, (batch, queries).
 
-    The last query is each row's last token.
+    The last query is the last token of each row.
     """
     behind = np.arange(query_length - 1, -1, -1)
     prefixes: NDArray[np.int64] = np.maximum(lengths[:, None] - behind, 0)
@@ -174,10 +179,10 @@ def prefix_lengths(lengths: NDArray[np.int64], query_length: int) -> NDArray[np.
 def scaled_slopes(
     exponents: Floats, scaling: Scaling | None, lengths: NDArray[np.int64] | None
 ) -> NDArray[np.float32]:
-    """Return 2^-e of scaled exponents (heads,); lengths are of the kind that `per` names.
+    """Return the slopes 2^-e after a scaling of exponents (heads,); lengths as its `per` needs.
 
-    Lengths of sequences may be (batch, queries), as packed texts have them, and so are then the
-    slopes, (batch, heads, queries).
+    With per="sequence" and packed segments, lengths are (batch, queries) and the slopes (batch,
+    heads, queries).
     """
     heads = len(exponents)
     index = None
@@ -195,7 +200,7 @@ def scaled_slopes(
             )
         if not np.isfinite(exponents).all():
             raise ValueError(
-                f"scale_exponents must return finite numbers, got {exponents} from {scaling!r}"
+                f"scale_exponents must return finite values, got {exponents} from {scaling!r}"
             )
     slopes = np.exp2(-exponents).astype(np.float32)
     return slopes if index is None else slopes[index].swapaxes(1, 2)
@@ -203,12 +208,12 @@ def scaled_slopes(
 
 @dataclass(frozen=True)
 class ModelSlopes:
-    """The rule by which a model computes its slopes.
+    """How a model family computes its slopes.
 
     Attributes:
         heads: number of query heads of the whole model.
-        max_bias: the exponent of the flattest slope for powers of two, before any scaling.
-        slope_divisor: divides the slopes, after the scaling.
+        max_bias: for powers of two, the exponent of the flattest slope before any scaling.
+        slope_divisor: divides the slopes after the scaling.
         counts_holes: whether distances count padding between real tokens.
     """
 
@@ -218,37 +223,34 @@ class ModelSlopes:
     counts_holes: bool = False
 
     @classmethod
-    def of_bloom(cls, heads: int) -> Self:
-        """Return the rule of BLOOM."""
+    def for_bloom(cls, heads: int) -> Self:
+        """Return BLOOM's slopes."""
         return cls(heads)
 
     @classmethod
-    def of_mpt(cls, heads: int, bias_max: float | None) -> Self:
-        """Return the rule of MPT, whose bias_max is 8 if its configuration has none."""
+    def for_mpt(cls, heads: int, bias_max: float | None) -> Self:
+        """Return MPT's slopes; bias_max is 8 if the config has none."""
         most = USUAL_MAX_BIAS if bias_max is None else float(bias_max)
         return cls(heads, max_bias=most, counts_holes=True)
 
     @classmethod
-    def of_falcon(cls, heads: int, head_dim: int) -> Self:
-        """Return the rule of Falcon, whose bias is divided by sqrt(head_dim) like the products."""
+    def for_falcon(cls, heads: int, head_dim: int) -> Self:
+        """Return Falcon's slopes, which are divided by sqrt(head_dim), as are its q.k."""
         return cls(heads, slope_divisor=math.sqrt(head_dim))
 
-    def numbers(
+    def slopes(
         self, scaling: Scaling | None, lengths: NDArray[np.int64] | None = None
     ) -> NDArray[np.float32]:
-        """Return float32 slopes, (1 or batch, heads, 1 or queries), for lengths of the scaling.
-
-        They are those up to a knee.
-        """
+        """Return float32 slopes, (1 or batch, heads, 1 or queries); with a knee, up to the knee."""
         slopes = scaled_slopes(self._exponents(), split_knee(scaling)[0], lengths)
         result: NDArray[np.float32] = with_axes(slopes / np.float32(self.slope_divisor))
         return result
 
-    def as_max_bias(self, scaling: Scaling | None) -> float | None:
-        """Return the one number b whose slopes, with exponents e_h b / 8, are the scaled ones.
+    def find_max_bias(self, scaling: Scaling | None) -> float | None:
+        """Return the number b for which exponents e_h b / 8 give the scaled slopes, or None.
 
-        It is what `alibi_bias_max` of MPT and `max_alibi_bias` of GGUF hold. None if no number has
-        these slopes, of which each may be wrong by a millionth.
+        `alibi_bias_max` of MPT and `max_alibi_bias` of GGUF store it. Each slope may be wrong by a
+        millionth.
         """
         if scaling_per(scaling) is not None or split_knee(scaling)[1] is not None:
             return None
@@ -264,22 +266,20 @@ class ModelSlopes:
 
     def as_factor(self, scaling: Scaling) -> float:
         """Return the factor by which a static scaling divides the flattest slope."""
-        plain, scaled = self.numbers(None), self.numbers(scaling)
-        return float(plain.min() / scaled.min())
+        return float(self.slopes(None).min() / self.slopes(scaling).min())
 
     def _exponents(self) -> Floats:
-        """Return the exponents of the slopes before any scaling."""
         exponents: Floats = _core.alibi_exponents(self.heads, _core.SlopeRule.press)
         return exponents * (self.max_bias / USUAL_MAX_BIAS)
 
-    def of_sides(
+    def left_and_right(
         self, sides: Sides, scaling: Scaling | None, lengths: NDArray[np.int64] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return left and right slopes in the shape of `numbers`; +inf hides a side."""
+        """Return left and right slopes in the shape of `slopes`; +inf hides a side."""
         parts = [self.heads]
         if sides == "halves":
             parts = [left_heads(self.heads), self.heads - left_heads(self.heads)]
         rules = [replace(self, heads=heads) for heads in parts if heads]
-        slopes = np.concatenate([rule.numbers(scaling, lengths) for rule in rules], axis=1)
+        slopes = np.concatenate([rule.slopes(scaling, lengths) for rule in rules], axis=1)
         hidden, infinity = hidden_sides(sides, self.heads), np.float32(np.inf)
         return np.where(hidden[0], infinity, slopes), np.where(hidden[1], infinity, slopes)

@@ -1,4 +1,4 @@
-"""T5: learned numbers for buckets of distances."""
+"""T5: a learned bias for each bucket of distances."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from typing import Any
 
 from ntk_alibi import _checks
 from ntk_alibi.biases.distance import DistanceBias
-from ntk_alibi.biases.parameters import numbers, without_nan
+from ntk_alibi.biases.parameters import check_no_nan, checked_array
 
 
 @dataclass(frozen=True, eq=False)
 class T5(DistanceBias):
-    """T5's learned numbers for buckets of distances: fine for near keys, coarse for far keys.
+    """T5's bias: one learned value per bucket of distances, fine for near and coarse for far keys.
 
     Formula::
 
         bias = values[h, bucket(d)]
+        bucket(d) = |d|  for |d| < n/2
+        bucket(d) = min(n/2 + floor(n/2 log(|d| / (n/2)) / log(max_distance / (n/2))), n - 1)
 
-    n is the number of buckets per side. If bidirectional, it is half of all, and the second half is
-    for keys ahead; otherwise keys ahead are in bucket 0. bucket(d) = `|d|` for `|d| < n/2`,
-    else `n/2 + floor(n/2 log(|d| / (n/2)) / log(max_distance / (n/2)))`, at most n - 1.
-
-    T5 attends with scale=1 and adds the same bias in all layers.
+    n is the number of buckets per side. If bidirectional, each side has half of all buckets, and
+    the second half is for keys ahead; otherwise keys ahead are in bucket 0. T5 attends with scale=1
+    and adds the same bias in all layers.
 
     Args:
-        values: (heads, buckets), array or tensor, which may require grad. For a transformers model
-            this is relative_attention_bias.weight.T.
+        values: (heads, buckets) array or tensor, which may require grad. In a transformers model
+            it is relative_attention_bias.weight.T.
         bidirectional: True for encoders; False for causal attention only.
         max_distance: distances from this one on are in the last bucket.
 
     Raises:
-        TypeError, ValueError: an argument is wrong.
+        TypeError: an argument has the wrong type.
+        ValueError: values has the wrong shape, NaN or +infinity, or max_distance is too small.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -48,13 +49,13 @@ class T5(DistanceBias):
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        values = numbers("values", self.values, ("heads", "buckets"), least=1)
-        without_nan("values", values)
+        values = checked_array("values", self.values, ("heads", "buckets"), least=1)
+        check_no_nan("values", values)
         both = _checks.boolean("bidirectional", self.bidirectional)
         count, least = int(values.shape[1]), 4 if both else 2
         if count < least:
             raise ValueError(f"values must have at least {least} buckets, got {count}")
-        exact = count // least  # distances below this number have buckets of their own
+        exact = count // least  # each distance below this has its own bucket
         most = _checks.integer("max_distance", self.max_distance, minimum=exact + 1)
         self.define(num_heads=int(values.shape[0]), values=values, bidirectional=both)
         self.define(sides="symmetric" if both else "causal", max_distance=most)

@@ -1,6 +1,6 @@
-"""A torch operator for the slopes of a static scaling, a constant for tracing.
+"""A torch operator for the slopes of a static scaling, which tracing treats as a constant.
 
-The module is imported only while torch traces a call: tracing cannot look into the compiled core.
+Imported only while torch traces a call, because torch cannot trace the compiled core.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ntk_alibi.scaling import (
 def traced_slopes(
     like: torch.Tensor, num_heads: int, scaling: Scaling | None, sides: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return left and right slopes (1, heads, 1) on like's device; those up to a knee.
+    """Return left and right slopes (1, heads, 1) on like's device; with a knee, up to the knee.
 
     Raises:
-        ValueError: the scaling is none of `STATIC_TYPES`.
+        ValueError: the scaling is not one of `STATIC_TYPES`.
     """
     if scaling is not None:
         _check_static(scaling)
         scaling, _ = split_knee(scaling)
     config = scaling_to_config(scaling)
     names = [name for name in config if name != "alibi_type"]
-    numbers = [float(config[name]) for name in names]
+    values = [float(config[name]) for name in names]
     pair: tuple[torch.Tensor, torch.Tensor] = _slopes(
-        like.detach(), num_heads, config["alibi_type"], names, numbers, sides
+        like.detach(), num_heads, config["alibi_type"], names, values, sides
     )
     return pair
 
@@ -53,7 +53,7 @@ def _check_static(scaling: Any) -> None:
 @torch.library.custom_op(
     "ntk_alibi::slopes",
     mutates_args=(),
-    schema="(Tensor like, int num_heads, str alibi_type, str[] names, float[] numbers, str sides)"
+    schema="(Tensor like, int num_heads, str alibi_type, str[] names, float[] values, str sides)"
     " -> (Tensor, Tensor)",
 )
 def _slopes(
@@ -61,11 +61,11 @@ def _slopes(
     num_heads: int,
     alibi_type: str,
     names: Sequence[str],
-    numbers: Sequence[float],
+    values: Sequence[float],
     sides: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    config = {"alibi_type": alibi_type, **dict(zip(names, numbers, strict=True))}
-    left, right = ModelSlopes(num_heads).of_sides(sides, scaling_from_config(config))
+    config = {"alibi_type": alibi_type, **dict(zip(names, values, strict=True))}
+    left, right = ModelSlopes(num_heads).left_and_right(sides, scaling_from_config(config))
     return torch.tensor(left, device=like.device), torch.tensor(right, device=like.device)
 
 

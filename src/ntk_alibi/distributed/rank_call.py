@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ntk_alibi import _arrays, _checks, _core
-from ntk_alibi.biases.base import check_fitting
+from ntk_alibi.biases.base import check_fits
 from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.exchange import Plan, arrive, send, tie
 from ntk_alibi.distributed.ranks import Ranks
@@ -65,10 +65,10 @@ class RankCall:
         at_queries = checked_positions("query_positions", query_positions, batch, queries)
         at_keys = checked_positions("key_positions", key_positions, batch, keys)
         self._positions = at_queries, at_keys
-        bias, of_tokens = self._bias, getattr(self._bias, "of_tokens", False)
+        bias, per_token = self._bias, getattr(self._bias, "per_token", False)
         if hasattr(bias, "num_heads"):
-            check_fitting(bias, heads)
-        if of_tokens and at_keys is not None:
+            check_fits(bias, heads)
+        if per_token and at_keys is not None:
             raise ValueError(
                 f"key_positions must be None with a bias of tokens in order, got them with {bias!r}"
             )
@@ -224,7 +224,7 @@ class RankCall:
         at_keys: Any = _row(whole.key_positions, b)[:, columns]
         tokens = torch.stack([arrived["keys"][at].flatten(0, 1) for at in members.values()])[None]
         key, value = tokens.split(call.key.shape[3], dim=-1)
-        kernel = call.bias.of_rows(slice(b, b + 1)).for_heads(own)
+        kernel = call.bias.for_rows(slice(b, b + 1)).for_heads(own)
         if kernel.dense is not None and kernel.dense.ndim and kernel.dense.shape[-1] > 1:
             kernel = kernel._replace(dense=kernel.dense[..., columns])
         if kernel.sums is not None:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _core
-from ntk_alibi.biases.base import kernel_bias_of
+from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.exchange import before, sum_over_ranks
@@ -98,19 +98,19 @@ class Sequence:
         Prefix sums have this rank's keys only. Gradients of numbers that all ranks share are summed
         over the ranks.
         """
-        of_tokens = getattr(bias, "of_tokens", False)
-        problem = self._of_own_keys() if of_tokens else self.problem
-        kernel = self.ranks.together(lambda: kernel_bias_of(bias, problem, like))
-        if of_tokens:
+        per_token = getattr(bias, "per_token", False)
+        problem = self._of_own_keys() if per_token else self.problem
+        kernel = self.ranks.together(lambda: to_kernel_bias(bias, problem, like))
+        if per_token:
             sums = kernel.sums.expand(problem.shape[0], -1, -1)
             return kernel._replace(sums=sums + before(self.ranks, sums[..., -1:].contiguous()))
         if getattr(bias, "query_length", None) is not None:  # numbers of this rank's queries
             return kernel
         if _arrays.any_requires_grad(kernel.table):
-            kernel = kernel_bias_of(bias, self._whole_problem(), like)
+            kernel = to_kernel_bias(bias, self._whole_problem(), like)
         shared = {
             name: sum_over_ranks(self.ranks, x)
-            for name, x in kernel.numbers.items()
+            for name, x in kernel.arrays.items()
             if _arrays.any_requires_grad(x) and (name != "dense" or _of_all_queries(x))
         }
         return kernel._replace(**shared, core=None) if shared else kernel
@@ -242,13 +242,13 @@ def description(bias: Any) -> str:
         digest.update(f"{array.shape}".encode())
         digest.update(array.tobytes())
 
-    if not hasattr(bias, "of_tokens"):  # it is no `BiasObject`
+    if not hasattr(bias, "per_token"):  # it is no `BiasObject`
         if not _arrays.is_array(bias):
             return type(bias).__name__
         if _of_all_queries(bias):
             add(bias)
         return f"dense numbers, {digest.hexdigest()[:12]}"
-    if not getattr(bias, "of_tokens", False) and bias.query_length is None:
+    if not getattr(bias, "per_token", False) and bias.query_length is None:
         for numbers in bias.parameters:
             add(numbers)
     for name, value in sorted(vars(bias).items()):

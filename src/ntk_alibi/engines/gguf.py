@@ -171,7 +171,7 @@ def _max_bias(request: Request) -> float:
         )
     count = len(request.family.layers(request.target))
     scalings = [at_layer(settings.scaling, layer) for layer in range(count)]
-    numbers = {rule.as_max_bias(scaling) for scaling in scalings}
+    numbers = {rule.find_max_bias(scaling) for scaling in scalings}
     if len(numbers) == 1 and (number := numbers.pop()) is not None:
         return number
     static = [x for x in scalings if x is not None and scaling_per(x) is None]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ntk_alibi import _arrays, _checks, _core
-from ntk_alibi.biases.base import kernel_bias_of
+from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.dropout import NO_DROPOUT, Dropout, checked_dropout
 from ntk_alibi.fused.options import DEFAULTS
@@ -256,7 +256,7 @@ def checked_call(
             segment_ids=segment_ids,
             query_segment_ids=query_segment_ids,
         )
-    kernel = kernel_bias_of(bias, problem, like)
+    kernel = to_kernel_bias(bias, problem, like)
     factors = None
     if options["log_n"] is not None:
         log_n = as_log_n(options["log_n"])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.kernel_bias import NUMBERS, SLOPES
+from ntk_alibi.biases.kernel_bias import ARRAYS, SLOPES
 from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
 from ntk_alibi.fused.forward import (
     KeySubset,
@@ -289,7 +289,7 @@ def _first_gradient(
 def _gradients(
     call: AttentionCall, query: Any, key: Any, value: Any, of_bias: dict[str, Any]
 ) -> AttentionGradients:
-    known = {name: of_bias.get(name) for name in NUMBERS}
+    known = {name: of_bias.get(name) for name in ARRAYS}
     return AttentionGradients(query, key, value, table_begin=call.bias.table_begin, **known)
 
 

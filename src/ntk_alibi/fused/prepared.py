@@ -36,7 +36,7 @@ def attend_prepared(
         query: (batch, heads, queries, head_dim), as the problem says.
         key: (batch, key heads, keys, head_dim), or `QuantizedRows`.
         value: as key.
-        bias: the bias, checked against the problem, as `kernel_bias_of` returns it:
+        bias: the bias, checked against the problem, as `to_kernel_bias` returns it:
             of NumPy numbers in the core, else of tensors like query in autocast's dtype.
         problem: shape, mask, padding and positions.
         scale: factor of the dot products.

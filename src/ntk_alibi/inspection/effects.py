@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases.base import kernel_bias_of
+from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.biases.slopes import alibi_slopes, checked_lengths
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.masks import Mask, Problem
@@ -111,7 +111,7 @@ def _row(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:
     like = next(filter(_arrays.is_tensor, bias.parameters), None)
     last = slice(shape[2] - 1, shape[2])
     near = slice(keys - count, keys) if side == "behind" else slice(0, count)
-    kernel = kernel_bias_of(bias, problem, like).part(last, near, problem)
+    kernel = to_kernel_bias(bias, problem, like).part(last, near, problem)
     positions = problem.part(last, near).positions(like)
     numbers, hidden = kernel.values(*positions)
     if mask.causal:

@@ -182,7 +182,7 @@ class Family:
     def rule(self, model: nn.Module) -> ModelSlopes:
         """Return the rule of a model's slopes."""
         slopes = self.slopes(model)
-        if hasattr(slopes, "of_sides"):
+        if hasattr(slopes, "left_and_right"):
             return cast(ModelSlopes, slopes)
         heads = _checks.integer(f"slopes of the family {self.name}", slopes, minimum=1)
         return ModelSlopes(heads, counts_holes=True)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ntk_alibi import _arrays
 from ntk_alibi.biases.alibi import ModelALiBi
-from ntk_alibi.biases.base import BiasObject, kernel_bias_of
+from ntk_alibi.biases.base import BiasObject, to_kernel_bias
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes, Sides
 from ntk_alibi.integrations import own_bias
@@ -130,7 +130,7 @@ class ForwardPass:
             return cast(BiasObject, table.bias(self._made, self.mask.device))
         scaling = self.settings.scaling
         sides: Sides = "causal" if self.problem.mask.causal else "symmetric"
-        bias = ModelALiBi.of_layer(self.rule, scaling, layer, sides)
+        bias = ModelALiBi.for_layer(self.rule, scaling, layer, sides)
         if not self.own and getattr(scaling, "layers", None) is None:
             self._same = bias
         return bias
@@ -245,7 +245,7 @@ def _kernel_on_device(bias: BiasObject, problem: Problem, like: Any) -> KernelBi
             return _kept(cast(Any, bias), like.device, like.dtype is torch.float64)
         except TypeError:  # the scaling has no hash
             pass
-    return kernel_bias_of(bias, problem, like)
+    return to_kernel_bias(bias, problem, like)
 
 
 @functools.lru_cache(maxsize=256)

@@ -78,7 +78,7 @@ def check(bias: Any, heads: int, layers: int, *, encoder: bool = False) -> None:
                 f"sides='symmetric', got {made!r}"
             )
         of_queries = getattr(made, "query_length", None) is not None
-        if of_queries or getattr(made, "of_tokens", False):
+        if of_queries or getattr(made, "per_token", False):
             raise ValueError(
                 "scaling must be a bias of positions alone, got one with numbers of single tokens, "
                 f"{made!r}"

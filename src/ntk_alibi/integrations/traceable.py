@@ -44,7 +44,7 @@ class LayerBias(Float32Parameters):
         super().__init__()
         scaling = at_layer(settings.scaling, cast(int, layer.layer_idx))
         knee = split_knee(scaling)[1]
-        slopes = torch.from_numpy(rule.numbers(scaling)).reshape(rule.heads, 1, 1)
+        slopes = torch.from_numpy(rule.slopes(scaling)).reshape(rule.heads, 1, 1)
         device = next(layer.parameters()).device
         strengths = settings.log_n and settings.log_n.per_head
         self.register_buffer("slopes", slopes.to(device), persistent=False)

@@ -13,7 +13,7 @@ from torch import nn
 
 from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi.biases.alibi import ALiBi
-from ntk_alibi.biases.base import check_dense, check_fitting
+from ntk_alibi.biases.base import check_dense, check_fits
 from ntk_alibi.biases.parameters import per_head
 from ntk_alibi.biases.slopes import alibi_slopes, check_slopes
 from ntk_alibi.fused.attention import attention
@@ -130,7 +130,7 @@ class AlibiAttention(nn.Module):
         # An array, and the bias of a module, are checked in forward, which knows the lengths.
         if not hasattr(bias, "shape") and not isinstance(bias, nn.Module):
             if hasattr(bias, "kernel_bias"):
-                check_fitting(bias, heads, causal=self.causal)
+                check_fits(bias, heads, causal=self.causal)
             elif bias is not None:
                 check_dense(bias)
         self.bias, self.scaling, self.dropout = bias, scaling, dropout

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases.kernel_bias import NUMBERS as BIAS_TENSORS  # codespell:ignore
+from ntk_alibi.biases.kernel_bias import ARRAYS as BIAS_TENSORS
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.forward import forward
@@ -207,7 +207,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         return (*attention_on_device(call, log=log), None)
     if not call.fits_core:
         return (*attention_by_chunks(call), None)
-    for tensor in bias.numbers.values():
+    for tensor in bias.arrays.values():
         _checks.no_tangent("bias", tensor)
     problem_tensors = [getattr(problem, name) for name in PROBLEM_TENSORS]
     problem_tensors += problem.segment_ids or (None, None)

@@ -17,7 +17,7 @@ from ntk_alibi.scaling import Scaling, at_layer
 
 def slopes_of_layer(rule: ModelSlopes, scaling: Scaling | None, layer: int) -> NDArray[np.float32]:
     """Return the slopes of all heads of one layer, (heads,)."""
-    slopes: NDArray[np.float32] = rule.numbers(at_layer(scaling, layer))
+    slopes: NDArray[np.float32] = rule.slopes(at_layer(scaling, layer))
     return slopes[0, :, 0]
 
 
@@ -53,13 +53,13 @@ class Family:
 
 def _falcon_rule(config: Any) -> ModelSlopes:
     heads = config.num_attention_heads
-    return ModelSlopes.of_falcon(heads, config.hidden_size // heads)
+    return ModelSlopes.for_falcon(heads, config.hidden_size // heads)
 
 
 BLOOM = Family(
     name="BLOOM",
     uses_alibi=lambda config: True,
-    rule=lambda config: ModelSlopes.of_bloom(config.num_attention_heads),
+    rule=lambda config: ModelSlopes.for_bloom(config.num_attention_heads),
     corrects_gelu=True,
 )
 FALCON = Family(

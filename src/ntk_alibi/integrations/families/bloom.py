@@ -28,7 +28,7 @@ from ntk_alibi.scaling import scaling_per, split_knee
 
 
 def _slopes(model: Any) -> ModelSlopes:
-    return ModelSlopes.of_bloom(model.num_heads)
+    return ModelSlopes.for_bloom(model.num_heads)
 
 
 def _layers(model: Any) -> list[nn.Module]:

@@ -23,7 +23,7 @@ from ntk_alibi.integrations.tensor_parallel import OWN_OUTPUT, WHOLE
 
 
 def _slopes(model: Any) -> ModelSlopes:
-    return ModelSlopes.of_falcon(model.num_heads, model.embed_dim // model.num_heads)
+    return ModelSlopes.for_falcon(model.num_heads, model.embed_dim // model.num_heads)
 
 
 def _layers(model: Any) -> list[nn.Module]:

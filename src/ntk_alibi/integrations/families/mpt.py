@@ -23,7 +23,7 @@ from ntk_alibi.integrations.tensor_parallel import PACKED
 
 def _slopes(model: Any) -> ModelSlopes:
     bias_max = model.config.attn_config.alibi_bias_max
-    return ModelSlopes.of_mpt(model.num_heads, bias_max)
+    return ModelSlopes.for_mpt(model.num_heads, bias_max)
 
 
 def _layers(model: Any) -> list[nn.Module]:

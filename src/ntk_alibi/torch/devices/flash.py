@@ -107,7 +107,7 @@ def _bias_obstacles(call: AttentionCall) -> dict[str, bool]:
     bias = call.bias
     return {
         "flash-attn takes slopes of heads and no other bias": bias.exempt > 0
-        or not bias.numbers.keys() <= {"left", "right"},
+        or not bias.arrays.keys() <= {"left", "right"},
         "flash-attn takes no slopes of queries": bias.left is not None and bias.left.shape[2] > 1,
         "flash-attn has no gradients of slopes": _arrays.is_recorded(*bias.slopes.values()),
         "flash-attn takes no factors of scores": call.factors is not None,

@@ -115,7 +115,7 @@ def _compiled(variant: Variant, device: str) -> Callable[..., Any]:
 
 def _needs_gradients(call: AttentionCall) -> bool:
     """Return whether autograd records a call, for its inputs or its bias."""
-    tensors = call.query, call.key, call.value, call.factors, *call.bias.numbers.values()
+    tensors = call.query, call.key, call.value, call.factors, *call.bias.arrays.values()
     return _arrays.is_recorded(*tensors)
 
 

@@ -119,7 +119,7 @@ def capture_tensors(call: AttentionCall, queries: int, keys: int) -> Captured:
 
 def _capture_bias(call: AttentionCall, number: Any) -> Captured:
     bias = call.bias
-    captured: Captured = dict(bias.numbers)
+    captured: Captured = dict(bias.arrays)
     if bias.left is bias.right:
         # FlexAttention does not differentiate a tensor that is read in two places.
         copied = captured.keys() & {"right", "far_right"}

@@ -106,6 +106,24 @@ def test_every_module_has_a_row_of_tests_in_contributing() -> None:
         assert (ROOT / test).exists(), test
 
 
+#: Characters that fit into the column of the site.
+COLUMNS = 85
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in (ROOT / "README.md", *PAGES) if page.stem != "architecture"],
+    ids=lambda page: page.stem,
+)
+def test_code_fits_into_the_column(page: Path) -> None:
+    text = page.read_text()
+    fences = re.findall(r"^```(?!`)(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE)
+    blocks = [code for kind, code in fences if not kind.startswith("{")]
+    blocks += re.findall(r"(?<=\n\n)(?: {4}.*\n)+", text)
+    for line in "".join(blocks).split("\n"):
+        assert len(line) <= COLUMNS, line
+
+
 def test_every_page_is_in_the_contents() -> None:
     contents = "".join(page.read_text() for page in PAGES)
     for page in PAGES:
